@@ -6,6 +6,7 @@ may carry several tokens, or none.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -55,8 +56,39 @@ def read_answer(arrived_ns: int, content: bytes) -> Tokens:
     return Tokens((arrived_ns,), (count,), given if isinstance(given, int) else None)
 
 
-def read_events(pieces: Sequence[Piece]) -> Tokens:
+class HangUp:
+    """Says when a client hangs up that does so after some tokens of a stream; an event of unknown size counts as one.
+
+    Args:
+        after: number of tokens.
+        whole: number of tokens of the whole answer, after which there is nothing to hang up on.
+
+    Attributes:
+        is_due: whether the client hangs up now.
+    """
+
+    def __init__(self, after: int, whole: int) -> None:
+        self._after, self._whole, self._tokens, self._rest = after, whole, 0, b""
+        self.is_due = False
+
+    def add(self, piece: bytes) -> None:
+        """Take what arrived next; what is no event is left to ``read_events`` to complain of."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ServerError):
+                if line.startswith(DATA) and line[len(DATA) :].strip() != DONE:
+                    count = _new_tokens(_parse(line[len(DATA) :]), self._tokens)
+                    self._tokens += 1 if count is None else count
+        self.is_due = self._after <= self._tokens < self._whole
+
+
+def read_events(pieces: Sequence[Piece], has_hung_up: bool = False) -> Tokens:
     """Read a stream of server-sent events; an event has arrived with the piece that ends its line.
+
+    Args:
+        pieces: what arrived.
+        has_hung_up: whether the client did not wait for the end, which counts tokens where events do not. Each
+            event counts as one there.
 
     Raises:
         ServerError: the stream was cut off, holds an error or no JSON, or does not say how many tokens it has.
@@ -76,6 +108,8 @@ def read_events(pieces: Sequence[Piece]) -> Tokens:
             times_ns.append(arrived_ns)
             counts.append(count)
             before += count or 0
+    if has_hung_up:
+        return Tokens(tuple(times_ns), tuple(1 if count is None else count for count in counts), None)
     if not is_complete:
         raise ServerError(f"the stream was cut off after {len(times_ns)} events with text")
     given = usage.get("prompt_tokens")

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from evaluation.client.openai_client import CHAT, COMPLETIONS, read_key
-from evaluation.speed.openai_events import Piece, read_answer, read_events, said_by
+from evaluation.speed.openai_events import HangUp, Piece, read_answer, read_events, said_by
 from evaluation.speed.record import RequestRecord
 from evaluation.speed.wire import Encoded
 from evaluation.speed.workload import LoadPrompt
@@ -107,10 +107,12 @@ class OpenAIWire:
     async def ask(self, request: Encoded, scheduled_ns: int) -> RequestRecord:
         """Send one request, wait for its last token, and check the answer; a failure is a record too."""
         sent_ns = time.perf_counter_ns()
-        given = len(request.prompt.ids)
+        prompt, given = request.prompt, len(request.prompt.ids)
+        hang_up = HangUp(prompt.cancel_after, prompt.output_length) if prompt.cancel_after else None
         try:
-            pieces = await self.exchange(request.payload)
-            return self._record(request, scheduled_ns, sent_ns, pieces)
+            pieces = await self.exchange(request.payload, hang_up)
+            is_cancelled = hang_up is not None and hang_up.is_due
+            return self._record(request, scheduled_ns, sent_ns, pieces, is_cancelled)
         except RefusedError as error:
             failed = RequestRecord(scheduled_ns, sent_ns, time.perf_counter_ns(), given, error=error.problem)
             # A server that is too busy is not asked again at once, or failures alone would fill the measurement.
@@ -120,8 +122,12 @@ class OpenAIWire:
             reason = error.problem
         return RequestRecord(scheduled_ns, sent_ns, time.perf_counter_ns(), given, error=reason)
 
-    async def exchange(self, payload: bytes) -> list[Piece]:
+    async def exchange(self, payload: bytes, hang_up: HangUp | None = None) -> list[Piece]:
         """Send a body and return the answer's pieces with their times.
+
+        Args:
+            payload: the body.
+            hang_up: says when the connection is closed before the end; None: it is not.
 
         Raises:
             ServerError: there was no answer in time, or it is a refusal or no answer of such an API.
@@ -136,6 +142,11 @@ class OpenAIWire:
                     size += len(piece)
                     if size > _MOST_BYTES:
                         raise ServerError(f"the answer has more than {_MOST_BYTES >> 20} MiB")
+                    if hang_up is not None:
+                        hang_up.add(piece)
+                        if hang_up.is_due:
+                            answer.close()
+                            break
         except asyncio.TimeoutError:  # noqa: UP041 -- in Python 3.10 it is not the built-in one
             raise ServerError(f"no complete answer within {self.timeout_s:g} s") from None
         except aiohttp.ClientPayloadError:
@@ -160,18 +171,27 @@ class OpenAIWire:
         if wanted not in kind:
             raise ServerError(f"the answer is {shortened(kind, 60)} and not {wanted}: {said_by(content)}")
 
-    def _record(self, request: Encoded, scheduled_ns: int, sent_ns: int, pieces: list[Piece]) -> RequestRecord:
+    def _record(
+        self, request: Encoded, scheduled_ns: int, sent_ns: int, pieces: list[Piece], is_cancelled: bool
+    ) -> RequestRecord:
         prompt = request.prompt
         if self.is_streaming:
-            tokens = read_events(pieces)
+            tokens = read_events(pieces, has_hung_up=is_cancelled)
         else:
             tokens = read_answer(pieces[-1][0], b"".join(piece for _, piece in pieces))
         generated = sum(tokens.counts)
-        if generated != prompt.output_length and (self.dialect.ends_at_limit or generated == 0):
+        if not is_cancelled and generated != prompt.output_length and (self.dialect.ends_at_limit or generated == 0):
             raise ServerError(f"{generated} tokens were generated instead of {prompt.output_length}")
         given = len(prompt.ids) if tokens.prompt_tokens is None else tokens.prompt_tokens
         return RequestRecord(
-            scheduled_ns, sent_ns, tokens.times_ns[-1], given, tokens.times_ns, tokens.counts, self.is_streaming
+            scheduled_ns,
+            sent_ns,
+            tokens.times_ns[-1],
+            given,
+            tokens.times_ns,
+            tokens.counts,
+            self.is_streaming,
+            is_cancelled=is_cancelled,
         )
 
 

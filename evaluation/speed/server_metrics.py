@@ -51,11 +51,10 @@ _COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 def read_counters(endpoint: Endpoint, model: str) -> dict[str, float]:
     """Sum a server's counters of one model; empty where it has no page of metrics."""
-    if endpoint.is_openai:
-        return parse_vllm_counters(_read(f"{endpoint.openai_url.removesuffix(_BASE)}/metrics"), model)
-    if endpoint.metrics_port is None:
+    page = _page(endpoint)
+    if page is None:
         return {}
-    return parse_counters(_read(_page(endpoint)), model)
+    return (parse_vllm_counters if endpoint.is_openai else parse_counters)(_read(page), model)
 
 
 def _read(url: str) -> str:
@@ -133,14 +132,14 @@ def server_figures(before: Mapping[str, float], after: Mapping[str, float]) -> d
 
 
 def wait_until_idle(endpoint: Endpoint, model: str) -> tuple[float | None, int]:
-    """Wait until a Triton server has no request of a model in its batch or queue.
+    """Wait until a server with the engine's or vLLM's gauges has no request of a model in its batch or queue.
 
     Returns:
         The seconds that it took, None where the server does not say or stays busy; and the requests that are left.
     """
-    began_s = time.monotonic()
+    began_s, page = time.monotonic(), _page(endpoint)
     while True:
-        busy = None if endpoint.metrics_port is None else count_busy(_read(_page(endpoint)), model)
+        busy = None if page is None else count_busy(_read(page), model)
         lasted_s = time.monotonic() - began_s
         if busy is None:
             return None, 0
@@ -152,11 +151,20 @@ def wait_until_idle(endpoint: Endpoint, model: str) -> tuple[float | None, int]:
 
 
 def count_busy(text: str, model: str) -> int | None:
-    """Count the requests of a model that the engine's gauges say run or wait; None without these gauges."""
-    found = [(labels, value) for labels, value in _BUSY.findall(text)]
-    ours = [float(value) for labels, value in found if dict(_LABEL.findall(labels)).get("model_name") == model]
-    return round(sum(ours)) if ours else None
+    """Count the requests of a model that the gauges say run or wait; None without these gauges.
+
+    Where the lines name one other model alone, it is that one: an OpenAI API may have a name of its own for it.
+    """
+    found: dict[str, list[str]] = {}
+    for labels, value in _BUSY.findall(text):
+        found.setdefault(dict(_LABEL.findall(labels)).get("model_name", ""), []).append(value)
+    if model not in found and len(found) == 1:
+        (model,) = found
+    return round(sum(map(float, found[model]))) if model in found else None
 
 
-def _page(endpoint: Endpoint) -> str:
-    return f"http://{endpoint.host}:{endpoint.metrics_port}/metrics"
+def _page(endpoint: Endpoint) -> str | None:
+    """Return the address of a server's metrics; None if it is unknown."""
+    if endpoint.is_openai:
+        return f"{endpoint.openai_url.removesuffix(_BASE)}/metrics"
+    return None if endpoint.metrics_port is None else f"http://{endpoint.host}:{endpoint.metrics_port}/metrics"

@@ -22,6 +22,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from deployment.openai.access import read_keys
 from deployment.processes import list_processes, look_up
+from evaluation.speed.openai_wire import Dialect, OpenAIWire
+from evaluation.speed.record import RequestRecord
+from evaluation.speed.workload import LoadPrompt
+from handover.endpoint import Endpoint
 from handover.errors import ConfigError
 
 INPUTS = ("input_ids", "input_lengths", "request_output_len", "stop_words_list")
@@ -101,6 +105,28 @@ def test_a_client_that_hangs_up_stops_its_request_within_two_tokens(
 
     gone_at = asyncio.run(inside())
     assert max(slow.made[:2]) <= gone_at + 2 < 30
+    assert [json.loads(line)["status"] for line in log.read_text().splitlines()] == [499, 200]
+
+
+def test_the_load_client_hangs_up_and_the_request_ends_within_two_tokens(
+    slow: SlowTriton, letters: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "access.jsonl"
+    dialect = Dialect("fastertransformer", takes_ids=False, stream_fields={"return_token_ids": True})
+
+    async def inside() -> list[RequestRecord]:
+        async with application_of(slow.url, letters, access_log=log) as client:
+            endpoint = Endpoint.read(str(client.make_url("/v1")))
+            prompts = LoadPrompt((1,), 30, "A", cancel_after=4), LoadPrompt((1,), 3, "A")
+            async with OpenAIWire(endpoint, dialect, 20.0, is_streaming=True) as wire:
+                records = [await wire.ask(dialect.encode(prompt, is_streaming=True), 0) for prompt in prompts]
+            await asyncio.sleep(0.3)
+            return records
+
+    cut, whole = asyncio.run(inside())
+    assert (cut.is_cancelled, cut.error, cut.output_tokens) == (True, "", 4)
+    assert slow.made[0] <= 4 + 2 and slow.made[1] == 3
+    assert (whole.is_complete, whole.output_tokens) == (True, 3)
     assert [json.loads(line)["status"] for line in log.read_text().splitlines()] == [499, 200]
 
 

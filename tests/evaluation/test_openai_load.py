@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,8 @@ def test_without_a_count_of_tokens_nothing_is_measured(tmp_path: Path) -> None:
         ("cut", "the answer was cut off"),
         ("error event", "the engine has died"),
         ("busy", r"HTTP 429 (Retry-After: 3600): too many requests"),
+        ("revoked", "HTTP 401: the key is no longer valid"),
+        ("moved", "HTTP 302: nothing"),
         ("hang", "no complete answer within 1 s"),
         ("trickle", "no complete answer within 1 s"),
         ("close", "ServerDisconnectedError"),
@@ -186,6 +189,33 @@ def test_a_bad_answer_is_a_counted_failure_with_its_reason_and_never_a_hang(
     assert reason in row.error
     failed = [record for record in records_of(tmp_path, row) if record.error]
     assert len(failed) == 1 and reason in failed[0].error
+
+
+@pytest.mark.parametrize("date", ["Mon, 01 Jan 2035 00:00:00 GMT", "Thu, 01 Jan 1970 00:00:00 GMT"])
+def test_a_server_whose_clock_is_wrong_is_measured_by_the_clients_and_waited_for_a_second_at_most(
+    tmp_path: Path, date: str
+) -> None:
+    with RawServer(first_s=FIRST_S, each_s=0.002, date=date) as server:
+        given = arguments(server, tmp_path, concurrencies=(1,), warmup=1, requests=6)
+        plan = load._prepare(given)
+        server.faults += ["", "", "busy until"]
+        began_s = time.monotonic()
+        (row,) = run_prepared(given, plan)
+        assert time.monotonic() - began_s < 10
+    assert (row.state, row.failed_requests) == ("ok", 1)
+    assert "HTTP 503 (Retry-After: " in row.error and "try again at noon" in row.error
+    assert row.figures["ttft_p50_ms"] == pytest.approx(FIRST_S * 1e3, abs=NEAR_MS)
+    assert row.timestamp[:4] not in ("1970", "2035")
+
+
+def test_a_server_that_refuses_everything_ends_the_load_with_its_words(tmp_path: Path) -> None:
+    with RawServer() as server:
+        given = arguments(server, tmp_path, concurrencies=(6,), warmup=1)
+        plan = load._prepare(given)
+        server.faults += ["", *["busy"] * 1000]
+        with pytest.raises(ServerError, match="none of 1 points could be measured.*too many requests"):
+            run_prepared(given, plan)
+        assert len(server.faults) > 900, "a busy server is not asked again at once"
 
 
 def run_prepared(given: LoadArguments, plan: Any) -> list[Row]:

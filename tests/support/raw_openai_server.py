@@ -37,13 +37,14 @@ class RawServer:
         takes_ids, takes_lists, is_chat_only: what it can do.
         key: bearer key that it wants.
         metrics: text of its /metrics; empty for none.
+        date: what its clock says, in the head of each answer; empty for nothing.
     """
 
     def __init__(self, **settings: Any) -> None:
         self.first_s, self.each_s, self.chunk = settings.pop("first_s", 0.0), settings.pop("each_s", 0.0), 1
         self.fields: frozenset[str] = settings.pop("fields", VLLM_FIELDS)
         self.takes_ids = self.takes_lists = True
-        self.is_chat_only, self.key, self.metrics = False, "", ""
+        self.is_chat_only, self.key, self.metrics, self.date = False, "", "", ""
         self.end_after: int | None = None
         vars(self).update(settings)
         self.faults: list[str] = []
@@ -124,6 +125,13 @@ class RawServer:
         if fault == "busy":
             refusal = json.dumps({"error": {"message": "too many requests"}}).encode()
             return await self._send(writer, 429, "application/json", refusal, "Retry-After: 3600\r\n")
+        if fault == "busy until":
+            refusal = json.dumps({"error": {"message": "try again at noon"}}).encode()
+            return await self._send(writer, 503, "application/json", refusal, f"Retry-After: {self.date}\r\n")
+        if fault == "revoked":
+            return await self._plain(writer, 401, {"error": {"message": "the key is no longer valid"}})
+        if fault == "moved":
+            return await self._send(writer, 302, "text/plain", b"", "Location: http://127.0.0.1:9/elsewhere\r\n")
         if fault == "hang":
             await asyncio.sleep(30)
         if fault == "trickle":
@@ -167,7 +175,8 @@ class RawServer:
             choices = [self._choice(body, index, wanted, whole=True) for index in range(len(lengths))]
             exchange.token_ns.append(time.perf_counter_ns())
             return await self._plain(writer, 200, {"choices": choices, "usage": usage})
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{self._dated}Transfer-Encoding: chunked\r\n\r\n"
+        writer.write(head.encode())
         if self.is_chat_only:
             await self._event(writer, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
         for first in range(0, wanted, self.chunk):
@@ -184,6 +193,10 @@ class RawServer:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
+
+    @property
+    def _dated(self) -> str:
+        return f"Date: {self.date}\r\n" if self.date else ""
 
     def _choice(self, body: dict[str, Any], index: int, count: int, whole: bool = False) -> dict[str, Any]:
         text = " word" * count
@@ -207,7 +220,7 @@ class RawServer:
     async def _send(
         self, writer: asyncio.StreamWriter, status: int, kind: str, content: bytes, further: str = ""
     ) -> bool:
-        head = f"HTTP/1.1 {status} Said\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n{further}\r\n"
-        writer.write(head.encode() + content)
+        head = f"HTTP/1.1 {status} Said\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n"
+        writer.write(f"{head}{self._dated}{further}\r\n".encode() + content)
         await writer.drain()
         return True

@@ -1,0 +1,165 @@
+"""Clients of an OpenAI API that hang up in the middle of a stream; the server notes how far each answer came."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import gzip
+from pathlib import Path
+
+import pytest
+from support.raw_openai_server import VLLM_FIELDS, RawServer
+
+from evaluation import load, recompute
+from evaluation.speed.load_arguments import LoadArguments
+from evaluation.speed.openai_events import HangUp
+from evaluation.speed.openai_wire import Dialect, OpenAIWire
+from evaluation.speed.raw_records import read_records
+from evaluation.speed.record import RequestRecord
+from evaluation.speed.table import LOAD_TABLE
+from evaluation.speed.workload import LoadPrompt
+from handover.endpoint import Endpoint
+from handover.errors import ConfigError
+
+WHOLE, AFTER, EACH_S = 30, 4, 0.02
+USAGE = {"stream_options": {"include_usage": True}}
+
+
+def ask(server: RawServer, dialect: Dialect, after: int = AFTER) -> list[RequestRecord]:
+    """A request that is hung up on, and one that is not, over one wire; the server has time to notice."""
+
+    async def both() -> list[RequestRecord]:
+        prompts = LoadPrompt((1, 2, 3), WHOLE, "one two three", cancel_after=after), LoadPrompt((1,), 3, "one")
+        async with OpenAIWire(Endpoint.read(server.url), dialect, 20.0, is_streaming=True) as wire:
+            records = [await wire.ask(dialect.encode(prompt, is_streaming=True), 0) for prompt in prompts]
+            await asyncio.sleep(4 * EACH_S)
+            return records
+
+    return asyncio.run(both())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"return_token_ids": True},  # each event says how many tokens it has
+        USAGE,  # only the end does, which does not come: an event counts as a token
+    ],
+)
+def test_the_server_makes_no_more_than_two_tokens_after_a_hang_up(fields: dict[str, object]) -> None:
+    with RawServer(each_s=EACH_S) as server:
+        cut, whole = ask(server, Dialect("raw", stream_fields=dict(fields) | USAGE))
+        left, right = server.exchanges
+        assert server.in_flight == 0
+    assert (cut.is_cancelled, cut.error, cut.output_tokens, cut.chunk_tokens) == (True, "", AFTER, (1,) * AFTER)
+    assert (cut.input_tokens, cut.is_complete, cut.done_ns) == (3, False, cut.chunk_ns[-1])
+    assert AFTER <= len(left.token_ns) <= AFTER + 2 < WHOLE
+    assert all(seen > written for seen, written in zip(cut.chunk_ns, left.token_ns, strict=False))
+    assert (whole.is_complete, whole.output_tokens, len(right.token_ns)) == (True, 3, 3)
+
+
+def test_an_event_of_several_tokens_may_go_beyond_the_number_at_which_a_client_hangs_up() -> None:
+    with RawServer(each_s=EACH_S, chunk=3) as server:
+        cut, _ = ask(server, Dialect("raw", stream_fields={"return_token_ids": True} | USAGE))
+    assert (cut.is_cancelled, cut.chunk_tokens) == (True, (3, 3))
+
+
+def test_conversations_are_hung_up_on_too() -> None:
+    with RawServer(each_s=EACH_S, is_chat_only=True, takes_ids=False) as server:
+        dialect = Dialect("raw", is_chat=True, takes_ids=False, stream_fields=USAGE)
+        cut, whole = ask(server, dialect)
+        assert len(server.exchanges[0].token_ns) <= AFTER + 2
+    assert (cut.is_cancelled, cut.output_tokens, whole.output_tokens) == (True, AFTER, 3)
+
+
+def test_a_failure_before_the_hang_up_is_a_failure() -> None:
+    for fault, reason in (("html", "text/html"), ("busy", "429"), ("close", "Disconnected"), ("cut", "cut off")):
+        with RawServer(each_s=0.001) as server:
+            server.faults.append(fault)
+            record, _ = ask(server, Dialect("raw", stream_fields={"return_token_ids": True} | USAGE))
+        assert (record.is_cancelled, reason in record.error) == (False, True), record.error
+
+
+def test_tokens_are_counted_over_pieces_that_end_anywhere() -> None:
+    stream = b"".join(
+        b'data: {"choices": [{"text": " a", "token_ids": %s}]}\n\n' % ids for ids in (b"[]", b"[1]", b"[2, 3]", b"[4]")
+    )
+    for size in (1, 7, len(stream)):
+        hang_up, seen = HangUp(3, 5), b""
+        for start in range(0, len(stream), size):
+            piece = stream[start : start + size]
+            hang_up.add(piece)
+            seen += piece
+            if hang_up.is_due:
+                break
+        assert hang_up.is_due and b"[2, 3]" in seen
+    whole = HangUp(3, 4)
+    whole.add(stream + b"data: [DONE]\n\n: a comment\n\ndata: no JSON\n\n")
+    assert not whole.is_due, "all tokens are there: nothing is left to hang up on"
+
+
+@pytest.mark.parametrize("fields", [VLLM_FIELDS, frozenset({"stream_options", "ignore_eos"})])
+def test_a_load_counts_hang_ups_apart_and_records_them(tmp_path: Path, fields: frozenset[str]) -> None:
+    with RawServer(each_s=0.004, fields=fields) as server:
+        given = LoadArguments(
+            endpoint=server.url,
+            output=tmp_path,
+            lengths=("5/12",),
+            concurrencies=(3,),
+            requests=40,
+            repeats=1,
+            min_repeats=1,
+            vocab_size=100,
+            timeout_s=20.0,
+            cancel_share=0.4,
+            cancel_after=AFTER,
+        )
+        load.main(given.to_argv())
+        sent = [each for each in server.exchanges if each.body["max_tokens"] == 12]
+    (row,) = LOAD_TABLE.read(tmp_path / "load.csv")
+    found = read_records(tmp_path / row.directory)
+    assert found is not None
+    cancelled = [record for record in found.records if record.is_cancelled]
+    assert (row.state, row.requests, row.failed_requests, row.error) == ("ok", 40, 0, "")
+    assert row.cancelled_requests == len(cancelled) and 8 <= len(cancelled) <= 26, "four of ten"
+    assert {record.output_tokens for record in cancelled} == {AFTER}
+    assert {record.output_tokens for record in found.records if record.is_complete} == {12}
+    cut = [len(each.token_ns) for each in sent if len(each.token_ns) < 12]
+    assert len(cut) >= len(cancelled) and max(cut) <= AFTER + 2
+    with gzip.open(tmp_path / row.directory / "requests.csv.gz", "rt", newline="") as stream:
+        statuses = [line["status"] for line in csv.DictReader(stream) if line["repeat"] == "1"]
+    assert statuses.count("cancelled") == len(cancelled) and statuses.count("ok") == 40 - len(cancelled)
+    assert row.figures["requests_per_s"] == pytest.approx((40 - len(cancelled)) / (row.duration_s or 0), rel=1e-4)
+    assert row.figures["e2e_p50_ms"] >= 11 * 4  # type: ignore[operator]
+    recompute.main([f"--output={tmp_path}"])
+
+
+def test_whole_answers_cannot_be_hung_up_on(tmp_path: Path) -> None:
+    given = LoadArguments(
+        endpoint="", output=tmp_path, concurrencies=(1,), vocab_size=100, cancel_share=0.5, streaming=False
+    )
+    with RawServer() as server, pytest.raises(ConfigError, match="hang up in the middle of a stream") as caught:
+        load.main([*given.to_argv(), f"--endpoint={server.url}"])
+    assert "streaming=true" in str(caught.value)
+
+
+IDLE = """vllm:num_requests_running{engine="0",model_name="raw"} %d
+vllm:num_requests_waiting{engine="0",model_name="raw"} 0
+"""
+
+
+def test_the_load_waits_until_the_server_says_that_it_is_idle(tmp_path: Path) -> None:
+    with RawServer(metrics=IDLE % 0, each_s=0.001) as server:
+        given = LoadArguments(
+            endpoint=server.url,
+            output=tmp_path,
+            lengths=("5/12",),
+            concurrencies=(2,),
+            requests=10,
+            repeats=1,
+            min_repeats=1,
+            vocab_size=100,
+            cancel_share=0.5,
+        )
+        load.main(given.to_argv())
+    (row,) = LOAD_TABLE.read(tmp_path / "load.csv")
+    assert row.figures["server_idle_s"] is not None and row.figures["server_idle_s"] < 5
