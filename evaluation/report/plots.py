@@ -29,8 +29,11 @@ from evaluation.report.plot_style import (
 from evaluation.report.ranking import DeploymentCandidate, pareto_front
 from evaluation.report.tables import group_by_workload, lengths_label
 from evaluation.speed.exports import PROFILE
+from evaluation.speed.figures import BY_NAME
 from evaluation.speed.formulas import NANOSECONDS_PER_MS, percentile
+from evaluation.speed.raw_records import read_records
 from evaluation.speed.table import CLOSED, OPEN, STATIC, Row
+from handover.errors import ArtefactError
 
 _LEVELS = {STATIC: "Batch size, sequences", CLOSED: "Requests in flight", OPEN: "Requests per second"}
 _MOST_LINES = len(SERIES)
@@ -80,10 +83,8 @@ def draw_distribution(samples: Sequence[tuple[str, Sequence[float]]], name: str,
 
     def draw(figure: Figure, axes: Axes) -> None:
         for colour, (_, values) in zip(cycle(SERIES), samples, strict=False):
-            ordered = sorted(values)
-            picked = ordered[:: max(1, len(ordered) // _MOST_STEPS)]
-            shares = [100 * (number + 1) / len(picked) for number in range(len(picked))]
-            axes.step([picked[0], *picked], [0.0, *shares], where="post", color=colour, linewidth=2)
+            steps = distribution_steps(values)
+            axes.step(*zip((steps[0][0], 0.0), *steps, strict=True), where="post", color=colour, linewidth=2)
         scale(axes, "x", [value for _, values in samples for value in _without_tail(values)])
         axes.set_ylim(0, 102)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
@@ -91,6 +92,13 @@ def draw_distribution(samples: Sequence[tuple[str, Sequence[float]]], name: str,
         legend_above(axes, "Share of values up to there", [text for text, _ in samples])
 
     return draw_svg(name, draw)
+
+
+def distribution_steps(values: Sequence[float]) -> list[Point]:
+    """Return values in ascending order with the percentage of all up to each; of very many, some and the last."""
+    ordered, last = sorted(values), len(values) - 1
+    picked = [*range(0, last, max(1, len(values) // _MOST_STEPS)), last]
+    return [(ordered[number], 100 * (number + 1) / len(ordered)) for number in picked]
 
 
 def draw_pareto(candidates: Sequence[DeploymentCandidate], name: str) -> str:
@@ -116,14 +124,12 @@ def draw_pareto(candidates: Sequence[DeploymentCandidate], name: str) -> str:
 
 
 def read_samples(directory: Path, rows: Sequence[Row], kind: str) -> list[tuple[str, list[float]]]:
-    """Read the ttft, itl or e2e of every point of a benchmark's directory from ``profile_export.json``, in ms."""
+    """Read the ttft, itl or e2e of every request of a load's points, in ms; a damaged point is left out."""
     samples = []
     for row in rows:
         try:
-            content = json.loads((directory / row.directory / PROFILE).read_text())
-            requests = content["experiments"][0]["requests"]
-            values = [value / NANOSECONDS_PER_MS for request in requests for value in _durations(request, kind)]
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            values = _values_ms(directory / row.directory, kind)
+        except (ArtefactError, OSError, ValueError, KeyError, IndexError, TypeError):
             continue
         if values:
             samples.append((row.label, values))
@@ -132,6 +138,17 @@ def read_samples(directory: Path, rows: Sequence[Row], kind: str) -> list[tuple[
         last = len(samples) - 1
         samples = [samples[round(number * last / (_MOST_LINES - 1))] for number in range(_MOST_LINES)]
     return samples
+
+
+def _values_ms(directory: Path, kind: str) -> list[float]:
+    """Compute a distribution from the raw records, or from ``profile_export.json`` where they are not complete."""
+    if (directory / PROFILE).is_file():  # a static point has none
+        point = read_records(directory)
+        if point is not None and not point.requests_left_out and not (kind == "itl" and point.token_times_left_out):
+            return BY_NAME[kind].values_ms(point.records)
+    content = json.loads((directory / PROFILE).read_text())
+    requests = content["experiments"][0]["requests"]
+    return [value / NANOSECONDS_PER_MS for request in requests for value in _durations(request, kind)]
 
 
 def _durations(request: dict[str, object], kind: str) -> list[int]:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import itertools
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.results_maker import load_row, static_row, write_results
 
 from evaluation.report import write as report
-from evaluation.report.plots import read_samples
+from evaluation.report.plots import distribution_steps, draw_distribution, read_samples
+from evaluation.speed.exports import write_point
+from evaluation.speed.raw_records import PointRecords
+from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.table import Row
+from evaluation.speed.under_load import Measured
 
 FIGURES = {
     "requests_per_s": 10.0,
@@ -90,6 +99,56 @@ def test_durations_are_read_back_by_hand(tmp_path: Path) -> None:
     assert read_samples(directory, rows, "itl") == [("concurrency 2", [1.0, 2.0, 3.0, 4.0])]
     assert read_samples(directory, rows, "e2e") == [("concurrency 2", [8.0, 14.0])]
     assert read_samples(directory, [load_row(9)], "e2e") == []
+
+
+def test_distributions_are_those_of_the_raw_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle is the CSV itself; a profile that says something else changes nothing."""
+    row = load_row(2, **{**FIGURES, **STREAMED})
+    results = write_results(tmp_path / "run", load=[row])
+    directory = results / "benchmark" / "load" / row.directory
+    write_point(directory, Measured(row, made_up_point()), {})
+    with gzip.open(directory / "requests.csv.gz", "rt", newline="") as stream:
+        lines = [line for line in csv.DictReader(stream) if line["repeat"] != "0" and line["status"] == "ok"]
+    times = [list(map(int, line["token_ns"].split())) for line in lines]
+    sent = [int(line["sent_ns"]) for line in lines]
+    expected = {
+        "Time to first token": [(each[0] - start) / 1e6 for each, start in zip(times, sent, strict=True)],
+        "Inter-token latency": [(b - a) / 1e6 for each in times for a, b in itertools.pairwise(each)],
+    }
+    assert len(lines) == 900
+    profile = directory / "profile_export.json"
+    profile.write_text(profile.read_text().replace('"timestamp": ', '"timestamp": 1'))
+    drawn: dict[str, list[float]] = {}
+
+    def draw(samples: list[tuple[str, list[float]]], name: str, title: str) -> str:
+        ((_, drawn[title]),) = samples
+        return draw_distribution(samples, name, title)
+
+    monkeypatch.setattr("evaluation.report.document.draw_distribution", draw)
+    write_report(results)
+    assert {title: sorted(values) for title, values in drawn.items()} == {
+        title: sorted(values) for title, values in expected.items()
+    }
+    for values in expected.values():
+        for value, percent in distribution_steps(values):
+            below, up_to = sum(each < value for each in values), sum(each <= value for each in values)
+            assert 100 * below / len(values) < percent <= 100 * up_to / len(values)
+        assert distribution_steps(values)[-1] == (max(values), 100.0)
+
+
+def made_up_point() -> PointRecords:
+    """A warm-up, 900 requests of 5 tokens at times of their own, one that failed and one whose client hung up."""
+    random = np.random.default_rng(3)
+
+    def request(number: int, **changes: Any) -> RequestRecord:
+        sent = 10_000_000 * number
+        times = tuple(int(time) for time in sent + np.cumsum(random.integers(1, 9_000_000, 5)))
+        record = RequestRecord(sent, sent, times[-1], 3, times, (1,) * 5, is_streamed=True)
+        return replace(record, **changes)
+
+    bad = [request(901, error="no room", chunk_ns=(), chunk_tokens=()), request(902, is_cancelled=True)]
+    window = Window((*(request(number) for number in range(1, 901)), *bad), 10_000_000, 9_100_000_000)
+    return PointRecords((window,), (request(0),))
 
 
 def test_more_lines_than_colours_keep_the_lightest_and_the_heaviest(tmp_path: Path) -> None:
