@@ -26,7 +26,7 @@ from handover.durable import write_atomically
 from handover.errors import ConfigError, SlipwayError
 from launcher import console, pipeline
 from launcher.config import compose
-from launcher.config.schema import PROJECT_DIR, Config
+from launcher.config.schema import PROJECT_DIR, Config, Engine
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import python_module
 
@@ -40,6 +40,7 @@ _IN_THE_PATH = (
     ),
 )
 """Keys that lead to another results directory by themselves."""
+_ENGINE = "engine"
 _SHORT = {"tensor_model_parallel_size": "TP", "pipeline_model_parallel_size": "PP", "model_train_name": ""}
 
 
@@ -120,8 +121,24 @@ def _own_settings() -> list[tuple[str, str]]:
 def _results_suffix() -> str:
     """What keeps this point's results apart from the others', as far as their path does not: ``max_batch_size=8``."""
     named = {key.rpartition(".")[2] for key in _IN_THE_PATH}
-    own = [f"{key}={value}" for key, value in _own_settings() if key not in named]
-    return "_".join(re.sub(r"[^\w.=-]+", "-", text).strip("-") for text in own)
+    own = [name_setting(key, value) for key, value in _own_settings() if key not in named]
+    return "_".join(re.sub(r"[^\w.=-]+", "-", text).strip("-") for text in own if text)
+
+
+def name_setting(key: str, value: str) -> str:
+    """Name what a point has of its own for its results' directory; empty where a single run would have no other path.
+
+    Engines that read a form of their own are in the path already, and results of the drop-in engine are where a run
+    without a sweep has them, so that both share them.
+
+    Args:
+        key: last word of the key.
+        value: as the command line has it.
+    """
+    if key != _ENGINE or value not in Engine.__members__:
+        return f"{key}={value}"
+    engine = Engine[value]
+    return value if engine.reads_shards and engine is not Engine.slipway else ""
 
 
 def _note(directory: Path, label: str, config: Config | None, error: str = "") -> None:

@@ -43,7 +43,7 @@ def test_a_sweep_over_engines_makes_the_directory_once_and_scores_the_same_weigh
     assert [line.split()[2] for line in lines] == ["done", "done", "skipped"], ended.stdout
     results = sorted(path for path in (tmp_path / "tiny").iterdir() if path.name.startswith("export_"))
     names = [path.name.removeprefix("export_tp1_pp1_fp32_fp32") for path in results]
-    assert names == ["_engine=slipway", "_sglang_engine=sglang", "_vllm_engine=vllm"]
+    assert names == ["", "_sglang", "_vllm"]
     (report,) = (tmp_path / "sweeps").glob("*/report.md")
     text = report.read_text()
     assert all(f"engine {name}" in text for name in ("slipway", "vllm", "sglang"))

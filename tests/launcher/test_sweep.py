@@ -18,7 +18,7 @@ from evaluation.report.sweep_points import read_points
 from handover.errors import ArtefactError
 from handover.manifest import FileRecord, Manifest
 from launcher.config.schema import PROJECT_DIR
-from launcher.submit.sweep import swept_keys
+from launcher.submit.sweep import name_setting, swept_keys
 
 
 def point(root: Path, label: str, latencies_ms: dict[int, float], shapes: list[tuple[int, ...]]) -> dict[str, str]:
@@ -109,6 +109,20 @@ def test_a_directory_that_is_no_sweep_is_refused(tmp_path: Path) -> None:
 def test_only_keys_with_several_values_are_swept() -> None:
     line = ["-m", "stages=[export,deploy]", "export.model.tensor_model_parallel_size=1,2", "a=x", "b=range(1,3)"]
     assert swept_keys(line) == ["export.model.tensor_model_parallel_size", "b"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "name"),
+    [
+        ("max_batch_size", "16", "max_batch_size=16"),
+        ("engine", "vllm", ""),  # the path has _vllm already
+        ("engine", "slipway", ""),  # where a run without a sweep has its results
+        ("engine", "fastertransformer", "fastertransformer"),  # it would share the path with the drop-in engine
+        ("engine", "vlm", "engine=vlm"),  # is refused later
+    ],
+)
+def test_results_are_kept_apart_where_their_path_does_not(key: str, value: str, name: str) -> None:
+    assert name_setting(key, value) == name
 
 
 def test_every_point_is_announced(tmp_path: Path) -> None:
