@@ -47,19 +47,8 @@ Request = TypeVar("Request")
 def main(argv: Sequence[str]) -> None:
     """Measure every point, write the table, and fail if no point could be measured."""
     arguments = BenchmarkArguments.from_argv(argv, description=__doc__)
-    target = open_target(
-        arguments.endpoint,
-        arguments.model,
-        arguments.model_digest,
-        arguments.model_repository,
-        key_env=arguments.endpoint_key_env,
-    )
+    target = _open(arguments)
     served, endpoint = target.served, target.served.endpoint
-    if not target.interface.takes_ids:
-        raise ConfigError(
-            f"model '{arguments.model}' takes no token ids, so lengths cannot be set through it",
-            "take model=fastertransformer",
-        )
     arguments = replace(arguments, model=target.model, lengths=arguments.lengths or usual_lengths(served.max_positions))
     vocab_size, points = find_vocab_size(arguments.vocab_size, served), plan_points(arguments)
     with _open_batches(arguments, target) as measure_batches:
@@ -87,6 +76,23 @@ def main(argv: Sequence[str]) -> None:
         )
         rows = sweep.run()
     sweep.finish(rows)
+
+
+def _open(arguments: BenchmarkArguments) -> Target:
+    """Find the served model, which must take token ids."""
+    target = open_target(
+        arguments.endpoint,
+        arguments.model,
+        arguments.model_digest,
+        arguments.model_repository,
+        key_env=arguments.endpoint_key_env,
+    )
+    if not target.interface.takes_ids:
+        raise ConfigError(
+            f"model '{arguments.model}' takes no token ids, so lengths cannot be set through it",
+            "take model=fastertransformer",
+        )
+    return target
 
 
 def plan_points(arguments: BenchmarkArguments) -> list[Point]:

@@ -129,12 +129,7 @@ def find_capabilities(client: OpenAIClient, card: ModelCard, may_chat: bool = Fa
         ConfigError: the endpoint completes no prompt at all.
     """
     questions = _Questions(client, card.id)
-    plain = questions.ask("token ids as prompts", _IDS)
-    takes_ids = plain is not None and questions.lacks(
-        "token ids as prompts", plain.prompt_tokens not in (None, len(_IDS))
-    )
-    if not takes_ids:
-        plain = questions.ask("text as prompts", _TEXT)
+    plain, takes_ids = _complete_plainly(questions)
     if plain is None and may_chat and (chat := _find_chat(client, card, questions)) is not None:
         return chat
     if plain is None:
@@ -160,6 +155,14 @@ def find_capabilities(client: OpenAIClient, card: ModelCard, may_chat: bool = Fa
         version=client.version(),
         refusals=tuple(questions.refusals.items()),
     )
+
+
+def _complete_plainly(questions: _Questions) -> tuple[Completed | None, bool]:
+    """Return the first completion that comes, None where none does, and whether its prompt was token ids."""
+    plain = questions.ask("token ids as prompts", _IDS)
+    if plain is not None and questions.lacks("token ids as prompts", plain.prompt_tokens not in (None, len(_IDS))):
+        return plain, True
+    return questions.ask("text as prompts", _TEXT), False
 
 
 def _find_chat(client: OpenAIClient, card: ModelCard, questions: _Questions) -> Capabilities | None:
