@@ -37,7 +37,6 @@ from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.model.precision import TORCH_TYPES
 from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments
-from export_scripts.convert import convert
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status
 
@@ -249,6 +248,8 @@ def main(argv: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="slipway-generate-") as temporary:
         place = Path(temporary)
         model = save_model(arguments, place / "model")
+        from export_scripts.convert import convert  # it needs yaml, which those who only take Ask may lack
+
         convert(ConvertArguments(place / "model", place / "1-gpu", 1, arguments.data_type))
         # Every case is sent several times: the prefix cache would answer the later ones in part.
         ways = {"int8_mode": arguments.int8_mode, "has_prefix_cache": False}

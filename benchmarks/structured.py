@@ -31,7 +31,6 @@ from backends.fastertransformer.engine.settings import Settings
 from benchmarks.generate import Ask, tensors_of
 from benchmarks.gpu_models import Table, find_size
 from export_scripts.arguments import ConvertArguments
-from export_scripts.convert import convert
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status
 
@@ -96,6 +95,8 @@ def serving(arguments: StructuredArguments) -> Iterator[Engine]:
             (shards / "vocab.json").write_text(json.dumps(make_vocabulary(size.vocab)))
             more = {"model_type": size.model_type, "has_made_up_weights": True}
         else:
+            from export_scripts.convert import convert  # it needs yaml, which a machine with a GPU may lack
+
             convert(ConvertArguments(_ARCHIVE, shards))
         if arguments.device == "cuda":
             more |= {"prefill_chunk_tokens": 0}  # no prompt is long, and the steps' graphs take seconds to capture
