@@ -7,7 +7,7 @@ greedily and drawn with a seed, to its greatest length; the tokens of every shor
 Each client then asks for random lengths, whole or as a stream, for one prompt or several. Some leave a stream in the
 middle, cut the connection within a body or before an answer, send a body or read an answer slowly, or ask for what is
 refused. A wrong answer, a status 500, or a request that is still in the engine ten seconds after the last client fails
-the run.
+the run; so does an endpoint whose memory still rises in the last quarter of a run of several minutes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ _PATH = "/v1/completions"
 _SAMPLED = {"temperature": 0.8, "top_k": 4, "seed": 7}
 _GREEDY = {"temperature": 0}
 _FREE_S = 10.0
+_JUDGED_S = 180.0
+"""Duration of a run from which its memory is judged; allocators reach their level in the first minutes."""
+_LEVEL_MB = 2.0
 _METRIC = re.compile(
     r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)\{.*\} (\S+)$", re.MULTILINE
 )
@@ -201,6 +204,12 @@ class Crowd:
         self.outcome.endpoint_mb.append(sum(map(resident_mb, own)))
 
 
+def rise_mb(memory: Sequence[float]) -> float:
+    """Return how far memory rises late in a run: the median of its last quarter above that of the one before."""
+    third, fourth = (np.median(part) for part in np.array_split(np.asarray(memory), 4)[2:])
+    return float(fourth - third)
+
+
 def _request(body: dict[str, Any]) -> bytes:
     content = json.dumps(body).encode()
     head = f"POST {_PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -251,6 +260,8 @@ async def run(endpoint: Endpoint, arguments: OpenAIUnderLoadArguments) -> Outcom
         crowd.outcome.problems.append(left)
     if await learn(endpoint, arguments) != known:
         crowd.outcome.problems.append("after the load the solo runs differ from those before")
+    if arguments.duration_s >= _JUDGED_S and (rise := rise_mb(crowd.outcome.endpoint_mb)) > _LEVEL_MB:
+        crowd.outcome.problems.append(f"in its last quarter the endpoint holds {rise:.1f} MB more than in the third")
     crowd.note()
     return crowd.outcome
 
@@ -265,7 +276,7 @@ def main(argv: Sequence[str]) -> None:
         "  " + "  ".join(f"{kind} {count}" for kind, count in sorted(outcome.counts.items())),
         f"  {outcome.tokens} tokens compared with their solo runs, {len(outcome.problems)} problems",
     ]
-    for moment in np.linspace(0, len(outcome.holdings) - 1, 7).astype(int):
+    for moment in np.linspace(0, len(outcome.holdings) - 1, 13).astype(int):
         lines.append(f"  {moment:3} s  endpoint {outcome.endpoint_mb[moment]:6.1f} MB  {outcome.holdings[moment]}")
     sys.stdout.write("\n".join(lines) + "\n")
     if outcome.problems:

@@ -37,6 +37,7 @@ from fastertransformer.engine.errors import EngineError  # noqa: E402
 from fastertransformer.engine.model.precision import choose_device  # noqa: E402
 from fastertransformer.engine.parallel.group import Group  # noqa: E402
 from fastertransformer.engine.parallel.rank import read_ranks, refuse_unassigned_rank  # noqa: E402
+from fastertransformer.engine.request.arrival import arrival_s  # noqa: E402
 from fastertransformer.engine.scheduling.sequence import INVALID, Answer  # noqa: E402
 from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
 from fastertransformer.published_metrics import PublishedMetrics  # noqa: E402
@@ -113,7 +114,13 @@ class TritonPythonModel:
             session, flags = request.correlation_id(), request.flags()
             tensors["START"] = np.array([int(bool(flags & _SEQUENCE_START))], np.int32)
             tensors["END"] = np.array([int(bool(flags & _SEQUENCE_END))], np.int32)
-        self._engine.submit(self._engine.parse(tensors), answer, self._is_decoupled, reply.has_gone, session)
+        parsed, arrived_s = self._engine.parse(tensors), arrival_s(_parameters(request), reply.opened)
+        self._engine.submit(parsed, answer, self._is_decoupled, reply.has_gone, session, arrived_s)
+
+
+def _parameters(request: Any) -> str:
+    """Give what a client has set for a request beside its tensors, as JSON; old servers do not tell."""
+    return str(request.parameters()) if hasattr(request, "parameters") else ""
 
 
 def _instance_number(args: Mapping[str, str]) -> str:

@@ -17,6 +17,7 @@ from deployment.openai.scores import Score
 from deployment.openai.triton import Triton
 
 _EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_ANY_TEXT = "\ue000"
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -64,6 +65,10 @@ class Form(Protocol):
 
     def beginning(self, index: int, answer: Answer) -> dict[str, Any] | None:
         """Write what a stream's answer begins with, before its first token; None: nothing."""
+
+    @property
+    def is_text_alone(self) -> bool:
+        """Whether the parts of an answer that goes on differ by their texts alone."""
 
     def part(self, index: int, so_far: Answer, piece: Piece) -> dict[str, Any]:
         """Write what a token adds; ``so_far`` has the piece already."""
@@ -152,13 +157,12 @@ async def answer_stream(request: web.Request, triton: Triton, plan: Plan) -> tup
                 raise
             await response.write(_event(_JSON.encode(error.body)))
     usage = plan.usage(answers)
-    await response.write((events.of_usage(usage) if plan.wants_usage else b"") + _event("[DONE]"))
-    await response.write_eof()
+    await response.write_eof((events.of_usage(usage) if plan.wants_usage else b"") + _event("[DONE]"))
     return response, usage
 
 
 class _Events:
-    """Writes the events of one stream; what all of them have is encoded once.
+    """Writes the events of one stream; what all of them have is encoded once, of most all but the text.
 
     Args:
         plan: of the request.
@@ -168,6 +172,7 @@ class _Events:
         self._form = plan.form
         self._before = _JSON.encode({**plan.head, "object": plan.form.chunk_kind})[:-1] + ',"choices":['
         self._after = '],"usage":null}' if plan.wants_usage else "]}"
+        self._around: dict[int, tuple[str, str]] = {}
 
     def of_pieces(self, index: int, answer: Answer, pieces: Sequence[Piece]) -> bytes:
         """Add pieces to an answer and write an event for each."""
@@ -177,8 +182,19 @@ class _Events:
             answer.add(piece)
             if is_first and (beginning := self._form.beginning(index, answer)) is not None:
                 events.append(self._of_choice(beginning))
-            events.append(self._of_choice(self._form.part(index, answer, piece)))
+            if self._form.is_text_alone and piece.finish_reason is None:
+                before, after = self._around.get(index) or self._set_around(index, answer)
+                events.append(f"{before}{_JSON.encode(piece.text)}{after}".encode())
+            else:
+                events.append(self._of_choice(self._form.part(index, answer, piece)))
         return b"".join(events)
+
+    def _set_around(self, index: int, answer: Answer) -> tuple[str, str]:
+        """Write what stands around the text in the events of an answer that goes on."""
+        event = self._of_choice(self._form.part(index, answer, Piece(_ANY_TEXT))).decode()
+        before, _, after = event.rpartition(f'"{_ANY_TEXT}"')
+        self._around[index] = before, after
+        return before, after
 
     def of_usage(self, usage: dict[str, int]) -> bytes:
         """Write the event that a stream ends with where the usage is asked for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from aiohttp import web
 
 from deployment.openai.errors import ApiError
 from deployment.openai.fields import REFUSED, Field
+from deployment.openai.service import RECORD
 from handover.errors import nearest, shortened
 
 Values = Mapping[str, Any]
@@ -36,6 +38,7 @@ async def read_body(request: web.Request, table: Mapping[str, Field]) -> Values:
         raise ApiError(f"the body did not arrive within {_READ_S:g} s", "send it again", status=408) from None
     except web.HTTPRequestEntityTooLarge as error:
         raise ApiError(error.text or "the body is too large", "send fewer prompts at a time", status=413) from None
+    request[RECORD].arrived_ns = time.monotonic_ns()  # a client may take its time with the body
     return check_fields(parse(content), table)
 
 

@@ -59,6 +59,11 @@ class ChatForm:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
+    @property
+    def is_text_alone(self) -> bool:
+        """Whether parts have neither log probabilities nor token ids."""
+        return not (self.is_scored or self.has_ids)
+
     def part(self, index: int, so_far: Answer, piece: Piece) -> dict[str, Any]:
         """Write what a token adds."""
         return {
@@ -108,7 +113,7 @@ async def _plan(request: web.Request, values: Values, model: Model) -> Plan:
     wanted = _wanted(values)
     return Plan(
         head=head(request, "chatcmpl", model, values["model"]),
-        requests=plan_sequences(values, model, limited, values["n"], wanted, request[RECORD].id),
+        requests=plan_sequences(values, model, limited, values["n"], wanted, request[RECORD]),
         drawn=values["n"],
         given=values["n"],
         prompt_tokens=len(ids),

@@ -65,6 +65,11 @@ class CompletionForm:
         prompt = self.prompts[index // self.given]
         return {**self._part(index, prompt.text, prompt.ids, self._of_prompt(prompt, answer)), **_ended(Answer())}
 
+    @property
+    def is_text_alone(self) -> bool:
+        """Whether parts have neither log probabilities nor token ids."""
+        return not (self.is_scored or self.has_ids)
+
     def part(self, index: int, so_far: Answer, piece: Piece) -> dict[str, Any]:
         """Write what a token adds."""
         ids: dict[str, Any] = {"token_ids": list(piece.tokens)} if self.has_ids else {}
@@ -73,8 +78,10 @@ class CompletionForm:
         return {**self._part(index, piece.text, piece.tokens, piece.scores), **_ended(so_far), **ids}
 
     def _part(self, index: int, text: str, tokens: Sequence[int], scores: Sequence[Score | None]) -> dict[str, Any]:
+        if not self.is_scored:
+            return {"index": index, "text": text, "logprobs": None}
         writer = self._scores.setdefault(index, CompletionScores(self.texts, self.names_ids))
-        return {"index": index, "text": text, "logprobs": writer.write(tokens, scores) if self.is_scored else None}
+        return {"index": index, "text": text, "logprobs": writer.write(tokens, scores)}
 
     def _of_prompt(self, prompt: Prompt, answer: Answer) -> list[Score | None]:
         return [None, *answer.prompt_scores] if self.is_scored else [None] * len(prompt.ids)
@@ -95,7 +102,7 @@ async def _plan(request: web.Request, values: Values, model: Model) -> Plan:
     limited = [(prompt, limit_tokens(model, prompt, values["max_tokens"], "max_tokens")) for prompt in given]
     return Plan(
         head=head(request, "cmpl", model, values["model"]),
-        requests=plan_sequences(values, model, limited, drawn, _wanted(values, model, drawn), request[RECORD].id),
+        requests=plan_sequences(values, model, limited, drawn, _wanted(values, model, drawn), request[RECORD]),
         drawn=drawn,
         given=values["n"],
         prompt_tokens=sum(len(prompt.ids) for prompt in given),

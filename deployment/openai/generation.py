@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-
-from tritonclient.grpc import InferResult
+from typing import NamedTuple
 
 from deployment.openai.errors import ApiError
 from deployment.openai.models import Model
+from deployment.openai.outputs import Outputs
 from deployment.openai.scores import GENERATED, GIVEN, Score, read_scores
 from deployment.openai.stops import StopStrings
 from deployment.openai.tensors import Tensors
@@ -19,8 +19,7 @@ from deployment.openai.triton import Triton
 STOP, LENGTH = "stop", "length"
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """What one token adds to an answer.
 
     Attributes:
@@ -55,6 +54,7 @@ class SequenceRequest:
         end_ids: tokens of the model that end an answer; empty where they are to be ignored.
         min_tokens: before which no stop string counts.
         request_id: for the server's log.
+        arrived_ns: when the client's request was there, of time.monotonic_ns.
         is_searched: whether beams are searched, so that only the last answer counts.
     """
 
@@ -68,6 +68,7 @@ class SequenceRequest:
     end_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     request_id: str = ""
+    arrived_ns: int = 0
     is_searched: bool = False
 
 
@@ -80,7 +81,8 @@ async def generate(triton: Triton, request: SequenceRequest) -> AsyncGenerator[l
         ApiError: the server refused the request, failed on it, or is gone.
     """
     writer, last = _Writer(request), None
-    asked = triton.ask(request.model.engine, request.tensors, request.outputs, request.request_id)
+    named = request.request_id, request.arrived_ns
+    asked = triton.ask(request.model.engine, request.tensors, request.outputs, *named)
     async with aclosing(asked) as answers:
         async for answer in answers:
             if request.is_searched:
@@ -111,9 +113,9 @@ class _Writer:
         self._prompt_scores: tuple[Score, ...] = ()
         self.count, self.is_finished = 0, False
 
-    def read(self, answer: InferResult) -> Iterator[Piece]:
+    def read(self, answer: Outputs) -> Iterator[Piece]:
         """Yield a piece for each token that the answer before did not have."""
-        ids, lengths = answer.as_numpy("output_ids"), answer.as_numpy("sequence_length")
+        ids, lengths = answer.read("output_ids"), answer.read("sequence_length")
         if ids is None or lengths is None:
             raise ApiError("the model's answer has no output_ids and sequence_length", status=500)
         # FasterTransformer counts from the longest input of the batch that it has made of several requests.

@@ -9,6 +9,7 @@ from deployment.openai.body import Values
 from deployment.openai.errors import ApiError
 from deployment.openai.generation import SequenceRequest
 from deployment.openai.models import Model
+from deployment.openai.service import Record
 from deployment.openai.tensors import Wanted, first_seed, sequence_tensors
 
 _UNLIMITED_TOKENS = 2048
@@ -62,7 +63,7 @@ def plan_sequences(
     prompts: Sequence[tuple[Prompt, int]],
     answers: int,
     wanted: Wanted,
-    request_id: str,
+    record: Record,
 ) -> list[SequenceRequest]:
     """Plan every answer, those of the first prompt first; each has a seed of its own.
 
@@ -72,7 +73,7 @@ def plan_sequences(
         prompts: each with the number of tokens that its answers may have.
         answers: to each prompt.
         wanted: log probabilities.
-        request_id: of the whole request.
+        record: of the whole request.
     """
     seed = first_seed(values)
     ends = frozenset() if values["ignore_eos"] else model.texts.end_ids
@@ -89,7 +90,8 @@ def plan_sequences(
             end_ids=ends,
             min_tokens=values["min_tokens"],
             is_searched=values["beam_width"] > 1,
-            request_id=request_id if len(prompts) * answers == 1 else f"{request_id}-{index * answers + answer}",
+            request_id=record.id if len(prompts) * answers == 1 else f"{record.id}-{index * answers + answer}",
+            arrived_ns=record.arrived_ns,
         )
         for index, (prompt, max_tokens) in enumerate(prompts)
         for answer in range(answers)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tritonclient.grpc import InferResult
-
+from deployment.openai.outputs import Outputs
 from deployment.openai.texts import Texts, name_by_id
 
 
@@ -28,7 +27,7 @@ GENERATED = ("output_raw_log_probs", "output_top_log_probs", "output_top_ids")
 GIVEN = ("context_log_probs", "context_top_log_probs", "context_top_ids")
 
 
-def read_scores(answer: InferResult, names: tuple[str, str, str], first: int, end: int) -> list[Score]:
+def read_scores(answer: Outputs, names: tuple[str, str, str], first: int, end: int) -> list[Score]:
     """Read the scores of an answer's tokens.
 
     Args:
@@ -40,7 +39,7 @@ def read_scores(answer: InferResult, names: tuple[str, str, str], first: int, en
     Returns:
         One for each token; none where they were not asked for.
     """
-    scores, tops, ids = map(answer.as_numpy, names)
+    scores, tops, ids = map(answer.read, names)
     if scores is None:
         return []
     row = scores.reshape(-1)[first:end].tolist()

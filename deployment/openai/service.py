@@ -73,11 +73,13 @@ class Record:
     Attributes:
         id: the client's name for it, or ours.
         model: that it asks.
+        arrived_ns: when its body was there, of time.monotonic_ns.
         usage: tokens of it and of its answers.
     """
 
     id: str
     model: str = ""
+    arrived_ns: int = 0
     usage: dict[str, int] = field(default_factory=dict)
 
 

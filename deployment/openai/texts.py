@@ -19,6 +19,8 @@ _WINDOW = 5
 """Tokens of a prompt that are decoded before its continuation: the bytes of any character, and the space before a
 word, are in them."""
 _ANY_LETTER = "a"
+_MOST_KNOWN = 16384
+"""Texts of tokens that are kept, some 2 MB."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Texts:
     ends_inputs: bool
     directory: Path
     _texts_of_tokens: dict[int, str] = field(default_factory=dict, repr=False)
+    _texts_alone: dict[int, str] = field(default_factory=dict, repr=False)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -62,6 +65,17 @@ class Texts:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones included."""
         return self.tokenizer.decode(ids)
+
+    def decode_known(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens; of one alone from memory, for it stands before the next token of an answer."""
+        if len(ids) != 1:
+            return self.tokenizer.decode(ids)
+        known = self._texts_alone.get(ids[0])
+        if known is None:
+            if len(self._texts_alone) >= _MOST_KNOWN:
+                self._texts_alone.clear()
+            known = self._texts_alone[ids[0]] = self.tokenizer.decode(ids)
+        return known
 
     def text_of(self, token: int) -> str:
         """Return what a token adds to a text; empty for a part of a character."""
@@ -125,7 +139,7 @@ class Detokenizer:
     def add(self, token: int) -> str:
         """Return what a token adds to the text; empty while a character is not complete."""
         self._ids.append(token)
-        before = self._texts.decode(self._ids[self._from : self._known])
+        before = self._texts.decode_known(self._ids[self._from : self._known])
         text = self._texts.decode(self._ids[self._from :])
         if len(text) <= len(before):
             return ""

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy.typing as npt
-from tritonclient.grpc import InferenceServerException, InferResult
+from tritonclient.grpc import InferenceServerException
 from tritonclient.grpc import aio as triton
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from deployment.openai.errors import ApiError
+from deployment.openai.outputs import Outputs
 from deployment.openai.streams import Streams
 from handover.errors import ServerError
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 _PATIENCE_S = 60.0
+_ARRIVAL = "slipway_arrival"
+"""Parameter of a request that the drop-in engine reads: boot id of the host, a slash, nanoseconds of time.monotonic."""
 _STATUS = {"INVALID_ARGUMENT": 400, "UNAVAILABLE": 503, "NOT_FOUND": 503, "RESOURCE_EXHAUSTED": 503}
 
 
@@ -66,8 +71,8 @@ class Triton:
         return True
 
     async def ask(
-        self, model: str, tensors: Tensors, outputs: Sequence[str], request_id: str
-    ) -> AsyncGenerator[InferResult, None]:
+        self, model: str, tensors: Tensors, outputs: Sequence[str], request_id: str, arrived_ns: int
+    ) -> AsyncGenerator[Outputs, None]:
         """Send one request and yield its answers; the request is cancelled when the caller stops reading early.
 
         Args:
@@ -75,18 +80,20 @@ class Triton:
             tensors: inputs by name.
             outputs: names of what is to be answered.
             request_id: for the server's log.
+            arrived_ns: of time.monotonic_ns, when the client's request was there; for the engine's metrics.
 
         Raises:
             ApiError: the server refused the request, failed on it, or is gone.
         """
         request = _request(model, tensors, outputs, request_id)
+        request.parameters[_ARRIVAL].string_param = f"{_boot_id()}/{arrived_ns}"
         try:
             async with aclosing(self._streams.ask(request)) as answers:
                 async for answer in answers:
                     if answer.error_message:
                         raise _worded(answer.error_message, "INVALID_ARGUMENT")
                     if answer.infer_response.outputs:
-                        yield InferResult(answer.infer_response)
+                        yield Outputs(answer.infer_response)
         except grpc.aio.AioRpcError as error:
             raise _worded(error.details() or "", error.code().name) from error
 
@@ -95,6 +102,14 @@ class Triton:
             return bool(await self._client.is_server_live(client_timeout=_PATIENCE_S))
         except InferenceServerException:
             return False
+
+
+@cache
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # the engine then counts from where it gets a request
+        return ""
 
 
 def _request(model: str, tensors: Tensors, outputs: Sequence[str], request_id: str) -> Any:

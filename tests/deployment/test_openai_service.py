@@ -7,9 +7,10 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,60 @@ def test_a_stream_that_the_server_has_ended_is_replaced(slow: SlowTriton, letter
                 assert answer.status == 200 and again.streams == [1]
 
     asyncio.run(inside())
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_events_that_differ_by_their_text_alone_are_those_that_json_writes(
+    slow: SlowTriton, letters: Path, usage: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With token ids each event is written as a whole; the texts have what JSON escapes."""
+    monkeypatch.setattr(sys.modules[__name__], "PAUSE_S", 0.001)
+
+    async def inside(has_ids: bool) -> tuple[list[dict[str, Any]], bytes]:
+        async with application_of(slow.url, letters) as client:
+            body = {"prompt": "!", "max_tokens": 64, "stream": True, "n": 2, "return_token_ids": has_ids}
+            body |= {"ignore_eos": True, "stream_options": {"include_usage": usage}}
+            answer = await client.post("/v1/completions", json=body)
+            content = await answer.read()
+        events = [json.loads(each.removeprefix(b"data: ")) for each in content.split(b"\n\n")[:-2]]
+        for event in events:
+            assert event.pop("id") and event.pop("created")
+            for choice in event["choices"]:
+                assert (choice.pop("token_ids", None) is not None) is has_ids
+                choice.pop("prompt_token_ids", None)
+        events.sort(key=lambda event: [choice["index"] for choice in event["choices"]])  # two answers side by side
+        return events, content[-14:]
+
+    spliced, end = asyncio.run(inside(False))
+    assert (spliced, end) == asyncio.run(inside(True)) and end == b"data: [DONE]\n\n"
+    texts = [
+        "".join(choice["text"] for event in spliced for choice in event["choices"] if choice["index"] == n)
+        for n in (0, 1)
+    ]
+    assert texts == ["".join(chr(34 + number) for number in range(64))] * 2 and '"' in texts[0] and "\\" in texts[0]
+
+
+def test_the_engine_hears_when_a_requests_body_was_there(slow: SlowTriton, letters: Path) -> None:
+    """By the clock of this host, and not from the first byte on: a client may take its time with the body."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    sent_ns = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal sent_ns
+        yield b'{"prompt": "A", '
+        await asyncio.sleep(0.3)
+        sent_ns = time.monotonic_ns()
+        yield b'"max_tokens": 2, "n": 2}'
+
+    async def inside() -> None:
+        async with application_of(slow.url, letters) as client:
+            answer = await client.post("/v1/completions", data=body(), headers={"Content-Type": "application/json"})
+            assert answer.status == 200
+
+    asyncio.run(inside())
+    (host, first), (_, second) = (each["slipway_arrival"].split("/") for each in slow.sequences[-2:])
+    assert host == boot_id and first == second
+    assert sent_ns < int(first) < time.monotonic_ns() - int(PAUSE_S * 1e9)
 
 
 def test_keys(slow: SlowTriton, letters: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

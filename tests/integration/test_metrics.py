@@ -138,6 +138,37 @@ def test_sums_are_those_of_the_load_generator(
     assert sum_of(after, "num_requests_running") == sum_of(after, "num_requests_waiting") == 0
 
 
+def test_a_requests_times_begin_when_it_came_to_this_host(endpoint: Endpoint) -> None:
+    """Whoever passes it on, as the OpenAI endpoint does, says when that was; Triton passes this to the engine."""
+    boot_id, earlier_s = Path("/proc/sys/kernel/random/boot_id").read_text().strip(), 40.0
+    column = np.ones((1, 1), np.uint32)
+    tensors = {
+        "input_ids": np.full((1, 3), 5, np.uint32),
+        "input_lengths": column * 3,
+        "request_output_len": column * 4,
+        "end_id": column * NEVER,
+    }
+    names = [f"{name}_seconds" for name in ("e2e_request_latency", "time_to_first_token", "request_queue_time")]
+    time.sleep(0.5)  # until the test before is published
+    before = read(endpoint)
+    arrived: queue.SimpleQueue[object] = queue.SimpleQueue()
+    sent_s = time.monotonic()
+    arrival = f"{boot_id}/{int((sent_s - earlier_s) * 1e9)}"
+    with triton_grpc.InferenceServerClient(endpoint.grpc_url) as client:
+        client.start_stream(lambda result, error: arrived.put(error))
+        inputs = inputs_of(triton_grpc, tensors)
+        client.async_stream_infer("fastertransformer", inputs, parameters={"slipway_arrival": arrival})
+        for _ in range(4):
+            assert arrived.get(timeout=30) is None
+    took_s = time.monotonic() - sent_s
+    for name in names:
+        wait_for(lambda: value(endpoint, f"{name}_count") > sum_of(before, f"{name}_count"), 10)  # noqa: B023
+        counted_s = value(endpoint, f"{name}_sum") - sum_of(before, f"{name}_sum")
+        assert earlier_s < counted_s < earlier_s + took_s
+    decoding = "request_decode_time_seconds_sum"
+    assert value(endpoint, decoding) - sum_of(before, decoding) < took_s
+
+
 def test_what_is_under_way_shows_and_what_was_cancelled_counts_as_such(endpoint: Endpoint) -> None:
     before = value(endpoint, "request_success_total", 'finished_reason="abort"')
     finished = value(endpoint, "e2e_request_latency_seconds_count")

@@ -8,7 +8,7 @@ from pathlib import Path
 from support.served import Deployment
 
 from benchmarks.made_up_repository import write_repository
-from benchmarks.openai_under_load import OpenAIUnderLoadArguments, run
+from benchmarks.openai_under_load import OpenAIUnderLoadArguments, rise_mb, run
 
 
 def test_no_answer_of_the_openai_endpoint_is_wrong_under_load(tmp_path: Path) -> None:
@@ -23,3 +23,10 @@ def test_no_answer_of_the_openai_endpoint_is_wrong_under_load(tmp_path: Path) ->
     assert outcome.endpoint_mb[-1] < outcome.endpoint_mb[len(outcome.endpoint_mb) // 3] + 20
     assert deployment.stop() == 0, deployment.text
     assert "Traceback" not in (tmp_path / "run" / "openai.log").read_text()
+
+
+def test_memory_is_judged_late_in_a_run_whatever_one_sample_says() -> None:
+    grown_early = [80 + 20 * min(1, second / 60) for second in range(240)]
+    assert rise_mb(grown_early) == 0
+    assert rise_mb([*grown_early[:-1], 500]) == 0
+    assert rise_mb([80 + second / 10 for second in range(240)]) == 6

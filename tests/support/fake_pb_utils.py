@@ -22,9 +22,10 @@ class FakeRequest:
         session: Any = 0,
         flags: int = 0,
         name: str = "",
+        parameters: str = "",
     ) -> None:
         self.tensors, self._outputs, self._session, self._flags = tensors, outputs, session, flags
-        self._name = name
+        self._name, self._parameters = name, parameters
         self.responses: list[Any] = []
         self.ends_empty = False
         self.is_finished, self.is_cancelled, self.questions = threading.Event(), False, 0
@@ -37,6 +38,9 @@ class FakeRequest:
 
     def request_id(self) -> str:
         return self._name
+
+    def parameters(self) -> str:
+        return self._parameters
 
     def correlation_id(self) -> Any:
         return self._session

@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 import pytest
 from lm_eval import simple_evaluate
 from lm_eval.api.registry import get_model
-from support.harness_tasks import SUBSET, harness_task, requests, task_manager
+from support.harness_tasks import SUBSET, choice_task, harness_task, requests, task_manager, write_choices
 from support.openai_endpoint import openai_endpoint
 from support.served import Deployment
 
@@ -43,6 +43,30 @@ def test_lambada_by_local_completions_is_the_direct_paths_to_the_last_digit(depl
     assert len(found["direct"][0]) == TEXTS
     assert found["openai"] == found["direct"]
     assert found["slipway"] == found["direct"]
+
+
+def test_choices_by_local_completions_are_scored_as_by_the_direct_path(
+    deployment: Deployment, url: str, tmp_path: Path
+) -> None:
+    """Four endings of several words each, as HellaSwag has them."""
+    texts = [json.loads(line)["text"] for line in SUBSET.read_text("utf-8").splitlines()[:TEXTS]]
+    write_choices(tmp_path / "choices.jsonl", texts)
+    figures, choices = {}, {}
+    for name, model in (("direct", ServedLM(str(deployment.endpoint_file))), ("openai", completions(url))):
+        results = simple_evaluate(
+            model, tasks=[choice_task(tmp_path / "choices.jsonl")], task_manager=task_manager(), log_samples=True,
+            bootstrap_iters=0,
+        )  # fmt: skip
+        (found,), (samples,) = results["results"].values(), results["samples"].values()
+        figures[name] = found["acc,none"], found["acc_norm,none"]
+        choices[name] = {sample["doc_id"]: [answer for (answer,) in sample["resps"]] for sample in samples}
+    assert figures["openai"] == figures["direct"]
+    assert figures["direct"][0] > 0.4  # four endings drawn by lot give 0.25
+    assert choices["openai"].keys() == choices["direct"].keys() == set(range(TEXTS))
+    for document, direct in choices["direct"].items():
+        assert len(direct) == 4 and len({log_prob for log_prob, _ in direct}) == 4
+        for (expected, is_argmax), (log_prob, is_greedy) in zip(direct, choices["openai"][document], strict=True):
+            assert log_prob == pytest.approx(expected, rel=0, abs=1e-6) and is_greedy == is_argmax
 
 
 def _shards(deployment: Deployment) -> str:

@@ -82,6 +82,7 @@ class Engine:
         is_streaming: bool = False,
         is_cancelled: Callable[[], bool] | None = None,
         session: int | str | None = None,
+        arrived_s: float | None = None,
     ) -> None:
         """Submit a parsed request, and return at once.
 
@@ -92,10 +93,12 @@ class Engine:
             is_streaming: see answer.
             is_cancelled: is called at every step; once it returns true the request ends with the code CANCELLED.
             session: key of the session that the request begins (START) or continues; see sessions.py.
+            arrived_s: of time.monotonic, from which the request's times are counted; None: now.
         """
         if self._is_closed:
             raise EngineError(_CLOSED)
         job = Job(request, answer, is_streaming, is_cancelled, session=session)
+        job.submitted_s = job.submitted_s if arrived_s is None else arrived_s
         if not request.has_guides:
             self._arrivals.put(job)
             return

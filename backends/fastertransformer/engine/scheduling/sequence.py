@@ -60,7 +60,7 @@ class Job:
         has_begun: whether a sequence has been in the batch.
         grammars: of each row; None: it has none. Empty: no row has one.
         arrived_s: when it joined the queue; None: it has not.
-        submitted_s: when it was submitted, of time.monotonic.
+        submitted_s: when it was submitted, or had arrived before that, of time.monotonic.
     """
 
     request: Request

@@ -1,0 +1,39 @@
+"""When a request arrived, where what passed it on to Triton says so."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+PARAMETER = "slipway_arrival"
+_LONGEST_S = 600.0
+_MOST_DIGITS = 20
+
+
+def arrival_s(parameters: str, opened_s: float) -> float:
+    """Return when a request arrived, in seconds of ``time.monotonic``.
+
+    A program of this host that takes requests in, such as the OpenAI endpoint, gives its own time with a request:
+    ``slipway_arrival``, the host's boot id, a slash and nanoseconds of ``time.monotonic``. What the request waited for
+    before it came to the engine is then a part of its times. Other hosts' clocks are of no use here.
+
+    Args:
+        parameters: of the request, a JSON object.
+        opened_s: when the engine got it.
+    """
+    if PARAMETER not in parameters:
+        return opened_s
+    host, _, given = str(json.loads(parameters).get(PARAMETER, "")).partition("/")
+    if host != _boot_id() or not given.isdecimal() or len(given) > _MOST_DIGITS:
+        return opened_s
+    arrived_s = int(given) / 1e9
+    return arrived_s if opened_s - _LONGEST_S < arrived_s < opened_s else opened_s
+
+
+@cache
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
