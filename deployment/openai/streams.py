@@ -85,7 +85,11 @@ class Streams:
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the server has ended it meanwhile
                 call.cancel()
         call = self._open(metadata=_TRUE_STATUS)
-        await call.write(request)
+        try:
+            await call.write(request)
+        except BaseException:  # a client that hangs up now: gRPC would keep a call whose beginning was cancelled
+            call.cancel()
+            raise
         return call
 
     def _end(self, call: Any) -> None:

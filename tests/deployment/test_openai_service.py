@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from support.served import wait_for
 from tritonclient.grpc import service_pb2 as pb
 
 from deployment.openai.access import read_keys
+from deployment.openai.streams import Streams
 from deployment.processes import list_processes, look_up
 from evaluation.speed.openai_wire import Dialect, OpenAIWire
 from evaluation.speed.record import RequestRecord
@@ -162,6 +164,33 @@ def test_a_stream_serves_the_next_request_only_when_its_own_is_complete(
 
     asyncio.run(inside())
     assert slow.streams == expected
+
+
+def test_nothing_is_left_of_requests_that_are_given_up_while_their_stream_begins(slow: SlowTriton) -> None:
+    """A call whose beginning is cancelled would wait for the server's first words for ever, with its memory."""
+
+    async def inside() -> set[asyncio.Task[Any]]:
+        streams = Streams(slow.url)
+
+        async def ask() -> None:
+            async with aclosing(streams.ask(pb.ModelInferRequest(model_name="m"))) as answers:
+                async for _ in answers:
+                    raise AssertionError("the request was not given up")
+
+        for turns in range(12):  # of the event loop, in which the call comes a little further each time
+            asked = asyncio.create_task(ask())
+            for _ in range(turns % 4):
+                await asyncio.sleep(0)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+        deadline = time.monotonic() + 5
+        while len(left := asyncio.all_tasks() - {asyncio.current_task()}) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        await streams.close()
+        return {task for task in left if not task.done()}
+
+    assert not asyncio.run(inside())
 
 
 def test_a_stream_that_the_server_has_ended_is_replaced(slow: SlowTriton, letters: Path) -> None:
