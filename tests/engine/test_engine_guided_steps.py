@@ -175,6 +175,26 @@ def test_while_a_grammar_is_compiled_other_rows_go_on(tmp_path: Path, monkeypatc
     engine.close()
 
 
+def test_the_vocabulary_is_read_before_there_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_engine(guided_gpt2(tmp_path), CPU)
+    monkeypatch.setattr("backends.fastertransformer.engine.grammar.compiled.read_token_bytes", None)
+    assert texts(engine.generate([engine.parse(guided(["choice"], ['["yes"]']))])[0]) == [b"yes"]
+    engine.close()
+
+
+def test_a_vocabulary_that_cannot_be_read_fails_only_the_requests_that_need_it(tmp_path: Path) -> None:
+    settings = guided_gpt2(tmp_path)
+    (settings.checkpoint / "vocab.json").write_text("[")
+    engine = open_engine(settings, CPU)
+    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    engine.submit(engine.parse(guided(["choice"], ['["yes"]'])), answers.put)
+    found = answers.get(timeout=WAIT_S)
+    assert found.code == "INTERNAL" and "compiling the grammar failed: Expecting value" in (found.problem or "")
+    plain = engine.generate([engine.parse(ask([[5, 6, 7]], 20, end_id=END))])[0]
+    assert len(generated(plain, 0)) == 20
+    engine.close()
+
+
 class LibraryPanic(BaseException):
     """As pyo3's own is, no Exception."""
 

@@ -53,6 +53,9 @@ class Engine:
         self._sessions: dict[int | str, Session] = {}
         self._grammars = Grammars(settings.checkpoint, self.config.vocab_size)
         self._compiling = ThreadPoolExecutor(_COMPILERS, "grammars")
+        # Before there are rows that would wait for it. If it fails, the requests that need it are told so.
+        with ThreadPoolExecutor(1, "vocabulary") as preparing:
+            preparing.submit(self._grammars.prepare)
         self.metrics = EngineMetrics(loaded.steps.config.max_pos_seq_len)
         self._use(loaded)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

@@ -58,6 +58,15 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._kept: OrderedDict[Guide, Grammar] = OrderedDict()  # the one used last is the last
 
+    def prepare(self) -> None:
+        """Read the vocabulary, which takes a second with 128,000 tokens, in which no other Python thread runs.
+
+        Raises:
+            RequestError: see compile, which raises it again.
+        """
+        with self._lock:
+            self._tokenizer = self._tokenizer or self._load()
+
     def compile(self, guide: Guide) -> Grammar:
         """Compile a grammar, which takes up to some 100 ms, or give the one that was compiled before.
 
