@@ -10,17 +10,16 @@ from deployment.address import ANY_ADDRESS, own_address, slurm_job
 from deployment.arguments import ServeArguments
 from deployment.leftovers import State
 from deployment.ports import Ports
-from deployment.served_models import ServedModel
+from deployment.served_models import PUBLISHED_PARAMETERS, ServedModel
 from deployment.tritonserver import SLIPWAY
 from deployment.versions import describe_versions
 from handover.digests import file_digest
-from handover.endpoint import EDITED, FLAGS, RUN_VARIABLE, VERSIONS, WEIGHTS_DIGEST, Endpoint, deployment_of
+from handover.endpoint import EDITED, FLAGS, RUN_VARIABLE, VERSIONS, Endpoint, deployment_of
 from handover.errors import ServerError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import RANDOM_WEIGHTS, Manifest
 
-_PUBLISHED_SETTINGS = ("tensor_para_size", "pipeline_para_size", "data_type", "int8_mode", WEIGHTS_DIGEST)
-_UNTOLD = (*_PUBLISHED_SETTINGS, "model_type", "model_checkpoint_path")
+_UNTOLD = (*PUBLISHED_PARAMETERS, "model_type", "model_checkpoint_path")
 """Parameters that are no flags of the engine: they are published by name, or say which model it is."""
 
 
@@ -49,7 +48,7 @@ def publish(
         )
     repository = arguments.model_repository
     manifest = Manifest.read(repository) if (repository / MANIFEST_NAME).is_file() else None
-    settings = {name: model.parameters[name] for name in _PUBLISHED_SETTINGS if name in model.parameters}
+    settings = {name: model.parameters[name] for name in PUBLISHED_PARAMETERS if name in model.parameters}
     settings["weight_data_type"] = model.config.get("weight_data_type", "fp32")
     settings["max_batch_size"] = str(model.max_batch_size)
     settings[VERSIONS] = describe_versions(f"{own_address(arguments.host)}:{ports.grpc}", arguments.engine == SLIPWAY)

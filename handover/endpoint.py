@@ -14,6 +14,8 @@ from handover.regular_file import SETTINGS_BYTES, read_text
 
 WEIGHTS_DIGEST = "weights_digest"
 """Parameter of a served model's config.pbtxt, and key of ``settings``: the digest of the FT checkpoint's manifest."""
+MODEL_DIGEST = "model_digest"
+"""Key of ``settings`` where an OpenAI API tells it: the digest of the served repository's manifest."""
 VERSIONS = "versions"
 """Key of ``settings``: of the programs that serve, ``python 3.11.2, torch 2.13.0, triton 2.51.0``."""
 FLAGS = "flags"

@@ -37,6 +37,8 @@ def _described(service: Service, model: Model, name: str) -> dict[str, Any]:
         "root": model.engine,
         "parent": None,
         "max_model_len": model.max_positions,
+        "is_encoder_decoder": model.is_encoder_decoder,
+        "settings": model.settings,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ from deployment.openai.errors import ApiError
 from deployment.openai.templates import ChatTemplate
 from deployment.openai.texts import Texts, load_texts
 from deployment.openai.triton import Triton
-from deployment.served_models import ServedModel, find_served_models
+from deployment.served_models import PUBLISHED_PARAMETERS, ServedModel, find_served_models
 from export_scripts.repository.names import ENGINE, ENSEMBLE, PREPROCESSING
 from handover.chat import Chat, read_chat
-from handover.endpoint import Endpoint
+from handover.endpoint import MODEL_DIGEST, Endpoint
 from handover.errors import ArtefactError, ServerError, nearest, shortened
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import Manifest
@@ -39,6 +39,7 @@ class Model:
         is_decoupled: whether each token is sent when it is made.
         texts: its tokenizer.
         chat: how its conversations are written; None: that is not known.
+        settings: what else clients are told: parallelism, number formats, digests of the weights and the repository.
     """
 
     names: tuple[str, ...]
@@ -51,6 +52,7 @@ class Model:
     is_decoupled: bool
     texts: Texts
     chat: ChatTemplate | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def check_ids(self, ids: Sequence[int], name: str) -> None:
         """Refuse tokens that the vocabulary does not have; ApiError."""
@@ -119,16 +121,19 @@ async def find_models(arguments: OpenAIArguments, endpoint: Endpoint, triton: Tr
             f"asked for {', '.join(names)}",
             "name one with --models; a model with interactive sessions cannot be asked through this API",
         )
-    return Models(_with_exported_name(found, repository))
+    return Models(_with_origin(found, repository))
 
 
-def _with_exported_name(found: list[Model], repository: Path | None) -> list[Model]:
-    """Put the name that the only model was exported under first; a T5 has no ensemble of that name."""
-    if repository is None or len(found) > 1 or not (repository / MANIFEST_NAME).is_file():
+def _with_origin(found: list[Model], repository: Path | None) -> list[Model]:
+    """Add the repository's digest, and the name that the only model was exported under: a T5 has no ensemble of it."""
+    if repository is None or not (repository / MANIFEST_NAME).is_file():
         return found
-    (model,) = found
-    name = str(Manifest.read(repository).made_from.get("model_name", ""))
-    return [replace(model, names=tuple(dict.fromkeys((name, *model.names))))] if name else found
+    manifest = Manifest.read(repository)
+    models = [replace(model, settings={**model.settings, MODEL_DIGEST: manifest.digest}) for model in found]
+    name = str(manifest.made_from.get("model_name", ""))
+    if not name or len(models) > 1:
+        return models
+    return [replace(models[0], names=tuple(dict.fromkeys((name, *models[0].names))))]
 
 
 def _names_in(repository: Path | None) -> tuple[str, ...]:
@@ -174,7 +179,13 @@ def _describe(
         is_decoupled=bool(config.model_transaction_policy.decoupled),
         texts=texts,
         chat=_load_chat(texts, arguments),
+        settings=_settings(config, keys),
     )
+
+
+def _settings(config: Any, keys: Mapping[str, str]) -> dict[str, str]:
+    told = {name: config.parameters[name].string_value for name in PUBLISHED_PARAMETERS if name in config.parameters}
+    return told | ({"weight_data_type": keys["weight_data_type"]} if "weight_data_type" in keys else {})
 
 
 def _load_chat(texts: Texts, arguments: OpenAIArguments) -> ChatTemplate | None:

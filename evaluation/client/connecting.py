@@ -45,7 +45,8 @@ def check_tokenizer(target: Target, tokenizer: Tokenizer) -> None:
         except RequestError:
             return  # OpenAI's own API has no such path
     theirs = found.get("tokens") if isinstance(found, dict) else None
-    ours = tokenizer.encode(_SAMPLE)
+    ending = (target.served.end_id,) if target.interface.is_encoder_decoder else ()
+    ours = [*tokenizer.encode(_SAMPLE), *ending]  # an encoder's input ends with it
     if theirs is not None and list(theirs) != ours:
         raise ConfigError(
             f"the tokenizer is not that of {target.url}: it encodes {_SAMPLE!r} to {ours}, the endpoint to {theirs}",

@@ -154,6 +154,7 @@ def find_capabilities(client: OpenAIClient, card: ModelCard, may_chat: bool = Fa
         card=card,
         version=client.version(),
         refusals=tuple(questions.refusals.items()),
+        is_encoder_decoder=card.is_encoder_decoder,
     )
 
 

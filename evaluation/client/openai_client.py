@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from evaluation.client.errors import RequestError
@@ -33,12 +33,16 @@ class ModelCard:
         root: what it was loaded from, or ``id``.
         owned_by: who serves it: "vllm", "sglang", "slipway"; empty if unknown.
         max_positions: prompt and answer together, in tokens (``max_model_len``); None if unknown.
+        is_encoder_decoder: whether a prompt is an encoder's input, as Slipway's own endpoint says.
+        settings: of the deployment, as Slipway's own endpoint says: number formats, parallelism, digests.
     """
 
     id: str
     root: str = ""
     owned_by: str = ""
     max_positions: int | None = None
+    is_encoder_decoder: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -199,12 +203,14 @@ def read_key(endpoint: Endpoint) -> str:
 
 def _card(card: Mapping[str, Any]) -> ModelCard:
     limit = card.get("max_model_len")
-    name = str(card["id"])
+    name, settings = str(card["id"]), card.get("settings")
     return ModelCard(
         name,
         str(card.get("root") or name),
         str(card.get("owned_by") or ""),
         limit if isinstance(limit, int) and limit > 0 else None,
+        card.get("is_encoder_decoder") is True,
+        {str(key): str(value) for key, value in settings.items()} if isinstance(settings, dict) else {},
     )
 
 

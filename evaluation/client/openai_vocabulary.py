@@ -1,10 +1,11 @@
-"""How many token ids the model behind an OpenAI API has, where that can be found out without guessing."""
+"""What tokens the model behind an OpenAI API has, where that can be found out without guessing."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from evaluation.client.errors import RequestError
 from evaluation.client.openai_client import ModelCard, OpenAIClient
@@ -22,6 +23,15 @@ def find_vocab_size(client: OpenAIClient, endpoint: Endpoint, card: ModelCard) -
         return _count(client.get("/tokenizer_info"))
     except RequestError:
         return None
+
+
+def find_end_id(client: OpenAIClient, card: ModelCard) -> int | None:
+    """Ask Slipway's own endpoint which token ends an encoder's input; None for any other model."""
+    if not card.is_encoder_decoder:
+        return None
+    found = client.get(f"/tokenizer_info?model={quote(card.id)}")
+    number = found.get("eos_token_id") if isinstance(found, dict) else None
+    return number if isinstance(number, int) else None
 
 
 def _of_directory(directory: Path) -> int | None:

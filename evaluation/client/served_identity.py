@@ -112,7 +112,7 @@ def identity_of(endpoint: Endpoint, card: ModelCard, version: str) -> Endpoint:
         "max_model_len": "" if card.max_positions is None else str(card.max_positions),
         "server": " ".join(part for part in (card.owned_by, version) if part),
     }
-    settings = endpoint.settings | {name: text for name, text in known.items() if text}
+    settings = {**card.settings, **endpoint.settings} | {name: text for name, text in known.items() if text}
     settings.setdefault(VERSIONS, known["server"])  # a deployment of ours has said more in its file
     return replace(endpoint, engine=endpoint.engine or card.owned_by, settings=settings)
 

@@ -11,7 +11,7 @@ from evaluation.client.errors import RequestError
 from evaluation.client.interface import Interface
 from evaluation.client.openai_capabilities import Capabilities, find_capabilities
 from evaluation.client.openai_client import OpenAIClient
-from evaluation.client.openai_vocabulary import find_vocab_size
+from evaluation.client.openai_vocabulary import find_end_id, find_vocab_size
 from evaluation.client.served_identity import (
     check_identity,
     check_server,
@@ -138,13 +138,14 @@ def _open_openai(endpoint: Endpoint, model: str, batch_size: int, may_chat: bool
     with OpenAIClient(endpoint) as client:
         card = client.find_model(model)
         found = find_capabilities(client, card, may_chat)
-        vocab_size = find_vocab_size(client, endpoint, card)
+        vocab_size, end_id = find_vocab_size(client, endpoint, card), find_end_id(client, card)
     served = DeployedModel(
         identity_of(endpoint, card, found.version),
         card.id,
         _hugging_face_directory(endpoint),
         vocab_size=vocab_size,
         max_positions=card.max_positions,
+        end_id=end_id,
     )
     rows = max(1, min(batch_size, found.max_batch_size))
     return Target(served, card.id, found, card.id if found.takes_ids else None, rows)

@@ -16,6 +16,7 @@ NOT_COMPARABLE = "not comparable"
 FIGURE = "Figure"
 _IDENTITY = {
     "Engine": "engine",
+    "API": "endpoint_kind",
     "Versions": "versions",
     "Commit that measured": "commit",
     "Computes in": "data_type",

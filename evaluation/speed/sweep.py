@@ -19,7 +19,7 @@ from evaluation.client.served_identity import ADDRESS, check_unchanged
 from evaluation.client.served_model import DeployedModel, has_random_weights
 from evaluation.speed.provenance import describe_machine
 from evaluation.speed.table import FAILED, OK, OPENAI, TRITON, Row, Table
-from handover.endpoint import FLAGS, VERSIONS, Endpoint
+from handover.endpoint import FLAGS, MODEL_DIGEST, VERSIONS, Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest, record_files
 from handover.progress import Progress
@@ -175,7 +175,7 @@ def describe_deployment(served: DeployedModel, row: Row, decisive: Sequence[obje
         pipeline_para_size=settings.get("pipeline_para_size", ""),
         weight_data_type=settings.get("weight_data_type", ""),
         data_type=settings.get("data_type", ""),
-        model_digest=endpoint.model_digest,
+        model_digest=endpoint.model_digest or settings.get(MODEL_DIGEST, ""),
         is_random_weights=has_random_weights(endpoint),
         commit=read_commit(),
         int8_mode=settings.get("int8_mode", ""),

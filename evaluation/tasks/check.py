@@ -18,11 +18,11 @@ def check_task(task: str, model: str, is_encoder_decoder: bool, can_score_answer
 
     Raises:
         ConfigError: LAMBADA needs the log probability of the last word of a text, which FasterTransformer's T5 does
-            not return.
+            not return, and no OpenAI API either.
     """
     if is_encoder_decoder and task in _SCORING and not can_score_answers:
         raise ConfigError(
             f"{model} is an encoder-decoder (T5), and {task} scores given words, which needs decoder_input_ids",
-            "serve it with the drop-in engine (deployment.engine=slipway, exported by this version), or leave"
-            " evaluate out: stages=[convert,export,deploy,benchmark]",
+            "serve it with the drop-in engine (deployment.engine=slipway, exported by this version) and ask it by gRPC,"
+            " as host:port, or leave evaluate out: stages=[convert,export,deploy,benchmark]",
         )

@@ -60,6 +60,11 @@ class Prompter:
         self._limit = limit if limit is None or has_own_positions else limit - output_length
         end_id = target.served.end_id
         self._ending = (end_id,) if target.interface.is_encoder_decoder and end_id is not None else ()
+        if target.interface.is_encoder_decoder and target.interface.takes_ids and end_id is None:
+            raise ConfigError(
+                f"which token ends an encoder's input is not known: config.ini of {target.url}'s model is not here",
+                "give the deployment's endpoint.json, or the base URL of Slipway's OpenAI API, which tells it",
+            )
         if template.virtual_token_splits and learnt is None:
             raise ConfigError("the prompt has learnt tokens, and no task that learnt them", "give the task's name")
         if learnt is not None and (target.capabilities or not target.interface.takes_ids):

@@ -62,12 +62,15 @@ def figures(directory: Path) -> dict[str, Any]:
     return {metric["name"]: (metric["value"], metric["stderr"], metric["n"]) for metric in content["metrics"]}
 
 
-def test_what_the_own_endpoint_can_do(url: str) -> None:
+def test_what_the_own_endpoint_can_do(endpoint: Endpoint, url: str) -> None:
     target = open_target(url, "learnt")
     can = target.capabilities
     assert can is not None and not can.refusals
     assert can.takes_ids and can.scores_alone and can.names_ids and can.returns_ids and can.ignores_end
     assert (target.served.max_positions, target.served.endpoint.engine) == (POSITIONS, "slipway")
+    told, known = target.served.endpoint.settings, {**endpoint.settings, "model_digest": endpoint.model_digest}
+    names = ("tensor_para_size", "data_type", "weight_data_type", "weights_digest", "model_digest")
+    assert {name: told[name] for name in names} == {name: known[name] for name in names}
 
 
 def test_every_figure_of_lambada_is_the_one_by_grpc_to_the_last_digit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,17 @@ import sacrebleu
 import torch
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from support.nemo_archive import write_nemo
+from support.openai_endpoint import openai_endpoint
 from support.served import PROJECT
 from support.t5_models import huggingface_t5
 from support.task_runs import OUTPUT_LEN, SQUAD, TEMPLATE, Run, predictions_of
 
+from evaluation import lambada, translation
 from evaluation.client.served_model import open_target
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.tasks.scoring import Scorer
 from evaluation.tasks.squad.data import read_dataset
+from handover.errors import ConfigError
 
 DEMO = PROJECT / "examples" / "gpt3_demo" / "checkpoints" / "gpt3_demo.nemo"
 TABLE = torch.from_numpy(np.random.default_rng(0).normal(0, 0.5, (3, 256)).astype(np.float16)).float()
@@ -163,3 +167,25 @@ def test_given_answers_of_a_t5_are_scored_as_transformers_scores_them(
             rows = model(input_ids=torch.tensor([source]), decoder_input_ids=decoder).logits[0].log_softmax(-1)
         expected = [float(row[token]) for row, token in zip(rows, target, strict=True)]
         assert scores.log_probs == pytest.approx(expected, abs=1e-4) and list(scores.argmax) == rows.argmax(-1).tolist()
+
+
+def test_a_t5_answers_through_an_openai_api_as_by_grpc(
+    t5: tuple[Run, Any, SentencePieceProcessor], tmp_path: Path
+) -> None:
+    run, *_ = t5
+    (tmp_path / "s.txt").write_text("The Normans gave their name.\nIn the 10th century\na region in France\n")
+    (tmp_path / "r.txt").write_text("The Normans gave\n10th century people\nin a region\n")
+    directory = next(run.results.glob("model_repo/fastertransformer/1/*-gpu"))
+    given = [f"--data-path={tmp_path / 's.txt'}", f"--reference-path={tmp_path / 'r.txt'}"]
+    given += [f"--prompt={PROJECT / 'evaluation/prompts/translation_t5.yaml'}", f"--max-output-len={OUTPUT_LEN}"]
+    with openai_endpoint(str(run.deployment.endpoint_file), tmp_path) as api:
+        for name, source in (("grpc", run.deployment.endpoint_file), ("api", f"{api.url}/v1")):
+            asked = [f"--endpoint={source}", f"--output={tmp_path / name}", f"--tokenizer={directory}"]
+            translation.main([*asked, *given])
+        data = f"--data-path={PROJECT / 'examples/data/lambada_subset.jsonl'}"
+        with pytest.raises(ConfigError, match=r"(?s)is an encoder-decoder .* ask it by gRPC"):
+            lambada.main([*asked, data, "--data-sha256=any"])
+        with pytest.raises(ConfigError, match="which token ends an encoder's input is not known"):
+            translation.main([f"--endpoint={run.endpoint.grpc_url}", *asked[1:], *given])
+    by_grpc, by_api = ((tmp_path / name / "predictions.txt").read_text() for name in ("grpc", "api"))
+    assert by_api == by_grpc and len(set(by_grpc.splitlines())) > 1
