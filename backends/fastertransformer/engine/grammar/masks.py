@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor
 
 Bits = npt.NDArray[np.uint8]  # [rows, mask_bytes], a bit for each token, the lowest of each byte first; 1 is allowed
+Indices = npt.NDArray[np.int64]
 _WORD_BYTES = 4
 
 
@@ -46,9 +47,9 @@ class RowMasks:
     def __init__(self, rows: Sequence[GuidedRow], vocab_size: int) -> None:
         # The bit behind those of the tokens says that the text may be complete.
         self._rows, self._complete = rows, vocab_size
-        # The first end token of each row that has one, then the second ones and so on: row and token, int64 [2, n].
+        # Where the first end token of each row that has one is, then the second ones and so on: row, byte and bit.
         most = max((len(row.end_ids) for row in rows), default=0)
-        self._ends = [_pairs_of([(at, row.end_ids[rank:]) for at, row in enumerate(rows)]) for rank in range(most)]
+        self._ends = [_bits_of([(at, row.end_ids[rank:]) for at, row in enumerate(rows)]) for rank in range(most)]
 
     def compute(self, tokens: Iterable[tuple[Sequence[int], Sequence[int]]], bits: Bits) -> None:
         """Set the bits of the tokens that may follow each row's: every token, once a row has ended.
@@ -79,11 +80,11 @@ class RowMasks:
     def _set_ends(self, bits: Bits) -> None:
         """Allow the tokens that end a row where its text may be complete, and nowhere else."""
         is_complete = bits[:, self._complete >> 3] >> (self._complete & 7) & 1
-        for rows, tokens in self._ends:
-            at, bit = (rows, tokens >> 3), (1 << (tokens & 7)).astype(np.uint8)
-            bits[at] = np.where(is_complete[rows], bits[at] | bit, bits[at] & ~bit)
+        for rows, columns, ends in self._ends:
+            bits[rows, columns] = bits[rows, columns] & ~ends | is_complete[rows] * ends
 
 
-def _pairs_of(tokens: Iterable[tuple[int, Sequence[int]]]) -> npt.NDArray[np.int64]:
-    """Give the rows that have a token left and the first of each, int64 [2, n]."""
-    return np.array([(row, left[0]) for row, left in tokens if left], np.int64).T
+def _bits_of(tokens: Iterable[tuple[int, Sequence[int]]]) -> tuple[Indices, Indices, Bits]:
+    """Give the rows that have a token left, and the byte and the bit of each one's first: [n] each."""
+    rows, ids = np.array([(row, left[0]) for row, left in tokens if left], np.int64).T
+    return rows, ids >> 3, (1 << (ids & 7)).astype(np.uint8)
