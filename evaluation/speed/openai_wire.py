@@ -92,6 +92,7 @@ class OpenAIWire:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._session: aiohttp.ClientSession | None = None
+        self._reading = asyncio.Lock()
 
     async def __aenter__(self) -> OpenAIWire:
         # aiohttp limits connections to 100 by default: the load decides how many there are.
@@ -112,6 +113,7 @@ class OpenAIWire:
         try:
             pieces = await self.exchange(request.payload, hang_up)
             is_cancelled = hang_up is not None and hang_up.is_due
+            await self._let_others_send()
             return self._record(request, scheduled_ns, sent_ns, pieces, is_cancelled)
         except RefusedError as error:
             failed = RequestRecord(scheduled_ns, sent_ns, time.perf_counter_ns(), given, error=error.problem)
@@ -121,6 +123,16 @@ class OpenAIWire:
         except ServerError as error:
             reason = error.problem
         return RequestRecord(scheduled_ns, sent_ns, time.perf_counter_ns(), given, error=reason)
+
+    async def _let_others_send(self) -> None:
+        """Wait until the request behind the answer that was read last is on its way.
+
+        aiohttp writes a request a turn of the event loop after it was stamped. Answers that end together would be read
+        in between, and the time of reading them would seem to be the server's.
+        """
+        async with self._reading:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
 
     async def exchange(self, payload: bytes, hang_up: HangUp | None = None) -> list[Piece]:
         """Send a body and return the answer's pieces with their times.

@@ -15,6 +15,7 @@ from support.raw_openai_server import VLLM_FIELDS, Exchange, RawServer
 
 from evaluation import benchmark, load, recompute
 from evaluation.arguments import BenchmarkArguments
+from evaluation.speed.drive import ClosedLoop, MeasuringPlan, drive
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.openai_wire import Dialect, OpenAIWire
 from evaluation.speed.raw_records import read_records
@@ -103,6 +104,32 @@ def test_every_token_is_stamped_after_it_was_written_and_soon() -> None:
         late_ms += [(seen - written) / 1e6 for seen, written in zip(record.chunk_ns, exchange.token_ns, strict=True)]
     assert min(late_ms) > 0
     assert statistics.median(late_ms) < NEAR_MS / 2
+
+
+def test_reading_an_answer_does_not_delay_a_request_that_is_stamped_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four answers end together; each is read in 30 ms here, and then its slot sends its next request."""
+    read = OpenAIWire._record
+
+    def read_slowly(*given: Any) -> RequestRecord:
+        time.sleep(0.03)
+        return read(*given)
+
+    async def ask(server: RawServer) -> list[RequestRecord]:
+        dialect = Dialect("raw", stream_fields={"stream_options": {"include_usage": True}})
+        request = dialect.encode(LoadPrompt((1, 2, 3), 3), is_streaming=True)
+        plan = MeasuringPlan(4, 12, 1, 60.0, lambda windows: False)
+        async with OpenAIWire(Endpoint.read(server.url), dialect, 20.0, is_streaming=True) as wire:
+            return list((await drive(wire, [request], ClosedLoop(4), plan)).windows[0].records)
+
+    monkeypatch.setattr(OpenAIWire, "_record", read_slowly)
+    with RawServer(first_s=0.2) as server:
+        records = asyncio.run(ask(server))
+        read_ns = sorted(each.read_ns for each in server.exchanges)
+    late_ms = [
+        (next(each for each in read_ns if each > sent_ns) - sent_ns) / 1e6
+        for sent_ns in sorted(record.sent_ns for record in records)
+    ]
+    assert len(late_ms) == 12 and statistics.median(late_ms) < 15
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.load_client_peers import PerfAnalyzer, Times, _of_record
-from benchmarks.load_clients import ask, figures_of
-from benchmarks.timed_openai import MODEL, timed_api
+from benchmarks.load_clients import ask, figures_of, parts_of
+from benchmarks.timed_openai import MODEL, Exchange, timed_api
 from evaluation.speed.openai_wire import Dialect
 from evaluation.speed.workload import LoadPrompt
 from handover.endpoint import Endpoint
+from handover.errors import ServerError
 
 MS = 1_000_000
 FIRST_S, EACH_S, TOKENS = 0.1, 0.01, 11
@@ -27,6 +28,16 @@ def test_the_formulas_by_hand() -> None:
     assert (mean_first, mean_last) == (pytest.approx((8 * 20 + 40) / 9), pytest.approx((8 * 100 + 500) / 9))
 
 
+def test_the_parts_of_a_latency_by_hand() -> None:
+    # The second request is read before the first; the warm-up, read before both, is nobody's.
+    exchanges = [Exchange(*(ms * MS for ms in each)) for each in ((1, 2, 3), (12, 62, 90), (11, 65, 80))]
+    times = [Times(10 * MS, 67 * MS, 82 * MS), Times(10.5 * MS, 66 * MS, 91 * MS)]
+    # There: 1 and 1.5; server: 54 and 50; back: 2 and 4; last: 2 and 1; of the client: 57 - 54 and 55.5 - 50.
+    assert parts_of(times, exchanges) == pytest.approx((1.25, 52.0, 3.0, 1.5, 4.25) * 2), "mean and median of two"
+    with pytest.raises(ServerError, match="did not read"):
+        parts_of([*times, Times(50 * MS, 60 * MS, 70 * MS)], exchanges)
+
+
 def test_a_record_of_aiperf_is_read() -> None:
     line = """{"metadata": {"request_start_ns": 1795435233284587590, "benchmark_phase": "profiling"},
         "metrics": {"time_to_first_token": {"value": 124.23621299999999, "unit": "ms"},
@@ -39,11 +50,19 @@ def test_a_record_of_aiperf_is_read() -> None:
 def test_ours_and_perf_analyzer_see_the_delays_of_one_server(tmp_path: Path) -> None:
     dialect = Dialect(MODEL, stream_fields={"stream_options": {"include_usage": True}})
     requests = [dialect.encode(LoadPrompt((number, 2, 3), TOKENS), is_streaming=True) for number in range(8)]
-    with timed_api(FIRST_S, EACH_S) as url:
-        ours = figures_of(ask(Endpoint.read(url), dialect, requests, 2, 12), 2)
-        bodies = [json.loads(request.payload) for request in requests]
-        theirs = figures_of(PerfAnalyzer(url.removesuffix("/v1"), MODEL, bodies, tmp_path).turn(2, 12), 2)
+    bodies = [json.loads(request.payload) for request in requests]
+    with timed_api(FIRST_S, EACH_S) as api:
+        our_times = ask(Endpoint.read(api.url), dialect, requests, 2, 12)
+        our_parts = parts_of(our_times, api.take_exchanges())
+        their_times = PerfAnalyzer(api.url.removesuffix("/v1"), MODEL, bodies, tmp_path).turn(2, 12)
+        their_parts = parts_of(their_times, api.take_exchanges())
+        assert api.take_exchanges() == []
+    ours, theirs = figures_of(our_times, 2), figures_of(their_times, 2)
     whole_ms = 1e3 * (FIRST_S + (TOKENS - 1) * EACH_S)
     for figures in (ours, theirs):
         assert 1e3 * FIRST_S <= figures[1] < 1.25 * 1e3 * FIRST_S
         assert whole_ms <= figures[3] < 1.15 * whole_ms
+    for there_ms, served_ms, back_ms, last_ms, of_client_ms in (our_parts[5:], their_parts[5:]):
+        assert 1e3 * FIRST_S - 1 <= served_ms < 1.25 * 1e3 * FIRST_S
+        assert min(there_ms, back_ms, last_ms) > 0
+        assert max(there_ms, back_ms, last_ms, of_client_ms) < 1e3 * FIRST_S / 4
