@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ _NANOSECONDS_PER_MS = 1e6
 
 @dataclass(frozen=True)
 class Times:
-    """When one request was sent and when its first and its last token arrived, in ns of the client's own clock."""
+    """When one request was sent and when its first and its last token arrived, in ns of ``time.perf_counter_ns``."""
 
     sent_ns: float
     first_ns: float
@@ -63,10 +64,16 @@ class PerfAnalyzer:
         return [_times(request) for request in requests]
 
 
+def wall_to_monotonic_ns() -> int:
+    """Return what must be added to the wall clock to get ``time.perf_counter_ns``."""
+    return time.perf_counter_ns() - time.time_ns()
+
+
 def _times(request: dict[str, Any]) -> Times:
     outputs = [output["response"].encode() + b"\n" for output in request["response_outputs"]]
     tokens = read_events(list(zip(request["response_timestamps"], outputs, strict=True)))
-    return Times(request["timestamp"], tokens.times_ns[0], tokens.times_ns[-1])
+    shift_ns = wall_to_monotonic_ns()
+    return Times(*(each + shift_ns for each in (request["timestamp"], tokens.times_ns[0], tokens.times_ns[-1])))
 
 
 class AiPerf:
@@ -110,7 +117,7 @@ class AiPerf:
 
 
 def _of_record(record: dict[str, Any]) -> Times:
-    sent_ns, metrics = record["metadata"]["request_start_ns"], record["metrics"]
+    sent_ns, metrics = record["metadata"]["request_start_ns"] + wall_to_monotonic_ns(), record["metrics"]
     first_ms, last_ms = metrics["time_to_first_token"]["value"], metrics["request_latency"]["value"]
     return Times(sent_ns, sent_ns + first_ms * _NANOSECONDS_PER_MS, sent_ns + last_ms * _NANOSECONDS_PER_MS)
 

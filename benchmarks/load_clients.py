@@ -8,7 +8,8 @@ The same bodies go by turns from each of the three, in another order in each rou
 fixed delays, which shows the clients alone, then to the given endpoint, whose times change with whatever else the
 machine does. Figures are computed by one set of formulas from each tool's own time stamps: time to the first token,
 end-to-end latency, and answers a second while all slots are busy. Printed are medians over the rounds, and medians of
-each round's ratio of ours to theirs.
+each round's ratio of ours to theirs. The server with fixed delays also says when it had each request and when it
+wrote its tokens, so that a second table shows which part of each client's figures is the client's own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from itertools import islice
 from pathlib import Path
 
 from benchmarks.load_client_peers import AiPerf, PerfAnalyzer, Times
-from benchmarks.timed_openai import MODEL, timed_api
+from benchmarks.timed_openai import MODEL, Exchange, timed_api
 from evaluation.client.served_model import open_target
 from evaluation.speed import formulas
 from evaluation.speed.drive import ClosedLoop, MeasuringPlan, drive
@@ -40,7 +41,10 @@ from handover.errors import ServerError, exit_status
 OURS, AIPERF, PERF_ANALYZER = "slipway", "aiperf", "perf_analyzer"
 _PROMPTS = 64
 _FIGURES = ("ttft mean ms", "ttft p50 ms", "e2e mean ms", "e2e p50 ms", "requests/s")
+_PARTS = ("sent - read", "read - token", "token - seen", "last - seen", "ttft - server")
+"""The way there, the server, the way back of the first and of the last token, and both ways of the first together."""
 Turn = Callable[[int, int], list[Times]]
+Figures = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,11 @@ def main(argv: Sequence[str]) -> None:
     arguments = LoadClientsArguments.from_argv(argv, __doc__)
     if not arguments.aiperf.is_file():
         raise ServerError(f"there is no {arguments.aiperf}", "make .venv-aiperf/.ready")
-    with timed_api(arguments.first_ms / 1e3, arguments.each_ms / 1e3) as url:
+    with timed_api(arguments.first_ms / 1e3, arguments.each_ms / 1e3) as api:
         usage = {"stream_options": {"include_usage": True}}
         dialect = Dialect(MODEL, ends_at_limit=True, stream_fields=usage)
         what = f"fixed delays of {arguments.first_ms:g} ms and {arguments.each_ms:g} ms"
-        compare(arguments, Endpoint.read(url), dialect, what)
+        compare(arguments, Endpoint.read(api.url), dialect, what, api.take_exchanges)
     if arguments.endpoint is not None:
         target = open_target(arguments.endpoint, "")
         found = open_dialect(target, streaming=True)
@@ -75,8 +79,22 @@ def main(argv: Sequence[str]) -> None:
         compare(arguments, target.served.endpoint, found, arguments.endpoint)
 
 
-def compare(arguments: LoadClientsArguments, endpoint: Endpoint, dialect: Dialect, what: str) -> None:
-    """Let all tools ask an endpoint by turns, and print what each has seen."""
+def compare(
+    arguments: LoadClientsArguments,
+    endpoint: Endpoint,
+    dialect: Dialect,
+    what: str,
+    take_exchanges: Callable[[], list[Exchange]] | None = None,
+) -> None:
+    """Let all tools ask an endpoint by turns, and print what each has seen.
+
+    Args:
+        arguments: of the program.
+        endpoint: the API.
+        dialect: how it is asked.
+        what: what the API is, for people.
+        take_exchanges: returns what the server saw since the last call; None for one that does not say it.
+    """
     context = DrawingContext(RandomIds(arguments.vocab_size), seeded(0, arguments.lengths))
     prompts = islice(Workload.parse(arguments.lengths).prompts(context), _PROMPTS)
     requests = [dialect.encode(prompt, is_streaming=True) for prompt in prompts]
@@ -90,19 +108,27 @@ def compare(arguments: LoadClientsArguments, endpoint: Endpoint, dialect: Dialec
             PERF_ANALYZER: PerfAnalyzer(root, dialect.model, bodies, Path(directory)).turn,
         }
         for concurrency in arguments.concurrencies:
-            show(concurrency, take_turns(tools, concurrency, arguments))
+            turns = take_turns(tools, concurrency, arguments, take_exchanges)
+            show(concurrency, {name: [figures for figures, _ in each] for name, each in turns.items()})
+            if take_exchanges is not None:
+                show_parts({name: [parts for _, parts in each] for name, each in turns.items()})
 
 
 def take_turns(
-    tools: Mapping[str, Turn], concurrency: int, arguments: LoadClientsArguments
-) -> dict[str, list[tuple[float, ...]]]:
-    """Return each tool's figures by round; the order of the tools turns round by round."""
-    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in tools}
+    tools: Mapping[str, Turn],
+    concurrency: int,
+    arguments: LoadClientsArguments,
+    take_exchanges: Callable[[], list[Exchange]] | None = None,
+) -> dict[str, list[tuple[Figures, Figures]]]:
+    """Return each tool's figures and their parts by round; the order of the tools turns round by round."""
+    found: dict[str, list[tuple[Figures, Figures]]] = {name: [] for name in tools}
     names = list(tools)
     for number in range(arguments.rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            found[name].append(figures_of(tools[name](concurrency, arguments.requests), concurrency))
+            times = tools[name](concurrency, arguments.requests)
+            parts = parts_of(times, take_exchanges()) if take_exchanges is not None else ()
+            found[name].append((figures_of(times, concurrency), parts))
     return found
 
 
@@ -122,7 +148,28 @@ def ask(endpoint: Endpoint, dialect: Dialect, requests: Sequence[Encoded], concu
     return asyncio.run(run())
 
 
-def figures_of(times: Sequence[Times], concurrency: int) -> tuple[float, ...]:
+def parts_of(times: Sequence[Times], exchanges: Sequence[Exchange]) -> Figures:
+    """Compute means and then medians of ``_PARTS`` in ms: a request is the exchange that was read first after it.
+
+    Raises:
+        ServerError: the server has read fewer requests than the client has sent.
+    """
+    left, parts = sorted(exchanges, key=lambda each: each.read_ns), list[Figures]()
+    for each in sorted(times, key=lambda each: each.sent_ns):
+        found = next((one for one in left if one.read_ns >= each.sent_ns), None)
+        if found is None:
+            raise ServerError("a client says that it sent a request which the server did not read after that")
+        left.remove(found)
+        served_ns, back_ns = found.first_ns - found.read_ns, each.first_ns - found.first_ns
+        of_client_ns = each.first_ns - each.sent_ns - served_ns
+        there_ns, last_ns = found.read_ns - each.sent_ns, each.last_ns - found.last_ns
+        parts.append((there_ns, served_ns, back_ns, last_ns, of_client_ns))
+    columns = list(zip(*parts, strict=True))
+    found_ns = [*map(statistics.mean, columns), *map(statistics.median, columns)]
+    return tuple(each / formulas.NANOSECONDS_PER_MS for each in found_ns)
+
+
+def figures_of(times: Sequence[Times], concurrency: int) -> Figures:
     """Compute ``_FIGURES``; the rate is taken between ends at which every slot was busy before and after."""
     firsts = [(each.first_ns - each.sent_ns) / formulas.NANOSECONDS_PER_MS for each in times]
     lasts = [(each.last_ns - each.sent_ns) / formulas.NANOSECONDS_PER_MS for each in times]
@@ -131,7 +178,16 @@ def figures_of(times: Sequence[Times], concurrency: int) -> tuple[float, ...]:
     return statistics.mean(firsts), statistics.median(firsts), statistics.mean(lasts), statistics.median(lasts), rate
 
 
-def show(concurrency: int, found: Mapping[str, Sequence[tuple[float, ...]]]) -> None:
+def show_parts(found: Mapping[str, Sequence[Figures]]) -> None:
+    """Print the parts of each tool's latencies in ms, by the server's clock and its own."""
+    names = [f"{part} {kind} ms" for kind in ("mean", "p50") for part in _PARTS]
+    for index, part in enumerate(names):
+        values = [statistics.median(turn[index] for turn in turns) for turns in found.values()]
+        sys.stdout.write(f"{part:<22}" + "".join(f"{value:15.2f}" for value in values)[8:] + "\n")
+    sys.stdout.flush()
+
+
+def show(concurrency: int, found: Mapping[str, Sequence[Figures]]) -> None:
     """Print a line for each figure: what each tool has seen, and how far ours is from each."""
     others = [name for name in found if name != OURS]
     heads = "".join(f"{name:>15}" for name in found) + "".join(f"{f'ours/{name}':>20}" for name in others)
