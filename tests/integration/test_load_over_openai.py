@@ -5,13 +5,11 @@ Oracles: what the engine itself counts, and the same requests by gRPC.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
-from support.served import Deployment, wait_for
+from support.served import Deployment
 
 from evaluation import benchmark, load, recompute
 from evaluation.arguments import BenchmarkArguments
@@ -69,41 +67,6 @@ def test_a_load_by_http_is_the_load_by_grpc(deployed: tuple[str, str], tmp_path:
         assert 0 < figures["server_request_mean_ms"] < figures["e2e_mean_ms"]
         assert figures["server_requests"] == pytest.approx(16, abs=6)
         assert 0 < figures["ttft_p50_ms"] < figures["e2e_p50_ms"]
-    recompute.main([f"--output={tmp_path}"])
-
-
-def counted(url: str, reason: str) -> float:
-    """Requests that the engine says it has ended for a reason."""
-    with urlopen(f"{url.removesuffix('/v1')}/metrics", timeout=10) as page:
-        text = page.read().decode()
-    lines = re.findall(r"^vllm:request_success_total\{([^}]*)\} (\S+)$", text, re.MULTILINE)
-    return sum(float(value) for labels, value in lines if f'finished_reason="{reason}"' in labels)
-
-
-def test_hang_ups_free_the_engine_and_are_aborts_in_its_metrics(deployed: tuple[str, str], tmp_path: Path) -> None:
-    _, url = deployed
-    before = counted(url, "abort")
-    given = LoadArguments(
-        endpoint=url,
-        output=tmp_path,
-        lengths=(f"{GIVEN}/60",),
-        concurrencies=(3,),
-        requests=30,
-        repeats=1,
-        min_repeats=1,
-        vocab_size=100,
-        cancel_share=0.4,
-    )
-    load.main(given.to_argv())
-    (row,) = LOAD_TABLE.read(tmp_path / "load.csv")
-    found = read_records(tmp_path / row.directory)
-    assert found is not None
-    cancelled = [record for record in (*found.warmups, *found.records) if record.is_cancelled]
-    assert (row.state, row.failed_requests, row.error) == ("ok", 0, "")
-    assert row.cancelled_requests is not None and 5 <= row.cancelled_requests <= len(cancelled)
-    assert row.figures["server_idle_s"] is not None and row.figures["server_idle_s"] < 5
-    # Those that were in flight when the repeat ended are not recorded.
-    wait_for(lambda: len(cancelled) <= counted(url, "abort") - before <= len(cancelled) + 3, 10)
     recompute.main([f"--output={tmp_path}"])
 
 

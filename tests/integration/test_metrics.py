@@ -22,9 +22,11 @@ import tritonclient.grpc as triton_grpc
 from support.served import Deployment, inputs_of, wait_for
 from tritonclient.utils import InferenceServerException
 
-from evaluation import load
+from evaluation import load, recompute
 from evaluation.speed.load_arguments import LoadArguments
+from evaluation.speed.raw_records import read_records
 from evaluation.speed.record import RequestRecord
+from evaluation.speed.table import LOAD_TABLE
 from evaluation.speed.wire import Encoded, Wire
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
@@ -56,7 +58,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     convert(ConvertArguments(description, directory / "1-gpu", 1, "fp32", random_weights=True))
     settings = ExportArguments(directory / "1-gpu", repository, "gpt", 1, 1, "fp32", 0, 0, max_batch_size=4)
     build_repository(replace(settings, decoupled=True))
-    running = Deployment(repository, directory / "run")
+    running = Deployment(repository, directory / "run", openai_port=0)
     running.wait_until_published()
     yield running
     assert running.stop() == 0, running.text
@@ -190,6 +192,35 @@ def test_what_is_under_way_shows_and_what_was_cancelled_counts_as_such(endpoint:
     wait_for(lambda: value(endpoint, "request_success_total", 'finished_reason="abort"') == before + 4, 10)
     wait_for(lambda: value(endpoint, "num_requests_running") == 0, 10)
     assert value(endpoint, "e2e_request_latency_seconds_count") == finished
+
+
+def test_hang_ups_over_openais_api_free_the_engine_and_count_as_aborts(endpoint: Endpoint, tmp_path: Path) -> None:
+    reasons = {name: f'finished_reason="{name}"' for name in ("abort", "length")}
+    before = {name: value(endpoint, "request_success_total", label) for name, label in reasons.items()}
+    tokens = value(endpoint, "generation_tokens_total")
+    arguments = LoadArguments(
+        f"http://127.0.0.1:{endpoint.openai_port}/v1", tmp_path, lengths=(f"{INPUT}/200",), concurrencies=(3,),
+        requests=24, repeats=1, min_repeats=1, vocab_size=1000, cancel_share=0.6,
+    )  # fmt: skip
+    load.main(arguments.to_argv())
+    (row,) = LOAD_TABLE.read(tmp_path / "load.csv")
+    found = read_records(tmp_path / row.directory)
+    assert found is not None
+    records = (*found.warmups, *found.records)
+    cancelled, whole = (sum(each) for each in zip(*((r.is_cancelled, r.is_complete) for r in records), strict=True))
+    assert (row.state, row.failed_requests, row.error) == ("ok", 0, "")
+    assert row.cancelled_requests is not None and 8 <= row.cancelled_requests <= cancelled
+    assert row.figures["server_idle_s"] is not None and row.figures["server_idle_s"] < 5
+
+    def ended(reason: str) -> float:
+        return value(endpoint, "request_success_total", reasons[reason]) - before[reason]
+
+    # Those that were in flight when the repeat ended are not recorded.
+    wait_for(lambda: cancelled <= ended("abort") <= cancelled + 3, 10)
+    made = value(endpoint, "generation_tokens_total") - tokens
+    assert made < 200 * ended("length") + 20 * ended("abort"), "a request that is hung up on makes few tokens more"
+    assert whole <= ended("length")
+    recompute.main([f"--output={tmp_path}"])
 
 
 def test_prometheus_sees_types_and_the_cache(endpoint: Endpoint) -> None:
