@@ -231,7 +231,7 @@ def test_a_server_whose_clock_is_wrong_is_measured_by_the_clients_and_waited_for
         assert time.monotonic() - began_s < 10
     assert (row.state, row.failed_requests) == ("ok", 1)
     assert "HTTP 503 (Retry-After: " in row.error and "try again at noon" in row.error
-    assert row.figures["ttft_p50_ms"] == pytest.approx(FIRST_S * 1e3, abs=NEAR_MS)
+    assert FIRST_S * 1e3 - 1 < (row.figures["ttft_p50_ms"] or 0) < 1000, "years apart by the server's clock"
     assert row.timestamp[:4] not in ("1970", "2035")
 
 
