@@ -119,9 +119,10 @@ class Steps(RowSlots, Predictions):
     def can_mix(self, rows: int, tokens: int, contexts: int = 1) -> bool:
         """Say whether a step in which some rows decode, and others run some tokens, is best taken as one pass.
 
-        It is if there is a graph of it, and for inputs so large that they need no graph: see warmup.py.
+        It is if there is a graph of it, and for inputs so large that they need no graph: see warmup.py. Where torch
+        attends to the cache, because there is a bias, a prompt is faster in a pass of its own.
         """
-        if self._graphs is None or self.cache.has_windows:
+        if self._graphs is None or self.cache.has_windows or not self.network.can_capture_continued:
             return False
         is_large = tokens > self._graphs.largest_input > 0
         return is_large or self._graphs.size_of_mixed(rows, tokens, contexts) > 0
