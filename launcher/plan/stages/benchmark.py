@@ -14,7 +14,7 @@ from launcher.config.schema import BenchmarkKind, Config, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, partial, python_module
 from launcher.plan.stages.clients import check_server
-from launcher.plan.stages.settings import environment, expected_repository, resources
+from launcher.plan.stages.settings import asked_endpoint, environment, expected_repository, resources
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
@@ -56,7 +56,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
 def _static(config: Config, paths: RunPaths) -> Command:
     sweep = config.benchmark
     arguments = BenchmarkArguments(
-        endpoint=config.deployment.endpoint or str(paths.endpoint),
+        endpoint=asked_endpoint(config, paths),
         output=partial(paths.benchmark),
         model=sweep.model,
         batch_sizes=tuple(sweep.batch_sizes),
@@ -85,7 +85,7 @@ def load_arguments(config: Config, paths: RunPaths) -> LoadArguments:
     given |= {f"search_{name}": value for name, value in given.pop("search").items()}
     limits = dataclasses.asdict(config.benchmark.slos)
     return LoadArguments(
-        endpoint=config.deployment.endpoint or str(paths.endpoint),
+        endpoint=asked_endpoint(config, paths),
         output=partial(paths.benchmark),
         model=config.benchmark.model,
         vocab_size=config.benchmark.vocab_size,

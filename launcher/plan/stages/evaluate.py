@@ -28,7 +28,7 @@ from launcher.plan.evaluation_files import check_files
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.clients import api_tokenizer, check_server
-from launcher.plan.stages.settings import environment, expected_repository, resources
+from launcher.plan.stages.settings import asked_endpoint, environment, expected_repository, resources
 
 _ARGUMENTS: dict[type[TaskConfig], type[TaskArguments]] = {
     LambadaConfig: LambadaArguments,
@@ -105,7 +105,7 @@ def task_arguments(config: Config, paths: RunPaths, name: str, task: TaskConfig)
     batch_size = config.evaluation.model.eval_batch_size or task.batch_size
     given["batch_size"] = min(batch_size, config.export.triton_deployment.max_batch_size)
     return kind(
-        endpoint=config.deployment.endpoint or str(paths.endpoint),
+        endpoint=asked_endpoint(config, paths),
         output=partial(paths.evaluation / name),
         model_repository=expected_repository(config, paths),
         endpoint_key_env=config.deployment.endpoint_key_env,

@@ -36,6 +36,15 @@ def serving_topology(config: Config) -> Topology:
     return topology(tensor_para_size, pipeline_para_size, config.cluster.gpus_per_node)
 
 
+def asked_endpoint(config: Config, paths: RunPaths) -> str:
+    """What evaluate and benchmark ask: the endpoint that was given, a file by its absolute path, or the run's own."""
+    given = config.deployment.endpoint
+    if not given:
+        return str(paths.endpoint)
+    path = Path(given).expanduser()  # relative to where main.py was started, and stages run elsewhere
+    return str(path.absolute()) if path.exists() else given
+
+
 def expected_repository(config: Config, paths: RunPaths) -> Path | None:
     """The repository that the endpoint must serve; None where another deployment was given on purpose."""
     return None if config.deployment.endpoint else paths.model_repository
