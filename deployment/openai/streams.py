@@ -6,6 +6,7 @@ A new stream costs a request some tenths of a millisecond before its first token
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -19,8 +20,67 @@ _OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_len
 _MOST_IDLE = 256
 _IDLE_S = 2.0
 """How long a stream waits for its next request; a server that is asked to stop may wait for open streams."""
+_MOST_WAITING = 8
+"""Answers that are read ahead of a slow client; the server keeps the rest."""
 _FINAL = "triton_final_response"
 _ASKS_FOR_FINAL = "triton_enable_empty_final_response"
+
+
+class Exchange:
+    """A request's call, and its answers on their way from the task that reads them to whoever wants them.
+
+    Attributes:
+        call: of gRPC; None: it has not begun.
+        is_sent: whether the server gets the request.
+        is_given_up: whether more answers are not wanted.
+    """
+
+    def __init__(self) -> None:
+        self.call: Any = None
+        self.is_sent = self.is_given_up = False
+        self._messages: deque[Any] = deque()
+        self._is_over = False
+        self._error: Exception | None = None
+        self._news: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+
+    async def take(self) -> Any:
+        """Wait for the next answer; None: there are no more. Raises what the call has failed with."""
+        while not self._messages:
+            if self._error is not None:
+                raise self._error
+            if self._is_over:
+                return None
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        _settle(self._room)
+        return self._messages.popleft()
+
+    def put(self, message: Any) -> asyncio.Future[None] | None:
+        """Pass an answer on; returns what to wait for where the other side is far behind."""
+        self._messages.append(message)
+        _settle(self._news)
+        if len(self._messages) < _MOST_WAITING or self.is_given_up:
+            return None
+        self._room = asyncio.get_running_loop().create_future()
+        return self._room
+
+    def end(self, error: Exception | None = None) -> None:
+        """Say that no more answers come, and why."""
+        self._is_over, self._error = True, error
+        _settle(self._news)
+
+    def give_up(self) -> None:
+        """Cancel the call unless it is over."""
+        self.is_given_up = True
+        _settle(self._room)
+        if self.call is not None and not self._is_over:
+            self.call.cancel()
+
+
+def _settle(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
 
 
 class Streams:
@@ -38,6 +98,7 @@ class Streams:
             response_deserializer=messages.ModelStreamInferResponse.FromString,
         )
         self._idle: dict[Any, asyncio.TimerHandle] = {}
+        self._readers: set[asyncio.Task[None]] = set()
         self._says_final = False
 
     async def close(self) -> None:
@@ -55,42 +116,69 @@ class Streams:
             AioRpcError: the server refused the request, failed on it, or is gone.
         """
         request.parameters[_ASKS_FOR_FINAL].bool_param = True
-        call, is_complete = await self._send(request), False
+        exchange = Exchange()
+        # gRPC (1.85) does not free an answer whose reader is cancelled. So the call is, and its reader sees it end.
+        reader = asyncio.create_task(self._read(request, exchange))
+        self._readers.add(reader)
+        reader.add_done_callback(self._readers.discard)
+        try:
+            while (message := await exchange.take()) is not None:
+                yield message
+        finally:
+            exchange.give_up()
+            if not exchange.is_sent:  # the call may never begin then, and writing to it would never end
+                reader.cancel()
+
+    async def _read(self, request: Any, exchange: Exchange) -> None:
+        """Send a request and pass its answers on; failures too."""
+        try:
+            await self._send(request, exchange)
+            exchange.is_sent = True
+            await self._pass_on(exchange)
+        except Exception as error:
+            exchange.end(error)
+        except asyncio.CancelledError:  # the call was given up
+            exchange.end()
+        else:
+            exchange.end()
+
+    async def _pass_on(self, exchange: Exchange) -> None:
+        call, is_complete = exchange.call, False
         is_kept = self._says_final
         try:
             if not is_kept:  # an old server's stream ends after what has been sent, and says it in no other way
                 await call.done_writing()
-            while (message := await call.read()) is not grpc.aio.EOF:
+            while not is_complete and (message := await call.read()) is not grpc.aio.EOF:
                 parameters = message.infer_response.parameters
                 is_last = _FINAL in parameters and parameters[_FINAL].bool_param
                 self._says_final = self._says_final or _FINAL in parameters
                 is_complete = is_kept and is_last
-                yield message
-                if is_complete:
-                    return
+                if room := exchange.put(message):
+                    await room
         finally:
-            if is_complete and len(self._idle) < _MOST_IDLE:
+            if is_complete and not exchange.is_given_up and len(self._idle) < _MOST_IDLE:
                 self._idle[call] = asyncio.get_running_loop().call_later(_IDLE_S, self._end, call)
             else:
                 call.cancel()
 
-    async def _send(self, request: Any) -> Any:
+    async def _send(self, request: Any, exchange: Exchange) -> None:
         """Send a request in a stream that waits, or in a new one."""
-        while self._idle:
-            call, timer = self._idle.popitem()
+        while self._idle and not exchange.is_given_up:
+            exchange.call, timer = self._idle.popitem()
             timer.cancel()
             try:
-                await call.write(request)
-                return call
+                await exchange.call.write(request)
+                return
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the server has ended it meanwhile
-                call.cancel()
-        call = self._open(metadata=_TRUE_STATUS)
+                exchange.call.cancel()
+        if exchange.is_given_up:
+            raise asyncio.CancelledError
+        exchange.call = self._open(metadata=_TRUE_STATUS)
         try:
-            await call.write(request)
-        except BaseException:  # a client that hangs up now: gRPC would keep a call whose beginning was cancelled
-            call.cancel()
+            await exchange.call.write(request)
+        except BaseException:  # gRPC would keep a call whose beginning has failed
+            exchange.call.cancel()
             raise
-        return call
 
     def _end(self, call: Any) -> None:
         """Let a stream that waits go."""
