@@ -23,13 +23,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # of a product's result, which may be overwritten
     "": lambda x: x,
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
     "exact_gelu": F.gelu,
     "relu": F.relu,
     "squared_relu": lambda x: F.relu(x).square(),
-    "silu": F.silu,
+    "silu": lambda x: F.silu(x, inplace=True),
 }
 _LEAST_ROWS = 4  # of a product of packed weights with more than one
 

@@ -133,18 +133,19 @@ class Rotation:
     def __init__(self, positions: Tensor, rotary: Rotary, dtype: torch.dtype) -> None:
         self._width, self._is_by_pairs = rotary.width, rotary.is_by_pairs
         angles = positions[..., None].float() * rotary.inverse_frequencies  # [B or 1, T, width / 2]
+        self._sin = angles.sin().to(dtype)[:, None]  # [B or 1, 1, T, width / 2]
         angles = angles.repeat_interleave(2, -1) if self._is_by_pairs else torch.cat((angles, angles), -1)
-        self._cos, self._sin = angles.cos().to(dtype)[:, None], angles.sin().to(dtype)[:, None]  # [B or 1, 1, T, width]
+        self._cos = angles.cos().to(dtype)[:, None]  # [B or 1, 1, T, width]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate x, [B, H, T, D]."""
-        rotated, rest = x[..., : self._width], x[..., self._width :]
-        if self._is_by_pairs:
-            other = torch.stack((-rotated[..., 1::2], rotated[..., ::2]), -1).flatten(-2)
-        else:
-            first, second = rotated.chunk(2, -1)
-            other = torch.cat((-second, first), -1)
-        return torch.cat((rotated * self._cos + other * self._sin, rest), -1)
+        width, half = self._width, self._width // 2
+        pairs, halves = (slice(0, width, 2), slice(1, width, 2)), (slice(half), slice(half, width))
+        first, second = pairs if self._is_by_pairs else halves
+        rotated = x[..., :width] * self._cos
+        rotated[..., first].addcmul_(x[..., second], self._sin, value=-1)
+        rotated[..., second].addcmul_(x[..., first], self._sin)
+        return rotated if width == x.shape[-1] else torch.cat((rotated, x[..., width:]), -1)
 
 
 class AttentionSpec(NamedTuple):

@@ -8,7 +8,7 @@ looked at: the row may have given them back.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,11 +96,49 @@ def decode_rows(positions: Tensor, tables: Tensor, windows: Tensor, spec: Attent
     return attend
 
 
+class _Run(NamedTuple):
+    """Rows behind each other whose entries are views of the cache: of one length, and at equal distances.
+
+    Attributes:
+        rows: of the call.
+        first: entry that the first row begins with, counted over all pages.
+        apart: entries from one row's first to the next one's.
+        length: entries of each row.
+    """
+
+    rows: slice
+    first: int
+    apart: int
+    length: int
+
+    def with_next(self, first: int, length: int) -> _Run | None:
+        """Give the run with the next row, or None if that is not one of it."""
+        count = self.rows.stop - self.rows.start
+        apart = self.apart if count > 1 else first - self.first
+        if length != self.length or apart <= 0 or first != self.first + count * apart:
+            return None
+        return _Run(slice(self.rows.start, self.rows.stop + 1), self.first, apart, length)
+
+
+class _Torn(NamedTuple):
+    """A row whose pages are apart, so that they are copied.
+
+    Attributes:
+        rows: of the call; one.
+        pages: int64 [n].
+        length: entries.
+    """
+
+    rows: slice
+    pages: Tensor
+    length: int
+
+
 class PagedView:
     """The entries of rows in the cache as torch reads them: in place, if a row's pages are contiguous.
 
     Each row has an attention call of its own, so that nothing is copied or padded; but rows of one length at equal
-    distances, as those of one request are, are computed in one call.
+    distances, as those are that joined the batch together, are computed in one call.
 
     Args:
         tables: int32 [B, width], pages of each row.
@@ -113,34 +151,34 @@ class PagedView:
         begins = torch.zeros_like(lengths) if begins is None else begins
         steps = PAGE * torch.arange(1, pages.shape[1], device=pages.device)
         is_behind = (steps < lengths[:, None]) & (steps > begins[:, None])
-        is_torn = ((pages.diff() != 1) & is_behind).any(1).tolist()
+        is_torn: list[bool] = ((pages.diff() != 1) & is_behind).any(1).tolist()
         columns: list[int] = (begins // PAGE).tolist()
-        firsts = (pages.gather(1, (begins // PAGE)[:, None])[:, 0] * PAGE).tolist()
-        self._lengths: list[int] = (lengths - begins).tolist()
-        self._places: list[int | Tensor] = [
-            pages[row, column : column - (-length // PAGE)] if torn else first
-            for row, (column, first, length, torn) in enumerate(
-                zip(columns, firsts, self._lengths, is_torn, strict=True)
-            )
-        ]
-        apart = {after - before for before, after in pairwise(firsts)}
-        is_even = len(apart) < 2 and len(set(self._lengths)) == 1 and not any(is_torn) and min(apart, default=1) > 0
-        self._even = (firsts[0], min(apart, default=0)) if is_even else None
+        firsts: list[int] = (pages.gather(1, (begins // PAGE)[:, None])[:, 0] * PAGE).tolist()
+        self._parts: list[_Run | _Torn] = []
+        for row, length in enumerate((lengths - begins).tolist()):
+            if is_torn[row]:
+                own = pages[row, columns[row] : columns[row] - (-length // PAGE)]
+                self._parts.append(_Torn(slice(row, row + 1), own, length))
+                continue
+            before = self._parts[-1] if self._parts else None
+            longer = before.with_next(firsts[row], length) if isinstance(before, _Run) else None
+            if longer:
+                self._parts[-1] = longer
+            else:
+                self._parts.append(_Run(slice(row, row + 1), firsts[row], 0, length))
 
     def attend(self, q: Tensor, memory: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
         """Attend from q, [B, H, 1, D]; the mask's rows, [B, 1 or H, 1, S], are cut to their lengths."""
-        if self._even:
-            keys, values = _contiguous_entries(memory, *self._even, len(q), self._lengths[0])
-            return attend_masked(q, keys, values, mask, spec)
-        parts = []
-        for row, (query, place, length) in enumerate(zip(torch.split(q, 1), self._places, self._lengths, strict=True)):
-            if isinstance(place, int):
-                keys, values = _contiguous_entries(memory, place, 0, 1, length)
+        attended = []
+        for part in self._parts:
+            rows = part.rows
+            if isinstance(part, _Run):
+                keys, values = _contiguous_entries(memory, part.first, part.apart, rows.stop - rows.start, part.length)
             else:
-                keys, values = memory[:, place].transpose(1, 2).flatten(2, 3)[:, None, :, :length]
-            own = None if mask is None else mask[row : row + 1, ..., :length]
-            parts.append(attend_masked(query, keys, values, own, spec))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+                keys, values = memory[:, part.pages].transpose(1, 2).flatten(2, 3)[:, None, :, : part.length]
+            own = None if mask is None else mask[rows, ..., : part.length]
+            attended.append(attend_masked(q[rows], keys, values, own, spec))
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
 def _contiguous_entries(memory: Tensor, first: int, apart: int, count: int, length: int) -> Tensor:
