@@ -29,7 +29,7 @@ def test_the_formulas_by_hand() -> None:
 
 
 def test_the_parts_of_a_latency_by_hand() -> None:
-    # The second request is read before the first; the warm-up, read before both, is nobody's.
+    # The second request is read before the first; the warm-up, read before both, belongs to no request here.
     exchanges = [Exchange(*(ms * MS for ms in each)) for each in ((1, 2, 3), (12, 62, 90), (11, 65, 80))]
     times = [Times(10 * MS, 67 * MS, 82 * MS), Times(10.5 * MS, 66 * MS, 91 * MS)]
     # There: 1 and 1.5; server: 54 and 50; back: 2 and 4; last: 2 and 1; of the client: 57 - 54 and 55.5 - 50.
