@@ -1,15 +1,16 @@
-"""The five-stage command for real: every tensor parallelism, and kill -9 of each process in the middle."""
+"""The five-stage command for real: several ranks, and kill -9 of each process in the middle."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,36 +86,25 @@ def assert_nothing_is_left(root: Path, pids: Collection[int] = (), seconds: floa
     assert left() == [] and deaths_by_signal(root) == []
 
 
-@pytest.fixture(scope="module")
-def figures(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, float]]:
-    """LAMBADA figures of the five-stage run at a tensor parallelism; each is run once."""
-    known: dict[int, dict[str, float]] = {}
-
-    def of(tensor_para_size: int) -> dict[str, float]:
-        if tensor_para_size not in known:
-            root = tmp_path_factory.mktemp(f"tp{tensor_para_size}")
-            precision = ("export.model.weight_data_type=fp32", "export.triton_deployment.data_type=fp32")
-            result = run(root, f"export.model.tensor_model_parallel_size={tensor_para_size}", *precision)
-            assert result.returncode == 0, result.stdout + result.stderr
-            assert_nothing_is_left(root)
-            results = root / "tiny" / f"export_tp{tensor_para_size}_pp1_fp32_fp32"
-            assert not list(root.rglob("__pycache__")), "serving adds nothing to what was published"
-            assert str(results / "report") in result.stdout and "lambada_openai_accuracy" in result.stdout
-            table = pandas.read_csv(results / "benchmark" / "static" / "benchmark.csv")
-            assert list(table["batch_size"]) == [1, 2] and not table["errors"].any()
-            assert (results / "report" / "report.html").is_file() and (results / "report" / "report.md").is_file()
-            metrics = json.loads((results / "evaluation" / "lambada" / "metrics.json").read_text())
-            known[tensor_para_size] = {m["name"]: m["value"] for m in metrics["metrics"]}
-        return known[tensor_para_size]
-
-    return of
+def figures(root: Path, tensor_para_size: int) -> dict[str, float]:
+    """LAMBADA figures of the five-stage run at a tensor parallelism."""
+    precision = ("export.model.weight_data_type=fp32", "export.triton_deployment.data_type=fp32")
+    result = run(root, f"export.model.tensor_model_parallel_size={tensor_para_size}", *precision)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert_nothing_is_left(root)
+    results = root / "tiny" / f"export_tp{tensor_para_size}_pp1_fp32_fp32"
+    assert not list(root.rglob("__pycache__")), "serving adds nothing to what was published"
+    assert str(results / "report") in result.stdout and "lambada_openai_accuracy" in result.stdout
+    table = pandas.read_csv(results / "benchmark" / "static" / "benchmark.csv")
+    assert list(table["batch_size"]) == [1, 2] and not table["errors"].any()
+    assert (results / "report" / "report.html").is_file() and (results / "report" / "report.md").is_file()
+    metrics = json.loads((results / "evaluation" / "lambada" / "metrics.json").read_text())
+    return {m["name"]: m["value"] for m in metrics["metrics"]}
 
 
-@pytest.mark.parametrize("tensor_para_size", [2, 4])
-def test_every_tensor_parallelism_scores_the_same(
-    figures: Callable[[int], dict[str, float]], tensor_para_size: int
-) -> None:
-    assert figures(tensor_para_size) == pytest.approx(figures(1), rel=1e-4)
+def test_four_ranks_score_as_one(tmp_path: Path) -> None:
+    """A demonstration's card holds for one and for two, below."""
+    assert figures(tmp_path, 4) == pytest.approx(figures(tmp_path, 1), rel=1e-4)
 
 
 @pytest.mark.parametrize(("demo", "tensor_para_size"), [("gpt3_demo", 1), ("llama_demo", 2)])
@@ -158,28 +148,35 @@ def running_benchmark(root: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of results in which one test after the other finds finished what comes before the benchmark."""
+    return tmp_path_factory.mktemp("begun")
+
+
 @pytest.mark.parametrize("victim", ["tritonserver", "triton_python_backend_stub", "main.py"])
-def test_kill_9_in_the_middle_leaves_nothing_and_a_rerun_continues(tmp_path: Path, victim: str) -> None:
-    with running_benchmark(tmp_path) as process:
+def test_kill_9_in_the_middle_leaves_nothing_and_a_rerun_continues(begun: Path, victim: str) -> None:
+    results = begun / "tiny" / "export_tp1_pp1_fp16_fp16"
+    shutil.rmtree(results / "benchmark", ignore_errors=True)
+    with running_benchmark(begun) as process:
         members = family(process.pid)
         pid = process.pid if victim == "main.py" else next(p for p, name in members.items() if name == victim)
         os.kill(pid, signal.SIGKILL)
         output, _ = process.communicate(timeout=120)
-    results = tmp_path / "tiny" / "export_tp1_pp1_fp16_fp16"
     if victim != "main.py":
         assert process.returncode == 1
         assert "the server died while benchmark ran" in output
         assert "failed" in (results / "report" / "report.md").read_text()
-    assert_nothing_is_left(tmp_path, members)
+    assert_nothing_is_left(begun, members)
     assert not (results / "benchmark" / "static").exists()
-    again = run(tmp_path, LONG)
+    again = run(begun)
     assert again.returncode == 0, again.stdout + again.stderr
     states = re.findall(r"\] (\w+) +(done|skipped)", again.stdout)
     assert states == [
         *(("convert", "skipped"), ("export", "skipped"), ("deploy", "done"), ("evaluate", "skipped")),
         *(("benchmark", "done"), ("report", "done")),
     ]
-    assert_nothing_is_left(tmp_path)
+    assert_nothing_is_left(begun)
 
 
 def test_ctrl_c_stops_everything_and_says_how_to_continue(tmp_path: Path) -> None:
