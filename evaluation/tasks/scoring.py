@@ -22,6 +22,8 @@ from handover.errors import ConfigError, ServerError
 from handover.provenance import PROGRAM
 
 Pair = tuple[Ids, Ids]  # context and target
+_COUNTS_ONE = "vllm"
+"""A server that refuses a prompt as long as the model's positions even where no token is to be generated."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,9 @@ class Scorer:
         interface, self._name = (inside or target).interface, (inside or target).model
         self._is_t5, self._may_score = interface.is_encoder_decoder, interface.can_score
         self._is_api, self._spare = bool(target.capabilities), 0
-        if target.capabilities and not target.capabilities.scores_alone:
-            self._spare = 1  # with each score a token is generated
+        can = target.capabilities
+        if can and (not can.scores_alone or can.card.owned_by == _COUNTS_ONE):
+            self._spare = 1  # with each score a token is generated, or room for one is needed
 
     def __enter__(self) -> Scorer:
         return self

@@ -114,7 +114,8 @@ def swept_keys(overrides: Sequence[str]) -> list[str]:
 def _own_settings() -> list[tuple[str, str]]:
     """What this point has of its own, by the last word of its keys."""
     keys = {*swept_keys(sys.argv[1:]), *(HydraConfig.get().sweeper.get("params") or {})}
-    pairs = (text.split("=", 1) for text in compose.written_overrides() if "=" in text)
+    # Hydra writes a value of a sweep with backslashes before what its grammar would read.
+    pairs = (re.sub(r"\\(.)", r"\1", text).split("=", 1) for text in compose.written_overrides() if "=" in text)
     return [(key.rpartition(".")[2], value) for key, value in pairs if key.lstrip("+") in keys]
 
 
