@@ -21,6 +21,8 @@ _VARIABLES = {
     GRID: "var(--grid)",
     **{colour: f"var(--series-{number})" for number, colour in enumerate(SERIES, 1)},
 }
+_LONGEST_IN_COLUMNS = 32
+"""Letters of a name; a longer one, such as an address, has a row of the legend for itself."""
 _LEGEND_COLUMNS = 3
 _LEGEND_ROW, _LEGEND_ROW_PT = 0.065, 18.7
 """Height of a row of a legend, as a part of the figure's and in points."""
@@ -80,7 +82,8 @@ def legend_above(axes: Axes, title: str, names: Sequence[str]) -> None:
         title: name of the vertical axis.
         names: of the lines, in their order.
     """
-    rows = math.ceil(len(names) / _LEGEND_COLUMNS)
+    columns = 1 if max(map(len, names), default=0) > _LONGEST_IN_COLUMNS else min(len(names), _LEGEND_COLUMNS)
+    rows = math.ceil(len(names) / max(1, columns))
     axes.set_position((0.095, 0.13, 0.865, 0.785 - _LEGEND_ROW * rows))
     handles = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")] or axes.get_lines()
     axes.legend(
@@ -88,7 +91,7 @@ def legend_above(axes: Axes, title: str, names: Sequence[str]) -> None:
         labels=list(names),
         loc="lower left",
         bbox_to_anchor=(-0.02, 1.0),
-        ncol=min(len(names), _LEGEND_COLUMNS),
+        ncol=columns,
         frameon=False,
         fontsize=10,
         columnspacing=1.4,

@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from support.results_maker import load_row, write_results
 
 from evaluation import recommend, sweep_report
@@ -18,6 +20,7 @@ from evaluation.report.comparable import COMPARABLE, group_comparable
 from evaluation.report.engine_plots import Line, front_of
 from evaluation.report.engine_tables import MISSING, engine_tables
 from evaluation.report.formatting import show_figure
+from evaluation.report.plot_style import legend_above
 from evaluation.report.ranking import DeploymentCandidate, rank, ranking_title
 from evaluation.report.sweep_points import read_points
 from evaluation.speed.derived import derive
@@ -182,3 +185,15 @@ def test_an_engine_that_this_project_has_started_keeps_its_name() -> None:
     card = ModelCard("llama", owned_by="tensorrt_llm")
     assert identity_of(Endpoint("h", engine="trtllm_serve"), card, "1.0").engine == "trtllm_serve"
     assert identity_of(Endpoint("h"), card, "1.0").engine == "tensorrt_llm"
+
+
+def test_a_legend_of_addresses_stays_within_its_plot() -> None:
+    figure = Figure(figsize=(7.2, 3.6))
+    axes = FigureCanvasAgg(figure).figure.subplots()
+    names = [f"endpoint results/mine/export_tp1_pp1_fp16_fp16_{engine}/deployment" for engine in ("a", "b", "c")]
+    for name in names:
+        axes.plot([1, 2], [1, 2], label=name)
+    legend_above(axes, "Time to first token, ms", names)
+    figure.canvas.draw()
+    legend = axes.get_legend()
+    assert legend is not None and legend.get_window_extent().x1 <= figure.bbox.x1
