@@ -26,8 +26,8 @@ from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest, record_files
 
-FIRST_S, EACH_S = 0.04, 0.015
-NEAR_MS = 6.0  # of a median, on a machine with other work; the delays are several times that
+FIRST_S, EACH_S = 0.08, 0.03
+NEAR_MS = 12.0  # of a median, on a machine with other work; the delays are several times that
 
 
 def arguments(server: RawServer, output: Path, **changes: Any) -> LoadArguments:

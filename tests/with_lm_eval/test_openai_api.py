@@ -17,7 +17,7 @@ from support.served import Deployment
 from evaluation.harness import ServedLM
 from handover.endpoint import Endpoint
 
-TEXTS = 60
+TEXTS, CHOICES = 60, 24
 TEMPLATE = "{% for each in messages %}{{ each.content }}{% endfor %}"
 
 
@@ -49,7 +49,7 @@ def test_choices_by_local_completions_are_scored_as_by_the_direct_path(
     deployment: Deployment, url: str, tmp_path: Path
 ) -> None:
     """Four endings of several words each, as HellaSwag has them."""
-    texts = [json.loads(line)["text"] for line in SUBSET.read_text("utf-8").splitlines()[:TEXTS]]
+    texts = [json.loads(line)["text"] for line in SUBSET.read_text("utf-8").splitlines()[:CHOICES]]
     write_choices(tmp_path / "choices.jsonl", texts)
     figures, choices = {}, {}
     for name, model in (("direct", ServedLM(str(deployment.endpoint_file))), ("openai", completions(url))):
@@ -62,7 +62,7 @@ def test_choices_by_local_completions_are_scored_as_by_the_direct_path(
         choices[name] = {sample["doc_id"]: [answer for (answer,) in sample["resps"]] for sample in samples}
     assert figures["openai"] == figures["direct"]
     assert figures["direct"][0] > 0.4  # four endings drawn by lot give 0.25
-    assert choices["openai"].keys() == choices["direct"].keys() == set(range(TEXTS))
+    assert choices["openai"].keys() == choices["direct"].keys() == set(range(CHOICES))
     for document, direct in choices["direct"].items():
         assert len(direct) == 4 and len({log_prob for log_prob, _ in direct}) == 4
         for (expected, is_argmax), (log_prob, is_greedy) in zip(direct, choices["openai"][document], strict=True):
