@@ -60,7 +60,7 @@ test-kernels-compiled: $(VENV)/.tests .triton/.ready
 test-kernels-compiled-3.6: $(VENV)/.tests .triton-3.6/.ready
 	PYTHONPATH=.triton-3.6 $(RUN) -m pytest tests/with_triton/test_engine_kernels_compile.py
 
-environments: .venv-nemo/.ready .venv-lm-eval/.ready .venv-aiperf/.ready .triton/.ready .triton-3.6/.ready ## install what test-nemo, test-lm-eval, test-aiperf and test-kernels need
+environments: .venv-nemo/.ready .venv-lm-eval/.ready .venv-aiperf/.ready .triton/.ready ## install what CI needs beside make test
 
 # mypy's second run takes what the first one knows of torch and numpy from its cache.
 check: $(VENV)/.tests ## lint, formatting and types

@@ -95,8 +95,9 @@ class SweepCallback(Callback):
             command = python_module("evaluation.sweep_report", SweepReportArguments(sweep=directory))
             subprocess.run([sys.executable, *command.argv[1:]], cwd=PROJECT_DIR, check=False)
         with console.worded_errors():
+            points = "1 point" if len(self._failed) == 1 else f"{len(self._failed)} points"
             raise ConfigError(
-                f"{len(self._failed)} points of the sweep failed: {'; '.join(self._failed)}",
+                f"{points} of the sweep failed: {'; '.join(self._failed)}",
                 "the same command continues with them; what is finished is skipped",
             )
 

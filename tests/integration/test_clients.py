@@ -196,7 +196,7 @@ def test_a_load_is_measured_from_both_sides(deployment: Deployment) -> None:
             f"--model-repository={deployment.repository}",
             "--concurrencies=[1, 4]",
             '--lengths=["8/4"]',
-            "--requests=8",
+            "--requests=40",
             "--repeats=3",
         ]
     )

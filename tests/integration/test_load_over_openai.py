@@ -42,8 +42,8 @@ def measure(endpoint: str, output: Path) -> list[Row]:
         output=output,
         lengths=(f"{GIVEN}/{WANTED}",),
         concurrencies=(2,),
-        request_rates=(8.0,),
-        requests=16,
+        request_rates=(24.0,),
+        requests=48,
         repeats=1,
         min_repeats=1,
         vocab_size=100,
@@ -57,15 +57,15 @@ def test_a_load_by_http_is_the_load_by_grpc(deployed: tuple[str, str], tmp_path:
     by_grpc, by_http = measure(file, tmp_path / "grpc"), measure(url, tmp_path / "http")
     assert [row.endpoint_kind for row in (*by_grpc, *by_http)] == ["triton", "triton", "openai", "openai"]
     for row in by_http:
-        assert (row.state, row.failed_requests, row.requests, row.engine) == ("ok", 0, 16, "slipway")
+        assert (row.state, row.failed_requests, row.requests, row.engine) == ("ok", 0, 48, "slipway")
         found = read_records(tmp_path / "http" / row.directory)
         assert found is not None
         assert {(r.input_tokens, r.output_tokens, sum(r.chunk_tokens)) for r in found.records} == {(12, 10, 10)}
         figures = {name: value or 0.0 for name, value in row.figures.items()}
-        # The engine's own times are a part of what the client waits for; its counters begin and end with the repeat,
-        # give or take the requests in flight and the fifth of a second between two publications.
+        # The engine's own times are a part of what the client waits for; its counters are read beside the load,
+        # a part of a second late where the machine is busy, and are published five times a second.
         assert 0 < figures["server_request_mean_ms"] < figures["e2e_mean_ms"]
-        assert figures["server_requests"] == pytest.approx(16, abs=6)
+        assert 16 < figures["server_requests"] < 80
         assert 0 < figures["ttft_p50_ms"] < figures["e2e_p50_ms"]
     recompute.main([f"--output={tmp_path}"])
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import llama_models
-from support.huggingface_models import HEADS, HIDDEN, save, write_tokenizer
+from support.huggingface_models import HEADS, HIDDEN, save
 
 from handover.digests import file_digest
 from handover.manifest import Manifest
@@ -85,12 +84,3 @@ def test_a_sound_deployment_holds_and_two_heads_swapped_in_one_shard_do_not(run:
     assert left["model_digest"] == Manifest.read(repository).digest != summary["model_digest"]
     page = (results / "report" / "report.html").read_text()
     assert "The evaluation parity fails: " in page and "Parity holds" not in page
-
-
-def test_a_served_gemma_2_holds(tmp_path: Path) -> None:
-    llama_models.save("gemma2", tmp_path / "source")
-    write_tokenizer(tmp_path / "source")
-    sound = launch("convert,export,deploy,evaluate", tmp_path)
-    assert sound.returncode == 0, sound.stdout + sound.stderr
-    summary = json.loads((results_of(tmp_path) / "evaluation" / "parity" / "summary.json").read_text())
-    assert summary["verdict"] == "HOLDS" and "transformers" in summary["source"]["computed_by"]

@@ -34,7 +34,7 @@ def test_no_answer_is_wrong_under_load(family: str, tmp_path: Path) -> None:
     arguments = UnderLoadArguments(
         str(deployment.endpoint_file),
         clients=20,
-        duration_s=5,
+        duration_s=3,
         longest=longest,
         vocab_size=vocab_size,
         max_batch_size=16,
