@@ -10,7 +10,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-llama test torture test-nemo test-lm-eval test-aiperf test-vllm test-kernels test-kernels-interpreted test-kernels-compiled \
+.PHONY: help demo demo-llama test test-long torture test-nemo test-lm-eval test-aiperf test-vllm test-kernels test-kernels-interpreted test-kernels-compiled \
   test-kernels-compiled-3.6 test-lm-eval-decoder test-lm-eval-encoder-decoder environments check docs format golden lock clean
 
 help: ## list the targets
@@ -26,6 +26,9 @@ demo-llama: $(VENV)/.runtime ## the same with a checkpoint of the Llama family
 test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in three processes
 	tests/install
 	$(RUN) -m pytest $(SHARED_OUT)
+
+test-long: $(VENV)/.tests ## what make test leaves out: its longest tests with another model, size or victim (8 minutes)
+	$(RUN) -m pytest $(SHARED_OUT) -m long
 
 CAMPAIGN := hour
 torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints, command lines: an hour; CAMPAIGN=full: five

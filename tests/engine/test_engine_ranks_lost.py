@@ -78,7 +78,7 @@ def test_what_every_rank_fails_at_fails_that_request_alone(talk: Talk) -> None:
     assert talk.ask("workers") == workers
 
 
-@pytest.mark.parametrize("talk", ["cpu", "llama"], indirect=True)
+@pytest.mark.parametrize("talk", ["cpu", pytest.param("llama", marks=pytest.mark.long)], indirect=True)
 def test_where_one_rank_fails_the_others_are_started_anew(talk: Talk) -> None:
     talk.tell("ask first 5 6 7")
     first, workers = talk.ask("wait first"), talk.ask("workers")
@@ -91,7 +91,10 @@ def test_where_one_rank_fails_the_others_are_started_anew(talk: Talk) -> None:
 
 @pytest.mark.parametrize(
     ("talk", "harm"),
-    [*product(["cpu", "cuda"], [signal.SIGKILL, signal.SIGSTOP]), ("llama", signal.SIGSTOP)],
+    [
+        *product(["cpu", "cuda"], [signal.SIGKILL, signal.SIGSTOP]),
+        pytest.param("llama", signal.SIGSTOP, marks=pytest.mark.long),
+    ],
     indirect=["talk"],
 )
 def test_a_rank_that_dies_or_hangs_is_started_anew(talk: Talk, harm: signal.Signals) -> None:

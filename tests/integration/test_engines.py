@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.engine_programs import PATH, PLACE
 from support.served import wait_for
 
@@ -34,6 +35,7 @@ def figures(results: Path) -> dict[str, float]:
     return {metric["name"]: metric["value"] for metric in content["metrics"]}
 
 
+@pytest.mark.long
 def test_a_sweep_over_engines_makes_the_directory_once_and_scores_the_same_weights(tmp_path: Path) -> None:
     """The drop-in engine and the other one compute LAMBADA's figures from one checkpoint: they agree in fp32."""
     ended = run(tmp_path, "-m", "stages=[export,deploy,evaluate]", "deployment.engine=slipway,vllm,sglang",

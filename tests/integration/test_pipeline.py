@@ -102,12 +102,15 @@ def figures(root: Path, tensor_para_size: int) -> dict[str, float]:
     return {m["name"]: m["value"] for m in metrics["metrics"]}
 
 
+@pytest.mark.long
 def test_four_ranks_score_as_one(tmp_path: Path) -> None:
     """A demonstration's card holds for one and for two, below."""
     assert figures(tmp_path, 4) == pytest.approx(figures(tmp_path, 1), rel=1e-4)
 
 
-@pytest.mark.parametrize(("demo", "tensor_para_size"), [("gpt3_demo", 1), ("llama_demo", 2)])
+@pytest.mark.parametrize(
+    ("demo", "tensor_para_size"), [pytest.param("gpt3_demo", 1, marks=pytest.mark.long), ("llama_demo", 2)]
+)
 def test_a_demonstration_reaches_the_figures_of_its_model_card(
     demo: str, tensor_para_size: int, tmp_path: Path
 ) -> None:
@@ -154,7 +157,9 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("begun")
 
 
-@pytest.mark.parametrize("victim", ["tritonserver", "triton_python_backend_stub", "main.py"])
+@pytest.mark.parametrize(
+    "victim", ["tritonserver", pytest.param("triton_python_backend_stub", marks=pytest.mark.long), "main.py"]
+)
 def test_kill_9_in_the_middle_leaves_nothing_and_a_rerun_continues(begun: Path, victim: str) -> None:
     results = begun / "tiny" / "export_tp1_pp1_fp16_fp16"
     shutil.rmtree(results / "benchmark", ignore_errors=True)

@@ -51,6 +51,7 @@ def scored(checkpoint: Path, root: Path, has_prefix_cache: bool) -> tuple[Any, s
     return metrics, (output / "samples.csv").read_text(), (output / "predictions.json").read_text()
 
 
+@pytest.mark.long
 def test_a_few_shot_task_has_the_same_figures_with_and_without_it(checkpoint: Path, tmp_path: Path) -> None:
     found = [scored(checkpoint, tmp_path / str(has_it), has_it) for has_it in (True, False)]
     assert found[0] == found[1]

@@ -25,7 +25,7 @@ def shards_of_family(family: str, folder: Path) -> tuple[Path, int, int]:
     return folder / "1-gpu", 32, 1000
 
 
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("family", [pytest.param("gpt", marks=pytest.mark.long), "llama"])
 def test_no_answer_is_wrong_under_load(family: str, tmp_path: Path) -> None:
     shards, longest, vocab_size = shards_of_family(family, tmp_path)
     write_models(shards, tmp_path / "repo", max_batch_size=16, family=family)
