@@ -179,11 +179,10 @@ def test_generate_stream_sends_one_event_a_token(endpoint: Endpoint) -> None:
 
 def test_a_cancelled_stream_ends_the_work(endpoint: Endpoint) -> None:
     before = cancelled_requests(endpoint)
-    for _ in range(5):
-        stream(endpoint.grpc_url, "fastertransformer", ids_request(28), stop_after=2)
-    deadline = time.monotonic() + 10
-    while cancelled_requests(endpoint) == before:  # some may have had their last token before
+    deadline = time.monotonic() + 60
+    while cancelled_requests(endpoint) == before:  # on a busy machine many have had their last token before
         assert time.monotonic() < deadline
+        stream(endpoint.grpc_url, "fastertransformer", ids_request(28), stop_after=2)
         time.sleep(0.05)
     assert len(stream(endpoint.grpc_url, "fastertransformer", ids_request())) == COUNT
 
