@@ -9,24 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.load_client import libraries
+from benchmarks.load_client_figures import Times
+from evaluation.speed.formulas import NANOSECONDS_PER_MS
 from evaluation.speed.openai_events import read_events
 from handover.errors import ServerError
-
-_NANOSECONDS_PER_MS = 1e6
-
-
-@dataclass(frozen=True)
-class Times:
-    """When one request was sent and when its first and its last token arrived, in ns of ``time.perf_counter_ns``."""
-
-    sent_ns: float
-    first_ns: float
-    last_ns: float
 
 
 class PerfAnalyzer:
@@ -73,7 +63,8 @@ def _times(request: dict[str, Any]) -> Times:
     outputs = [output["response"].encode() + b"\n" for output in request["response_outputs"]]
     tokens = read_events(list(zip(request["response_timestamps"], outputs, strict=True)))
     shift_ns = wall_to_monotonic_ns()
-    return Times(*(each + shift_ns for each in (request["timestamp"], tokens.times_ns[0], tokens.times_ns[-1])))
+    sent_ns, first_ns, last_ns = request["timestamp"], tokens.times_ns[0], tokens.times_ns[-1]
+    return Times(sent_ns + shift_ns, first_ns + shift_ns, last_ns + shift_ns, sum(tokens.counts))
 
 
 class AiPerf:
@@ -118,8 +109,9 @@ class AiPerf:
 
 def _of_record(record: dict[str, Any]) -> Times:
     sent_ns, metrics = record["metadata"]["request_start_ns"] + wall_to_monotonic_ns(), record["metrics"]
-    first_ms, last_ms = metrics["time_to_first_token"]["value"], metrics["request_latency"]["value"]
-    return Times(sent_ns, sent_ns + first_ms * _NANOSECONDS_PER_MS, sent_ns + last_ms * _NANOSECONDS_PER_MS)
+    names = ("time_to_first_token", "request_latency")
+    first_ns, last_ns = (sent_ns + metrics[name]["value"] * NANOSECONDS_PER_MS for name in names)
+    return Times(sent_ns, first_ns, last_ns, metrics["output_sequence_length"]["value"])
 
 
 def _write_tokenizer(directory: Path) -> None:

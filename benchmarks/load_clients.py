@@ -6,10 +6,11 @@
 
 The same bodies go by turns from each of the three, in another order in each round: first to a server that answers after
 fixed delays, which shows the clients alone, then to the given endpoint, whose times change with whatever else the
-machine does. Figures are computed by one set of formulas from each tool's own time stamps: time to the first token,
-end-to-end latency, and answers a second while all slots are busy. Printed are medians over the rounds, and medians of
-each round's ratio of ours to theirs. The server with fixed delays also says when it had each request and when it
-wrote its tokens, so that a second table shows which part of each client's figures is the client's own.
+machine does. Figures are computed by one set of formulas from each tool's own time stamps (``load_client_figures``),
+requests/s also by aiperf's formula, and the pause between an answer and the next request of its slot, by which closed
+loops of equal latency differ in requests/s. Printed are medians over the rounds, and medians of each round's ratio of
+ours to theirs. The server with fixed delays also says when it had each request and when it wrote its tokens, so that a
+second table shows which part of each client's figures is the client's own.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from benchmarks.load_client_peers import AiPerf, PerfAnalyzer, Times
+from benchmarks.load_client_figures import PARTS, PAUSE, Figures, Times, figures_of, parts_of
+from benchmarks.load_client_peers import AiPerf, PerfAnalyzer
 from benchmarks.timed_openai import MODEL, Exchange, timed_api
 from evaluation.client.served_model import open_target
-from evaluation.speed import formulas
 from evaluation.speed.drive import ClosedLoop, MeasuringPlan, drive
 from evaluation.speed.openai_dialect import open_dialect
 from evaluation.speed.openai_wire import Dialect, OpenAIWire
+from evaluation.speed.record import Window
 from evaluation.speed.tokens import RandomIds
 from evaluation.speed.wire import Encoded
 from evaluation.speed.workload import DrawingContext, Workload, seeded
@@ -40,11 +42,7 @@ from handover.errors import ServerError, exit_status
 
 OURS, AIPERF, PERF_ANALYZER = "slipway", "aiperf", "perf_analyzer"
 _PROMPTS = 64
-_FIGURES = ("ttft mean ms", "ttft p50 ms", "e2e mean ms", "e2e p50 ms", "requests/s")
-_PARTS = ("sent - read", "read - token", "token - seen", "last - seen", "ttft - server")
-"""The way there, the server, the way back of the first and of the last token, and both ways of the first together."""
 Turn = Callable[[int, int], list[Times]]
-Figures = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def compare(
     sys.stdout.write(f"\n{what}: {arguments.lengths} tokens, medians of {arguments.rounds} rounds\n")
     with tempfile.TemporaryDirectory() as directory:
         tools: dict[str, Turn] = {
-            OURS: lambda concurrency, count: ask(endpoint, dialect, requests, concurrency, count),
+            OURS: lambda concurrency, count: times_of(ask(endpoint, dialect, requests, concurrency, count)),
             AIPERF: AiPerf(arguments.aiperf, root, dialect.model, bodies, Path(directory)).turn,
             PERF_ANALYZER: PerfAnalyzer(root, dialect.model, bodies, Path(directory)).turn,
         }
@@ -127,15 +125,15 @@ def take_turns(
         first = number % len(names)
         for name in names[first:] + names[:first]:
             times = tools[name](concurrency, arguments.requests)
-            parts = parts_of(times, take_exchanges()) if take_exchanges is not None else ()
+            parts = parts_of(times, take_exchanges()) if take_exchanges is not None else {}
             found[name].append((figures_of(times, concurrency), parts))
     return found
 
 
-def ask(endpoint: Endpoint, dialect: Dialect, requests: Sequence[Encoded], concurrency: int, count: int) -> list[Times]:
-    """Let our client ask, with as many requests before as are in flight."""
+def ask(endpoint: Endpoint, dialect: Dialect, requests: Sequence[Encoded], concurrency: int, count: int) -> Window:
+    """Let our client ask, with as many requests before as are in flight; return what it counts."""
 
-    async def run() -> list[Times]:
+    async def run() -> Window:
         plan = MeasuringPlan(concurrency, count, 1, 600.0, lambda windows: False)
         async with OpenAIWire(endpoint, dialect, 60.0, is_streaming=True) as wire:
             recorder = await drive(wire, requests, ClosedLoop(concurrency), plan)
@@ -143,47 +141,24 @@ def ask(endpoint: Endpoint, dialect: Dialect, requests: Sequence[Encoded], concu
         failed = [record.error for record in records if record.error]
         if failed or not records:
             raise ServerError(f"requests failed: {failed[:1]}")
-        return [Times(record.sent_ns, record.chunk_ns[0], record.chunk_ns[-1]) for record in records]
+        return recorder.windows[0]
 
     return asyncio.run(run())
 
 
-def parts_of(times: Sequence[Times], exchanges: Sequence[Exchange]) -> Figures:
-    """Compute means and then medians of ``_PARTS`` in ms: a request is the exchange that was read first after it.
-
-    Raises:
-        ServerError: the server has read fewer requests than the client has sent.
-    """
-    left, parts = sorted(exchanges, key=lambda each: each.read_ns), list[Figures]()
-    for each in sorted(times, key=lambda each: each.sent_ns):
-        found = next((one for one in left if one.read_ns >= each.sent_ns), None)
-        if found is None:
-            raise ServerError("a client says that it sent a request which the server did not read after that")
-        left.remove(found)
-        served_ns, back_ns = found.first_ns - found.read_ns, each.first_ns - found.first_ns
-        of_client_ns = each.first_ns - each.sent_ns - served_ns
-        there_ns, last_ns = found.read_ns - each.sent_ns, each.last_ns - found.last_ns
-        parts.append((there_ns, served_ns, back_ns, last_ns, of_client_ns))
-    columns = list(zip(*parts, strict=True))
-    found_ns = [*map(statistics.mean, columns), *map(statistics.median, columns)]
-    return tuple(each / formulas.NANOSECONDS_PER_MS for each in found_ns)
-
-
-def figures_of(times: Sequence[Times], concurrency: int) -> Figures:
-    """Compute ``_FIGURES``; the rate is taken between ends at which every slot was busy before and after."""
-    firsts = [(each.first_ns - each.sent_ns) / formulas.NANOSECONDS_PER_MS for each in times]
-    lasts = [(each.last_ns - each.sent_ns) / formulas.NANOSECONDS_PER_MS for each in times]
-    ends = sorted(each.last_ns for each in times)[concurrency - 1 : len(times) - concurrency + 1]
-    rate = (len(ends) - 1) * formulas.NANOSECONDS_PER_S / (ends[-1] - ends[0])
-    return statistics.mean(firsts), statistics.median(firsts), statistics.mean(lasts), statistics.median(lasts), rate
+def times_of(window: Window) -> list[Times]:
+    """Return the times of what our client has counted."""
+    return [
+        Times(record.sent_ns, record.chunk_ns[0], record.chunk_ns[-1], record.output_tokens)
+        for record in window.records
+    ]
 
 
 def show_parts(found: Mapping[str, Sequence[Figures]]) -> None:
     """Print the parts of each tool's latencies in ms, by the server's clock and its own."""
-    names = [f"{part} {kind} ms" for kind in ("mean", "p50") for part in _PARTS]
-    for index, part in enumerate(names):
-        values = [statistics.median(turn[index] for turn in turns) for turns in found.values()]
-        sys.stdout.write(f"{part:<22}" + "".join(f"{value:15.2f}" for value in values)[8:] + "\n")
+    for part in (f"{part} {kind} ms" for kind in ("mean", "p50") for part in PARTS):
+        values = [statistics.median(turn[part] for turn in turns) for turns in found.values()]
+        sys.stdout.write(f"{part:<22}" + "".join(f"{value:15.2f}" for value in values)[6:] + "\n")
     sys.stdout.flush()
 
 
@@ -191,14 +166,14 @@ def show(concurrency: int, found: Mapping[str, Sequence[Figures]]) -> None:
     """Print a line for each figure: what each tool has seen, and how far ours is from each."""
     others = [name for name in found if name != OURS]
     heads = "".join(f"{name:>15}" for name in found) + "".join(f"{f'ours/{name}':>20}" for name in others)
-    sys.stdout.write(f"{f'{concurrency} in flight':<14}{heads}\n")
-    for index, figure in enumerate(_FIGURES):
-        values = {name: [turn[index] for turn in turns] for name, turns in found.items()}
+    sys.stdout.write(f"{f'{concurrency} in flight':<16}{heads}\n")
+    for figure in found[OURS][0]:
+        values = {name: [turn[figure] for turn in turns] for name, turns in found.items()}
         line = "".join(f"{statistics.median(values[name]):15.2f}" for name in found)
-        for name in others:
+        for name in others if figure != PAUSE else ():
             ratio = statistics.median(ours / their for ours, their in zip(values[OURS], values[name], strict=True))
             line += f"{100 * (ratio - 1):+19.1f}%"
-        sys.stdout.write(f"{figure:<14}{line}\n")
+        sys.stdout.write(f"{figure:<16}{line}\n")
     sys.stdout.flush()
 
 
