@@ -114,7 +114,7 @@ class Engine:
         """Compile the grammars of a request, off the engine's thread, and pass it on."""
         try:
             guides = [row.sampling.guide for row in job.request.rows]
-            job.grammars = tuple(self._grammars.compile(guide) if guide else None for guide in guides)
+            job.grammars = self._grammars.compile_rows(guides)
         except RequestError as error:
             job.answer(Answer(None, str(error), code=INVALID))
         except BaseException as error:  # a failure inside the library is no Exception

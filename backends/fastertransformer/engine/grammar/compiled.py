@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestError
 from ..request.guides import TYPE, Guide
-from .guided_row import Grammar
+from .guided_row import Grammar, most_lexers
 from .vocabulary import read_token_bytes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _MOST_KEPT = 64  # compiled grammars
+_MOST_LEXERS_KEPT = 256  # of all of them
 # What any JSON may have between its tokens; a model that is unsure would go on with white space for ever.
 _WHITE_SPACE: Any = {"whitespace_pattern": r"[ \n\r\t]{1,32}"}
 # About 1 to 2 kB each, made while a grammar is used; the library's own limit is five times as many.
@@ -78,12 +82,34 @@ class Grammars:
                 self._kept.move_to_end(guide)
                 return found
             tokenizer = self._tokenizer = self._tokenizer or self._load()
-        grammar = Grammar(_compile(guide, tokenizer), self._vocab_size)
+        begun_s = time.perf_counter()
+        matcher = _compile(guide, tokenizer)
+        limit = most_lexers(time.perf_counter() - begun_s)
+        grammar = Grammar(matcher, self._vocab_size, partial(_compile, guide, tokenizer), limit)
         with self._lock:
             self._kept[guide] = grammar
-            while len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
+            self._drop_oldest()
         return grammar
+
+    def compile_rows(self, guides: Sequence[Guide | None]) -> tuple[Grammar | None, ...]:
+        """Compile the grammars of a request's rows, with lexers for all of them; see Grammar.expect.
+
+        Raises:
+            RequestError: see compile.
+        """
+        found = tuple(self.compile(guide) if guide else None for guide in guides)
+        for grammar, rows in Counter(filter(None, found)).items():
+            grammar.expect(rows)
+        with self._lock:
+            self._drop_oldest()
+        return found
+
+    def _drop_oldest(self) -> None:
+        """Drop the grammars that were not used for longest, while too many are kept."""
+        lexers = sum(grammar.lexers for grammar in self._kept.values())
+        while len(self._kept) > _MOST_KEPT or (lexers > _MOST_LEXERS_KEPT and len(self._kept) > 1):
+            _, dropped = self._kept.popitem(last=False)
+            lexers -= dropped.lexers
 
     def _load(self) -> LLTokenizer:
         try:

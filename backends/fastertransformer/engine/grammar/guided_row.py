@@ -1,30 +1,98 @@
-"""Where a row is in its grammar."""
+"""Where a row is in its grammar, and which rows share a lexer.
+
+A matcher and its copies share the states of one lexer, which llguidance makes as rows need them, behind a lock: the
+masks of rows that share a lexer are computed one after the other, whatever the number of threads. A grammar that many
+rows follow at a time is therefore compiled several times, and each of them begins with the lexer that the fewest use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+_MOST_LEXERS = 64  # of a grammar
+_COMPILING_S = 0.25  # that a grammar's further lexers may take
 
-@dataclass(frozen=True)
-class Grammar:
-    """A compiled grammar.
+
+def most_lexers(seconds: float) -> int:
+    """Choose how many lexers a grammar may have that is compiled in some seconds; one if one core computes masks."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return min(_MOST_LEXERS, 1 + int(_COMPILING_S / max(seconds, 1e-6))) if cores > 2 else 1
+
+
+@dataclass(eq=False)
+class Lexer:
+    """A lexer's states, by a matcher that is at the beginning of the grammar.
 
     Attributes:
-        matcher: at its beginning.
-        vocab_size: of the model.
+        matcher: is copied, and never changed itself.
+        rows: that use it.
     """
 
     matcher: LLMatcher
-    vocab_size: int
+    rows: int = 0
+
+
+class Grammar:
+    """A compiled grammar; any thread may call its methods.
+
+    Args:
+        matcher: at its beginning.
+        vocab_size: of the model.
+        compile_again: makes another matcher like it, with a lexer of its own.
+        most_lexers: that it may have.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, vocab_size: int, compile_again: Callable[[], LLMatcher], most_lexers: int
+    ) -> None:
+        self.vocab_size = vocab_size
+        self._compile_again, self._most_lexers = compile_again, most_lexers
+        self._lock, self._growing = threading.Lock(), threading.Lock()  # no row waits for the second one
+        self._lexers, self._expected = [Lexer(matcher)], 0
+
+    @property
+    def lexers(self) -> int:
+        """How many there are."""
+        return len(self._lexers)
+
+    def expect(self, rows: int) -> None:
+        """Compile more lexers if there are too few for these rows and those that have not ended; see ``forget``."""
+        with self._lock:
+            self._expected += rows
+        with self._growing:
+            while len(self._lexers) < min(self._expected, self._most_lexers):
+                lexer = Lexer(self._compile_again())
+                with self._lock:
+                    self._lexers.append(lexer)
+
+    def forget(self, rows: int) -> None:
+        """Expect some rows no longer."""
+        with self._lock:
+            self._expected = max(0, self._expected - rows)
 
     def begin(self, end_ids: Iterable[int]) -> GuidedRow:
         """Begin a row that some tokens may end."""
-        return GuidedRow(self, end_ids)
+        with self._lock:
+            if not self._lexers:
+                self._lexers.append(Lexer(self._compile_again()))
+            lexer = min(self._lexers, key=lambda each: each.rows)
+            lexer.rows += 1
+        return GuidedRow(self, lexer, end_ids)
+
+    def end(self, lexer: Lexer, is_spent: bool) -> None:
+        """Note that a row of a lexer has ended; one that is spent is used by no later row."""
+        with self._lock:
+            lexer.rows -= 1
+            if is_spent and lexer in self._lexers:
+                self._lexers.remove(lexer)
 
 
 class GuidedRow:
@@ -32,23 +100,26 @@ class GuidedRow:
 
     Args:
         grammar: that it must follow.
+        lexer: of the grammar.
         end_ids: tokens that end the row, some of which may be outside the vocabulary.
 
     Attributes:
+        lexer: that it uses; None: it has ended.
         end_ids: those of them that are in the vocabulary.
         matcher: of the library, behind the tokens that were consumed.
         has_ended: whether a token has ended the row, and every token may follow.
         problem: why the grammar cannot be followed any further; empty: it can.
     """
 
-    def __init__(self, grammar: Grammar, end_ids: Iterable[int]) -> None:
-        self._grammar = grammar
+    def __init__(self, grammar: Grammar, lexer: Lexer, end_ids: Iterable[int]) -> None:
+        self._grammar, self._beginning = grammar, lexer.matcher
+        self.lexer: Lexer | None = lexer
         self.end_ids = sorted(token for token in end_ids if token < grammar.vocab_size)
         self.problem = ""
         self._begin()
 
     def _begin(self) -> None:
-        self.matcher = self._grammar.matcher.deep_copy()
+        self.matcher = self._beginning.deep_copy()
         self._followed, self.has_ended = 0, False
 
     def follow(self, tokens: Sequence[int], pending: Sequence[int]) -> int | None:
@@ -73,3 +144,10 @@ class GuidedRow:
         """Note why the matcher has failed, if it has."""
         if self.matcher.is_error():
             self.problem = self.matcher.get_error()
+
+    def end(self) -> None:
+        """Leave the lexer to other rows."""
+        if self.lexer:
+            # A limit that the lexer has reached would fail every later row that uses it.
+            self._grammar.end(self.lexer, is_spent=bool(self.problem))
+            self.lexer = None

@@ -47,6 +47,8 @@ class RowMasks:
     def __init__(self, rows: Sequence[GuidedRow], vocab_size: int) -> None:
         # The bit behind those of the tokens says that the text may be complete.
         self._rows, self._complete = rows, vocab_size
+        # A thread takes rows that are next to each other; those of one lexer would wait for each other in two threads.
+        self._order = sorted(range(len(rows)), key=lambda at: id(rows[at].lexer))
         # Where the first end token of each row that has one is, then the second ones and so on: row, byte and bit.
         most = max((len(row.end_ids) for row in rows), default=0)
         self._ends = [_bits_of([(at, row.end_ids[rank:]) for at, row in enumerate(rows)]) for rank in range(most)]
@@ -62,8 +64,9 @@ class RowMasks:
             EngineError: the library has failed.
         """
         new = [(row, row.follow(*own)) for row, own in zip(self._rows, tokens, strict=True)]
-        consumed = [(row.matcher, token) for row, token in new if token is not None]
-        live = [(row.matcher, at) for at, row in enumerate(self._rows) if not row.has_ended]
+        ordered = [(at, *new[at]) for at in self._order]
+        consumed = [(row.matcher, token) for _, row, token in ordered if token is not None]
+        live = [(row.matcher, at) for at, row, _ in ordered if not row.has_ended]
         try:
             if consumed:
                 _executor().consume_token_par(consumed)

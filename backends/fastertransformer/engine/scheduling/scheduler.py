@@ -11,6 +11,7 @@ reaches its length has no surplus step, for that is known beforehand.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -249,6 +250,7 @@ class Scheduler:
         (self._free_and_save if is_cancelled else self._batch.free)(decoding)
         self._waiting.remove([sequence for sequence in self._waiting if sequence.job is job])
         self.sessions.finish(job, has_failed=answer is None or answer.code not in ("", CANCELLED, INVALID))
+        _end_grammars(job)
         if answer:
             _send(job, answer)
 
@@ -258,6 +260,16 @@ class Scheduler:
         for sequence in sequences:
             self.sessions.save(sequence)
         self._batch.free(sequences)
+
+
+def _end_grammars(job: Job) -> None:
+    """Leave the lexers of a request's grammars to other requests; see Grammar.expect."""
+    for sequence in job.sequences:
+        if sequence.guided:
+            sequence.guided.end()
+    for grammar, rows in Counter(filter(None, job.grammars)).items():
+        grammar.forget(rows)
+    job.grammars = ()
 
 
 def _is_cancelled(job: Job) -> bool:
