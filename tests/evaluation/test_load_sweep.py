@@ -6,13 +6,12 @@ import csv
 import dataclasses
 import json
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
+from support.loopback_http import JsonHandler, listening
 from support.streaming_triton import DELAY_S, StreamingTriton
 
 from evaluation import load as sweep
@@ -306,20 +305,14 @@ def test_the_engines_own_duration_counts_where_triton_sees_a_hand_over_alone() -
 
 
 def test_the_servers_own_figures_stand_beside_the_clients(tmp_path: Path) -> None:
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802
+    class Page(JsonHandler):
+        def answer(self, body: object) -> None:
             n = len(fake.requests)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write((METRICS % (n, 0, 2 * n, n, 9000 * n, 1000 * n, 0, 8000 * n, 0)).encode())
+            self.send(200, {}, (METRICS % (n, 0, 2 * n, n, 9000 * n, 1000 * n, 0, 8000 * n, 0)).encode())
 
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as pages, FakeTriton(slow) as fake:
-        Thread(target=pages.serve_forever, daemon=True).start()
-        path = endpoint_of(fake, tmp_path / "e.json", metrics_port=pages.server_port)
+    with listening(Page) as port, FakeTriton(slow) as fake:
+        path = endpoint_of(fake, tmp_path / "e.json", metrics_port=port)
         (row,) = run(arguments(tmp_path / "out", path, concurrencies=(1,), requests=15))
-        pages.shutdown()
     figures = row.figures
     assert figures["server_queue_mean_ms"] == pytest.approx(1)
     assert figures["server_compute_mean_ms"] == pytest.approx(8)
@@ -404,19 +397,13 @@ def test_a_server_is_idle_when_nothing_of_the_model_runs_or_waits() -> None:
 def test_requests_that_a_server_keeps_after_the_hang_ups_are_said(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("evaluation.speed.server_metrics.LONGEST_IDLE_WAIT_S", 0.2)
 
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write((BUSY % (1, 1)).encode())
+    class Page(JsonHandler):
+        def answer(self, body: object) -> None:
+            self.send(200, {}, (BUSY % (1, 1)).encode())
 
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as pages, StreamingTriton(count_up) as fake:
-        Thread(target=pages.serve_forever, daemon=True).start()
-        path = endpoint_of(fake, tmp_path / "e.json", metrics_port=pages.server_port)
+    with listening(Page) as port, StreamingTriton(count_up) as fake:
+        path = endpoint_of(fake, tmp_path / "e.json", metrics_port=port)
         given = arguments(tmp_path / "out", path, lengths=("3/6",), concurrencies=(1,), cancel_share=0.5, repeats=1)
         (row,) = run(given)
-        pages.shutdown()
     assert "2 requests were still in the server" in row.error
     assert (row.state, row.figures.get("server_idle_s")) == ("ok", None)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from support.raw_openai_server import VLLM_FIELDS, RawServer
+from support.short_load import short_load
 
 from evaluation import load, recompute
-from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.openai_events import HangUp
 from evaluation.speed.openai_wire import Dialect, OpenAIWire
 from evaluation.speed.raw_records import read_records
@@ -100,19 +100,8 @@ def test_tokens_are_counted_over_pieces_that_end_anywhere() -> None:
 @pytest.mark.parametrize("fields", [VLLM_FIELDS, frozenset({"stream_options", "ignore_eos"})])
 def test_a_load_counts_hang_ups_apart_and_records_them(tmp_path: Path, fields: frozenset[str]) -> None:
     with RawServer(each_s=0.004, fields=fields) as server:
-        given = LoadArguments(
-            endpoint=server.url,
-            output=tmp_path,
-            lengths=("5/12",),
-            concurrencies=(3,),
-            requests=40,
-            repeats=1,
-            min_repeats=1,
-            vocab_size=100,
-            timeout_s=20.0,
-            cancel_share=0.4,
-            cancel_after=AFTER,
-        )
+        shares = {"cancel_share": 0.4, "cancel_after": AFTER}
+        given = short_load(server.url, tmp_path, lengths=("5/12",), concurrencies=(3,), requests=40, **shares)
         load.main(given.to_argv())
         sent = [each for each in server.exchanges if each.body["max_tokens"] == 12]
     (row,) = LOAD_TABLE.read(tmp_path / "load.csv")
@@ -134,11 +123,8 @@ def test_a_load_counts_hang_ups_apart_and_records_them(tmp_path: Path, fields: f
 
 
 def test_whole_answers_cannot_be_hung_up_on(tmp_path: Path) -> None:
-    given = LoadArguments(
-        endpoint="", output=tmp_path, concurrencies=(1,), vocab_size=100, cancel_share=0.5, streaming=False
-    )
     with RawServer() as server, pytest.raises(ConfigError, match="hang up in the middle of a stream") as caught:
-        load.main([*given.to_argv(), f"--endpoint={server.url}"])
+        load.main(short_load(server.url, tmp_path, cancel_share=0.5, streaming=False).to_argv())
     assert "streaming=true" in str(caught.value)
 
 
@@ -149,17 +135,6 @@ vllm:num_requests_waiting{engine="0",model_name="raw"} 0
 
 def test_the_load_waits_until_the_server_says_that_it_is_idle(tmp_path: Path) -> None:
     with RawServer(metrics=IDLE % 0, each_s=0.001) as server:
-        given = LoadArguments(
-            endpoint=server.url,
-            output=tmp_path,
-            lengths=("5/12",),
-            concurrencies=(2,),
-            requests=10,
-            repeats=1,
-            min_repeats=1,
-            vocab_size=100,
-            cancel_share=0.5,
-        )
-        load.main(given.to_argv())
+        load.main(short_load(server.url, tmp_path, lengths=("5/12",), requests=10, cancel_share=0.5).to_argv())
     (row,) = LOAD_TABLE.read(tmp_path / "load.csv")
     assert row.figures["server_idle_s"] is not None and row.figures["server_idle_s"] < 5

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.raw_openai_server import VLLM_FIELDS, Exchange, RawServer
+from support.short_load import short_load
 
 from evaluation import benchmark, load, recompute
 from evaluation.arguments import BenchmarkArguments
@@ -28,21 +29,6 @@ from handover.manifest import Manifest, record_files
 
 FIRST_S, EACH_S = 0.08, 0.03
 NEAR_MS = 12.0  # of a median, on a machine with other work; the delays are several times that
-
-
-def arguments(server: RawServer, output: Path, **changes: Any) -> LoadArguments:
-    base = LoadArguments(
-        endpoint=server.url,
-        output=output,
-        lengths=("5/6",),
-        concurrencies=(2,),
-        requests=6,
-        repeats=1,
-        min_repeats=1,
-        vocab_size=100,
-        timeout_s=20.0,
-    )
-    return dataclasses.replace(base, **changes)
 
 
 def run(given: LoadArguments) -> list[Row]:
@@ -68,7 +54,7 @@ def gaps_ms(times_ns: list[int]) -> list[float]:
 @pytest.mark.parametrize("changes", [{"concurrencies": (2,)}, {"concurrencies": (), "request_rates": (15.0,)}])
 def test_first_tokens_gaps_and_counts_are_those_that_were_sent(tmp_path: Path, changes: dict[str, Any]) -> None:
     with RawServer(first_s=FIRST_S, each_s=EACH_S) as server:
-        (row,) = run(arguments(server, tmp_path, **changes))
+        (row,) = run(short_load(server.url, tmp_path, **changes))
         sent = measured(server)
     assert (row.state, row.failed_requests, row.endpoint_kind, row.engine) == ("ok", 0, "openai", "raw")
     figures = {name: value or 0.0 for name, value in row.figures.items()}
@@ -143,14 +129,14 @@ def test_events_of_several_tokens_are_counted_by_tokens(
     tmp_path: Path, fields: frozenset[str], counts: tuple[int, ...]
 ) -> None:
     with RawServer(first_s=0.01, each_s=0.02, chunk=4, fields=fields) as server:
-        (row,) = run(arguments(server, tmp_path))
+        (row,) = run(short_load(server.url, tmp_path))
     assert {record.chunk_tokens for record in records_of(tmp_path, row)} == {counts}
     assert row.figures["tpot_p50_ms"] == pytest.approx(20 / 5, abs=NEAR_MS / 5)
 
 
 def test_answers_as_a_whole_have_no_first_token(tmp_path: Path) -> None:
     with RawServer(first_s=FIRST_S, each_s=EACH_S) as server:
-        (row,) = run(arguments(server, tmp_path, streaming=False))
+        (row,) = run(short_load(server.url, tmp_path, streaming=False))
         sent = measured(server)
     assert not any(each.body.get("stream") for each in sent)
     assert not row.is_streaming
@@ -160,7 +146,7 @@ def test_answers_as_a_whole_have_no_first_token(tmp_path: Path) -> None:
 
 def test_a_server_that_takes_no_ids_gets_texts_and_says_how_many_tokens_they_were(tmp_path: Path) -> None:
     with RawServer(takes_ids=False) as server:
-        (row,) = run(arguments(server, tmp_path, vocab_size=None))
+        (row,) = run(short_load(server.url, tmp_path, vocab_size=None))
         (prompt, *_) = [each.body["prompt"] for each in measured(server)]
     assert len(prompt.split()) == 5
     assert {record.input_tokens for record in records_of(tmp_path, row)} == {5}
@@ -168,7 +154,7 @@ def test_a_server_that_takes_no_ids_gets_texts_and_says_how_many_tokens_they_wer
 
 def test_a_server_of_conversations_alone_is_asked_by_conversations(tmp_path: Path) -> None:
     with RawServer(is_chat_only=True, first_s=0.02, each_s=0.01) as server:
-        (row,) = run(arguments(server, tmp_path))
+        (row,) = run(short_load(server.url, tmp_path))
     records = records_of(tmp_path, row)
     # Three tokens of the template; the event that has the role alone is no token.
     assert {(record.input_tokens, record.output_tokens, len(record.chunk_ns)) for record in records} == {(8, 6, 6)}
@@ -177,16 +163,16 @@ def test_a_server_of_conversations_alone_is_asked_by_conversations(tmp_path: Pat
 
 def test_an_answer_that_ends_early_counts_as_it_is_where_the_end_cannot_be_ignored(tmp_path: Path) -> None:
     with RawServer(fields=frozenset({"stream_options"}), end_after=3) as server:
-        (row,) = run(arguments(server, tmp_path))
+        (row,) = run(short_load(server.url, tmp_path))
     assert (row.failed_requests, {record.output_tokens for record in records_of(tmp_path, row)}) == (0, {3})
 
 
 def test_without_a_count_of_tokens_nothing_is_measured(tmp_path: Path) -> None:
     with RawServer(fields=frozenset()) as server:
         with pytest.raises(ServerError, match="how many tokens") as caught:
-            run(arguments(server, tmp_path))
+            run(short_load(server.url, tmp_path))
         assert "streaming=false" in str(caught.value)
-        (row,) = run(arguments(server, tmp_path, streaming=False))  # whole answers have usage
+        (row,) = run(short_load(server.url, tmp_path, streaming=False))  # whole answers have usage
     assert row.state == "ok"
 
 
@@ -208,7 +194,7 @@ def test_a_bad_answer_is_a_counted_failure_with_its_reason_and_never_a_hang(
     tmp_path: Path, fault: str, reason: str
 ) -> None:
     with RawServer(each_s=0.002) as server:
-        given = arguments(server, tmp_path, concurrencies=(1,), warmup=1, requests=5, timeout_s=1.0)
+        given = short_load(server.url, tmp_path, concurrencies=(1,), warmup=1, requests=5, timeout_s=1.0)
         plan = load._prepare(given)
         server.faults += ["", "", fault]  # the probe and the warm-up are answered
         (row,) = run_prepared(given, plan)
@@ -223,7 +209,7 @@ def test_a_server_whose_clock_is_wrong_is_measured_by_the_clients_and_waited_for
     tmp_path: Path, date: str
 ) -> None:
     with RawServer(first_s=FIRST_S, each_s=0.002, date=date) as server:
-        given = arguments(server, tmp_path, concurrencies=(1,), warmup=1, requests=6)
+        given = short_load(server.url, tmp_path, concurrencies=(1,), warmup=1, requests=6)
         plan = load._prepare(given)
         server.faults += ["", "", "busy until"]
         began_s = time.monotonic()
@@ -237,7 +223,7 @@ def test_a_server_whose_clock_is_wrong_is_measured_by_the_clients_and_waited_for
 
 def test_a_server_that_refuses_everything_ends_the_load_with_its_words(tmp_path: Path) -> None:
     with RawServer() as server:
-        given = arguments(server, tmp_path, concurrencies=(6,), warmup=1)
+        given = short_load(server.url, tmp_path, concurrencies=(6,), warmup=1)
         plan = load._prepare(given)
         server.faults += ["", *["busy"] * 1000]
         with pytest.raises(ServerError, match="none of 1 points could be measured.*too many requests"):
@@ -257,11 +243,11 @@ def test_the_key_is_sent_and_a_wrong_one_is_one_clear_error_that_does_not_show_i
 ) -> None:
     with RawServer(key="right-key") as server:
         monkeypatch.setenv("RAW_KEY", "right-key")
-        (row,) = run(arguments(server, tmp_path / "right", endpoint_key_env="RAW_KEY"))
+        (row,) = run(short_load(server.url, tmp_path / "right", endpoint_key_env="RAW_KEY"))
         assert row.state == "ok"
         monkeypatch.setenv("RAW_KEY", "wrong-key")
         with pytest.raises(ServerError, match="wrong key") as caught:
-            run(arguments(server, tmp_path / "wrong", endpoint_key_env="RAW_KEY"))
+            run(short_load(server.url, tmp_path / "wrong", endpoint_key_env="RAW_KEY"))
     assert "wrong-key" not in str(caught.value)
     assert not (tmp_path / "wrong" / "load.csv").exists()
     assert "right-key" not in "".join(
@@ -291,7 +277,7 @@ def test_the_servers_own_figures_are_read_where_it_has_vllms_metrics(tmp_path: P
             return await super()._get(writer, path)
 
     with Counting() as server:
-        (row,) = run(arguments(server, tmp_path))
+        (row,) = run(short_load(server.url, tmp_path))
     assert {name: row.figures[name] for name in row.figures if name.startswith("server_")} | {
         "server_queue_mean_ms": 50.0,
         "server_compute_mean_ms": 500.0,
@@ -337,7 +323,7 @@ def test_lengths_need_ids_in_a_static_sweep_and_a_vocabulary_everywhere(tmp_path
     with RawServer(takes_ids=False) as server, pytest.raises(ConfigError, match="takes no token ids"):
         benchmark.main(static_arguments(server, tmp_path).to_argv())
     with RawServer() as server, pytest.raises(ConfigError, match="vocabulary size of the model at http"):
-        run(arguments(server, tmp_path, vocab_size=None))
+        run(short_load(server.url, tmp_path, vocab_size=None))
 
 
 def test_the_vocabulary_is_that_of_the_directory_which_an_engine_serves(tmp_path: Path) -> None:
@@ -350,8 +336,8 @@ def test_the_vocabulary_is_that_of_the_directory_which_an_engine_serves(tmp_path
             Endpoint.read(server.url), model_repository=str(tmp_path / "served"), settings=settings
         )
         endpoint.write(tmp_path / "endpoint.json")
-        given = arguments(server, tmp_path / "out", endpoint=str(tmp_path / "endpoint.json"), vocab_size=None)
-        (row,) = run(dataclasses.replace(given, lengths=("200/6",)))
+        given = short_load(str(tmp_path / "endpoint.json"), tmp_path / "out", lengths=("200/6",), vocab_size=None)
+        (row,) = run(given)
         drawn = {token for each in measured(server) for token in each.body["prompt"]}
     assert drawn == set(range(17))
     # The endpoint file says the tensor parallelism, so that the number of GPUs is known: on a CPU it counts as one.
@@ -360,7 +346,7 @@ def test_the_vocabulary_is_that_of_the_directory_which_an_engine_serves(tmp_path
 
 def test_a_server_that_goes_away_ends_the_sweep(tmp_path: Path) -> None:
     with RawServer(first_s=0.01) as server:
-        given = arguments(server, tmp_path, concurrencies=(1, 2), timeout_s=5.0)
+        given = short_load(server.url, tmp_path, concurrencies=(1, 2), timeout_s=5.0)
         plan = load._prepare(given)
         server.faults += ["", "", "gone"]  # the probe and one request are answered
         with pytest.raises(ServerError, match="no server answers"):
@@ -369,7 +355,7 @@ def test_a_server_that_goes_away_ends_the_sweep(tmp_path: Path) -> None:
 
 def test_requests_are_what_other_servers_take(tmp_path: Path) -> None:
     with RawServer() as server:
-        run(arguments(server, tmp_path))
+        run(short_load(server.url, tmp_path))
         body = measured(server)[-1].body
     assert len(body.pop("prompt")) == 5
     assert body == {

@@ -7,12 +7,12 @@ shares no code with ``deployment.openai`` or with the client that is tested.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from support.loopback_http import JsonHandler, listening
 
 NAME = "org/tiny"
 EXTENSIONS = frozenset({"return_token_ids", "return_tokens_as_token_ids", "ignore_eos"})
@@ -153,20 +153,10 @@ def _scores(
     }
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(JsonHandler):
     served: StandIn
 
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:  # noqa: N802 (the library's name)
-        self._answer(None)
-
-    def do_POST(self) -> None:  # noqa: N802 (the library's name)
-        self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-    def _answer(self, body: dict[str, Any] | None) -> None:
+    def answer(self, body: dict[str, Any] | None) -> None:
         served = self.served
         served.headers.append(dict(self.headers))
         if served.faults:
@@ -200,11 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, {"Content-Type": "application/json"}, json.dumps(content).encode())
 
     def _send(self, status: int, headers: Mapping[str, str], content: bytes) -> None:
-        self.send_response(status)
-        for name, text in {"Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name, text)
-        self.end_headers()
-        self.wfile.write(content)
+        self.send(status, headers, content)
         if headers.get("Content-Length", str(len(content))) != str(len(content)) or headers.get("Connection"):
             self.close_connection = True
 
@@ -212,15 +198,6 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(served: StandIn) -> Iterator[StandIn]:
     """Serve on a free port of loopback; ``url`` is the base URL."""
-    handler = type("Handler", (_Handler,), {"served": served})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    served.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    try:
+    with listening(type("Handler", (_Handler,), {"served": served})) as port:
+        served.url = f"http://127.0.0.1:{port}/v1"
         yield served
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+
+from support.loopback_http import JsonHandler, listening
 
 UPSTREAM = os.environ.get("RECORD_VLLM", "")
 
@@ -66,42 +66,19 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(JsonHandler):
     recording: Recording
 
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:  # noqa: N802 (the library's name)
-        self._answer(None)
-
-    def do_POST(self) -> None:  # noqa: N802 (the library's name)
-        self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-    def _answer(self, body: dict[str, Any] | None) -> None:
+    def answer(self, body: dict[str, Any] | None) -> None:
         status, kind, content = self.recording.answer({"method": self.command, "path": self.path, "body": body})
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        self.send(status, {"Content-Type": kind}, content)
 
 
 @contextmanager
 def replaying(file: Path) -> Iterator[Recording]:
     """Serve a recording on a free port of loopback; every request must be in it."""
     recording = Recording(file)
-    handler = type("Handler", (_Handler,), {"recording": recording})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    recording.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    try:
+    with listening(type("Handler", (_Handler,), {"recording": recording})) as port:
+        recording.url = f"http://127.0.0.1:{port}/v1"
         yield recording
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
     assert recording.missing == []
