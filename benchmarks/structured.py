@@ -7,6 +7,9 @@ With ``--size`` the weights are random, and so are the words of the vocabulary b
 that of a list of objects, too long for any row to end. Both sides choose their tokens in the same way: greedily, and
 drawn at temperature 1. What is to hold is a ratio of at least 0.95. The two sides take turns, and the ratio is the
 median of those of a turn, so that what else the machine does changes it little.
+
+Below each line is where the time of the guided steps goes. On a GPU, masks that take less time than a plain step cost
+nothing, because the network runs meanwhile. Where the host waits for tokens, the GPU decides how long a step takes.
 """
 
 from __future__ import annotations
@@ -18,15 +21,18 @@ import string
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.grammar.masks import RowMasks
+from backends.fastertransformer.engine.sampling.sampler import PendingTokens
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.generate import Ask, tensors_of
 from benchmarks.gpu_models import Table, find_size
@@ -83,6 +89,42 @@ class Row:
     ratio: float
 
 
+class HostTimes:
+    """How long the host computes the masks of each step, and waits for the last tokens before it does."""
+
+    def __init__(self) -> None:
+        self.masks_s: list[float] = []
+        self.waits_s: list[float] = []
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Take the times of what the engine does meanwhile."""
+        compute, by_sequence = RowMasks.compute, PendingTokens.by_sequence
+
+        def timed(original: Any, seconds: list[float]) -> Any:
+            def call(*given: Any) -> Any:
+                start = time.perf_counter()
+                found = original(*given)
+                seconds.append(time.perf_counter() - start)
+                return found
+
+            return call
+
+        masks = mock.patch.object(RowMasks, "compute", timed(compute, self.masks_s))
+        with masks, mock.patch.object(PendingTokens, "by_sequence", timed(by_sequence, self.waits_s)):
+            yield
+
+    def describe(self, plain_s: float, guided_s: float) -> str:
+        """Write where the time of a step goes, which takes these seconds without and with a grammar."""
+        masks = np.array(self.masks_s) * 1e3
+        late, wait = np.maximum(masks - plain_s * 1e3, 0).mean(), sum(self.waits_s) * 1e3 / len(masks)
+        spread = f"{np.median(masks):.2f} ms median, {masks.mean():.2f} mean, {np.percentile(masks, 99):.2f} p99"
+        return (
+            f"    a step: {plain_s * 1e3:.2f} ms plain, {guided_s * 1e3:.2f} guided; masks: {spread},"
+            f" {masks.max():.2f} most, {late:.2f} beyond a plain step; the host waits {wait:.2f} ms for tokens"
+        )
+
+
 @contextmanager
 def serving(arguments: StructuredArguments) -> Iterator[Engine]:
     """Open the engine with the model that is asked for."""
@@ -132,18 +174,19 @@ def make_request(engine: Engine, rows: int, tokens: int, is_drawn: bool, is_guid
     return request
 
 
-def measure(engine: Engine, arguments: StructuredArguments, rows: int, is_drawn: bool) -> Row:
-    """Run both sides by turns; the first run of each compiles and does not count."""
+def measure(engine: Engine, arguments: StructuredArguments, rows: int, is_drawn: bool, times: HostTimes) -> Row:
+    """Run both sides by turns; the first run of each compiles and does not count, nor in the times of guided steps."""
     sides = {
         is_guided: engine.parse(make_request(engine, rows, arguments.tokens, is_drawn, is_guided))
         for is_guided in (False, True)
     }
     rates: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(arguments.repeats + 1):
+    for turn in range(arguments.repeats + 1):
         for is_guided, request in sides.items():
-            start = time.perf_counter()
-            (answer,) = engine.generate([request])
-            seconds = time.perf_counter() - start
+            with times.taken() if turn and is_guided else nullcontext():
+                start = time.perf_counter()
+                (answer,) = engine.generate([request])
+                seconds = time.perf_counter() - start
             made = int(answer["sequence_length"].sum()) - rows * _CONTEXT
             assert made == rows * arguments.tokens, "no row ends before its length"
             rates[is_guided].append(made / seconds)
@@ -162,7 +205,10 @@ def main(argv: Sequence[str]) -> None:
         print(engine.description, flush=True)
         for is_drawn in (False, True):
             for rows in arguments.rows:
-                table.add(measure(engine, arguments, rows, is_drawn))
+                times = HostTimes()
+                row = measure(engine, arguments, rows, is_drawn, times)
+                table.add(row)
+                print(times.describe(rows / row.plain, rows / row.guided), flush=True)
 
 
 if __name__ == "__main__":
