@@ -78,12 +78,15 @@ def test_the_time_to_compile_limits_the_lexers_and_one_core_has_one(monkeypatch:
     assert guided_row.most_lexers(0.001) == 1
 
 
-def test_lexers_are_kept_up_to_a_number(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lexers_are_kept_up_to_a_number_and_while_rows_use_them(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled, "_MOST_LEXERS_KEPT", 6)
-    first = of_rows(grammars, 4)
-    other = Guide("regex", "a+")
-    grammars.compile_rows([other] * 2)
+    first, other = of_rows(grammars, 4), Guide("regex", "a+")
+    grammars.compile_rows([other] * 3)
     assert grammars.compile(GUIDE) is first
+    first.forget(4)
+    assert grammars.compile(other).is_used and not first.is_used
     grammars.compile_rows([other])
     assert grammars.compile(GUIDE) is not first
 
@@ -106,7 +109,7 @@ def test_requests_that_have_ended_in_whatever_way_leave_their_lexers(
         codes |= {each.code for each in answers_of(engine, [request] * 4)}
     assert "UNAVAILABLE" in codes and "" in codes
     assert engine._grammars.compile(GUIDE).lexers <= 2 * 4
-    assert engine._grammars.compile(GUIDE)._expected == 0
+    assert not engine._grammars.compile(GUIDE).is_used
     engine.close()
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _MOST_KEPT = 64  # compiled grammars
-_MOST_LEXERS_KEPT = 256  # of all of them
+_MOST_LEXERS_KEPT = 128  # of all of them
 # What any JSON may have between its tokens; a model that is unsure would go on with white space for ever.
 _WHITE_SPACE: Any = {"whitespace_pattern": r"[ \n\r\t]{1,32}"}
 # About 1 to 2 kB each, made while a grammar is used; the library's own limit is five times as many.
@@ -105,11 +105,14 @@ class Grammars:
         return found
 
     def _drop_oldest(self) -> None:
-        """Drop the grammars that were not used for longest, while too many are kept."""
+        """Drop grammars without rows that were not used for longest, while too many are kept."""
         lexers = sum(grammar.lexers for grammar in self._kept.values())
-        while len(self._kept) > _MOST_KEPT or (lexers > _MOST_LEXERS_KEPT and len(self._kept) > 1):
-            _, dropped = self._kept.popitem(last=False)
-            lexers -= dropped.lexers
+        for guide, grammar in list(self._kept.items())[:-1]:
+            if len(self._kept) <= _MOST_KEPT and lexers <= _MOST_LEXERS_KEPT:
+                break
+            if not grammar.is_used:  # else its memory would stay, and be needed once more when it is compiled again
+                del self._kept[guide]
+                lexers -= grammar.lexers
 
     def _load(self) -> LLTokenizer:
         try:

@@ -63,6 +63,11 @@ class Grammar:
         """How many there are."""
         return len(self._lexers)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether rows are expected that have not ended."""
+        return self._expected > 0
+
     def expect(self, rows: int) -> None:
         """Compile more lexers if there are too few for these rows and those that have not ended; see ``forget``."""
         with self._lock:
