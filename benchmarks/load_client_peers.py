@@ -83,7 +83,7 @@ class AiPerf:
         self._inputs = directory / "aiperf_inputs.json"
         sessions = [{"session_id": str(number), "payloads": [body]} for number, body in enumerate(bodies)]
         self._inputs.write_text(json.dumps({"data": sessions}))
-        _write_tokenizer(self._tokenizer)
+        write_tokenizer(self._tokenizer)
         self._command = [str(program.absolute()), "profile", "-m", model, "--url", root]
 
     def turn(self, concurrency: int, count: int) -> list[Times]:
@@ -114,7 +114,7 @@ def _of_record(record: dict[str, Any]) -> Times:
     return Times(sent_ns, first_ns, last_ns, metrics["output_sequence_length"]["value"])
 
 
-def _write_tokenizer(directory: Path) -> None:
+def write_tokenizer(directory: Path) -> None:
     """Write a tokenizer that is never used: aiperf wants one, and counts by the server's ``usage``."""
     directory.mkdir()
     model = {"type": "WordLevel", "vocab": {"[UNK]": 0, "word": 1}, "unk_token": "[UNK]"}

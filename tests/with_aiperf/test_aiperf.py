@@ -14,6 +14,7 @@ from urllib.request import urlopen
 import pytest
 from support.served import Deployment
 
+from benchmarks.load_client_peers import write_tokenizer
 from benchmarks.made_up_repository import write_repository
 from handover.endpoint import Endpoint
 
@@ -47,28 +48,12 @@ def totals(endpoint: Endpoint) -> dict[str, float]:
 
 def records(endpoint: Endpoint, kind: str, bodies: list[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:
     """What aiperf wrote of each request."""
-    tokenizer: dict[str, Any] = {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": {"type": "Whitespace"},
-        "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "word": 1}, "unk_token": "[UNK]"},
-        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder")),
-    }
-    (directory / "tokenizer").mkdir()
-    (directory / "tokenizer" / "tokenizer.json").write_text(json.dumps(tokenizer))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
-    (directory / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(settings))
+    write_tokenizer(directory / "tokenizer")
     sessions = [{"session_id": str(number), "payloads": [body]} for number, body in enumerate(bodies)]
     (directory / "inputs.json").write_text(json.dumps({"data": sessions}))
+    program, url = Path(os.environ["AIPERF"]).absolute(), f"http://127.0.0.1:{endpoint.openai_port}"
     command = [
-        *(
-            str(Path(os.environ["AIPERF"]).absolute()),
-            "profile",
-            "-m",
-            "fastertransformer",
-            "--url",
-            f"http://127.0.0.1:{endpoint.openai_port}",
-        ),
+        *(str(program), "profile", "-m", "fastertransformer", "--url", url),
         *("--endpoint-type", kind, "--streaming", "--custom-dataset-type", "inputs-json", "--input-file"),
         *(str(directory / "inputs.json"), "--concurrency", str(AT_ONCE), "--request-count", str(len(bodies))),
         *("--tokenizer", str(directory / "tokenizer"), "--use-server-token-count", "--ui", "none"),
