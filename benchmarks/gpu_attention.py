@@ -2,12 +2,15 @@
 
     python3 -m benchmarks.gpu_attention --csv=attention.csv
     python3 -m benchmarks.gpu_attention --cases='["Llama-3.1-8B 64 x 1000"]' --tiles='[[64, 2], [128, 4, 32, 2]]'
+    python3 -m benchmarks.gpu_attention --cases='["Llama-3.1-8B 1 x 7968"]' --splits='[[3, 512, 384], [2, 512, 128]]'
 
 A case is rows x cached tokens (decode), rows x new tokens (new), or rows x cached + new tokens, of which ``+ n`` rows
-more have one token (continued). ``error`` is that of attention in fp32, relative; more than LIMITS ends the program.
-Decode and continued rows count the bytes of keys and values that must be read, as a part of the read bandwidth; new
-and continued rows count two operations a product and visible key, as a part of the rate of a large product. Several
-layers' memory, more than the caches hold, is attended to one after another in a CUDA graph.
+more have one token, behind as many cells or ``of`` another number (continued). Continued rows are timed once more with
+each block of tokens left to one program (``unsplit_us``), which takes ``gain`` times as long. ``error`` is that of
+attention in fp32, relative; more than LIMITS ends the program. Decode and continued rows count the bytes of keys and
+values that must be read, as a part of the read bandwidth; new and continued rows count two operations a product and
+visible key, as a part of the rate of a large product. Several layers' memory, more than the caches hold, is attended to
+one after another in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -55,7 +58,15 @@ SHAPES = {
 }
 DECODED = ((1, 200), (1, 8000), (8, 500), (64, 1000), (256, 500))
 NEW = ((1, 8192), (8, 512))
-CONTINUED = ((64, 1000, 20, 0), (1, 7000, 1000, 32), (2, 100, 300, 5))  # rows, cached, new, more rows of one token
+# Rows, cached, new, more rows of one token, and what these have cached; the third is a chunk of a long prompt.
+CONTINUED = (
+    (64, 1000, 20, 0, 1000),
+    (1, 7000, 1000, 32, 7000),
+    (1, 7968, 224, 32, 200),
+    (1, 7968, 160, 32, 200),
+    (1, 7968, 96, 32, 200),
+    (2, 100, 300, 5, 100),
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,9 @@ class AttentionArguments(ScriptArguments):
     cases: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of beginnings of cases; none: all"})
     tiles: tuple[tuple[int, ...], ...] = field(
         default=(), metadata={"help": "JSON list of tiles to compare; see GroupTiles and prefill_attention.Tiles"}
+    )
+    splits: tuple[tuple[int, ...], ...] = field(
+        default=(), metadata={"help": "JSON list of ways to share cells of continued rows to compare; see Split"}
     )
     data_type: str = field(default="fp16", metadata={"help": "fp16 or bf16"})
     csv: Path | None = field(default=None, metadata={"help": "file to write"})
@@ -82,17 +96,24 @@ class Row:
     us: float
     part_of_bandwidth: float | None
     part_of_rate: float | None
+    split: str
+    unsplit_us: float | None
+    gain: float | None
 
 
 class Work(NamedTuple):
-    """A case: what runs on a layer's memory, what of it is compared, what is right, what it costs at least."""
+    """A case: what runs on a layer's memory, what of it is compared, what is right, what it costs at least.
+
+    Programs may share the cells of a block of continued rows: then ``run`` also takes how, see Split.
+    """
 
     memories: Sequence[Tensor]
-    run: Callable[[Tensor], Tensor]
+    run: Callable[..., Tensor]
     pick: Callable[[Tensor], Tensor]
     expected: Tensor
     read_bytes: float
     operations: float
+    is_split: bool = False
 
 
 def attended(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, before: int) -> Tensor:
@@ -145,7 +166,7 @@ def make_decode(shape: Shape, rows: int, cached: int, dtype: torch.dtype, tiles:
 def make_new(shape: Shape, rows: int, count: int, dtype: torch.dtype, tiles: tuple[int, ...] | None) -> Work:
     """Prepare attention of new rows to themselves."""
     from backends.fastertransformer.engine.ops.kernels.grouped_prefill import attend_group_rows
-    from backends.fastertransformer.engine.ops.kernels.prefill_attention import PackedRows
+    from backends.fastertransformer.engine.ops.kernels.row_blocks import PackedRows
 
     spec = _prepare(shape, 1, 1, dtype)[0]
     given = None if tiles is None else (*tiles[:4], tiles[4] if len(tiles) > 4 else 0)
@@ -164,41 +185,43 @@ def make_new(shape: Shape, rows: int, count: int, dtype: torch.dtype, tiles: tup
 
 
 def make_continued(
-    shape: Shape, case: tuple[int, int, int, int], dtype: torch.dtype, tiles: tuple[int, ...] | None
+    shape: Shape, case: tuple[int, int, int, int, int], dtype: torch.dtype, tiles: tuple[int, ...] | None
 ) -> Work:
-    """Prepare rows that continue what is cached, and others of one token behind as much."""
+    """Prepare rows that continue what is cached, and others of one token."""
     from backends.fastertransformer.engine.ops.kernels.grouped_prefill import extend
     from backends.fastertransformer.engine.ops.kernels.kv_write import rotate_and_write
-    from backends.fastertransformer.engine.ops.kernels.prefill_attention import PackedRows
+    from backends.fastertransformer.engine.ops.kernels.row_blocks import PackedRows, Split
 
-    rows, cached, count, single = case
+    rows, cached, count, single, behind = case
     spec, memories, tables = _prepare(shape, rows + single, cached + count, dtype)
     given = None if tiles is None else (*tiles[:4], tiles[4] if len(tiles) > 4 else 0)
     counts = torch.tensor([count] * rows + [1] * single, device=_DEVICE)
     ends = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
     slots = torch.arange(rows + single, device=_DEVICE).repeat_interleave(counts)
-    positions = cached + torch.arange(len(slots), device=_DEVICE) - ends[slots]
+    before = torch.tensor([cached] * rows + [behind] * single, device=_DEVICE)
+    positions = before[slots] + torch.arange(len(slots), device=_DEVICE) - ends[slots]
     qkv = torch.randn(len(slots), shape.heads + 2 * shape.kv_heads, shape.size, device=_DEVICE).to(dtype)
     parts = [shape.heads, shape.kv_heads, shape.kv_heads]
     q, k, v = qkv.transpose(0, 1).split(parts)
     places = tables[slots, positions // PAGE], positions % PAGE, positions
     rotate_and_write(q, k, v, memories[0], *places, spec.rotary)
-    packed = PackedRows(ends, len(slots), cached + count)
+    packed = PackedRows(ends, len(slots), cached + count, rows)
 
-    def run(memory: Tensor) -> Tensor:
-        return extend(q, memory, tables, slots, positions, packed, spec, given)
+    def run(memory: Tensor, *split: int) -> Tensor:
+        return extend(q, memory, tables, slots, positions, packed, spec, given, Split(*split))
 
     expected = []
     for row in (0, rows + single - 1):
-        keys, values = memories[0][:, tables[row].long()].transpose(1, 2).flatten(2, 3)[:, :, : cached + counts[row]]
-        expected.append(attended(q[:, ends[row] : ends[row + 1]], keys, values, spec, cached))
+        end = before[row] + counts[row]
+        keys, values = memories[0][:, tables[row].long()].transpose(1, 2).flatten(2, 3)[:, :, :end]
+        expected.append(attended(q[:, ends[row] : ends[row + 1]], keys, values, spec, int(before[row])))
     chosen = torch.cat([torch.arange(int(ends[row]), int(ends[row + 1])) for row in (0, rows + single - 1)])
-    seen = rows * visible(cached, count, shape.window) + single * visible(cached, 1, shape.window)
+    seen = rows * visible(cached, count, shape.window) + single * visible(behind, 1, shape.window)
     reach = (shape.window or 1 << 30) + count
-    entries = rows * min(cached + count, reach) + single * min(cached + 1, reach)
+    entries = rows * min(cached + count, reach) + single * min(behind + 1, reach)
     read = 2 * entries * shape.kv_heads * shape.size * dtype.itemsize
     operations = 4 * seen * shape.heads * shape.size
-    return Work(memories, run, lambda out: out[:, chosen], torch.cat(expected, 1), read, operations)
+    return Work(memories, run, lambda out: out[:, chosen], torch.cat(expected, 1), read, operations, is_split=True)
 
 
 def _prepare(shape: Shape, rows: int, entries: int, dtype: torch.dtype) -> tuple[AttentionSpec, list[Tensor], Tensor]:
@@ -220,9 +243,10 @@ def cases_of(name: str, dtype: torch.dtype) -> dict[str, Callable[[tuple[int, ..
         cases[f"{name} {rows} x {cached}"] = partial(make_decode, shape, rows, cached, dtype)
     for rows, count in NEW:
         cases[f"{name} new {rows} x {count}"] = partial(make_new, shape, rows, count, dtype)
-    for rows, cached, count, single in CONTINUED:
-        case = partial(make_continued, shape, (rows, cached, count, single), dtype)
-        cases[f"{name} {rows} x {cached} + {count}, + {single}"] = case
+    for case in CONTINUED:
+        rows, cached, count, single, behind = case
+        of = f" of {behind}" if behind != cached else ""
+        cases[f"{name} {rows} x {cached} + {count}, + {single}{of}"] = partial(make_continued, shape, case, dtype)
     return cases
 
 
@@ -235,15 +259,18 @@ def measure(arguments: AttentionArguments, table: Table, rates: Rates) -> None:
     dtype = TORCH_TYPES[arguments.data_type]
     made = [each for name in arguments.models for each in cases_of(name, dtype).items()]
     wanted = [each for each in made if not arguments.cases or each[0].startswith(arguments.cases)]
-    for (name, make), tiles in product(wanted, arguments.tiles or (None,)):
+    for (name, make), tiles, split in product(wanted, arguments.tiles or (None,), arguments.splits or ((),)):
         torch.manual_seed(0)
         work = make(tiles)
-        found = work.pick(work.run(work.memories[0])).float()
+        how = split if work.is_split else ()
+        found = work.pick(work.run(work.memories[0], *how)).float()
         error = float((found - work.expected).norm() / work.expected.norm())
-        us = time_graph([partial(work.run, memory) for memory in work.memories])
+        us = time_graph([partial(work.run, memory, *how) for memory in work.memories])
+        unsplit_us = time_graph([partial(work.run, memory, 0) for memory in work.memories]) if work.is_split else None
         read = work.read_bytes / rates.read_bytes / us * 1e6 if work.read_bytes else None
         rate = work.operations / rates.operations / us * 1e6 if "new" in name or "+" in name else None
-        table.add(Row(name, " ".join(map(str, tiles or ())), error, us, read, rate))
+        of_split = " ".join(map(str, how)), unsplit_us, unsplit_us and unsplit_us / us
+        table.add(Row(name, " ".join(map(str, tiles or ())), error, us, read, rate, *of_split))
         if not error < LIMITS[arguments.data_type]:
             limit = LIMITS[arguments.data_type]
             raise ArtefactError(f"{name}: relative error {error:.2g}", f"at most {limit} is right")

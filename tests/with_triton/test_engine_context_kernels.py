@@ -111,7 +111,8 @@ def test_every_row_is_normed(is_rms: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", ["plain", "slopes", "by distance"])
 @pytest.mark.parametrize("size", [64, 80, 128, 256] if HAS_GPU else [64, 80])  # the interpreter takes 4 s for each
 def test_rows_attend_within_themselves(size: int, kind: str, is_causal: bool, dtype: torch.dtype) -> None:
-    from backends.fastertransformer.engine.ops.kernels.prefill_attention import PackedRows, attend_rows
+    from backends.fastertransformer.engine.ops.kernels.prefill_attention import attend_rows
+    from backends.fastertransformer.engine.ops.kernels.row_blocks import PackedRows
 
     torch.manual_seed(0)
     heads, far, ends = 2, 20, [0, 270, 271, 335, 368]
@@ -141,7 +142,8 @@ def test_as_many_rows_as_one_likes_attend_and_some_are_empty(
 ) -> None:
     """Head by head, and all heads together."""
     from backends.fastertransformer.engine.ops.kernels import prefill_attention as rows
-    from backends.fastertransformer.engine.ops.kernels.prefill_attention import PackedRows, attend_rows
+    from backends.fastertransformer.engine.ops.kernels.prefill_attention import attend_rows
+    from backends.fastertransformer.engine.ops.kernels.row_blocks import PackedRows
 
     monkeypatch.setattr(rows, "_CACHED_BYTES", 0)
     monkeypatch.setattr(rows, "_FEW_PROGRAMS", few_programs)

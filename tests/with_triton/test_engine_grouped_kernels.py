@@ -198,7 +198,7 @@ def test_rows_attend_within_themselves(
     heads: int, kv_heads: int, size: int, softcap: float, window: int, dtype: torch.dtype
 ) -> None:
     from backends.fastertransformer.engine.ops.kernels.grouped_prefill import attend_group_rows
-    from backends.fastertransformer.engine.ops.kernels.prefill_attention import PackedRows
+    from backends.fastertransformer.engine.ops.kernels.row_blocks import PackedRows
 
     torch.manual_seed(0)
     ends, tokens = [0, 90, 91, 123], 130
@@ -217,9 +217,10 @@ def test_rows_attend_within_themselves(
 def test_rows_go_on_with_what_their_pages_hold(
     heads: int, kv_heads: int, size: int, softcap: float, window: int, dtype: torch.dtype
 ) -> None:
-    """Among them rows of one token, an empty one, and one that begins."""
+    """Among them rows of one token, an empty one, and one that begins; programs share the cells of the longest two."""
     from backends.fastertransformer.engine.ops.kernels.grouped_prefill import extend
-    from backends.fastertransformer.engine.ops.kernels.prefill_attention import PackedRows
+    from backends.fastertransformer.engine.ops.kernels.launch import scratch_of
+    from backends.fastertransformer.engine.ops.kernels.row_blocks import PackedRows, Split
 
     torch.manual_seed(0)
     given = [(100, 40), (0, 33), (150, 1), (5, 0), (31, 2), (0, 1)]  # cells before, and tokens
@@ -239,7 +240,9 @@ def test_rows_go_on_with_what_their_pages_hold(
         tables[row, : pages_behind(before, window)] = 0
     assert (window > 0) == (not torch.equal(tables, listed))
     tiles = (32, 64, 4, 1, 0) if window and not HAS_GPU else None  # blocks of two pages, one of which is gone
-    found = extend(q, memory, tables, slots, positions, PackedRows(ends, tokens, 151), spec, tiles)
+    packed, split_up = PackedRows(ends, tokens, 151), Split(least=16, cost=4)
+    found = extend(q, memory, tables, slots, positions, packed, spec, tiles, split_up)
+    assert not scratch_of(DEVICE).get(0, 0)[1].any()  # the next launch counts from 0
     for row, ((before, count), end) in enumerate(zip(given, ends[1:].tolist(), strict=True)):
         keys, values = memory[:, listed[row].long()].transpose(1, 2).flatten(2, 3)[:, :, : before + count]
         own = slice(end - count, end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.packed_rows import NumberedRows
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import load_weights
+from backends.fastertransformer.engine.ops.kernels import grouped_prefill, row_blocks
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.scheduling.sequence import Answer, Job
@@ -46,6 +48,17 @@ def answers_of(steps: Steps, budget: int) -> list[Tensors]:
     return [each[0].tensors or {} for each in answers]
 
 
+def noting(cut: Callable[..., tuple[Tensor, int]], parts: list[int]) -> Callable[..., tuple[Tensor, int]]:
+    """Note how many programs share a block."""
+
+    def note(*given: Any) -> tuple[Tensor, int]:
+        blocks, places = cut(*given)
+        parts.extend(each[4] for each in blocks.tolist() if each[1])
+        return blocks, places
+
+    return note
+
+
 @pytest.mark.parametrize("family", ["gpt", "qwen3", "gemma2", "bloom"])
 @torch.inference_mode()
 def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +78,10 @@ def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, m
     monkeypatch.setattr(warmup, "MIXED_TOKENS", (4, 6))
     monkeypatch.setattr(graphs, "_MIXED_CONTEXTS", 1)
     by_kernels, mix, captured = steps(), StepGraphs.mix, list[tuple[int, bool]]()
+    parts = list[int]()
+    monkeypatch.setattr(row_blocks.PackedRows, "cut", noting(row_blocks.PackedRows.cut, parts))
+    if family == "qwen3":
+        monkeypatch.setattr(grouped_prefill, "Split", lambda: row_blocks.Split(1, 8, 1))
 
     def note_and_run(own: StepGraphs, rows: NumberedRows, ids: Tensor, positions: Tensor) -> Any:
         found = mix(own, rows, ids, positions)
@@ -76,6 +93,7 @@ def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, m
     found = answers_of(by_kernels, BUDGET)
     # With a bias a context is run whole, before the step of the rows that decode.
     assert captured == ([] if family == "bloom" else [(3, True)] + [(10, True)] * 3 + [(3, True)])
+    assert (max(parts, default=1) > 1) == (family == "qwen3")  # programs shared the prompt's cells
     for ours, theirs in zip(found, expected, strict=True):
         assert set(ours) == set(theirs)
         for name, values in theirs.items():

@@ -21,6 +21,7 @@ class Rows(NamedTuple):
         slots: int64 [T], slot of the cache of each token's row.
         ends: int32 [B + 1]: 0, then where each row ends.
         lengths: of the rows; None: the host does not know them; the kernels read ``ends``.
+        contexts: if lengths are None, the most rows that may have more than one token; 0: any may.
     """
 
     ids: Tensor
@@ -28,11 +29,19 @@ class Rows(NamedTuple):
     slots: Tensor
     ends: Tensor
     lengths: list[int] | None
+    contexts: int = 0
 
     @property
     def longest(self) -> int:
         """At least the length of the longest row."""
         return max(self.lengths) if self.lengths else len(self.ids)
+
+    @property
+    def several(self) -> int:
+        """At least the number of rows of more than one token."""
+        if self.lengths:
+            return sum(length > 1 for length in self.lengths)
+        return self.contexts or len(self.ends) - 1
 
 
 class NumberedRows(NamedTuple):

@@ -26,7 +26,7 @@ def extend_rows(
     cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor, kv_write: KvWrite
 ) -> Attend:
     """Prepare attention of packed rows that continue what their slots hold; see Ops.extend_attention."""
-    _, positions, slots, ends, _ = rows
+    _, positions, slots, ends, *_ = rows
     begins, counts, every = ends[:-1].long(), ends.diff(), torch.arange(len(slots), device=like.device)
     first, starts = slots[begins], positions[begins][:, None]
     windows, steps = cache.windows[first], torch.arange(rows.longest, device=like.device)

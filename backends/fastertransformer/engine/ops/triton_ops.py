@@ -18,6 +18,7 @@ from .kernels import (
     grouped_prefill,
     kv_write,
     prefill_attention,
+    row_blocks,
     row_plan,
     sampling,
 )
@@ -237,5 +238,5 @@ def _choose_tiling(linear: Linear, x: Tensor, matrices: int = 1) -> gemm.Tiling 
     return gemm.choose(x.numel() // x.shape[-1], matrices * outputs, inputs, linear.weight.dtype)
 
 
-def _pack(rows: Rows, longest: int) -> prefill_attention.PackedRows:
-    return prefill_attention.PackedRows(rows.ends, len(rows.ids), longest)
+def _pack(rows: Rows, longest: int) -> row_blocks.PackedRows:
+    return row_blocks.PackedRows(rows.ends, len(rows.ids), longest, rows.several)

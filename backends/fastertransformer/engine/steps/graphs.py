@@ -196,7 +196,7 @@ class StepGraphs:
         return self._network.extend(self._rows_of(size), self._cache, longest=self._cache.most_entries)
 
     def _run_mixed(self, size: int) -> tuple[Tensor, Tensor | None]:
-        rows = self._rows_of(size, mixed_rows(size) + _MIXED_CONTEXTS)
+        rows = self._rows_of(size, mixed_rows(size) + _MIXED_CONTEXTS)._replace(contexts=_MIXED_CONTEXTS + 1)  # padding
         hidden = self._network.extend(rows, self._cache, longest=self._cache.most_entries)
         return hidden, self._network.logits(hidden[: mixed_rows(size)]) if self._network.weights.head else None
 

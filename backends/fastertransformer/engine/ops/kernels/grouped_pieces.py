@@ -47,3 +47,35 @@ def merge_pieces(every, parts, group: tl.constexpr, many: tl.constexpr, width: t
         sums = sums * rescale[:, None] + tl.sum(found * gains[:, :, None], 0)
         highest = higher
     return sums, totals
+
+
+@triton.jit
+def merge_tiles(every, parts, heads, column, rows: tl.constexpr, width: tl.constexpr, columns: tl.constexpr):
+    """Merge some columns of the pieces of a tile -> sums, [rows, columns], and totals, [rows].
+
+    A piece has sums, [rows, width], the highest scores, [rows], and totals, [rows].
+
+    Args:
+        every: the first piece; each of the others is ``heads`` pieces behind the one before it.
+        parts: how many there are.
+        heads: whose pieces lie between.
+        column: the first.
+        rows: of the tile, a power of two.
+        width: of a head, a power of two.
+        columns: as many as registers hold twice, a power of two.
+    """
+    m, dims = tl.arange(0, rows), column + tl.arange(0, columns)
+    highest = tl.full((rows,), LEAST_SCORE, tl.float32)
+    totals = tl.zeros((rows,), tl.float32)
+    sums = tl.zeros((rows, columns), tl.float32)
+    for _ in tl.range(0, parts, num_stages=1):
+        own = tl.load(every + rows * width + m, cache_modifier=".cg")
+        higher = tl.maximum(highest, own)
+        rescale, gain = tl.exp2(highest - higher), tl.exp2(own - higher)
+        total = tl.load(every + rows * (width + 1) + m, cache_modifier=".cg")
+        found = tl.load(every + m[:, None] * width + dims[None, :], cache_modifier=".cg")
+        totals = totals * rescale + total * gain
+        sums = sums * rescale[:, None] + found * gain[:, None]
+        highest = higher
+        every += heads * rows * (width + 2)
+    return sums, totals

@@ -3,8 +3,8 @@
 Flash attention, as prefill_attention; but a program computes all query heads of a KV head for some tokens, scores may
 be capped, and blocks of keys before a window are skipped. New rows read their keys and values where the product wrote
 them. Rows that continue what is cached (prefix cache, sessions, chunks of a prompt) read them from their pages, which
-have their own tokens already; see extend. Of such rows, those of one token are left to grouped_decode, which splits
-their cells over programs.
+have their own tokens already; see extend. Of such rows, those of one token are left to grouped_decode. If the others
+have few tokens and many cells, several programs share a block of tokens, and the last of them merges; see row_blocks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from torch import Tensor
 from ...model.positions import AttentionSpec
 from .elements import capped
 from .grouped_decode import attend_groups
-from .launch import scores_of, uses_pdl
-from .prefill_attention import PackedRows, Tiles, shared_bytes
+from .grouped_pieces import merge_tiles
+from .launch import scores_of, scratch_of, uses_pdl
+from .prefill_attention import Tiles, shared_bytes
+from .row_blocks import BLOCK_FIELDS, PackedRows, Reads, Split
 
 # Queries and keys of a program at a time, warps, stages, the most registers of a thread (0: no limit).
 _TILES, _WIDE_TILES = (64, 64, 4, 3, 0), (128, 32, 8, 3, 0)
 _OLDER_TILES, _OLDER_WIDE_TILES = (64, 32, 4, 3, 0), (64, 32, 8, 2, 0)  # before Hopper, see prefill_attention
 _SMALL_TILES, _FP32_TILES = (64, 32, 4, 2, 0), (32, 32, 4, 2, 0)
 _CACHED_BYTES, _FEW_PROGRAMS = 16 << 20, 4096  # see prefill_attention
+_MOST_COLUMNS = tl.constexpr(64)  # that are merged at a time
+_WARPS = 8  # that a processor runs of this kernel at the same time: registers and shared memory allow no more
 
 
 @triton.jit
@@ -88,18 +92,19 @@ def _over_cells(  # noqa: C901 (one kernel)
 
 @triton.jit(do_not_specialize=("table_stride", "reach", "positions", "slots"))
 def _attend_causally(
-    q, k, v, out, blocks, tables, slots, positions,
+    q, k, v, out, blocks, tables, slots, positions, partial, finished,
     q_stride, q_head_stride, kv_stride, kv_head_stride, table_stride, page_stride, scale, cap, reach,
     group: tl.constexpr, page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block_m: tl.constexpr,
     block_n: tl.constexpr, has_cap: tl.constexpr, is_paged: tl.constexpr,
 ):  # fmt: skip
-    """Compute the query heads of a KV head for block_m / group tokens of a row."""
+    """Compute the query heads of a KV head for block_m / group tokens of a row, or what a piece of the cells adds."""
     head, item = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0), tl.program_id(1)
     heads = tl.num_programs(0) * tl.num_programs(2)
-    length = tl.load(blocks + item * 3 + 1)
+    blocks += item * BLOCK_FIELDS
+    length = tl.load(blocks + 1)
     if length == 0:
         return
-    begin, start = tl.load(blocks + item * 3).to(tl.int64), tl.load(blocks + item * 3 + 2)
+    begin, start = tl.load(blocks).to(tl.int64), tl.load(blocks + 2)
     before = 0  # cells of the row before these tokens
     if is_paged:
         before = tl.load(positions + begin).to(tl.int32)
@@ -124,6 +129,14 @@ def _attend_causally(
     inner = tl.cdiv(tl.maximum(end - reach, 0), block_n)
     free = tl.maximum((first + 1) // block_n - inner, 0)
     edges = tl.cdiv(end, block_n) - lowest - free
+    if is_paged:
+        piece, parts = tl.load(blocks + 3), tl.load(blocks + 4)
+        count, free_end = free + edges, inner + free
+        stop = lowest + count * (piece + 1) // parts
+        lowest += count * piece // parts
+        inner = tl.maximum(inner, lowest)
+        free = tl.maximum(tl.minimum(free_end, stop) - inner, 0)
+        edges = stop - lowest - free
     sums = tl.zeros([block_m, width], tl.float32)
     total = tl.zeros([block_m], tl.float32)
     most = tl.full([block_m], -1e30, tl.float32)
@@ -135,8 +148,31 @@ def _attend_causally(
         sums, total, most, query, position, k, v, tables, lowest, edges, inner, free, least, end, kv_stride,
         page_stride, scale, cap, reach, page_tokens, size, width, block_n, has_cap, is_paged, True,
     )  # fmt: skip
-    target = ((begin + token) * heads * group + query_head) * size
-    tl.store(out + target[:, None] + dims[None, :], (sums / total[:, None]).to(out.dtype.element_ty), is_in)
+    targets = out + (((begin + token) * heads * group + query_head) * size)[:, None]
+    if is_paged:  # loaded once more: the loops need all registers
+        piece, parts = tl.load(blocks + 3, volatile=True), tl.load(blocks + 4, volatile=True)
+        if parts == 1:
+            tl.store(targets + dims[None, :], (sums / total[:, None]).to(out.dtype.element_ty), is_in)
+            return
+        place = tl.load(blocks + 5)
+        every = partial + ((place - piece) * heads + head).to(tl.int64) * block_m * (width + 2)
+        own = every + piece.to(tl.int64) * heads * block_m * (width + 2)
+        tl.store(own + m[:, None] * width + dims[None, :], sums)
+        tl.store(own + block_m * width + m, most)
+        tl.store(own + block_m * (width + 1) + m, total)
+        tl.debug_barrier()
+        counter = finished + (place - piece) * heads + head
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") != parts - 1:
+            return
+        tl.store(counter, 0)
+        columns: tl.constexpr = width if width < _MOST_COLUMNS else _MOST_COLUMNS
+        for column in range(0, width, columns):
+            merged, totals = merge_tiles(every, parts, heads, column, block_m, width, columns)
+            d = column + tl.arange(0, columns)
+            is_own = ((m < tokens * group) & (token < length))[:, None] & (d < size)[None, :]
+            tl.store(targets + d[None, :], (merged / totals[:, None]).to(out.dtype.element_ty), is_own)
+    else:
+        tl.store(targets + dims[None, :], (sums / total[:, None]).to(out.dtype.element_ty), is_in)
 
 
 def attend_group_rows(
@@ -172,6 +208,7 @@ def extend(
     rows: PackedRows,
     spec: AttentionSpec,
     tiles: Tiles | None = None,
+    split: Split | None = None,
 ) -> Tensor:
     """Attend causally from tokens of rows to all that the rows' pages hold, these tokens among it.
 
@@ -184,6 +221,7 @@ def extend(
         rows: of these tokens, cut without those of one token; see PackedRows.
         spec: scale, cap and window; not a bias.
         tiles: None: by shape.
+        split: how programs share the cells of a block; None: as is fastest.
 
     Returns:
         [H, T, D], of which [T, H * D] is a view; what belongs to no row is anything.
@@ -191,7 +229,7 @@ def extend(
     heads, tokens, size = q.shape
     out = torch.empty(tokens, heads, size, dtype=q.dtype, device=q.device)
     attend_groups(q[None], None, None, memory, tables, rows.plan(positions, slots), spec, packed=out)
-    paged, stride = (tables, slots, positions), memory.stride(1)
+    paged, stride = (tables, slots, positions, split or Split()), memory.stride(1)
     _launch(q, memory[0], memory[1], out, rows, spec, memory.shape[2], paged, tiles, 0, 0, stride, memory.shape[3])
     return out.transpose(0, 1)
 
@@ -204,7 +242,7 @@ def _launch(
     rows: PackedRows,
     spec: AttentionSpec,
     kv_heads: int,
-    paged: tuple[Tensor, Tensor, Tensor] | None,
+    paged: tuple[Tensor, Tensor, Tensor, Split] | None,
     tiles: Tiles | None,
     kv_stride: int,
     kv_head_stride: int,
@@ -218,14 +256,18 @@ def _launch(
     block_m, block_n, warps, stages, registers = tiles or _choose(width, q.dtype, q.device)
     limit = {"maxnreg": registers} if registers else {}
     block_m = max(block_m, triton.next_power_of_2(group))
-    blocks = rows.cut(block_m // group, skips_single=paged is not None)
+    tables, slots, positions, split = paged or (None, None, None, None)
+    scores, scratch, reads = scores_of(spec), scratch_of(q.device), None
+    if positions is not None and split is not None:
+        reads = Reads(positions, scores.reach, kv_heads, _WARPS // warps * scratch.processors, split)
+    blocks, shared = rows.cut(block_m // group, reads)
+    partial, finished = scratch.get(shared * kv_heads, shared * kv_heads * block_m * (width + 2))
     is_cached = 2 * rows.longest * kv_heads * size * q.element_size() <= _CACHED_BYTES
     together = kv_heads if is_cached or kv_heads * len(blocks) <= _FEW_PROGRAMS else 1
-    tables, slots, positions = paged or (None, None, None)
-    scores = scores_of(spec)
     _attend_causally[(together, len(blocks), kv_heads // together)](
-        q, k, v, out, blocks, tables, slots, positions, q.stride(1), q.stride(0), kv_stride, kv_head_stride,
-        tables.stride(0) if tables is not None else 0, page_stride, scores.scale, scores.cap, scores.reach,
+        q, k, v, out, blocks, tables, slots, positions, partial, finished, q.stride(1), q.stride(0), kv_stride,
+        kv_head_stride, tables.stride(0) if tables is not None else 0, page_stride, scores.scale, scores.cap,
+        scores.reach,
         group=group, page_tokens=page_tokens, size=size, width=width, block_m=block_m, block_n=block_n,
         has_cap=spec.softcap != 0, is_paged=paged is not None, num_warps=warps, num_stages=stages, **limit,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from torch import Tensor
 from .decode_attention import BY_DISTANCE, NO_BIAS, SLOPES
 from .elements import LOG2_E
 from .launch import uses_pdl
-from .row_plan import plan_rows
+from .row_blocks import BLOCK_FIELDS, PackedRows
 
 # Queries and keys of a program at a time, warps, stages, the most registers of a thread (0: no limit): the fastest of
 # 48 on an H200, for 128 heads of a T5, and for causal rows of 32 heads; for wide heads, of those without spills.
@@ -31,7 +31,6 @@ _SHORT = 64  # tokens, for which fewer queries are enough
 # Programs of all heads begin together if the L2 cache holds their keys and values, or if there are so few programs that
 # the ones with the most keys must begin first.
 _CACHED_BYTES, _FEW_PROGRAMS = 16 << 20, 4096
-_ROWS_AT_ONCE = tl.constexpr(32)
 
 
 @triton.jit
@@ -110,67 +109,6 @@ def _over_blocks(  # noqa: C901 (one kernel)
     return sums, total, most
 
 
-@triton.jit(do_not_specialize=("rows",))
-def _cut(ends, blocks, rows, queries: tl.constexpr, skips_single: tl.constexpr):
-    """Write where a block's row begins, how long that row is, and the block's first token there; see PackedRows."""
-    index = tl.program_id(0)
-    later, before, passed = 0, 0, 0  # rows behind the block's; blocks of these; blocks of the rows looked at
-    for first in range(0, rows, _ROWS_AT_ONCE):
-        here = first + tl.arange(0, _ROWS_AT_ONCE)
-        is_row, place = here < rows, ends + rows - 1 - here
-        lengths = tl.load(place + 1, is_row, 0) - tl.load(place, is_row, 0)
-        if skips_single:
-            lengths = tl.where(lengths == 1, 0, lengths)
-        counts = tl.cdiv(lengths, queries)
-        is_later = (passed + tl.cumsum(counts, 0) <= index) & is_row
-        later += tl.sum(is_later.to(tl.int32), 0)
-        before += tl.sum(tl.where(is_later, counts, 0), 0)
-        passed += tl.sum(counts, 0)
-    row = tl.maximum(rows - 1 - later, 0)
-    begin = tl.load(ends + row)
-    length = tl.where(later == rows, 0, tl.load(ends + row + 1) - begin)
-    tl.store(blocks + index * 3, begin)
-    tl.store(blocks + index * 3 + 1, length)
-    tl.store(blocks + index * 3 + 2, (tl.cdiv(length, queries) - 1 - (index - before)) * queries)
-
-
-class PackedRows:
-    """Rows that are consecutive parts of one axis of tokens.
-
-    Args:
-        ends: int32 [B + 1]: 0, then where each row ends.
-        tokens: of all rows at least.
-        longest: at least the length of the longest row.
-    """
-
-    def __init__(self, ends: Tensor, tokens: int, longest: int) -> None:
-        self.ends, self._tokens, self.longest = ends, tokens, longest
-        self._blocks: dict[tuple[int, bool], Tensor] = {}
-        self._plan: Tensor | None = None
-
-    def plan(self, positions: Tensor, slots: Tensor) -> Tensor:
-        """Order the rows of one token, for all layers; see plan_rows."""
-        if self._plan is None:
-            self._plan = plan_rows(positions, None, slots, self.ends)
-        return self._plan
-
-    def cut(self, queries: int, skips_single: bool = False) -> Tensor:
-        """Cut rows into blocks of ``queries`` tokens, for all layers; rows of one token may be skipped.
-
-        Returns:
-            int32 [n, 3]: the first token of each block's row, the row's length, and the block's first token in its row.
-            The last block is the first; unused blocks have a row of length 0.
-        """
-        key = queries, skips_single
-        if key not in self._blocks:
-            rows = len(self.ends) - 1
-            count = self._tokens // queries + rows  # at least: of each row one block is not full
-            blocks = torch.empty(count, 3, dtype=torch.int32, device=self.ends.device)
-            _cut[(count,)](self.ends, blocks, rows, queries=queries, skips_single=skips_single, num_warps=1)
-            self._blocks[key] = blocks
-        return self._blocks[key]
-
-
 @triton.jit(do_not_specialize=("far",))
 def _attend_rows(
     q, k, v, out, blocks, bias, token_stride, head_stride, out_stride, scale, far,
@@ -178,10 +116,11 @@ def _attend_rows(
     is_causal: tl.constexpr, is_native: tl.constexpr,
 ):  # fmt: skip
     head, block = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0), tl.program_id(1)
-    length = tl.load(blocks + block * 3 + 1)
+    blocks += block * BLOCK_FIELDS
+    length = tl.load(blocks + 1)
     if length == 0:
         return
-    begin, start = tl.load(blocks + block * 3).to(tl.int64), tl.load(blocks + block * 3 + 2)
+    begin, start = tl.load(blocks).to(tl.int64), tl.load(blocks + 2)
     origin = begin * token_stride + head * head_stride
     m, dims = start + tl.arange(0, block_m), tl.arange(0, width)
     is_in = (m < length)[:, None] & (dims < size)[None, :]
@@ -250,7 +189,7 @@ def attend_rows(
     block_m, block_n, warps, stages, registers = tiles or _choose(rows.longest, width, q.dtype, is_causal, q.device)
     limit = {"maxnreg": registers} if registers else {}
     kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else BY_DISTANCE
-    blocks = rows.cut(block_m)
+    blocks, _ = rows.cut(block_m)
     is_cached = 2 * rows.longest * heads * size * q.element_size() <= _CACHED_BYTES
     together = heads if is_cached or (is_causal and heads * len(blocks) <= _FEW_PROGRAMS) else 1
     _attend_rows[(together, len(blocks), heads // together)](
