@@ -22,6 +22,7 @@ from support.random_t5 import random_t5
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.model.config import Stack
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.scheduling import chunks as scheduling_chunks
 from backends.fastertransformer.engine.scheduling.batch import Batch
@@ -37,6 +38,12 @@ Gpt2 = tuple[GPT2LMHeadModel, Settings]
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Gpt2:
     model = random_gpt2(n_positions=256)
     return model, Settings(write_shards(model, tmp_path_factory.mktemp("gpt2")), 1, 1, "fp32", cpu_threads=1)
+
+
+@pytest.fixture(autouse=True)
+def free_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no chunk be smaller for the cells before it: in networks this narrow a few cost as much as products."""
+    monkeypatch.setattr(scheduling_chunks, "_ATTENTION", 1e-9)
 
 
 @pytest.fixture
@@ -225,6 +232,34 @@ def test_without_a_mixed_pass_a_chunk_has_the_whole_budget(gpt2: Gpt2, chunks: l
     served.submit(ask(prompts(43), 3, end_id=NEVER))
     served.steps_of(5)
     assert chunks == [9] * 4 and len(served.counts) == 5
+
+
+@pytest.mark.parametrize(
+    ("cells", "tokens"), [(0, 256), (2450, 256), (2460, 224), (3970, 224), (6000, 192), (7000, 160), (99_999, 128)]
+)
+def test_a_chunk_is_the_smaller_the_more_cells_it_attends_to(
+    gpt2: Gpt2, cells: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Llama 3.1 8B, as was measured: at 8,192 cells attention takes as long as products."""
+    monkeypatch.setattr(scheduling_chunks, "_ATTENTION", 3.25)
+    shape = Stack(head_num=32, kv_head_num=8, size_per_head=128, inter_size=14336, num_layer=32, is_gated=True)
+    assert scheduling_chunks._cells_like_products(shape) == pytest.approx(8192, rel=1e-3)
+    budgets = scheduling_chunks.Chunks(paged_steps(gpt2[1]), 256)
+    monkeypatch.setattr(budgets, "_equal_cells", 8192.0)
+    assert budgets._budget_behind(cells) == tokens
+
+
+def test_a_long_prompt_is_cut_into_ever_smaller_chunks(
+    gpt2: Gpt2, chunks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduling_chunks, "_ATTENTION", 3.25)  # 57 cells of this network
+    monkeypatch.setattr(scheduling_chunks, "_MULTIPLE", 1)
+    model, settings = gpt2
+    served, line = Served(paged_steps(settings), 20), prompts(190, seed=8)[0]
+    answers = served.submit(ask([line], 5, end_id=NEVER))
+    served.run()
+    assert answers[0].tensors and generated(answers[0].tensors) == greedy(model, line, 5)[len(line) :]
+    assert chunks == sorted(chunks, reverse=True) and chunks[0] == 20 and chunks[-1] == 10
 
 
 def test_what_delays_no_row_is_run_whole(gpt2: Gpt2, chunks: list[int]) -> None:

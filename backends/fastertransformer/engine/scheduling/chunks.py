@@ -8,12 +8,16 @@ wait, so at any time one row at most is half run.
 from __future__ import annotations
 
 from ..cache.sizing import UNBOUNDED
+from ..model.config import Stack
 from ..steps.steps import Steps
 from .paging import tokens_found, tokens_to_run
 from .sequence import Sequence
 
 _WHOLE = 2  # a context of as many budgets is run at once: it delays other rows little, and fewer passes are faster
 _MOST_TOKENS = 2048  # of the budget when many contexts wait
+_ATTENTION = 3.25  # how much longer an operation of a chunk's attention takes than one of a product (Llama 8B, H200)
+_SPARE = 1.3  # a budget of 256 leaves so much of the time of two steps without a chunk (Llama 8B, 32 rows, H200)
+_MULTIPLE = 32  # of tokens; mixed steps are captured for such numbers
 
 
 class Chunks:
@@ -28,6 +32,7 @@ class Chunks:
 
     def __init__(self, steps: Steps, budget: int) -> None:
         self._steps, self._budget = steps, budget
+        self._equal_cells = _cells_like_products(steps.config)
 
     def choose_tokens(self, sequence: Sequence, decoding: int, waiting: int) -> int:
         """Choose how many tokens of a context the next step runs; 0: all that are left.
@@ -39,15 +44,28 @@ class Chunks:
         """
         if not (decoding and self._budget and self._can_be_cut(sequence)):
             return 0
-        budget = max(self._budget, min(self._budget * waiting, _MOST_TOKENS))
+        most = max(self._budget, _MOST_TOKENS)
+        budget = min(self._budget * waiting, most)
         if not sequence.pages and tokens_to_run(sequence, 0) <= _WHOLE * budget:
             return 0
-        left = tokens_to_run(sequence, tokens_found(sequence, self._steps.cache.blocks))
+        found = tokens_found(sequence, self._steps.cache.blocks)
+        left = tokens_to_run(sequence, found)
         if not sequence.pages and left <= _WHOLE * budget:
             return 0
+        budget = min(self._budget_behind(sequence.start + found) * waiting, most)
         mixed = max(budget - decoding, -(-budget // 2))
         tokens = mixed if self._steps.can_mix(decoding, mixed) else budget
         return tokens if tokens < left else 0
+
+    def _budget_behind(self, cells: int) -> int:
+        """Give the budget of a chunk behind so many cells, which its tokens attend to, so that its time stays the same.
+
+        It never falls below a half: the context would be run too slowly.
+        """
+        tokens = int(_SPARE * self._budget / (1 + cells / self._equal_cells))
+        if tokens >= self._budget:
+            return self._budget
+        return max(tokens // _MULTIPLE * _MULTIPLE, -(-self._budget // 2))
 
     def _can_be_cut(self, sequence: Sequence) -> bool:
         """Say whether a context may be run in parts.
@@ -60,3 +78,11 @@ class Chunks:
         lacks_past = bool(row and sequence.start and row.saved is None) and not sequence.pages
         is_restarted = sequence.isolate_until is not None or (sequence.count > 0 and sequence.width > 1)
         return self._steps.can_chunk and sequence.window == UNBOUNDED and not (lacks_past or is_restarted)
+
+
+def _cells_like_products(config: Stack) -> float:
+    """Give the cells to which a token attends in the time of its products with a layer's matrices."""
+    heads = config.head_num * config.size_per_head
+    both_ways = config.hidden_units * (2 * heads + 2 * config.kv_heads * config.size_per_head)
+    inner = config.hidden_units * config.inter_size * (3 if config.is_gated else 2)
+    return (both_ways + inner) / (2 * heads) / _ATTENTION
