@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ..request.schema import Array
 from ..sampling.beam import FinishReason
 from .sequence import Job
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What all answers to a request have in common.
+
+    Attributes:
+        ids: output_ids without generated tokens.
+        lengths: int32 [B, K], of what a row's answer begins with.
+        is_decoder: whether the model is an encoder-decoder.
+        has_log_probs: whether a row has is_return_log_probs.
+        has_raw_scores: whether a row has is_return_raw_log_probs.
+    """
+
+    ids: Array
+    lengths: Array
+    is_decoder: bool
+    has_log_probs: bool
+    has_raw_scores: bool
 
 
 def output_tensors(job: Job) -> dict[str, Array]:
@@ -44,9 +65,12 @@ def output_tensors(job: Job) -> dict[str, Array]:
             each key (last axis) for each query; 0 in padding. (FasterTransformer leaves undefined numbers in the rows
             of queries that are padding.)
     """
-    request, rows = job.request, job.sequences
-    width, source_width = max(len(each.shown) for each in rows), request.source_width
-    tensors = {} if "output_hidden_state" in rows[0].context_outputs else _tokens(job, width)
+    rows, outline = job.sequences, job.outline or _outline(job)
+    job.outline = outline
+    tensors = {} if "output_hidden_state" in rows[0].context_outputs else _tokens(job, outline)
+    if not any(each.context_outputs for each in rows):
+        return tensors
+    width, source_width = max(len(each.shown) for each in rows), job.request.source_width
     least = {
         "context_embeddings": (0, 0),
         "context_log_probs": (width,),
@@ -62,42 +86,56 @@ def output_tensors(job: Job) -> dict[str, Array]:
     return tensors
 
 
-def _tokens(job: Job, width: int) -> dict[str, Array]:
-    request, longest = job.request, job.request.max_tokens
-    shape, is_decoder = (len(request.rows), request.beam_width), request.rows[0].source is not None
-    ids = np.zeros((*shape, width + longest), np.int32 if is_decoder else np.uint32)
+def _outline(job: Job) -> Outline:
+    """Lay out what all answers to a request have in common: a stream has an answer a token."""
+    request, samplings = job.request, [row.sampling for row in job.request.rows]
+    shape, is_decoder = (len(samplings), request.beam_width), request.rows[0].source is not None
+    width = max(len(each.shown) for each in job.sequences)
+    ids = np.zeros((*shape, width + request.max_tokens), np.int32 if is_decoder else np.uint32)
     if not is_decoder:
-        ids[:] = np.array([row.sampling.pad_id for row in request.rows])[:, None, None]
-    inputs, lengths = np.zeros(shape, np.int32), np.zeros(shape, ids.dtype)
-    tensors: dict[str, Array] = {"output_ids": ids, "sequence_length": lengths, "finish_reason": _finish_reasons(job)}
-    if not is_decoder:
-        tensors["response_input_lengths"] = inputs
-    if has_scores := any(row.sampling.is_return_log_probs for row in request.rows):
-        scores, log_probs = np.zeros(shape, np.float32), np.zeros((*shape, longest), np.float32)
-        tensors |= {"cum_log_probs": scores, "output_log_probs": log_probs}
+        ids[:] = np.array([each.pad_id for each in samplings])[:, None, None]
+    lengths = np.zeros(shape, np.int32)
     for row, sequence in enumerate(job.sequences):
         start = len(sequence.shown)
-        inputs[row], ids[row, :, :start] = start, sequence.shown
+        lengths[row], ids[row, :, :start] = start, sequence.shown
+    has_log_probs = any(each.is_return_log_probs for each in samplings)
+    return Outline(ids, lengths, is_decoder, has_log_probs, any(each.is_return_raw_log_probs for each in samplings))
+
+
+def _tokens(job: Job, outline: Outline) -> dict[str, Array]:
+    ids = outline.ids.copy()
+    shape, starts, places = ids.shape[:2], outline.lengths[:, 0].tolist(), list[list[int]]()
+    reasons = list[list[int]]()
+    for row, sequence in enumerate(job.sequences):
+        start, rest = starts[row], FinishReason.LENGTH if sequence.is_done else FinishReason.NOT_FINISHED
         for place, beam in enumerate(sequence.beams):
-            lengths[row, place] = end = start + len(beam.tokens)
-            ids[row, place, start:end] = beam.tokens
-            if has_scores and sequence.sampling.is_return_log_probs:
-                scores[row, place], log_probs[row, place, : len(beam.log_probs)] = beam.score, beam.log_probs
-    return tensors | _raw_scores(job)
+            ids[row, place, start : start + len(beam.tokens)] = beam.tokens
+        places.append([start + len(beam.tokens) for beam in sequence.beams])
+        reasons.append([int(beam.finish or rest) for beam in sequence.beams])
+    tensors: dict[str, Array] = {
+        "output_ids": ids,
+        "sequence_length": np.array(places, ids.dtype),
+        "finish_reason": np.array(reasons, np.int32),
+    }
+    if not outline.is_decoder:
+        tensors["response_input_lengths"] = outline.lengths.copy()
+    if outline.has_log_probs:
+        tensors |= _log_probs(job, shape)
+    return tensors | _raw_scores(job) if outline.has_raw_scores else tensors
 
 
-def _finish_reasons(job: Job) -> Array:
-    unended = [FinishReason.LENGTH if each.is_done else FinishReason.NOT_FINISHED for each in job.sequences]
-    rows = zip(job.sequences, unended, strict=True)
-    return np.array([[beam.finish or rest for beam in sequence.beams] for sequence, rest in rows], np.int32)
+def _log_probs(job: Job, shape: tuple[int, ...]) -> dict[str, Array]:
+    scores, log_probs = np.zeros(shape, np.float32), np.zeros((*shape, job.request.max_tokens), np.float32)
+    for row, sequence in enumerate(job.sequences):
+        for place, beam in enumerate(sequence.beams if sequence.sampling.is_return_log_probs else ()):
+            scores[row, place], log_probs[row, place, : len(beam.log_probs)] = beam.score, beam.log_probs
+    return {"cum_log_probs": scores, "output_log_probs": log_probs}
 
 
 def _raw_scores(job: Job) -> dict[str, Array]:
     """Lay out the log-probabilities under the model that rows request, see output_tensors; such rows have one beam."""
     rows = [(row, each.beams[0], each.sampling) for row, each in enumerate(job.sequences)]
     asked = [(row, beam, params.num_top_log_probs) for row, beam, params in rows if params.is_return_raw_log_probs]
-    if not asked:
-        return {}
     shape = len(rows), 1, max(len(beam.tokens) for _, beam, _ in rows)
     most = max(count for _, _, count in asked)
     own, tops = np.zeros(shape, np.float32), np.zeros((*shape, most), np.float32)

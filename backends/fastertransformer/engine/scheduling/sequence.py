@@ -19,14 +19,11 @@ from ..sampling.beam import DEAD, Beam, Candidate, FinishReason
 from .row_times import RowTimes
 
 if TYPE_CHECKING:
+    from .outputs import Outline
     from .sessions import SessionRow
 
-INVALID, FAILED, CANCELLED, UNAVAILABLE = (
-    "INVALID_ARG",
-    "INTERNAL",
-    "CANCELLED",
-    "UNAVAILABLE",
-)  # names of Triton's error codes
+# Names of Triton's error codes.
+INVALID, FAILED, CANCELLED, UNAVAILABLE = "INVALID_ARG", "INTERNAL", "CANCELLED", "UNAVAILABLE"
 
 
 @dataclass(frozen=True)
@@ -61,6 +58,7 @@ class Job:
         grammars: of each row; None: it has none. Empty: no row has one.
         arrived_s: when it joined the queue; None: it has not.
         submitted_s: when it was submitted, or had arrived before that, of time.monotonic.
+        outline: of its answers; None: it has none yet.
     """
 
     request: Request
@@ -73,6 +71,7 @@ class Job:
     grammars: tuple[Grammar | None, ...] = ()
     arrived_s: float | None = None
     submitted_s: float = field(default_factory=time.monotonic)
+    outline: Outline | None = None
 
     @property
     def is_done(self) -> bool:
