@@ -7,7 +7,9 @@ One thread owns all senders. Sending takes 0.04 to 0.3 ms and polling a client 0
 for which the engine's steps must not wait. A sender must not be polled once its final answer is sent: Triton has freed
 the memory that it would read. (With several threads that send and another that polls, tritonserver died under the load
 of ``benchmarks/under_load.py``.) Requests take turns. If tokens are generated faster than Triton sends them, an answer
-that has waited for long is skipped: the next one holds all its tokens.
+that has waited for long is skipped: the newest one holds all its tokens. While answers to other requests wait this is
+so much earlier, for each answer that is sent takes Python's lock from the engine's steps. The empty response that ends
+a stream takes a turn of its own: where many streams end in one step, their last tokens do not wait for it.
 """
 
 from __future__ import annotations
@@ -25,10 +27,15 @@ import numpy as np
 import numpy.typing as npt
 
 Tensors = Mapping[str, npt.NDArray[Any]]
+Content = Tensors | tuple[str, str]
+"""Tensors, or a problem and its code."""
 
+_NOTHING: Tensors = {}
+"""The content of the response that only says that there are no more."""
 _TEXT_START = "text_start"
 _LONGEST_NAME = 128  # characters of a request's name that are logged
 _LONGEST_WAIT_S = 0.1  # of an answer that is followed by another
+_LONGEST_WAIT_OF_MANY_S = 5e-3  # the same, while answers to other requests wait
 _FIRST_PAUSE_S = 5e-3  # before a client is polled for the first time: its context is run then
 _LEAST_PAUSE_S = 10e-3  # between two polls of one client
 _POLL_DELAY_S = 10e-3  # by which a poll that is due is delayed if an answer is to be sent
@@ -70,7 +77,7 @@ class Reply:
         """Whether the request's time limit is exceeded."""
         return time.monotonic() > self._deadline
 
-    def send(self, content: Tensors | tuple[str, str], is_final: bool) -> None:
+    def send(self, content: Content, is_final: bool) -> None:
         """Send one answer, or an error (see fail); a decoupled model may send several answers."""
         with self._lock:
             is_first = not self.waiting
@@ -86,11 +93,18 @@ class Reply:
         """
         self.send((problem, code), True)
 
-    def pop(self) -> tuple[Any, bool]:
-        """Give the next answer to be sent, and whether it is the last; if another one is waiting, announce that."""
+    def end_empty(self) -> None:
+        """Let an empty response follow the answer that was the last one, after the answers to others that wait."""
+        self.send(_NOTHING, True)
+
+    def pop(self, longest_wait_s: float) -> tuple[Any, bool]:
+        """Give the next answer to be sent, and whether it is the last; if another one is waiting, announce that.
+
+        Answers are skipped if the next one has waited longer than ``longest_wait_s`` and is not the only one.
+        """
         with self._lock:
             came, content, is_final = self.waiting.popleft()
-            if self.waiting and time.monotonic() - came > _LONGEST_WAIT_S:
+            if self.waiting and time.monotonic() - came > longest_wait_s:
                 _, content, is_final = self.waiting.pop()
                 self.waiting.clear()
             has_more = bool(self.waiting)
@@ -165,7 +179,10 @@ class Replies:
                 next_poll = self._poll_next()
                 continue
             if item is None:
-                return
+                if self._ready.empty():
+                    return
+                self._ready.put(None)  # what ends a stream is queued when its last answer is sent
+                continue
             reply, is_new = item
             if not is_new:
                 self._send_next(reply)
@@ -186,20 +203,25 @@ class Replies:
         return now + max((now - start) / _POLL_SHARE, _LEAST_PAUSE_S / len(self._polled))
 
     def _send_next(self, reply: Reply) -> None:
-        content, is_final = reply.pop()
+        content, is_last = reply.pop(_LONGEST_WAIT_S if self._ready.empty() else _LONGEST_WAIT_OF_MANY_S)
+        ends_empty = is_last and self._is_decoupled and content is not _NOTHING and not isinstance(content, tuple)
+        is_final = is_last and not ends_empty
         try:
             self._send(reply, content, is_final)
         except Exception as error:  # whatever Triton raises concerns this request alone
             self._triton.Logger.log_error(f"an answer could not be sent: {error}")
             reply.is_cancelled = True
-        if is_final:
+        if is_last:
             with suppress(ValueError):  # answered before it was polled
                 self._polled.remove(reply)
+        if ends_empty:
+            reply.end_empty()
+        if is_final:
             if not isinstance(content, tuple) and not reply.is_cancelled:
                 self._duration_us.increment((time.monotonic() - reply.opened) * 1e6)
             reply.sent.set()
 
-    def _send(self, reply: Reply, content: Tensors | tuple[str, str], is_final: bool) -> None:
+    def _send(self, reply: Reply, content: Content, is_final: bool) -> None:
         flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_final else 0
         if isinstance(content, tuple):
             problem, code = content
@@ -209,8 +231,7 @@ class Replies:
                 self._triton.Logger.log_warn(f"request {reply.name[:_LONGEST_NAME]!r}: {code}: {problem}")
             error = self._triton.TritonError(problem, getattr(self._triton.TritonError, code))
             reply.sender.send(self._triton.InferenceResponse(output_tensors=[], error=error), flags=flags)
-        elif is_final and self._is_decoupled:
-            reply.sender.send(self._response(reply, content))
+        elif content is _NOTHING:
             reply.sender.send(flags=flags)
         else:
             reply.sender.send(self._response(reply, content), flags=flags)

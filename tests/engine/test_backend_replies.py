@@ -67,7 +67,7 @@ def hold_sends(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[F
     """Let no answer pass before the event is set; the list tells whose passed, in order."""
     send, is_free, passed = FakeSender.send, threading.Event(), []
 
-    def send_when_free(sender: FakeSender, response: Any, flags: int = 0) -> None:
+    def send_when_free(sender: FakeSender, response: Any = None, flags: int = 0) -> None:
         assert is_free.wait(20)
         passed.append(sender._request)
         send(sender, response, flags)
@@ -97,8 +97,42 @@ def test_what_has_waited_for_long_is_left_out_and_the_last_answer_is_not(
     assert lengths_of(request) == expected
 
 
+def test_more_is_left_out_while_other_requests_wait(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONGEST_WAIT_OF_MANY_S", 0.0)
+    monkeypatch.setattr(module, "_LONGEST_WAIT_S", 100.0)
+    first, second, third = (FakeRequest({}) for _ in range(3))
+    is_free, _ = hold_sends(monkeypatch)
+    held = replies.open(first)
+    held.send({"output_ids": IDS}, is_final=True)
+    wait_until(lambda: not held.waiting)
+    for request in (second, third):
+        reply = replies.open(request)
+        for count in range(1, 41):
+            reply.send({"output_ids": np.zeros((1, 1, count))}, is_final=count == 40)
+    is_free.set()
+    second.wait()
+    third.wait()
+    assert lengths_of(second) == [40]  # the third one waits
+    assert lengths_of(third) == list(range(1, 41))  # nobody waits
+
+
+def test_what_ends_a_stream_waits_for_the_last_tokens_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Replies(FakePbUtils("pb_utils"), {}, has_axis=False, labels={}, is_decoupled=True)
+    is_free, passed = hold_sends(monkeypatch)
+    requests = [FakeRequest({}) for _ in range(4)]
+    held = [opened.open(request) for request in requests]
+    for reply in held:
+        reply.send({"output_ids": IDS}, is_final=True)
+    is_free.set()
+    opened.close()  # even then all are ended
+    assert passed == requests * 2
+    assert all(request.ends_empty and request.is_finished.is_set() for request in requests)
+    assert all(reply.sent.is_set() for reply in held)
+
+
 def test_requests_take_turns(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LONGEST_WAIT_S", 100.0)
+    monkeypatch.setattr(module, "_LONGEST_WAIT_OF_MANY_S", 100.0)
     late = FakeRequest({})
     is_free, passed = hold_sends(monkeypatch)
     early = [FakeRequest({}) for _ in range(8)]
