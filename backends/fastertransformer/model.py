@@ -115,7 +115,8 @@ class TritonPythonModel:
             tensors["START"] = np.array([int(bool(flags & _SEQUENCE_START))], np.int32)
             tensors["END"] = np.array([int(bool(flags & _SEQUENCE_END))], np.int32)
         parsed, arrived_s = self._engine.parse(tensors), arrival_s(_parameters(request), reply.opened)
-        self._engine.submit(parsed, answer, self._is_decoupled, reply.has_gone, session, arrived_s)
+        asks = reply.has_gone, session, arrived_s, reply.is_behind
+        self._engine.submit(parsed, answer, self._is_decoupled, *asks)
 
 
 def _parameters(request: Any) -> str:

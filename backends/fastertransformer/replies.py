@@ -8,8 +8,9 @@ for which the engine's steps must not wait. A sender must not be polled once its
 the memory that it would read. (With several threads that send and another that polls, tritonserver died under the load
 of ``benchmarks/under_load.py``.) Requests take turns. If tokens are generated faster than Triton sends them, an answer
 that has waited for long is skipped: the newest one holds all its tokens. While answers to other requests wait this is
-so much earlier, for each answer that is sent takes Python's lock from the engine's steps. The empty response that ends
-a stream takes a turn of its own: where many streams end in one step, their last tokens do not wait for it.
+so much earlier, and the engine does not make more of them, for each answer takes Python's lock from its steps. The
+empty response that ends a stream takes a turn of its own: where many streams end in one step, their last tokens do not
+wait for it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _TEXT_START = "text_start"
 _LONGEST_NAME = 128  # characters of a request's name that are logged
 _LONGEST_WAIT_S = 0.1  # of an answer that is followed by another
 _LONGEST_WAIT_OF_MANY_S = 5e-3  # the same, while answers to other requests wait
+_FEW = 2  # entries of the queue that one request may have: an answer, and that its client is to be polled
 _FIRST_PAUSE_S = 5e-3  # before a client is polled for the first time: its context is run then
 _LEAST_PAUSE_S = 10e-3  # between two polls of one client
 _POLL_DELAY_S = 10e-3  # by which a poll that is due is delayed if an answer is to be sent
@@ -49,9 +51,16 @@ class Reply:
         request: Triton's.
         announce: is called when an answer is to be sent (false), and when the client is to be polled (true).
         deadline: of time.monotonic, after which the request is cancelled.
+        is_crowded: returns whether answers to other requests wait.
     """
 
-    def __init__(self, request: Any, announce: Callable[[Reply, bool], None], deadline: float = math.inf) -> None:
+    def __init__(
+        self,
+        request: Any,
+        announce: Callable[[Reply, bool], None],
+        deadline: float = math.inf,
+        is_crowded: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.name: str = request.request_id()  # the client's, of any length and content; empty: it gave none
         self.is_cancelled = False  # whether the client has disconnected or cancelled the request
         self.sender = request.get_response_sender()  # must not be used once ``sent`` is set
@@ -60,6 +69,7 @@ class Reply:
         self.opened, self.sent = time.monotonic(), threading.Event()
         self.last_lengths: npt.NDArray[Any] | None = None  # sequence_length of the last answer, [B, beam]
         self._announce, self._deadline, self._lock, self._calls = announce, deadline, threading.Lock(), 0
+        self._is_crowded = is_crowded
 
     def has_gone(self) -> bool:
         """Say whether the client has disconnected; the engine calls it between its steps.
@@ -71,6 +81,15 @@ class Reply:
         if self._calls == 2:
             self._announce(self, True)
         return self.is_cancelled or self.has_expired
+
+    def is_behind(self) -> bool:
+        """Say whether an answer has waited for long, as answers to other requests do; the engine calls it.
+
+        Another answer would only replace it, and what comes later has all its tokens.
+        """
+        with self._lock:
+            came = self.waiting[0][0] if self.waiting else math.inf
+        return time.monotonic() - came > _LONGEST_WAIT_OF_MANY_S and self._is_crowded()
 
     @property
     def has_expired(self) -> bool:
@@ -97,11 +116,12 @@ class Reply:
         """Let an empty response follow the answer that was the last one, after the answers to others that wait."""
         self.send(_NOTHING, True)
 
-    def pop(self, longest_wait_s: float) -> tuple[Any, bool]:
+    def pop(self) -> tuple[Any, bool]:
         """Give the next answer to be sent, and whether it is the last; if another one is waiting, announce that.
 
-        Answers are skipped if the next one has waited longer than ``longest_wait_s`` and is not the only one.
+        Answers that have waited for long are skipped for the newest one.
         """
+        longest_wait_s = _LONGEST_WAIT_OF_MANY_S if self._is_crowded() else _LONGEST_WAIT_S
         with self._lock:
             came, content, is_final = self.waiting.popleft()
             if self.waiting and time.monotonic() - came > longest_wait_s:
@@ -157,7 +177,8 @@ class Replies:
     def open(self, request: Any) -> Reply:
         """Open the reply to a request."""
         deadline = time.monotonic() + self._limit_s
-        return Reply(request, lambda reply, is_new: self._ready.put((reply, is_new)), deadline)
+        announce, is_crowded = (lambda *entry: self._ready.put(entry)), (lambda: self._ready.qsize() > _FEW)
+        return Reply(request, announce, deadline, is_crowded)
 
     def close(self) -> None:
         """End the thread, once every final answer is sent, and free the metrics.
@@ -203,7 +224,7 @@ class Replies:
         return now + max((now - start) / _POLL_SHARE, _LEAST_PAUSE_S / len(self._polled))
 
     def _send_next(self, reply: Reply) -> None:
-        content, is_last = reply.pop(_LONGEST_WAIT_S if self._ready.empty() else _LONGEST_WAIT_OF_MANY_S)
+        content, is_last = reply.pop()
         ends_empty = is_last and self._is_decoupled and content is not _NOTHING and not isinstance(content, tuple)
         is_final = is_last and not ends_empty
         try:

@@ -100,20 +100,34 @@ def test_what_has_waited_for_long_is_left_out_and_the_last_answer_is_not(
 def test_more_is_left_out_while_other_requests_wait(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LONGEST_WAIT_OF_MANY_S", 0.0)
     monkeypatch.setattr(module, "_LONGEST_WAIT_S", 100.0)
-    first, second, third = (FakeRequest({}) for _ in range(3))
+    first, *requests = (FakeRequest({}) for _ in range(6))
     is_free, _ = hold_sends(monkeypatch)
     held = replies.open(first)
     held.send({"output_ids": IDS}, is_final=True)
     wait_until(lambda: not held.waiting)
-    for request in (second, third):
-        reply = replies.open(request)
+    opened = [replies.open(request) for request in requests]
+    assert not any(reply.is_behind() for reply in opened)
+    for reply in opened:
         for count in range(1, 41):
             reply.send({"output_ids": np.zeros((1, 1, count))}, is_final=count == 40)
+    assert not held.is_behind() and all(reply.is_behind() for reply in opened)
     is_free.set()
-    second.wait()
-    third.wait()
-    assert lengths_of(second) == [40]  # the third one waits
-    assert lengths_of(third) == list(range(1, 41))  # nobody waits
+    for request in requests:
+        request.wait()
+    assert [lengths_of(request) for request in requests[:2]] == [[40], [40]]  # others wait
+    assert lengths_of(requests[-1]) == list(range(1, 41))  # nobody else waits
+
+
+def test_a_stream_alone_is_not_behind(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONGEST_WAIT_OF_MANY_S", 0.0)
+    is_free, _ = hold_sends(monkeypatch)
+    reply = replies.open(FakeRequest({}))
+    for count in range(1, 10):
+        reply.has_gone()
+        assert not reply.is_behind()
+        reply.send({"output_ids": np.zeros((1, 1, count))}, is_final=count == 9)
+    is_free.set()
+    reply.sent.wait()
 
 
 def test_what_ends_a_stream_waits_for_the_last_tokens_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

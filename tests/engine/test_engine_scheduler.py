@@ -152,6 +152,16 @@ def test_running_ahead_asks_for_a_step_before_the_last_ones_tokens_are_known(ste
     assert [len(each.answers) for each in streams] == [3, 6] and streams[1].count == 6
 
 
+def test_a_stream_whose_answers_wait_gets_no_more_of_them_but_the_last(steps: Steps) -> None:
+    scheduler = Scheduler(steps, 8)
+    alone, behind = (Client(scheduler, steps, ask(prompts(4), 9, end_id=NEVER), is_streaming=True) for _ in range(2))
+    behind.job.is_behind = lambda: behind.count in (2, 3, 4, 9)
+    run(scheduler)
+    counts = [[len(generated(answer.tensors)) for answer in each.answers if answer.tensors] for each in (alone, behind)]
+    assert counts == [list(range(1, 10)), [1, 5, 6, 7, 8, 9]]
+    assert behind.answers[-1].is_final and behind.tokens == alone.tokens
+
+
 def test_a_late_request_joins_at_the_next_step_and_leaves_when_it_is_done(steps: Steps) -> None:
     scheduler = Scheduler(steps, 8)
     long = Client(scheduler, steps, ask(prompts(4), 30, end_id=NEVER))

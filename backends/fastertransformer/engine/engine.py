@@ -86,6 +86,7 @@ class Engine:
         is_cancelled: Callable[[], bool] | None = None,
         session: int | str | None = None,
         arrived_s: float | None = None,
+        is_behind: Callable[[], bool] | None = None,
     ) -> None:
         """Submit a parsed request, and return at once.
 
@@ -97,10 +98,11 @@ class Engine:
             is_cancelled: is called at every step; once it returns true the request ends with the code CANCELLED.
             session: key of the session that the request begins (START) or continues; see sessions.py.
             arrived_s: of time.monotonic, from which the request's times are counted; None: now.
+            is_behind: is called before an answer that is not the last; while it returns true that answer is left out.
         """
         if self._is_closed:
             raise EngineError(_CLOSED)
-        job = Job(request, answer, is_streaming, is_cancelled, session=session)
+        job = Job(request, answer, is_streaming, is_cancelled, is_behind, session)
         job.submitted_s = job.submitted_s if arrived_s is None else arrived_s
         if not request.has_guides:
             self._arrivals.put(job)

@@ -228,7 +228,7 @@ class Scheduler:
         self.metrics.finish(done)
         self._free_and_save(done)
         for job in jobs_of(updated):
-            if not (job.is_done or (job.is_streaming and job.has_news)):
+            if not (job.is_done or (job.is_streaming and job.has_news and not (job.is_behind and job.is_behind()))):
                 continue
             try:
                 answer = Answer(output_tensors(job), is_final=job.is_done)

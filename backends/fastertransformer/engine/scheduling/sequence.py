@@ -52,6 +52,7 @@ class Job:
         answer: is called with each answer.
         is_streaming: whether it is answered after every token.
         is_cancelled: returns whether the client has cancelled or disconnected.
+        is_behind: returns whether its answers wait to be sent, so that one more is of no use yet; None: they never do.
         session: key of its session; None: none.
         sequences: one for each row, once the scheduler has it.
         has_begun: whether a sequence has been in the batch.
@@ -65,6 +66,7 @@ class Job:
     answer: Callable[[Answer], None]
     is_streaming: bool = False
     is_cancelled: Callable[[], bool] | None = None
+    is_behind: Callable[[], bool] | None = None
     session: int | str | None = None
     sequences: list[Sequence] = field(default_factory=list)
     has_begun: bool = False
