@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.faked_gpu import fake_gpu
+from support.faked_gpu import fake_gpu, launch_few_programs
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
@@ -26,25 +26,28 @@ CPU = torch.device("cpu")
 
 
 def take_all(steps: Steps) -> list[Tensor]:
-    """Begin rows, go on with some tokens of each, decode; rows leave and others come: what follows each time."""
+    """Begin rows, go on with some tokens of each, decode; rows leave and others come: what follows each time.
+
+    The first rows fit into a graph and the second, one of which has two blocks of queries, do not.
+    """
     vocab_size, random, found = steps.config.vocab_size, np.random.default_rng(1), list[Tensor]()
-    for lengths in ([5, 3, 9], [40, 2]):
+    for lengths in ([3, 1, 3], [20, 2]):
         counts, nothing = np.array(lengths), np.full(len(lengths), -1)
         source = counts + 2 if steps.config.encoder else np.zeros_like(counts)
         blocks = steps.cache.blocks
         rows = [blocks.take(length + 9, source=each) for length, each in zip(lengths, source.tolist(), strict=True)]
-        steps.allocate(0, rows, counts + 3)
+        steps.allocate(0, rows, counts + 2)
         if steps.config.encoder:
             encoded, _ = steps.encode(random.integers(0, vocab_size, source.sum()), source, nothing, 0)
             found.append(encoded.clone())
         ids = random.integers(0, vocab_size, counts.sum())
         found.append(steps.extend(ids, np.zeros_like(counts), counts, 0).clone())
-        ids = random.integers(0, vocab_size, 3 * len(lengths))
-        hidden = steps.extend(ids, counts, np.full_like(counts, 3), 0).view(len(lengths), 3, -1)[:, -1].clone()
+        ids = random.integers(0, vocab_size, 2 * len(lengths))
+        hidden = steps.extend(ids, counts, np.full_like(counts, 2), 0).view(len(lengths), 2, -1)[:, -1].clone()
         logits, tokens = steps.argmax(hidden)
         found.append(logits.clone())
         steps.set_tokens(0, tokens)
-        for _ in range(3):
+        for _ in range(2):
             logits, tokens = steps.decode(len(lengths))
             found += [logits.clone(), tokens.clone()]
         steps.free(len(lengths), 0, counts[:0], counts[:0])
@@ -66,10 +69,13 @@ def test_steps_give_what_torch_gives(family: str, tmp_path: Path, monkeypatch: p
 
     expected = take_all(steps())
     fake_gpu(monkeypatch)
+    launch_few_programs(monkeypatch)
     for module, name, fewer in (
         (warmup, "ROWS", (1, 4)),
-        (warmup, "TOKENS", (16, 32)),
-        (warmup, "_INPUT_TOKENS", (16,)),
+        (warmup, "TOKENS", (4, 8)),
+        (warmup, "_INPUT_TOKENS", (4,)),
+        (warmup, "CONTINUED_TOKENS", (4, 8)),
+        (warmup, "_CONTINUED", 8),
     ):
         monkeypatch.setattr(module, name, fewer)  # the interpreter takes its time
     by_kernels, run, captured = steps(), StepGraphs.extend, list[bool]()
@@ -80,7 +86,7 @@ def test_steps_give_what_torch_gives(family: str, tmp_path: Path, monkeypatch: p
         return hidden
 
     monkeypatch.setattr(StepGraphs, "extend", note_and_run)
-    assert warmup.warm_up(by_kernels).startswith("steps of up to 4 rows and inputs of up to 32 tokens captured")
+    assert warmup.warm_up(by_kernels).startswith("steps of up to 4 rows and inputs of up to 8 tokens captured")
     found = take_all(by_kernels)
     assert len(found) == len(expected)
     # Rows were continued by graphs, but for a decoder with an encoder, and where attention has a bias.
