@@ -49,6 +49,7 @@ def pytest_sessionstart() -> None:
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ.pop("COLUMNS", None)
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of what they start: see one_thread_of_torch
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

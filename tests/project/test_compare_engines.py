@@ -164,7 +164,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=500,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=2048,

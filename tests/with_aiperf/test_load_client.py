@@ -23,7 +23,7 @@ from evaluation.speed.workload import LoadPrompt
 from handover.endpoint import Endpoint
 
 FIRST_S, EACH_S, TOKENS = 0.2, 0.02, 50
-REQUESTS, AT_ONCE = 24, 4
+REQUESTS, AT_ONCE = 16, 4
 WITHIN = 0.05
 NAMES = {
     "ttft_p50_ms": ("time_to_first_token", "p50"),

@@ -223,7 +223,7 @@ def test_rows_go_on_with_what_their_pages_hold(
     from backends.fastertransformer.engine.ops.kernels.row_blocks import PackedRows, Split
 
     torch.manual_seed(0)
-    given = [(100, 40), (0, 33), (150, 1), (5, 0), (31, 2), (0, 1)]  # cells before, and tokens
+    given = [(100, 20), (0, 17), (150, 1), (5, 0), (31, 2), (0, 1)]  # cells before, and tokens
     width, tokens = 5, sum(count for _, count in given)
     memory = torch.randn(2, len(given) * width + 1, kv_heads, PAGE, size).to(DEVICE, dtype)
     memory[:, 0] = torch.nan  # what padding left behind
