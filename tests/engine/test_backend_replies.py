@@ -115,7 +115,7 @@ def test_more_is_left_out_while_other_requests_wait(replies: Replies, monkeypatc
     for request in requests:
         request.wait()
     assert [lengths_of(request) for request in requests[:2]] == [[40], [40]]  # others wait
-    assert lengths_of(requests[-1]) == list(range(1, 41))  # nobody else waits
+    assert lengths_of(requests[-1]) == list(range(1, 41))  # no other request waits
 
 
 def test_a_stream_alone_is_not_behind(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ class Chunks:
         return tokens if tokens < left else 0
 
     def _budget_behind(self, cells: int) -> int:
-        """Give the budget of a chunk behind so many cells, which its tokens attend to, so that its time stays the same.
+        """Give the budget of a chunk behind some cells, to which its tokens attend, so that its time stays the same.
 
         It never falls below a half: the context would be run too slowly.
         """
