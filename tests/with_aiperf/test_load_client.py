@@ -1,6 +1,6 @@
 """The load generator, NVIDIA's aiperf and Triton's perf_analyzer measure one endpoint in one run and agree within 5%.
 
-The requests of a closed loop take 1.2 s, so that what a tool pauses between an answer and the next request is less than
+The requests of a closed loop take 1.6 s, so that what a tool pauses between an answer and the next request is less than
 1% of a request: docs/measuring.md has the figures of shorter ones, of which aiperf sends fewer a second.
 """
 
@@ -22,7 +22,7 @@ from evaluation.speed.openai_wire import Dialect
 from evaluation.speed.workload import LoadPrompt
 from handover.endpoint import Endpoint
 
-FIRST_S, EACH_S, TOKENS = 0.2, 0.02, 50
+FIRST_S, EACH_S, TOKENS = 0.6, 0.02, 50
 REQUESTS, AT_ONCE = 16, 4
 WITHIN = 0.05
 NAMES = {
