@@ -99,7 +99,7 @@ def test_tokens_are_counted_over_pieces_that_end_anywhere() -> None:
 
 @pytest.mark.parametrize("fields", [VLLM_FIELDS, frozenset({"stream_options", "ignore_eos"})])
 def test_a_load_counts_hang_ups_apart_and_records_them(tmp_path: Path, fields: frozenset[str]) -> None:
-    with RawServer(each_s=0.004, fields=fields) as server:
+    with RawServer(each_s=0.01, fields=fields) as server:
         shares = {"cancel_share": 0.4, "cancel_after": AFTER}
         given = short_load(server.url, tmp_path, lengths=("5/12",), concurrencies=(3,), requests=40, **shares)
         load.main(given.to_argv())
@@ -110,7 +110,9 @@ def test_a_load_counts_hang_ups_apart_and_records_them(tmp_path: Path, fields: f
     cancelled = [record for record in found.records if record.is_cancelled]
     assert (row.state, row.requests, row.failed_requests, row.error) == ("ok", 40, 0, "")
     assert row.cancelled_requests == len(cancelled) and 8 <= len(cancelled) <= 26, "four of ten"
-    assert {record.output_tokens for record in cancelled} == {AFTER}
+    # On a busy machine the client may read two events at a time.
+    tokens = [record.output_tokens for record in cancelled]
+    assert min(tokens) == AFTER and max(tokens) <= AFTER + 2
     assert {record.output_tokens for record in found.records if record.is_complete} == {12}
     cut = [len(each.token_ns) for each in sent if len(each.token_ns) < 12]
     assert len(cut) >= len(cancelled) and max(cut) <= AFTER + 2
