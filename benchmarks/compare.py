@@ -55,6 +55,9 @@ class CompareArguments(ScriptArguments):
     )
     repeats: int = field(default=5, metadata={"help": "measurements of each static case; the median counts"})
     burst: int = field(default=256, metadata={"help": "requests of mixed lengths at once; 0: none"})
+    burst_lengths: tuple[tuple[int, int], ...] = field(
+        default=((20, 400), (20, 200)), metadata={"help": "JSON list: their fewest and most tokens in, and out"}
+    )
     clients: int = field(default=256, metadata={"help": "of the closed loop; 0: none"})
     requests: int = field(default=1024, metadata={"help": "that the clients send together"})
     shares: tuple[float, ...] = field(
@@ -88,6 +91,8 @@ def check_arguments(arguments: CompareArguments) -> None:
         raise ConfigError(f"data_type {arguments.data_type}", nearest(arguments.data_type, _TYPES))
     if ONLINE in arguments.parts and arguments.shares and not arguments.clients and not arguments.rates:
         raise ConfigError("without clients there is no highest rate that shares are parts of", "give --rates")
+    if len(arguments.burst_lengths) != 2 or any(not 0 < fewest <= most for fewest, most in arguments.burst_lengths):
+        raise ConfigError(f"burst_lengths {arguments.burst_lengths}", "give [[fewest, most] in, [fewest, most] out]")
     for pair in arguments.peer_env:
         if "=" not in pair:
             raise ConfigError(f"--peer-env holds {pair!r}, which is not NAME=value")
@@ -149,6 +154,7 @@ class Turns:
             lengths=given.lengths,
             repeats=given.repeats,
             burst=given.burst,
+            burst_lengths=given.burst_lengths,
             clients=given.clients,
             requests=given.requests,
             shares=given.shares,

@@ -47,6 +47,7 @@ class Job:
         kv_cache_bytes: of the drop-in engine; 0: its own choice.
         rows, lengths, repeats: static requests: how many rows, [input, output] tokens, measurements of each.
         burst: requests of mixed lengths that arrive at once; 0: none.
+        burst_lengths: their fewest and most tokens in, and out.
         clients, requests: of the closed loop; 0 clients: none.
         shares: rates of the Poisson arrivals, as parts of the highest rate that the closed loop shows.
         rates_per_s: the rates themselves; they take the shares' place.
@@ -69,6 +70,7 @@ class Job:
     lengths: tuple[tuple[int, int], ...]
     repeats: int
     burst: int
+    burst_lengths: tuple[tuple[int, int], ...]
     clients: int
     requests: int
     shares: tuple[float, ...]
@@ -133,10 +135,10 @@ def draw_equal(vocab: int, rows: int, given: int, wanted: int, chance: random.Ra
     return [Ask(_ids(vocab, given, chance), wanted) for _ in range(rows)]
 
 
-def draw_mixed(vocab: int, count: int, chance: random.Random) -> list[Ask]:
-    """Draw requests of 20 to 400 tokens in and 20 to 200 out: the lengths are the same every time."""
+def draw_mixed(vocab: int, count: int, spans: Sequence[tuple[int, int]], chance: random.Random) -> list[Ask]:
+    """Draw requests whose tokens in and out lie in ``spans``, ends included: the lengths are the same every time."""
     lengths = random.Random(1234)
-    pairs = [(lengths.randint(20, 400), lengths.randint(20, 200)) for _ in range(count)]
+    pairs = [tuple(lengths.randint(*span) for span in spans) for _ in range(count)]
     return [Ask(_ids(vocab, given, chance), wanted) for given, wanted in pairs]
 
 
@@ -173,7 +175,7 @@ def run_offline(job: Job, answer_rows: Answers, answer_requests: Answers) -> Non
         times = list(_times(answer_rows, drawn, skipped=1))
         job.add(f"static {rows} x {given}/{wanted}", latency_ms=1000 * statistics.median(times))
     if job.burst:
-        drawn = [draw_mixed(job.vocab, job.burst, chance) for _ in range(4)]
+        drawn = [draw_mixed(job.vocab, job.burst, job.burst_lengths, chance) for _ in range(4)]
         seconds = statistics.median(_times(answer_requests, drawn, skipped=1))
         tokens = sum(ask.count for ask in drawn[0])
         job.add(f"{job.burst} at once", output_tokens_per_s=tokens / seconds)

@@ -38,7 +38,7 @@ SMALL = ("--data-type=fp32", "--rows=[1,2]", "--lengths=[[8,4]]", "--repeats=1",
 def test_the_requests_at_once_are_those_of_the_other_benchmarks() -> None:
     import random
 
-    asks = draw_mixed(1000, 256, random.Random(3))
+    asks = draw_mixed(1000, 256, compare.CompareArguments().burst_lengths, random.Random(3))
     lengths = [(len(ask.prompt), ask.count) for ask in asks]
     assert lengths == [(len(ask.prompt), ask.count) for ask in mixed_asks(1000)]
     assert sum(count for _, count in lengths) == 28_703
@@ -131,6 +131,7 @@ def test_a_shape_that_vllm_cannot_make_up_is_refused() -> None:
         ("--peer=sglang", "vllm"),
         ("--data-type=fp8", "fp16"),
         ("--clients=0", "give --rates"),
+        ("--burst-lengths=[[9,3],[2,5]]", "fewest, most"),
         ("--peer-env=[\"A\"]", "NAME=value"),
     ],
 )  # fmt: skip
@@ -184,7 +185,8 @@ def peer(directory: Path, **env: str) -> list[str]:
 def test_one_command_measures_both_engines_by_turns(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    few = ["--burst=2", "--clients=2", "--requests=3", "--shares=[0.5]", "--seconds=0.1", "--longest=2048"]
+    few = ["--burst=2", "--burst-lengths=[[3,9],[2,5]]", "--clients=2", "--requests=3", "--shares=[0.5]"]
+    few += ["--seconds=0.1", "--longest=2048"]
     table = tmp_path / "table.csv"
     compare.main([f"--model={model}", f"--csv={table}", *SMALL, *few, *peer(tmp_path / "peer")])
     printed = capfd.readouterr().out
