@@ -71,15 +71,23 @@ class HangUp:
         self._after, self._whole, self._tokens, self._rest = after, whole, 0, b""
         self.is_due = False
 
-    def add(self, piece: bytes) -> None:
-        """Take what arrived next; what is no event is left to ``read_events`` to complain of."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        for line in lines:
+    def take(self, piece: bytes) -> bytes:
+        """Return what the client reads of the piece that arrived next: all, or up to the event at which it hangs up.
+
+        A piece may hold several events. What is no event is left to ``read_events`` to complain of.
+        """
+        text, start = self._rest + piece, 0
+        while (end := text.find(b"\n", start)) >= 0:
+            line, start = text[start:end], end + 1
             with contextlib.suppress(ServerError):
                 if line.startswith(DATA) and line[len(DATA) :].strip() != DONE:
                     count = _new_tokens(_parse(line[len(DATA) :]), self._tokens)
                     self._tokens += 1 if count is None else count
-        self.is_due = self._after <= self._tokens < self._whole
+            self.is_due = self._after <= self._tokens < self._whole
+            if self.is_due:
+                return piece[: start - len(self._rest)]
+        self._rest = text[start:]
+        return piece
 
 
 def read_events(pieces: Sequence[Piece], has_hung_up: bool = False) -> Tokens:

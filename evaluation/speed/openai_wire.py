@@ -150,15 +150,14 @@ class OpenAIWire:
             async with self._session.post(self._url, data=payload, allow_redirects=False) as answer:
                 pieces, size = [], 0
                 async for piece in answer.content.iter_any():
-                    pieces.append((time.perf_counter_ns(), piece))
+                    arrived_ns = time.perf_counter_ns()
+                    pieces.append((arrived_ns, hang_up.take(piece) if hang_up is not None else piece))
                     size += len(piece)
                     if size > _MOST_BYTES:
                         raise ServerError(f"the answer has more than {_MOST_BYTES >> 20} MiB")
-                    if hang_up is not None:
-                        hang_up.add(piece)
-                        if hang_up.is_due:
-                            answer.close()
-                            break
+                    if hang_up is not None and hang_up.is_due:
+                        answer.close()
+                        break
         except asyncio.TimeoutError:  # noqa: UP041 -- in Python 3.10 it is not the built-in one
             raise ServerError(f"no complete answer within {self.timeout_s:g} s") from None
         except aiohttp.ClientPayloadError:

@@ -33,6 +33,7 @@ class RawServer:
     Args:
         first_s, each_s: delay before the first event with tokens, and before each further one.
         chunk: tokens in an event.
+        pause_after, pause_s: tokens after which a stream waits for the client to hang up, and for how long at most.
         fields: of vLLM that it takes; others are refused.
         takes_ids, takes_lists, is_chat_only: what it can do.
         key: bearer key that it wants.
@@ -46,6 +47,7 @@ class RawServer:
         self.takes_ids = self.takes_lists = True
         self.is_chat_only, self.key, self.metrics, self.date = False, "", "", ""
         self.end_after: int | None = None
+        self.pause_after, self.pause_s = 0, 10.0
         vars(self).update(settings)
         self.faults: list[str] = []
         self.exchanges: list[Exchange] = []
@@ -108,7 +110,7 @@ class RawServer:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            return await self._generate(writer, path, Exchange(body, read_ns), fault)
+            return await self._generate(reader, writer, Exchange(body, read_ns), fault)
         finally:
             self.in_flight -= 1
 
@@ -163,7 +165,9 @@ class RawServer:
         prompts = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
         return [len(prompt.split()) if isinstance(prompt, str) else len(prompt) for prompt in prompts]
 
-    async def _generate(self, writer: asyncio.StreamWriter, path: str, exchange: Exchange, fault: str) -> bool:
+    async def _generate(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, exchange: Exchange, fault: str
+    ) -> bool:
         body, lengths = exchange.body, self._lengths(exchange.body)
         wanted = body["max_tokens"]
         if self.end_after is not None and not body.get("ignore_eos"):
@@ -183,6 +187,8 @@ class RawServer:
             await asyncio.sleep(self.first_s if first == 0 else self.each_s)
             exchange.token_ns.append(time.perf_counter_ns())
             await self._event(writer, {"choices": [self._choice(body, 0, min(self.chunk, wanted - first))]})
+            if len(exchange.token_ns) == self.pause_after < wanted and await self._is_hung_up(reader):
+                return False
             if fault == "cut" and first:
                 return False
             if fault == "error event" and first:
@@ -193,6 +199,13 @@ class RawServer:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
+
+    async def _is_hung_up(self, reader: asyncio.StreamReader) -> bool:
+        """Wait for the end of what the client sends."""
+        try:
+            return not await asyncio.wait_for(reader.read(1), self.pause_s)
+        except asyncio.TimeoutError:  # noqa: UP041 -- in Python 3.10 it is not the built-in one
+            return False
 
     @property
     def _dated(self) -> str:
