@@ -5,8 +5,8 @@
     python3 -m benchmarks.openai_endpoint --model-repository=results/.../model_repo   # a decoupled one; starts a server
 
 All sides generate the same greedy tokens of the same prompt. ``fastertransformer`` is asked over gRPC, in streams that
-are kept open; the endpoint and other OpenAI servers (``--url``) over HTTP connections that are kept. Clients run in
-processes of their own.
+are kept open, the endpoint and other OpenAI servers (``--url``) over HTTP connections that are kept. The endpoint asks
+the engine through its socket, or over gRPC too (``--ways``). Clients run in processes of their own.
 
 The table has, for each number of requests at once, medians over all requests of all rounds: milliseconds to the first
 token and for each further one, what they are above the engine's in process, tokens a second of all requests together
@@ -25,6 +25,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import tritonclient.grpc as triton
@@ -42,7 +43,7 @@ from handover.arguments import ScriptArguments
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, exit_status
 
-IN_PROCESS, GRPC = "engine in process", "gRPC"
+IN_PROCESS, GRPC, SOCKET = "engine in process", "gRPC", "socket"
 _FEW = 16
 """Requests at once up to which a turn is repeated, the first time uncounted: what ran before has left cold caches."""
 _PROJECT = Path(__file__).resolve().parents[1]
@@ -62,6 +63,9 @@ class OpenAIEndpointArguments(ScriptArguments):
     lengths: tuple[int, int] = field(default=(60, 64), metadata={"help": "JSON: tokens in and out"})
     clients: tuple[int, ...] = field(default=(1, 8, 64), metadata={"help": "JSON list of requests at once"})
     processes: tuple[int, ...] = field(default=(1,), metadata={"help": "JSON list: processes of the endpoint"})
+    ways: tuple[str, ...] = field(
+        default=(SOCKET,), metadata={"help": f"JSON list: how the endpoint asks the engine, {SOCKET} or {GRPC}"}
+    )
     rounds: int = field(default=6, metadata={"help": "turns of each side"})
     url: str = field(default="", metadata={"help": "http://host:port of another OpenAI server, beside them"})
     url_model: str = field(default="", metadata={"help": "name of the model there"})
@@ -130,9 +134,12 @@ def _cpu_s(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def openai_processes(endpoint: Endpoint, repository: Path, count: int) -> Iterator[tuple[str, list[int]]]:
+def openai_processes(endpoint: Endpoint, repository: Path, count: int, way: str) -> Iterator[tuple[str, list[int]]]:
     """Run the OpenAI endpoint in that many processes; its URL and the processes that answer."""
-    arguments = OpenAIArguments(endpoint.grpc_url, model_repository=repository.absolute(), processes=count)
+    sockets = Path(endpoint.sockets) if way == SOCKET else None
+    arguments = OpenAIArguments(
+        endpoint.grpc_url, model_repository=repository.absolute(), processes=count, sockets=sockets
+    )
     command = [sys.executable, "-m", "deployment.openai", *arguments.to_argv()]
     process = subprocess.Popen(command, cwd=_PROJECT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     try:
@@ -203,9 +210,9 @@ def main(argv: Sequence[str]) -> None:
         stack.callback(crowd.close)
         ask_in_process = in_process(engine, prompt)
         asked = [(GRPC, endpoint.grpc_url, MODEL, list[int]())]
-        for count in arguments.processes:
-            url, pids = stack.enter_context(openai_processes(endpoint, repository, count))
-            asked.append((f"endpoint, {count} process{'es' * (count > 1)}", url, MODEL, pids))
+        for way, count in product(arguments.ways, arguments.processes):
+            url, pids = stack.enter_context(openai_processes(endpoint, repository, count, way))
+            asked.append((f"endpoint, {way}, {count} process{'es' * (count > 1)}", url, MODEL, pids))
         if arguments.url:
             asked.append((arguments.url, arguments.url.removesuffix("/v1").rstrip("/"), arguments.url_model, []))
         print(engine.description)

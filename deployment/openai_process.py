@@ -43,9 +43,10 @@ class OpenAIProcess:
     Args:
         arguments: of the deployment.
         ports: that the server listens on, and the endpoint.
+        sockets: directory of the drop-in engine's sockets; None: the server has none.
     """
 
-    def __init__(self, arguments: ServeArguments, ports: Ports) -> None:
+    def __init__(self, arguments: ServeArguments, ports: Ports, sockets: Path | None) -> None:
         assert ports.openai is not None
         address = own_address(arguments.host)
         self.url = f"http://{f'[{address}]' if ':' in address else address}:{ports.openai}"
@@ -56,6 +57,7 @@ class OpenAIProcess:
             host=arguments.host,
             port=ports.openai,
             model_repository=arguments.model_repository.absolute(),
+            sockets=sockets,
             api_keys_file=arguments.api_keys_file and arguments.api_keys_file.absolute(),
             processes=arguments.openai_processes or 1,
             metrics_url=f"http://{address}:{ports.metrics}/metrics",

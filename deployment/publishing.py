@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 from deployment.address import ANY_ADDRESS, own_address, slurm_job
 from deployment.arguments import ServeArguments
@@ -24,7 +25,13 @@ _UNTOLD = (*PUBLISHED_PARAMETERS, "model_type", "model_checkpoint_path")
 
 
 def publish(
-    arguments: ServeArguments, state: State, ports: Ports, model: ServedModel, start_s: float, edited: Sequence[str]
+    arguments: ServeArguments,
+    state: State,
+    ports: Ports,
+    model: ServedModel,
+    start_s: float,
+    edited: Sequence[str],
+    sockets: Path | None = None,
 ) -> None:
     """Write the endpoint file.
 
@@ -35,6 +42,7 @@ def publish(
         model: that is described.
         start_s: seconds from starting the server to its first generation.
         edited: files of the repository that were edited after the export.
+        sockets: directory of the drop-in engine's sockets; None: there are none.
 
     Raises:
         ServerError: there is an endpoint file again since this deployment has begun: another one serves. A lock forbids
@@ -65,6 +73,7 @@ def publish(
         openai_port=ports.openai,
         engine=arguments.engine,
         model_repository=str(repository.absolute()),
+        sockets=str(sockets or ""),
         model_digest=manifest.digest if manifest is not None else "",
         pid=os.getpid(),
         run=os.environ.get(RUN_VARIABLE, ""),

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from backends.fastertransformer.direct.messages import DIRECTORY_VARIABLE
 from deployment.address import own_address
 from deployment.arguments import ServeArguments
 from deployment.leftovers import State
@@ -22,7 +23,7 @@ from deployment.restriction import Restriction
 from deployment.served_models import ServedModel
 from deployment.stop_request import StopRequest
 from deployment.supervise import ModelVersion, Server
-from deployment.tritonserver import Installation, assemble_backends, build_argv, link_repository, locate
+from deployment.tritonserver import SLIPWAY, Installation, assemble_backends, build_argv, link_repository, locate
 from handover.progress import say
 
 _QUESTION_TIMEOUT_S = 5.0
@@ -62,6 +63,7 @@ class Deployment(Lifecycle[Server]):
         self._takes_requests, self._environment = takes_requests, environment
         self._edited = edited
         self._openai: OpenAIProcess | None = None
+        self._sockets: Path | None = None
 
     def _prepare_start(self, state: State) -> Callable[[bool], Server]:
         arguments, directory = self._arguments, Path(state.directory)
@@ -72,7 +74,7 @@ class Deployment(Lifecycle[Server]):
         closed = self._restrict(installation)
         binary, prefix = installation.binary, state.prefix
         command = build_argv(binary, arguments, repository, ports, prefix, backends, closed.flags)
-        variables = {**installation.environment, **self._environment}
+        variables = {**installation.environment, **self._environment, **self._make_sockets(directory)}
         shown_paths = {repository: arguments.model_repository}
 
         def start(is_again: bool) -> Server:
@@ -80,6 +82,14 @@ class Deployment(Lifecycle[Server]):
             return Server(command, variables, directory, arguments.log, prefix, shown_paths, is_again, closed.secret)
 
         return start
+
+    def _make_sockets(self, directory: Path) -> dict[str, str]:
+        """Make a place for the sockets by which an OpenAI endpoint asks the engine; returns the server's variables."""
+        if self._arguments.engine != SLIPWAY or not self._takes_requests:
+            return {}
+        self._sockets = directory / "sockets"
+        self._sockets.mkdir(mode=0o700, exist_ok=True)
+        return {DIRECTORY_VARIABLE: str(self._sockets)}
 
     def _restrict(self, installation: Installation) -> Restriction:
         """Close the APIs that clients need not have, and say where that cannot be done."""
@@ -102,10 +112,10 @@ class Deployment(Lifecycle[Server]):
         server.remember_stubs(self._asking_whether_served(ports))
         if self._takes_requests:
             if ports.openai is not None:
-                self._openai = OpenAIProcess(self._arguments, ports)
+                self._openai = OpenAIProcess(self._arguments, ports, self._sockets)
                 self._openai.wait_until_up(self._stop.came)
                 say(f"openai     {self._openai.url}/v1")
-            publish(self._arguments, state, ports, self._model, time.monotonic() - started, self._edited)
+            publish(self._arguments, state, ports, self._model, time.monotonic() - started, self._edited, self._sockets)
             numbers = f"http {ports.http}  grpc {ports.grpc}  metrics {ports.metrics}"
             say(f"serving    {numbers}  {self._arguments.endpoint}")
         return True

@@ -39,6 +39,8 @@ class Endpoint:
         http_port, grpc_port, metrics_port, openai_port: TCP ports; None where unknown or off.
         engine: ``slipway`` (the drop-in) or ``fastertransformer``; empty for a foreign server.
         model_repository: path of the served repository; empty for a foreign server.
+        sockets: directory, on the serving host, of the sockets by which an OpenAI endpoint may ask the drop-in engine;
+            empty where there are none.
         model_digest: digest of the repository's manifest; empty for a foreign server.
         pid: process that stops the deployment on SIGTERM; None for a foreign server.
         run: what SLIPWAY_RUN was for the server: the runner knows its own server by it.
@@ -59,6 +61,7 @@ class Endpoint:
     metrics_port: int | None = None
     engine: str = ""
     model_repository: str = ""
+    sockets: str = ""
     model_digest: str = ""
     pid: int | None = None
     run: str = ""

@@ -2,18 +2,19 @@
 
 It serves every model whose config.pbtxt says ``backend: "fastertransformer"`` and honours that file's parameters; see
 ``engine/settings.py`` for them and for how a relative model_checkpoint_path is resolved. A backend directory needs this
-file, ``replies.py``, ``published_metrics.py`` and ``engine/`` beside it, all below a directory named
+file, ``replies.py``, ``published_metrics.py``, ``direct/`` and ``engine/`` beside it, all below a directory named
 ``fastertransformer``, and beside that directory the package ``ft_format``. This file may be a symbolic link, into a
 checkout too.
 
 ``execute`` submits requests to the engine and returns at once; ``replies`` sends the answers later, whole or, by a
-decoupled model, token by token.
+decoupled model, token by token. The OpenAI endpoint of the same deployment asks through the socket of ``direct``.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 _BACKENDS = Path(__file__).resolve().parent.parent
@@ -32,12 +34,14 @@ sys.path[:0] = [str(_BACKENDS), *([] if (_BACKENDS / "ft_format").is_dir() else 
 # products, and are about what a wake-up takes. Read when torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
+from fastertransformer.direct.messages import DIRECTORY_VARIABLE, socket_name  # noqa: E402
+from fastertransformer.direct.server import DirectReply, DirectServer  # noqa: E402
 from fastertransformer.engine.engine import Engine, open_engine  # noqa: E402
 from fastertransformer.engine.errors import EngineError  # noqa: E402
 from fastertransformer.engine.model.precision import choose_device  # noqa: E402
 from fastertransformer.engine.parallel.group import Group  # noqa: E402
 from fastertransformer.engine.parallel.rank import read_ranks, refuse_unassigned_rank  # noqa: E402
-from fastertransformer.engine.request.arrival import arrival_s  # noqa: E402
+from fastertransformer.engine.request.arrival import arrival_s, credible_s  # noqa: E402
 from fastertransformer.engine.scheduling.sequence import INVALID, Answer  # noqa: E402
 from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
 from fastertransformer.published_metrics import PublishedMetrics  # noqa: E402
@@ -73,6 +77,7 @@ class TritonPythonModel:
         self._replies = Replies(pb_utils, types, self._has_sessions, labels, self._is_decoupled, limit_s)
         labels = {"model_name": args["model_name"], "engine": _instance_number(args)}
         self._metrics = PublishedMetrics(pb_utils, self._engine.metrics, labels, self._engine.pages)
+        self._direct = self._listen(args)
         pb_utils.Logger.log_info(f"{args['model_name']}: {self._engine.description}")
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -91,21 +96,18 @@ class TritonPythonModel:
                 reply.sent.wait()
 
     def finalize(self) -> None:
-        """Close the engine; Triton has waited for every answer before."""
+        """Close the engine; Triton has waited for every answer before, and so does the socket."""
+        if self._direct is not None:
+            self._direct.refuse_more()
         try:
             self._engine.close()
         finally:
+            if self._direct is not None:
+                self._direct.close()
             self._metrics.close()
             self._replies.close()
 
     def _submit(self, request: Any, reply: Reply) -> None:
-        def answer(given: Answer) -> None:
-            if given.tensors is None:
-                problem = "request_timeout_s is over" if reply.has_expired else given.problem
-                reply.fail(problem or "no answer", given.code or "INTERNAL")
-            else:
-                reply.send(given.tensors, given.is_final)
-
         # Copies: Triton takes the memory of a request's tensors back when execute has returned.
         given = {each.name(): each.as_numpy() for each in request.inputs()}
         tensors = {name: np.array(array[0] if self._has_sessions else array) for name, array in given.items()}
@@ -114,9 +116,46 @@ class TritonPythonModel:
             session, flags = request.correlation_id(), request.flags()
             tensors["START"] = np.array([int(bool(flags & _SEQUENCE_START))], np.int32)
             tensors["END"] = np.array([int(bool(flags & _SEQUENCE_END))], np.int32)
-        parsed, arrived_s = self._engine.parse(tensors), arrival_s(_parameters(request), reply.opened)
-        asks = reply.has_gone, session, arrived_s, reply.is_behind
-        self._engine.submit(parsed, answer, self._is_decoupled, *asks)
+        self._ask(tensors, reply, self._is_decoupled, arrival_s(_parameters(request), reply.opened), session)
+
+    def _submit_direct(self, tensors: dict[str, npt.NDArray[Any]], reply: DirectReply) -> None:
+        arrived_s = credible_s(reply.asked.arrived_ns, reply.opened)
+        self._ask(tensors, reply, self._is_decoupled and reply.asked.is_streamed, arrived_s)
+
+    def _ask(
+        self,
+        tensors: dict[str, npt.NDArray[Any]],
+        reply: Reply | DirectReply,
+        is_streaming: bool,
+        arrived_s: float,
+        session: int | str | None = None,
+    ) -> None:
+        def answer(given: Answer) -> None:
+            if given.tensors is None:
+                problem = "request_timeout_s is over" if reply.has_expired else given.problem
+                reply.fail(problem or "no answer", given.code or "INTERNAL")
+            else:
+                reply.send(given.tensors, given.is_final)
+
+        parsed = self._engine.parse(tensors)
+        self._engine.submit(parsed, answer, is_streaming, reply.has_gone, session, arrived_s, reply.is_behind)
+
+    def _listen(self, args: Mapping[str, str]) -> DirectServer | None:
+        """Listen on a socket for the OpenAI endpoint, where the deployment wants one and requests stand for themselves.
+
+        Sessions are Triton's, and so is what forms the batches of a model without in-flight batching.
+        """
+        directory = os.environ.get(DIRECTORY_VARIABLE, "")
+        if not directory or self._has_sessions or not self._settings.has_inflight_batching:
+            return None
+        path = Path(directory) / socket_name(args["model_name"], args["model_version"], _instance_number(args))
+        try:
+            return DirectServer(
+                path, self._submit_direct, self._replies.note_end, self._settings.request_timeout_s or math.inf
+            )
+        except OSError as error:  # the endpoint then asks through Triton
+            pb_utils.Logger.log_warn(f"{args['model_name']}: no socket for the OpenAI endpoint: {error}")
+            return None
 
 
 def _parameters(request: Any) -> str:

@@ -27,6 +27,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .direct.server import DirectReply
+
 Tensors = Mapping[str, npt.NDArray[Any]]
 Content = Tensors | tuple[str, str]
 """Tensors, or a problem and its code."""
@@ -238,18 +240,30 @@ class Replies:
         if ends_empty:
             reply.end_empty()
         if is_final:
-            if not isinstance(content, tuple) and not reply.is_cancelled:
-                self._duration_us.increment((time.monotonic() - reply.opened) * 1e6)
+            self._note_duration(reply, content)
             reply.sent.set()
+
+    def note_end(self, reply: DirectReply, content: Content) -> None:
+        """Count and log how a request has ended that did not come through Triton; any thread may call it."""
+        if isinstance(content, tuple):
+            self._note_problem(reply.asked.name, *content)
+        self._note_duration(reply, content)
+
+    def _note_duration(self, reply: Reply | DirectReply, content: Content) -> None:
+        if not isinstance(content, tuple) and not reply.is_cancelled:
+            self._duration_us.increment((time.monotonic() - reply.opened) * 1e6)
+
+    def _note_problem(self, name: str, problem: str, code: str) -> None:
+        if code == "CANCELLED":
+            self._cancelled.increment(1)
+        else:
+            self._triton.Logger.log_warn(f"request {name[:_LONGEST_NAME]!r}: {code}: {problem}")
 
     def _send(self, reply: Reply, content: Content, is_final: bool) -> None:
         flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_final else 0
         if isinstance(content, tuple):
             problem, code = content
-            if code == "CANCELLED":
-                self._cancelled.increment(1)
-            else:
-                self._triton.Logger.log_warn(f"request {reply.name[:_LONGEST_NAME]!r}: {code}: {problem}")
+            self._note_problem(reply.name, problem, code)
             error = self._triton.TritonError(problem, getattr(self._triton.TritonError, code))
             reply.sender.send(self._triton.InferenceResponse(output_tensors=[], error=error), flags=flags)
         elif content is _NOTHING:

@@ -24,6 +24,12 @@ class OpenAIArguments(ScriptArguments):
     model_repository: Path | None = field(
         default=None, metadata={"help": "the repository that Triton serves, where endpoint.json does not say it"}
     )
+    sockets: Path | None = field(
+        default=None,
+        metadata={
+            "help": "directory of the drop-in engine's sockets on this host, where endpoint.json does not say it"
+        },
+    )
     tokenizer: Path | None = field(
         default=None, metadata={"help": "directory of the tokenizer's files, where no repository has them"}
     )

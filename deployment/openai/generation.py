@@ -7,7 +7,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from deployment.openai.errors import ApiError
 from deployment.openai.models import Model
 from deployment.openai.outputs import Outputs
 from deployment.openai.scores import GENERATED, GIVEN, Score, read_scores
@@ -56,6 +55,7 @@ class SequenceRequest:
         request_id: for the server's log.
         arrived_ns: when the client's request was there, of time.monotonic_ns.
         is_searched: whether beams are searched, so that only the last answer counts.
+        is_streamed: whether tokens are wanted one by one: the client wants a stream, or a string may end the text.
     """
 
     model: Model
@@ -70,6 +70,12 @@ class SequenceRequest:
     request_id: str = ""
     arrived_ns: int = 0
     is_searched: bool = False
+    is_streamed: bool = True
+
+    @property
+    def shown(self) -> int:
+        """Tokens in front of the generated ones in the engine's answers: a decoder's begin with the prompt."""
+        return 0 if self.model.is_encoder_decoder else len(self.prompt)
 
 
 async def generate(triton: Triton, request: SequenceRequest) -> AsyncGenerator[list[Piece], None]:
@@ -81,9 +87,7 @@ async def generate(triton: Triton, request: SequenceRequest) -> AsyncGenerator[l
         ApiError: the server refused the request, failed on it, or is gone.
     """
     writer, last = _Writer(request), None
-    named = request.request_id, request.arrived_ns
-    asked = triton.ask(request.model.engine, request.tensors, request.outputs, *named)
-    async with aclosing(asked) as answers:
+    async with aclosing(triton.ask(request)) as answers:
         async for answer in answers:
             if request.is_searched:
                 last = answer
@@ -107,7 +111,7 @@ class _Writer:
 
     def __init__(self, request: SequenceRequest) -> None:
         self._request = request
-        self._shown = 0 if request.model.is_encoder_decoder else len(request.prompt)
+        self._shown = request.shown
         self._detokenizer = Detokenizer(request.model.texts, request.prompt[: self._shown])
         self._stops = StopStrings(request.stops)
         self._prompt_scores: tuple[Score, ...] = ()
@@ -115,13 +119,8 @@ class _Writer:
 
     def read(self, answer: Outputs) -> Iterator[Piece]:
         """Yield a piece for each token that the answer before did not have."""
-        ids, lengths = answer.read("output_ids"), answer.read("sequence_length")
-        if ids is None or lengths is None:
-            raise ApiError("the model's answer has no output_ids and sequence_length", status=500)
-        # FasterTransformer counts from the longest input of the batch that it has made of several requests.
-        count = min(int(lengths.reshape(-1)[0]) - self._shown, self._request.max_tokens)
-        tokens = ids[0, 0, self._shown + self.count : self._shown + count].tolist()
-        scores = read_scores(answer, GENERATED, self.count, count)
+        tokens = answer.new_tokens(self._shown + self.count, self._shown + self._request.max_tokens)
+        scores = read_scores(answer, GENERATED, self.count, self.count + len(tokens))
         if self.count == 0:
             self._prompt_scores = tuple(read_scores(answer, GIVEN, 1, len(self._request.prompt)))
         for index, token in enumerate(tokens):

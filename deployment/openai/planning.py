@@ -90,6 +90,7 @@ def plan_sequences(
             end_ids=ends,
             min_tokens=values["min_tokens"],
             is_searched=values["beam_width"] > 1,
+            is_streamed=values["stream"] or bool(values["stop"]),
             request_id=record.id if len(prompts) * answers == 1 else f"{record.id}-{index * answers + answer}",
             arrived_ns=record.arrived_ns,
         )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+from pathlib import Path
 
 from aiohttp import web
 
@@ -28,7 +29,7 @@ async def serve(arguments: OpenAIArguments) -> None:
         SlipwayError: no server answers, no tokenizer can be read, or the port is taken.
     """
     endpoint = Endpoint.read(arguments.endpoint)
-    triton = Triton(endpoint.grpc_url)
+    triton = Triton(endpoint.grpc_url, arguments.sockets or (Path(endpoint.sockets) if endpoint.sockets else None))
     try:
         keys = read_keys(arguments.api_keys_file)
         models = await find_models(arguments, endpoint, triton)

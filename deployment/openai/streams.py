@@ -6,12 +6,13 @@ A new stream costs a request some tenths of a millisecond before its first token
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2 as messages
+
+from deployment.openai.mailbox import Mailbox, settle
 
 _METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _TRUE_STATUS = (("triton_grpc_error", "true"),)
@@ -26,8 +27,8 @@ _FINAL = "triton_final_response"
 _ASKS_FOR_FINAL = "triton_enable_empty_final_response"
 
 
-class Exchange:
-    """A request's call, and its answers on their way from the task that reads them to whoever wants them.
+class Exchange(Mailbox[Any]):
+    """A request's call and its answers.
 
     Attributes:
         call: of gRPC; None: it has not begun.
@@ -36,51 +37,31 @@ class Exchange:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.call: Any = None
         self.is_sent = self.is_given_up = False
-        self._messages: deque[Any] = deque()
-        self._is_over = False
-        self._error: Exception | None = None
-        self._news: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
 
     async def take(self) -> Any:
         """Wait for the next answer; None: there are no more. Raises what the call has failed with."""
-        while not self._messages:
-            if self._error is not None:
-                raise self._error
-            if self._is_over:
-                return None
-            self._news = asyncio.get_running_loop().create_future()
-            await self._news
-        _settle(self._room)
-        return self._messages.popleft()
+        message = await super().take()
+        settle(self._room)
+        return message
 
-    def put(self, message: Any) -> asyncio.Future[None] | None:
-        """Pass an answer on; returns what to wait for where the other side is far behind."""
-        self._messages.append(message)
-        _settle(self._news)
-        if len(self._messages) < _MOST_WAITING or self.is_given_up:
+    def pass_on(self, message: Any) -> asyncio.Future[None] | None:
+        """Leave an answer; returns what to wait for where the other side is far behind."""
+        self.put(message)
+        if len(self) < _MOST_WAITING or self.is_given_up:
             return None
         self._room = asyncio.get_running_loop().create_future()
         return self._room
 
-    def end(self, error: Exception | None = None) -> None:
-        """Say that no more answers come, and why."""
-        self._is_over, self._error = True, error
-        _settle(self._news)
-
     def give_up(self) -> None:
         """Cancel the call unless it is over."""
         self.is_given_up = True
-        _settle(self._room)
-        if self.call is not None and not self._is_over:
+        settle(self._room)
+        if self.call is not None and not self.is_over:
             self.call.cancel()
-
-
-def _settle(future: asyncio.Future[None] | None) -> None:
-    if future is not None and not future.done():
-        future.set_result(None)
 
 
 class Streams:
@@ -153,7 +134,7 @@ class Streams:
                 is_last = _FINAL in parameters and parameters[_FINAL].bool_param
                 self._says_final = self._says_final or _FINAL in parameters
                 is_complete = is_kept and is_last
-                if room := exchange.put(message):
+                if room := exchange.pass_on(message):
                     await room
         finally:
             if is_complete and not exchange.is_given_up and len(self._idle) < _MOST_IDLE:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy.typing as npt
@@ -15,16 +15,22 @@ from tritonclient.grpc import aio as triton
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
+from deployment.openai.direct import ClosingError, Connection, Direct, DirectError
 from deployment.openai.errors import ApiError
-from deployment.openai.outputs import Outputs
+from deployment.openai.outputs import Outputs, ResponseOutputs
 from deployment.openai.streams import Streams
 from handover.errors import ServerError
+
+if TYPE_CHECKING:
+    from deployment.openai.generation import SequenceRequest
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 _PATIENCE_S = 60.0
 _ARRIVAL = "slipway_arrival"
 """Parameter of a request that the drop-in engine reads: boot id of the host, a slash, nanoseconds of time.monotonic."""
+_CODES = {"INVALID_ARG": "INVALID_ARGUMENT"}
+"""gRPC's names of codes that have another one in Triton's Python API."""
 _STATUS = {"INVALID_ARGUMENT": 400, "UNAVAILABLE": 503, "NOT_FOUND": 503, "RESOURCE_EXHAUSTED": 503}
 
 
@@ -33,15 +39,18 @@ class Triton:
 
     Args:
         url: ``host:port`` of gRPC.
+        sockets: directory of the drop-in engine's sockets; None: it has none on this host.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, sockets: Path | None = None) -> None:
         self.url = url
+        self._direct = Direct(sockets)
         self._client = triton.InferenceServerClient(url)
         self._streams = Streams(url)
 
     async def close(self) -> None:
         """Close the connections."""
+        self._direct.close()
         await self._streams.close()
         await self._client.close()
 
@@ -70,30 +79,38 @@ class Triton:
             return False
         return True
 
-    async def ask(
-        self, model: str, tensors: Tensors, outputs: Sequence[str], request_id: str, arrived_ns: int
-    ) -> AsyncGenerator[Outputs, None]:
+    async def ask(self, request: SequenceRequest) -> AsyncGenerator[Outputs, None]:
         """Send one request and yield its answers; the request is cancelled when the caller stops reading early.
 
-        Args:
-            model: Triton's name of the model.
-            tensors: inputs by name.
-            outputs: names of what is to be answered.
-            request_id: for the server's log.
-            arrived_ns: of time.monotonic_ns, when the client's request was there; for the engine's metrics.
+        Where the model has a socket on this host, it is asked through that.
 
         Raises:
             ApiError: the server refused the request, failed on it, or is gone.
         """
-        request = _request(model, tensors, outputs, request_id)
-        request.parameters[_ARRIVAL].string_param = f"{_boot_id()}/{arrived_ns}"
+        if (connection := await self._direct.connection(request.model.engine)) is not None:
+            try:
+                async with aclosing(_ask_directly(connection, request)) as answers:
+                    async for each in answers:
+                        yield each
+                return
+            except ClosingError:
+                pass  # Triton may have another version of the model
+            except DirectError as error:
+                raise _worded(error.problem, _CODES.get(error.code, error.code)) from error
+        async with aclosing(self._ask_by_grpc(request)) as answers:
+            async for each in answers:
+                yield each
+
+    async def _ask_by_grpc(self, given: SequenceRequest) -> AsyncGenerator[Outputs, None]:
+        request = _request(given.model.engine, given.tensors, given.outputs, given.request_id)
+        request.parameters[_ARRIVAL].string_param = f"{_boot_id()}/{given.arrived_ns}"
         try:
             async with aclosing(self._streams.ask(request)) as answers:
                 async for answer in answers:
                     if answer.error_message:
                         raise _worded(answer.error_message, "INVALID_ARGUMENT")
                     if answer.infer_response.outputs:
-                        yield Outputs(answer.infer_response)
+                        yield ResponseOutputs(answer.infer_response)
         except grpc.aio.AioRpcError as error:
             raise _worded(error.details() or "", error.code().name) from error
 
@@ -102,6 +119,12 @@ class Triton:
             return bool(await self._client.is_server_live(client_timeout=_PATIENCE_S))
         except InferenceServerException:
             return False
+
+
+def _ask_directly(connection: Connection, given: SequenceRequest) -> AsyncGenerator[Outputs, None]:
+    streamed = given.is_streamed and given.model.is_decoupled and not given.is_searched
+    named = given.request_id, given.arrived_ns
+    return connection.ask(given.tensors, given.outputs, None if given.is_searched else given.shown, streamed, *named)
 
 
 @cache

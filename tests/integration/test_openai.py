@@ -66,6 +66,15 @@ def endpoint(triton: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield running
 
 
+@pytest.fixture(scope="module")
+def grpc_endpoint(triton: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAIEndpoint]:
+    """An endpoint that does not know of the engine's socket."""
+    directory = tmp_path_factory.mktemp("openai_grpc")
+    (directory / "endpoint.json").write_text(json.dumps({**vars(triton), "sockets": ""}))
+    with openai_endpoint(str(directory), directory) as running:
+        yield running
+
+
 @pytest.fixture
 def client(endpoint: OpenAIEndpoint) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0) as opened:
@@ -135,6 +144,50 @@ def test_a_greedy_completion_is_the_engines(client: openai.OpenAI, engine: Engin
         assert choice.model_extra and choice.model_extra["token_ids"] == expected
         assert choice.model_extra["prompt_token_ids"] == ids
         assert answer.usage and (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), COUNT)
+
+
+def counted(triton: Endpoint, name: str) -> int:
+    """The sum of one of Triton's counters."""
+    with urlopen(f"http://127.0.0.1:{triton.metrics_port}/metrics", timeout=10) as page:
+        values = re.findall(rf"^{name}\{{.*\}} (\S+)$", page.read().decode(), re.MULTILINE)
+    return round(sum(map(float, values)))
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"temperature": 0},
+        {"seed": 3, "top_p": 0.9, "n": 3, "best_of": 4},
+        {"temperature": 0, "logprobs": 2, "echo": True},
+        {"temperature": 0, "beam_width": 3},
+        {"temperature": 0, "stop": ["e", "the"]},
+        {"temperature": 0, "guided_json": SCHEMA, "max_tokens": 30, "ignore_eos": False},
+        {"logit_bias": {"9": 100}, "presence_penalty": 1, "seed": 1},
+        {"prompt": [[5, 6, 7], [8]], "seed": 1},
+        {"temperature": 0, "max_tokens": 0, "echo": True},
+        {"prompt": list(range(40)), "max_tokens": 4000},
+    ],
+)
+def test_the_socket_and_grpc_answer_alike(
+    triton: Endpoint, endpoint: OpenAIEndpoint, grpc_endpoint: OpenAIEndpoint, more: dict[str, Any]
+) -> None:
+    body = {"model": "gpt", "prompt": PROMPT, "max_tokens": COUNT, "ignore_eos": True, "return_token_ids": True, **more}
+    before = counted(triton, "nv_inference_request_success")
+    by_socket = endpoint.get("/v1/completions", body)
+    assert counted(triton, "nv_inference_request_success") == before  # Triton has seen none of it
+    by_grpc = grpc_endpoint.get("/v1/completions", body)
+    if by_socket[0] == 200:
+        assert counted(triton, "nv_inference_request_success") > before
+        for each in (by_socket[1], by_grpc[1]):
+            assert each.pop("id") and each.pop("created")
+    assert by_socket == by_grpc
+    if by_socket[0] == 200 and not {"best_of", "beam_width"} & set(body):  # those have no stream
+        parts = [part["choices"][0] for part in endpoint.events("/v1/completions", {**body, "stream": True})]
+        for choice in by_grpc[1]["choices"]:
+            assert "".join(part["text"] for part in parts if part["index"] == choice["index"]) == choice["text"]
 
 
 def test_lists_of_prompts_are_answered_one_by_one(client: openai.OpenAI, endpoint: OpenAIEndpoint) -> None:

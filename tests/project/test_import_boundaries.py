@@ -24,9 +24,11 @@ ALLOWED = {
         *("ft_format", "handover", "export_scripts", "numpy", "torch", "yaml", "tokenizers", "sentencepiece"),
         *("tritonclient", "google", "triton_python_backend_utils"),
     },
-    "deployment": {"ft_format", "handover", "deployment", "export_scripts", "numpy", "tritonclient", "google"},
+    "deployment": {
+        *("ft_format", "handover", "deployment", "export_scripts", "backends", "numpy", "tritonclient", "google"),
+    },
     "deployment/openai": {
-        *("ft_format", "handover", "deployment", "export_scripts", "numpy", "tritonclient"),
+        *("ft_format", "handover", "deployment", "export_scripts", "backends", "numpy", "tritonclient"),
         *("aiohttp", "grpc", "jinja2", "tokenizers"),
     },
     "evaluation": {

@@ -27,7 +27,12 @@ def arrival_s(parameters: str, opened_s: float) -> float:
     host, _, given = str(json.loads(parameters).get(PARAMETER, "")).partition("/")
     if host != _boot_id() or not given.isdecimal() or len(given) > _MOST_DIGITS:
         return opened_s
-    arrived_s = int(given) / 1e9
+    return credible_s(int(given), opened_s)
+
+
+def credible_s(arrived_ns: int, opened_s: float) -> float:
+    """Return a time of arrival on this host's clock in seconds, or when the engine got the request if it cannot be."""
+    arrived_s = arrived_ns / 1e9
     return arrived_s if opened_s - _LONGEST_S < arrived_s < opened_s else opened_s
 
 

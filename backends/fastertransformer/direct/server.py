@@ -1,0 +1,292 @@
+"""The engine's side of the socket: takes requests of the OpenAI endpoint, and sends what becomes of them.
+
+Each connection, one for each of the endpoint's processes, has a thread that reads and one that writes, so a process
+that does not read delays its own clients alone. The engine's thread only leaves an answer with its request: the thread
+that writes takes the newest of each, which has all tokens, and sends those of all requests together. So a token of one
+of many streams costs a few microseconds of Python's lock, for which the engine's steps wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ..engine.errors import EngineError
+from ..engine.scheduling.sequence import INVALID
+from .messages import (
+    CLOSING,
+    GREETING,
+    TOKEN,
+    Array,
+    Asked,
+    Frame,
+    Frames,
+    Kind,
+    MessageError,
+    frame,
+    pack,
+    unpack,
+)
+
+_READ_BYTES = 1 << 18
+_LONGEST_WAIT_S = 5e-3  # of an answer, before the engine makes no more of them for a while
+_LONGEST_PATH = 107  # bytes of a Unix socket's address on Linux
+_POLL_S = 0.02
+_REFUSED = "the model is being unloaded", CLOSING
+Tensors = Mapping[str, Array]
+Content = Tensors | tuple[str, str]
+"""Tensors, or a problem and its code."""
+
+
+class DirectReply:
+    """The answers to one request; any thread may call its methods, which return at once.
+
+    Args:
+        connection: that the request came by.
+        number: of the request there.
+        asked: what it says beside its tensors.
+        deadline: of time.monotonic, after which it is cancelled.
+    """
+
+    def __init__(self, connection: _Connection, number: int, asked: Asked, deadline: float) -> None:
+        self.asked, self.number, self.opened = asked, number, time.monotonic()
+        self.is_cancelled = False
+        self.is_over = False
+        self._connection, self._deadline, self._lock = connection, deadline, threading.Lock()
+        self._newest: tuple[float, Content, bool] | None = None  # when the first of those not taken came
+        self._sent = asked.shown or 0
+
+    def has_gone(self) -> bool:
+        """Say whether the client is gone or its time is over; the engine calls it between its steps."""
+        return self.is_cancelled or self.has_expired
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the request's time limit is exceeded."""
+        return time.monotonic() > self._deadline
+
+    def is_behind(self) -> bool:
+        """Say whether an answer has waited for long; another one would only replace it."""
+        newest = self._newest
+        return newest is not None and time.monotonic() - newest[0] > _LONGEST_WAIT_S
+
+    def send(self, content: Content, is_final: bool) -> None:
+        """Leave an answer, or an error (see fail), to be sent."""
+        with self._lock:
+            before, self._newest = self._newest, (time.monotonic(), content, is_final)
+            if before is not None:
+                self._newest = (before[0], content, is_final)
+        if before is None:
+            self._connection.announce(self)
+
+    def fail(self, problem: str, code: str) -> None:
+        """Leave an error as the final answer; ``code`` is a name of pb_utils.TritonError, or CLOSING."""
+        self.send((problem, code), True)
+
+    def take(self) -> tuple[Content, bool]:
+        """Give the answer that is to be sent, and whether it is the last."""
+        with self._lock:
+            assert self._newest is not None
+            _, content, is_final = self._newest
+            self._newest = None
+        return content, is_final
+
+    def write(self, content: Content, is_final: bool) -> bytes:
+        """Return the frame of an answer."""
+        if isinstance(content, tuple):
+            problem, code = content
+            return frame(Kind.FAILURE, self.number, pack({"problem": problem, "code": code}, {}))
+        if self.asked.shown is None:
+            arrays = {name: content[name] for name in self.asked.outputs if name in content}
+            return frame(Kind.LAST_ARRAYS if is_final else Kind.ARRAYS, self.number, pack({}, arrays))
+        end = int(content["sequence_length"][0, 0])
+        tokens = content["output_ids"][0, 0, self._sent : end]
+        self._sent = max(end, self._sent)
+        kind = Kind.LAST_TOKENS if is_final else Kind.TOKENS
+        return frame(kind, self.number, tokens.astype(TOKEN, copy=False).tobytes())
+
+
+class DirectServer:
+    """Listens on a model's socket.
+
+    Args:
+        path: of the socket; one that is there is replaced.
+        take: passes a request's tensors on to the engine. It may raise an EngineError: the request is invalid.
+        note_end: is told how each request has ended: its reply, and the last answer's content.
+        limit_s: a request has at most; see settings.request_timeout_s.
+
+    Raises:
+        OSError: the socket cannot be made there.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        take: Callable[[dict[str, Array], DirectReply], None],
+        note_end: Callable[[DirectReply, Content], None],
+        limit_s: float = math.inf,
+    ) -> None:
+        self.take, self.note_end, self.limit_s = take, note_end, limit_s
+        self.is_closing = False
+        self._connections = set[_Connection]()
+        self._listener = _listen(path)
+        self._thread = threading.Thread(target=self._accept, name="direct", daemon=True)
+        self._thread.start()
+
+    def refuse_more(self) -> None:
+        """Take no more connections and requests, and wait until those that were taken are answered."""
+        self.is_closing = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._thread.join()
+        self._listener.close()
+        while any(each.is_busy for each in self._connections):
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Close all connections, after ``refuse_more``."""
+        for each in list(self._connections):
+            each.close()
+
+    def _accept(self) -> None:
+        while not self.is_closing:
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError:  # closed, or out of descriptors: the endpoint asks through Triton meanwhile
+                time.sleep(_POLL_S)
+                continue
+            connection = _Connection(accepted, self)
+            self._connections.add(connection)
+            connection.start()
+
+    def forget(self, connection: _Connection) -> None:
+        """Drop a connection that has ended."""
+        self._connections.discard(connection)
+
+
+class _Connection:
+    """One process of the endpoint.
+
+    Args:
+        accepted: its socket.
+        server: that it asks.
+    """
+
+    def __init__(self, accepted: socket.socket, server: DirectServer) -> None:
+        self._socket, self._server = accepted, server
+        self._replies: dict[int, DirectReply] = {}
+        self._ready: queue.SimpleQueue[DirectReply | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name="direct-reader", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="direct-writer", daemon=True)
+
+    def start(self) -> None:
+        """Greet, and take requests."""
+        self._writer.start()
+        self._reader.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is not answered yet."""
+        return bool(self._replies)
+
+    def announce(self, reply: DirectReply) -> None:
+        """Let an answer be sent."""
+        self._ready.put(reply)
+
+    def close(self) -> None:
+        """End both threads."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._reader.join()
+        self._writer.join()
+
+    def _read(self) -> None:
+        frames = Frames()
+        try:
+            while data := self._socket.recv(_READ_BYTES):
+                for each in frames.feed(data):
+                    self._obey(each)
+        except (OSError, MessageError):
+            pass
+        finally:
+            for reply in list(self._replies.values()):
+                reply.is_cancelled = True
+            self._ready.put(None)
+
+    def _obey(self, given: Frame) -> None:
+        if given.kind == Kind.CANCEL:
+            if (reply := self._replies.get(given.number)) is not None:
+                reply.is_cancelled = True
+            return
+        if given.kind != Kind.REQUEST:
+            raise MessageError(f"a frame of kind {given.kind}")
+        fields, tensors = unpack(given.body)
+        deadline = time.monotonic() + self._server.limit_s
+        reply = self._replies[given.number] = DirectReply(self, given.number, Asked(**fields), deadline)
+        if self._server.is_closing:
+            reply.send(_REFUSED, is_final=True)
+            return
+        try:
+            self._server.take(tensors, reply)
+        except EngineError as error:
+            reply.fail(str(error), INVALID)
+        except Exception as error:
+            reply.fail(f"the request could not be read: {error!r}", "INTERNAL")
+
+    def _write(self) -> None:
+        is_connected, has_ended = self._send(GREETING), False
+        while not has_ended or self._replies:
+            waiting = [self._ready.get()]
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    waiting.append(self._ready.get_nowait())
+            has_ended = has_ended or None in waiting
+            frames = [self._next(reply) for reply in waiting if reply is not None]
+            is_connected = is_connected and self._send(b"".join(frames))
+        self._socket.close()
+        self._server.forget(self)
+
+    def _next(self, reply: DirectReply) -> bytes:
+        """Return the frame of a request's answer that waits; a request that is answered is forgotten."""
+        content, is_final = reply.take()
+        try:
+            written = reply.write(content, is_final)
+        except Exception as error:  # of this request alone
+            content, is_final, reply.is_cancelled = (f"the answer cannot be written: {error!r}", "INTERNAL"), True, True
+            written = reply.write(content, is_final)
+        if is_final:
+            if content is not _REFUSED:
+                self._server.note_end(reply, content)
+            self._replies.pop(reply.number, None)
+        return written
+
+    def _send(self, data: bytes) -> bool:
+        """Send bytes; False: the other side has gone, which the reader sees too."""
+        try:
+            self._socket.sendall(data)
+        except OSError:
+            return False
+        return True
+
+
+def _listen(path: Path) -> socket.socket:
+    """Listen at a path in place of what was there, without a moment in which nothing is."""
+    if len(os.fsencode(path)) > _LONGEST_PATH - len(".new"):
+        raise OSError(f"{path} is too long for a socket's address")
+    listener, new = socket.socket(socket.AF_UNIX), path.with_name(f"{path.name}.new")
+    try:
+        new.unlink(missing_ok=True)
+        listener.bind(os.fspath(new))
+        listener.listen()
+        new.replace(path)
+    except OSError:
+        listener.close()
+        raise
+    return listener
