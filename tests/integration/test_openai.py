@@ -153,7 +153,7 @@ def counted(triton: Endpoint, name: str) -> int:
     return round(sum(map(float, values)))
 
 
-SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+FLAG = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required"
         {"temperature": 0, "logprobs": 2, "echo": True},
         {"temperature": 0, "beam_width": 3},
         {"temperature": 0, "stop": ["e", "the"]},
-        {"temperature": 0, "guided_json": SCHEMA, "max_tokens": 30, "ignore_eos": False},
+        {"temperature": 0, "guided_json": FLAG, "max_tokens": 30, "ignore_eos": False},
         {"logit_bias": {"9": 100}, "presence_penalty": 1, "seed": 1},
         {"prompt": [[5, 6, 7], [8]], "seed": 1},
         {"temperature": 0, "max_tokens": 0, "echo": True},
