@@ -34,6 +34,9 @@ class Supervised(Protocol):
     def word_of_crash(self, status: int) -> str:
         """Say how it ended, if not in good order."""
 
+    def find_crash(self) -> str:
+        """Say what ended by a signal of its own fault (SIGBUS, SIGSEGV, SIGABRT), before ``stop``; empty: nothing."""
+
 
 S = TypeVar("S", bound=Supervised)
 
@@ -44,11 +47,13 @@ class Lifecycle(ABC, Generic[S]):
     Args:
         arguments: of this process.
         stop: ends the deployment.
+        is_alone: False for one of several processes that serve together: it could not join the others again.
     """
 
-    def __init__(self, arguments: ServeArguments | EngineArguments, stop: StopRequest) -> None:
+    def __init__(self, arguments: ServeArguments | EngineArguments, stop: StopRequest, is_alone: bool = True) -> None:
         self._given, self._stop = arguments, stop
         self._is_serving = False
+        self._may_crash = is_alone  # once, before it serves
 
     def run(self) -> None:
         """Bring the server up and watch it until it is asked to stop.
@@ -84,18 +89,33 @@ class Lifecycle(ABC, Generic[S]):
         return exit_timeout_s
 
     def _run(self, state: State) -> None:
-        start = self._prepare_start(state)
-        for restarts in range(self._given.restart + 1):
+        start, is_again, restarts = self._prepare_start(state), False, 0
+        while True:
             started = time.monotonic()
-            server = start(restarts > 0)
+            server = start(is_again)
+            is_again = True
             try:
                 return self._watch(server, state, started)
-            except ServerDiedError as error:
-                if not self._is_serving or restarts == self._given.restart:
+            except ServerError as error:
+                if self._has_crashed_once(server):
+                    continue
+                if not (isinstance(error, ServerDiedError) and self._is_serving and restarts < self._given.restart):
                     raise
-                say(f"restarting {restarts + 1} of {self._given.restart}: {error.problem}")
+                restarts += 1
+                say(f"restarting {restarts} of {self._given.restart}: {error.problem}")
             finally:
                 self._end(server, state)
+
+    def _has_crashed_once(self, server: S) -> bool:
+        """Say whether the server crashed before it has ever served, for the first time; tell the operator.
+
+        Such a crash is rarely the model's fault: on busy cores shared memory that a stub has just made may be broken.
+        """
+        if self._is_serving or self._stop.reason or not self._may_crash or not (crash := server.find_crash()):
+            return False
+        self._may_crash = False
+        say(f"starting again: {crash} before it served")
+        return True
 
     def _watch(self, server: S, state: State, started: float) -> None:
         if not self._open(server, state, started):

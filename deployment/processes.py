@@ -60,6 +60,16 @@ def list_processes() -> list[Process]:
     return [process for process in found if process]
 
 
+def read_ending(pid: int) -> tuple[str, int] | None:
+    """Return name (its first 15 characters) and wait status of an ended process that none has waited for; else None."""
+    try:
+        content = (_PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    name, fields = content[content.index(b"(") + 1 : content.rindex(b")")], content[content.rindex(b")") + 2 :].split()
+    return (name.decode(errors="replace"), int(fields[49])) if fields[0] == b"Z" else None  # man 5 proc: exit_code
+
+
 def descendants(pids: Iterable[int]) -> list[Process]:
     """Return the given processes that exist and everything below them."""
     processes = list_processes()

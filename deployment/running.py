@@ -47,6 +47,7 @@ class Deployment(Lifecycle[Server]):
         takes_requests: False for a rank that only computes: nothing is probed or published.
         environment: variables for the server.
         edited: files of the repository that were edited after the export.
+        is_alone: see Lifecycle.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class Deployment(Lifecycle[Server]):
         takes_requests: bool,
         environment: Mapping[str, str],
         edited: Sequence[str],
+        is_alone: bool = True,
     ) -> None:
-        super().__init__(arguments, stop)
+        super().__init__(arguments, stop, is_alone)
         self._arguments, self._model = arguments, models[0]
         self._takes_requests, self._environment = takes_requests, environment
         self._edited = edited

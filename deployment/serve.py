@@ -66,13 +66,14 @@ def serve(arguments: ServeArguments, given: ServeArguments, rank: Rank, stop: St
     if rank.rank == 0:
         rendezvous.unlink(missing_ok=True)  # a killed run's: no rank shall read it
     models, edited = prepare(arguments)
-    if rank.world_size > 1:  # the others end with this one, and whoever has started them must start them again
+    is_alone = rank.world_size == 1
+    if not is_alone:  # the others end with this one, and whoever has started them must start them again
         arguments = replace(arguments, restart=0)
     is_ours = arguments.engine == SLIPWAY
     environment = engine_environment(rank, given.endpoint, given.start_timeout_s) if is_ours else {}
     try:
         with stop.listening():
-            Deployment(arguments, models, stop, rank.rank == 0, environment, edited).run()
+            Deployment(arguments, models, stop, rank.rank == 0, environment, edited, is_alone).run()
     finally:
         if rank.rank == 0:
             rendezvous.unlink(missing_ok=True)

@@ -22,6 +22,7 @@ from deployment.processes import (
     kill_all,
     list_processes,
     look_up,
+    read_ending,
     reap_orphans,
 )
 from deployment.stopped import STOPPED_S, StoppedProcesses
@@ -38,6 +39,8 @@ _TAIL_LINES, _TAIL_CHARACTERS = 15, 240
 GRACE_S = 3.0
 """What a server gets for its end beyond the time for requests in flight."""
 _OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
+_CRASH_SIGNALS = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT)
+"""By which a program ends that was not asked to; the killer of processes for lack of memory takes SIGKILL."""
 _ZOMBIE_S = 3.0
 """A stub that ended while its server goes on is dead; the server itself waits for one within this time."""
 
@@ -96,6 +99,7 @@ class Server:
         self._stubs: dict[Process, ModelVersion] = {}
         self._is_served: Callable[[ModelVersion], bool] | None = None
         self._zombie_since: float | None = None
+        self._ended_stubs: dict[int, int] = {}
         self._stopped = StoppedProcesses()
         self._secret = secret
 
@@ -116,6 +120,8 @@ class Server:
             ServerDiedError: the server or one of its stubs died, or was stopped for 20 s.
             ServerError: a model could not be loaded, or the engine would serve random weights.
         """
+        if not self._stubs:
+            self._note_ended_stubs()
         status = self._process.poll()
         if status is not None:
             raise ServerDiedError(f"tritonserver {describe(status)}{self._quoted_log()}")
@@ -158,6 +164,14 @@ class Server:
         """Say how the server ended where that was by a signal that the supervisor did not send; empty otherwise."""
         return f"tritonserver {describe(status)}" if status < 0 and -status not in _OUR_SIGNALS else ""
 
+    def find_crash(self) -> str:
+        """Say which program crashed, the stub before the server that ends with it; see ``Supervised``."""
+        self._note_ended_stubs()
+        signals = self._ended_stubs.values()
+        if crashed := next((number for number in signals if number in _CRASH_SIGNALS), 0):
+            return f"a Python stub of tritonserver ended by {signal.Signals(crashed).name}"
+        return "" if signal.SIGKILL in signals else word_of_crash_signal("tritonserver", self._process.poll())
+
     def explain(self, problem: str) -> ServerError:
         """Make an error that quotes the server's last lines."""
         return ServerError(problem + self._quoted_log())
@@ -194,6 +208,13 @@ class Server:
             return []
         self._zombie_since = self._zombie_since or time.monotonic()
         return ended if time.monotonic() - self._zombie_since > _ZOMBIE_S else []
+
+    def _note_ended_stubs(self) -> None:
+        """While models load: note by which signal stubs ended. The server waits a second before it reaps such a one."""
+        for process in list_processes():
+            is_ended = process.session == self.pid and process.state == "Z"
+            if is_ended and (ending := read_ending(process.pid)) and ending[0] == _STUB_NAME[:15]:
+                self._ended_stubs[process.pid] = os.WTERMSIG(ending[1])
 
     def _scan_log(self) -> None:
         with self._log.open("rb") as stream:
@@ -235,6 +256,12 @@ def last_lines(log: Path) -> list[str]:
             return list(deque((line.rstrip() for line in stream if line.strip() and line[0] not in "+|"), _TAIL_LINES))
     except OSError:
         return []
+
+
+def word_of_crash_signal(program: str, status: int | None) -> str:
+    """Say by which crash signal a program ended; empty if it runs or ended otherwise."""
+    is_crash = status is not None and -status in _CRASH_SIGNALS
+    return f"{program} ended by {signal.Signals(-status).name}" if status is not None and is_crash else ""
 
 
 def describe(status: int) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from deployment.processes import adopt_orphans, die_with_parent, kill_all, reap_orphans
 from deployment.sessions import mapped_regions, note_session, remove_regions, session_processes
 from deployment.stopped import STOPPED_S, StoppedProcesses
-from deployment.supervise import GRACE_S, ServerDiedError, describe, last_lines
+from deployment.supervise import GRACE_S, ServerDiedError, describe, last_lines, word_of_crash_signal
 from handover.errors import ServerError
 
 _LONGEST_PLACE = 60
@@ -107,6 +107,10 @@ class EngineServer:
     def word_of_crash(self, status: int) -> str:
         """Say how the server ended where that was by a signal that the supervisor did not send; empty otherwise."""
         return f"{self._title} {describe(status)}" if status < 0 and -status not in _OUR_SIGNALS else ""
+
+    def find_crash(self) -> str:
+        """Say whether the server itself crashed; see ``Supervised``."""
+        return word_of_crash_signal(self._title, self._process.poll())
 
     def explain(self, problem: str) -> ServerError:
         """Make an error that quotes the server's last lines."""

@@ -1,0 +1,119 @@
+"""Servers that crash before they serve, shown by programs that stand in for them: which are started a second time."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deployment.arguments import ServeArguments
+from deployment.leftovers import State
+from deployment.lifecycle import Lifecycle
+from deployment.stop_request import StopRequest
+from deployment.supervise import Server, ServerDiedError
+from handover.errors import ServerError
+
+STUB_ENDS = """
+import os, signal, time
+if os.fork() == 0:
+    open("/proc/self/comm", "w").write("triton_python_backend_stub")
+    os.kill(os.getpid(), signal.{stub})
+time.sleep(1)
+os.kill(os.getpid(), signal.{server})
+"""
+
+
+class Stand(Lifecycle[Server]):
+    """A deployment of Python programs, one for each start; one that prints "up" has served."""
+
+    def __init__(self, place: Path, programs: list[str], restart: int = 0, is_alone: bool = True) -> None:
+        self.log, self.stop, self.starts, self.programs = place / "server.log", StopRequest(), 0, programs
+        self.may_stop = True
+        arguments = ServeArguments(place, place / "endpoint.json", self.log, restart=restart)
+        super().__init__(arguments, self.stop, is_alone)
+
+    def _prepare_start(self, state: State) -> Callable[[bool], Server]:
+        def start(is_again: bool) -> Server:
+            program, region = self.programs[self.starts], Path(f"/dev/shm/{state.prefix}{self.starts}")
+            assert not list(Path("/dev/shm").glob(f"{state.prefix}*")), "a region of the crashed server is still there"
+            self.starts += 1
+            program = f"open({str(region)!r}, 'w')\n{program}"
+            return Server([sys.executable, "-uc", program], {}, self.log.parent, self.log, state.prefix, None, is_again)
+
+        return start
+
+    def _open(self, server: Server, state: State, started: float) -> bool:
+        deadline = time.monotonic() + 30
+        while "up" not in self.log.read_text():
+            assert time.monotonic() < deadline
+            server.check()
+            time.sleep(0.02)
+        if self.may_stop:
+            self.stop.reason = "the test has seen enough"
+        return True
+
+
+def ending(signal_name: str) -> str:
+    return f"import os, signal; os.kill(os.getpid(), signal.{signal_name})"
+
+
+UP = "import time; print('up'); time.sleep(60)"
+
+
+@pytest.mark.parametrize("name", ["SIGBUS", "SIGSEGV", "SIGABRT"])
+@pytest.mark.parametrize("restart", [0, 2])
+def test_a_server_that_crashes_once_is_started_again(
+    name: str, restart: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand = Stand(tmp_path, [ending(name), UP], restart)
+    stand.run()
+    assert stand.starts == 2
+    said = capsys.readouterr().out
+    assert f"starting again: tritonserver ended by {name} before it served\n" in said and "restarting" not in said
+
+
+@pytest.mark.parametrize(
+    ("programs", "problem"),
+    [
+        ([ending("SIGBUS"), ending("SIGSEGV"), UP], "tritonserver was killed by SIGSEGV"),
+        ([ending("SIGKILL"), UP], "tritonserver was killed by SIGKILL"),
+        (["raise SystemExit(134)", UP], "tritonserver ended with exit status 134"),
+        ([STUB_ENDS.format(stub="SIGKILL", server="SIGABRT"), UP], "tritonserver was killed by SIGABRT"),
+        (["print(\"failed to load 'a' version 1: no such shard\"); import time; time.sleep(60)", UP], "no such shard"),
+    ],
+    ids=["twice", "killed", "status", "stub killed", "model"],
+)
+def test_what_ends_twice_or_otherwise_is_an_error(
+    programs: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand = Stand(tmp_path, programs, restart=2)
+    with pytest.raises(ServerError) as caught:
+        stand.run()
+    assert problem in caught.value.problem and stand.starts == len(programs) - 1
+    assert capsys.readouterr().out.count("starting again") == len(programs) - 2
+
+
+def test_the_stub_that_crashed_is_said_and_not_the_server_that_ended_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand = Stand(tmp_path, [STUB_ENDS.format(stub="SIGBUS", server="SIGABRT"), UP])
+    stand.run()
+    assert "starting again: a Python stub of tritonserver ended by SIGBUS before it served\n" in capsys.readouterr().out
+
+
+def test_one_of_several_processes_that_serve_together_is_not_started_again(tmp_path: Path) -> None:
+    stand = Stand(tmp_path, [ending("SIGBUS"), UP], is_alone=False)
+    with pytest.raises(ServerDiedError, match="tritonserver was killed by SIGBUS"):
+        stand.run()
+    assert stand.starts == 1
+
+
+def test_a_server_that_has_served_is_started_again_by_deployment_restart_alone(tmp_path: Path) -> None:
+    stand = Stand(tmp_path, [f"print('up'); import time; time.sleep(1); {ending('SIGBUS')}", UP])
+    stand.may_stop = False
+    with pytest.raises(ServerDiedError, match="tritonserver was killed by SIGBUS"):
+        stand.run()
+    assert stand.starts == 1
