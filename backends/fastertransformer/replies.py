@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -135,6 +135,13 @@ class Reply:
         return content, is_final
 
 
+class _End(NamedTuple):
+    """A request that did not come through Triton, and its last answer."""
+
+    reply: DirectReply
+    content: Content
+
+
 class Replies:
     """The thread that sends answers and polls clients.
 
@@ -171,7 +178,7 @@ class Replies:
         ]
         self._cancelled, self._duration_us = (family.Metric(labels=dict(labels)) for family in self._families)
         # Replies with an answer to send (false), and replies whose clients are to be polled (true).
-        self._ready: queue.SimpleQueue[tuple[Reply, bool] | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[Reply, bool] | _End | None] = queue.SimpleQueue()
         self._polled: deque[Reply] = deque()  # used by the thread alone; the next one to be polled is the first
         self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
         self._thread.start()
@@ -205,6 +212,9 @@ class Replies:
                 if self._ready.empty():
                     return
                 self._ready.put(None)  # what ends a stream is queued when its last answer is sent
+                continue
+            if isinstance(item, _End):
+                self._note_end(*item)
                 continue
             reply, is_new = item
             if not is_new:
@@ -244,7 +254,13 @@ class Replies:
             reply.sent.set()
 
     def note_end(self, reply: DirectReply, content: Content) -> None:
-        """Count and log how a request has ended that did not come through Triton; any thread may call it."""
+        """Count and log how a request has ended that did not come through Triton; any thread may call it.
+
+        The thread does it: two threads that change one metric crash tritonserver (Triton 2.51).
+        """
+        self._ready.put(_End(reply, content))
+
+    def _note_end(self, reply: DirectReply, content: Content) -> None:
         if isinstance(content, tuple):
             self._note_problem(reply.asked.name, *content)
         self._note_duration(reply, content)
