@@ -225,6 +225,78 @@ def test_a_host_keeps_a_part_of_its_pages_only() -> None:
     assert len(blocks.prefixes.find(ids)) * PAGE == 64
 
 
+def test_a_host_keeps_more_once_it_computes_again_what_it_has_forgotten() -> None:
+    """Prompts that never come again take little memory; those that come again are all found in the end."""
+    blocks = BlockManager(100, most_unused=12, first_unused=3)
+
+    def say(seed: int) -> int:
+        ids = np.array(prompts(64, seed=seed)[0])
+        known = blocks.prefixes.find(ids)
+        row = blocks.take(64, shared=known)
+        blocks.prefixes.add(row.pages, ids)
+        blocks.release([row])
+        return len(known)
+
+    assert not any(map(say, range(30)))
+    assert len(blocks.prefixes) == 3
+    assert not any(say(seed) for seed in range(4))  # forgotten, all of them
+    assert [say(seed) for seed in range(4)] == 4 * [2]
+    assert not any(map(say, range(30, 60))) and len(blocks.prefixes) == 3 + 8
+    assert not any(map(say, range(30)))
+    assert len(blocks.prefixes) == 12 and blocks.free == 100
+
+
+def test_on_a_cpu_a_row_that_finds_pages_has_contiguous_copies(settings: Settings) -> None:
+    """They are read in place in every step. Where most pages are in use, rows share what they find."""
+    heads = [*prompts(70), *prompts(70), *prompts(100, seed=7)]
+    rows = [head + prompts(9, seed=seed)[0] for seed, head in enumerate(heads)]
+    for used in (0, 60):
+        served = remembering(settings)
+        for line in (rows[0], rows[2]):
+            served.say(ask([line], 9, end_id=NEVER))
+        known = list(served.blocks.prefixes._known)
+        others = served.blocks.take(used * PAGE)
+        answers = served.submit(ask(rows, 40, end_id=NEVER))
+        served.scheduler.step()
+        pages = [sequence.pages[0].pages for sequence in served.scheduler._batch]
+        if used:
+            assert pages[0][:2] == pages[1][:2] == known[:2] and pages[2][:3] == known[-3:]
+        else:
+            assert all(row == list(range(row[0], row[0] + len(row))) for row in pages)
+            served.steps.clear(np.setdiff1d(known, pages[0]))  # the first one's are behind those it has found
+        served.run()
+        assert served.found == 64 + 64 + 96 and answers[-1].tensors
+        for row, line in enumerate(rows):
+            expected = without(settings).say(ask([line], 40, end_id=NEVER))
+            assert generated(answers[-1].tensors, row) == generated(expected)
+        served.blocks.release([others])
+        assert served.blocks.free == 100
+        assert {known.uses for known in served.blocks.prefixes._known.values()} == {0}
+
+
+def test_a_row_with_copies_spoils_its_own_pages_only(settings: Settings) -> None:
+    served, line = remembering(settings), prompts(90)[0]
+    expected = generated(without(settings).say(ask([line], 9, end_id=NEVER)))
+    served.say(ask([line[:40]], 9, end_id=NEVER))
+    other = served.blocks.take(PAGE)  # behind the page that is known
+    with pytest.MonkeyPatch.context() as patch:
+        extend = served.steps.network.extend
+
+        def spoil(rows: Any, cache: Any, *rest: Any) -> torch.Tensor:
+            hidden = extend(rows, cache, *rest)
+            cache.memory[0][:, cache.block_tables[rows.slots, rows.positions // PAGE].long()] = float("nan")
+            return torch.full_like(hidden, float("nan"))
+
+        patch.setattr(served.steps.network, "extend", spoil)
+        answers = served.submit(ask([line, line], 9, end_id=NEVER))
+        served.run()
+        assert "overflow" in str(answers[0].problem)
+    served.blocks.release([other])
+    assert not served.steps.cache.memory[0].isnan().any() and served.blocks.free == 100
+    before = served.found
+    assert generated(served.say(ask([line], 9, end_id=NEVER))) == expected and served.found == before + 32
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_different_prefix_prompts_share_nothing(family: str, tmp_path: Path) -> None:
     """Against Hugging Face, which begins with the task's keys and values."""

@@ -155,7 +155,7 @@ def check_pages(scheduler: Scheduler, blocks: BlockManager) -> None:
     half_run = list(scheduler._waiting)[:1]  # no other that waits has pages
     assert not any(sequence.pages for sequence in list(scheduler._waiting)[1:])
     rows = [row for sequence in [*scheduler._batch, *half_run] for row in sequence.pages]
-    used = [page for row in rows for page in row.pages if page]
+    used = [page for row in rows for page in (*row.pages, *row.copies) if page]
     assert len(set(used)) == blocks.count - blocks.free
     for page in set(used):
         known = blocks.prefixes._known.get(page)

@@ -10,7 +10,8 @@ their columns; in place of the pages that it has not any more are zeros: see Pag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -35,6 +36,8 @@ class BlockManager:
         most_unused: pages of prompts and answers that are kept for later rows though none uses them, see
             prefix_index.py; 0: rows share nothing.
         window: tokens that a token sees at most, itself among them, in any layer; 0: all before it.
+        first_unused: as many are kept at first, see PrefixIndex; None: ``most_unused``.
+        reads_in_place: whether rows are read faster whose pages are contiguous: by torch, see PagedView.
 
     Attributes:
         count: see above.
@@ -43,9 +46,16 @@ class BlockManager:
         prefixes: the pages that are known by their tokens.
     """
 
-    def __init__(self, count: int, most_unused: int = 0, window: int = 0) -> None:
-        self.count, self.window = count, window
-        self.keeps_prefixes, self.prefixes = most_unused > 0, PrefixIndex(most_unused, window)
+    def __init__(
+        self,
+        count: int,
+        most_unused: int = 0,
+        window: int = 0,
+        first_unused: int | None = None,
+        reads_in_place: bool = False,
+    ) -> None:
+        self.count, self.window, self._reads_in_place = count, window, reads_in_place
+        self.keeps_prefixes, self.prefixes = most_unused > 0, PrefixIndex(most_unused, window, first_unused)
         self._pool = PagePool(range(1, count + 1))
         self._changes: list[tuple[RowPages, int, int]] = []  # row, column of its block table, page
         self._dirty: list[int] = []
@@ -76,6 +86,7 @@ class BlockManager:
         saved: Sequence[int] = (),
         shared: Sequence[int] = (),
         unneeded: int = 0,
+        is_copied: bool = False,
     ) -> RowPages:
         """Take the pages of a new row.
 
@@ -86,6 +97,7 @@ class BlockManager:
             saved: pages that it begins with, see save.
             shared: known pages that it begins with, see PrefixIndex.find.
             unneeded: pages that it does without at its beginning, if it begins with none of these.
+            is_copied: whether it may take pages to copy the known ones to, see copy_shared.
 
         Raises:
             EngineError: there are too few free pages; nothing was taken.
@@ -97,10 +109,26 @@ class BlockManager:
             raise EngineError(f"{count + beyond} pages of the KV cache for a row; there are {free}")
         self.prefixes.use(shared)
         self._evict(count + beyond)
-        row = RowPages(first, source=self._pool.take(beyond))
-        self._pool.allocate(row, max(0, count), max(0, pages_of(most) - pages_of(entries)))
+        row, hoped = RowPages(first, source=self._pool.take(beyond)), max(0, pages_of(most) - pages_of(entries))
+        if is_copied and self._is_copied(shared, count):
+            row.pages = []
+            self._pool.allocate(row, len(shared) + count, hoped)
+            row.copies, row.pages[: len(shared)] = row.pages[: len(shared)], shared
+        else:
+            self._pool.allocate(row, max(0, count), hoped)
         self._note_taken()
         return row
+
+    def _is_copied(self, shared: Sequence[int], count: int) -> bool:
+        """Say whether a row of ``count`` pages behind shared ones copies these: unless all of its pages are contiguous.
+
+        It shares them for good where less than half of all pages are free.
+        """
+        if not (shared and self._reads_in_place) or 0 in shared or 2 * self.free < self.count:
+            return False
+        is_contiguous = all(page + 1 == behind for page, behind in pairwise(shared))
+        is_read_in_place = is_contiguous and self._pool.has_run(count, shared[-1])
+        return not is_read_in_place and self._pool.has_run(len(shared) + count)
 
     def grow(self, row: RowPages, entries: int, unneeded: int = 0) -> bool:
         """Give a row the pages that it lacks for some entries; false: there are too few, and nothing was taken.
@@ -121,6 +149,23 @@ class BlockManager:
             self._changes += [(row, column, row.pages[column]) for column in range(listed, len(row.pages))]
             self._note_taken()
         return True
+
+    def copy_shared(self, rows: Iterable[RowPages], copy: Callable[[Array], None]) -> None:
+        """Give rows copies of the pages that they share, where they have taken pages for these.
+
+        Args:
+            rows: whose contexts have been run.
+            copy: copies pages, int64 [2 (target, source), n].
+        """
+        copied = [row for row in rows if row.copies]
+        if not copied:
+            return
+        copy(np.array([pair for row in copied for pair in zip(row.copies, row.pages, strict=False)]).T)
+        for row in copied:
+            shared, row.pages[: len(row.copies)] = row.pages[: len(row.copies)], row.copies
+            self._changes += [(row, column, page) for column, page in enumerate(row.copies)]
+            row.copies = []
+            self._release(shared)
 
     def _give_back(self, row: RowPages, count: int) -> None:
         """Free the first pages of a row that are not free yet."""
@@ -162,8 +207,8 @@ class BlockManager:
         for row in rows:
             self._pool.release(row)
             self._release(row.pages)
-            self._pool.free(row.source)
-            row.pages, row.source, row.slot = [], [], -1
+            self._pool.free([*row.source, *row.copies])
+            row.pages, row.source, row.copies, row.slot = [], [], [], -1
 
     def save(self, row: RowPages, entries: int) -> list[int]:
         """Take the pages of a row's first entries from it, before it is released."""

@@ -71,8 +71,11 @@ class KvCache:
         pages = max(0, budget_bytes // max(1, shape.token_bytes) // PAGE - 1)
         self.budget_bytes = pages * self._page_bytes
         self.memory = [_zeros(shape, pages + 1, device) for _ in range(shape.layers)]
-        most_unused = pages if device.type != "cpu" else min(pages // 2, _UNUSED_BYTES // max(1, self._page_bytes))
-        self.blocks = BlockManager(pages, most_unused if keeps_prefixes else 0, reach)
+        most_unused, first_unused, is_on_cpu = pages, pages, device.type == "cpu"
+        if is_on_cpu:
+            most_unused = min(pages // 2, _UNUSED_BYTES // max(1, self._page_bytes))
+            first_unused = pages_of(longest)
+        self.blocks = BlockManager(pages, most_unused if keeps_prefixes else 0, reach, first_unused, is_on_cpu)
         widths = pages_of(longest), pages_of(longest) if shape.has_cross else 0
         self.block_tables, self.source_block_tables = (
             torch.zeros(MOST_SLOTS + 1, width, dtype=torch.int32, device=device) for width in widths

@@ -15,12 +15,14 @@ class RowPages:
         held: free pages right behind these, kept for the row's growth while no other row needs them.
         source: pages of its encoder's output.
         slot: where the row is in the batch; -1: it is in none.
+        copies: pages right before its own, to which those that it shares are copied once its context has been run.
     """
 
     pages: list[int] = field(default_factory=list)
     held: range = range(0)
     source: list[int] = field(default_factory=list)
     slot: int = -1
+    copies: list[int] = field(default_factory=list)
 
     @property
     def listed(self) -> list[int]:
@@ -48,6 +50,10 @@ class PagePool:
 
     def __len__(self) -> int:
         return sum(map(len, self._runs)) + self._held
+
+    def has_run(self, count: int, behind: int = 0) -> bool:
+        """Say whether ``count`` contiguous pages are free: right behind the page ``behind``, if it is not 0."""
+        return any(len(run) >= count and (not behind or run.start == behind + 1) for run in self._runs)
 
     def allocate(self, row: RowPages, count: int, hoped: int = 0) -> None:
         """Append pages to a row, first those that are held for it; there must be as many.

@@ -4,6 +4,10 @@ The keys and values of a full page depend on its tokens and on those before it a
 key: the number of the page content before it, and its own tokens. Keys are compared as a whole, never by their hash
 alone. A page that no row uses stays known until its memory is needed; that unused for longest is forgotten first.
 
+A page that was never written to costs time: 2.5 ms a MB on a virtual machine whose host had to find the memory, as much
+as a small model takes for the page's tokens. So a host keeps few unused pages at first, and one more for each that was
+forgotten and is computed again.
+
 Where tokens see a window only, a beginning is found by the pages that its next token sees. The content before them need
 not be in a page any more: its key and number are remembered without one.
 """
@@ -61,6 +65,7 @@ class PrefixIndex:
     Args:
         most_unused: pages that are kept though no row uses them.
         window: tokens that a token sees, itself among them; 0: all before it.
+        first_unused: as many of them are kept at first; None: all.
 
     Attributes:
         fresh: pages that this step's prefill computes.
@@ -68,9 +73,10 @@ class PrefixIndex:
         found: tokens of these that were found.
     """
 
-    def __init__(self, most_unused: int, window: int = 0) -> None:
-        self._most_unused, self._window = most_unused, window
-        self._gone: dict[PageKey, int] = {}  # numbers of contents without a page, of a window; the oldest first
+    def __init__(self, most_unused: int, window: int = 0, first_unused: int | None = None) -> None:
+        self._ceiling, self._window = most_unused, window
+        self._most_unused = most_unused if first_unused is None else min(first_unused, most_unused)
+        self._gone: dict[PageKey, int] = {}  # numbers of contents without a page; the oldest first
         self._pages: dict[PageKey, int] = {}
         self._known: dict[int, _Known] = {}
         self._unused: dict[int, None] = {}  # the longest unused first
@@ -121,8 +127,11 @@ class PrefixIndex:
                 before = self._remember(key, self._gone.pop(key, 0) or next(self._numbers))
                 continue
             if known is None and page not in self._known:
+                number = self._gone.pop(key, 0)
+                if number and self._most_unused < self._ceiling:
+                    self._most_unused += 1
                 self._pages[key] = known = page
-                self._known[page] = _Known(key, self._gone.pop(key, 0) or next(self._numbers))
+                self._known[page] = _Known(key, number or next(self._numbers))
                 if is_fresh:
                     self.fresh.add(page)
             if known is None:  # it was forgotten
@@ -176,7 +185,7 @@ class PrefixIndex:
             known = self._known.pop(page)
             assert known.key
             del self._pages[known.key]
-            if self._window:
+            if self._window or self._most_unused < self._ceiling:
                 self._remember(known.key, known.number)
         return pages
 

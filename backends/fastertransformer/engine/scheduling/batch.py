@@ -68,6 +68,8 @@ class Batch:
         for sequence in new:
             if sequence.stage == SHARING_ROWS:
                 keep_known(sequence, blocks)
+        nothing = np.empty((2, 0), np.int64)
+        blocks.copy_shared((each.pages[0] for each in new), lambda pages: self._steps.copy_pages(pages, nothing))
         self._sampler.add_rows(first, rows)  # while a GPU runs the contexts
         return hidden
 

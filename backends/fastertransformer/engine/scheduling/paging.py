@@ -128,7 +128,8 @@ def _begin(sequence: Sequence, blocks: BlockManager, entries: int) -> tuple[list
         saved, row.saved = row.saved or [], None
     unneeded = _unneeded(sequence, blocks, entries)
     sizes = entries, sequence.max_entries, sequence.source_length
-    sequence.pages.append(blocks.take(*sizes, saved, known, unneeded))
+    is_copied = sequence.width == 1 and sequence.max_tokens > 1  # every step but the first reads all of its pages
+    sequence.pages.append(blocks.take(*sizes, saved, known, unneeded, is_copied))
     sequence.skipped = max(0, len(known) * PAGE - sequence.start)
     sequence.stage = CONTINUED_ROWS if sequence.start + sequence.skipped else NEW_ROWS
     if blocks.keeps_prefixes and takes_part(sequence):
