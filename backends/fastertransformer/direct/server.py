@@ -3,7 +3,8 @@
 Each connection, one for each of the endpoint's processes, has a thread that reads and one that writes, so a process
 that does not read delays its own clients alone. The engine's thread only leaves an answer with its request: the thread
 that writes takes the newest of each, which has all tokens, and sends those of all requests together. So a token of one
-of many streams costs a few microseconds of Python's lock, for which the engine's steps wait.
+of many streams costs a few microseconds of Python's lock, for which the engine's steps wait. Of few streams the
+engine's thread sends an answer itself, as far as the socket takes it at once: to wake the other thread takes longer.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _READ_BYTES = 1 << 18
 _LONGEST_WAIT_S = 5e-3  # of an answer, before the engine makes no more of them for a while
 _LONGEST_PATH = 107  # bytes of a Unix socket's address on Linux
 _POLL_S = 0.02
+_FEW = 4  # requests of a connection, up to which the engine's thread sends their answers
 _REFUSED = "the model is being unloaded", CLOSING
 Tensors = Mapping[str, Array]
 Content = Tensors | tuple[str, str]
@@ -182,12 +184,16 @@ class _Connection:
     def __init__(self, accepted: socket.socket, server: DirectServer) -> None:
         self._socket, self._server = accepted, server
         self._replies: dict[int, DirectReply] = {}
-        self._ready: queue.SimpleQueue[DirectReply | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[DirectReply | None] = queue.SimpleQueue()  # None: look at what else there is
+        self._sending = threading.Lock()  # held while answers are taken and sent: they stay in their order
+        self._rest = GREETING  # bytes that the socket did not take at once; under the lock
+        self._is_lost = self._has_ended = False  # whether sending has failed, and whether reading is over
         self._reader = threading.Thread(target=self._read, name="direct-reader", daemon=True)
         self._writer = threading.Thread(target=self._write, name="direct-writer", daemon=True)
 
     def start(self) -> None:
         """Greet, and take requests."""
+        self._ready.put(None)
         self._writer.start()
         self._reader.start()
 
@@ -197,8 +203,29 @@ class _Connection:
         return bool(self._replies)
 
     def announce(self, reply: DirectReply) -> None:
-        """Let an answer be sent."""
-        self._ready.put(reply)
+        """Send an answer, or let it be sent."""
+        if len(self._replies) > _FEW or not self._sending.acquire(blocking=False):
+            self._ready.put(reply)
+            return
+        try:
+            if self._rest:
+                self._ready.put(reply)
+                return
+            written = self._next(reply)
+            self._rest = written[self._send_at_once(written) :]
+            if self._rest or self._has_ended:  # the thread that writes may wait for this to end
+                self._ready.put(None)
+        finally:
+            self._sending.release()
+
+    def _send_at_once(self, data: bytes) -> int:
+        """Send what the socket takes without a wait; returns how many bytes that were."""
+        try:
+            return self._socket.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:  # the reader sees it too
+            return len(data)
 
     def close(self) -> None:
         """End both threads."""
@@ -218,6 +245,7 @@ class _Connection:
         finally:
             for reply in list(self._replies.values()):
                 reply.is_cancelled = True
+            self._has_ended = True
             self._ready.put(None)
 
     def _obey(self, given: Frame) -> None:
@@ -241,15 +269,15 @@ class _Connection:
             reply.fail(f"the request could not be read: {error!r}", "INTERNAL")
 
     def _write(self) -> None:
-        is_connected, has_ended = self._send(GREETING), False
-        while not has_ended or self._replies:
+        while not self._has_ended or self._replies:
             waiting = [self._ready.get()]
             with contextlib.suppress(queue.Empty):
                 while True:
                     waiting.append(self._ready.get_nowait())
-            has_ended = has_ended or None in waiting
-            frames = [self._next(reply) for reply in waiting if reply is not None]
-            is_connected = is_connected and self._send(b"".join(frames))
+            with self._sending:
+                frames = [self._next(each) for each in waiting if each is not None]
+                self._send(b"".join((self._rest, *frames)))
+                self._rest = b""
         self._socket.close()
         self._server.forget(self)
 
@@ -267,13 +295,13 @@ class _Connection:
             self._replies.pop(reply.number, None)
         return written
 
-    def _send(self, data: bytes) -> bool:
-        """Send bytes; False: the other side has gone, which the reader sees too."""
-        try:
-            self._socket.sendall(data)
-        except OSError:
-            return False
-        return True
+    def _send(self, data: bytes) -> None:
+        """Send bytes unless the other side has gone, which the reader sees too."""
+        if not self._is_lost:
+            try:
+                self._socket.sendall(data)
+            except OSError:
+                self._is_lost = True
 
 
 def _listen(path: Path) -> socket.socket:
