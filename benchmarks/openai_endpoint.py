@@ -30,7 +30,7 @@ from pathlib import Path
 
 import tritonclient.grpc as triton
 
-from backends.fastertransformer.engine.model.precision import choose_device
+from backends.fastertransformer.engine.model.precision import TORCH_TYPES, choose_device
 from benchmarks.event_streams import Crowd, Target
 from benchmarks.gpu_models import Table
 from benchmarks.made_up_repository import write_repository
@@ -46,6 +46,8 @@ from handover.errors import ServerError, exit_status
 IN_PROCESS, GRPC, SOCKET = "engine in process", "gRPC", "socket"
 _FEW = 16
 """Requests at once up to which a turn is repeated, the first time uncounted: what ran before has left cold caches."""
+_PAGE = 16
+_LEAST_CACHE = 1 << 28
 _PROJECT = Path(__file__).resolve().parents[1]
 
 
@@ -59,7 +61,9 @@ class OpenAIEndpointArguments(ScriptArguments):
     )
     data_type: str | None = field(default=None, metadata={"help": "made up: fp32 (on a CPU), fp16 (on a GPU) or bf16"})
     max_batch_size: int = field(default=256, metadata={"help": "made up: sequences in a step"})
-    kv_cache_bytes: int = field(default=1 << 30, metadata={"help": "made up: of each of the two engines"})
+    kv_cache_bytes: int = field(
+        default=0, metadata={"help": "made up: of each of the two engines; 0: room for all requests at once"}
+    )
     lengths: tuple[int, int] = field(default=(60, 64), metadata={"help": "JSON: tokens in and out"})
     clients: tuple[int, ...] = field(default=(1, 8, 64), metadata={"help": "JSON list of requests at once"})
     processes: tuple[int, ...] = field(default=(1,), metadata={"help": "JSON list: processes of the endpoint"})
@@ -187,10 +191,18 @@ def _served(arguments: OpenAIEndpointArguments) -> Iterator[tuple[Endpoint, Path
         if repository is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             shape, data_type = TINY if choose_device().type == "cpu" else LARGE
-            made_of = arguments.shape or shape, arguments.data_type or data_type
-            repository = write_repository(directory, *made_of, arguments.kv_cache_bytes, arguments.max_batch_size)
+            shape, data_type = arguments.shape or shape, arguments.data_type or data_type
+            cache = arguments.kv_cache_bytes or _room(arguments, shape, data_type)
+            repository = write_repository(directory, shape, data_type, cache, arguments.max_batch_size)
         wanted = OverheadArguments(model_repository=repository, start_timeout_s=arguments.start_timeout_s)
         yield stack.enter_context(deployment(wanted)), repository
+
+
+def _room(arguments: OpenAIEndpointArguments, shape: tuple[int, int, int], data_type: str) -> int:
+    """Return the bytes of a KV cache with room for as many requests as there are clients at most."""
+    layers, hidden, _ = shape
+    tokens = max(arguments.clients) * (sum(arguments.lengths) + 2 * _PAGE)
+    return max(_LEAST_CACHE, tokens * 2 * layers * hidden * TORCH_TYPES[data_type].itemsize)
 
 
 async def _wait(ask: AsyncSide, count: int) -> list[Arrivals]:
