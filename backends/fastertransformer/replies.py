@@ -135,11 +135,12 @@ class Reply:
         return content, is_final
 
 
-class _End(NamedTuple):
-    """A request that did not come through Triton, and its last answer."""
+class _Failure(NamedTuple):
+    """A request that did not come through Triton and has failed."""
 
-    reply: DirectReply
-    content: Content
+    name: str
+    problem: str
+    code: str
 
 
 class Replies:
@@ -178,7 +179,7 @@ class Replies:
         ]
         self._cancelled, self._duration_us = (family.Metric(labels=dict(labels)) for family in self._families)
         # Replies with an answer to send (false), and replies whose clients are to be polled (true).
-        self._ready: queue.SimpleQueue[tuple[Reply, bool] | _End | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[Reply, bool] | _Failure | None] = queue.SimpleQueue()
         self._polled: deque[Reply] = deque()  # used by the thread alone; the next one to be polled is the first
         self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
         self._thread.start()
@@ -213,8 +214,8 @@ class Replies:
                     return
                 self._ready.put(None)  # what ends a stream is queued when its last answer is sent
                 continue
-            if isinstance(item, _End):
-                self._note_end(*item)
+            if isinstance(item, _Failure):
+                self._note_problem(*item)
                 continue
             reply, is_new = item
             if not is_new:
@@ -250,24 +251,17 @@ class Replies:
         if ends_empty:
             reply.end_empty()
         if is_final:
-            self._note_duration(reply, content)
+            if not isinstance(content, tuple) and not reply.is_cancelled:
+                self._duration_us.increment((time.monotonic() - reply.opened) * 1e6)
             reply.sent.set()
 
     def note_end(self, reply: DirectReply, content: Content) -> None:
-        """Count and log how a request has ended that did not come through Triton; any thread may call it.
+        """Count and log the failure of a request that did not come through Triton; any thread may call it.
 
         The thread does it: two threads that change one metric crash tritonserver (Triton 2.51).
         """
-        self._ready.put(_End(reply, content))
-
-    def _note_end(self, reply: DirectReply, content: Content) -> None:
         if isinstance(content, tuple):
-            self._note_problem(reply.asked.name, *content)
-        self._note_duration(reply, content)
-
-    def _note_duration(self, reply: Reply | DirectReply, content: Content) -> None:
-        if not isinstance(content, tuple) and not reply.is_cancelled:
-            self._duration_us.increment((time.monotonic() - reply.opened) * 1e6)
+            self._ready.put(_Failure(reply.asked.name, *content))
 
     def _note_problem(self, name: str, problem: str, code: str) -> None:
         if code == "CANCELLED":
