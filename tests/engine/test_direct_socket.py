@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from support.gpt2_checkpoint import random_gpt2, write_shards
 
-from backends.fastertransformer.direct.messages import GREETING, Asked, Kind, frame, socket_name
+from backends.fastertransformer.direct.messages import GREETING, Asked, Kind, frame, pack, socket_name
 from backends.fastertransformer.direct.server import Content, DirectReply, DirectServer
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.scheduling.sequence import Answer
@@ -266,9 +266,16 @@ def test_the_newest_version_that_answers_is_asked(engine: Engine, directory: Pat
     run(directory, follow)
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
     "sent",
-    [b"\xff" * 9, struct.pack("<IBI", 0, 99, 1), frame(Kind.REQUEST, 1, b"nonsense!"), frame(Kind.TOKENS, 1)],
+    [
+        b"\xff" * 9,
+        struct.pack("<IBI", 0, 99, 1),
+        frame(Kind.REQUEST, 1, b"nonsense!"),
+        frame(Kind.REQUEST, 1, pack({"name": "", "unknown": 1}, {})),
+        frame(Kind.TOKENS, 1),
+    ],
 )
 def test_nonsense_ends_its_connection_alone(engine: Engine, served: Served, directory: Path, sent: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as other:

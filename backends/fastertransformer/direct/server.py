@@ -60,7 +60,6 @@ class DirectReply:
     def __init__(self, connection: _Connection, number: int, asked: Asked, deadline: float) -> None:
         self.asked, self.number, self.opened = asked, number, time.monotonic()
         self.is_cancelled = False
-        self.is_over = False
         self._connection, self._deadline, self._lock = connection, deadline, threading.Lock()
         self._newest: tuple[float, Content, bool] | None = None  # when the first of those not taken came
         self._sent = asked.shown or 0
@@ -149,7 +148,7 @@ class DirectServer:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
         self._listener.close()
-        while any(each.is_busy for each in self._connections):
+        while any(each.is_busy for each in list(self._connections)):  # a copy: connections end meanwhile
             time.sleep(_POLL_S)
 
     def close(self) -> None:
@@ -256,8 +255,12 @@ class _Connection:
         if given.kind != Kind.REQUEST:
             raise MessageError(f"a frame of kind {given.kind}")
         fields, tensors = unpack(given.body)
-        deadline = time.monotonic() + self._server.limit_s
-        reply = self._replies[given.number] = DirectReply(self, given.number, Asked(**fields), deadline)
+        try:
+            asked = Asked(**fields)
+        except TypeError as error:
+            raise MessageError(f"a request's fields are {', '.join(fields)}") from error
+        reply = DirectReply(self, given.number, asked, time.monotonic() + self._server.limit_s)
+        self._replies[given.number] = reply
         if self._server.is_closing:
             reply.send(_REFUSED, is_final=True)
             return
