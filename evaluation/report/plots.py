@@ -192,7 +192,7 @@ def _over_level(rows: Sequence[Row], name: str, title: str, column: str, span: _
     """Draw one figure over batch size or load, with a bar at each point."""
 
     def draw(figure: Figure, axes: Axes) -> None:
-        ends, tops = [], []
+        ends, shown = [], list[float]()
         for colour, points in zip(cycle(SERIES), group_by_workload(rows).values(), strict=False):
             found = [(row.level, row.figures.get(column)) for row in sorted(points, key=lambda r: r.level)]
             values = [(level, value) for level, value in found if value is not None]
@@ -203,14 +203,14 @@ def _over_level(rows: Sequence[Row], name: str, title: str, column: str, span: _
                 bar = span(row)
                 if bar is not None:
                     axes.vlines([row.level], [bar[0]], [bar[1]], color=colour, alpha=0.45, linewidth=3)
-                    tops += [bar[1]] if row.mode != STATIC else []
-            tops += [value for _, value in values]
+                    shown += bar
+            shown += [value for _, value in values]
             ends.append((_label(points[-1]), values[-1]))
         levels_axis(axes, [row.level for row in rows], title_of_levels(rows[0].mode))
         if from_zero:
-            scale_from_zero(axes, tops)
+            scale_from_zero(axes, shown)
         else:
-            scale(axes, "y", tops)
+            scale(axes, "y", shown)
         title_height(axes, title)
         label_lines(figure, axes, ends, centred=True)
 

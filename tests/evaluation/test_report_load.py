@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
@@ -15,8 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from support.results_maker import load_row, static_row, write_results
 
+from evaluation.report import plots
 from evaluation.report import write as report
 from evaluation.report.plots import distribution_steps, draw_distribution, read_samples
 from evaluation.speed.exports import write_point
@@ -149,6 +153,25 @@ def made_up_point() -> PointRecords:
     bad = [request(901, error="no room", chunk_ns=(), chunk_tokens=()), request(902, is_cancelled=True)]
     window = Window((*(request(number) for number in range(1, 901)), *bad), 10_000_000, 9_100_000_000)
     return PointRecords((window,), (request(0),))
+
+
+@pytest.mark.parametrize("slowest_ms", [200.0, 4000.0])  # a linear and a logarithmic axis
+def test_no_whisker_is_cut_off(monkeypatch: pytest.MonkeyPatch, slowest_ms: float) -> None:
+    drawn: list[Axes] = []
+
+    def draw_svg(name: str, draw: Callable[[Figure, Axes], None]) -> str:
+        drawn.append(Figure().add_axes((0, 0, 1, 1)))
+        draw(Figure(), drawn[0])
+        return ""
+
+    monkeypatch.setattr(plots, "draw_svg", draw_svg)
+    rows = [static_row(1, [90.0] * 3), static_row(8, [60.0, 60.0, slowest_ms])]
+    plots.draw_latency(rows, "name")
+    low, high = drawn[0].get_ylim()
+    p99_ms, mean_ms = rows[1].figures["e2e_p99_ms"], rows[1].figures["e2e_mean_ms"]
+    assert p99_ms is not None and mean_ms is not None
+    assert low < 60 and high > p99_ms > 1.5 * mean_ms
+    assert drawn[0].get_yscale() == ("linear" if slowest_ms < 1000 else "log")
 
 
 def test_more_lines_than_colours_keep_the_lightest_and_the_heaviest(tmp_path: Path) -> None:
