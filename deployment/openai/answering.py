@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aiohttp import web
 
 from deployment.openai.errors import ApiError
-from deployment.openai.generation import Piece, SequenceRequest, generate
+from deployment.openai.event_stream import EventStream
+from deployment.openai.generation import Piece, SequenceRequest, Sink, generate
 from deployment.openai.scores import Score
 from deployment.openai.triton import Triton
 
-_EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _ANY_TEXT = "\ue000"
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -26,27 +25,44 @@ class Answer:
     """An answer as far as it has come.
 
     Attributes:
-        text: without what ended it.
+        texts: of the pieces, without what ended the answer.
         tokens: with the token that ended it, if one did.
         scores: of the tokens, where log probabilities were asked for.
         prompt_scores: of the prompt's tokens but the first, where they were asked for.
         finish_reason, stop_reason: as in ``Piece``.
     """
 
-    text: str = ""
+    texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     prompt_scores: tuple[Score, ...] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(self.texts)
+
     def add(self, piece: Piece) -> None:
         """Append a piece."""
-        self.text += piece.text
+        self.texts.append(piece.text)
         self.tokens += piece.tokens
         self.scores += piece.scores
         self.prompt_scores = self.prompt_scores or piece.prompt_scores
         self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+
+    def get_ready(self) -> None:
+        """Do nothing."""
+
+    def put(self, pieces: Sequence[Piece]) -> bool:
+        """Append pieces; they are sent when the answer is complete."""
+        for piece in pieces:
+            self.add(piece)
+        return False
+
+    async def catch_up(self) -> None:
+        """Do nothing."""
 
 
 class Form(Protocol):
@@ -113,10 +129,7 @@ async def answer_whole(triton: Triton, plan: Plan) -> dict[str, Any]:
         ApiError: the server failed on a part of it; the other parts are cancelled.
     """
     answers = [Answer() for _ in plan.requests]
-    async with aclosing(_pieces(triton, plan.requests)) as pieces:
-        async for index, together in pieces:
-            for piece in together:
-                answers[index].add(piece)
+    await _generate_all(triton, plan.requests, answers)
     kept: list[Answer] = []
     for first in range(0, len(answers), plan.drawn):
         kept += _best(answers[first : first + plan.drawn], plan.given)
@@ -144,59 +157,61 @@ async def answer_stream(request: web.Request, triton: Triton, plan: Plan) -> tup
     Raises:
         ApiError: the server refused the request, so that no stream has begun. Later failures are an event.
     """
-    answers, events = [Answer() for _ in plan.requests], _Events(plan)
-    response = web.StreamResponse(headers=_EVENT_STREAM)
-    async with aclosing(_pieces(triton, plan.requests)) as pieces:
-        try:
-            async for index, together in pieces:
-                if not response.prepared:
-                    await response.prepare(request)
-                await response.write(events.of_pieces(index, answers[index], together))
-        except ApiError as error:
-            if not response.prepared:
-                raise
-            await response.write(_event(_JSON.encode(error.body)))
-    usage = plan.usage(answers)
-    await response.write_eof((events.of_usage(usage) if plan.wants_usage else b"") + _event("[DONE]"))
-    return response, usage
+    stream = EventStream(request)
+    answers = [_StreamedAnswer(plan, index, stream) for index in range(len(plan.requests))]
+    try:
+        await _generate_all(triton, plan.requests, answers)
+    except ApiError as error:
+        if not stream.has_begun:
+            raise
+        stream.send(_event(_JSON.encode(error.body)))
+    usage = plan.usage([each.answer for each in answers])
+    await stream.write_eof((answers[0].write_usage(usage) if plan.wants_usage else b"") + _event("[DONE]"))
+    return stream, usage
 
 
-class _Events:
-    """Writes the events of one stream; what all of them have is encoded once, of most all but the text.
+class _StreamedAnswer:
+    """Sends the events of one answer; what all of them have is encoded once, of most all but the text.
 
     Args:
         plan: of the request.
+        index: of the answer.
+        stream: that the events go to.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._form = plan.form
+    def __init__(self, plan: Plan, index: int, stream: EventStream) -> None:
+        self._plan, self._form, self._index, self._stream = plan, plan.form, index, stream
+        self.answer = Answer()
+
+    def get_ready(self) -> None:
+        """Write what stands around the choices of every event, and around the text where that alone is new."""
+        plan = self._plan
+        self._stream.get_ready()
         self._before = _JSON.encode({**plan.head, "object": plan.form.chunk_kind})[:-1] + ',"choices":['
         self._after = '],"usage":null}' if plan.wants_usage else "]}"
-        self._around: dict[int, tuple[str, str]] = {}
+        if self._form.is_text_alone:
+            event = self._of_choice(self._form.part(self._index, Answer(), Piece(_ANY_TEXT)))
+            self._before_text, _, self._after_text = event.rpartition(f'"{_ANY_TEXT}"'.encode())
 
-    def of_pieces(self, index: int, answer: Answer, pieces: Sequence[Piece]) -> bytes:
-        """Add pieces to an answer and write an event for each."""
+    def put(self, pieces: Sequence[Piece]) -> bool:
+        """Add pieces and send an event for each; returns whether the client is far behind."""
         events = list[bytes]()
         for piece in pieces:
-            is_first = not answer.tokens
-            answer.add(piece)
-            if is_first and (beginning := self._form.beginning(index, answer)) is not None:
+            is_first = not self.answer.tokens
+            self.answer.add(piece)
+            if is_first and (beginning := self._form.beginning(self._index, self.answer)) is not None:
                 events.append(self._of_choice(beginning))
             if self._form.is_text_alone and piece.finish_reason is None:
-                before, after = self._around.get(index) or self._set_around(index, answer)
-                events.append(f"{before}{_JSON.encode(piece.text)}{after}".encode())
+                events += self._before_text, _JSON.encode(piece.text).encode(), self._after_text
             else:
-                events.append(self._of_choice(self._form.part(index, answer, piece)))
-        return b"".join(events)
+                events.append(self._of_choice(self._form.part(self._index, self.answer, piece)))
+        return self._stream.send(b"".join(events))
 
-    def _set_around(self, index: int, answer: Answer) -> tuple[str, str]:
-        """Write what stands around the text in the events of an answer that goes on."""
-        event = self._of_choice(self._form.part(index, answer, Piece(_ANY_TEXT))).decode()
-        before, _, after = event.rpartition(f'"{_ANY_TEXT}"')
-        self._around[index] = before, after
-        return before, after
+    async def catch_up(self) -> None:
+        """Wait until the client is no more behind."""
+        await self._stream.catch_up()
 
-    def of_usage(self, usage: dict[str, int]) -> bytes:
+    def write_usage(self, usage: dict[str, int]) -> bytes:
         """Write the event that a stream ends with where the usage is asked for."""
         return _event(f'{self._before}],"usage":{_JSON.encode(usage)}}}')
 
@@ -208,41 +223,15 @@ def _event(content: str) -> bytes:
     return f"data: {content}\n\n".encode()
 
 
-async def _pieces(triton: Triton, requests: Sequence[SequenceRequest]) -> AsyncGenerator[tuple[int, list[Piece]], None]:
-    """Yield the pieces of all answers as they come, each with its answer's number; the first failure ends them all."""
+async def _generate_all(triton: Triton, requests: Sequence[SequenceRequest], sinks: Sequence[Sink]) -> None:
+    """Generate all answers side by side; the first failure ends them all."""
     if len(requests) == 1:
-        async with aclosing(generate(triton, requests[0])) as pieces:
-            async for together in pieces:
-                yield 0, together
+        await generate(triton, requests[0], sinks[0])
         return
-    arrived: asyncio.Queue[tuple[int, list[Piece] | None | Exception]] = asyncio.Queue()
-    tasks = [asyncio.create_task(_pass_on(triton, index, each, arrived)) for index, each in enumerate(requests)]
+    tasks = [asyncio.create_task(generate(triton, *each)) for each in zip(requests, sinks, strict=True)]
     try:
-        running = len(tasks)
-        while running:
-            index, item = await arrived.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield index, item
+        await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _pass_on(
-    triton: Triton,
-    index: int,
-    request: SequenceRequest,
-    arrived: asyncio.Queue[tuple[int, list[Piece] | None | Exception]],
-) -> None:
-    try:
-        async with aclosing(generate(triton, request)) as pieces:
-            async for together in pieces:
-                arrived.put_nowait((index, together))
-        arrived.put_nowait((index, None))
-    except Exception as error:  # is raised where the pieces are read
-        arrived.put_nowait((index, error))

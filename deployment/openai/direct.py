@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import glob
+import struct
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-
-import numpy as np
 
 from backends.fastertransformer.direct.messages import (
     CLOSING,
@@ -25,13 +25,13 @@ from backends.fastertransformer.direct.messages import (
     socket_name,
     unpack,
 )
-from deployment.openai.mailbox import Mailbox
-from deployment.openai.outputs import Array, ArrayOutputs, Outputs, TokenOutputs
+from deployment.openai.outputs import Array, ArrayOutputs, Outputs, Reader, TokenOutputs
 
 _TOKENS = ("output_ids", "sequence_length")
 """The outputs of a request that wants its tokens and nothing more."""
 _GONE = "the engine's process has gone"
 _PATIENCE_S = 5.0
+_LAST = (Kind.LAST_TOKENS, Kind.LAST_ARRAYS, Kind.FAILURE)
 _WHOLE = (Kind.ARRAYS, Kind.LAST_ARRAYS)
 """Answers that have all tokens so far."""
 _MOST_WAITING = 8
@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol):
         self._greeting = b""
         self._greeted = asyncio.get_running_loop().create_future()
         self._frames = Frames()
-        self._boxes: dict[int, Mailbox[Frame]] = {}
+        self._exchanges: dict[int, _Exchange] = {}
         self._numbers = count(1)
         self.is_open = self._is_retired = False
 
@@ -175,8 +175,9 @@ class Connection(asyncio.Protocol):
         is_streamed: bool,
         request_id: str,
         arrived_ns: int,
-    ) -> AsyncGenerator[Outputs, None]:
-        """Send one request and yield its answers; the request is cancelled when the caller stops reading early.
+        reader: Reader,
+    ) -> None:
+        """Send one request and hand its answers over; the request is cancelled when this is, or the reader has enough.
 
         Args:
             tensors: inputs by name.
@@ -185,35 +186,32 @@ class Connection(asyncio.Protocol):
             is_streamed: whether each token is wanted when it is made.
             request_id: for the server's log.
             arrived_ns: of time.monotonic_ns, when the client's request was there.
+            reader: of the answers.
 
         Raises:
             DirectError: the engine refused the request, failed on it, or is gone.
         """
-        number, box = next(self._numbers), Mailbox[Frame]()
         if not self.is_open:
             raise _lost()
+        number, exchange = next(self._numbers), _Exchange(reader)
         start = shown if tuple(outputs) == _TOKENS else None
         asked = Asked(request_id, outputs, start, is_streamed, arrived_ns)
-        self._boxes[number] = box
+        self._exchanges[number] = exchange
         self._send(frame(Kind.REQUEST, number, asked.pack(tensors)))
-        has_begun = is_over = False
         try:
-            while not is_over:
-                if (given := await box.take()) is None:
-                    raise DirectError(_GONE, "UNAVAILABLE") if has_begun else _lost()
-                has_begun, is_over = True, given.kind in (Kind.LAST_TOKENS, Kind.LAST_ARRAYS, Kind.FAILURE)
-                yield _read(given)
+            reader.get_ready()
+            await exchange.wait()
         finally:
-            del self._boxes[number]
-            if not is_over and self.is_open:
+            del self._exchanges[number]
+            if not exchange.is_complete and self.is_open:
                 self._send(frame(Kind.CANCEL, number))
-            if self._is_retired and not self._boxes:
+            if self._is_retired and not self._exchanges:
                 self.close()
 
     def retire(self) -> None:
         """Close it when its requests are answered."""
         self._is_retired = True
-        if not self._boxes:
+        if not self._exchanges:
             self.close()
 
     def close(self) -> None:
@@ -245,10 +243,8 @@ class Connection(asyncio.Protocol):
                 self._greeted.set_result(None)
         try:
             for each in self._frames.feed(data):
-                if (box := self._boxes.get(each.number)) is not None:
-                    if each.kind in _WHOLE and len(box) >= _MOST_WAITING:
-                        box.clear()
-                    box.put(each)
+                if (exchange := self._exchanges.get(each.number)) is not None:
+                    exchange.put(each)
         except MessageError:
             self.close()
 
@@ -257,8 +253,61 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         if not self._greeted.done():
             self._greeted.set_exception(_lost())
-        for box in self._boxes.values():
-            box.end()
+        for exchange in self._exchanges.values():
+            exchange.lose()
+
+
+class _Exchange:
+    """A request that was sent, and its answers.
+
+    Args:
+        reader: of the answers.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._waiting: deque[Frame] = deque()  # while the client is behind
+        self._news = asyncio.get_running_loop().create_future()  # that the client is behind (true), or all is over
+        self._has_begun = self._is_lost = False
+        self._failure: Exception | None = None
+        self.is_complete = False
+
+    async def wait(self) -> None:
+        """Wait until all answers are read, or the reader has enough; raises what has gone wrong."""
+        while await self._news:
+            await self._reader.catch_up()
+            self._news = asyncio.get_running_loop().create_future()
+            self._read_on()
+        if self._failure is not None:
+            raise self._failure
+
+    def put(self, given: Frame) -> None:
+        """Take a message of the engine."""
+        if given.kind in _WHOLE and len(self._waiting) >= _MOST_WAITING:
+            self._waiting.clear()
+        self._waiting.append(given)
+        self._read_on()
+
+    def lose(self) -> None:
+        """Say that no more messages come: the engine has gone."""
+        self._is_lost = True
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Let the reader have what waits, as far as its client keeps up."""
+        while self._waiting and not self._news.done():
+            given = self._waiting.popleft()
+            self._has_begun, self.is_complete = True, given.kind in _LAST
+            try:
+                is_behind = self._reader.take(_read(given))
+            except Exception as error:  # is raised where the request was sent
+                self._failure, is_behind = error, False
+            is_over = self.is_complete or self._failure is not None or self._reader.has_enough
+            if is_over or is_behind:
+                self._news.set_result(not is_over)
+        if self._is_lost and not self._news.done():
+            self._failure = DirectError(_GONE, "UNAVAILABLE") if self._has_begun else _lost()
+            self._news.set_result(False)
 
 
 def _lost() -> ClosingError:
@@ -268,7 +317,7 @@ def _lost() -> ClosingError:
 def _read(given: Frame) -> Outputs:
     """Read an answer; DirectError: it says that the request failed."""
     if given.kind in (Kind.TOKENS, Kind.LAST_TOKENS):
-        return TokenOutputs(np.frombuffer(given.body, TOKEN).tolist())
+        return TokenOutputs(struct.unpack(f"<{len(given.body) // TOKEN.itemsize}I", given.body))
     fields, arrays = unpack(given.body)
     if given.kind == Kind.FAILURE:
         raise (ClosingError if fields["code"] == CLOSING else DirectError)(fields["problem"], fields["code"])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from deployment.openai.models import Model
 from deployment.openai.outputs import Outputs
@@ -78,28 +77,30 @@ class SequenceRequest:
         return 0 if self.model.is_encoder_decoder else len(self.prompt)
 
 
-async def generate(triton: Triton, request: SequenceRequest) -> AsyncGenerator[list[Piece], None]:
-    """Yield an answer, a piece a token: those together that the engine sent together.
+class Sink(Protocol):
+    """Takes the pieces of one answer."""
 
-    The engine stops when the caller stops reading, and behind a stop string.
+    def get_ready(self) -> None:
+        """Do what can be done before the first piece; may be called again."""
+
+    def put(self, pieces: Sequence[Piece]) -> bool:
+        """Take what the engine sent together; returns whether the client is far behind."""
+
+    async def catch_up(self) -> None:
+        """Wait until the client is no more behind."""
+
+
+async def generate(triton: Triton, request: SequenceRequest, sink: Sink) -> None:
+    """Generate an answer, a piece a token.
+
+    The engine stops when this is cancelled, and behind a stop string.
 
     Raises:
         ApiError: the server refused the request, failed on it, or is gone.
     """
-    writer, last = _Writer(request), None
-    async with aclosing(triton.ask(request)) as answers:
-        async for answer in answers:
-            if request.is_searched:
-                last = answer
-                continue
-            if pieces := list(writer.read(answer)):
-                yield pieces
-                if pieces[-1].stop_reason in request.stops:
-                    return
-    if request.is_searched and last is not None and (pieces := list(writer.read(last))):
-        yield pieces
-    if not writer.is_finished:
-        yield [writer.end()]
+    writer = _Writer(request, sink)
+    await triton.ask(request, writer)
+    writer.end()
 
 
 class _Writer:
@@ -107,39 +108,65 @@ class _Writer:
 
     Args:
         request: what was asked.
+        sink: of the pieces.
     """
 
-    def __init__(self, request: SequenceRequest) -> None:
-        self._request = request
+    def __init__(self, request: SequenceRequest, sink: Sink) -> None:
+        self._request, self._sink = request, sink
         self._shown = request.shown
         self._detokenizer = Detokenizer(request.model.texts, request.prompt[: self._shown])
         self._stops = StopStrings(request.stops)
         self._prompt_scores: tuple[Score, ...] = ()
-        self.count, self.is_finished = 0, False
+        self._last: Outputs | None = None
+        self._count, self._is_finished = 0, False
+        self.has_enough = False
 
-    def read(self, answer: Outputs) -> Iterator[Piece]:
-        """Yield a piece for each token that the answer before did not have."""
-        tokens = answer.new_tokens(self._shown + self.count, self._shown + self._request.max_tokens)
-        scores = read_scores(answer, GENERATED, self.count, self.count + len(tokens))
-        if self.count == 0:
+    def get_ready(self) -> None:
+        """Do what can be done before the first answer."""
+        self._sink.get_ready()
+
+    def take(self, answer: Outputs) -> bool:
+        """Read an answer; returns whether the client is far behind. Of a search only the last answer counts."""
+        if self._request.is_searched:
+            self._last = answer
+            return False
+        return self._write(answer)
+
+    async def catch_up(self) -> None:
+        """Wait until the client is no more behind."""
+        await self._sink.catch_up()
+
+    def end(self) -> None:
+        """Write what is left once there are no more answers."""
+        if self._last is not None:
+            self._write(self._last)
+        if not self._is_finished:
+            reason = LENGTH if self._count >= self._request.max_tokens else STOP
+            self._sink.put([Piece(self._stops.rest(), prompt_scores=self._prompt_scores, finish_reason=reason)])
+
+    def _write(self, answer: Outputs) -> bool:
+        """Make a piece of each token that the answer before did not have."""
+        first = self._count
+        tokens = answer.new_tokens(self._shown + first, self._shown + self._request.max_tokens)
+        scores = read_scores(answer, GENERATED, first, first + len(tokens))
+        if first == 0:
             self._prompt_scores = tuple(read_scores(answer, GIVEN, 1, len(self._request.prompt)))
+        pieces = list[Piece]()
         for index, token in enumerate(tokens):
-            if self.is_finished:
-                return
-            yield self._piece(token, tuple(scores[index : index + 1]))
-
-    def end(self) -> Piece:
-        """Return the last piece of an answer that ends without a token that says so."""
-        reason = LENGTH if self.count >= self._request.max_tokens else STOP
-        return Piece(self._stops.rest(), prompt_scores=self._prompt_scores, finish_reason=reason)
+            if not self._is_finished:
+                pieces.append(self._piece(token, tuple(scores[index : index + 1])))
+        if not pieces:
+            return False
+        self.has_enough = pieces[-1].stop_reason in self._request.stops
+        return self._sink.put(pieces)
 
     def _piece(self, token: int, scores: tuple[Score, ...]) -> Piece:
         request = self._request
-        self.count += 1
+        self._count += 1
         is_end = token in request.end_ids or token in request.stop_ids
         text, stop = ("", None) if is_end else self._text(token)
-        self.is_finished = is_end or stop is not None or self.count >= request.max_tokens
-        if not self.is_finished:
+        self._is_finished = is_end or stop is not None or self._count >= request.max_tokens
+        if not self._is_finished:
             return Piece(text, (token,), scores, self._take_prompt_scores())
         text += "" if stop is not None else self._stops.rest()
         reason = token if token in request.stop_ids else stop
@@ -152,4 +179,4 @@ class _Writer:
 
     def _text(self, token: int) -> tuple[str, str | None]:
         added = self._detokenizer.add(token)
-        return (added, None) if self.count <= self._request.min_tokens else self._stops.add(added)
+        return (added, None) if self._count <= self._request.min_tokens else self._stops.add(added)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,27 @@ class Outputs(ABC):
             raise ApiError("the model's answer has no output_ids and sequence_length", status=500)
         found: list[int] = ids[0, 0, start : min(int(lengths.reshape(-1)[0]), end)].tolist()
         return found
+
+
+class Reader(Protocol):
+    """Takes the answers to one sequence as they come.
+
+    Answers are handed over where they are read off the connection, without waking a task for each: under many streams
+    that is a large part of what a token costs, and on the way of a first token a part of its delay.
+    """
+
+    def get_ready(self) -> None:
+        """Do what can be done before the first answer, now that the request is sent; may be called again."""
+
+    def take(self, answer: Outputs) -> bool:
+        """Read an answer; returns whether the client is so far behind that the next one should wait for it."""
+
+    async def catch_up(self) -> None:
+        """Wait until the client is no more behind."""
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether the answers that are still to come are not wanted."""
 
 
 class ResponseOutputs(Outputs):

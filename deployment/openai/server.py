@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -43,6 +44,7 @@ async def serve(arguments: OpenAIArguments) -> None:
         await runner.setup()
         try:
             await _listen(runner, arguments)
+            gc.freeze()  # or collections would look again and again through all that the libraries consist of
             await _stop_signal()
         finally:
             await runner.cleanup()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from deployment.openai.direct import ClosingError, Connection, Direct, DirectError
 from deployment.openai.errors import ApiError
-from deployment.openai.outputs import Outputs, ResponseOutputs
+from deployment.openai.outputs import Reader, ResponseOutputs
 from deployment.openai.streams import Streams
 from handover.errors import ServerError
 
@@ -79,8 +79,8 @@ class Triton:
             return False
         return True
 
-    async def ask(self, request: SequenceRequest) -> AsyncGenerator[Outputs, None]:
-        """Send one request and yield its answers; the request is cancelled when the caller stops reading early.
+    async def ask(self, request: SequenceRequest, reader: Reader) -> None:
+        """Send one request and hand its answers over; the request is cancelled when this is, or the reader has enough.
 
         Where the model has a socket on this host, it is asked through that.
 
@@ -89,28 +89,27 @@ class Triton:
         """
         if (connection := await self._direct.connection(request.model.engine)) is not None:
             try:
-                async with aclosing(_ask_directly(connection, request)) as answers:
-                    async for each in answers:
-                        yield each
+                await _ask_directly(connection, request, reader)
                 return
             except ClosingError:
                 pass  # Triton may have another version of the model
             except DirectError as error:
                 raise _worded(error.problem, _CODES.get(error.code, error.code)) from error
-        async with aclosing(self._ask_by_grpc(request)) as answers:
-            async for each in answers:
-                yield each
+        await self._ask_by_grpc(request, reader)
 
-    async def _ask_by_grpc(self, given: SequenceRequest) -> AsyncGenerator[Outputs, None]:
+    async def _ask_by_grpc(self, given: SequenceRequest, reader: Reader) -> None:
         request = _request(given.model.engine, given.tensors, given.outputs, given.request_id)
         request.parameters[_ARRIVAL].string_param = f"{_boot_id()}/{given.arrived_ns}"
+        reader.get_ready()
         try:
             async with aclosing(self._streams.ask(request)) as answers:
                 async for answer in answers:
                     if answer.error_message:
                         raise _worded(answer.error_message, "INVALID_ARGUMENT")
-                    if answer.infer_response.outputs:
-                        yield ResponseOutputs(answer.infer_response)
+                    if answer.infer_response.outputs and reader.take(ResponseOutputs(answer.infer_response)):
+                        await reader.catch_up()
+                    if reader.has_enough:
+                        return
         except grpc.aio.AioRpcError as error:
             raise _worded(error.details() or "", error.code().name) from error
 
@@ -121,10 +120,11 @@ class Triton:
             return False
 
 
-def _ask_directly(connection: Connection, given: SequenceRequest) -> AsyncGenerator[Outputs, None]:
+async def _ask_directly(connection: Connection, given: SequenceRequest, reader: Reader) -> None:
     streamed = given.is_streamed and given.model.is_decoupled and not given.is_searched
     named = given.request_id, given.arrived_ns
-    return connection.ask(given.tensors, given.outputs, None if given.is_searched else given.shown, streamed, *named)
+    shown = None if given.is_searched else given.shown
+    await connection.ask(given.tensors, given.outputs, shown, streamed, *named, reader)
 
 
 @cache

@@ -8,7 +8,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +98,48 @@ async def opened(direct: Direct) -> Connection:
     return connection
 
 
-def stream(
-    connection: Connection, given: dict[str, Any], outputs: Sequence[str] = TOKENS, is_streamed: bool = True
-) -> Any:
-    return connection.ask(given, outputs, len(IDS), is_streamed, "name", time.monotonic_ns())
+class Collector:
+    """Keeps the answers to one request; ``room`` is what its client lets it wait for, if it is behind."""
+
+    def __init__(self, room: asyncio.Event | None = None, enough: int = 10_000) -> None:
+        self.arrived: asyncio.Queue[Outputs | None] = asyncio.Queue()
+        self.room, self.enough, self.was_ready = room, enough, False
+
+    def get_ready(self) -> None:
+        self.was_ready = True
+
+    def take(self, answer: Outputs) -> bool:
+        assert self.was_ready
+        self.arrived.put_nowait(answer)
+        return self.room is not None and not self.room.is_set()
+
+    async def catch_up(self) -> None:
+        assert self.room is not None
+        await self.room.wait()
+
+    @property
+    def has_enough(self) -> bool:
+        return self.arrived.qsize() >= self.enough
+
+
+async def stream(
+    connection: Connection,
+    given: dict[str, Any],
+    outputs: Sequence[str] = TOKENS,
+    is_streamed: bool = True,
+    shown: int = len(IDS),
+) -> AsyncGenerator[Outputs, None]:
+    """The answers one by one; the request is cancelled when its reader leaves."""
+    reader = Collector()
+    asked = asyncio.create_task(connection.ask(given, outputs, shown, is_streamed, "name", time.monotonic_ns(), reader))
+    asked.add_done_callback(lambda _: reader.arrived.put_nowait(None))
+    try:
+        while (answer := await reader.arrived.get()) is not None:
+            yield answer
+        await asked
+    finally:
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
 
 
 async def answers(direct: Direct, given: dict[str, Any], **more: Any) -> list[Outputs]:
@@ -146,8 +184,7 @@ def test_many_at_once_get_their_own(engine: Engine, served: Served, directory: P
         return tensors() | {"input_ids": np.array([prompt], np.uint32), "input_lengths": np.array([[3]], np.uint32)}
 
     async def one(connection: Connection, prompt: list[int]) -> list[int]:
-        asked = connection.ask(given(prompt), TOKENS, len(prompt), True, "", 0)
-        return tokens_of([each async for each in asked], len(prompt))
+        return tokens_of([each async for each in stream(connection, given(prompt), shown=len(prompt))], len(prompt))
 
     async def all_of_them(direct: Direct) -> list[list[int]]:
         connection = await opened(direct)
@@ -177,6 +214,55 @@ def wait_until_idle(engine: Engine) -> None:
     while in_use(engine):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_answers_wait_for_a_client_that_is_behind(engine: Engine, served: Served, directory: Path) -> None:
+    async def fall_behind(direct: Direct) -> list[Outputs]:
+        reader = Collector(asyncio.Event())
+        asked = asyncio.create_task(
+            (await opened(direct)).ask(tensors(), TOKENS, len(IDS), True, "name", time.monotonic_ns(), reader)
+        )
+        first = await reader.arrived.get()
+        await asyncio.to_thread(wait_until_idle, engine)  # the others were made meanwhile
+        assert reader.arrived.empty() and not asked.done()
+        assert reader.room is not None
+        reader.room.set()
+        await asked
+        found = [first, *(reader.arrived.get_nowait() for _ in range(reader.arrived.qsize()))]
+        return [each for each in found if each is not None]
+
+    found = run(directory, fall_behind)
+    assert len(found) > 1 and tokens_of(found) == behind(expected(engine))
+
+
+def test_what_a_reader_cannot_read_fails_and_ends_its_request(engine: Engine, served: Served, directory: Path) -> None:
+    class Broken(Collector):
+        def take(self, answer: Outputs) -> bool:
+            raise ValueError("cannot be read")
+
+    async def both(direct: Direct) -> list[Outputs]:
+        connection = await opened(direct)
+        with pytest.raises(ValueError, match="cannot be read"):
+            await connection.ask(tensors(900), TOKENS, len(IDS), True, "name", time.monotonic_ns(), Broken())
+        await asyncio.to_thread(wait_until_idle, engine)
+        return [each async for each in stream(connection, tensors())]
+
+    before = engine.metrics.finished["abort"]
+    assert tokens_of(run(directory, both)) == behind(expected(engine))  # the connection goes on
+    assert engine.metrics.finished["abort"] == before + 1
+
+
+def test_a_reader_that_has_enough_ends_its_request(engine: Engine, served: Served, directory: Path) -> None:
+    async def take_two(direct: Direct) -> int:
+        reader = Collector(enough=2)
+        connection = await opened(direct)
+        await connection.ask(tensors(900), TOKENS, len(IDS), True, "name", time.monotonic_ns(), reader)
+        await asyncio.to_thread(wait_until_idle, engine)
+        return reader.arrived.qsize()
+
+    before = engine.metrics.finished["abort"]
+    assert run(directory, take_two) == 2
+    assert engine.metrics.finished["abort"] == before + 1
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

@@ -1,0 +1,87 @@
+"""A response of server-sent events whose events are written at once, the first of them together with the head."""
+
+from __future__ import annotations
+
+from email.utils import formatdate
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
+
+from deployment.openai.service import RECORD, REQUEST_ID
+
+_MOST_UNSENT = 1 << 16
+"""Bytes that wait for a slow client, from which on it is behind."""
+
+
+class EventStream(web.StreamResponse):
+    """The response to one request.
+
+    aiohttp's own would send its head by itself, which wakes the client for nothing, and take a coroutine for every
+    event, so that events could not be written where the engine's answers are read.
+
+    Args:
+        request: of the client.
+    """
+
+    def __init__(self, request: web.Request) -> None:
+        super().__init__()
+        self._client = request
+        self._is_chunked = request.version >= HttpVersion11  # else the connection's end is the stream's
+        self._head = b""
+        self.has_begun = self._has_ended = False
+
+    def get_ready(self) -> None:
+        """Write the head, which is sent with the first event."""
+        version = self._client.version
+        lines = [
+            f"HTTP/{version.major}.{version.minor} 200 OK",
+            "Content-Type: text/event-stream; charset=utf-8",
+            "Cache-Control: no-cache",
+            *(["Transfer-Encoding: chunked"] if self._is_chunked else []),
+            f"Date: {formatdate(usegmt=True)}",
+            f"Server: {SERVER_SOFTWARE}",
+            *(["Connection: close"] if self._is_chunked and not self.keep_alive else []),
+            f"{REQUEST_ID}: {self._client[RECORD].id}",
+        ]
+        self._head = "\r\n".join([*lines, "", ""]).encode()
+
+    def send(self, events: bytes) -> bool:
+        """Send events; returns whether the client is far behind.
+
+        Raises:
+            ConnectionResetError: the client has gone.
+        """
+        return self._write(b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events)
+
+    async def catch_up(self) -> None:
+        """Wait until the client is no more behind."""
+        await self._client.writer.drain()
+
+    def _write(self, data: bytes) -> bool:
+        transport = self._client.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has gone")
+        if not self.has_begun:
+            data, self.has_begun = self._head + data, True
+        transport.write(data)
+        return transport.get_write_buffer_size() > _MOST_UNSENT
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the connection serves another request."""
+        return self._is_chunked and self._client.keep_alive
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Do nothing; called by aiohttp."""
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Send the last events, and end the response; aiohttp calls it again."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if self._is_chunked:
+            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+        self._write(data)
+        await self.catch_up()
