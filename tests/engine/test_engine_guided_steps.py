@@ -50,36 +50,6 @@ def answer_of(scheduler: Scheduler, grammars: Grammars, steps: Steps, tensors: d
     return answers[-1]
 
 
-def test_masks_are_computed_while_the_network_runs(
-    grammars: Grammars, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The network's pass waits here for the masks, and the masks for the pass, which no order but this one survives."""
-    steps = paged_steps(guided_gpt2(tmp_path))
-    running, computed = threading.Event(), threading.Event()
-    decode, compute, met = steps.decode, masks.RowMasks.compute, []
-
-    def wait_in_decode(count: int) -> Any:
-        running.set()
-        met.append(computed.wait(WAIT_S))
-        computed.clear()
-        return decode(count)
-
-    def wait_in_compute(self: masks.RowMasks, *given: Any) -> None:
-        if has_decoded:
-            met.append(running.wait(WAIT_S))
-            running.clear()
-        compute(self, *given)
-        if has_decoded:
-            computed.set()
-        has_decoded.append(True)  # the first token comes of the context
-
-    has_decoded: list[bool] = []
-    monkeypatch.setattr(steps, "decode", wait_in_decode)
-    monkeypatch.setattr(masks.RowMasks, "compute", wait_in_compute)
-    found = answer_of(Scheduler(steps, 8), grammars, steps, guided(["regex"] * 4, ["[x-z]{9}"] * 4, 9))
-    assert found.tensors and len(met) == 2 * 8 and all(met)
-
-
 def test_ahead_of_the_tokens_the_next_pass_is_launched_before_they_are_read(
     grammars: Grammars, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +85,7 @@ def rows_on(device: torch.device, grammars: Grammars, tokens: int = 0) -> tuple[
         for row, own in zip(given, followed, strict=True)
     ]
     guided_rows = GuidedRows(Ops(device), END + 1, device)
-    guided_rows.begin(owners, is_known=False)  # type: ignore[arg-type]
+    guided_rows.set_owners(owners)  # type: ignore[arg-type]
     return guided_rows, given
 
 
@@ -130,9 +100,13 @@ def test_a_device_is_never_asked_for_a_value(grammars: Grammars) -> None:
     assert guided_rows.choose(logits, tokens, []).shape == tokens.shape
 
 
+@pytest.mark.parametrize("worth_bits", [0, 1 << 20], ids=["threads", "alone"])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_argmax_of_what_is_allowed_is_chosen(grammars: Grammars, seed: int) -> None:
+def test_the_argmax_of_what_is_allowed_is_chosen(
+    grammars: Grammars, seed: int, worth_bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Oracle: the library's other way, which asks token by token."""
+    monkeypatch.setattr(masks, "_WORTH_BITS", worth_bits)
     guided_rows, rows = rows_on(CPU, grammars, tokens=seed % 3)
     logits = torch.randn(5, END + 1, generator=torch.Generator().manual_seed(seed))
     logits[2] += torch.arange(END + 1)  # its argmax is the end token, which may not come yet
@@ -201,13 +175,15 @@ class LibraryPanic(BaseException):
 
 def test_a_failure_inside_the_library_fails_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = open_engine(guided_gpt2(tmp_path), CPU)
-    executor = masks._executor()
 
     def panic(*_: Any) -> None:
         raise LibraryPanic("unreachable state")
 
-    broken = SimpleNamespace(consume_token_par=executor.consume_token_par, unsafe_compute_mask_ptr=panic)
-    monkeypatch.setattr(masks, "_executor", lambda: broken)
+    def begin(self: GuidedRow) -> None:
+        self.matcher = SimpleNamespace(unsafe_compute_mask_ptr=panic)  # type: ignore[assignment]
+        self._followed, self.has_ended = 0, False
+
+    monkeypatch.setattr(GuidedRow, "_begin", begin)
     answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
     engine.submit(engine.parse(guided(["choice"], ['["yes"]'])), answers.put)
     plain = engine.generate([engine.parse(ask([[5, 6, 7]], 20, end_id=END))])[0]

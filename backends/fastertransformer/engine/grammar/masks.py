@@ -1,7 +1,4 @@
-"""Which tokens may follow in each of several rows, computed by the library's threads.
-
-The library works without Python's global lock, so the masks may be computed in a thread while the network runs.
-"""
+"""Which tokens may follow in each of several rows, computed by the library's threads unless it takes little time."""
 
 from __future__ import annotations
 
@@ -19,8 +16,9 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor
 
 Bits = npt.NDArray[np.uint8]  # [rows, mask_bytes], a bit for each token, the lowest of each byte first; 1 is allowed
-Indices = npt.NDArray[np.int64]
 _WORD_BYTES = 4
+# Bits of all rows that are worth waking the library's threads, which takes some 100 us: those of four rows of a Llama.
+_WORTH_BITS = 500_000
 
 
 def mask_bytes(vocab_size: int) -> int:
@@ -46,12 +44,17 @@ class RowMasks:
 
     def __init__(self, rows: Sequence[GuidedRow], vocab_size: int) -> None:
         # The bit behind those of the tokens says that the text may be complete.
-        self._rows, self._complete = rows, vocab_size
+        self._rows, self._complete = rows, vocab_size & 7
         # A thread takes rows that are next to each other; those of one lexer would wait for each other in two threads.
         self._order = sorted(range(len(rows)), key=lambda at: id(rows[at].lexer))
-        # Where the first end token of each row that has one is, then the second ones and so on: row, byte and bit.
-        most = max((len(row.end_ids) for row in rows), default=0)
-        self._ends = [_bits_of([(at, row.end_ids[rank:]) for at, row in enumerate(rows)]) for rank in range(most)]
+        lexers, width = {id(row.lexer) for row in rows}, mask_bytes(vocab_size)
+        self._is_threaded = len(lexers) > 1 and len(rows) * vocab_size >= _WORTH_BITS
+        # Of each row with end tokens: the byte of that bit, and the byte and bit of each of them.
+        self._ends = [
+            (at * width + (vocab_size >> 3), [(at * width + (end >> 3), 1 << (end & 7)) for end in row.end_ids])
+            for at, row in enumerate(rows)
+            if row.end_ids
+        ]
 
     def compute(self, tokens: Iterable[tuple[Sequence[int], Sequence[int]]], bits: Bits) -> None:
         """Set the bits of the tokens that may follow each row's: every token, once a row has ended.
@@ -63,15 +66,21 @@ class RowMasks:
         Raises:
             EngineError: the library has failed.
         """
-        new = [(row, row.follow(*own)) for row, own in zip(self._rows, tokens, strict=True)]
-        ordered = [(at, *new[at]) for at in self._order]
-        consumed = [(row.matcher, token) for _, row, token in ordered if token is not None]
-        live = [(row.matcher, at) for at, row, _ in ordered if not row.has_ended]
+        new = [row.follow(*own) for row, own in zip(self._rows, tokens, strict=True)]
+        consumed = [(self._rows[at].matcher, token) for at in self._order if (token := new[at]) is not None]
+        live = [(self._rows[at].matcher, at) for at in self._order if not self._rows[at].has_ended]
+        first, size = bits.ctypes.data, bits.shape[1]
         try:
-            if consumed:
-                _executor().consume_token_par(consumed)
-            if live:
-                _executor().unsafe_compute_mask_ptr(live, bits.ctypes.data, bits.shape[1], len(bits))
+            if not self._is_threaded:
+                for matcher, token in consumed:
+                    matcher.consume_token(token)
+                for matcher, at in live:
+                    matcher.unsafe_compute_mask_ptr(first + at * size, size)
+            else:
+                if consumed:
+                    _executor().consume_token_par(consumed)
+                if live:
+                    _executor().unsafe_compute_mask_ptr(live, first, size, len(bits))
         except BaseException as error:  # a failure inside the library is no Exception
             raise EngineError(f"llguidance has failed: {error}") from None
         for row in self._rows:
@@ -82,12 +91,8 @@ class RowMasks:
 
     def _set_ends(self, bits: Bits) -> None:
         """Allow the tokens that end a row where its text may be complete, and nowhere else."""
-        is_complete = bits[:, self._complete >> 3] >> (self._complete & 7) & 1
-        for rows, columns, ends in self._ends:
-            bits[rows, columns] = bits[rows, columns] & ~ends | is_complete[rows] * ends
-
-
-def _bits_of(tokens: Iterable[tuple[int, Sequence[int]]]) -> tuple[Indices, Indices, Bits]:
-    """Give the rows that have a token left, and the byte and the bit of each one's first: [n] each."""
-    rows, ids = np.array([(row, left[0]) for row, left in tokens if left], np.int64).T
-    return rows, ids >> 3, (1 << (ids & 7)).astype(np.uint8)
+        held = bits.data.cast("B")  # so few bytes are set sooner than numpy is called
+        for complete, ends in self._ends:
+            is_complete = held[complete] >> self._complete & 1
+            for at, end in ends:
+                held[at] = held[at] | end if is_complete else held[at] & ~end

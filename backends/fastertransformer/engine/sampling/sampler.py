@@ -141,6 +141,7 @@ class Sampler:
         if not self._has_output_penalty:
             self._counts.drop()
         self._set_lists(rows)
+        self.guided.set_owners(owners)
         self._searched = [each for each, beam in owners if each.width > 1 and each.max_tokens and not beam]
         sampled = [slot for slot, row in enumerate(rows) if row.is_sampled]
         scored = [slot for slot, row in enumerate(rows) if row.needs_token_log_probs]

@@ -149,7 +149,6 @@ class Batch:
         Args:
             hidden: last hidden state of the slots that were just prefilled, [n, hidden]; None: every slot decodes.
         """
-        self._sampler.guided.begin(self._owners if self._has_changed else None, is_known=not self.pending)
         for sequence in self._sequences:
             sequence.launched += 1
         before = len(self._owners) - (0 if hidden is None else len(hidden))
