@@ -162,7 +162,7 @@ def tensors_of(asks: Sequence[Ask], vocab: int) -> dict[str, np.ndarray[Any, Any
 
 def generate_by_engine(engine: Engine, asks: Sequence[Ask]) -> list[list[int]]:
     """Give every request's tokens; each is a request of its own."""
-    answers = engine.generate([engine.parse(tensors_of([ask], engine.config.vocab_size)) for ask in asks])
+    answers = engine.generate(engine.parse(tensors_of([ask], engine.config.vocab_size)) for ask in asks)
     return [answer["output_ids"][0, 0, len(ask.prompt) :].tolist() for answer, ask in zip(answers, asks, strict=True)]
 
 

@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -125,15 +125,19 @@ class Engine:
         else:
             self._arrivals.put(job)
 
-    def generate(self, requests: Sequence[Request]) -> list[dict[str, Array]]:
-        """Answer several requests and wait for all; gives the output tensors of each, see outputs.output_tensors.
+    def generate(self, requests: Iterable[Request]) -> list[dict[str, Array]]:
+        """Answer several requests, each one as soon as it is given, and wait for all.
+
+        Returns:
+            The output tensors of each, see outputs.output_tensors.
 
         Raises:
             EngineError: one of them failed.
         """
-        futures: list[Future[Answer]] = [Future() for _ in requests]
-        for request, future in zip(requests, futures, strict=True):
-            self.submit(request, future.set_result)
+        futures: list[Future[Answer]] = []
+        for request in requests:
+            futures.append(Future())
+            self.submit(request, futures[-1].set_result)
         found = []
         for answer in [future.result() for future in futures]:
             if answer.tensors is None:
@@ -214,19 +218,21 @@ class Engine:
             torch.cuda.empty_cache()
 
     def _take_arrivals(self) -> bool:
-        """Pass new requests to the scheduler, and wait for one if it is idle; false: the engine was closed."""
-        is_waiting = self._scheduler.is_idle
-        while is_waiting or not self._arrivals.empty():
+        """Pass new requests to the scheduler, and wait for some while it can; false: the engine was closed."""
+        while True:
+            is_idle = self._scheduler.is_idle
+            wait_s = self._scheduler.sessions.idle_timeout_s if is_idle else self._scheduler.spare_s
             try:
-                job = self._arrivals.get(timeout=self._scheduler.sessions.idle_timeout_s)
+                job = self._arrivals.get(timeout=wait_s) if is_idle or wait_s else self._arrivals.get_nowait()
             except queue.Empty:
+                if not is_idle:
+                    return not self._is_closed
                 self._scheduler.sessions.expire()
                 self._scheduler.note_load()
                 continue
-            is_waiting = False
-            if job:
-                self._scheduler.add(job)
-        return not self._is_closed
+            if job is None:
+                return not self._is_closed
+            self._scheduler.add(job)
 
 
 def open_engine(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
@@ -24,6 +27,11 @@ from .kernels import (
 )
 from .ops import Ops
 from .torch_attention import flash_rows, has_flash_kernel
+
+# Up to this many rows, and where both sides of the matrix are this long, cuBLASLt is faster than cuBLAS: 24 to 128 rows
+# take 2 to 7% less time in a layer's products of Llama 8B, Qwen3 14B and GPT 20B (H200, fp16, torch 2.11). Elsewhere it
+# is as fast or slower.
+_LT_ROWS, _LT_WIDTH = 128, 4096
 
 
 class TritonOps(Ops):
@@ -48,7 +56,8 @@ class TritonOps(Ops):
         """See Ops."""
         if tiling := _choose_tiling(linear, x):
             return self._by_kernel(linear, x, tiling, norm, activation, residual)
-        return super().linear(linear, x, norm, activation, residual)
+        with _faster_library(x, linear.weight):
+            return super().linear(linear, x, norm, activation, residual)
 
     def gated_linear(
         self, linear: Linear, gate: Linear, x: Tensor, norm: Norm | None = None, activation: str = ""
@@ -62,7 +71,9 @@ class TritonOps(Ops):
             return self._by_kernel(linear, x, tiling, norm, activation, gate=gate)
         x = self.norm(x, norm) if norm else x
         if linear.joined is not None and linear.bias is gate.bias is None and not _choose_tiling(linear, x):
-            return elementwise.gate_halves(F.linear(x, linear.joined), activation)
+            with _faster_library(x, linear.joined):
+                y = F.linear(x, linear.joined)
+            return elementwise.gate_halves(y, activation)
         y = self.linear(linear, x)
         elementwise.multiply_activated(y, self.linear(gate, x), activation)
         return y
@@ -236,6 +247,19 @@ def _choose_tiling(linear: Linear, x: Tensor, matrices: int = 1) -> gemm.Tiling 
         return None
     outputs, inputs = linear.weight.shape
     return gemm.choose(x.numel() // x.shape[-1], matrices * outputs, inputs, linear.weight.dtype)
+
+
+@contextmanager
+def _faster_library(x: Tensor, matrix: Tensor) -> Iterator[None]:
+    """Let torch multiply x, [..., in], by a matrix, [out, in], by the faster one of its two libraries."""
+    is_light = x.is_cuda and x.numel() // x.shape[-1] <= _LT_ROWS and min(matrix.shape) >= _LT_WIDTH
+    if is_light:
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+    try:
+        yield
+    finally:
+        if is_light:
+            torch.backends.cuda.preferred_blas_library("default")
 
 
 def _pack(rows: Rows, longest: int) -> row_blocks.PackedRows:

@@ -51,6 +51,11 @@ class PendingTokens:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the copy is done."""
+        return not self._event or bool(self._event.query())  # type: ignore[no-untyped-call]
+
     def by_sequence(self) -> dict[Sequence, int]:
         """Wait for the copy; returns the token of each sequence's first beam."""
         if self._event:

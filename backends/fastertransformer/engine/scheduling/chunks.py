@@ -14,6 +14,7 @@ from .paging import tokens_found, tokens_to_run
 from .sequence import Sequence
 
 _WHOLE = 2  # a context of as many budgets is run at once: it delays other rows little, and fewer passes are faster
+_SHORT = 4  # one of as many budgets has chunks that large where rows decode in the same pass: they are few
 _MOST_TOKENS = 2048  # of the budget when many contexts wait
 _ATTENTION = 3.25  # how much longer an operation of a chunk's attention takes than one of a product (Llama 8B, H200)
 _SPARE = 1.3  # a budget of 256 leaves so much of the time of two steps without a chunk (Llama 8B, 32 rows, H200)
@@ -45,17 +46,24 @@ class Chunks:
         if not (decoding and self._budget and self._can_be_cut(sequence)):
             return 0
         most = max(self._budget, _MOST_TOKENS)
-        budget = min(self._budget * waiting, most)
-        if not sequence.pages and tokens_to_run(sequence, 0) <= _WHOLE * budget:
+        whole = 0 if sequence.pages else _WHOLE * min(self._budget * waiting, most)
+        if tokens_to_run(sequence, 0) <= whole:
             return 0
         found = tokens_found(sequence, self._steps.cache.blocks)
         left = tokens_to_run(sequence, found)
-        if not sequence.pages and left <= _WHOLE * budget:
+        if left <= whole:
             return 0
         budget = min(self._budget_behind(sequence.start + found) * waiting, most)
-        mixed = max(budget - decoding, -(-budget // 2))
-        tokens = mixed if self._steps.can_mix(decoding, mixed) else budget
+        if len(sequence.inputs()) <= _SHORT * self._budget and (tokens := self._mixed(_WHOLE * budget, decoding)):
+            tokens = -(-left // -(-left // tokens))  # equal chunks
+        else:
+            tokens = self._mixed(budget, decoding) or budget
         return tokens if tokens < left else 0
+
+    def _mixed(self, budget: int, decoding: int) -> int:
+        """Give the tokens of a context in a step of a budget, whose rows decode in the same pass; 0: there is none."""
+        tokens = max(budget - decoding, -(-budget // 2))
+        return tokens if self._steps.can_mix(decoding, tokens) else 0
 
     def _budget_behind(self, cells: int) -> int:
         """Give the budget of a chunk behind some cells, to which its tokens attend, so that its time stays the same.

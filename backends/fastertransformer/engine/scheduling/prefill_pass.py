@@ -6,12 +6,14 @@ from ..cache.block_manager import BlockManager
 from .paging import tokens_found, tokens_to_run
 from .sequence import Sequence
 
-_PREFILL_TOKENS = 4096  # of one prefill pass, padding included: bounds its memory and how long it delays other rows
+# Of one prefill pass, padding and the rows that decode in it included: bounds its memory and how long it delays others.
+# A few tokens more would take another tile of every product.
+_PREFILL_TOKENS = 4096
 _HELD_TOKENS = 8 * _PREFILL_TOKENS  # that the rows of one pass continue, padding included
 
 
-def is_one_pass(new: list[Sequence], blocks: BlockManager) -> bool:
-    """Say whether the contexts of new sequences are run in one prefill pass."""
+def is_one_pass(new: list[Sequence], decoding: int, blocks: BlockManager) -> bool:
+    """Say whether the contexts of new sequences are run in one prefill pass, beside ``decoding`` rows."""
     if len(new) == 1:
         return True
     found = [tokens_found(each, blocks) for each in new]
@@ -22,7 +24,7 @@ def is_one_pass(new: list[Sequence], blocks: BlockManager) -> bool:
     held = len(continued) * max((before for before, _ in continued), default=0)
     tokens = padded + sum(tokens for before, tokens in sizes if not before)
     is_alone = any(_is_prefilled_alone(each) for each in new)
-    return tokens <= _PREFILL_TOKENS and held <= _HELD_TOKENS and not is_alone
+    return decoding + tokens <= _PREFILL_TOKENS and held <= _HELD_TOKENS and not is_alone
 
 
 def _is_prefilled_alone(sequence: Sequence) -> bool:

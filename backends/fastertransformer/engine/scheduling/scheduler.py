@@ -4,8 +4,9 @@ A step is one token for every sequence in the batch. New sequences join with the
 get their first token in the step that gives the other sequences their next.
 
 A GPU is kept busy by stepping ahead: a step is launched before the tokens of the last one are read (on the device they
-go from step to step). If a sequence turns out to have ended, the token of its surplus step is dropped. A sequence that
-reaches its length has no surplus step, for that is known beforehand.
+go from step to step), though no earlier than it has to be, see launch_times.py. If a sequence turns out to have ended,
+the token of its surplus step is dropped. A sequence that reaches its length has no surplus step, for that is known
+beforehand.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..errors import EngineError, GroupLostError, RequestError
 from ..sampling.sampling import NOT_FINITE
 from ..steps.steps import Steps
 from .batch import Batch
+from .launch_times import LaunchTimes
 from .metrics import EngineMetrics
 from .outputs import output_tensors
 from .paging import most_entries
@@ -63,6 +65,7 @@ class Scheduler:
         self._limits, self.metrics = limits, metrics or EngineMetrics()
         self._steps, self._batch = steps, Batch(steps)
         self._steps_ahead = steps.device.type == "cuda" if steps_ahead is None else steps_ahead
+        self._times = LaunchTimes()
         self.sessions = Sessions(steps, session_idle_s, known_sessions)
         self._waiting = WaitingQueue(
             steps, self._batch, self.sessions, self.metrics, max_rows, is_inflight, chunk_tokens
@@ -72,6 +75,11 @@ class Scheduler:
     def is_idle(self) -> bool:
         """Whether no sequence waits or decodes."""
         return not (self._batch or self._waiting)
+
+    @property
+    def spare_s(self) -> float:
+        """Seconds for which the next step may wait for arrivals, because the GPU is busy with the last one."""
+        return self._times.spare_s(bool(self._waiting)) if self._batch.pending and not self._waiting.begun else 0.0
 
     def add(self, job: Job) -> None:
         """Queue a request; one that can never fit, or that finds too many others waiting, is answered at once."""
@@ -108,6 +116,7 @@ class Scheduler:
     @torch.inference_mode()
     def step(self) -> None:
         """Give every sequence in the batch its next token."""
+        self._times.begin(is_idle=all(each.is_there for each in self._batch.pending))
         # 1) Free what is no longer wanted, and admit what fits.
         for job in jobs_of([*self._batch, *self._waiting]):
             if _is_cancelled(job):
@@ -116,6 +125,7 @@ class Scheduler:
             self._finish(job, Answer(None, problem, code=UNAVAILABLE))
         part, tokens = self._waiting.next_chunk()
         new = [] if part else self._waiting.admit()
+        tokens = tokens or sum(sequence.source_length + len(sequence.inputs()) - sequence.skipped for sequence in new)
         suspects: Iterable[Sequence] = part or new
         try:
             # 2) Prefill the contexts of new sequences, or a chunk of one that waits.
@@ -126,7 +136,9 @@ class Scheduler:
             # 3) Launch the next token of every sequence.
             depth = 0
             if any(sequence.needs_step for sequence in self._batch):
+                is_first = not self._batch.pending
                 self._batch.launch(hidden)
+                self._times.launch(len(self._batch) - len(new), tokens, is_first)
                 depth = int(self._steps_ahead and not any(sequence.needs_host for sequence in self._batch))
             # 4) Read the tokens of earlier steps, answer, and free sequences that are done.
             while len(self._batch.pending) > depth:
@@ -195,7 +207,10 @@ class Scheduler:
 
     def _read_tokens(self) -> list[Sequence]:
         """Wait for the oldest pending tokens and append them; returns the sequences that got one."""
-        tokens = self._batch.pending.popleft().wait()
+        pending = self._batch.pending.popleft()
+        was_awaited = not pending.is_there
+        tokens = pending.wait()
+        self._times.read(was_awaited)
         self._steps.raise_if_rank_lost()
         present = set(self._batch)  # others were freed since
         overflowed: dict[Job, int] = {}  # a row whose logits are infinite or NaN

@@ -115,7 +115,7 @@ class WaitingQueue:
                 # rest of one, see paging.py.
                 if self._batch or new or not (self.evict_session() or self.drop_begun()):
                     break
-            elif is_one_pass(more, self._blocks) and not self._chunks.choose_tokens(
+            elif is_one_pass(more, decoding, self._blocks) and not self._chunks.choose_tokens(
                 more[-1], decoding, len(new) + len(self._sequences)
             ):
                 new.append(self._sequences.popleft())

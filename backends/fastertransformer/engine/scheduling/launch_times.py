@@ -1,0 +1,74 @@
+"""When a GPU's next step is launched: late, so that arriving requests join it, but before the last one ends.
+
+A step ahead (see scheduler.py) need not be launched until just before the GPU is done with the one before it. Launched
+at once, it would leave out every request that arrives meanwhile: it would wait for the rest of one step and for another
+one. So the host learns how long the steps of each size take, and how long it takes itself to launch one, and waits for
+arrivals in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+_ROWS, _TOKENS = 16, 64  # steps whose rows and tokens fall into the same block of these are of one size
+_SLACK_S, _SLACK = 0.0005, 0.1  # of a step: it may be shorter than the last one of its size
+_FORGET = 0.98  # of the longest time to launch a step, with each further one
+
+
+class LaunchTimes:
+    """Say how long the next launch may wait.
+
+    Args:
+        clock: gives seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._seconds: dict[tuple[int, int], float] = {}  # that the last step of a size took on the GPU
+        self._leads_s = [0.0, 0.0]  # that the host takes to launch a step: without and with contexts
+        self._launched: deque[tuple[tuple[int, int], float]] = deque()  # size and moment of the steps not read yet
+        self._begun_s = self._read_s = 0.0
+        self._has_waited = False
+
+    def begin(self, is_idle: bool) -> None:
+        """Note that the host begins a step; ``is_idle``: the GPU has ended all that was launched before."""
+        self._begun_s = self._clock()
+        if is_idle and self._has_waited and self._launched:
+            self._leads_s = [lead_s + _SLACK_S for lead_s in self._leads_s]
+
+    def launch(self, rows: int, tokens: int, is_first: bool) -> None:
+        """Note that a step was launched.
+
+        Args:
+            rows: that decode.
+            tokens: of contexts.
+            is_first: whether no other step is under way.
+        """
+        if is_first:
+            self._launched.clear()
+        now, has_contexts = self._clock(), tokens > 0
+        self._leads_s[has_contexts] = max(now - self._begun_s, _FORGET * self._leads_s[has_contexts])
+        self._launched.append(((-(-rows // _ROWS), -(-tokens // _TOKENS)), now))
+
+    def read(self, was_awaited: bool) -> None:
+        """Note that the tokens of the oldest step were read; ``was_awaited``: the host waited for them until now."""
+        now, (size, launched_s) = self._clock(), self._launched.popleft()
+        seconds = now - max(launched_s, self._read_s)  # the most that it can have taken, if it had ended before
+        self._seconds[size] = seconds if was_awaited else min(seconds, self._seconds.get(size, 0.0))
+        self._read_s = now
+
+    def spare_s(self, has_waiting: bool) -> float:
+        """Give the seconds for which the next launch may wait; 0: it should not.
+
+        Args:
+            has_waiting: whether sequences wait to join; with them a launch takes longer.
+        """
+        spare_s = 0.0
+        if self._launched:
+            size, launched_s = self._launched[-1]
+            end_s = max(launched_s, self._read_s) + (1 - _SLACK) * self._seconds.get(size, 0.0)
+            spare_s = max(0.0, end_s - self._leads_s[has_waiting] - _SLACK_S - self._clock())
+        self._has_waited = spare_s > 0
+        return spare_s
