@@ -98,7 +98,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
 
 async def _plan(request: web.Request, values: Values, model: Model) -> Plan:
     drawn = _drawn(values, model)
-    given = [await _prompt(model, prompt) for prompt in required(values, "prompt")]
+    given = [await _prompt(model, prompt, values["echo"]) for prompt in required(values, "prompt")]
     limited = [(prompt, limit_tokens(model, prompt, values["max_tokens"], "max_tokens")) for prompt in given]
     return Plan(
         head=head(request, "cmpl", model, values["model"]),
@@ -119,11 +119,11 @@ async def _plan(request: web.Request, values: Values, model: Model) -> Plan:
     )
 
 
-async def _prompt(model: Model, given: str | tuple[int, ...]) -> Prompt:
+async def _prompt(model: Model, given: str | tuple[int, ...], is_echoed: bool) -> Prompt:
     if isinstance(given, str):
         return Prompt(await encode(model, given), given)
     model.check_ids(given, "prompt")
-    return Prompt(given, model.texts.prompt_text(given))
+    return Prompt(given, model.texts.prompt_text(given) if is_echoed else "")
 
 
 def _wanted(values: Values, model: Model, drawn: int) -> Wanted:

@@ -7,7 +7,7 @@ import glob
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -21,6 +21,7 @@ from backends.fastertransformer.direct.messages import (
     Frames,
     Kind,
     MessageError,
+    Scalar,
     frame,
     socket_name,
     unpack,
@@ -169,7 +170,7 @@ class Connection(asyncio.Protocol):
 
     async def ask(
         self,
-        tensors: dict[str, Array],
+        tensors: Mapping[str, Array | Scalar],
         outputs: Sequence[str],
         shown: int | None,
         is_streamed: bool,

@@ -114,7 +114,6 @@ class _Writer:
     def __init__(self, request: SequenceRequest, sink: Sink) -> None:
         self._request, self._sink = request, sink
         self._shown = request.shown
-        self._detokenizer = Detokenizer(request.model.texts, request.prompt[: self._shown])
         self._stops = StopStrings(request.stops)
         self._prompt_scores: tuple[Score, ...] = ()
         self._last: Outputs | None = None
@@ -123,6 +122,7 @@ class _Writer:
 
     def get_ready(self) -> None:
         """Do what can be done before the first answer."""
+        self._detokenizer = Detokenizer(self._request.model.texts, self._request.prompt[: self._shown])
         self._sink.get_ready()
 
     def take(self, answer: Outputs) -> bool:

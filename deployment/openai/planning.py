@@ -22,7 +22,7 @@ class Prompt:
 
     Attributes:
         ids: token ids.
-        text: as the client gave it, or what its tokens stand for.
+        text: as the client gave it; of tokens what they stand for, where the answer echoes it.
     """
 
     ids: tuple[int, ...]

@@ -34,7 +34,7 @@ async def respond(request: web.Request, table: Mapping[str, Field], plan_of: Pla
     record.model = model.names[0]
     check_offered(values, table, model)
     _check_combinations(values)
-    async with service.admitted():
+    with service.admitted():
         plan = await plan_of(request, values, model)
         if len(plan.requests) > service.arguments.max_sequences:
             raise ApiError(

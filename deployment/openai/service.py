@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,8 +46,8 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     active: int = 0
 
-    @asynccontextmanager
-    async def admitted(self) -> AsyncIterator[None]:
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
         """Hold a place among the requests that are answered at a time; ApiError: there is none."""
         if self.active >= self.arguments.max_requests:
             raise ApiError(

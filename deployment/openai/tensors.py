@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from backends.fastertransformer.direct.messages import Array, Scalar
 from deployment.openai.body import Values
 from deployment.openai.errors import ApiError
 from deployment.openai.fields import Field
@@ -24,7 +23,8 @@ _ARGMAX_NUCLEUS = 1e-6
 """A nucleus that the most probable token alone fills. With top_k 1 FasterTransformer reports log probabilities among
 the top 1, which are all 0; with a nucleus they are over the vocabulary."""
 _SEED_BITS = 2**64
-Tensors = dict[str, npt.NDArray[Any]]
+_BOOL, _INT32, _UINT32, _UINT64, _FLOAT32 = "|b1", "<i4", "<u4", "<u8", "<f4"
+Tensors = dict[str, Array | Scalar]
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Wanted:
         return (() if self.top is None else GENERATED if self.top else GENERATED[:1]) + given
 
 
-def _wanted(wanted: Wanted) -> dict[str, tuple[float, Any]]:
-    columns: dict[str, tuple[float, Any]] = {}
+def _wanted(wanted: Wanted) -> dict[str, tuple[float, str]]:
+    columns: dict[str, tuple[float, str]] = {}
     if wanted.top is not None:
-        columns["is_return_raw_log_probs"] = (True, np.bool_)
-        columns["num_top_log_probs"] = (wanted.top, np.uint32)
+        columns["is_return_raw_log_probs"] = (True, _BOOL)
+        columns["num_top_log_probs"] = (wanted.top, _UINT32)
     if wanted.prompt_top is not None:
-        columns["is_return_context_log_probs"] = (True, np.bool_)
-        columns["num_context_top_log_probs"] = (wanted.prompt_top, np.uint32)
+        columns["is_return_context_log_probs"] = (True, _BOOL)
+        columns["num_context_top_log_probs"] = (wanted.prompt_top, _UINT32)
     return columns
 
 
@@ -101,16 +101,16 @@ def sequence_tensors(
         ("sequence_length", "max_output_len") if model.is_encoder_decoder else ("input_lengths", "request_output_len")
     )
     end_id = _NEVER_END_ID if values["ignore_eos"] else model.texts.end_id
-    columns: dict[str, tuple[float, Any]] = {
-        lengths[0]: (len(prompt), np.uint32),
-        lengths[1]: (max_tokens, np.uint32),
-        "end_id": (end_id, np.uint32),
-        "random_seed": (seed % _SEED_BITS, np.uint64),
+    columns: dict[str, tuple[float, str]] = {
+        lengths[0]: (len(prompt), _UINT32),
+        lengths[1]: (max_tokens, _UINT32),
+        "end_id": (end_id, _UINT32),
+        "random_seed": (seed % _SEED_BITS, _UINT64),
         **_wanted(wanted),
         **_sampling(values),
     }
     tensors: Tensors = {"input_ids": np.array([prompt], np.uint32)}
-    tensors |= {name: np.array([[value]], kind) for name, (value, kind) in columns.items()}
+    tensors |= {name: Scalar(*each) for name, each in columns.items()}
     return tensors | _stop_tensors(values, model) | _bias_tensors(values) | _guide_tensors(values)
 
 
@@ -139,24 +139,24 @@ def _guide_tensors(values: Values) -> Tensors:
     return {name: np.array([[text.encode()]], object) for name, text in zip(names, guide, strict=True)}
 
 
-def _sampling(values: Values) -> dict[str, tuple[float, Any]]:
+def _sampling(values: Values) -> dict[str, tuple[float, str]]:
     """Choose how tokens are drawn; a temperature of 0 is greedy, as is the top 1."""
-    beams = {"beam_width": (values["beam_width"], np.uint32)} if values["beam_width"] > 1 else {}
+    beams = {"beam_width": (values["beam_width"], _UINT32)} if values["beam_width"] > 1 else {}
     wanted = {
-        "repetition_penalty": (values["repetition_penalty"], np.float32, 1.0),
-        "output_presence_penalty": (values["presence_penalty"], np.float32, 0.0),
-        "frequency_penalty": (values["frequency_penalty"], np.float32, 0.0),
-        "min_p": (values["min_p"], np.float32, 0.0),
-        "min_length": (values["min_tokens"], np.int32, 0),
+        "repetition_penalty": (values["repetition_penalty"], _FLOAT32, 1.0),
+        "output_presence_penalty": (values["presence_penalty"], _FLOAT32, 0.0),
+        "frequency_penalty": (values["frequency_penalty"], _FLOAT32, 0.0),
+        "min_p": (values["min_p"], _FLOAT32, 0.0),
+        "min_length": (values["min_tokens"], _INT32, 0),
     }
     given = {name: (value, kind) for name, (value, kind, neutral) in wanted.items() if value != neutral}
     top_k = max(0, values["top_k"])
     if values["temperature"] == 0 or top_k == 1 or beams:
-        drawn = {"runtime_top_k": (0, np.uint32), "runtime_top_p": (_ARGMAX_NUCLEUS, np.float32)}
+        drawn = {"runtime_top_k": (0, _UINT32), "runtime_top_p": (_ARGMAX_NUCLEUS, _FLOAT32)}
     else:
         drawn = {
-            "runtime_top_k": (top_k, np.uint32),
-            "runtime_top_p": (values["top_p"], np.float32),
-            "temperature": (values["temperature"], np.float32),
+            "runtime_top_k": (top_k, _UINT32),
+            "runtime_top_p": (values["top_p"], _FLOAT32),
+            "temperature": (values["temperature"], _FLOAT32),
         }
     return {**drawn, **given, **beams}

@@ -134,14 +134,14 @@ class Detokenizer:
 
     def __init__(self, texts: Texts, prompt: Sequence[int] = ()) -> None:
         self._texts, self._ids = texts, list(prompt[-_WINDOW:])
-        self._from, self._known = 0, len(self._ids)
+        self._known, self._before = len(self._ids), texts.decode(self._ids)
 
     def add(self, token: int) -> str:
         """Return what a token adds to the text; empty while a character is not complete."""
         self._ids.append(token)
-        before = self._texts.decode_known(self._ids[self._from : self._known])
-        text = self._texts.decode(self._ids[self._from :])
-        if len(text) <= len(before):
+        text, start = self._texts.decode(self._ids), len(self._before)
+        if len(text) <= start:
             return ""
-        self._from, self._known = self._known, len(self._ids)
-        return text[len(before) :]
+        del self._ids[: self._known]
+        self._known, self._before = len(self._ids), self._texts.decode_known(self._ids)
+        return text[start:]

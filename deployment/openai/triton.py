@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import numpy.typing as npt
 from tritonclient.grpc import InferenceServerException
 from tritonclient.grpc import aio as triton
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
+from backends.fastertransformer.direct.messages import Array, Scalar
 from deployment.openai.direct import ClosingError, Connection, Direct, DirectError
 from deployment.openai.errors import ApiError
 from deployment.openai.outputs import Reader, ResponseOutputs
@@ -24,7 +24,6 @@ from handover.errors import ServerError
 if TYPE_CHECKING:
     from deployment.openai.generation import SequenceRequest
 
-Tensors = Mapping[str, npt.NDArray[Any]]
 
 _PATIENCE_S = 60.0
 _ARRIVAL = "slipway_arrival"
@@ -135,10 +134,11 @@ def _boot_id() -> str:
         return ""
 
 
-def _request(model: str, tensors: Tensors, outputs: Sequence[str], request_id: str) -> Any:
+def _request(model: str, tensors: Mapping[str, Array | Scalar], outputs: Sequence[str], request_id: str) -> Any:
     """Make a ModelInferRequest; the types of tritonclient would copy every tensor twice."""
     request = messages.ModelInferRequest(model_name=model, id=request_id)
-    for name, array in tensors.items():
+    for name, given in tensors.items():
+        array = given.to_array() if isinstance(given, Scalar) else given
         request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
         content = serialize_byte_tensor(array).item() if array.dtype == object else array.tobytes()
         request.raw_input_contents.append(content)

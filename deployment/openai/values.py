@@ -98,7 +98,7 @@ def token_ids(value: Any, name: str) -> tuple[int, ...]:
     """Take a list of token ids; whether the vocabulary has them is checked where the model is known."""
     if not isinstance(value, list):
         raise refuse(name, value, "a list of token ids")
-    if not all(type(each) is int and each in TOKEN_ID for each in value):
+    if set(map(type, value)) - {int} or not all(each(value) in TOKEN_ID for each in (min, max) if value):
         wrong = next(each for each in value if type(each) is not int or each not in TOKEN_ID)
         raise refuse(f"a token id in {name}", wrong, f"a whole number, {TOKEN_ID}")
     return tuple(value)

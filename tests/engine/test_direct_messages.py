@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
-from backends.fastertransformer.direct.messages import Frames, Kind, MessageError, frame, pack, unpack
+from backends.fastertransformer.direct.messages import Frames, Kind, MessageError, Scalar, frame, pack, unpack
 
 NUMBERS = of_numpy.arrays(
     st.sampled_from(["<u4", "<i4", "<u8", "<f4", "<f2", "|b1"]), of_numpy.array_shapes(min_dims=0, min_side=0)
@@ -29,6 +29,17 @@ def test_what_is_packed_is_unpacked(arrays: dict[str, Any], word: str) -> None:
         assert found[name].dtype == array.dtype and found[name].shape == array.shape
         assert found[name].tobytes() == array.tobytes() if array.dtype != object else (found[name] == array).all()
         assert found[name].flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(7, "<u4"), (-3, "<i4"), (2**64 - 1, "<u8"), (0.9, "<f4"), (True, "|b1"), (False, "|b1"), (0, "<u4")],
+)
+def test_a_scalar_arrives_as_an_array(value: float, kind: str) -> None:
+    rest = np.array([[1, 2, 3]], np.uint32)
+    _, found = unpack(pack({}, {"one": Scalar(value, kind), "rest": rest}))
+    assert list(found) == ["one", "rest"] and (found["rest"] == rest).all()
+    assert found["one"].dtype == np.dtype(kind) and found["one"].tolist() == [[np.dtype(kind).type(value).item()]]
 
 
 @settings(max_examples=100, deadline=None)
@@ -58,6 +69,9 @@ def body(index: object, contents: bytes = b"") -> bytes:
         body([["a", "<u4", [3]]], bytes(8)),
         body([["a", "<u4", [-1]]], bytes(8)),
         body([["a", "|O", [1]]], bytes(8)),
+        body([["a", "|O", 1]]),
+        body([["a", "<u4", "one"]]),
+        body([["a", "<i8", 2**70]]),
         body([["a", "|V8", [1]]], bytes(8)),
         body([["a", "nonsense", [1]]], bytes(8)),
         body([["a", "bytes", [1]]], struct.pack("<I", 9) + b"short"),

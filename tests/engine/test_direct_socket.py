@@ -382,7 +382,7 @@ def test_another_programs_socket_is_left_alone(directory: Path) -> None:
             asked = asyncio.create_task(direct.connection(MODEL))
             accepted, _ = await asyncio.to_thread(other.accept)
             with accepted:
-                accepted.sendall(b"slipway direct 2\n")
+                accepted.sendall(b"slipway direct 3\n")
                 return await asked
 
         assert run(directory, connect) is None

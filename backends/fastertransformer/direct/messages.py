@@ -20,7 +20,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 
 DIRECTORY_VARIABLE = "SLIPWAY_DIRECT_DIRECTORY"
 """Environment variable of the server: the directory of the sockets, which its owner alone may enter."""
-GREETING = b"slipway direct 1\n"
+GREETING = b"slipway direct 2\n"
 CLOSING = "CLOSING"
 """Code of the failure of a request that came when the model was being unloaded: ask again, through Triton."""
 TOKEN = np.dtype("<u4")
@@ -40,6 +40,7 @@ _LENGTH = struct.Struct("<I")
 _LONGEST = 1 << 30
 _BYTES = "bytes"
 _NUMBERS = "biuf"
+_JSON = json.JSONEncoder(separators=(",", ":"))
 
 
 class Kind(IntEnum):
@@ -52,6 +53,22 @@ class Kind(IntEnum):
     ARRAYS = 5
     LAST_ARRAYS = 6
     FAILURE = 7
+
+
+class Scalar(NamedTuple):
+    """A tensor of one number, [1, 1]: most of a request's; as a part of the fields it costs a tenth of an array.
+
+    Attributes:
+        value: a number, or true or false.
+        kind: numpy's name of its type.
+    """
+
+    value: float
+    kind: str
+
+    def to_array(self) -> Array:
+        """Return it as an array."""
+        return np.array(self.value, self.kind, ndmin=2)
 
 
 class MessageError(ValueError):
@@ -84,9 +101,9 @@ class Asked:
     is_streamed: bool
     arrived_ns: int
 
-    def pack(self, tensors: Mapping[str, Array]) -> bytes:
+    def pack(self, tensors: Mapping[str, Array | Scalar]) -> bytes:
         """Return the body of the REQUEST."""
-        return pack(asdict(self), tensors)
+        return pack(vars(self), tensors)
 
 
 def socket_name(model: str, version: str, instance: str) -> str:
@@ -121,19 +138,21 @@ class Frames:
         del self._data[:start]
 
 
-def pack(fields: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
+def pack(fields: Mapping[str, Any], arrays: Mapping[str, Array | Scalar]) -> bytes:
     """Return a body: the length of a JSON object (uint32), the object, and the arrays' contents one after another.
 
     The object has the fields, and ``arrays``: name, numpy's name of the type, and shape of each. An array of ``bytes``
-    has the type "bytes"; its elements follow their lengths (uint32).
+    has the type "bytes"; its elements follow their lengths (uint32). A Scalar has its value in place of the shape.
     """
-    index, contents = list[tuple[str, str, tuple[int, ...]]](), list[bytes]()
+    index, contents = list[tuple[str, str, Any]](), list[bytes]()
     for name, array in arrays.items():
-        is_bytes = array.dtype == object
-        index.append((name, _BYTES if is_bytes else array.dtype.newbyteorder("<").str, array.shape))
-        elements = [_LENGTH.pack(len(each)) + each for each in array.flat] if is_bytes else [array.tobytes()]
-        contents += elements
-    head = json.dumps({**fields, "arrays": index}, separators=(",", ":")).encode()
+        if isinstance(array, Scalar):
+            index.append((name, array.kind, array.value))
+            continue
+        is_bytes = array.dtype.hasobject
+        index.append((name, _BYTES if is_bytes else array.dtype.str, array.shape))
+        contents += [_LENGTH.pack(len(each)) + each for each in array.flat] if is_bytes else [array.tobytes()]
+    head = _JSON.encode({**fields, "arrays": index}).encode()
     return b"".join((_LENGTH.pack(len(head)), head, *contents))
 
 
@@ -151,14 +170,19 @@ def unpack(body: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
             if kind == _BYTES:
                 arrays[name], end = _elements(body, end, shape)
                 continue
-            dtype, count = np.dtype(kind), math.prod(shape)
-            if dtype.kind not in _NUMBERS or count < 0:
-                raise MessageError(f"{name} has type {kind} and shape {shape}")
+            dtype = np.dtype(kind)
+            if dtype.kind not in _NUMBERS:
+                raise MessageError(f"{name} has type {kind}")
+            if not isinstance(shape, list):
+                arrays[name] = Scalar(shape, kind).to_array()
+                continue
+            if (count := math.prod(shape)) < 0:
+                raise MessageError(f"{name} has shape {shape}")
             arrays[name] = (
                 np.frombuffer(body, dtype, count, end).reshape(shape).copy() if count else np.zeros(shape, dtype)
             )
             end += count * dtype.itemsize
-    except (struct.error, ValueError, TypeError, LookupError) as error:
+    except (struct.error, ValueError, TypeError, LookupError, OverflowError) as error:
         raise MessageError(f"fields and arrays cannot be read: {error!r}") from error
     return fields, arrays
 
