@@ -22,6 +22,7 @@ from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.ops.kernels import grouped_prefill, row_blocks
 from backends.fastertransformer.engine.request.parse import parse_request
+from backends.fastertransformer.engine.scheduling import chunks
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.scheduling.sequence import Answer, Job
 from backends.fastertransformer.engine.steps import graphs, warmup
@@ -78,6 +79,7 @@ def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, m
         monkeypatch.setattr(warmup, name, fewer)  # the interpreter takes its time
     monkeypatch.setattr(warmup, "MIXED_TOKENS", (5,))
     monkeypatch.setattr(graphs, "_MIXED_CONTEXTS", 1)
+    monkeypatch.setattr(chunks, "_SHORT", 0)
     by_kernels, mix, captured = steps(), StepGraphs.mix, list[tuple[int, bool]]()
     parts = list[int]()
     monkeypatch.setattr(row_blocks.PackedRows, "cut", noting(row_blocks.PackedRows.cut, parts))
