@@ -28,6 +28,7 @@ from .guided import GuidedRows
 from .token_counts import TokenCounts
 
 Owners = list[tuple[Sequence, int]]  # sequence and beam in each slot
+Limits = tuple[Tensor, Tensor, Tensor, int, bool, Tensor | None]  # of a draw, see Ops.draw_tokens
 
 
 class PendingTokens:
@@ -211,14 +212,16 @@ class Sampler:
         """Choose by fp32 logits [N, V]; returns tokens, and the log-probabilities and raw scores that rows request."""
         raw_rows = None if self._raw_index is None else raw_logits[self._raw_index]  # masking may overwrite them
         logits, log_probs, raw_scores = self._penalise(raw_logits), None, None
+        # Launched before the host computes masks: what is launched behind late ones keeps a GPU waiting.
+        limits = self._draw_limits(self._sampled) if len(self._sampled) else None
         if self.guided:
             logits = self.guided.keep(logits, [each.by_sequence() for each in pending])
-        if self._is_all_sampled:
-            tokens = self._draw(logits, self._sampled)
+        if limits and self._is_all_sampled:
+            tokens = self._draw(logits, self._sampled, limits)
         else:
             tokens = logits.argmax(dim=-1)
-            if len(self._sampled):
-                tokens[self._sampled] = self._draw(logits, self._sampled)
+            if limits:
+                tokens[self._sampled] = self._draw(logits, self._sampled, limits)
         if len(index := self._scored):
             chosen = logits[index], self._columns["top_k"][index], tokens[index]
             log_probs = logits.new_zeros(2, len(logits))
@@ -253,15 +256,19 @@ class Sampler:
             logits = sampling.hold_back(logits, *self._held_back, columns["min_length"], columns["generated"])
         return logits
 
-    def _draw(self, logits: Tensor, slots: Tensor) -> Tensor:
-        """Draw a token for some slots, [n], from penalised logits [N, V]."""
+    def _draw_limits(self, slots: Tensor) -> Limits:
+        """Give what limits the draw of some slots, [n]: the arguments of Ops.draw_tokens from top_k on."""
         columns = self._columns
-        if self._has_min_p:
-            logits = sampling.keep_min_p(logits, columns["min_p"])
         uniform = sampling.draw_uniform(columns["random_seed"][slots], columns["generated"][slots])
-        limits = columns["top_k"][slots], columns["top_p"][slots], uniform, self._largest_top_k, self._is_narrow
         scales = sampling.scale_of(columns["temperature"][slots]) if self._draw_scales else None
-        return self._steps.network.ops.draw_tokens(logits, slots, *limits, scales)
+        top_k, top_p = columns["top_k"][slots], columns["top_p"][slots]
+        return top_k, top_p, uniform, self._largest_top_k, self._is_narrow, scales
+
+    def _draw(self, logits: Tensor, slots: Tensor, limits: Limits) -> Tensor:
+        """Draw a token for some slots, [n], from penalised logits [N, V]."""
+        if self._has_min_p:
+            logits = sampling.keep_min_p(logits, self._columns["min_p"])
+        return self._steps.network.ops.draw_tokens(logits, slots, *limits)
 
     def _search(self, sequence: Sequence, logits: Tensor, tokens: Tensor) -> None:
         """Choose a sequence's next beams and write their tokens into [N]."""
