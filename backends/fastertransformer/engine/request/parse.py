@@ -117,8 +117,8 @@ def _read(tensors: Mapping[str, Array], schema: InputSchema, config: ModelConfig
     batch, width = ids.shape
     if not batch:
         raise RequestError(f"input_ids has shape {list(ids.shape)}, and so no row")
-    defaults = {"start_id": config.start_id, "end_id": config.end_id}
-    scalars = {name: rule.read(name, tensors, batch, defaults.get(name)) for name, rule in schema.scalars.items()}
+    read = {name: rule.read(name, tensors[name], batch) for name, rule in schema.scalars.items() if name in tensors}
+    scalars = {**schema.defaults(batch, start_id=config.start_id, end_id=config.end_id), **read}
     lengths = scalars[schema.lengths]
     if width:
         is_bad = (lengths < 1) | (lengths > width)

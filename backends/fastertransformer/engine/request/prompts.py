@@ -77,6 +77,9 @@ def place_prompts(sent: Inputs, config: ModelConfig, prompts: Sequence[Array] | 
         tokens = sent.ids[row, : sent.lengths[row]]
         if tasks and prompts is not None and kind == PromptType.NONE:
             kind, table = PromptType.TUNED, prompts[tasks[row]]
+        if kind == PromptType.NONE and not tasks and not is_empty[row]:
+            placed.append((Context(_legal(tokens, row, config)), tokens))
+            continue
         # The row of the table that replaces each token; negative: the token stays.
         virtual = tokens - first_virtual if kind == PromptType.TUNED else np.full_like(tokens, -1)
         if (virtual >= len(table)).any():
@@ -92,10 +95,16 @@ def place_prompts(sent: Inputs, config: ModelConfig, prompts: Sequence[Array] | 
             if is_empty[row]:
                 raise RequestError(f"row {row} has no input: a prefix prompt must come with one")
             context = replace(context, prefix=tasks[row], prefix_length=entries)
-        if (bad := context.ids[context.ids >= config.vocab_size]).size:
-            raise RequestError(f"input_ids holds {bad[0]} in row {row}; the vocabulary has {config.vocab_size} tokens")
+        _legal(context.ids, row, config)
         placed.append((context, shown))
     return placed
+
+
+def _legal(tokens: Array, row: int, config: ModelConfig) -> Array:
+    """Give a row's tokens, [T], or refuse those beyond the vocabulary."""
+    if (bad := tokens[tokens >= config.vocab_size]).size:
+        raise RequestError(f"input_ids holds {bad[0]} in row {row}; the vocabulary has {config.vocab_size} tokens")
+    return tokens
 
 
 def _context(tokens: Array, virtual: Array, table: Array) -> Context:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
 from ..sampling.sampling import resolve_top_k_top_p
 from .guides import Guide, parse_guides
-from .schema import NEVER, SCALARS, Array, Inputs
+from .schema import NEVER, SCALARS, Inputs
 from .token_lists import LogitBias, parse_logit_bias, parse_stop_token_ids
 from .words import WordList, parse_word_lists
 
@@ -67,7 +68,8 @@ class SamplingParams:
         return self.is_return_log_probs and self.beam_width == 1
 
 
-_TOPS = ("num_top_log_probs", "num_context_top_log_probs")
+_TOPS = {"num_top_log_probs": "is_return_raw_log_probs", "num_context_top_log_probs": "is_return_context_log_probs"}
+"""What is requested with top log probabilities."""
 _COMPUTED = ("runtime_top_k", "runtime_top_p", "top_p_decay", "top_p_min")
 _TAKEN_AS_SENT = {each.name for each in fields(SamplingParams)} & SCALARS.keys() - {"beam_width", *_COMPUTED}
 
@@ -77,7 +79,7 @@ def sampling_params(sent: Inputs, vocab_size: int) -> list[SamplingParams]:
     bad_words, stop_words = (parse_word_lists(name, sent) for name in ("bad_words_list", "stop_words_list"))
     stop_token_ids, logit_bias = parse_stop_token_ids(sent, vocab_size), parse_logit_bias(sent, vocab_size)
     guides = parse_guides(sent, vocab_size)
-    columns = {name: values.tolist() for name, values in {**sent.scalars, **_implied(sent, vocab_size)}.items()}
+    columns = _columns(sent, vocab_size)
     pad_ids, beam_width = sent.scalars["end_id"].tolist(), max(1, *columns["beam_width"])
     rows = []
     for row, limit in enumerate(sent.limits.tolist()):
@@ -108,14 +110,14 @@ def sampling_params(sent: Inputs, vocab_size: int) -> list[SamplingParams]:
     return rows
 
 
-def _implied(sent: Inputs, vocab_size: int) -> dict[str, Array]:
-    """Give the parameters that follow from what was sent, by name, [B] each."""
-    given = sent.scalars
-    tops, context_tops = (np.minimum(given[name], vocab_size) for name in _TOPS)
-    return {
-        "random_seed": given["random_seed"].astype(np.int64),
-        "end_id": np.where(given["ignore_eos"], NEVER, given["end_id"]),
-        **dict(zip(_TOPS, (tops, context_tops), strict=True)),
-        "is_return_raw_log_probs": given["is_return_raw_log_probs"] | (tops > 0),
-        "is_return_context_log_probs": given["is_return_context_log_probs"] | (context_tops > 0),
-    }
+def _columns(sent: Inputs, vocab_size: int) -> dict[str, list[Any]]:
+    """Give each row's value of every scalar, by name, with what follows from others."""
+    columns = {name: values.tolist() for name, values in sent.scalars.items()}
+    columns["random_seed"] = sent.scalars["random_seed"].astype(np.int64).tolist()
+    if any(columns["ignore_eos"]):
+        columns["end_id"] = np.where(sent.scalars["ignore_eos"], NEVER, sent.scalars["end_id"]).tolist()
+    for tops, wish in _TOPS.items():
+        if any(columns[tops]):
+            columns[tops] = [min(count, vocab_size) for count in columns[tops]]
+            columns[wish] = [wanted or count > 0 for wanted, count in zip(columns[wish], columns[tops], strict=True)]
+    return columns

@@ -38,13 +38,8 @@ class Scalar:
     low: float = -np.inf
     high: float = np.inf
 
-    def read(self, name: str, tensors: Mapping[str, Array], batch: int, default: float | None) -> Array:
-        """Check a tensor, [B] or [B, 1] -> [B]; if it is not sent, take ``default``, or else this scalar's own."""
-        if name not in tensors:
-            value = self.default if default is None else default
-            assert value is not None  # required tensors are checked by name first
-            return _constant(batch, value, self.dtypes[0])
-        array = tensors[name]
+    def read(self, name: str, array: Array, batch: int) -> Array:
+        """Check a tensor, [B] or [B, 1] -> [B]."""
         values = checked(name, array[:, None] if array.ndim == 1 else array, self.dtypes, batch, 1)[:, 0]
         if values.dtype.kind == "f":
             is_legal = np.isfinite(values) & (values >= self.low) & (values <= self.high)
@@ -53,13 +48,6 @@ class Scalar:
             refuse_rows(name, values, values > self.high, f"at most {self.high:g}")
             refuse_rows(name, values, values < self.low, f"at least {self.low:g}")
         return values
-
-
-@lru_cache(maxsize=4096)  # most tensors of a request are not sent
-def _constant(batch: int, value: float, dtype: type) -> Array:
-    values: Array = np.full(batch, value, dtype)
-    values.flags.writeable = False
-    return values
 
 
 def checked(name: str, array: Array, dtypes: tuple[type, ...], *shape: int | str) -> Array:
@@ -158,10 +146,27 @@ class InputSchema:
         """All inputs of one value a row."""
         return {**dict.fromkeys(filter(None, (self.lengths, self.output)), _REQUIRED), **SCALARS}
 
+    def defaults(self, batch: int, **own: float) -> Mapping[str, Array]:
+        """Give what every row has where a tensor is not sent, [B] each; ``own`` defaults take the scalars' place."""
+        return _defaults(self, batch, *own.items())
+
     @cached_property
     def names(self) -> frozenset[str]:
         """The names of all inputs."""
         return frozenset(("input_ids", *self.scalars, *_LISTS, *_CONTROLS)) - self.absent
+
+
+@lru_cache(maxsize=256)  # most tensors of a request are not sent
+def _defaults(schema: InputSchema, batch: int, *own: tuple[str, float]) -> Mapping[str, Array]:
+    values = {name: rule.default for name, rule in schema.scalars.items()} | dict(own)
+    found: dict[str, Array] = {
+        name: np.full(batch, value, schema.scalars[name].dtypes[0])
+        for name, value in values.items()
+        if value is not None  # required
+    }
+    for array in found.values():
+        array.flags.writeable = False
+    return found
 
 
 _ENCODERS = frozenset(("ia3_tasks", "is_return_attentions"))  # the latter of an encoder alone

@@ -23,24 +23,23 @@ class QueueLimits:
     wait_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
 
-    def problem_at_arrival(self, job: Job, waiting: Sequence[Job]) -> str:
+    def problem_at_arrival(self, job: Job, waiting: Callable[[], Sequence[Job]]) -> str:
         """Say why a request is refused, given those that wait; empty: it may wait too, from now on."""
-        queued = sum(not each.has_begun for each in waiting)
-        if self.requests and queued >= self.requests and job.arrived_s is None:
-            return (
-                f"{queued} requests wait already, and max_queue_length is {self.requests}: send it again later, or to "
-                "another server"
-            )
         if job.arrived_s is None:
+            if self.requests and (queued := sum(not each.has_begun for each in waiting())) >= self.requests:
+                return (
+                    f"{queued} requests wait already, and max_queue_length is {self.requests}: send it again later, or"
+                    " to another server"
+                )
             job.arrived_s = self.clock()
         return ""
 
-    def find_late(self, waiting: Sequence[Job]) -> Iterator[tuple[Job, str]]:
+    def find_late(self, waiting: Callable[[], Sequence[Job]]) -> Iterator[tuple[Job, str]]:
         """Find the requests that have waited for too long, each with what its client is told."""
         if not self.wait_s:
             return
         now = self.clock()
-        for job in waiting:
+        for job in waiting():
             if not job.has_begun and job.arrived_s is not None and now - job.arrived_s > self.wait_s:
                 waited = f"it has waited for {now - job.arrived_s:.3g} s, and max_queue_s is {self.wait_s:g}"
                 yield job, f"{waited}: send it again later, or to another server"

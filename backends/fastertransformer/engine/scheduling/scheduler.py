@@ -203,7 +203,7 @@ class Scheduler:
             if job.has_begun or not only_begun:
                 self._finish(job, Answer(None, problem, code=FAILED))
         self.note_load()
-        return self._waiting.jobs
+        return self._waiting.jobs()
 
     def _read_tokens(self) -> list[Sequence]:
         """Wait for the oldest pending tokens and append them; returns the sequences that got one."""

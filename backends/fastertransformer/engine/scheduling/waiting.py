@@ -53,9 +53,8 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._sequences)
 
-    @property
     def jobs(self) -> list[Job]:
-        """The requests of which sequences wait."""
+        """Give the requests of which sequences wait."""
         return jobs_of(self._sequences)
 
     def append(self, sequences: Iterable[Sequence]) -> None:
