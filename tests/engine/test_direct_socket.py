@@ -341,6 +341,8 @@ def test_the_newest_version_that_answers_is_asked(engine: Engine, directory: Pat
         await answers(direct, tensors())
         assert (len(second.ends), len(tenth.ends)) == (0, 1)
         await asyncio.to_thread(tenth.close)  # its socket's file stays
+        while other.is_open:  # until the loop has read of it
+            await asyncio.sleep(0.01)
         await answers(direct, tensors())
         assert len(second.ends) == 1
         again = Served(engine, directory, "2")  # reloaded: it takes the place of the one that is there
