@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -477,7 +478,13 @@ def test_the_end_of_the_parent_ends_the_deployment(repository: Path, tmp_path: P
     assert "the parent process ended" in deployment.text
 
 
-def test_after_everything_was_killed_the_next_start_sweeps(repository: Path, tmp_path: Path) -> None:
+def test_after_everything_was_killed_the_next_start_sweeps(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = (
+        tempfile.mkdtemp()
+    )  # short, for sockets lie in it; deployments of other tests that start do not sweep there
+    monkeypatch.setenv("TMPDIR", private)
     before = shared_memory()
     deployment = Deployment(repository, tmp_path / "run")
     deployment.wait_until_published()
@@ -492,6 +499,7 @@ def test_after_everything_was_killed_the_next_start_sweeps(repository: Path, tmp
     assert "what a killed deployment had left" in again.text
     assert not region.exists()
     assert nothing_is_left(deployment, before)
+    os.rmdir(private)  # nothing is left there either
 
 
 @pytest.mark.parametrize("harm", ["missing", "truncated", "swapped"])

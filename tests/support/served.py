@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from deployment.arguments import ServeArguments
 from handover.endpoint import Endpoint
 
 PROJECT = Path(__file__).resolve().parents[2]
+_RESTARTED = "starting again: "  # once in some hundred starts on busy cores, see docs/serving.md
 
 
 class Deployment:
@@ -65,7 +67,10 @@ class Deployment:
         if self.process.poll() is None:
             self.process.send_signal(number)
         status = self.process.wait(timeout_s)
-        assert deaths_by_signal(self.directory) == []
+        deaths, restarts = deaths_by_signal(self.directory), self.text.count(_RESTARTED)
+        assert len(deaths) <= restarts, deaths
+        if deaths:
+            warnings.warn(f"Triton crashed before it had served, and was started again: {deaths}", stacklevel=2)
         return status
 
     @property
