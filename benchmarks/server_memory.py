@@ -44,13 +44,15 @@ def look(pid: int) -> Holdings:
     """
     below = {each.pid: " ".join(command_line(each.pid)) for each in descendants([pid])}
     server = next(each for each, line in below.items() if line.split(" ")[0].endswith("tritonserver"))
-    stubs = {each: line for each, line in below.items() if "triton_python_backend_stub" in line.split(" ")[0]}
+    stubs = [each for each, line in below.items() if "triton_python_backend_stub" in line.split(" ")[0]]
     prefix = next(part.split("=")[-1] for part in below[server].split(" ") if "shm-region-prefix-name" in part)
-    regions = [path.stat().st_size for path in _SHARED.iterdir() if path.name.startswith(prefix)]
+    # Stubs end and their regions go while this looks; what has gone is not counted.
+    stubs_mb = [megabytes for each in stubs if (megabytes := resident_mb(each))]
+    regions = [size for path in _SHARED.glob(f"{prefix}*") if (size := _size(path)) is not None]
     return Holdings(
         server_mb=resident_mb(server),
-        stubs_mb=sum(map(resident_mb, stubs)),
-        stubs=len(stubs),
+        stubs_mb=sum(stubs_mb),
+        stubs=len(stubs_mb),
         regions=len(regions),
         regions_mb=sum(regions) / 1e6,
         descriptors=len(list(Path(f"/proc/{server}/fd").iterdir())),
@@ -58,6 +60,16 @@ def look(pid: int) -> Holdings:
 
 
 def resident_mb(pid: int) -> float:
-    """Read how much memory a process has resident."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1e3
+    """Read how much memory a process has resident: none if it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return next((int(line.split()[1]) / 1e3 for line in status.splitlines() if line.startswith("VmRSS")), 0.0)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None

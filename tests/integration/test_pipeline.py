@@ -66,20 +66,21 @@ def family(pid: int) -> dict[int, str]:
     return {member: names.get(member, "") for member in members}
 
 
-def abandoned_shared_memory() -> set[str]:
-    """Our regions in /dev/shm whose prefix no living process carries."""
-    regions = {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("slipway-")}
-    alive = " ".join(processes_of(Path("slipway-")))
-    return {name for name in regions if name[: len("slipway-0123456789ab-")] not in alive}
+def shared_memory_of(root: Path) -> list[str]:
+    """Regions in /dev/shm of the run's servers: those with a prefix that their logs name."""
+    logs = [path.read_text() for path in root.rglob("server.log")]
+    prefixes = tuple(re.findall(r'"shm-region-prefix-name":"(slipway-[0-9a-f]{12}-)"', "".join(logs)))
+    assert prefixes, "no server of the run has logged its prefix"
+    return sorted(path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(prefixes))
 
 
 def assert_nothing_is_left(root: Path, pids: Collection[int] = (), seconds: float = 30) -> None:
-    """No process of the run, no unused shared memory, and no word of one that crashed."""
+    """No process of the run, no shared memory, and no word of one that crashed."""
     deadline = time.monotonic() + seconds
 
     def left() -> list[str]:
         numbers = [str(pid) for pid in pids if Path(f"/proc/{pid}/exe").exists()]
-        return processes_of(root) + numbers + sorted(abandoned_shared_memory())
+        return processes_of(root) + numbers + shared_memory_of(root)
 
     while left() and time.monotonic() < deadline:
         time.sleep(0.1)
