@@ -481,9 +481,8 @@ def test_the_end_of_the_parent_ends_the_deployment(repository: Path, tmp_path: P
 def test_after_everything_was_killed_the_next_start_sweeps(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    private = (
-        tempfile.mkdtemp()
-    )  # short, for sockets lie in it; deployments of other tests that start do not sweep there
+    # Deployments of other tests that start do not sweep there. Its path is short, for sockets lie in it.
+    private = tempfile.mkdtemp()
     monkeypatch.setenv("TMPDIR", private)
     before = shared_memory()
     deployment = Deployment(repository, tmp_path / "run")

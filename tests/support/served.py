@@ -22,7 +22,8 @@ from deployment.arguments import ServeArguments
 from handover.endpoint import Endpoint
 
 PROJECT = Path(__file__).resolve().parents[2]
-_RESTARTED = "starting again: "  # once in some hundred starts on busy cores, see docs/serving.md
+# Of Triton's Python backend, once in some hundred starts on busy cores, and what is said of it; see docs/serving.md.
+_BUS_ERROR, _MENDED = "Fatal Python error: Bus error", "ended by SIGBUS before it served"
 
 
 class Deployment:
@@ -67,10 +68,11 @@ class Deployment:
         if self.process.poll() is None:
             self.process.send_signal(number)
         status = self.process.wait(timeout_s)
-        deaths, restarts = deaths_by_signal(self.directory), self.text.count(_RESTARTED)
-        assert len(deaths) <= restarts, deaths
-        if deaths:
-            warnings.warn(f"Triton crashed before it had served, and was started again: {deaths}", stacklevel=2)
+        deaths = deaths_by_signal(self.directory)
+        if deaths == [_BUS_ERROR] and _MENDED in self.text:
+            warnings.warn("a stub ended by SIGBUS before it had served, and was started again", stacklevel=2)
+        else:
+            assert deaths == []
         return status
 
     @property

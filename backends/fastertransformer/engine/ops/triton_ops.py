@@ -253,13 +253,15 @@ def _choose_tiling(linear: Linear, x: Tensor, matrices: int = 1) -> gemm.Tiling 
 def _faster_library(x: Tensor, matrix: Tensor) -> Iterator[None]:
     """Let torch multiply x, [..., in], by a matrix, [out, in], by the faster one of its two libraries."""
     is_light = x.is_cuda and x.numel() // x.shape[-1] <= _LT_ROWS and min(matrix.shape) >= _LT_WIDTH
-    if is_light:
-        torch.backends.cuda.preferred_blas_library("cublaslt")
+    if not is_light:
+        yield
+        return
+    usual = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library("cublaslt")
     try:
         yield
     finally:
-        if is_light:
-            torch.backends.cuda.preferred_blas_library("default")
+        torch.backends.cuda.preferred_blas_library(usual)
 
 
 def _pack(rows: Rows, longest: int) -> row_blocks.PackedRows:

@@ -19,7 +19,8 @@ from .graphs import CONTINUED_TOKENS, MIXED_TOKENS, ROWS, TOKENS
 from .steps import Steps
 
 _LIMIT_S = 60.0
-_MIXED, _MIXED_SPARE = 4, 128  # chunks' tokens in the largest captured mixed step: of two contexts run whole, and rows
+_MIXED_CHUNKS = 4  # in the largest captured mixed step: two contexts of two chunks' tokens that are run whole
+_MIXED_SPARE = 128  # its tokens beside these
 _INPUT_TOKENS = (16, 256, 1024, 2048)  # inputs of these sizes compile every kernel
 _ALWAYS_TOKENS = 1024  # inputs up to this are always captured: a product of a new size is slow for the first time
 _BUSY = 2  # larger inputs are not captured if their GPU time exceeds this many times their launch time
@@ -53,7 +54,9 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S, mixed: int = 0) -> str:
     most = min(max(worth, default=0), steps.cache.most_entries) if steps.network.can_capture_continued else 0
     continued = [tokens for tokens in CONTINUED_TOKENS if tokens <= most]  # padding is one row
     # A chunk's step, and those of contexts that are run whole, see scheduling/chunks.py.
-    of_mixed = {mixed, *(tokens for tokens in MIXED_TOKENS if tokens <= _MIXED * mixed + _MIXED_SPARE)} if mixed else ()
+    of_mixed = (
+        {mixed, *(tokens for tokens in MIXED_TOKENS if tokens <= _MIXED_CHUNKS * mixed + _MIXED_SPARE)} if mixed else ()
+    )
     sizes = [(0, 0, 0, tokens) for tokens in sorted(of_mixed, reverse=True) if tokens <= min(most, TOKENS[-1])]
     sizes += [*((rows, 0, 0, 0) for rows in reversed(ROWS)), *((0, tokens, 0, 0) for tokens in reversed(worth))]
     for size in [*sizes, *((0, 0, more, 0) for more in reversed(continued))]:
