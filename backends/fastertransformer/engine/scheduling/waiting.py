@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from ..cache.block_manager import BlockManager
 from ..cache.sizing import MOST_SLOTS
 from ..steps.steps import Steps
 from .batch import Batch
 from .chunks import Chunks
 from .metrics import EngineMetrics
 from .paging import pages_of_chunk, pages_to_begin, pages_to_grow, take_pages
-from .prefill_pass import is_one_pass
+from .prefill_pass import PrefillPass
 from .sequence import Job, Sequence
 from .sessions import Sessions
 
@@ -97,7 +98,7 @@ class WaitingQueue:
             missing = pages_of_chunk(sequence, tokens, blocks)
             fits = not missing or missing + self._batch.pages_to_grow <= blocks.free
         else:
-            fits = self._fits([sequence]) and pages_of_chunk(sequence, tokens, blocks) <= blocks.free
+            fits = self._measure_room().fits(sequence) and pages_of_chunk(sequence, tokens, blocks) <= blocks.free
         if not fits:
             return [], 0
         take_pages(sequence, blocks, tokens)
@@ -106,37 +107,64 @@ class WaitingQueue:
 
     def admit(self) -> list[Sequence]:
         """Take waiting sequences that fit into the batch, in order, up to one prefill pass."""
-        new, decoding = list[Sequence](), self._batch.decoding
+        decoding = self._batch.decoding
+        room, prefill = self._measure_room(), PrefillPass(decoding, self._blocks)
         while self.is_filling and self._sequences:
-            more = [*new, self._sequences[0]]
-            if not self._fits(more):
+            sequence, taken = self._sequences[0], prefill.sequences
+            if not room.fits(sequence):
                 # Where no other sequence is in the way, sessions are; and a whole context may take fewer pages than the
                 # rest of one, see paging.py.
-                if self._batch or new or not (self.evict_session() or self.drop_begun()):
+                if self._batch or taken or not (self.evict_session() or self.drop_begun()):
                     break
-            elif is_one_pass(more, decoding, self._blocks) and not self._chunks.choose_tokens(
-                more[-1], decoding, len(new) + len(self._sequences)
+            elif prefill.takes(sequence) and not self._chunks.choose_tokens(
+                sequence, decoding, len(taken) + len(self._sequences)
             ):
-                new.append(self._sequences.popleft())
-                take_pages(new[-1], self._blocks)
-                self._note_begun(new[-1])
+                self._sequences.popleft()
+                take_pages(sequence, self._blocks)
+                room.take(sequence)
+                prefill.add(sequence)
+                self._note_begun(sequence)
             else:
-                return new
+                return taken
         self.is_filling = self._is_inflight
-        return new
+        return prefill.sequences
 
     def _note_begun(self, sequence: Sequence) -> None:
         sequence.job.has_begun = True
         self._metrics.begin(sequence)
 
-    def _fits(self, new: list[Sequence]) -> bool:
-        everyone = [*self._batch, *new]
-        if len(everyone) > 1 and any(each.is_isolated for each in everyone):
-            return False
-        has_slots = len(everyone) <= self._max_rows and sum(each.width for each in everyone) <= MOST_SLOTS
+    def _measure_room(self) -> _Room:
+        return _Room(self._batch, self._max_rows, self._blocks)
+
+
+class _Room:
+    """What the batch has left for sequences that join it.
+
+    Args:
+        batch: before they join.
+        max_rows: sequences in it at most.
+        blocks: the cache's pages.
+    """
+
+    def __init__(self, batch: Batch, max_rows: int, blocks: BlockManager) -> None:
+        self._max_rows, self._blocks = max_rows, blocks
+        self._rows, self._slots = len(batch), sum(sequence.width for sequence in batch)
+        self._is_held = any(sequence.is_isolated for sequence in batch)
         # The others are left a page for each row, so that those that join last are not set back at once.
-        spare = self._batch.pages_to_grow + sum(map(pages_to_grow, new[:-1]))
-        return has_slots and pages_to_begin(new[-1], self._blocks) + spare <= self._blocks.free
+        self._spare_pages = batch.pages_to_grow
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Say whether one more sequence fits."""
+        if self._rows and (self._is_held or sequence.is_isolated):
+            return False
+        has_slots = self._rows < self._max_rows and self._slots + sequence.width <= MOST_SLOTS
+        return has_slots and pages_to_begin(sequence, self._blocks) + self._spare_pages <= self._blocks.free
+
+    def take(self, sequence: Sequence) -> None:
+        """Count a sequence that fits, and has its pages."""
+        self._rows, self._slots = self._rows + 1, self._slots + sequence.width
+        self._is_held |= sequence.is_isolated
+        self._spare_pages += pages_to_grow(sequence)
 
 
 def jobs_of(sequences: Iterable[Sequence]) -> list[Job]:
