@@ -131,14 +131,18 @@ class TritonPythonModel:
         session: int | str | None = None,
     ) -> None:
         def answer(given: Answer) -> None:
-            if given.tensors is None:
+            if isinstance(reply, DirectReply) and given.tokens is not None:
+                reply.send(given.tokens, given.is_final)
+            elif given.tensors is not None:
+                reply.send(given.tensors, given.is_final)
+            else:
                 problem = "request_timeout_s is over" if reply.has_expired else given.problem
                 reply.fail(problem or "no answer", given.code or "INTERNAL")
-            else:
-                reply.send(given.tensors, given.is_final)
 
         parsed = self._engine.parse(tensors)
-        self._engine.submit(parsed, answer, is_streaming, reply.has_gone, session, arrived_s, reply.is_behind)
+        is_plain = isinstance(reply, DirectReply) and reply.wants_tokens_alone(parsed)
+        ways = reply.has_gone, session, arrived_s, reply.is_behind, is_plain
+        self._engine.submit(parsed, answer, is_streaming, *ways)
 
     def _listen(self, args: Mapping[str, str]) -> DirectServer | None:
         """Listen on a socket for the OpenAI endpoint, where the deployment wants one and requests stand for themselves.

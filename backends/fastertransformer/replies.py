@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .direct.server import Content as DirectContent
 from .direct.server import DirectReply
 
 Tensors = Mapping[str, npt.NDArray[Any]]
@@ -255,7 +256,7 @@ class Replies:
                 self._duration_us.increment((time.monotonic() - reply.opened) * 1e6)
             reply.sent.set()
 
-    def note_end(self, reply: DirectReply, content: Content) -> None:
+    def note_end(self, reply: DirectReply, content: DirectContent) -> None:
         """Count and log the failure of a request that did not come through Triton; any thread may call it.
 
         The thread does it: two threads that change one metric crash tritonserver (Triton 2.51).

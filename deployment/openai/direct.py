@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import glob
-import struct
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,6 @@ from pathlib import Path
 from backends.fastertransformer.direct.messages import (
     CLOSING,
     GREETING,
-    TOKEN,
     Asked,
     Frame,
     Frames,
@@ -25,6 +23,7 @@ from backends.fastertransformer.direct.messages import (
     frame,
     socket_name,
     unpack,
+    unpack_tokens,
 )
 from deployment.openai.outputs import Array, ArrayOutputs, Outputs, Reader, TokenOutputs
 
@@ -318,7 +317,7 @@ def _lost() -> ClosingError:
 def _read(given: Frame) -> Outputs:
     """Read an answer; DirectError: it says that the request failed."""
     if given.kind in (Kind.TOKENS, Kind.LAST_TOKENS):
-        return TokenOutputs(struct.unpack(f"<{len(given.body) // TOKEN.itemsize}I", given.body))
+        return TokenOutputs(unpack_tokens(given.body))
     fields, arrays = unpack(given.body)
     if given.kind == Kind.FAILURE:
         raise (ClosingError if fields["code"] == CLOSING else DirectError)(fields["problem"], fields["code"])

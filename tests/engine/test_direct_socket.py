@@ -19,7 +19,7 @@ from support.gpt2_checkpoint import random_gpt2, write_shards
 from backends.fastertransformer.direct.messages import GREETING, Asked, Kind, frame, pack, socket_name
 from backends.fastertransformer.direct.server import Content, DirectReply, DirectServer
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.scheduling.sequence import Answer
+from backends.fastertransformer.engine.scheduling.sequence import Answer, TokensSoFar
 from backends.fastertransformer.engine.settings import Settings
 from deployment.openai.direct import ClosingError, Connection, Direct, DirectError
 from deployment.openai.outputs import Outputs
@@ -48,11 +48,11 @@ class Served:
 
     def _take(self, tensors: dict[str, Any], reply: DirectReply) -> None:
         def answer(given: Answer) -> None:
-            content = given.tensors if given.tensors is not None else (given.problem or "", given.code)
-            reply.send(content, given.is_final)
+            reply.send(given.tokens or given.tensors or (given.problem or "", given.code), given.is_final)
 
-        ways = answer, reply.asked.is_streamed, reply.has_gone, None, None, reply.is_behind
-        self.engine.submit(self.engine.parse(tensors), *ways)
+        parsed = self.engine.parse(tensors)
+        ways = reply.has_gone, None, None, reply.is_behind, reply.wants_tokens_alone(parsed)
+        self.engine.submit(parsed, answer, reply.asked.is_streamed, *ways)
 
     def close(self) -> None:
         self.server.refuse_more()
@@ -162,7 +162,7 @@ def test_tokens_are_the_engines(engine: Engine, served: Served, directory: Path,
     found = run(directory, lambda direct: answers(direct, tensors(), is_streamed=is_streamed))
     assert tokens_of(found) == behind(expected(engine))
     assert len(found) > 2 if is_streamed else len(found) == 1
-    assert [type(each) for each in served.ends] == [dict]
+    assert [type(each) for each in served.ends] == [TokensSoFar]
 
 
 def test_scores_are_the_engines(engine: Engine, served: Served, directory: Path) -> None:

@@ -34,7 +34,6 @@ DIRECTORY_VARIABLE = "SLIPWAY_DIRECT_DIRECTORY"
 GREETING = b"slipway direct 2\n"
 CLOSING = "CLOSING"
 """Code of the failure of a request that came when the model was being unloaded: ask again, through Triton."""
-TOKEN = np.dtype("<u4")
 _HEAD = struct.Struct("<IBI")
 _LENGTH = struct.Struct("<I")
 _LONGEST = 1 << 30
@@ -136,6 +135,19 @@ class Frames:
             yield Frame(kind, number, bytes(self._data[start + _HEAD.size : end]))
             start = end
         del self._data[:start]
+
+
+def pack_tokens(ids: Sequence[int]) -> bytes:
+    """Return the body of TOKENS and LAST_TOKENS."""
+    return struct.pack(f"<{len(ids)}I", *ids)
+
+
+def unpack_tokens(body: bytes) -> tuple[int, ...]:
+    """Return the token ids of a body; MessageError: it has none."""
+    try:
+        return struct.unpack(f"<{len(body) // _LENGTH.size}I", body)
+    except struct.error as error:
+        raise MessageError(f"tokens cannot be read: {error}") from error
 
 
 def pack(fields: Mapping[str, Any], arrays: Mapping[str, Array | Scalar]) -> bytes:

@@ -16,15 +16,15 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..engine.errors import EngineError
-from ..engine.scheduling.sequence import INVALID
+from ..engine.request.parse import Request
+from ..engine.scheduling.sequence import INVALID, TokensSoFar
 from .messages import (
     CLOSING,
     GREETING,
-    TOKEN,
     Array,
     Asked,
     Frame,
@@ -33,6 +33,7 @@ from .messages import (
     MessageError,
     frame,
     pack,
+    pack_tokens,
     unpack,
 )
 
@@ -43,8 +44,8 @@ _POLL_S = 0.02
 _FEW = 4  # requests of a connection, up to which the engine's thread sends their answers
 _REFUSED = "the model is being unloaded", CLOSING
 Tensors = Mapping[str, Array]
-Content = Tensors | tuple[str, str]
-"""Tensors, or a problem and its code."""
+Content = Tensors | TokensSoFar | tuple[str, str]
+"""Tensors or tokens alone, or a problem and its code."""
 
 
 class DirectReply:
@@ -62,7 +63,12 @@ class DirectReply:
         self.is_cancelled = False
         self._connection, self._deadline, self._lock = connection, deadline, threading.Lock()
         self._newest: tuple[float, Content, bool] | None = None  # when the first of those not taken came
-        self._sent = asked.shown or 0
+        self._sent = 0  # tokens, behind those that the client has already
+
+    def wants_tokens_alone(self, request: Request) -> bool:
+        """Say whether the generated tokens are all that the client wants of the answers to its request."""
+        is_single = len(request.rows) == 1 and request.beam_width == 1
+        return is_single and self.asked.shown == len(request.rows[0].shown)
 
     def has_gone(self) -> bool:
         """Say whether the client is gone or its time is over; the engine calls it between its steps."""
@@ -104,14 +110,20 @@ class DirectReply:
         if isinstance(content, tuple):
             problem, code = content
             return frame(Kind.FAILURE, self.number, pack({"problem": problem, "code": code}, {}))
-        if self.asked.shown is None:
+        if isinstance(content, Mapping) and self.asked.shown is None:
             arrays = {name: content[name] for name in self.asked.outputs if name in content}
             return frame(Kind.LAST_ARRAYS if is_final else Kind.ARRAYS, self.number, pack({}, arrays))
-        end = int(content["sequence_length"][0, 0])
-        tokens = content["output_ids"][0, 0, self._sent : end]
-        self._sent = max(end, self._sent)
-        kind = Kind.LAST_TOKENS if is_final else Kind.TOKENS
-        return frame(kind, self.number, tokens.astype(TOKEN, copy=False).tobytes())
+        tokens = self._new_tokens(content)
+        self._sent += len(tokens)
+        return frame(Kind.LAST_TOKENS if is_final else Kind.TOKENS, self.number, pack_tokens(tokens))
+
+    def _new_tokens(self, content: Tensors | TokensSoFar) -> Sequence[int]:
+        if isinstance(content, TokensSoFar):
+            return content.ids[self._sent : content.count]
+        assert self.asked.shown is not None
+        first, end = self.asked.shown + self._sent, int(content["sequence_length"][0, 0])
+        found: list[int] = content["output_ids"][0, 0, first:end].tolist()
+        return found
 
 
 class DirectServer:

@@ -87,6 +87,7 @@ class Engine:
         session: int | str | None = None,
         arrived_s: float | None = None,
         is_behind: Callable[[], bool] | None = None,
+        wants_tokens_alone: bool = False,
     ) -> None:
         """Submit a parsed request, and return at once.
 
@@ -99,10 +100,12 @@ class Engine:
             session: key of the session that the request begins (START) or continues; see sessions.py.
             arrived_s: of time.monotonic, from which the request's times are counted; None: now.
             is_behind: is called before an answer that is not the last; while it returns true that answer is left out.
+            wants_tokens_alone: whether answers have the generated tokens and nothing more: of a request with one row
+                and one beam. A token of a stream then takes the least time.
         """
         if self._is_closed:
             raise EngineError(_CLOSED)
-        job = Job(request, answer, is_streaming, is_cancelled, is_behind, session)
+        job = Job(request, answer, is_streaming, is_cancelled, is_behind, session, wants_tokens_alone)
         job.submitted_s = job.submitted_s if arrived_s is None else arrived_s
         if not request.has_guides:
             self._arrivals.put(job)

@@ -1,4 +1,4 @@
-"""The output tensors of a request so far, in FasterTransformer's layout."""
+"""The answers to a request: its output so far, in FasterTransformer's layout or as tokens alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from ..request.schema import Array
 from ..sampling.beam import FinishReason
-from .sequence import Job
+from .sequence import Answer, Job, TokensSoFar
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,14 @@ class Outline:
     is_decoder: bool
     has_log_probs: bool
     has_raw_scores: bool
+
+
+def answer_so_far(job: Job) -> Answer:
+    """Answer a request with the output so far, in the form that it wants."""
+    if not job.wants_tokens_alone:
+        return Answer(output_tensors(job), is_final=job.is_done)
+    ((beam,),) = (sequence.beams for sequence in job.sequences)
+    return Answer(None, is_final=job.is_done, tokens=TokensSoFar(beam.tokens, len(beam.tokens)))
 
 
 def output_tensors(job: Job) -> dict[str, Array]:

@@ -24,7 +24,7 @@ from ..steps.steps import Steps
 from .batch import Batch
 from .launch_times import LaunchTimes
 from .metrics import EngineMetrics
-from .outputs import output_tensors
+from .outputs import answer_so_far
 from .paging import most_entries
 from .queue_limits import NO_LIMITS, QueueLimits
 from .sequence import CANCELLED, FAILED, INVALID, UNAVAILABLE, Answer, Job, Sequence
@@ -246,7 +246,7 @@ class Scheduler:
             if not (job.is_done or (job.is_streaming and job.has_news and not (job.is_behind and job.is_behind()))):
                 continue
             try:
-                answer = Answer(output_tensors(job), is_final=job.is_done)
+                answer = answer_so_far(job)
             except Exception as error:
                 _log.exception("building the response failed")
                 answer = Answer(None, f"generation failed: {error}", code=FAILED)

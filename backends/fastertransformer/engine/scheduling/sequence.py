@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -27,20 +28,36 @@ INVALID, FAILED, CANCELLED, UNAVAILABLE = "INVALID_ARG", "INTERNAL", "CANCELLED"
 
 
 @dataclass(frozen=True)
+class TokensSoFar:
+    """The generated tokens of a request's only row, without a copy of them.
+
+    Attributes:
+        ids: which the engine appends to.
+        count: how many of these there are so far.
+    """
+
+    ids: array[int]
+    count: int
+
+
+@dataclass(frozen=True)
 class Answer:
     """An answer to a request.
 
     Attributes:
-        tensors: the output so far by FasterTransformer's names, see outputs.py; None: the request failed.
+        tensors: the output so far by FasterTransformer's names, see outputs.py; None: the request failed, or wants
+            ``tokens``.
         problem: why it failed.
         is_final: whether this is the last answer. A request that does not stream gets one only.
         code: of the failure, a name of pb_utils.TritonError.
+        tokens: the output so far of a request that wants its tokens alone.
     """
 
     tensors: dict[str, Array] | None
     problem: str | None = None
     is_final: bool = True
     code: str = ""
+    tokens: TokensSoFar | None = None
 
 
 @dataclass(eq=False)
@@ -54,6 +71,7 @@ class Job:
         is_cancelled: returns whether the client has cancelled or disconnected.
         is_behind: returns whether its answers wait to be sent, so that one more is of no use yet; None: they never do.
         session: key of its session; None: none.
+        wants_tokens_alone: whether its answers have the generated tokens and nothing more.
         sequences: one for each row, once the scheduler has it.
         has_begun: whether a sequence has been in the batch.
         grammars: of each row; None: it has none. Empty: no row has one.
@@ -68,6 +86,7 @@ class Job:
     is_cancelled: Callable[[], bool] | None = None
     is_behind: Callable[[], bool] | None = None
     session: int | str | None = None
+    wants_tokens_alone: bool = False
     sequences: list[Sequence] = field(default_factory=list)
     has_begun: bool = False
     grammars: tuple[Grammar | None, ...] = ()
