@@ -30,12 +30,12 @@ class Outline:
     has_raw_scores: bool
 
 
-def answer_so_far(job: Job) -> Answer:
+def answer_so_far(job: Job, is_final: bool) -> Answer:
     """Answer a request with the output so far, in the form that it wants."""
     if not job.wants_tokens_alone:
-        return Answer(output_tensors(job), is_final=job.is_done)
-    ((beam,),) = (sequence.beams for sequence in job.sequences)
-    return Answer(None, is_final=job.is_done, tokens=TokensSoFar(beam.tokens, len(beam.tokens)))
+        return Answer(output_tensors(job), is_final=is_final)
+    tokens = job.sequences[0].beams[0].tokens
+    return Answer(None, is_final=is_final, tokens=TokensSoFar(tokens, len(tokens)))
 
 
 def output_tensors(job: Job) -> dict[str, Array]:

@@ -243,10 +243,11 @@ class Scheduler:
         self.metrics.finish(done)
         self._free_and_save(done)
         for job in jobs_of(updated):
-            if not (job.is_done or (job.is_streaming and job.has_news and not (job.is_behind and job.is_behind()))):
+            is_done = job.is_done
+            if not (is_done or (job.is_streaming and job.has_news and not (job.is_behind and job.is_behind()))):
                 continue
             try:
-                answer = answer_so_far(job)
+                answer = answer_so_far(job, is_done)
             except Exception as error:
                 _log.exception("building the response failed")
                 answer = Answer(None, f"generation failed: {error}", code=FAILED)
