@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .direct.server import Content as DirectContent
-from .direct.server import DirectReply
+from .direct.reply import Content as DirectContent
+from .direct.reply import DirectReply
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 Content = Tensors | tuple[str, str]

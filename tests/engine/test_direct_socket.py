@@ -17,9 +17,10 @@ import pytest
 from support.gpt2_checkpoint import random_gpt2, write_shards
 
 from backends.fastertransformer.direct.messages import GREETING, Asked, Kind, frame, pack, socket_name
-from backends.fastertransformer.direct.server import Content, DirectReply, DirectServer
+from backends.fastertransformer.direct.reply import Content, DirectReply
+from backends.fastertransformer.direct.server import DirectServer
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.scheduling.sequence import Answer, TokensSoFar
+from backends.fastertransformer.engine.scheduling.answer import Answer, TokensSoFar
 from backends.fastertransformer.engine.settings import Settings
 from deployment.openai.direct import ClosingError, Connection, Direct, DirectError
 from deployment.openai.outputs import Outputs

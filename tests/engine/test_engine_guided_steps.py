@@ -26,8 +26,9 @@ from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.sampling.guided import GuidedRows
 from backends.fastertransformer.engine.sampling.sampler import PendingTokens
 from backends.fastertransformer.engine.sampling.sampling import NOT_FINITE
+from backends.fastertransformer.engine.scheduling.answer import Answer
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
-from backends.fastertransformer.engine.scheduling.sequence import Answer, Job
+from backends.fastertransformer.engine.scheduling.sequence import Job
 from backends.fastertransformer.engine.steps.steps import Steps
 
 WAIT_S = 60

@@ -23,8 +23,9 @@ from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.ops.kernels import grouped_prefill, row_blocks
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.scheduling import chunks
+from backends.fastertransformer.engine.scheduling.answer import Answer
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
-from backends.fastertransformer.engine.scheduling.sequence import Answer, Job
+from backends.fastertransformer.engine.scheduling.sequence import Job
 from backends.fastertransformer.engine.steps import graphs, warmup
 from backends.fastertransformer.engine.steps.graphs import StepGraphs
 from backends.fastertransformer.engine.steps.steps import Steps

@@ -20,10 +20,11 @@ from .model.config import ModelConfig
 from .model.precision import choose_device
 from .parallel.group import Group
 from .request.parse import Array, Request, parse_request
+from .scheduling.answer import FAILED, INVALID, Answer
 from .scheduling.metrics import EngineMetrics
 from .scheduling.queue_limits import QueueLimits
 from .scheduling.scheduler import Scheduler
-from .scheduling.sequence import FAILED, INVALID, Answer, Job
+from .scheduling.sequence import Job
 from .scheduling.sessions import Session
 from .settings import Settings
 from .steps.threads import begin_thread

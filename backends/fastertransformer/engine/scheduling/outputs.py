@@ -8,7 +8,8 @@ import numpy as np
 
 from ..request.schema import Array
 from ..sampling.beam import FinishReason
-from .sequence import Answer, Job, TokensSoFar
+from .answer import Answer, TokensSoFar
+from .sequence import Job
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""A submitted request, its sequences (one for each row), and its answers."""
+"""A submitted request and its sequences, one for each row."""
 
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,47 +16,12 @@ from ..grammar.guided_row import Grammar
 from ..request.parse import Request
 from ..request.schema import Array
 from ..sampling.beam import DEAD, Beam, Candidate, FinishReason
+from .answer import Answer
 from .row_times import RowTimes
 
 if TYPE_CHECKING:
     from .outputs import Outline
     from .sessions import SessionRow
-
-# Names of Triton's error codes.
-INVALID, FAILED, CANCELLED, UNAVAILABLE = "INVALID_ARG", "INTERNAL", "CANCELLED", "UNAVAILABLE"
-
-
-@dataclass(slots=True)  # not frozen, which takes three times as long to make: each token of a stream has one
-class TokensSoFar:
-    """The generated tokens of a request's only row, without a copy of them.
-
-    Attributes:
-        ids: which the engine appends to.
-        count: how many of these there are so far.
-    """
-
-    ids: array[int]
-    count: int
-
-
-@dataclass(slots=True)
-class Answer:
-    """An answer to a request.
-
-    Attributes:
-        tensors: the output so far by FasterTransformer's names, see outputs.py; None: the request failed, or wants
-            ``tokens``.
-        problem: why it failed.
-        is_final: whether this is the last answer. A request that does not stream gets one only.
-        code: of the failure, a name of pb_utils.TritonError.
-        tokens: the output so far of a request that wants its tokens alone.
-    """
-
-    tensors: dict[str, Array] | None
-    problem: str | None = None
-    is_final: bool = True
-    code: str = ""
-    tokens: TokensSoFar | None = None
 
 
 @dataclass(eq=False)

@@ -1,0 +1,94 @@
+"""The answers to one request of the socket, from the engine's thread to the one that writes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from ..engine.request.parse import Request
+from ..engine.scheduling.answer import TokensSoFar
+from .messages import Array, Asked, Kind, frame, pack, pack_tokens
+
+_LONGEST_WAIT_S = 5e-3  # of an answer, before the engine makes no more of them for a while
+Tensors = Mapping[str, Array]
+Content = Tensors | TokensSoFar | tuple[str, str]
+"""Tensors or tokens alone, or a problem and its code."""
+
+
+class DirectReply:
+    """The answers to one request; any thread may call its methods, which return at once.
+
+    Args:
+        announce: is called when an answer waits to be sent, and none has waited before.
+        number: of the request on its connection.
+        asked: what it says beside its tensors.
+        deadline: of time.monotonic, after which it is cancelled.
+    """
+
+    def __init__(self, announce: Callable[[DirectReply], None], number: int, asked: Asked, deadline: float) -> None:
+        self.asked, self.number, self.opened = asked, number, time.monotonic()
+        self.is_cancelled = False
+        self._announce, self._deadline, self._lock = announce, deadline, threading.Lock()
+        self._newest: tuple[float, Content, bool] | None = None  # when the first of those not taken came
+        self._sent = 0  # tokens, behind those that the client has already
+
+    def wants_tokens_alone(self, request: Request) -> bool:
+        """Say whether the generated tokens are all that the client wants of the answers to its request."""
+        is_single = len(request.rows) == 1 and request.beam_width == 1
+        return is_single and self.asked.shown == len(request.rows[0].shown)
+
+    def has_gone(self) -> bool:
+        """Say whether the client is gone or its time is over; the engine calls it between its steps."""
+        return self.is_cancelled or self.has_expired
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the request's time limit is exceeded."""
+        return time.monotonic() > self._deadline
+
+    def is_behind(self) -> bool:
+        """Say whether an answer has waited for long; another one would only replace it."""
+        newest = self._newest
+        return newest is not None and time.monotonic() - newest[0] > _LONGEST_WAIT_S
+
+    def send(self, content: Content, is_final: bool) -> None:
+        """Leave an answer, or an error (see fail), to be sent."""
+        with self._lock:
+            before, self._newest = self._newest, (time.monotonic(), content, is_final)
+            if before is not None:
+                self._newest = (before[0], content, is_final)
+        if before is None:
+            self._announce(self)
+
+    def fail(self, problem: str, code: str) -> None:
+        """Leave an error as the final answer; ``code`` is a name of pb_utils.TritonError, or CLOSING."""
+        self.send((problem, code), True)
+
+    def take(self) -> tuple[Content, bool]:
+        """Give the answer that is to be sent, and whether it is the last."""
+        with self._lock:
+            assert self._newest is not None
+            _, content, is_final = self._newest
+            self._newest = None
+        return content, is_final
+
+    def write(self, content: Content, is_final: bool) -> bytes:
+        """Return the frame of an answer."""
+        if isinstance(content, tuple):
+            problem, code = content
+            return frame(Kind.FAILURE, self.number, pack({"problem": problem, "code": code}, {}))
+        if isinstance(content, Mapping) and self.asked.shown is None:
+            arrays = {name: content[name] for name in self.asked.outputs if name in content}
+            return frame(Kind.LAST_ARRAYS if is_final else Kind.ARRAYS, self.number, pack({}, arrays))
+        tokens = self._new_tokens(content)
+        self._sent += len(tokens)
+        return frame(Kind.LAST_TOKENS if is_final else Kind.TOKENS, self.number, pack_tokens(tokens))
+
+    def _new_tokens(self, content: Tensors | TokensSoFar) -> Sequence[int]:
+        if isinstance(content, TokensSoFar):
+            return content.ids[self._sent : content.count]
+        assert self.asked.shown is not None
+        first, end = self.asked.shown + self._sent, int(content["sequence_length"][0, 0])
+        found: list[int] = content["output_ids"][0, 0, first:end].tolist()
+        return found

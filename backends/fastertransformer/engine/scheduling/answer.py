@@ -1,0 +1,44 @@
+"""An answer to a request, as the engine's callers get it."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from ..request.schema import Array
+
+# Names of Triton's error codes.
+INVALID, FAILED, CANCELLED, UNAVAILABLE = "INVALID_ARG", "INTERNAL", "CANCELLED", "UNAVAILABLE"
+
+
+@dataclass(slots=True)  # not frozen, which takes three times as long to make: each token of a stream has one
+class TokensSoFar:
+    """The generated tokens of a request's only row, without a copy of them.
+
+    Attributes:
+        ids: which the engine appends to.
+        count: how many of these there are so far.
+    """
+
+    ids: array[int]
+    count: int
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer to a request.
+
+    Attributes:
+        tensors: the output so far by FasterTransformer's names, see outputs.py; None: the request failed, or wants
+            ``tokens``.
+        problem: why it failed.
+        is_final: whether this is the last answer. A request that does not stream gets one only.
+        code: of the failure, a name of pb_utils.TritonError.
+        tokens: the output so far of a request that wants its tokens alone.
+    """
+
+    tensors: dict[str, Array] | None
+    problem: str | None = None
+    is_final: bool = True
+    code: str = ""
+    tokens: TokensSoFar | None = None
