@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from backends.fastertransformer.engine.model.precision import TORCH_TYPES
+from backends.fastertransformer.engine.parallel.comm import PEER_MEMORY
 from benchmarks.gpu_decode import Case, asks_of, latency_ms
 from benchmarks.gpu_models import Rates, Table, engine_of, find_size, measure_rates, need_gpu
 from handover.arguments import ScriptArguments
@@ -102,10 +103,8 @@ def time_engine(
     size, how = find_size(name), {"tensor_para_size": gpus, "has_peer_sums": sums == "peers"}
     with engine_of(size, arguments.data_type, arguments.int8_mode, **how) as engine:
         print(engine.description, flush=True)
-        if sums == "peers" and gpus > 1 and "peers' memory" not in engine.description:
-            raise ConfigError(
-                "sums in the peers' memory", "they cannot be made here; see above, or --sums='[\"nccl\"]'"
-            )
+        if sums == "peers" and gpus > 1 and PEER_MEMORY not in engine.description:
+            raise ConfigError("sums in peer memory", "they cannot be made here; see above, or --sums='[\"nccl\"]'")
 
         def time_case(case: Case) -> tuple[float, float]:
             tensors = size.tensors(asks_of(case, size.vocab))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,11 @@ def test_an_encoder_decoder_gives_hugging_faces_logits(name: str, ranks: int, tm
     inputs, lengths, ids = some_ids(3, 30, seed=4), torch.tensor([30, 7, 18]), some_ids(3, 14, seed=5)
     expected = t5_logits(model, inputs, lengths, ids)
     assert expected.std() > 0.1
+    exact = t5_logits(deepcopy(model).double(), inputs, lengths, ids)
+    # On some processors transformers' own rounding in fp32 is 2e-4 of logits up to 20.
+    limit = max(TOLERANCE, 1.5 * float((expected - exact).abs().max()))
     for first in (14, 1, 5):
-        assert (answers_logits(network, inputs, lengths, ids, first) - expected).abs().max() < TOLERANCE
+        assert (answers_logits(network, inputs, lengths, ids, first) - exact).abs().max() < limit
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

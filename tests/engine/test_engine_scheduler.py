@@ -177,6 +177,44 @@ def test_a_late_request_joins_at_the_next_step_and_leaves_when_it_is_done(steps:
     assert run(scheduler) == 30 - 8 and long.count == 30
 
 
+def joined_in_order(scheduler: Scheduler, clients: list[Client]) -> list[int]:
+    """Run all, one row at a time; returns the clients in the order in which they had their first token."""
+    found = list[int]()
+    while not scheduler.is_idle:
+        scheduler.step()
+        found += [place for place, client in enumerate(clients) if client.count and place not in found]
+    return found
+
+
+def test_of_requests_that_arrive_in_one_step_those_with_the_most_tokens_join_first(steps: Steps) -> None:
+    scheduler = Scheduler(steps, 1)
+    clients = [Client(scheduler, steps, ask(prompts(3), 5, end_id=NEVER))]
+    scheduler.step()
+    clients += [Client(scheduler, steps, ask(prompts(3), count, end_id=NEVER)) for count in (2, 4, 3, 4)]
+    scheduler.step()
+    clients += [Client(scheduler, steps, ask(prompts(3), 9, end_id=NEVER))]  # asks for more, but came later
+    assert joined_in_order(scheduler, clients) == [0, 2, 4, 3, 1, 5]
+
+
+def test_the_rows_of_a_request_that_waits_stay_together_and_one_that_is_cancelled_leaves_the_order(
+    steps: Steps,
+) -> None:
+    scheduler = Scheduler(steps, 1)
+    clients = [
+        Client(scheduler, steps, ask(lines, count, end_id=NEVER)) for lines, count in ((prompts(3), 2), (prompts(3), 4))
+    ]
+    clients += [
+        Client(scheduler, steps, ask(prompts(3, 4), 3, end_id=NEVER)),
+        Client(scheduler, steps, ask(prompts(3), 6)),
+    ]
+    clients[-1].is_cancelled = True
+    scheduler.step()
+    waiting = [(each.job, each.row) for each in scheduler._waiting]
+    assert waiting == [(clients[2].job, 0), (clients[2].job, 1), (clients[0].job, 0)]
+    run(scheduler)
+    assert [client.answers[-1].problem for client in clients] == [None, None, None, "cancelled"]
+
+
 def test_a_static_batch_keeps_the_next_request_waiting(steps: Steps) -> None:
     scheduler = Scheduler(steps, 8, is_inflight=False)
     long = Client(scheduler, steps, ask(prompts(4), 10, end_id=NEVER))

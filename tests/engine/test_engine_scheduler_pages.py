@@ -69,7 +69,7 @@ def run(scheduler: Scheduler, most: int = 20_000) -> int:
 
 @contextmanager
 def watched(scheduler: Scheduler) -> Iterator[list[Sequence]]:
-    """Note which rows are set back, and that it is always the one that came last."""
+    """Note which rows are set back, and that it is always the last one of those that waited when they joined."""
     found: list[Sequence] = []
     set_back = Sequence.set_back
 
@@ -80,14 +80,16 @@ def watched(scheduler: Scheduler) -> Iterator[list[Sequence]]:
         found.append(sequence)
         set_back(sequence)
 
-    add = scheduler.add
+    waiting = scheduler._waiting
+    order_arrivals = waiting.order_arrivals
     scheduler.arrived = {}  # type: ignore[attr-defined]
 
-    def number(job: Job) -> None:
-        scheduler.arrived[job] = len(scheduler.arrived)  # type: ignore[attr-defined]
-        add(job)
+    def number() -> None:
+        order_arrivals()
+        for job in waiting.jobs():
+            scheduler.arrived.setdefault(job, len(scheduler.arrived))  # type: ignore[attr-defined]
 
-    with patch.object(Sequence, "set_back", note), patch.object(scheduler, "add", number):
+    with patch.object(Sequence, "set_back", note), patch.object(waiting, "order_arrivals", number):
         yield found
 
 
@@ -254,8 +256,11 @@ def test_rows_that_are_set_back_go_on_as_if_nothing_had_happened(gpt2: Settings,
     pages = 11 if order > 0 else 9
     steps = paged_steps(gpt2, pages)
     scheduler = Scheduler(steps, 16, steps_ahead=steps_ahead)
+    clients = []
     with watched(scheduler) as set_back:
-        clients = [Client(scheduler, steps, tensors, place % 2 == 0) for place, tensors in enumerate(requests)]
+        for place, tensors in enumerate(requests):  # one in each step: they keep their order
+            clients.append(Client(scheduler, steps, tensors, place % 2 == 0))
+            scheduler.step()
         run(scheduler)
     assert order < 0 or {sequence.width for sequence in set_back} == {1, 2}
     assert len({each.job for each in set_back}) >= (3 if order > 0 else 2)

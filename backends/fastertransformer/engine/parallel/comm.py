@@ -25,6 +25,7 @@ from ..sampling.sampling import NOT_FINITE
 from .group import Group
 from .peer_memory import open_peer_memory
 
+PEER_MEMORY = "through peer memory"  # in the note of a process whose small all-reduces are
 _PEER_ROWS = 16  # of hidden states, at most, that are all-reduced through peer memory
 _LAST = (1 << 32) - 1
 _NOT_FINITE_KEY = (1 << 63) - 1
@@ -51,7 +52,7 @@ class Comm:
     def note(self) -> str:
         """How the processes of a stage all-reduce, for a log."""
         if self._peer_memory:
-            return f"all-reduce of up to {_PEER_ROWS} rows through peer memory"
+            return f"all-reduce of up to {_PEER_ROWS} rows {PEER_MEMORY}"
         return "all-reduce by NCCL" if self._like.device.type == "cuda" else "all-reduce by gloo"
 
     def has_timed_out(self) -> bool:

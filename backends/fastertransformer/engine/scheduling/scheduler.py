@@ -124,6 +124,7 @@ class Scheduler:
                 self._finish(job, Answer(None, "cancelled", code=CANCELLED))
         for job, problem in self._limits.find_late(self._waiting.jobs):
             self._finish(job, Answer(None, problem, code=UNAVAILABLE))
+        self._waiting.order_arrivals()
         part, tokens = self._waiting.next_chunk()
         new = [] if part else self._waiting.admit()
         tokens = tokens or sum(sequence.source_length + len(sequence.inputs()) - sequence.skipped for sequence in new)

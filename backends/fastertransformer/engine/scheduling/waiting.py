@@ -20,6 +20,8 @@ from .sessions import Sessions
 class WaitingQueue:
     """Sequences in the order in which they join the batch; the first one that does not fit stops the others.
 
+    It is the order of their arrival, but for those that arrive during one step: see ``order_arrivals``.
+
     Args:
         steps: the network and its cache.
         batch: what they join.
@@ -46,6 +48,7 @@ class WaitingQueue:
         self._blocks, self._batch, self._sessions, self._metrics = steps.cache.blocks, batch, sessions, metrics
         self._max_rows, self._is_inflight = max_rows, is_inflight
         self._chunks, self._sequences = Chunks(steps, chunk_tokens), deque[Sequence]()
+        self._arrived: list[Sequence] = []  # since the last step; these are the last ones of all
         self.is_filling = True
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -60,7 +63,22 @@ class WaitingQueue:
 
     def append(self, sequences: Iterable[Sequence]) -> None:
         """Add new sequences behind the others."""
-        self._sequences.extend(sequences)
+        added = list(sequences)
+        self._sequences.extend(added)
+        self._arrived += added
+
+    def order_arrivals(self) -> None:
+        """Put first, of the sequences that arrived since the last step, those of the request with the most tokens.
+
+        A burst ends when its longest answer does, and that one ends the sooner the sooner it begins. No sequence is
+        overtaken by one that arrived in a later step. What a session begins with must come before what it goes on with.
+        """
+        arrived, self._arrived = self._arrived, []
+        if len(arrived) < 2 or any(each.session_row for each in arrived):
+            return
+        for _ in arrived:
+            self._sequences.pop()
+        self._sequences.extend(sorted(arrived, key=lambda each: -each.job.request.max_tokens))
 
     def return_first(self, sequence: Sequence) -> None:
         """Add a sequence that has been in the batch before all others."""
@@ -70,6 +88,7 @@ class WaitingQueue:
         """Remove those of the sequences that wait."""
         removed = set(sequences)
         self._sequences = deque(sequence for sequence in self._sequences if sequence not in removed)
+        self._arrived = [sequence for sequence in self._arrived if sequence not in removed]
 
     def evict_session(self) -> bool:
         """Free what is saved of a session: of the one idle longest, else of those whose requests wait."""
