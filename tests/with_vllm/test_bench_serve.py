@@ -7,29 +7,22 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
-from support.served import Deployment
+from support.llama_endpoint import LLAMA, MODEL, LlamaEndpoint, llama_endpoint
 from transformers import AutoTokenizer
 
 from evaluation import load
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.table import LOAD_TABLE
-from export_scripts.arguments import ConvertArguments, ExportArguments
-from export_scripts.convert import convert
-from export_scripts.repository.model_repository import build_repository
+from export_scripts.arguments import ConvertArguments
 from export_scripts.targets.huggingface.convert import convert_to_huggingface
 
-LLAMA = Path(__file__).resolve().parents[2] / "examples" / "llama_demo" / "checkpoints"
-TEMPLATE = "{% for each in messages %}{{ each.content }}{% endfor %}"
 PATHS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 REQUESTS, AT_ONCE, GIVEN, WANTED = 20, 4, 32, 12
 RANDOM = ("--random-input-len", str(GIVEN), "--random-output-len", str(WANTED))
@@ -41,53 +34,26 @@ TEXTS = [
 
 
 @dataclass(frozen=True)
-class Served:
-    """A deployment's OpenAI endpoint, the address of its metrics, and the model as a directory of Hugging Face."""
+class Served(LlamaEndpoint):
+    """The endpoint, and the model as a directory of Hugging Face."""
 
-    url: str
     huggingface: Path
-
-    def counts(self) -> dict[str, float]:
-        """Requests and tokens that the engine has counted, which it publishes a few times a second."""
-        found = self._published()
-        while True:
-            time.sleep(0.5)
-            before, found = found, self._published()
-            if found == before:
-                return found
-
-    def _published(self) -> dict[str, float]:
-        with urlopen(f"{self.url}/metrics", timeout=10) as page:
-            text = page.read().decode()
-        names = "request_success_total|generation_tokens_total|prompt_tokens_total"
-        found: dict[str, float] = {}
-        for name, value in re.findall(rf"^vllm:({names})(?:{{.*}})? (\S+)$", text, re.MULTILINE):
-            found[name] = found.get(name, 0) + float(value)
-        return found
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("bench")
-    convert(ConvertArguments(LLAMA, root / "1-gpu", 1, "fp32"))
-    repository = root / "model_repo"
-    build_repository(
-        ExportArguments(root / "1-gpu", repository, "llama", 1, 1, "fp32", 0, 0, max_batch_size=8, decoupled=True)
-    )
     huggingface = root / "hf_fp32"
     convert_to_huggingface(ConvertArguments(LLAMA, huggingface, weight_data_type="fp32", format="huggingface"))
-    (root / "chat.jinja").write_text(TEMPLATE)
-    deployment = Deployment(repository, root / "run", openai_port=0, openai_chat_template=root / "chat.jinja")
-    published = deployment.wait_until_published()
-    yield Served(f"http://127.0.0.1:{published.openai_port}", huggingface)
-    assert deployment.stop() == 0, deployment.text
+    with llama_endpoint(root) as endpoint:
+        yield Served(endpoint.url, huggingface)
 
 
 def bench(served: Served, backend: str, directory: Path, *dataset: str) -> dict[str, Any]:
     """The result that the program saves, with the figures of each request."""
     command = [
         *(str(Path(os.environ["VLLM"]).absolute()), "bench", "serve", "--backend", backend),
-        *("--base-url", served.url, "--endpoint", PATHS[backend], "--model", "llama", "--temperature", "0"),
+        *("--base-url", served.url, "--endpoint", PATHS[backend], "--model", MODEL, "--temperature", "0"),
         *("--tokenizer", str(served.huggingface), "--num-prompts", str(REQUESTS), "--max-concurrency", str(AT_ONCE)),
         *("--save-result", "--save-detailed", "--result-dir", str(directory), "--result-filename", "result.json"),
         *("--disable-tqdm", "--ignore-eos", *dataset),
