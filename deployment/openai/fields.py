@@ -159,7 +159,7 @@ REFUSED: Mapping[str, str] = {
     "bad_words": "give logit_bias with -100 for each token that must not come",
     "prompt_logprobs": "give echo with logprobs, to /v1/completions",
     "truncate_prompt_tokens": "shorten the prompt; /tokenize says how many tokens it has",
-    "priority": "requests are served in the order in which they come, those of one moment by the largest max_tokens first",
+    "priority": "requests are served as they come, those of one moment by the largest max_tokens first",
     "reasoning_effort": "the models have no such setting; write it into a message",
 }
 """Fields of OpenAI or vLLM that are refused: name and what to do instead."""
