@@ -215,6 +215,17 @@ def test_the_rows_of_a_request_that_waits_stay_together_and_one_that_is_cancelle
     assert [client.answers[-1].problem for client in clients] == [None, None, None, "cancelled"]
 
 
+def test_requests_that_arrive_with_one_of_a_session_keep_their_order(steps: Steps) -> None:
+    scheduler = Scheduler(steps, 1)
+    begins = ask(prompts(3), 2, end_id=NEVER) | {"START": np.ones(1, np.int32)}
+    begins["session_len"] = np.full((1, 1), 40, np.uint32)
+    scheduler.add(Job(parse_request(begins, steps.config), lambda answer: None, session=7))
+    later = Client(scheduler, steps, ask(prompts(3), 5, end_id=NEVER))
+    scheduler.step()
+    assert [each.job for each in scheduler._waiting] == [later.job]
+    run(scheduler)
+
+
 def test_a_static_batch_keeps_the_next_request_waiting(steps: Steps) -> None:
     scheduler = Scheduler(steps, 8, is_inflight=False)
     long = Client(scheduler, steps, ask(prompts(4), 10, end_id=NEVER))
