@@ -69,7 +69,7 @@ def run(scheduler: Scheduler, most: int = 20_000) -> int:
 
 @contextmanager
 def watched(scheduler: Scheduler) -> Iterator[list[Sequence]]:
-    """Note which rows are set back, and that it is always the last one of those that waited when they joined."""
+    """Note which rows are set back, and that it is always the one that came last, or of one moment asks for least."""
     found: list[Sequence] = []
     set_back = Sequence.set_back
 
@@ -80,16 +80,24 @@ def watched(scheduler: Scheduler) -> Iterator[list[Sequence]]:
         found.append(sequence)
         set_back(sequence)
 
-    waiting = scheduler._waiting
-    order_arrivals = waiting.order_arrivals
+    add, step, moment = scheduler.add, scheduler.step, 0
     scheduler.arrived = {}  # type: ignore[attr-defined]
 
-    def number() -> None:
-        order_arrivals()
-        for job in waiting.jobs():
-            scheduler.arrived.setdefault(job, len(scheduler.arrived))  # type: ignore[attr-defined]
+    def number(job: Job) -> None:
+        arrived = scheduler.arrived  # type: ignore[attr-defined]
+        arrived[job] = moment, -job.request.max_tokens, len(arrived)
+        add(job)
 
-    with patch.object(Sequence, "set_back", note), patch.object(waiting, "order_arrivals", number):
+    def note_and_step() -> None:
+        nonlocal moment
+        moment += 1
+        step()
+
+    with (
+        patch.object(Sequence, "set_back", note),
+        patch.object(scheduler, "add", number),
+        patch.object(scheduler, "step", note_and_step),
+    ):
         yield found
 
 
