@@ -156,6 +156,26 @@ def test_rows_with_parameters_of_their_own_get_what_numpy_draws(opened: tuple[GP
         assert outputs["cum_log_probs"][index, 0] == pytest.approx(log_prob, abs=1e-3)
 
 
+OF_ONE_KIND: dict[str, list[dict[str, Any]]] = {
+    "drawn of all tokens": [{"runtime_top_p": 1.0, "temperature": warmth} for warmth in (0.5, 1.0, 2.0)],
+    "nuclei that stay": [{"runtime_top_p": part, "temperature": 2.0} for part in (0.3, 0.6, 0.9)],
+    "nuclei that grow to their least": [{"runtime_top_p": 0.1, "top_p_min": 0.8, "temperature": 2.0}],
+    "nuclei that shrink": [{"runtime_top_p": 1.0, "top_p_decay": 0.5, "temperature": 2.0}],
+    "of the largest": [{"runtime_top_k": largest, "temperature": 2.0} for largest in (4, 20)],
+}
+
+
+@pytest.mark.parametrize("rows", OF_ONE_KIND.values(), ids=OF_ONE_KIND)
+def test_rows_of_one_kind_get_what_numpy_draws(
+    opened: tuple[GPT2LMHeadModel, Engine], rows: list[dict[str, Any]]
+) -> None:
+    model, engine = opened
+    lines, told = prompts(*[4] * len(rows), seed=5), told_rows(rows, [NEVER] * len(rows))
+    outputs = engine.generate([engine.parse(as_request(lines, told))])[0]
+    for index, (line, row) in enumerate(zip(lines, told, strict=True)):
+        assert generated(outputs, index) == generate(model, line, row)[0], row
+
+
 @pytest.mark.parametrize("penalty", [0.9, -0.5])
 def test_presence_penalty_is_taken_off_what_has_occurred(
     opened: tuple[GPT2LMHeadModel, Engine], penalty: float

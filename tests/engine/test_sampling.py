@@ -80,6 +80,29 @@ def test_top_p_keeps_hugging_faces_nucleus(logits: torch.Tensor, top_p: float) -
     assert torch.equal(keep_top_p(logits, torch.full((6,), top_p)).isfinite(), expected)
 
 
+@pytest.mark.parametrize("top_p", [1e-30, 0.3, 0.9, 0.9999])
+def test_the_nucleus_of_a_large_vocabulary_is_hugging_faces_whatever_the_distribution(top_p: float) -> None:
+    drawn = torch.randn(5, 20_000, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    wide = drawn * torch.tensor([0.1, 1.0, 2.0, 4.0, 30.0])[:, None]
+    kept = keep_top_p(torch.cat((wide, wide[3:])), torch.tensor([top_p] * 5 + [1.0, 0.5], dtype=torch.float64))
+    assert torch.equal(kept[:5].isfinite(), TopPLogitsWarper(top_p)(NO_IDS, wide).isfinite())
+    assert torch.equal(kept[5], wide[3])  # a row's own top_p
+    probabilities = wide.softmax(dim=-1)
+    for row in range(5):  # each has its probability but the last one, which has what is left
+        shares = kept[row].softmax(dim=-1) * top_p
+        order = probabilities[row].argsort(descending=True)[: int(kept[row].isfinite().sum())]
+        torch.testing.assert_close(shares[order[:-1]], probabilities[row, order[:-1]], rtol=1e-3, atol=1e-9)
+        assert shares.sum().item() == pytest.approx(top_p)
+
+
+def test_of_equal_probabilities_the_nucleus_has_the_first() -> None:
+    logits = torch.zeros(2, 4000)
+    logits[1, ::2] = -20.0
+    kept = keep_top_p(logits, torch.tensor([0.25, 0.1])).isfinite()
+    assert kept[0].nonzero()[:, 0].tolist() == list(range(1000))
+    assert kept[1].nonzero()[:, 0].tolist() == list(range(1, 400, 2))
+
+
 def test_top_p_one_keeps_the_logits_and_a_tiny_one_keeps_the_largest(logits: torch.Tensor) -> None:
     assert torch.equal(keep_top_p(logits, torch.ones(6)), logits)
     kept = keep_top_p(logits, torch.full((6,), 1e-30)).isfinite()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
 from backends.fastertransformer.engine.model.positions import Rotary, Rotation, plain_frequencies
+from backends.fastertransformer.engine.ops.ops import Ops
 from backends.fastertransformer.engine.sampling.sampling import (
     NOT_FINITE,
     argmax,
@@ -135,6 +136,24 @@ def test_the_argmax_goes_where_the_next_step_begins(rows: int, columns: int) -> 
         assert positions.tolist() == list(range(1, rows + 1))
 
 
+@pytest.mark.parametrize("count", [1, 45])
+def test_the_limits_of_draws_are_gathered_and_their_numbers_made(count: int) -> None:
+    from backends.fastertransformer.engine.ops.kernels.sampling import draw_limits
+
+    torch.manual_seed(0)
+    floats, integers = torch.rand(64, 3, device=DEVICE), torch.randint(-(1 << 62), 1 << 62, (64, 5), device=DEVICE)
+    floats[::2, 1] = 1.0
+    integers[:, 2], integers[:2, 2] = integers[:, 2] % 5000, torch.tensor([0, (1 << 31) + 7])
+    integers[0, 1], integers[1, 1] = -1, -(1 << 63)
+    slots = torch.randperm(64, device=DEVICE)[:count]
+    slots[0] = 0
+    columns = integers[:, 1], integers[:, 2], integers[:, 4], floats[:, 2], floats[:, 1]
+    for given in (columns, columns[:-1]):
+        found, expected = draw_limits(slots, *given), Ops(DEVICE).draw_limits(slots, *given)
+        for one, other in zip(found, expected, strict=True):
+            assert one is other is None or (one.dtype == other.dtype and torch.equal(one, other))
+
+
 @pytest.mark.parametrize("columns", [40, 4001])
 def test_a_token_is_drawn_as_from_the_sorted_nucleus(columns: int) -> None:
     from backends.fastertransformer.engine.ops.kernels.sampling import draw_tokens
@@ -168,6 +187,9 @@ def test_a_token_is_drawn_of_all(columns: int) -> None:
     for part in (0.3,) if columns > 5000 else (0.0, 0.999999, *torch.rand(2).tolist()):
         uniform = torch.full((6,), part, dtype=torch.float64, device=DEVICE)
         assert torch.equal(draw_tokens(logits, rows, top_k, top_p, uniform, scales), draw(scaled, uniform))
+        kept = torch.tensor([0, 1, 2, 3, 5], device=DEVICE)  # without the row of another kind
+        limits = top_k[kept], top_p[kept], uniform[kept], scales[kept]
+        assert torch.equal(draw_tokens(logits, rows[kept], *limits, keeps_all=True), draw(scaled[kept], uniform[kept]))
 
 
 def test_what_is_drawn_from_numbers_that_are_none_is_a_token() -> None:

@@ -129,6 +129,9 @@ def causal(tiles: row_kernels.Tiles, is_paged: bool, has_cap: bool = False, size
     return {**given, "has_cap": has_cap, "is_paged": is_paged, "num_stages": stages}
 
 
+LIMITS = {name: "*i64" for name in ("seeds", "generated", "top_ks")} | dict.fromkeys(
+    ("top_ps", "temperatures", "scales"), "*fp32"
+)
 GRAMMARS = {"bits": "*u8", "least": "fp32"}
 GROUPED = dict.fromkeys(("q_stride", "q_head_stride", "kv_stride", "kv_head_stride"), "i64")  # multiples of 16 too
 BF16_GROUP = dict.fromkeys(("q", "k", "v", "memory", "out"), "*bf16")
@@ -155,6 +158,14 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "by pairs": (DECODE, "_attend", 8, attention(128, False, rotation=1), {}),
     "by halves": (DECODE, "_attend", 4, attention(32, True, rotation=2), {}),
     "argmax": ("sampling", "_argmax_step", 4, {"parts": 32, "block": 1024}, {"tokens": "*i64", "lost": "i32"}),
+    "limits of draws": ("sampling", "_draw_limits", 1, {"block": 32}, LIMITS),
+    "limits of draws without temperatures": (
+        "sampling",
+        "_draw_limits",
+        1,
+        {"block": 32, "temperatures": None, "scales": None},
+        LIMITS,
+    ),
     "grammars": ("sampling", "_keep_allowed", 4, {"block": 2048, "rows": None}, GRAMMARS),
     "grammars of some rows": ("sampling", "_keep_allowed", 4, {"block": 2048}, {**GRAMMARS, "rows": "*i64"}),
     "embedding": ("elementwise", "_embed", 4, {"has_places": True, "block": 1024}, {"tokens": "*fp16"}),

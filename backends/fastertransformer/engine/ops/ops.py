@@ -157,6 +157,32 @@ class Ops:
         positions += 1
         return tokens
 
+    def draw_limits(
+        self,
+        slots: Tensor,
+        seeds: Tensor,
+        generated: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        temperature: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Give what limits the next draw of some slots, from columns of the table of all slots.
+
+        Args:
+            slots: int64 [n].
+            seeds: int64 [slots], with the stride of top_k.
+            generated: int64 [slots], with the stride of top_k: how many tokens each has.
+            top_k: int64 [slots].
+            top_p: fp32 [slots].
+            temperature: fp32 [slots], with the stride of top_p; None: the logits have theirs.
+
+        Returns:
+            What draw_tokens takes: top_k, int64 [n]; top_p, fp32 [n]; uniform, fp64 [n]; scales, fp32 [n] or None.
+        """
+        uniform = sampling.draw_uniform(seeds[slots], generated[slots])
+        scales = None if temperature is None else sampling.scale_of(temperature[slots])
+        return top_k[slots], top_p[slots], uniform, scales
+
     def draw_tokens(
         self,
         logits: Tensor,
@@ -167,6 +193,7 @@ class Ops:
         largest: int,
         is_narrow: bool,
         scales: Tensor | None = None,
+        keeps_all: bool = False,
     ) -> Tensor:
         """Draw a token for some rows: top-k, then top-p, then by the uniform random number.
 
@@ -179,11 +206,14 @@ class Ops:
             largest: of top_k, known on the host.
             is_narrow: whether no top_k is 0.
             scales: fp32 [n], by which the rows' logits are multiplied first; None: they are not.
+            keeps_all: whether no row has a top-k or a top-p, known on the host.
 
         Returns:
             int64 [n].
         """
         logits = logits[rows] if scales is None else logits[rows] * scales[:, None]
+        if keeps_all:
+            return sampling.draw(logits, uniform)
         if not is_narrow:
             return sampling.draw(sampling.keep_top_p(sampling.keep_top_k(logits, top_k, largest), top_p), uniform)
         values, ids = sampling.narrow_to_top_k(logits, top_k, largest)

@@ -130,6 +130,18 @@ class TritonOps(Ops):
         """See Ops."""
         return sampling.argmax_step(logits, ids, positions)
 
+    def draw_limits(
+        self,
+        slots: Tensor,
+        seeds: Tensor,
+        generated: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        temperature: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """See Ops."""
+        return sampling.draw_limits(slots, seeds, generated, top_k, top_p, temperature)
+
     def draw_tokens(
         self,
         logits: Tensor,
@@ -140,9 +152,10 @@ class TritonOps(Ops):
         largest: int,
         is_narrow: bool,
         scales: Tensor | None = None,
+        keeps_all: bool = False,
     ) -> Tensor:
         """See Ops."""
-        return sampling.draw_tokens(logits, rows, top_k, top_p, uniform, scales)
+        return sampling.draw_tokens(logits, rows, top_k, top_p, uniform, scales, keeps_all)
 
     def keep_allowed(self, logits: Tensor, rows: Tensor | None, bits: Tensor) -> Tensor:
         """See Ops; the logits are overwritten."""

@@ -63,6 +63,16 @@ class SamplingParams:
         return self.frequency_penalty != 0 or self.output_presence_penalty != 0
 
     @property
+    def keeps_all(self) -> bool:
+        """Whether each token is drawn from all, by neither a top-k nor a top-p."""
+        return not self.top_k and self.top_p >= 1 and not self.has_moving_top_p
+
+    @property
+    def has_moving_top_p(self) -> bool:
+        """Whether top_p may change from token to token: factual nucleus sampling."""
+        return not self.top_k and (self.top_p_decay != 1 or self.top_p_min > self.top_p)
+
+    @property
     def needs_token_log_probs(self) -> bool:
         """Whether sampling computes the log-probabilities of its tokens; a beam search has them anyway."""
         return self.is_return_log_probs and self.beam_width == 1

@@ -28,7 +28,7 @@ from .guided import GuidedRows
 from .token_counts import TokenCounts
 
 Owners = list[tuple[Sequence, int]]  # sequence and beam in each slot
-Limits = tuple[Tensor, Tensor, Tensor, int, bool, Tensor | None]  # of a draw, see Ops.draw_tokens
+Limits = tuple[Tensor, Tensor, Tensor, int, bool, Tensor | None, bool]  # of a draw, see Ops.draw_tokens
 
 
 class PendingTokens:
@@ -153,6 +153,8 @@ class Sampler:
         scored = [slot for slot, row in enumerate(rows) if row.needs_token_log_probs]
         self._sampled, self._scored = (upload(np.array(each, np.int64), self._device) for each in (sampled, scored))
         self._is_narrow = all(rows[slot].top_k for slot in sampled)
+        self._keeps_all = all(rows[slot].keeps_all for slot in sampled)
+        self._has_moving_top_p = any(rows[slot].has_moving_top_p for slot in sampled)
         self._largest_top_k = max((rows[slot].top_k for slot in (*sampled, *scored)), default=0)
         has_penalty = self._has_penalty or self._has_output_penalty
         changes_logits = self._has_temperature or has_penalty or self._has_min_length or self._bias
@@ -258,11 +260,10 @@ class Sampler:
 
     def _draw_limits(self, slots: Tensor) -> Limits:
         """Give what limits the draw of some slots, [n]: the arguments of Ops.draw_tokens from top_k on."""
-        columns = self._columns
-        uniform = sampling.draw_uniform(columns["random_seed"][slots], columns["generated"][slots])
-        scales = sampling.scale_of(columns["temperature"][slots]) if self._draw_scales else None
-        top_k, top_p = columns["top_k"][slots], columns["top_p"][slots]
-        return top_k, top_p, uniform, self._largest_top_k, self._is_narrow, scales
+        names = "random_seed", "generated", "top_k", "top_p", *(("temperature",) if self._draw_scales else ())
+        columns = (self._columns[name] for name in names)
+        top_k, top_p, uniform, scales = self._steps.network.ops.draw_limits(slots, *columns)
+        return top_k, top_p, uniform, self._largest_top_k, self._is_narrow, scales, self._keeps_all
 
     def _draw(self, logits: Tensor, slots: Tensor, limits: Limits) -> Tensor:
         """Draw a token for some slots, [n], from penalised logits [N, V]."""
@@ -291,7 +292,7 @@ class Sampler:
         if self._has_penalty and self._occurred is not None:
             self._occurred[: len(tokens)].scatter_(1, tokens[:, None], True)
         self._counts.add(tokens)
-        if len(self._sampled):
+        if self._has_moving_top_p:
             limits = columns["initial_top_p"], columns["top_p_decay"], columns["top_p_min"], columns["top_p_reset_ids"]
             decayed = sampling.decay_top_p(columns["top_p"], *limits, tokens)
             # FasterTransformer's top-k layer has a top_p that stays.

@@ -3,7 +3,7 @@
 Order and formulas are FasterTransformer's: ``BaseSamplingLayer.cc`` (temperature, then repetition or presence penalty,
 then minimum length), ``sampling_penalty_kernels.cu``, ``sampling_topk_kernels.cu`` and ``sampling_topp_kernels.cu``.
 Every function leaves a row alone whose parameter is neutral, so a row's numbers do not depend on its neighbours'
-parameters. Nothing here asks the device for a value.
+parameters. Nothing here asks a GPU for a value.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 
 MASKED = float("-inf")
 LEAST_ALLOWED = -1e30  # of what a grammar allows: finite, also behind the least temperature
+_LIKELY = 1e-3, 1e-4, 1e-5  # probabilities; at most 1 / p tokens have p
+_FEW = 8  # a part of the vocabulary that is sooner sorted by itself
 NOT_FINITE = -1  # in place of the token of a row whose logits are infinite or NaN
 _GOLDEN, _MIX_1, _MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -167,12 +169,45 @@ def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
     has what is left up to top_p, not its whole probability (Hugging Face gives it the whole). The logits returned are
     such that softmax gives exactly that distribution. top_p = 1 keeps all.
     """
-    probabilities, ids = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-    before = probabilities.cumsum(dim=-1) - probabilities
-    share = torch.minimum(probabilities, top_p[:, None] - before).clamp(min=0.0)
-    share[:, 0] = probabilities[:, 0].minimum(top_p.clamp(min=torch.finfo(share.dtype).tiny))  # never an empty nucleus
-    kept = torch.empty_like(logits).scatter(1, ids, share.log())
+    if logits.device.type == "cpu":
+        return _keep_top_p_by_row(logits, top_p)
+    kept = _nucleus_shares(logits.softmax(dim=-1), top_p).log()
     return torch.where((top_p >= 1.0)[:, None], logits, kept)
+
+
+def _nucleus_shares(probabilities: Tensor, top_p: Tensor) -> Tensor:
+    """Give what the nucleus has of each probability: [B, V], [B] -> [B, V]; of equal ones it takes the first."""
+    descending, ids = probabilities.sort(dim=-1, descending=True, stable=True)
+    before = descending.cumsum(dim=-1) - descending
+    share = torch.minimum(descending, top_p[:, None] - before).clamp(min=0.0)
+    share[:, 0] = descending[:, 0].minimum(top_p.clamp(min=torch.finfo(share.dtype).tiny))  # never an empty nucleus
+    return torch.empty_like(probabilities).scatter(1, ids, share)
+
+
+def _keep_top_p_by_row(logits: Tensor, top_p: Tensor) -> Tensor:
+    """Do what keep_top_p does, and sort likely tokens alone: to sort 128,000 takes a core 20 ms a row."""
+    kept, probabilities, flat = logits.clone(), logits.softmax(dim=-1), list[int]()
+    for row in (top_p < 1).nonzero()[:, 0].tolist():
+        ids = _likely_ids(probabilities[row], top_p[row])
+        if ids is None:
+            flat.append(row)
+        else:
+            kept[row] = MASKED
+            kept[row, ids] = _nucleus_shares(probabilities[None, row, ids], top_p[None, row])[0].log()
+    if flat:
+        kept[flat] = _nucleus_shares(probabilities[flat], top_p[flat]).log()
+    return kept
+
+
+def _likely_ids(probabilities: Tensor, top_p: Tensor) -> Tensor | None:
+    """Give some of the likeliest tokens that sum to top_p, [V] -> [n] ascending; None: it takes too many."""
+    for least in _LIKELY:
+        ids = (probabilities >= least).nonzero()[:, 0]
+        if len(ids) > len(probabilities) // _FEW:
+            return None
+        if probabilities[ids].sum() >= top_p:
+            return ids
+    return None
 
 
 def draw(logits: Tensor, uniform: Tensor) -> Tensor:

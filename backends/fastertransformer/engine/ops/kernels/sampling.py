@@ -18,6 +18,7 @@ from ...sampling.sampling import LEAST_ALLOWED, NOT_FINITE
 from .launch import scratch_of, uses_pdl
 
 _BLOCK, _WARPS = 4096, 16  # of drawing
+_SLOTS = 32  # of a program that gives the limits of draws
 _PARTS = 32  # programs that share a row
 _MASKED_COLUMNS = 2048  # of a program that masks
 _LEAST_KEY = tl.constexpr(-2147483648)
@@ -175,8 +176,62 @@ def _draw(logits, rows, top_k, top_p, scales, uniform, tokens, columns, block: t
     tl.store(tokens + program, tl.minimum(chosen, last).to(tl.int64))
 
 
+@triton.jit
+def _mix(bits):
+    """Mix a uint64 as sampling.draw_uniform does."""
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
+    return bits ^ (bits >> 31)
+
+
+_COLUMNS = ("seeds", "generated", "top_ks", "top_ps", "temperatures")
+
+
+@triton.jit(
+    do_not_specialize=("count", "integers_stride", "floats_stride"),
+    do_not_specialize_on_alignment=_COLUMNS,  # each begins anywhere in the table
+)
+def _draw_limits(
+    slots, seeds, generated, top_ks, top_ps, temperatures, top_k, top_p, uniform, scales,
+    count, integers_stride, floats_stride, block: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    is_row = at < count
+    slot = tl.load(slots + at, is_row, 0)
+    integers, floats = slot * integers_stride, slot * floats_stride
+    step = (tl.load(generated + integers, is_row, 0) + 1).to(tl.uint64)
+    bits = _mix(_mix(tl.load(seeds + integers, is_row, 0).to(tl.uint64)) + step * 0x9E3779B97F4A7C15)
+    tl.store(uniform + at, (bits >> 11).to(tl.float64) * 1.1102230246251565e-16, is_row)  # 2**-53
+    tl.store(top_k + at, tl.load(top_ks + integers, is_row, 0), is_row)
+    tl.store(top_p + at, tl.load(top_ps + floats, is_row, 0.0), is_row)
+    if temperatures is not None:
+        temperature = tl.load(temperatures + floats, is_row, 1.0)
+        scale = tl.div_rn(tl.full((block,), 1.0, tl.float32), temperature + 1e-6)
+        tl.store(scales + at, tl.where(temperature == 1, 1.0, scale), is_row)
+
+
+def draw_limits(
+    slots: Tensor, seeds: Tensor, generated: Tensor, top_k: Tensor, top_p: Tensor, temperature: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Give what limits the next draw of some slots, as Ops.draw_limits says, in one launch."""
+    count, uniform = len(slots), torch.empty(len(slots), dtype=torch.float64, device=slots.device)
+    own_top_k, own_top_p = torch.empty_like(slots), torch.empty_like(uniform, dtype=torch.float32)
+    scales = None if temperature is None else torch.empty_like(own_top_p)
+    _draw_limits[(triton.cdiv(count, _SLOTS),)](
+        slots, seeds, generated, top_k, top_p, temperature, own_top_k, own_top_p, uniform, scales,
+        count, top_k.stride(0), top_p.stride(0), block=_SLOTS, num_warps=1,
+    )  # fmt: skip
+    return own_top_k, own_top_p, uniform, scales
+
+
 def draw_tokens(
-    logits: Tensor, rows: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor, scales: Tensor | None = None
+    logits: Tensor,
+    rows: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    uniform: Tensor,
+    scales: Tensor | None = None,
+    keeps_all: bool = False,
 ) -> Tensor:
     """Draw a token for some rows, as Ops.draw_tokens says; rows that keep all tokens have a kernel of their own."""
     logits, tokens, columns = logits.contiguous(), torch.empty_like(rows), logits.shape[1]
@@ -185,6 +240,8 @@ def draw_tokens(
         logits, rows, top_k, top_p, scales, uniform, tokens, partial, finished, columns,
         parts=_PARTS, block=1024, num_warps=4,
     )  # fmt: skip
+    if keeps_all:
+        return tokens
     block = min(_BLOCK, max(32, triton.next_power_of_2(columns)))
     _draw[(len(rows),)](
         logits, rows, top_k, top_p, scales, uniform, tokens, columns, block=block, num_warps=min(_WARPS, block // 32)
@@ -215,10 +272,11 @@ def keep_allowed(logits: Tensor, rows: Tensor | None, bits: Tensor) -> Tensor:
 
 
 def warm_up(columns: int, device: torch.device) -> None:
-    """Compile the kernel for logits of this many columns."""
+    """Compile the kernels for logits of this many columns."""
     row, logits = torch.zeros(1, dtype=torch.long, device=device), torch.zeros(1, columns, device=device)
-    for scales in (None, row.float()):
-        draw_tokens(logits, row, row, row.float(), row.double(), scales)
+    for temperature in (None, row.float()):
+        limits = draw_limits(row, row, row, row, row.float(), temperature)
+        draw_tokens(logits, row, *limits)
     bits = torch.zeros(1, columns // 8 + 1, dtype=torch.uint8, device=device)
     for rows in (None, row):
         keep_allowed(logits, rows, bits)
