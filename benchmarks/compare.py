@@ -12,8 +12,9 @@ is in the table. --vllm-python is the Python that has vLLM; --peer-path is put i
 
     --peer-env='["VLLM_USE_FLASHINFER_SAMPLER=0", "VLLM_ALLOW_INSECURE_SERIALIZATION=1"]'
 
-The table has a row for each case and figure: medians over --rounds with their lowest and highest values, slipway / vllm
-as ``ratio``, versions and commits.
+--peer-settings are further arguments of its engine, as ["attention_backend=TRITON_ATTN"]. The table has a row for each
+case and figure: medians over --rounds with their lowest and highest values, slipway / vllm as ``ratio``, versions and
+commits.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ class CompareArguments(ScriptArguments):
     vllm_python: Path | None = field(default=None, metadata={"help": "Python that has vLLM; this one if not given"})
     peer_path: Path | None = field(default=None, metadata={"help": "directory with vLLM, for its PYTHONPATH"})
     peer_env: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of NAME=value, for the peer alone"})
+    peer_settings: tuple[str, ...] = field(
+        default=(), metadata={"help": "JSON list of NAME=value, further engine arguments of the peer"}
+    )
     timeout_s: float = field(default=1200.0, metadata={"help": "of each process"})
     csv: Path | None = field(default=None, metadata={"help": "file to write"})
     commit: str = field(default="", metadata={"help": "what is measured, for the file, where this is no git checkout"})
@@ -93,9 +97,10 @@ def check_arguments(arguments: CompareArguments) -> None:
         raise ConfigError("without clients there is no highest rate that shares are parts of", "give --rates")
     if len(arguments.burst_lengths) != 2 or any(not 0 < fewest <= most for fewest, most in arguments.burst_lengths):
         raise ConfigError(f"burst_lengths {arguments.burst_lengths}", "give [[fewest, most] in, [fewest, most] out]")
-    for pair in arguments.peer_env:
-        if "=" not in pair:
-            raise ConfigError(f"--peer-env holds {pair!r}, which is not NAME=value")
+    for flag, pairs in (("--peer-env", arguments.peer_env), ("--peer-settings", arguments.peer_settings)):
+        for pair in pairs:
+            if "=" not in pair:
+                raise ConfigError(f"{flag} holds {pair!r}, which is not NAME=value")
 
 
 class Turns:
@@ -160,6 +165,7 @@ class Turns:
             shares=given.shares,
             rates_per_s=self._rates,
             seconds=given.seconds,
+            peer_settings=given.peer_settings,
             output=str(output),
         )
 

@@ -9,6 +9,7 @@ when it is served. Its settings are vLLM's own choice but for those that the job
 from __future__ import annotations
 
 import asyncio
+import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,8 +33,8 @@ class JobArguments(ScriptArguments):
 
 
 def engine_settings(job: Job) -> dict[str, Any]:
-    """Settings of either form of the engine."""
-    return {
+    """Settings of either form of the engine; what the job gives by name goes before ours."""
+    ours = {
         "model": job.model,
         "skip_tokenizer_init": True,
         "load_format": "dummy" if job.is_made_up else "auto",
@@ -42,6 +43,15 @@ def engine_settings(job: Job) -> dict[str, Any]:
         "gpu_memory_utilization": job.memory,
         "seed": 0,
     }
+    return ours | {name: _value(text) for name, text in (pair.split("=", 1) for pair in job.peer_settings)}
+
+
+def _value(text: str) -> Any:
+    """What JSON makes of a setting's text; a plain word stays one."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def describe_peer() -> dict[str, str]:

@@ -52,6 +52,7 @@ class Job:
         shares: rates of the Poisson arrivals, as parts of the highest rate that the closed loop shows.
         rates_per_s: the rates themselves; they take the shares' place.
         seconds: of arrivals.
+        peer_settings: NAME=value, further arguments of the peer's engine.
         output: file that takes a JSON line for each case.
     """
 
@@ -76,6 +77,7 @@ class Job:
     shares: tuple[float, ...]
     rates_per_s: tuple[float, ...]
     seconds: float
+    peer_settings: tuple[str, ...]
     output: str
 
     def write(self, path: Path) -> None:
