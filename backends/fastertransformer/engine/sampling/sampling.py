@@ -200,7 +200,7 @@ def _keep_top_p_by_row(logits: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _likely_ids(probabilities: Tensor, top_p: Tensor) -> Tensor | None:
-    """Give some of the likeliest tokens that sum to top_p, [V] -> [n] ascending; None: it takes too many."""
+    """Give the ids, ascending, of largest probabilities that sum to top_p, [V] -> [n]; None: these are too many."""
     for least in _LIKELY:
         ids = (probabilities >= least).nonzero()[:, 0]
         if len(ids) > len(probabilities) // _FEW:
