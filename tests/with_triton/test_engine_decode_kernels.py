@@ -11,6 +11,7 @@ from backends.fastertransformer.engine.model.positions import Rotary, Rotation, 
 from backends.fastertransformer.engine.ops.ops import Ops
 from backends.fastertransformer.engine.sampling.sampling import (
     NOT_FINITE,
+    DrawLimits,
     argmax,
     draw,
     keep_allowed,
@@ -150,8 +151,9 @@ def test_the_limits_of_draws_are_gathered_and_their_numbers_made(count: int) -> 
     columns = integers[:, 1], integers[:, 2], integers[:, 4], floats[:, 2], floats[:, 1]
     for given in (columns, columns[:-1]):
         found, expected = draw_limits(slots, *given), Ops(DEVICE).draw_limits(slots, *given)
-        for one, other in zip(found, expected, strict=True):
-            assert one is other is None or (one.dtype == other.dtype and torch.equal(one, other))
+        assert (found.scales is None) == (expected.scales is None) == (given is not columns)
+        for one, other in zip(found[:4], expected[:4], strict=True):
+            assert one is None or (one.dtype == other.dtype and torch.equal(one, other))
 
 
 @pytest.mark.parametrize("columns", [40, 4001])
@@ -168,7 +170,7 @@ def test_a_token_is_drawn_as_from_the_sorted_nucleus(columns: int) -> None:
     kept = keep_top_p(keep_top_k(logits[rows], top_k, 40), top_p)
     for _ in range(2):
         uniform = torch.rand(len(rows), dtype=torch.float64, device=DEVICE)
-        assert torch.equal(draw_tokens(logits, rows, top_k, top_p, uniform), draw(kept, uniform))
+        assert torch.equal(draw_tokens(logits, rows, DrawLimits(top_k, top_p, uniform)), draw(kept, uniform))
 
 
 @pytest.mark.parametrize("columns", [40, 4001, 70000])
@@ -186,10 +188,11 @@ def test_a_token_is_drawn_of_all(columns: int) -> None:
     scaled = keep_top_k(logits[rows] * scales[:, None], torch.where(top_k == columns, 0, top_k), 5)
     for part in (0.3,) if columns > 5000 else (0.0, 0.999999, *torch.rand(2).tolist()):
         uniform = torch.full((6,), part, dtype=torch.float64, device=DEVICE)
-        assert torch.equal(draw_tokens(logits, rows, top_k, top_p, uniform, scales), draw(scaled, uniform))
+        limits = DrawLimits(top_k, top_p, uniform, scales)
+        assert torch.equal(draw_tokens(logits, rows, limits), draw(scaled, uniform))
         kept = torch.tensor([0, 1, 2, 3, 5], device=DEVICE)  # without the row of another kind
-        limits = top_k[kept], top_p[kept], uniform[kept], scales[kept]
-        assert torch.equal(draw_tokens(logits, rows[kept], *limits, keeps_all=True), draw(scaled[kept], uniform[kept]))
+        limits = DrawLimits(top_k[kept], top_p[kept], uniform[kept], scales[kept], keeps_all=True)
+        assert torch.equal(draw_tokens(logits, rows[kept], limits), draw(scaled[kept], uniform[kept]))
 
 
 def test_what_is_drawn_from_numbers_that_are_none_is_a_token() -> None:
@@ -198,7 +201,7 @@ def test_what_is_drawn_from_numbers_that_are_none_is_a_token() -> None:
     warm_up(97, DEVICE)
     logits = torch.full((1, 97), float("nan"), device=DEVICE)
     ones = torch.ones(1, device=DEVICE)
-    found = draw_tokens(logits, ones.long() - 1, ones.long() * 3, ones / 2, ones.double() / 2)
+    found = draw_tokens(logits, ones.long() - 1, DrawLimits(ones.long() * 3, ones / 2, ones.double() / 2))
     assert 0 <= int(found) < 97
 
 

@@ -20,6 +20,7 @@ from ..model.linear import ACTIVATIONS, Linear, Norm
 from ..model.packed_rows import Rows
 from ..model.positions import Attend, AttentionSpec, CrossAttend
 from ..sampling import sampling
+from ..sampling.sampling import DrawLimits
 from . import cached_attention, torch_attention
 from .kernels import can_run_on
 
@@ -165,8 +166,8 @@ class Ops:
         top_k: Tensor,
         top_p: Tensor,
         temperature: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Give what limits the next draw of some slots, from columns of the table of all slots.
+    ) -> DrawLimits:
+        """Give what limits the next draw of some slots, from columns of the table of all slots; not what a host knows.
 
         Args:
             slots: int64 [n].
@@ -175,48 +176,30 @@ class Ops:
             top_k: int64 [slots].
             top_p: fp32 [slots].
             temperature: fp32 [slots], with the stride of top_p; None: the logits have theirs.
-
-        Returns:
-            What draw_tokens takes: top_k, int64 [n]; top_p, fp32 [n]; uniform, fp64 [n]; scales, fp32 [n] or None.
         """
         uniform = sampling.draw_uniform(seeds[slots], generated[slots])
         scales = None if temperature is None else sampling.scale_of(temperature[slots])
-        return top_k[slots], top_p[slots], uniform, scales
+        return DrawLimits(top_k[slots], top_p[slots], uniform, scales)
 
-    def draw_tokens(
-        self,
-        logits: Tensor,
-        rows: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-        uniform: Tensor,
-        largest: int,
-        is_narrow: bool,
-        scales: Tensor | None = None,
-        keeps_all: bool = False,
-    ) -> Tensor:
+    def draw_tokens(self, logits: Tensor, rows: Tensor, limits: DrawLimits) -> Tensor:
         """Draw a token for some rows: top-k, then top-p, then by the uniform random number.
 
         Args:
             logits: fp32 [B, V].
             rows: int64 [n].
-            top_k: int64 [n]; 0 keeps all.
-            top_p: fp32 [n]; 1 keeps all.
-            uniform: fp64 [n] in [0, 1).
-            largest: of top_k, known on the host.
-            is_narrow: whether no top_k is 0.
-            scales: fp32 [n], by which the rows' logits are multiplied first; None: they are not.
-            keeps_all: whether no row has a top-k or a top-p, known on the host.
+            limits: of these rows.
 
         Returns:
             int64 [n].
         """
+        top_k, top_p, uniform, scales = limits[:4]
         logits = logits[rows] if scales is None else logits[rows] * scales[:, None]
-        if keeps_all:
+        if limits.keeps_all:
             return sampling.draw(logits, uniform)
-        if not is_narrow:
-            return sampling.draw(sampling.keep_top_p(sampling.keep_top_k(logits, top_k, largest), top_p), uniform)
-        values, ids = sampling.narrow_to_top_k(logits, top_k, largest)
+        if not limits.is_narrow:
+            kept = sampling.keep_top_k(logits, top_k, limits.largest)
+            return sampling.draw(sampling.keep_top_p(kept, top_p), uniform)
+        values, ids = sampling.narrow_to_top_k(logits, top_k, limits.largest)
         return ids.gather(1, sampling.draw(sampling.keep_top_p(values, top_p), uniform)[:, None])[:, 0]
 
     def keep_allowed(self, logits: Tensor, rows: Tensor | None, bits: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from ..cache.kv_cache import PAGE, KvCache
 from ..model.linear import HeadNorms, Linear, Norm
 from ..model.packed_rows import Rows
 from ..model.positions import Attend, AttentionSpec, CrossAttend
+from ..sampling.sampling import DrawLimits
 from .kernels import (
     decode_attention,
     elementwise,
@@ -138,24 +139,13 @@ class TritonOps(Ops):
         top_k: Tensor,
         top_p: Tensor,
         temperature: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    ) -> DrawLimits:
         """See Ops."""
         return sampling.draw_limits(slots, seeds, generated, top_k, top_p, temperature)
 
-    def draw_tokens(
-        self,
-        logits: Tensor,
-        rows: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-        uniform: Tensor,
-        largest: int,
-        is_narrow: bool,
-        scales: Tensor | None = None,
-        keeps_all: bool = False,
-    ) -> Tensor:
+    def draw_tokens(self, logits: Tensor, rows: Tensor, limits: DrawLimits) -> Tensor:
         """See Ops."""
-        return sampling.draw_tokens(logits, rows, top_k, top_p, uniform, scales, keeps_all)
+        return sampling.draw_tokens(logits, rows, limits)
 
     def keep_allowed(self, logits: Tensor, rows: Tensor | None, bits: Tensor) -> Tensor:
         """See Ops; the logits are overwritten."""

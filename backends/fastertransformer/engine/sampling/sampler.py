@@ -25,10 +25,10 @@ from ..steps.steps import Steps
 from . import sampling, scoring
 from .beam import candidates
 from .guided import GuidedRows
+from .sampling import DrawLimits
 from .token_counts import TokenCounts
 
 Owners = list[tuple[Sequence, int]]  # sequence and beam in each slot
-Limits = tuple[Tensor, Tensor, Tensor, int, bool, Tensor | None, bool]  # of a draw, see Ops.draw_tokens
 
 
 class PendingTokens:
@@ -258,18 +258,18 @@ class Sampler:
             logits = sampling.hold_back(logits, *self._held_back, columns["min_length"], columns["generated"])
         return logits
 
-    def _draw_limits(self, slots: Tensor) -> Limits:
-        """Give what limits the draw of some slots, [n]: the arguments of Ops.draw_tokens from top_k on."""
+    def _draw_limits(self, slots: Tensor) -> DrawLimits:
+        """Give what limits the draw of some slots, [n]."""
         names = "random_seed", "generated", "top_k", "top_p", *(("temperature",) if self._draw_scales else ())
         columns = (self._columns[name] for name in names)
-        top_k, top_p, uniform, scales = self._steps.network.ops.draw_limits(slots, *columns)
-        return top_k, top_p, uniform, self._largest_top_k, self._is_narrow, scales, self._keeps_all
+        limits = self._steps.network.ops.draw_limits(slots, *columns)
+        return limits._replace(largest=self._largest_top_k, is_narrow=self._is_narrow, keeps_all=self._keeps_all)
 
-    def _draw(self, logits: Tensor, slots: Tensor, limits: Limits) -> Tensor:
+    def _draw(self, logits: Tensor, slots: Tensor, limits: DrawLimits) -> Tensor:
         """Draw a token for some slots, [n], from penalised logits [N, V]."""
         if self._has_min_p:
             logits = sampling.keep_min_p(logits, self._columns["min_p"])
-        return self._steps.network.ops.draw_tokens(logits, slots, *limits)
+        return self._steps.network.ops.draw_tokens(logits, slots, limits)
 
     def _search(self, sequence: Sequence, logits: Tensor, tokens: Tensor) -> None:
         """Choose a sequence's next beams and write their tokens into [N]."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,28 @@ _LIKELY = 1e-3, 1e-4, 1e-5  # probabilities; at most 1 / p tokens have p
 _FEW = 8  # a part of the vocabulary that is sooner sorted by itself
 NOT_FINITE = -1  # in place of the token of a row whose logits are infinite or NaN
 _GOLDEN, _MIX_1, _MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+class DrawLimits(NamedTuple):
+    """What limits the draw of a token for each of some rows.
+
+    Attributes:
+        top_k: int64 [n]; 0 keeps all.
+        top_p: fp32 [n]; 1 keeps all.
+        uniform: fp64 [n] in [0, 1), a random number each.
+        scales: fp32 [n], by which the rows' logits are multiplied first; None: they are not.
+        largest: at least the largest top_k; the host knows it and what follows.
+        is_narrow: whether no top_k is 0.
+        keeps_all: whether no row has a top-k or a top-p.
+    """
+
+    top_k: Tensor
+    top_p: Tensor
+    uniform: Tensor
+    scales: Tensor | None = None
+    largest: int = 0
+    is_narrow: bool = False
+    keeps_all: bool = False
 
 
 def argmax(logits: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...sampling.sampling import LEAST_ALLOWED, NOT_FINITE
+from ...sampling.sampling import LEAST_ALLOWED, NOT_FINITE, DrawLimits
 from .launch import scratch_of, uses_pdl
 
 _BLOCK, _WARPS = 4096, 16  # of drawing
@@ -212,7 +212,7 @@ def _draw_limits(
 
 def draw_limits(
     slots: Tensor, seeds: Tensor, generated: Tensor, top_k: Tensor, top_p: Tensor, temperature: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> DrawLimits:
     """Give what limits the next draw of some slots, as Ops.draw_limits says, in one launch."""
     count, uniform = len(slots), torch.empty(len(slots), dtype=torch.float64, device=slots.device)
     own_top_k, own_top_p = torch.empty_like(slots), torch.empty_like(uniform, dtype=torch.float32)
@@ -221,26 +221,19 @@ def draw_limits(
         slots, seeds, generated, top_k, top_p, temperature, own_top_k, own_top_p, uniform, scales,
         count, top_k.stride(0), top_p.stride(0), block=_SLOTS, num_warps=1,
     )  # fmt: skip
-    return own_top_k, own_top_p, uniform, scales
+    return DrawLimits(own_top_k, own_top_p, uniform, scales)
 
 
-def draw_tokens(
-    logits: Tensor,
-    rows: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    uniform: Tensor,
-    scales: Tensor | None = None,
-    keeps_all: bool = False,
-) -> Tensor:
+def draw_tokens(logits: Tensor, rows: Tensor, limits: DrawLimits) -> Tensor:
     """Draw a token for some rows, as Ops.draw_tokens says; rows that keep all tokens have a kernel of their own."""
+    top_k, top_p, uniform, scales = limits[:4]
     logits, tokens, columns = logits.contiguous(), torch.empty_like(rows), logits.shape[1]
     partial, finished = scratch_of(logits.device).get(len(rows), len(rows) * _PARTS * 2)
     _draw_of_all[(len(rows), _PARTS)](
         logits, rows, top_k, top_p, scales, uniform, tokens, partial, finished, columns,
         parts=_PARTS, block=1024, num_warps=4,
     )  # fmt: skip
-    if keeps_all:
+    if limits.keeps_all:
         return tokens
     block = min(_BLOCK, max(32, triton.next_power_of_2(columns)))
     _draw[(len(rows),)](
@@ -276,7 +269,7 @@ def warm_up(columns: int, device: torch.device) -> None:
     row, logits = torch.zeros(1, dtype=torch.long, device=device), torch.zeros(1, columns, device=device)
     for temperature in (None, row.float()):
         limits = draw_limits(row, row, row, row, row.float(), temperature)
-        draw_tokens(logits, row, *limits)
+        draw_tokens(logits, row, limits)
     bits = torch.zeros(1, columns // 8 + 1, dtype=torch.uint8, device=device)
     for rows in (None, row):
         keep_allowed(logits, rows, bits)
