@@ -6,6 +6,7 @@ launcher says here what it would be compiled for, as it does before every launch
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from backends.fastertransformer.engine.model.linear import Norm
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import load_weights
-from backends.fastertransformer.engine.ops.kernels import gemm, launch
+from backends.fastertransformer.engine.ops.kernels import gemm, launch, sampling
 from backends.fastertransformer.engine.steps import graphs, warmup
 from backends.fastertransformer.engine.steps.steps import Steps
 from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
@@ -84,8 +85,23 @@ def test_warming_up_takes_no_step_after_its_limit(
     tmp_path: Path, variants: Variants, caplog: pytest.LogCaptureFixture
 ) -> None:
     warmup.warm_up(open_steps("gpt", tmp_path), limit_s=0)
-    assert {name for name, *_ in variants} == {"_draw", "_draw_of_all", "_keep_allowed"}  # those of the sampler alone
+    sampling_kernels = {"_draw_limits", "_draw", "_draw_of_all", "_keep_allowed"}
+    assert {name for name, *_ in variants} == sampling_kernels
     assert "not captured within" in caplog.text and "256 rows" in caplog.text and "512 tokens" in caplog.text
+
+
+def test_the_limits_of_draws_are_compiled_once_wherever_a_column_is_and_however_many_rows_draw(
+    variants: Variants,
+) -> None:
+    sampling.warm_up(97, CPU)
+    known = set(variants)
+    floats, integers = torch.zeros(256, 11), torch.zeros(256, 7, dtype=torch.long)
+    for at, count in itertools.product(range(4), (1, 15, 16, 64, 240)):
+        seeds, generated, top_k = (integers[:, at + other] for other in range(3))
+        columns = torch.zeros(count, dtype=torch.long), seeds, generated, top_k, floats[:, 2 * at]
+        sampling.draw_limits(*columns)
+        sampling.draw_limits(*columns, floats[:, at])
+    assert variants == known
 
 
 @torch.inference_mode()
