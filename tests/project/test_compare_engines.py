@@ -133,6 +133,7 @@ def test_a_shape_that_vllm_cannot_make_up_is_refused() -> None:
         ("--clients=0", "give --rates"),
         ("--burst-lengths=[[9,3],[2,5]]", "fewest, most"),
         ("--peer-env=[\"A\"]", "NAME=value"),
+        ("--peer-settings=[\"A\"]", "--peer-settings holds 'A', which is not NAME=value"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_refused_at_once(flag: str, said: str) -> None:
@@ -186,7 +187,7 @@ def test_one_command_measures_both_engines_by_turns(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     few = ["--burst=2", "--burst-lengths=[[3,9],[2,5]]", "--clients=2", "--requests=3", "--shares=[0.5]"]
-    few += ["--seconds=0.1", "--longest=2048"]
+    few += ["--seconds=0.1", "--longest=2048", '--peer-settings=["attention_backend=TRITON_ATTN","block_size=32"]']
     table = tmp_path / "table.csv"
     compare.main([f"--model={model}", f"--csv={table}", *SMALL, *few, *peer(tmp_path / "peer")])
     printed = capfd.readouterr().out
@@ -195,6 +196,7 @@ def test_one_command_measures_both_engines_by_turns(
     assert f"vllm {VERSION} (abc123)" in printed
     rows = pandas.read_csv(table)
     assert set(rows.vllm_version) == {VERSION} and set(rows.vllm_commit) == {"abc123"}
+    assert rows.vllm_settings.str.contains("'attention_backend': 'TRITON_ATTN', 'block_size': 32").all()
     measured = rows[rows.case != "agreement"]
     assert measured.ratio.to_numpy() == pytest.approx((measured.slipway / measured.vllm).to_numpy(), rel=1e-4)
     assert {"static 1 x 8/4", "static 2 x 8/4", "2 at once", "2 clients"} < set(measured.case)

@@ -18,7 +18,7 @@ from torch import Tensor
 MASKED = float("-inf")
 LEAST_ALLOWED = -1e30  # of what a grammar allows: finite, also behind the least temperature
 _LIKELY = 1e-3, 1e-4, 1e-5  # probabilities; at most 1 / p tokens have p
-_FEW = 8  # a part of the vocabulary that is sooner sorted by itself
+_MOST_SORTED = 1 / 8  # of a vocabulary; rows where more tokens are likely are sooner sorted whole, all at once
 NOT_FINITE = -1  # in place of the token of a row whose logits are infinite or NaN
 _GOLDEN, _MIX_1, _MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -226,7 +226,7 @@ def _likely_ids(probabilities: Tensor, top_p: Tensor) -> Tensor | None:
     """Give the ids, ascending, of largest probabilities that sum to top_p, [V] -> [n]; None: these are too many."""
     for least in _LIKELY:
         ids = (probabilities >= least).nonzero()[:, 0]
-        if len(ids) > len(probabilities) // _FEW:
+        if len(ids) > _MOST_SORTED * len(probabilities):
             return None
         if probabilities[ids].sum() >= top_p:
             return ids
