@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 # Colours that occur nowhere else; each becomes a CSS variable of the page.
@@ -26,6 +27,11 @@ _LONGEST_IN_COLUMNS = 32
 _LEGEND_COLUMNS = 3
 _LEGEND_ROW, _LEGEND_ROW_PT = 0.065, 18.7
 """Height of a row of a legend, as a part of the figure's and in points."""
+_SIZE_IN = 7.2, 4.0
+_FONT_PT, _TICK_PAD_PT = 11, 6
+_WIDER = 1.1  # so much wider a page's own font may be
+_EDGE = 0.002
+"""Part of the figure's width that is left free beside the labels of the heights."""
 _LABEL_GAP_PT = 13.0
 _LABEL_WIDTH_PT = 85.0
 _ROOM_PX = 14.0
@@ -48,7 +54,7 @@ def draw_svg(name: str, draw: Callable[[Figure, Axes], None]) -> str:
         {
             "svg.fonttype": "none",
             "svg.hashsalt": name,
-            "font.size": 11,
+            "font.size": _FONT_PT,
             "text.color": INK,
             "axes.labelcolor": INK,
             "axes.edgecolor": GRID,
@@ -56,13 +62,13 @@ def draw_svg(name: str, draw: Callable[[Figure, Axes], None]) -> str:
             "ytick.color": FAINT,
         }
     ):
-        figure = Figure(figsize=(7.2, 4.0))
+        figure = Figure(figsize=_SIZE_IN)
         axes = figure.add_axes((0.075, 0.13, 0.76, 0.785))
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         axes.grid(True, color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
-        axes.tick_params(length=0, pad=6)
+        axes.tick_params(length=0, pad=_TICK_PAD_PT)
         draw(figure, axes)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True)
@@ -71,7 +77,19 @@ def draw_svg(name: str, draw: Callable[[Figure, Axes], None]) -> str:
 
 def title_height(axes: Axes, text: str) -> None:
     """Name the vertical axis above it, where it reads without turning one's head."""
-    axes.set_title(text, loc="left", x=-0.096, pad=11, fontsize=11, color=INK)
+    axes.set_title(text, loc="left", x=_make_room_for_ticks(axes), pad=11, fontsize=_FONT_PT, color=INK)
+
+
+def _make_room_for_ticks(axes: Axes) -> float:
+    """Move the plot's left end so far that the figure holds the labels of its heights; gives where its title begins."""
+    box, width_pt = axes.get_position(), 72 * _SIZE_IN[0]
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in axes.yaxis.get_majorticklocs() if low <= tick <= high]
+    labels = axes.yaxis.get_major_formatter().format_ticks(ticks)
+    longest_pt = max((TextPath((0, 0), each, size=_FONT_PT).get_extents().width for each in labels if each), default=0)
+    left = max(box.x0, _EDGE + (_WIDER * longest_pt + _TICK_PAD_PT) / width_pt)
+    axes.set_position((left, box.y0, box.x1 - left, box.height))
+    return float((_EDGE - left) / (box.x1 - left))
 
 
 def legend_above(axes: Axes, title: str, names: Sequence[str]) -> None:
@@ -97,7 +115,8 @@ def legend_above(axes: Axes, title: str, names: Sequence[str]) -> None:
         columnspacing=1.4,
         handlelength=2.4,
     )
-    axes.set_title(title, loc="left", x=-0.106, pad=11 + _LEGEND_ROW_PT * rows, fontsize=11, color=INK)
+    x, pad = _make_room_for_ticks(axes), 11 + _LEGEND_ROW_PT * rows
+    axes.set_title(title, loc="left", x=x, pad=pad, fontsize=_FONT_PT, color=INK)
 
 
 def scale(axes: Axes, which: str, values: Sequence[float]) -> None:

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from support.results_maker import load_row, static_row, write_results
 
-from evaluation.report import plots
+from evaluation.report import plot_style, plots
 from evaluation.report import write as report
 from evaluation.report.plots import distribution_steps, draw_distribution, read_samples
 from evaluation.speed.exports import write_point
@@ -172,6 +172,28 @@ def test_no_whisker_is_cut_off(monkeypatch: pytest.MonkeyPatch, slowest_ms: floa
     assert p99_ms is not None and mean_ms is not None
     assert low < 60 and high > p99_ms > 1.5 * mean_ms
     assert drawn[0].get_yscale() == ("linear" if slowest_ms < 1000 else "log")
+
+
+@pytest.mark.parametrize("slowest_ms", [60.0, 9_000.0, 14_000.0, 340_000.0])
+def test_no_label_of_a_height_is_cut_off(monkeypatch: pytest.MonkeyPatch, slowest_ms: float) -> None:
+    drawn: list[tuple[Figure, Axes]] = []
+    original = plot_style.draw_svg
+
+    def draw_svg(name: str, draw: Callable[[Figure, Axes], None]) -> str:
+        def draw_and_keep(figure: Figure, axes: Axes) -> None:
+            draw(figure, axes)
+            drawn.append((figure, axes))
+
+        return original(name, draw_and_keep)
+
+    monkeypatch.setattr(plots, "draw_svg", draw_svg)
+    plots.draw_latency([static_row(1, [20.0] * 3), static_row(8, [slowest_ms] * 3)], "name")
+    ((figure, axes),) = drawn
+    figure.draw_without_rendering()
+    low, high = axes.get_ylim()
+    labels = [each for each in axes.get_yticklabels() if low <= each.get_position()[1] <= high and each.get_text()]
+    assert len(labels) > 1 and min(each.get_window_extent().x0 for each in labels) >= 0
+    assert axes.get_position().x1 == pytest.approx(0.835)  # there is the room for the lines' names
 
 
 def test_more_lines_than_colours_keep_the_lightest_and_the_heaviest(tmp_path: Path) -> None:
