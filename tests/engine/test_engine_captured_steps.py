@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from support.asking import Tensors, ask, prompts, tiny_gpt2
 from support.faked_graphs import fake_graphs
 from support.llama_shards import settings_of
@@ -50,3 +54,33 @@ def test_a_row_that_joins_a_padded_step_gets_what_it_gets_alone(
         assert set(ours) == set(theirs)
         for name, values in theirs.items():
             np.testing.assert_allclose(ours[name], values, atol=1e-4, err_msg=name)
+
+
+def test_closed_steps_hold_no_graph_though_the_engine_has_frozen_its_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL closes no connection while a graph uses it, and gc.collect() leaves frozen cycles of objects alone."""
+
+    class FakedGraph:
+        """In place of CUDA's."""
+
+    captured = list[weakref.ref[FakedGraph]]()
+
+    def capture(graph: FakedGraph, *_: object, **ways: object) -> contextlib.AbstractContextManager[None]:
+        captured.append(weakref.ref(graph))
+        return contextlib.nullcontext()
+
+    steps = paged_steps(tiny_gpt2(tmp_path)[1])
+    stream = type("FakedStream", (), {"wait_stream": lambda *_: None, "synchronize": lambda *_: None})
+    for name, fake in {"CUDAGraph": FakedGraph, "graph": capture, "Stream": stream, "current_stream": stream}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    steps.capture(8, 0)
+    gc.freeze()
+    try:
+        assert [each() is None for each in captured] == [False]
+        steps.close()
+        assert [each() is None for each in captured] == [True]
+    finally:
+        gc.unfreeze()

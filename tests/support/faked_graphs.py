@@ -27,6 +27,9 @@ class DoneAgain:
     def size_of(self, count: int, has_room: Callable[[int], bool] = lambda _: True) -> int:
         return min((size for size in self.sizes if size >= count and has_room(size)), default=0)
 
+    def release(self) -> None:
+        self.sizes.clear()
+
 
 def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on steps can be captured without a GPU."""

@@ -57,6 +57,7 @@ class Loaded:
         """Kill the other processes and leave the group."""
         if self.workers:
             self.workers.kill()
+        self.steps.release_graphs()
         if self.group:
             self.group.close()
 

@@ -83,6 +83,10 @@ class Graphs(Generic[T]):
         """Give the smallest captured size of at least ``count`` that meets a condition; 0: there is none."""
         return min((size for size in self._graphs if size >= count and has_room(size)), default=0)
 
+    def release(self) -> None:
+        """Destroy all graphs, at once: no garbage collection is needed, which would leave frozen objects alone."""
+        self._graphs.clear()
+
 
 class StepGraphs:
     """The CUDA graphs of a process: decode steps, which ``decode`` runs for a number of rows, and inputs.
@@ -113,6 +117,11 @@ class StepGraphs:
         else:
             (self._decode if rows else self._begin if tokens else self._continue).capture(rows or tokens or continued)
         self.largest_step, self.largest_input = max(self.largest_step, rows), max(self.largest_input, tokens)
+
+    def release(self) -> None:
+        """Destroy all graphs; no step follows."""
+        for graphs in (self._decode, self._begin, self._continue, self._mix):
+            graphs.release()
 
     def rows_of_step(self, count: int) -> int:
         """Give the rows of the graph that runs a decode step, padding included; 0: no graph is large enough."""

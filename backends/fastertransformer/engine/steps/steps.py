@@ -6,7 +6,6 @@ step's arguments are numbers and numpy arrays, and its result stays on the devic
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -210,8 +209,11 @@ class Steps(RowSlots, Predictions):
         self.positions.zero_()
         self.cache.clear_sources()
 
-    def close(self) -> None:
-        """Release the CUDA graphs; no step follows."""
+    def release_graphs(self) -> None:
+        """Release the CUDA graphs: NCCL does not close its connections while a graph uses them. No step follows."""
         if self._graphs:
-            self._graphs = None
-            gc.collect()  # at once: NCCL cannot close its connections while a graph still uses them
+            self._graphs.release()
+
+    def close(self) -> None:
+        """End the steps; none follows."""
+        self.release_graphs()
