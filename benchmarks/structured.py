@@ -21,7 +21,7 @@ import string
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ class Row:
 
 
 class HostTimes:
-    """How long the host computes the masks of each step, and waits for the last tokens before it does."""
+    """How long the host is busy with the grammars of each step, and waits for the last tokens before it is."""
 
     def __init__(self) -> None:
         self.masks_s: list[float] = []
@@ -99,19 +99,26 @@ class HostTimes:
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Take the times of what the engine does meanwhile."""
-        compute, by_sequence = RowMasks.compute, PendingTokens.by_sequence
 
-        def timed(original: Any, seconds: list[float]) -> Any:
+        def timed(owner: type, name: str, seconds: list[float], is_first: bool = True) -> Any:
+            original = getattr(owner, name)
+
             def call(*given: Any) -> Any:
                 start = time.perf_counter()
                 found = original(*given)
-                seconds.append(time.perf_counter() - start)
+                took = time.perf_counter() - start
+                if is_first:
+                    seconds.append(took)
+                else:
+                    seconds[-1] += took
                 return found
 
-            return call
+            return mock.patch.object(owner, name, call)
 
-        masks = mock.patch.object(RowMasks, "compute", timed(compute, self.masks_s))
-        with masks, mock.patch.object(PendingTokens, "by_sequence", timed(by_sequence, self.waits_s)):
+        with ExitStack() as patches:
+            patches.enter_context(timed(PendingTokens, "by_sequence", self.waits_s))
+            for name in ("follow", "settle", "compute"):  # a step's, in this order
+                patches.enter_context(timed(RowMasks, name, self.masks_s, is_first=name == "follow"))
             yield
 
     def describe(self, plain_s: float, guided_s: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import tarfile
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,12 +33,26 @@ from backends.fastertransformer.engine.scheduling.sequence import Job
 from backends.fastertransformer.engine.steps.steps import Steps
 
 WAIT_S = 60
+DEMONSTRATION = Path(__file__).resolve().parents[2] / "examples/gpt3_demo/checkpoints/gpt3_demo.nemo"
+SUBWORDS = 8064  # of its vocabulary
 REGEXES = ["[0-9]+", "(no|yes) (maybe|the) .{3,}", "[^a-z]{9,}", "ab|12"]
 
 
 @pytest.fixture(scope="module")
 def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
     return Grammars(guided_gpt2(tmp_path_factory.mktemp("grammars")).checkpoint, END + 1)
+
+
+@pytest.fixture(scope="module")
+def subwords(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    """Of the demonstration's vocabulary."""
+    directory = tmp_path_factory.mktemp("subwords")
+    with tarfile.open(DEMONSTRATION) as archive:
+        for member in archive.getmembers():
+            for name in ("vocab.json", "merges.txt"):
+                if member.name.endswith(name) and (file := archive.extractfile(member)):
+                    (directory / name).write_bytes(file.read())
+    return Grammars(directory, SUBWORDS)
 
 
 def answer_of(scheduler: Scheduler, grammars: Grammars, steps: Steps, tensors: dict[str, Any]) -> Answer:
@@ -68,12 +83,11 @@ def test_ahead_of_the_tokens_the_next_pass_is_launched_before_they_are_read(
 
     for owner, name in ((steps, "decode"), (PendingTokens, "by_sequence"), (PendingTokens, "wait")):
         note(owner, name)
-    note(masks.RowMasks, "compute")
-    note(steps, "set_tokens")
+    note(masks.RowMasks, "follow")
     tensors = guided(["regex", ""], ["[0-9]{6}", ""], 6, runtime_top_p=0.0)
     assert answer_of(Scheduler(steps, 8, steps_ahead=True), grammars, steps, tensors).tensors
-    step = ["decode", "by_sequence", "compute", "set_tokens", "wait"]  # this last one is of the step before
-    assert events[:2] == ["compute", "set_tokens"] and events[2 : 2 + 5 * 5] == step * 5
+    step = ["decode", "by_sequence", "follow", "wait"]  # this last one is of the step before
+    assert events[0] == "follow" and events[1 : 1 + 4 * 5] == step * 5
 
 
 def rows_on(device: torch.device, grammars: Grammars, tokens: int = 0) -> tuple[GuidedRows, list[GuidedRow | None]]:
@@ -126,6 +140,47 @@ def test_the_argmax_of_what_is_allowed_is_chosen(
         assert chosen[slot] != int(tokens[slot]) or slot != 2
 
 
+GUIDES = [
+    Guide(
+        "json_schema",
+        json.dumps({"type": "object", "properties": {"name": {"type": "string"}, "is_new": {"type": "boolean"}}}),
+    ),
+    Guide(
+        "json_schema",
+        json.dumps({"type": "array", "items": {"enum": ["Berlin", "Lagos", "Lima", 5.25]}, "minItems": 60}),
+    ),
+    Guide("regex", "(the|these|there){2} [0-9]{30,}( and| or| nor)+"),
+    Guide("choice", json.dumps(["a rather long text of which all is forced", "another one that is forced later"])),
+]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: f"{guide.kind} {len(guide.text)}")
+def test_what_is_settled_without_a_mask_is_what_the_mask_says(guide: Guide, subwords: Grammars) -> None:
+    """With subwords a forced text has one tokenization, and a mask allows its first token alone."""
+    random, end = np.random.default_rng(len(guide.text)), SUBWORDS - 1
+    row = subwords.compile(guide).begin([end])
+    row_masks, tokens, forced = masks.RowMasks([row], SUBWORDS), list[int](), 0
+    bits = np.zeros((1, masks.mask_bytes(SUBWORDS)), np.uint8)
+    for _ in range(120):
+        row_masks.follow([(tokens, [])])
+        row_masks.compute(bits)
+        allowed = set(np.flatnonzero(np.unpackbits(bits[0], count=SUBWORDS, bitorder="little")).tolist())
+        for token in (*random.integers(0, SUBWORDS, 40).tolist(), *random.permutation(sorted(allowed))[:20].tolist()):
+            settled = row_masks.settle([token])[0]
+            if settled == token:
+                assert token in allowed
+            elif settled is not None:
+                forced += 1
+                assert allowed == {settled}
+            else:  # what needs no mask is not computed with one
+                assert token not in allowed or token == end
+        tokens.append(int(random.choice(sorted(allowed))))
+        if row.has_ended or tokens[-1] == end:
+            break
+    assert forced > 0
+    assert row_masks.settle([-1]) == [-1]
+
+
 def test_while_a_grammar_is_compiled_other_rows_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, allowed, has_begun = open_engine(guided_gpt2(tmp_path), CPU), threading.Event(), threading.Event()
     compile_ = Grammars.compile
@@ -174,19 +229,22 @@ class LibraryPanic(BaseException):
     """As pyo3's own is, no Exception."""
 
 
-def test_a_failure_inside_the_library_fails_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("choice", [{}, {"runtime_top_p": 0.0}], ids=["drawn", "greedy"])
+def test_a_failure_inside_the_library_fails_its_own_row(
+    choice: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = open_engine(guided_gpt2(tmp_path), CPU)
 
     def panic(*_: Any) -> None:
         raise LibraryPanic("unreachable state")
 
     def begin(self: GuidedRow) -> None:
-        self.matcher = SimpleNamespace(unsafe_compute_mask_ptr=panic)  # type: ignore[assignment]
+        self.matcher = SimpleNamespace(unsafe_compute_mask_ptr=panic, compute_ff_tokens=panic)  # type: ignore[assignment]
         self._followed, self.has_ended = 0, False
 
     monkeypatch.setattr(GuidedRow, "_begin", begin)
     answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-    engine.submit(engine.parse(guided(["choice"], ['["yes"]'])), answers.put)
+    engine.submit(engine.parse(guided(["choice"], ['["yes"]'], **choice)), answers.put)
     plain = engine.generate([engine.parse(ask([[5, 6, 7]], 20, end_id=END))])[0]
     assert len(generated(plain, 0)) == 20
     found = answers.get(timeout=WAIT_S)

@@ -145,6 +145,18 @@ class GuidedRow:
             self._followed += 1
         return last
 
+    def settle(self, token: int) -> int | None:
+        """Give the token that follows if a mask is not needed to tell; see RowMasks.settle.
+
+        After an error of the matcher nothing is forced and no token is allowed.
+        """
+        if token < 0 or self.has_ended:
+            return token
+        if forced := self.matcher.compute_ff_tokens():
+            return None if forced[0] in self.end_ids else forced[0]
+        is_allowed = token not in self.end_ids and self.matcher.validate_tokens([token])
+        return token if is_allowed else None
+
     def check(self) -> None:
         """Note why the matcher has failed, if it has."""
         if self.matcher.is_error():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -49,50 +50,84 @@ class RowMasks:
         self._order = sorted(range(len(rows)), key=lambda at: id(rows[at].lexer))
         lexers, width = {id(row.lexer) for row in rows}, mask_bytes(vocab_size)
         self._is_threaded = len(lexers) > 1 and len(rows) * vocab_size >= _WORTH_BITS
-        # Of each row with end tokens: the byte of that bit, and the byte and bit of each of them.
+        # Of each row: the byte of that bit, and the byte and bit of each of its end tokens.
         self._ends = [
             (at * width + (vocab_size >> 3), [(at * width + (end >> 3), 1 << (end & 7)) for end in row.end_ids])
             for at, row in enumerate(rows)
-            if row.end_ids
         ]
 
-    def compute(self, tokens: Iterable[tuple[Sequence[int], Sequence[int]]], bits: Bits) -> None:
-        """Set the bits of the tokens that may follow each row's: every token, once a row has ended.
-
-        Args:
-            tokens: of each row; the last of them, which its sequence does not have yet, apart.
-            bits: are overwritten.
+    def follow(self, tokens: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """Follow each row's tokens; the last of them, which its sequence does not have yet, apart.
 
         Raises:
             EngineError: the library has failed.
         """
         new = [row.follow(*own) for row, own in zip(self._rows, tokens, strict=True)]
         consumed = [(self._rows[at].matcher, token) for at in self._order if (token := new[at]) is not None]
-        live = [(self._rows[at].matcher, at) for at in self._order if not self._rows[at].has_ended]
-        first, size = bits.ctypes.data, bits.shape[1]
-        try:
-            if not self._is_threaded:
+        with _library():
+            if self._is_threaded and consumed:
+                _executor().consume_token_par(consumed)
+            else:
                 for matcher, token in consumed:
                     matcher.consume_token(token)
+
+    def settle(self, tokens: Sequence[int]) -> list[int | None]:
+        """Give the token of each row whose argmax over all tokens leaves no doubt about the one over its mask.
+
+        That is a token that the grammar forces, or the argmax if the grammar allows it. Either is found in a small part
+        of the time that a mask takes.
+
+        Args:
+            tokens: the argmax of each row; a negative one stays.
+
+        Returns:
+            None where the mask is needed.
+
+        Raises:
+            EngineError: the library has failed.
+        """
+        with _library():
+            return [row.settle(token) for row, token in zip(self._rows, tokens, strict=True)]
+
+    def compute(self, bits: Bits, rows: Container[int] | None = None) -> None:
+        """Set the bits of the tokens that may follow each row's: every token, once a row has ended.
+
+        Args:
+            bits: are overwritten.
+            rows: whose bits are set; None: all rows'.
+
+        Raises:
+            EngineError: the library has failed.
+        """
+        order = self._order if rows is None else [at for at in self._order if at in rows]
+        live = [(self._rows[at].matcher, at) for at in order if not self._rows[at].has_ended]
+        first, size = bits.ctypes.data, bits.shape[1]
+        with _library():
+            if self._is_threaded and live:
+                _executor().unsafe_compute_mask_ptr(live, first, size, len(bits))
+            else:
                 for matcher, at in live:
                     matcher.unsafe_compute_mask_ptr(first + at * size, size)
-            else:
-                if consumed:
-                    _executor().consume_token_par(consumed)
-                if live:
-                    _executor().unsafe_compute_mask_ptr(live, first, size, len(bits))
-        except BaseException as error:  # a failure inside the library is no Exception
-            raise EngineError(f"llguidance has failed: {error}") from None
-        for row in self._rows:
-            row.check()
-        if len(live) < len(bits):
-            bits[[row.has_ended for row in self._rows]] = 0xFF
-        self._set_ends(bits)
+        for at in order:
+            self._rows[at].check()
+        if len(live) < len(order):
+            bits[[at for at in order if self._rows[at].has_ended]] = 0xFF
+        self._set_ends(bits, order)
 
-    def _set_ends(self, bits: Bits) -> None:
+    def _set_ends(self, bits: Bits, rows: Iterable[int]) -> None:
         """Allow the tokens that end a row where its text may be complete, and nowhere else."""
         held = bits.data.cast("B")  # so few bytes are set sooner than numpy is called
-        for complete, ends in self._ends:
+        for row in rows:
+            complete, ends = self._ends[row]
             is_complete = held[complete] >> self._complete & 1
             for at, end in ends:
                 held[at] = held[at] | end if is_complete else held[at] & ~end
+
+
+@contextmanager
+def _library() -> Iterator[None]:
+    """Turn a failure inside the library, which is no Exception, into an EngineError."""
+    try:
+        yield
+    except BaseException as error:
+        raise EngineError(f"llguidance has failed: {error}") from None

@@ -3,7 +3,8 @@
 A row's mask depends on its last token, which the host must know. Where steps are launched ahead, as on a GPU, the host
 reads the last tokens when the next pass of the network is launched already, and computes the masks while the GPU
 computes the logits. On a CPU it computes them behind the pass: a thread that did so meanwhile would take a core from
-one of the pass's threads, for which all others would wait.
+one of the pass's threads, for which all others would wait. There it knows each row's argmax by then, which mostly
+needs no mask: the grammar allows it, or forces another token.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..cache.sizing import upload
-from ..grammar.masks import Bits, RowMasks, mask_bytes
+from ..grammar.masks import RowMasks, mask_bytes
 from ..ops.ops import Ops
 from ..scheduling.sequence import Sequence
 from .sampling import NOT_FINITE
@@ -52,17 +53,17 @@ class GuidedRows:
         shape = len(guided), mask_bytes(self._vocab_size)
         self._bits = torch.empty(shape, dtype=torch.uint8, pin_memory=bool(guided) and self._device.type == "cuda")
 
-    def _compute(self, pending: Pending) -> Tensor:
-        """Compute the masks behind ``pending`` tokens: uint8 [rows with a grammar, mask_bytes]."""
+    def _follow(self, pending: Pending) -> None:
+        """Follow the tokens of each row, ``pending`` ones too."""
         last = [[step[row] for step in pending if row in step] for row in self._sequences]
         known = [row.beams[0].tokens for row in self._sequences]
-        self._masks.compute(zip(known, last, strict=True), self._bits.numpy())
-        return self._bits
+        self._masks.follow(zip(known, last, strict=True))
 
     def keep(self, logits: Tensor, pending: Pending) -> Tensor:
         """Mask the tokens that a row's grammar does not allow: fp32 [N, V] of a slot each, which may be overwritten."""
-        bits = self._compute(pending).to(self._device, non_blocking=True)
-        return self._ops.keep_allowed(logits, self._index, bits)
+        self._follow(pending)
+        self._masks.compute(self._bits.numpy())
+        return self._ops.keep_allowed(logits, self._index, self._bits.to(self._device, non_blocking=True))
 
     def choose(self, logits: Tensor, tokens: Tensor, pending: Pending) -> Tensor:
         """Choose each row's argmax among the tokens that its grammar allows.
@@ -73,19 +74,25 @@ class GuidedRows:
             pending: see Pending.
 
         Returns:
-            int64 [N].
+            int64 [N]; ``tokens`` itself where each row has its argmax.
         """
         if self._device.type == "cpu":
-            return self._correct(logits, tokens, self._compute(pending).numpy())
+            return self._choose_on_host(logits, tokens, pending)
         return torch.where(tokens == NOT_FINITE, NOT_FINITE, self.keep(logits, pending).argmax(dim=-1))
 
-    def _correct(self, logits: Tensor, tokens: Tensor, bits: Bits) -> Tensor:
-        """Look for another token only in rows whose argmax is not allowed."""
-        chosen, held, values = tokens.tolist(), bits.data.cast("B"), logits.numpy()
-        for row, slot in enumerate(self._slots):
-            token = chosen[slot]
-            if token != NOT_FINITE and not held[row * bits.shape[1] + (token >> 3)] >> (token & 7) & 1:
+    def _choose_on_host(self, logits: Tensor, tokens: Tensor, pending: Pending) -> Tensor:
+        """Compute the masks of those rows alone whose argmax may not follow."""
+        self._follow(pending)
+        chosen = tokens.tolist()
+        settled = self._masks.settle([chosen[slot] for slot in self._slots])
+        if rows := {row for row, token in enumerate(settled) if token is None}:
+            bits, values = self._bits.numpy(), logits.numpy()
+            self._masks.compute(bits, rows)
+            for row in rows:
                 allowed = np.unpackbits(bits[row], count=self._vocab_size, bitorder="little")
                 ids = np.flatnonzero(allowed.view(np.bool_))
-                chosen[slot] = int(ids[values[slot][ids].argmax()])
-        return torch.tensor(chosen)
+                settled[row] = int(ids[values[self._slots[row]][ids].argmax()])
+        is_changed = False
+        for slot, token in zip(self._slots, settled, strict=True):
+            is_changed, chosen[slot] = is_changed or chosen[slot] != token, token
+        return torch.tensor(chosen) if is_changed else tokens

@@ -200,8 +200,9 @@ class Sampler:
             return PendingTokens(self._owners, tokens, None, None, [])
         logits = _joined([self._steps.full_logits(each) for each in parts])
         if self._is_greedy:
-            tokens = self.guided.choose(logits, tokens, [each.by_sequence() for each in pending])
-            self._steps.set_tokens(0, tokens.clamp(min=0))
+            argmax, tokens = tokens, self.guided.choose(logits, tokens, [each.by_sequence() for each in pending])
+            if before < len(tokens) or tokens is not argmax:
+                self._steps.set_tokens(0, tokens.clamp(min=0))
         else:
             chosen, log_probs, raw_scores = self._sample(logits, pending)
             self._steps.set_tokens(0, chosen)
