@@ -129,18 +129,18 @@ def keep_allowed(logits: Tensor, rows: Tensor | None, bits: Tensor) -> Tensor:
     """Mask tokens that some rows' grammars do not allow; what is masked already stays so, unless nothing is left.
 
     Args:
-        logits: [B, V].
+        logits: [B, V]; are overwritten.
         rows: int64 [n]; None: all of them.
         bits: uint8 [n, at least V / 8], a bit for each token, the lowest of each byte first; 1 is allowed.
 
     Returns:
-        [B, V].
+        The logits.
     """
     masks = _masks_of_bytes(logits.device).index_select(0, bits.flatten().int()).view(len(bits), -1)
     own = logits if rows is None else logits[rows]
     # A minimum length and bad words give way to a grammar that allows only what they mask.
-    own = own.clamp(min=LEAST_ALLOWED).add_(masks[:, : logits.shape[-1]])
-    return own if rows is None else logits.index_copy(0, rows, own)
+    own.clamp_(min=LEAST_ALLOWED).add_(masks[:, : logits.shape[-1]])
+    return own if rows is None else logits.index_copy_(0, rows, own)
 
 
 @cache
