@@ -45,7 +45,7 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
 
 @pytest.fixture(scope="module")
 def subwords(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
-    """Of the demonstration's vocabulary."""
+    """Compile grammars for the demonstration's vocabulary."""
     directory = tmp_path_factory.mktemp("subwords")
     with tarfile.open(DEMONSTRATION) as archive:
         for member in archive.getmembers():
