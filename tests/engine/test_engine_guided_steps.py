@@ -66,10 +66,16 @@ def answer_of(scheduler: Scheduler, grammars: Grammars, steps: Steps, tensors: d
     return answers[-1]
 
 
+@pytest.mark.parametrize(
+    ("top_p", "chosen"), [(1.0, ["follow", "compute", "set_tokens"]), (0.0, ["follow"])], ids=["drawn", "greedy"]
+)
 def test_ahead_of_the_tokens_the_next_pass_is_launched_before_they_are_read(
-    grammars: Grammars, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    top_p: float, chosen: list[str], grammars: Grammars, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a GPU computes logits while the host waits for the last tokens and computes masks."""
+    """So a GPU computes logits while the host waits for the last tokens and computes masks.
+
+    On a CPU a greedy row may need neither a mask nor another token than its argmax.
+    """
     steps, events = paged_steps(guided_gpt2(tmp_path)), []
 
     def note(owner: Any, name: str) -> None:
@@ -84,10 +90,13 @@ def test_ahead_of_the_tokens_the_next_pass_is_launched_before_they_are_read(
     for owner, name in ((steps, "decode"), (PendingTokens, "by_sequence"), (PendingTokens, "wait")):
         note(owner, name)
     note(masks.RowMasks, "follow")
-    tensors = guided(["regex", ""], ["[0-9]{6}", ""], 6, runtime_top_p=0.0)
+    if top_p:
+        note(masks.RowMasks, "compute")
+        note(steps, "set_tokens")
+    tensors = guided(["regex", ""], ["[0-9]{6}", ""], 6, runtime_top_p=top_p)
     assert answer_of(Scheduler(steps, 8, steps_ahead=True), grammars, steps, tensors).tensors
-    step = ["decode", "by_sequence", "follow", "wait"]  # this last one is of the step before
-    assert events[0] == "follow" and events[1 : 1 + 4 * 5] == step * 5
+    step = ["decode", "by_sequence", *chosen, "wait"]  # this last one is of the step before
+    assert events[: len(chosen)] == chosen and events[len(chosen) :][: len(step) * 5] == step * 5
 
 
 def rows_on(device: torch.device, grammars: Grammars, tokens: int = 0) -> tuple[GuidedRows, list[GuidedRow | None]]:
@@ -138,6 +147,24 @@ def test_the_argmax_of_what_is_allowed_is_chosen(
         allowed = (token for token in best if (is_complete if token == END else row.matcher.validate_tokens([token])))
         assert chosen[slot] == masked[slot] == next(allowed)
         assert chosen[slot] != int(tokens[slot]) or slot != 2
+
+
+def test_on_a_cpu_a_mask_is_computed_only_where_the_argmax_may_not_follow(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guided_rows, _ = rows_on(CPU, grammars)
+    computed, compute = list[object](), masks.RowMasks.compute
+
+    def note(self: masks.RowMasks, bits: np.ndarray, rows: Any = None) -> None:
+        computed.append(rows)
+        compute(self, bits, rows)
+
+    monkeypatch.setattr(masks.RowMasks, "compute", note)
+    tokens = torch.tensor(list(b"1nA?a"))
+    logits = torch.nn.functional.one_hot(tokens, END + 1).float()
+    assert guided_rows.choose(logits, tokens, []) is tokens and not computed
+    logits[2, ord("z")], logits[2, ord("B")] = 3.0, 2.0
+    assert guided_rows.choose(logits, logits.argmax(-1), []).tolist() == list(b"1nB?a") and computed == [{2}]
 
 
 GUIDES = [
