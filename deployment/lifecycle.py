@@ -16,6 +16,7 @@ from handover.errors import ServerError
 from handover.progress import human_time, say
 
 _POLL_S = 0.2
+_STARTING_POLL_S = 0.05
 _SAY_EVERY_S = 15.0
 
 
@@ -129,7 +130,7 @@ class Lifecycle(ABC, Generic[S]):
         """Wait for the probe's generation and say now and then for how long; False if asked to stop before."""
         timeout_s = self._given.start_timeout_s
         started = said = time.monotonic()
-        while not self._stop.came(_POLL_S):
+        while not self._stop.came(_STARTING_POLL_S):
             server.check()
             try:
                 if probe.is_done():

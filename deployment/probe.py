@@ -18,6 +18,8 @@ from handover.errors import ServerError
 _ENSEMBLE = "ensemble"
 _SESSION = "slipway-probe"
 _PAUSE_S = 0.1
+_RECONNECT = [(f"grpc.{name}_reconnect_backoff_ms", 100) for name in ("initial", "min", "max")]
+"""gRPC tries to connect again after a second, then 1.6 and 2.6, however often it is asked: the start took as long."""
 
 
 class Probe(BackgroundProbe):
@@ -37,7 +39,7 @@ class Probe(BackgroundProbe):
 
     def _probe(self) -> None:
         try:
-            with triton.InferenceServerClient(self._url) as client:
+            with triton.InferenceServerClient(self._url, channel_args=_RECONNECT) as client:
                 self._wait_until_it_listens(client)
                 self._generate(client)
         except InferenceServerException as error:

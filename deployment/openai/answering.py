@@ -181,6 +181,7 @@ class _StreamedAnswer:
 
     def __init__(self, plan: Plan, index: int, stream: EventStream) -> None:
         self._plan, self._form, self._index, self._stream = plan, plan.form, index, stream
+        self._is_alone = len(plan.requests) == 1  # so that the stream ends with this answer
         self.answer = Answer()
 
     def get_ready(self) -> None:
@@ -205,6 +206,9 @@ class _StreamedAnswer:
                 events += self._before_text, _JSON.encode(piece.text).encode(), self._after_text
             else:
                 events.append(self._of_choice(self._form.part(self._index, self.answer, piece)))
+        if self._is_alone and pieces[-1].finish_reason is not None:
+            self._stream.hold(b"".join(events))
+            return False
         return self._stream.send(b"".join(events))
 
     async def catch_up(self) -> None:

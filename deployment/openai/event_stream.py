@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from email.utils import formatdate
+from functools import lru_cache
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
@@ -12,6 +14,11 @@ from deployment.openai.service import RECORD, REQUEST_ID
 
 _MOST_UNSENT = 1 << 16
 """Bytes that wait for a slow client, from which on it is behind."""
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    return formatdate(second, usegmt=True)
 
 
 class EventStream(web.StreamResponse):
@@ -28,7 +35,7 @@ class EventStream(web.StreamResponse):
         super().__init__()
         self._client = request
         self._is_chunked = request.version >= HttpVersion11  # else the connection's end is the stream's
-        self._head = b""
+        self._head = self._held = b""
         self.has_begun = self._has_ended = False
 
     def get_ready(self) -> None:
@@ -39,7 +46,7 @@ class EventStream(web.StreamResponse):
             "Content-Type: text/event-stream; charset=utf-8",
             "Cache-Control: no-cache",
             *(["Transfer-Encoding: chunked"] if self._is_chunked else []),
-            f"Date: {formatdate(usegmt=True)}",
+            f"Date: {_date(int(time.time()))}",
             f"Server: {SERVER_SOFTWARE}",
             *(["Connection: close"] if self._is_chunked and not self.keep_alive else []),
             f"{REQUEST_ID}: {self._client[RECORD].id}",
@@ -53,6 +60,10 @@ class EventStream(web.StreamResponse):
             ConnectionResetError: the client has gone.
         """
         return self._write(b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events)
+
+    def hold(self, events: bytes) -> None:
+        """Send events together with those that the response ends with, which follow at once."""
+        self._held += events
 
     async def catch_up(self) -> None:
         """Wait until the client is no more behind."""
@@ -81,6 +92,7 @@ class EventStream(web.StreamResponse):
         if self._has_ended:
             return
         self._has_ended = True
+        data = self._held + data
         if self._is_chunked:
             data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
         self._write(data)

@@ -23,7 +23,8 @@ from handover.endpoint import Endpoint
 
 PROJECT = Path(__file__).resolve().parents[2]
 # Of Triton's Python backend, once in some hundred starts on busy cores, and what is said of it; see docs/serving.md.
-_BUS_ERROR, _MENDED = "Fatal Python error: Bus error", "ended by SIGBUS before it served"
+# The server then ends by SIGBUS or by SIGABRT.
+_BUS_ERROR, _MENDED = "Fatal Python error: Bus error", "before it served"
 
 
 class Deployment:

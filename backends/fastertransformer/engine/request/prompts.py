@@ -24,6 +24,7 @@ from .schema import Array, Inputs, checked, refuse_rows
 
 _EMBEDDING, _LENGTHS, _TYPE = "request_prompt_embedding", "request_prompt_lengths", "request_prompt_type"
 _TASK = "prompt_learning_task_name_ids"
+_PROMPTS = frozenset((_EMBEDDING, _LENGTHS, _TYPE, _TASK))
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ def place_prompts(sent: Inputs, config: ModelConfig, prompts: Sequence[Array] | 
     Returns:
         What each row starts from, and the part of its input that is shown, int64 [n].
     """
+    if sent.tensors.keys().isdisjoint(_PROMPTS) and sent.lengths.all() and sent.ids.shape[1]:
+        rows = [sent.ids[row, :length] for row, length in enumerate(sent.lengths.tolist())]
+        return [(Context(_legal(tokens, row, config)), tokens) for row, tokens in enumerate(rows)]
     kinds, own = _request_prompts(sent, config)
     tasks = _tasks(sent, config, prompts)
     is_empty, starts = (sent.lengths == 0) | (sent.ids.shape[1] == 0), sent.scalars["start_id"]
