@@ -34,7 +34,8 @@ _EDGE = 0.002
 """Part of the figure's width that is left free beside the labels of the heights."""
 _LABEL_GAP_PT = 13.0
 _LABEL_WIDTH_PT = 85.0
-_ROOM_PX = 14.0
+_ROOM_PX, _DIGIT_PX = 14.0, 7.0
+"""Height of the text at a point, and width of each of its letters."""
 _LOG_ABOVE = 8.0
 """Largest over smallest value from which an axis is logarithmic."""
 _FULL_DECADES, _MANY_DECADES = 2.6, 4.5
@@ -138,16 +139,15 @@ def scale(axes: Axes, which: str, values: Sequence[float]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
 
 
-def label_lines(figure: Figure, axes: Axes, ends: Sequence[tuple[str, Point]], centred: bool) -> None:
+def label_lines(figure: Figure, axes: Axes, ends: Sequence[tuple[str, Point]]) -> None:
     """Name each line right of its last point; labels that would overlap move up.
 
-    With ``centred``, a line that ends before the others is named above its last point.
+    A line that ends before the others is named above its last point.
 
     Args:
         figure: with everything drawn.
         axes: of it.
         ends: name and last point of each line, in the order of SERIES.
-        centred: see above.
     """
     figure.canvas.draw()
     to_points = 72 / figure.dpi
@@ -166,10 +166,10 @@ def label_lines(figure: Figure, axes: Axes, ends: Sequence[tuple[str, Point]], c
         axes.annotate(
             name,
             ends[number][1],
-            xytext=(9, height - y) if is_rightmost or not centred else (0, 12),
+            xytext=(9, height - y) if is_rightmost else (0, 12),
             textcoords="offset points",
             color=SERIES[number % len(SERIES)],
-            ha="left" if is_rightmost or not centred else "center",
+            ha="left" if is_rightmost else "center",
             va="center",
             fontsize=9 if "\n" in name else 10.5,
             annotation_clip=False,
@@ -182,13 +182,13 @@ def label_points(figure: Figure, axes: Axes, labels: Sequence[tuple[str, Point]]
     Along a falling line the texts stand above it at the left, and below it at the right.
     """
     figure.canvas.draw()
-    placed: list[tuple[float, float]] = []
+    placed: list[tuple[float, float, int]] = []
     for text, point in labels:
         x, y = axes.transData.transform(point)
         is_left = not is_falling or axes.transAxes.inverted().transform((x, y))[0] > 0.5
-        if any(abs(x - ox) < _ROOM_PX and abs(y - oy) < _ROOM_PX for ox, oy in placed):
+        if any(abs(x - ox) < _DIGIT_PX * (1 + max(len(text), n)) and abs(y - oy) < _ROOM_PX for ox, oy, n in placed):
             continue
-        placed.append((x, y))
+        placed.append((x, y, len(text)))
         axes.annotate(
             text,
             point,

@@ -71,9 +71,9 @@ def draw_throughput_over_latency(rows: Sequence[Row], name: str) -> str:
         scale(axes, "x", [point(row)[0] for row in rows])
         scale_from_zero(axes, [point(row)[1] for row in rows])
         axes.set_xlabel("Latency of a request, ms (mean)")
-        title_height(axes, "Throughput, generated tokens/s")
+        # A name at a line's end would lie on the lines that go on from there.
+        legend_above(axes, "Throughput, generated tokens/s", [lengths_label(group[-1]) for group in groups])
         label_points(figure, axes, [(str(row.batch_size), point(row)) for group in groups for row in reversed(group)])
-        label_lines(figure, axes, [(_label(group[-1]), point(group[-1])) for group in groups], centred=False)
 
     return draw_svg(name, draw)
 
@@ -173,7 +173,7 @@ def draw_latency_by_size(lines: Mapping[str, Sequence[Point]], name: str) -> str
         axes.set_xlabel("Parameters")
         scale(axes, "y", [latency for points in lines.values() for _, latency in points])
         title_height(axes, "Latency of a request, ms")
-        label_lines(figure, axes, [(label, points[-1]) for label, points in lines.items()], centred=True)
+        label_lines(figure, axes, [(label, points[-1]) for label, points in lines.items()])
 
     return draw_svg(name, draw)
 
@@ -212,7 +212,7 @@ def _over_level(rows: Sequence[Row], name: str, title: str, column: str, span: _
         else:
             scale(axes, "y", shown)
         title_height(axes, title)
-        label_lines(figure, axes, ends, centred=True)
+        label_lines(figure, axes, ends)
 
     return draw_svg(name, draw)
 

@@ -10,6 +10,7 @@ import pytest
 from backends.fastertransformer.engine.errors import RequestError
 from backends.fastertransformer.engine.model.config import ModelConfig
 from backends.fastertransformer.engine.request.parse import parse_request
+from backends.fastertransformer.engine.request.schema import SCALARS, Scalar
 
 CONFIG = ModelConfig(
     head_num=2, size_per_head=4, inter_size=8, num_layer=1, vocab_size=100, max_pos_seq_len=20, start_id=3, end_id=7
@@ -138,3 +139,27 @@ def test_a_malformed_request_is_refused_with_name_and_numbers(changes: dict[str,
 def test_padding_may_hold_anything_and_the_longest_that_fits_is_accepted() -> None:
     ids = np.array([[1, 2, 3, 4], [5, 6, 999, 999]], np.uint32)
     assert len(parse_request(tensors(input_ids=ids, request_output_len=column(16, np.uint32)), CONFIG).rows) == 2
+
+
+@pytest.mark.parametrize("name", sorted(SCALARS))
+def test_one_row_is_read_as_each_of_two_is(name: str) -> None:
+    rule = SCALARS[name]
+    numbers = (0, 1, 2, 64, 65, -1, 0.5, -0.5, 1e-30, 2**31, 2**32, 2**63, np.inf, -np.inf, np.nan)
+    for dtype in (*rule.dtypes, np.dtype(rule.dtypes[0]).newbyteorder(), np.float64, np.int8):
+        for number in numbers:
+            with np.errstate(all="ignore"):
+                values = np.array([number, number], np.float64).astype(dtype)
+            for shape in ((1,), (1, 1)):
+                assert said(rule, name, values[:1].reshape(shape), 1) == said(rule, name, values, 2)
+    for shape in ((), (1, 1, 1), (1, 2), (2, 1)):
+        assert isinstance(said(rule, name, np.zeros(shape, rule.dtypes[0]), 1), str)
+
+
+def said(rule: Scalar, name: str, array: np.ndarray[Any, Any], batch: int) -> Any:
+    """The first row's value with its type, or what is wrong."""
+    try:
+        found = rule.read(name, array, batch)
+    except (RequestError, IndexError) as error:
+        return str(error)
+    assert found.shape == (batch,)
+    return found[0].tobytes(), found.dtype

@@ -41,7 +41,8 @@ class Scalar:
 
     def read(self, name: str, array: Array, batch: int) -> Array:
         """Check a tensor, [B] or [B, 1] -> [B]."""
-        if batch == array.size == 1 and array.ndim <= 2 and array.dtype.isnative and array.dtype.type in self.dtypes:
+        dtype = array.dtype
+        if batch == array.size == 1 and array.ndim in (1, 2) and dtype.isnative and dtype.type in self.dtypes:
             value = array.item()  # of one row, as most requests are, numpy would take ten times as long
             if self.low <= value <= self.high and math.isfinite(value):
                 return array.reshape(1)
