@@ -96,6 +96,33 @@ def test_a_connection_that_serves_no_other_request_is_closed(asked: bytes, end: 
     converse(send_events, client)
 
 
+@pytest.mark.parametrize(
+    ("version", "content"), [(b"1.1", b"16\r\n%b%b\r\n0\r\n\r\n" % EVENTS), (b"1.0", b"".join(EVENTS))]
+)
+def test_what_is_held_comes_with_the_end_in_one_write(version: bytes, content: bytes) -> None:
+    writes: list[bytes] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        begin_record(request)
+        assert request.transport is not None
+        write = request.transport.write
+        request.transport.write = lambda data: writes.append(bytes(data)) or write(data)  # type: ignore[method-assign,func-returns-value]
+        stream = EventStream(request)
+        stream.get_ready()
+        stream.hold(EVENTS[0])
+        assert not (writes or stream.has_begun)
+        await stream.write_eof(EVENTS[1])
+        return stream
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET /events HTTP/%b\r\nHost: x\r\n\r\n" % version)
+        await read_head(reader)
+        assert await reader.readexactly(len(content)) == content
+
+    converse(handler, client)
+    assert len(writes) == 1 and writes[0].endswith(content)
+
+
 def test_a_client_that_does_not_read_is_behind_until_it_does() -> None:
     states: list[bool] = []
     is_behind = asyncio.Event()
