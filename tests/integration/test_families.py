@@ -69,7 +69,7 @@ def blocks(answers: list[str]) -> str:
     return "\n\n".join(f"> {prompt}\n{text}" for prompt, text in zip(PROMPTS, answers, strict=True)) + "\n"
 
 
-@pytest.fixture(scope="module", params=["gptj", "gemma2"])
+@pytest.fixture(scope="module", params=[pytest.param("gptj", marks=pytest.mark.long), "gemma2"])
 def decoder(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Served, Any, Tokenizer]]:

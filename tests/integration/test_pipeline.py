@@ -159,7 +159,12 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "victim", ["tritonserver", pytest.param("triton_python_backend_stub", marks=pytest.mark.long), "main.py"]
+    "victim",
+    [
+        pytest.param("tritonserver", marks=pytest.mark.long),
+        pytest.param("triton_python_backend_stub", marks=pytest.mark.long),
+        "main.py",
+    ],
 )
 def test_kill_9_in_the_middle_leaves_nothing_and_a_rerun_continues(begun: Path, victim: str) -> None:
     results = begun / "tiny" / "export_tp1_pp1_fp16_fp16"

@@ -130,6 +130,7 @@ def test_a_rank_killed_among_four_ends_the_job_within_a_minute(
     assert_clean(slurm, *NODES)
 
 
+@pytest.mark.long
 def test_a_rank_killed_during_the_benchmark_ends_the_job_within_a_minute(slurm: SlurmCluster, tmp_path: Path) -> None:
     endless = ("benchmark.batch_sizes=[1]", "benchmark.lengths=[[8,8]]", "benchmark.repeats=5000")
     server = start(slurm, tmp_path, 2, 1, ",benchmark", *endless)

@@ -33,7 +33,9 @@ def settings_of(name: str, folder: Path) -> Settings:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("gpt2", marks=pytest.mark.long), "llama", pytest.param("gemma2", marks=pytest.mark.long)]
+)
 def test_engine_under_load(
     name: str, campaign: Campaign, tally: Tally, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
