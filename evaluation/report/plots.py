@@ -74,11 +74,10 @@ def draw_throughput_over_latency(rows: Sequence[Row], name: str) -> str:
         title, names = "Throughput, generated tokens/s", [lengths_label(group[-1]) for group in groups]
         if len(names) == 1:
             title_height(axes, title)
+            label_lines(figure, axes, [(names[0], point(rows[-1]))])
         else:
             legend_above(axes, title, names)  # a name at the end of a line would lie on another line
         label_points(figure, axes, [(str(row.batch_size), point(row)) for group in groups for row in reversed(group)])
-        if len(names) == 1:
-            label_lines(figure, axes, [(names[0], point(rows[-1]))])
 
     return draw_svg(name, draw)
 

@@ -99,14 +99,21 @@ def test_a_connection_that_serves_no_other_request_is_closed(asked: bytes, end: 
 @pytest.mark.parametrize(
     ("version", "content"), [(b"1.1", b"16\r\n%b%b\r\n0\r\n\r\n" % EVENTS), (b"1.0", b"".join(EVENTS))]
 )
-def test_what_is_held_comes_with_the_end_in_one_write(version: bytes, content: bytes) -> None:
+def test_what_is_held_comes_with_the_end_in_one_write(
+    version: bytes, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writes: list[bytes] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
         begin_record(request)
         assert request.transport is not None
         write = request.transport.write
-        request.transport.write = lambda data: writes.append(bytes(data)) or write(data)  # type: ignore[method-assign,func-returns-value]
+
+        def note(data: bytes) -> None:
+            writes.append(data)
+            write(data)
+
+        monkeypatch.setattr(request.transport, "write", note)
         stream = EventStream(request)
         stream.get_ready()
         stream.hold(EVENTS[0])

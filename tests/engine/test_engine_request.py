@@ -159,7 +159,7 @@ def said(rule: Scalar, name: str, array: np.ndarray[Any, Any], batch: int) -> An
     """The first row's value with its type, or what is wrong."""
     try:
         found = rule.read(name, array, batch)
-    except (RequestError, IndexError) as error:
+    except RequestError as error:
         return str(error)
     assert found.shape == (batch,)
     return found[0].tobytes(), found.dtype

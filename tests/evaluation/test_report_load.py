@@ -174,8 +174,8 @@ def test_no_whisker_is_cut_off(monkeypatch: pytest.MonkeyPatch, slowest_ms: floa
     assert drawn[0].get_yscale() == ("linear" if slowest_ms < 1000 else "log")
 
 
-@pytest.mark.parametrize("slowest_ms", [60.0, 9_000.0, 14_000.0, 340_000.0])
-def test_no_label_of_a_height_is_cut_off(monkeypatch: pytest.MonkeyPatch, slowest_ms: float) -> None:
+def keep_drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Figure, Axes]]:
+    """Where plots that are drawn from now on are kept."""
     drawn: list[tuple[Figure, Axes]] = []
     original = plot_style.draw_svg
 
@@ -187,6 +187,12 @@ def test_no_label_of_a_height_is_cut_off(monkeypatch: pytest.MonkeyPatch, slowes
         return original(name, draw_and_keep)
 
     monkeypatch.setattr(plots, "draw_svg", draw_svg)
+    return drawn
+
+
+@pytest.mark.parametrize("slowest_ms", [60.0, 9_000.0, 14_000.0, 340_000.0])
+def test_no_label_of_a_height_is_cut_off(monkeypatch: pytest.MonkeyPatch, slowest_ms: float) -> None:
+    drawn = keep_drawn(monkeypatch)
     plots.draw_latency([static_row(1, [20.0] * 3), static_row(8, [slowest_ms] * 3)], "name")
     ((figure, axes),) = drawn
     figure.draw_without_rendering()
@@ -194,6 +200,25 @@ def test_no_label_of_a_height_is_cut_off(monkeypatch: pytest.MonkeyPatch, slowes
     labels = [each for each in axes.get_yticklabels() if low <= each.get_position()[1] <= high and each.get_text()]
     assert len(labels) > 1 and min(each.get_window_extent().x0 for each in labels) >= 0
     assert axes.get_position().x1 == pytest.approx(0.835)  # there is the room for the lines' names
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_texts_of_throughput_over_latency_do_not_overlap(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    drawn, rows = keep_drawn(monkeypatch), list[Row]()
+    workloads = [("60/20", 30.0, 5.0), ("225/20", 32.0, 5.3), ("200/200", 300.0, 50.0)][:count]
+    for workload, first_ms, each_ms in workloads:
+        for size in (1, 2, 4, 8, 16, 32):
+            row = replace(static_row(size, [first_ms + each_ms * size] * 3), workload=workload)
+            rows.append(replace(row, figures={**row.figures, "output_tokens_per_s": 10.0 * size}))
+    plots.draw_throughput_over_latency(rows, "name")
+    ((figure, axes),) = drawn
+    figure.draw_without_rendering()
+    legend = axes.get_legend()
+    names = [each.get_text() for each in legend.get_texts()] if legend else [axes.texts[0].get_text()]
+    assert names == [f"{workload.replace('/', ' in, ')} out" for workload, *_ in workloads]
+    places = [each.get_window_extent() for each in axes.texts]
+    assert len(places) > 4
+    assert not any(one.overlaps(other) for number, one in enumerate(places) for other in places[:number])
 
 
 def test_more_lines_than_colours_keep_the_lightest_and_the_heaviest(tmp_path: Path) -> None:
