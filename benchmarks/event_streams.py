@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import grpc  # type: ignore[import-untyped]
 
-from benchmarks.token_overhead import Arrivals, Side, through_triton
+from benchmarks.token_overhead import Arrivals, Side, prompts_of, through_triton
 from evaluation.speed.workload import LoadPrompt
 from handover.errors import ServerError
 
@@ -35,12 +35,14 @@ class Target:
         model: name of the model there.
         ids: the prompt's tokens.
         output_length: tokens to generate.
+        are_alike: whether all requests have this prompt; else each has its tokens in another order.
     """
 
     url: str
     model: str
     ids: tuple[int, ...]
     output_length: int
+    are_alike: bool = True
 
     @property
     def is_http(self) -> bool:
@@ -95,10 +97,24 @@ class EventConnection(asyncio.Protocol):
 
 def through_events(target: Target) -> Side:
     """Ask ``/v1/completions`` for streams, greedily and to their full length, each over a connection of its own."""
-    place = urlsplit(target.url)
+    place, prompt = urlsplit(target.url), LoadPrompt(target.ids, target.output_length)
+    kept: list[EventConnection] = []
+
+    async def ask(count: int) -> list[Arrivals]:
+        loop = asyncio.get_running_loop()
+        while len(kept) < count:
+            kept.append((await loop.create_connection(EventConnection, place.hostname, place.port))[1])
+        requests = [_request(target, place.netloc, each.ids) for each in prompts_of(prompt, count, target.are_alike)]
+        asked = zip(kept, requests, strict=False)  # more may be kept from a turn of more clients
+        return await asyncio.gather(*(each.ask(request, target.output_length) for each, request in asked))
+
+    return ask
+
+
+def _request(target: Target, host: str, ids: Sequence[int]) -> bytes:
     body = {
         "model": target.model,
-        "prompt": list(target.ids),
+        "prompt": ids,
         "max_tokens": target.output_length,
         "temperature": 0,
         "ignore_eos": True,
@@ -106,19 +122,10 @@ def through_events(target: Target) -> Side:
     }
     content = json.dumps(body).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(content)}\r\n\r\n"
     )
-    kept: list[EventConnection] = []
-
-    async def ask(count: int) -> list[Arrivals]:
-        loop = asyncio.get_running_loop()
-        while len(kept) < count:
-            kept.append((await loop.create_connection(EventConnection, place.hostname, place.port))[1])
-        request = head.encode() + content
-        return await asyncio.gather(*(each.ask(request, target.output_length) for each in kept[:count]))
-
-    return ask
+    return head.encode() + content
 
 
 class _Worker:
@@ -138,7 +145,7 @@ class _Worker:
             else:
                 prompt = LoadPrompt(target.ids, target.output_length)
                 channel = grpc.aio.insecure_channel(target.url)
-                self._sides[target] = through_triton(channel, target.model, prompt)
+                self._sides[target] = through_triton(channel, target.model, prompt, are_alike=target.are_alike)
         return await self._sides[target](count)
 
 

@@ -4,7 +4,8 @@
     python3 -m benchmarks.openai_endpoint --shape='[32,4096,32]' --data-type=fp16 --clients=[1,256] --processes=[1,8]
     python3 -m benchmarks.openai_endpoint --model-repository=results/.../model_repo   # a decoupled one; starts a server
 
-All sides generate the same greedy tokens of the same prompt. ``fastertransformer`` is asked over gRPC, in streams that
+All sides generate greedy tokens of the same prompt, or of its tokens in another order for each request
+(``--alike=false``), which no prefix cache knows. ``fastertransformer`` is asked over gRPC, in streams that
 are kept open, the endpoint and other OpenAI servers (``--url``) over HTTP connections that are kept. The endpoint asks
 the engine through its socket, or over gRPC too (``--ways``). Clients run in processes of their own.
 
@@ -65,6 +66,7 @@ class OpenAIEndpointArguments(ScriptArguments):
         default=0, metadata={"help": "made up: of each of the two engines; 0: room for all requests at once"}
     )
     lengths: tuple[int, int] = field(default=(60, 64), metadata={"help": "JSON: tokens in and out"})
+    alike: bool = field(default=True, metadata={"help": "whether all prompts are the same; else none has been seen"})
     clients: tuple[int, ...] = field(default=(1, 8, 64), metadata={"help": "JSON list of requests at once"})
     processes: tuple[int, ...] = field(default=(1,), metadata={"help": "JSON list: processes of the endpoint"})
     ways: tuple[str, ...] = field(
@@ -220,7 +222,7 @@ def main(argv: Sequence[str]) -> None:
         prompt = make_prompt(repository, *arguments.lengths)
         crowd = Crowd(max(arguments.clients))
         stack.callback(crowd.close)
-        ask_in_process = in_process(engine, prompt)
+        ask_in_process = in_process(engine, prompt, arguments.alike)
         asked = [(GRPC, endpoint.grpc_url, MODEL, list[int]())]
         for way, count in product(arguments.ways, arguments.processes):
             url, pids = stack.enter_context(openai_processes(endpoint, repository, count, way))
@@ -233,7 +235,7 @@ def main(argv: Sequence[str]) -> None:
         for clients in arguments.clients:
             sides = {IN_PROCESS: Side(lambda count: asyncio.run(_wait(ask_in_process, count)))}
             for name, url, model, pids in asked:
-                target = Target(url, model, prompt.ids, prompt.output_length)
+                target = Target(url, model, prompt.ids, prompt.output_length, arguments.alike)
                 sides[name] = Side(partial(crowd.ask, target), pids)
             for row in measure(sides, clients, arguments.rounds):
                 table.add(row)

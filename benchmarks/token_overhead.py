@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import statistics
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,19 +86,21 @@ def make_prompt(repository: Path, input_length: int, output_length: int) -> Load
     return LoadPrompt(tuple(tokenizer.encode(text)), output_length, text)
 
 
-def in_process(engine: Engine, prompt: LoadPrompt) -> Side:
+def prompts_of(prompt: LoadPrompt, count: int, are_alike: bool) -> list[LoadPrompt]:
+    """Give the prompts of requests: the same one, or its tokens in as many orders, which no prefix cache knows."""
+    if are_alike:
+        return [prompt] * count
+    return [replace(prompt, ids=tuple(random.sample(prompt.ids, len(prompt.ids))), text="") for _ in range(count)]
+
+
+def in_process(engine: Engine, prompt: LoadPrompt, are_alike: bool = True) -> Side:
     """Ask the engine."""
-    tensors = {
-        "input_ids": np.array([prompt.ids], np.uint32),
-        "input_lengths": np.array([[len(prompt.ids)]], np.uint32),
-        "request_output_len": np.array([[prompt.output_length]], np.uint32),
-        "end_id": np.array([[NEVER_END_ID]], np.uint32),
-    }
 
     async def ask(count: int) -> list[Arrivals]:
+        requests = [_tensors(each) for each in prompts_of(prompt, count, are_alike)]
         found: list[tuple[int, list[int]]] = []
         waiting = []
-        for _ in range(count):
+        for tensors in requests:
             chunks: list[int] = []
             is_done = threading.Event()
 
@@ -114,6 +117,15 @@ def in_process(engine: Engine, prompt: LoadPrompt) -> Side:
         return [Arrivals(sent_ns, tuple(chunks), prompt.output_length) for sent_ns, chunks in found]
 
     return ask
+
+
+def _tensors(prompt: LoadPrompt) -> dict[str, np.ndarray[Any, Any]]:
+    return {
+        "input_ids": np.array([prompt.ids], np.uint32),
+        "input_lengths": np.array([[len(prompt.ids)]], np.uint32),
+        "request_output_len": np.array([[prompt.output_length]], np.uint32),
+        "end_id": np.array([[NEVER_END_ID]], np.uint32),
+    }
 
 
 class Stream:
@@ -150,13 +162,11 @@ class Stream:
         await self._call.done_writing()
 
 
-def through_triton(channel: Any, model: str, prompt: LoadPrompt, is_kept: bool = True) -> Side:
+def through_triton(channel: Any, model: str, prompt: LoadPrompt, is_kept: bool = True, are_alike: bool = True) -> Side:
     """Ask a decoupled model over one connection, each client in a stream of its own: kept open, or new each time."""
-    request = messages.ModelInferRequest.FromString(encode(model, prompt, is_text=model.endswith(ENSEMBLE)).payload)
-    request.parameters["triton_enable_empty_final_response"].bool_param = True
-    payload, kept = request.SerializeToString(), list[Stream]()
+    kept = list[Stream]()
 
-    async def one(index: int) -> Arrivals:
+    async def one(index: int, payload: bytes) -> Arrivals:
         sent_ns = time.perf_counter_ns()
         stream = kept[index] if is_kept else Stream(channel)
         chunks = await stream.ask(payload)
@@ -167,9 +177,16 @@ def through_triton(channel: Any, model: str, prompt: LoadPrompt, is_kept: bool =
     async def ask(count: int) -> list[Arrivals]:
         while is_kept and len(kept) < count:
             kept.append(Stream(channel))
-        return await asyncio.gather(*(one(index) for index in range(count)))
+        payloads = [_payload(model, each) for each in prompts_of(prompt, count, are_alike)]
+        return await asyncio.gather(*(one(*each) for each in enumerate(payloads)))
 
     return ask
+
+
+def _payload(model: str, prompt: LoadPrompt) -> bytes:
+    request = messages.ModelInferRequest.FromString(encode(model, prompt, is_text=model.endswith(ENSEMBLE)).payload)
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    return request.SerializeToString()
 
 
 def refused(channel: Any) -> Side:
