@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import Bbox
 
 # Colours that occur nowhere else; each becomes a CSS variable of the page.
 INK, FAINT, GRID = "#010a01", "#010a02", "#010a03"
@@ -34,8 +35,10 @@ _EDGE = 0.002
 """Part of the figure's width that is left free beside the labels of the heights."""
 _LABEL_GAP_PT = 13.0
 _LABEL_WIDTH_PT = 85.0
-_ROOM_PX, _DIGIT_PX = 14.0, 7.0
-"""Height of the text at a point, and width of each of its letters."""
+_ROOM_PX, _DIGIT_PX, _SMALL_PT = 14.0, 7.0, 9
+"""Height of the text at a point, width of each of its letters, and size of its font."""
+_ABOVE_LEFT, _BELOW_RIGHT, _BELOW_LEFT, _ABOVE_RIGHT = (-6, 4), (6, -12), (-6, -12), (6, 4)
+"""Where such a text begins or ends, in points."""
 _LOG_ABOVE = 8.0
 """Largest over smallest value from which an axis is logarithmic."""
 _FULL_DECADES, _MANY_DECADES = 2.6, 4.5
@@ -177,27 +180,37 @@ def label_lines(figure: Figure, axes: Axes, ends: Sequence[tuple[str, Point]]) -
 
 
 def label_points(figure: Figure, axes: Axes, labels: Sequence[tuple[str, Point]], is_falling: bool = False) -> None:
-    """Write a text above and left of each point; a label without room is left out.
+    """Write a text above and left of each point, or below and right of it where a line is in the way.
 
-    Along a falling line the texts stand above it at the left, and below it at the right.
+    Along a falling line the texts stand above it at the left, and below it at the right. A label without room is left
+    out.
     """
     figure.canvas.draw()
-    placed: list[tuple[float, float, int]] = []
+    lines = [line.get_path().transformed(axes.transData) for line in axes.get_lines()]
+    placed: list[Bbox] = []
     for text, point in labels:
         x, y = axes.transData.transform(point)
-        is_left = not is_falling or axes.transAxes.inverted().transform((x, y))[0] > 0.5
-        if any(abs(x - ox) < _DIGIT_PX * (1 + max(len(text), n)) and abs(y - oy) < _ROOM_PX for ox, oy, n in placed):
-            continue
-        placed.append((x, y, len(text)))
-        axes.annotate(
-            text,
-            point,
-            xytext=(-6 if is_left else 6, -12 if is_left and is_falling else 4),
-            textcoords="offset points",
-            ha="right" if is_left else "left",
-            color=FAINT,
-            fontsize=9,
-        )
+        is_left = axes.transAxes.inverted().transform((x, y))[0] > 0.5
+        corners = ((_BELOW_LEFT if is_left else _ABOVE_RIGHT),) if is_falling else (_ABOVE_LEFT, _BELOW_RIGHT)
+        boxes = {corner: _box_at(figure, (x, y), corner, len(text)) for corner in corners}
+        boxes = {corner: box for corner, box in boxes.items() if box.y0 > axes.bbox.y0}  # else it is on the axis
+        free = [corner for corner, box in boxes.items() if not any(map(box.overlaps, placed))]
+        clear = [
+            corner for corner in free if not any(line.intersects_bbox(boxes[corner], filled=False) for line in lines)
+        ]
+        for corner in (clear or free)[:1]:
+            placed.append(boxes[corner])
+            offset, side = corner[:2], "right" if corner[0] < 0 else "left"
+            axes.annotate(
+                text, point, xytext=offset, textcoords="offset points", ha=side, color=FAINT, fontsize=_SMALL_PT
+            )
+
+
+def _box_at(figure: Figure, place: Point, corner: Point, letters: int) -> Bbox:
+    """Give where a text lies that stands at a corner of a place, with a letter's room beside it, in pixels."""
+    to_px, width = figure.dpi / 72, _DIGIT_PX * (letters + 1)
+    left, bottom = place[0] + corner[0] * to_px, place[1] + corner[1] * to_px
+    return Bbox.from_bounds(left - width if corner[0] < 0 else left, bottom, width, _ROOM_PX)
 
 
 def levels_axis(axes: Axes, levels: Sequence[float], title: str) -> None:

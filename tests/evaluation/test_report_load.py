@@ -221,6 +221,21 @@ def test_texts_of_throughput_over_latency_do_not_overlap(monkeypatch: pytest.Mon
     assert not any(one.overlaps(other) for number, one in enumerate(places) for other in places[:number])
 
 
+def test_no_line_crosses_a_batch_size_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, rows = keep_drawn(monkeypatch), list[Row]()
+    for workload, tokens_per_s in (("60/20", [20, 60, 100, 140]), ("225/20", [10, 50, 90, 130])):
+        for size, rate in zip((1, 2, 4, 8), tokens_per_s, strict=True):
+            row = replace(static_row(size, [10.0 * size] * 3), workload=workload)
+            rows.append(replace(row, figures={**row.figures, "output_tokens_per_s": float(rate)}))
+    plots.draw_throughput_over_latency(rows, "name")
+    ((figure, axes),) = drawn
+    figure.draw_without_rendering()
+    lines = [line.get_path().transformed(axes.transData) for line in axes.get_lines()]
+    places = [each.get_window_extent() for each in axes.texts]
+    assert len(places) == 8
+    assert not any(line.intersects_bbox(place, filled=False) for line in lines for place in places)
+
+
 def test_more_lines_than_colours_keep_the_lightest_and_the_heaviest(tmp_path: Path) -> None:
     rows = [load_row(size) for size in range(1, 12)]
     results = write_results(tmp_path, load=rows)
