@@ -5,9 +5,9 @@
     python3 -m benchmarks.openai_endpoint --model-repository=results/.../model_repo   # a decoupled one; starts a server
 
 All sides generate greedy tokens of the same prompt, or of its tokens in another order for each request
-(``--alike=false``), which no prefix cache knows. ``fastertransformer`` is asked over gRPC, in streams that
-are kept open, the endpoint and other OpenAI servers (``--url``) over HTTP connections that are kept. The endpoint asks
-the engine through its socket, or over gRPC too (``--ways``). Clients run in processes of their own.
+(``--alike=false``), which no prefix cache knows. ``fastertransformer`` is asked over gRPC, in streams that are kept
+open, the endpoint and other OpenAI servers (``--url``) over HTTP connections that are kept. The endpoint asks the
+engine through its socket, or over gRPC too (``--ways``). Clients run in processes of their own.
 
 The table has, for each number of requests at once, medians over all requests of all rounds: milliseconds to the first
 token and for each further one, what they are above the engine's in process, tokens a second of all requests together

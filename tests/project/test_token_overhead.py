@@ -8,7 +8,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from benchmarks.made_up_repository import EMPTY, write_empty_models, write_repository
-from benchmarks.token_overhead import Arrivals, make_prompt, medians
+from benchmarks.token_overhead import Arrivals, make_prompt, medians, prompts_of
+from evaluation.speed.workload import LoadPrompt
 
 
 def test_each_empty_model_has_the_tensors_and_steps_of_the_one_it_stands_for(tmp_path: Path) -> None:
@@ -39,3 +40,11 @@ def test_a_further_token_takes_what_lies_between_the_first_answer_and_the_last()
     assert (each.first_ms, each.further_ms) == (2.0, 2.0)
     slow, slower = (Arrivals(0, (first, first + 3_000_000), 2) for first in (5_000_000, 9_000_000))
     assert medians([each, slow, slower]) == (5.0, 3.0)
+
+
+def test_prompts_that_are_not_alike_have_the_same_tokens_and_nothing_in_common_with_any_before() -> None:
+    prompt = LoadPrompt(tuple(range(60)), 8, "a text")
+    assert prompts_of(prompt, 3, are_alike=True) == [prompt] * 3
+    own = [*prompts_of(prompt, 20, are_alike=False), *prompts_of(prompt, 20, are_alike=False)]
+    assert len({each.ids[:16] for each in own}) == 40  # a page of the prefix cache
+    assert all((sorted(each.ids), each.output_length, each.text) == ([*range(60)], 8, "") for each in own)
