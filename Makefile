@@ -27,7 +27,8 @@ test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in thre
 	tests/install
 	$(RUN) -m pytest $(SHARED_OUT)
 
-test-long: $(VENV)/.tests ## what make test leaves out: its longest tests with another model, size or victim (10 minutes)
+test-long: $(VENV)/.tests ## what make test leaves out: its longest tests with another model, size or victim (3 minutes)
+	tests/install
 	$(RUN) -m pytest $(SHARED_OUT) -m long
 
 CAMPAIGN := hour

@@ -87,7 +87,10 @@ def make_prompt(repository: Path, input_length: int, output_length: int) -> Load
 
 
 def prompts_of(prompt: LoadPrompt, count: int, are_alike: bool) -> list[LoadPrompt]:
-    """Give the prompts of requests: the same one, or its tokens in as many orders, which no prefix cache knows."""
+    """Give the prompts of requests: the same one, or its tokens in as many orders, which no prefix cache knows.
+
+    The latter have no text, so the ensemble cannot be asked with them.
+    """
     if are_alike:
         return [prompt] * count
     return [replace(prompt, ids=tuple(random.sample(prompt.ids, len(prompt.ids))), text="") for _ in range(count)]

@@ -192,18 +192,17 @@ def label_points(figure: Figure, axes: Axes, labels: Sequence[tuple[str, Point]]
         x, y = axes.transData.transform(point)
         is_left = axes.transAxes.inverted().transform((x, y))[0] > 0.5
         corners = ((_BELOW_LEFT if is_left else _ABOVE_RIGHT),) if is_falling else (_ABOVE_LEFT, _BELOW_RIGHT)
-        boxes = {corner: _box_at(figure, (x, y), corner, len(text)) for corner in corners}
-        boxes = {corner: box for corner, box in boxes.items() if box.y0 > axes.bbox.y0}  # else it is on the axis
-        free = [corner for corner, box in boxes.items() if not any(map(box.overlaps, placed))]
-        clear = [
-            corner for corner in free if not any(line.intersects_bbox(boxes[corner], filled=False) for line in lines)
-        ]
-        for corner in (clear or free)[:1]:
-            placed.append(boxes[corner])
-            offset, side = corner[:2], "right" if corner[0] < 0 else "left"
-            axes.annotate(
-                text, point, xytext=offset, textcoords="offset points", ha=side, color=FAINT, fontsize=_SMALL_PT
-            )
+        free = list[tuple[bool, Point, Bbox]]()  # whether a line crosses it, where it begins or ends, and the place
+        for corner in corners:
+            box = _box_at(figure, (x, y), corner, len(text))
+            if box.y0 > axes.bbox.y0 and not any(map(box.overlaps, placed)):  # not on the axis, nor on another text
+                free.append((any(line.intersects_bbox(box, filled=False) for line in lines), corner, box))
+        if not free:
+            continue
+        _, offset, box = min(free, key=lambda each: each[0])
+        placed.append(box)
+        side = "right" if offset[0] < 0 else "left"
+        axes.annotate(text, point, xytext=offset, textcoords="offset points", ha=side, color=FAINT, fontsize=_SMALL_PT)
 
 
 def _box_at(figure: Figure, place: Point, corner: Point, letters: int) -> Bbox:
