@@ -6,7 +6,7 @@ file, ``replies.py``, ``published_metrics.py``, ``direct/`` and ``engine/`` besi
 ``fastertransformer``, and beside that directory the package ``ft_format``. This file may be a symbolic link, into a
 checkout too.
 
-``execute`` submits requests to the engine and returns at once; ``replies`` sends the answers later, whole or, by a
+``execute`` leaves requests to the engine and returns at once; ``replies`` sends the answers later, whole or, by a
 decoupled model, token by token. The OpenAI endpoint of the same deployment asks through the socket of ``direct``.
 """
 
@@ -17,7 +17,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from fastertransformer.engine.parallel.group import Group  # noqa: E402
 from fastertransformer.engine.parallel.rank import read_ranks, refuse_unassigned_rank  # noqa: E402
 from fastertransformer.engine.request.arrival import arrival_s, credible_s  # noqa: E402
 from fastertransformer.engine.scheduling.answer import INVALID, Answer  # noqa: E402
+from fastertransformer.engine.scheduling.arrivals import Calls  # noqa: E402
 from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
 from fastertransformer.published_metrics import PublishedMetrics  # noqa: E402
 from fastertransformer.replies import Replies, Reply  # noqa: E402
@@ -82,16 +84,13 @@ class TritonPythonModel:
         pb_utils.Logger.log_info(f"{args['model_name']}: {self._engine.description}")
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Submit requests to the engine; one that is invalid, or raises an exception, fails alone."""
+        """Leave requests to the engine; one that is invalid, or raises an exception, fails alone."""
         replies = [self._replies.open(request) for request in requests]
+        calls = list[Callable[[], None]]()
         for request, reply in zip(requests, replies, strict=True):
-            try:
-                self._submit(request, reply)
-            except EngineError as error:
-                reply.fail(str(error), INVALID)
-            except Exception as error:
-                pb_utils.Logger.log_error(f"a request could not be read: {error!r}")
-                reply.fail(f"the request could not be read: {error!r}", "INTERNAL")
+            with _failing(reply):
+                calls.append(self._read(request, reply))
+        self._engine.announce(Calls(calls))
         if not self._settings.has_inflight_batching:  # Triton fills the next batch meanwhile
             for reply in replies:
                 reply.sent.wait()
@@ -108,8 +107,8 @@ class TritonPythonModel:
             self._metrics.close()
             self._replies.close()
 
-    def _submit(self, request: Any, reply: Reply) -> None:
-        # Copies: Triton takes the memory of a request's tensors back when execute has returned.
+    def _read(self, request: Any, reply: Reply) -> Callable[[], None]:
+        """Copy what Triton takes back when execute has returned; returns the call that submits it."""
         given = {each.name(): each.as_numpy() for each in request.inputs()}
         tensors = {name: np.array(array[0] if self._has_sessions else array) for name, array in given.items()}
         session = None
@@ -117,7 +116,13 @@ class TritonPythonModel:
             session, flags = request.correlation_id(), request.flags()
             tensors["START"] = np.array([int(bool(flags & _SEQUENCE_START))], np.int32)
             tensors["END"] = np.array([int(bool(flags & _SEQUENCE_END))], np.int32)
-        self._ask(tensors, reply, self._is_decoupled, arrival_s(_parameters(request), reply.opened), session)
+        arrived_s = arrival_s(_parameters(request), reply.opened)
+
+        def submit() -> None:
+            with _failing(reply):
+                self._ask(tensors, reply, self._is_decoupled, arrived_s, session)
+
+        return submit
 
     def _submit_direct(self, tensors: dict[str, npt.NDArray[Any]], reply: DirectReply) -> None:
         arrived_s = credible_s(reply.asked.arrived_ns, reply.opened)
@@ -155,12 +160,23 @@ class TritonPythonModel:
             return None
         path = Path(directory) / socket_name(args["model_name"], args["model_version"], _instance_number(args))
         try:
-            return DirectServer(
-                path, self._submit_direct, self._replies.note_end, self._settings.request_timeout_s or math.inf
-            )
+            limit_s = self._settings.request_timeout_s or math.inf
+            return DirectServer(path, self._engine.announce, self._submit_direct, self._replies.note_end, limit_s)
         except OSError as error:  # the endpoint then asks through Triton
             pb_utils.Logger.log_warn(f"{args['model_name']}: no socket for the OpenAI endpoint: {error}")
             return None
+
+
+@contextmanager
+def _failing(reply: Reply) -> Iterator[None]:
+    """Let a request fail alone."""
+    try:
+        yield
+    except EngineError as error:
+        reply.fail(str(error), INVALID)
+    except Exception as error:
+        pb_utils.Logger.log_error(f"a request could not be read: {error!r}")
+        reply.fail(f"the request could not be read: {error!r}", "INTERNAL")
 
 
 def _parameters(request: Any) -> str:

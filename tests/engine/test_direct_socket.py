@@ -45,7 +45,8 @@ class Served:
     def __init__(self, engine: Engine, directory: Path, version: str = "1", limit_s: float = 60) -> None:
         self.engine, self.ends = engine, list[Content]()
         self.path = directory / socket_name(MODEL, version, "0")
-        self.server = DirectServer(self.path, self._take, lambda _, content: self.ends.append(content), limit_s)
+        ways = engine.announce, self._take, lambda _, content: self.ends.append(content)
+        self.server = DirectServer(self.path, *ways, limit_s)
 
     def _take(self, tensors: dict[str, Any], reply: DirectReply) -> None:
         def answer(given: Answer) -> None:

@@ -1,29 +1,35 @@
 """The engine's side of the socket: takes requests of the OpenAI endpoint, and sends what becomes of them.
 
-Each connection, one for each of the endpoint's processes, has a thread that reads and one that writes, so a process
-that does not read delays its own clients alone. The engine's thread only leaves an answer with its request: the thread
-that writes takes the newest of each, which has all tokens, and sends those of all requests together. So a token of one
-of many streams costs a few microseconds of Python's lock, for which the engine's steps wait. Of few streams the
-engine's thread sends an answer itself, as far as the socket takes it at once: to wake the other thread takes longer.
+Each connection, one for each of the endpoint's processes, has a thread that waits for requests and one that writes, so
+a process that does not read delays its own clients alone. The engine's thread reads the requests itself, between its
+steps; see engine/scheduling/arrivals.py. Of answers it only leaves each with its request: the thread that writes takes
+the newest of each, which has all tokens, and sends those of all requests together. So a token of one of many streams
+costs a few microseconds of Python's lock, for which the engine's steps wait. Of few streams the engine's thread sends
+an answer itself, as far as the socket takes it at once: to wake the other thread takes longer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import queue
+import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from ..engine.errors import EngineError
 from ..engine.scheduling.answer import INVALID
+from ..engine.scheduling.arrivals import Source
 from .messages import CLOSING, GREETING, Array, Asked, Frame, Frames, Kind, MessageError, unpack
 from .reply import Content, DirectReply
 
+_log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 18
 _LONGEST_PATH = 107  # bytes of a Unix socket's address on Linux
 _POLL_S = 0.02
@@ -36,6 +42,7 @@ class DirectServer:
 
     Args:
         path: of the socket; one that is there is replaced.
+        announce: has the engine's thread pull what waits in a connection.
         take: passes a request's tensors on to the engine. It may raise an EngineError: the request is invalid.
         note_end: is told how each request has ended: its reply, and the last answer's content.
         limit_s: a request has at most; see settings.request_timeout_s.
@@ -47,11 +54,12 @@ class DirectServer:
     def __init__(
         self,
         path: Path,
+        announce: Callable[[Source], None],
         take: Callable[[dict[str, Array], DirectReply], None],
         note_end: Callable[[DirectReply, Content], None],
         limit_s: float = math.inf,
     ) -> None:
-        self.take, self.note_end, self.limit_s = take, note_end, limit_s
+        self.announce, self.take, self.note_end, self.limit_s = announce, take, note_end, limit_s
         self.is_closing = False
         self._connections = set[_Connection]()
         self._listener = _listen(path)
@@ -104,14 +112,16 @@ class _Connection:
         self._sending = threading.Lock()  # held while answers are taken and sent: they stay in their order
         self._rest = GREETING  # bytes that the socket did not take at once; under the lock
         self._is_lost = self._has_ended = False  # whether sending has failed, and whether reading is over
-        self._reader = threading.Thread(target=self._read, name="direct-reader", daemon=True)
+        self._frames, self._unread = Frames(), deque[Frame]()
+        self._pulled = threading.Semaphore(0)  # once for each time that all was pulled
+        self._watcher = threading.Thread(target=self._watch, name="direct-watcher", daemon=True)
         self._writer = threading.Thread(target=self._write, name="direct-writer", daemon=True)
 
     def start(self) -> None:
         """Greet, and take requests."""
         self._ready.put(None)
         self._writer.start()
-        self._reader.start()
+        self._watcher.start()
 
     @property
     def is_busy(self) -> bool:
@@ -140,29 +150,57 @@ class _Connection:
             return self._socket.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return 0
-        except OSError:  # the reader sees it too
+        except OSError:  # the next pull sees it too
             return len(data)
 
     def close(self) -> None:
         """End both threads."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._reader.join()
+        self._has_ended = True
+        self._pulled.release()  # the engine may be closed already
+        self._watcher.join()
+        self._end()
         self._writer.join()
 
-    def _read(self) -> None:
-        frames = Frames()
+    def _watch(self) -> None:
+        """Announce what comes, and wait until it was pulled."""
+        arrival = select.poll()
+        arrival.register(self._socket, select.POLLIN)
+        while not self._has_ended:
+            arrival.poll()
+            self._server.announce(self)
+            self._pulled.acquire()
+
+    def pull(self, until_s: float) -> bool:
+        """Take the requests that have come; see Source."""
         try:
-            while data := self._socket.recv(_READ_BYTES):
-                for each in frames.feed(data):
-                    self._obey(each)
-        except (OSError, MessageError):
+            while True:
+                while self._unread:
+                    self._obey(self._unread.popleft())
+                    if time.monotonic() > until_s:
+                        return False
+                data = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+                if not data:
+                    self._end()
+                    break
+                self._unread.extend(self._frames.feed(data))
+        except BlockingIOError:
             pass
-        finally:
-            for reply in list(self._replies.values()):
-                reply.is_cancelled = True
-            self._has_ended = True
-            self._ready.put(None)
+        except (OSError, MessageError):
+            self._end()
+        except Exception:  # of this connection alone: the engine's thread goes on
+            _log.exception("a connection of the OpenAI endpoint could not be read")
+            self._end()
+        self._pulled.release()
+        return True
+
+    def _end(self) -> None:
+        """Read no more, and let the writer end."""
+        for reply in list(self._replies.values()):
+            reply.is_cancelled = True
+        self._has_ended = True
+        self._ready.put(None)
 
     def _obey(self, given: Frame) -> None:
         if given.kind == Kind.CANCEL:
@@ -216,7 +254,7 @@ class _Connection:
         return written
 
     def _send(self, data: bytes) -> None:
-        """Send bytes unless the other side has gone, which the reader sees too."""
+        """Send bytes unless the other side has gone, which the next pull sees too."""
         if not self._is_lost:
             try:
                 self._socket.sendall(data)

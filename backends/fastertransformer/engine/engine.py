@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +20,7 @@ from .model.precision import choose_device
 from .parallel.group import Group
 from .request.parse import Array, Request, parse_request
 from .scheduling.answer import FAILED, INVALID, Answer
+from .scheduling.arrivals import Arrivals, Source
 from .scheduling.metrics import EngineMetrics
 from .scheduling.queue_limits import QueueLimits
 from .scheduling.scheduler import Scheduler
@@ -49,7 +49,7 @@ class Engine:
         self.config: ModelConfig = loaded.steps.config
         self._settings, self._max_rows, self._prompts = settings, max_rows, loaded.prompts
         self._device = loaded.steps.device
-        self._arrivals: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: wake the thread
+        self._arrivals = Arrivals()
         self._is_closed = False
         self._sessions: dict[int | str, Session] = {}
         self._grammars = Grammars(settings.checkpoint, self.config.vocab_size)
@@ -71,7 +71,7 @@ class Engine:
         ways = None, self._sessions, limits, self.metrics, self._settings.prefill_chunk_tokens
         self._scheduler = Scheduler(loaded.steps, self._max_rows, is_inflight, idle_s, *ways)
         if loaded.group:
-            loaded.group.control.at_loss.append(lambda: self._arrivals.put(None))
+            loaded.group.control.at_loss.append(self._arrivals.wake)
         # A collection that looks through all that torch and the model consist of stops the steps for some 100 ms.
         gc.freeze()
 
@@ -116,6 +116,10 @@ class Engine:
         except RuntimeError:  # the pool was shut down
             raise EngineError(_CLOSED) from None
 
+    def announce(self, source: Source) -> None:
+        """Have the engine's thread submit the requests that wait in a source, between two steps."""
+        self._arrivals.announce(source)
+
     def _compile(self, job: Job) -> None:
         """Compile the grammars of a request, off the engine's thread, and pass it on."""
         try:
@@ -154,7 +158,7 @@ class Engine:
         if not self._is_closed:
             self._compiling.shutdown()  # what is being compiled arrives, and is answered when the thread ends
             self._is_closed = True
-            self._arrivals.put(None)
+            self._arrivals.wake()
             self._thread.join()
             self._loaded.close()
             del self._scheduler, self._loaded, self._steps
@@ -163,7 +167,10 @@ class Engine:
 
     def _run(self) -> None:
         begin_thread(self._loaded.threads, self._device)
-        while self._take_arrivals():
+        while True:
+            self._arrivals.take(self._scheduler)
+            if self._is_closed:
+                break
             problem = ""
             try:
                 self._steps.raise_if_rank_lost()
@@ -177,9 +184,8 @@ class Engine:
             if problem:  # outside the handler: the exception refers to memory that is to be freed
                 self._restart(problem)
         self._scheduler.give_up(_CLOSED)
-        while not self._arrivals.empty():
-            if job := self._arrivals.get():
-                job.answer(Answer(None, _CLOSED, code=FAILED))
+        for job in self._arrivals.drain():
+            job.answer(Answer(None, _CLOSED, code=FAILED))
 
     def _restart(self, problem: str) -> None:
         """Fail requests that have begun; restart the workers if this process started them, and serve those that wait.
@@ -220,23 +226,6 @@ class Engine:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _take_arrivals(self) -> bool:
-        """Pass new requests to the scheduler, and wait for some while it can; false: the engine was closed."""
-        while True:
-            is_idle = self._scheduler.is_idle
-            wait_s = self._scheduler.sessions.idle_timeout_s if is_idle else self._scheduler.spare_s
-            try:
-                job = self._arrivals.get(timeout=wait_s) if is_idle or wait_s else self._arrivals.get_nowait()
-            except queue.Empty:
-                if not is_idle:
-                    return not self._is_closed
-                self._scheduler.sessions.expire()
-                self._scheduler.note_load()
-                continue
-            if job is None:
-                return not self._is_closed
-            self._scheduler.add(job)
 
 
 def open_engine(

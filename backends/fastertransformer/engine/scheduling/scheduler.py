@@ -78,6 +78,11 @@ class Scheduler:
         return not (self._batch or self._waiting)
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether sequences are in the batch."""
+        return bool(self._batch)
+
+    @property
     def spare_s(self) -> float:
         """Seconds for which the next step may wait for arrivals, because the GPU is busy with the last one."""
         return self._times.spare_s(bool(self._waiting)) if self._batch.pending and not self._waiting.begun else 0.0
