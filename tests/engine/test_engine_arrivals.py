@@ -94,7 +94,7 @@ def every(step_ms: float, count: int) -> list[float]:
 @pytest.mark.parametrize(
     "moments, decoding, count, waited_ms",
     [
-        ([0.0], 0, 1, 0),  # one that is alone waits for nobody
+        ([0.0], 0, 1, 0),  # one that is alone does not wait
         (every(0.2, 10), 0, 1, 0),  # nor does the first one of a burst
         ([0.0, *every(0, 2)], 0, 3, 0.6),  # three that are there, and 0.6 ms of quiet behind them
         ([0.0, *every(0.2, 10)], 0, 11, 1.8 + 0.6),
@@ -109,7 +109,7 @@ def test_a_step_waits_for_a_burst(moments: list[float], decoding: int, count: in
     assert now * 1000 == pytest.approx(waited_ms)
 
 
-def test_rows_that_decode_wait_for_nobody() -> None:
+def test_rows_that_decode_do_not_wait_for_requests() -> None:
     assert take([0.0001], Scheduled(decoding=1)) == (0, 0.0)
 
 

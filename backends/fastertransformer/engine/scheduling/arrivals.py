@@ -23,7 +23,7 @@ _LONGEST_S, _LONGEST_DECODING_S = 0.008, 0.002  # that a step waits for a burst:
 
 
 class Source(Protocol):
-    """Where requests wait that nobody has read yet."""
+    """Where requests wait that were not read yet."""
 
     def pull(self, until_s: float) -> bool:
         """Submit the requests that wait; the engine's thread calls it.
