@@ -143,6 +143,38 @@ def test_calls_that_take_long_are_made_in_several_steps() -> None:
     assert made == list(range(7)) and len(scheduler.jobs) == 8
 
 
+def test_sources_that_keep_coming_let_the_steps_go_on() -> None:
+    arrivals, scheduler = Arrivals(), Scheduled(decoding=1)
+    made: list[float] = []
+
+    def submit() -> None:
+        time.sleep(0.003)
+        made.append(time.monotonic())
+        if len(made) < 50:
+            arrivals.announce(Calls([submit]))  # another one comes before this one is done
+
+    arrivals.announce(Calls([submit]))
+    arrivals.take(scheduler)  # type: ignore[arg-type]
+    assert 0 < (first := len(made)) < 50
+    arrivals.take(scheduler)  # type: ignore[arg-type]
+    assert len(made) > first  # and none is forgotten
+
+
+def test_while_a_gpu_is_busy_for_long_sources_are_still_read() -> None:
+    class Busy(Scheduled):
+        """Its GPU is busy until two requests have come."""
+
+        def add(self, job: Any) -> None:
+            super().add(job)
+            self.spare_s = 10.0 if len(self.jobs) < 2 else 0.0
+
+    arrivals, scheduler = Arrivals(), Busy(decoding=1, spare_s=10.0)
+    come = Calls([lambda: arrivals.put(new_job()), lambda: arrivals.put(new_job())])
+    threading.Timer(0.05, arrivals.announce, [come]).start()  # long behind the 8 ms of a GPU that is not busy
+    arrivals.take(scheduler)  # type: ignore[arg-type]
+    assert len(scheduler.jobs) == 2
+
+
 @pytest.fixture(scope="module")
 def model() -> GPT2LMHeadModel:
     return random_gpt2(n_positions=256)

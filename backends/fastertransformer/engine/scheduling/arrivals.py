@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _APART_S = 0.0006  # at most between two requests of a burst: an endpoint's process takes 0.2 to 0.3 ms for each
 _LONGEST_S, _LONGEST_DECODING_S = 0.008, 0.002  # that a step waits for a burst: as long as a small pass, and less
+_READING_S = 0.008  # that a source is read while the GPU is not busy: 100 requests
+_TAKING_S = 0.032  # that several sources are
 
 
 class Source(Protocol):
@@ -32,7 +34,7 @@ class Source(Protocol):
             until_s: of time.monotonic, after which no further one is read.
 
         Returns:
-            Whether none is left; else this is called again after a step, and need not be announced.
+            Whether none is left; else this is called again after a step, without being announced.
         """
 
 
@@ -81,7 +83,8 @@ class Arrivals:
     def take(self, scheduler: Scheduler) -> None:
         """Pass requests on to the scheduler.
 
-        If it is idle, this waits for one; else for more, as long as the GPU is busy or a burst keeps coming.
+        If it is idle, this waits for one; else for more, as long as the GPU is busy or a burst keeps coming. Where the GPU
+        is not busy, a source is pulled for 8 ms at most and all of them for 32, and what is left waits for the next time.
         """
         burst = _Burst(self._clock())
         while True:
@@ -105,7 +108,10 @@ class Arrivals:
             if isinstance(arrival, Job):
                 scheduler.add(arrival)
                 burst.note(now)
-            elif not arrival.pull(burst.begun_s + _LONGEST_S):
+                continue
+            spare_s = scheduler.spare_s
+            is_late = not spare_s and now > burst.begun_s + _TAKING_S
+            if is_late or not arrival.pull(max(burst.begun_s + _READING_S, now + spare_s)):
                 self._queue.put(arrival)
                 self._take_parsed(scheduler)
                 return
