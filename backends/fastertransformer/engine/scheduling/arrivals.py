@@ -83,8 +83,8 @@ class Arrivals:
     def take(self, scheduler: Scheduler) -> None:
         """Pass requests on to the scheduler.
 
-        If it is idle, this waits for one; else for more, as long as the GPU is busy or a burst keeps coming. Where the GPU
-        is not busy, a source is pulled for 8 ms at most and all of them for 32, and what is left waits for the next time.
+        If it is idle, this waits for one; else for more, as long as the GPU is busy or a burst keeps coming. Where the
+        GPU is not busy, a source is pulled for 8 ms at most and all of them for 32; what is left waits for a step.
         """
         burst = _Burst(self._clock())
         while True:
