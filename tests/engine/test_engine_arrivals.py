@@ -31,7 +31,7 @@ class Sessions:
 
 
 class Scheduled:
-    """What a scheduler is asked, and the requests that it got; ``spare_s`` of them come while a GPU is busy."""
+    """What a scheduler is asked, and the requests that it got; ``spare_s``: for which a GPU is still busy."""
 
     def __init__(self, decoding: int = 0, spare_s: float = 0.0) -> None:
         self.jobs: list[Any] = []
@@ -54,16 +54,8 @@ class TimedQueue:
     def __init__(self, moments: list[float]) -> None:
         self.now, self._coming = 0.0, [(each, new_job()) for each in sorted(moments)]
 
-    def put(self, arrival: Any) -> None:
-        self._coming.insert(0, (self.now, arrival))
-
-    def qsize(self) -> int:
-        return sum(moment <= self.now for moment, _ in self._coming)
-
     def get_nowait(self) -> Any:
-        if not self.qsize():
-            raise queue.Empty
-        return self._coming.pop(0)[1]
+        return self.get(timeout=0.0)
 
     def get(self, timeout: float | None) -> Any:
         moment, arrival = self._coming[0] if self._coming else (float("inf"), None)
@@ -81,8 +73,9 @@ def new_job() -> Job:
 
 def take(moments: list[float], scheduler: Scheduled) -> tuple[int, float]:
     """How many requests the next step has, and when it begins."""
-    arrivals, timed = Arrivals.__new__(Arrivals), TimedQueue(moments)
-    arrivals._queue, arrivals._clock = timed, lambda: timed.now  # type: ignore[assignment]
+    timed = TimedQueue(moments)
+    arrivals = Arrivals(lambda: timed.now)
+    arrivals._queue = timed  # type: ignore[assignment]
     arrivals.take(scheduler)  # type: ignore[arg-type]
     return len(scheduler.jobs), timed.now
 
