@@ -45,7 +45,7 @@ from fastertransformer.engine.parallel.group import Group  # noqa: E402
 from fastertransformer.engine.parallel.rank import read_ranks, refuse_unassigned_rank  # noqa: E402
 from fastertransformer.engine.request.arrival import arrival_s, credible_s  # noqa: E402
 from fastertransformer.engine.scheduling.answer import INVALID, Answer  # noqa: E402
-from fastertransformer.engine.scheduling.arrivals import Calls  # noqa: E402
+from fastertransformer.engine.scheduling.arrivals import Unparsed  # noqa: E402
 from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
 from fastertransformer.published_metrics import PublishedMetrics  # noqa: E402
 from fastertransformer.replies import Replies, Reply  # noqa: E402
@@ -90,7 +90,7 @@ class TritonPythonModel:
         for request, reply in zip(requests, replies, strict=True):
             with _failing(reply):
                 calls.append(self._read(request, reply))
-        self._engine.announce(Calls(calls))
+        self._engine.announce(Unparsed(calls))
         if not self._settings.has_inflight_batching:  # Triton fills the next batch meanwhile
             for reply in replies:
                 reply.sent.wait()

@@ -16,7 +16,7 @@ from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.scheduling.answer import Answer
-from backends.fastertransformer.engine.scheduling.arrivals import Arrivals, Calls
+from backends.fastertransformer.engine.scheduling.arrivals import Arrivals, Unparsed
 from backends.fastertransformer.engine.scheduling.sequence import Job
 from backends.fastertransformer.engine.settings import Settings
 
@@ -127,7 +127,7 @@ def test_calls_that_take_long_are_made_in_several_steps() -> None:
 
         return submit
 
-    arrivals.announce(Calls([call(number) for number in range(7)]))
+    arrivals.announce(Unparsed([call(number) for number in range(7)]))
     arrivals.put(new_job())
     arrivals.take(scheduler)  # type: ignore[arg-type]
     assert 0 < len(made) < 7 and len(scheduler.jobs) == len(made) + 1  # those behind them are not held up
@@ -144,9 +144,9 @@ def test_sources_that_keep_coming_let_the_steps_go_on() -> None:
         time.sleep(0.003)
         made.append(time.monotonic())
         if len(made) < 50:
-            arrivals.announce(Calls([submit]))  # another one comes before this one is done
+            arrivals.announce(Unparsed([submit]))  # another one comes before this one is done
 
-    arrivals.announce(Calls([submit]))
+    arrivals.announce(Unparsed([submit]))
     arrivals.take(scheduler)  # type: ignore[arg-type]
     assert 0 < (first := len(made)) < 50
     arrivals.take(scheduler)  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def test_while_a_gpu_is_busy_for_long_sources_are_still_read() -> None:
             self.spare_s = 10.0 if len(self.jobs) < 2 else 0.0
 
     arrivals, scheduler = Arrivals(), Busy(decoding=1, spare_s=10.0)
-    come = Calls([lambda: arrivals.put(new_job()), lambda: arrivals.put(new_job())])
+    come = Unparsed([lambda: arrivals.put(new_job()), lambda: arrivals.put(new_job())])
     threading.Timer(0.05, arrivals.announce, [come]).start()  # long behind the 8 ms of a GPU that is not busy
     arrivals.take(scheduler)  # type: ignore[arg-type]
     assert len(scheduler.jobs) == 2
@@ -209,7 +209,7 @@ def test_requests_are_parsed_between_the_steps_of_the_engine(engine: Engine, mod
         return submit
 
     for number in range(len(lines)):
-        engine.announce(Calls([call(number)]))
+        engine.announce(Unparsed([call(number)]))
         time.sleep(0.002)
     assert is_done.wait(60)
     assert threads == {"engine"} and not any(overlaps)
@@ -220,7 +220,7 @@ def test_requests_are_parsed_between_the_steps_of_the_engine(engine: Engine, mod
 
 def test_a_closed_engine_answers_what_was_parsed_and_drops_the_rest() -> None:
     arrivals, job = Arrivals(), new_job()
-    arrivals.announce(Calls([lambda: None]))
+    arrivals.announce(Unparsed([lambda: None]))
     arrivals.put(job)
     arrivals.wake()
     assert arrivals.drain() == [job] and arrivals.drain() == []

@@ -38,8 +38,8 @@ class Source(Protocol):
         """
 
 
-class Calls:
-    """A source of requests that are there, but not parsed.
+class Unparsed:
+    """A source of requests that are there, and are still to be parsed.
 
     Args:
         calls: each parses one and submits it, and raises nothing.
