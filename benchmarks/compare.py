@@ -1,4 +1,4 @@
-"""The drop-in engine and vLLM on one GPU, by turns, from one command.
+"""The drop-in engine and vLLM on the same GPUs, by turns, from one command.
 
     python3 -m benchmarks.compare --csv=compare.csv                   # random weights of Llama 3.1 8B's shape
     python3 -m benchmarks.compare --model=/path/to/Llama-3.1-8B --vllm-python=/path/to/venv/bin/python
@@ -48,6 +48,7 @@ class CompareArguments(ScriptArguments):
     model: Path | None = field(default=None, metadata={"help": "directory of Hugging Face; else a made-up model"})
     size: str = field(default="Llama 3.1 8B", metadata={"help": "shape of the made-up model"})
     data_type: str = field(default="fp16", metadata={"help": f"on both sides: {', '.join(_TYPES)}"})
+    tensor_para_size: int = field(default=1, metadata={"help": "GPUs that share each layer, on both sides"})
     parts: tuple[str, ...] = field(default=(OFFLINE, ONLINE), metadata={"help": "JSON list: offline, online"})
     rounds: int = field(default=1, metadata={"help": "turns of both engines; the medians count"})
     rows: tuple[int, ...] = field(default=(1, 8, 64), metadata={"help": "JSON list: rows of a static request"})
@@ -85,7 +86,7 @@ def check_arguments(arguments: CompareArguments) -> None:
     """Refuse what cannot be compared.
 
     Raises:
-        ConfigError: an unknown word, or rates without a loop that shows the highest.
+        ConfigError: an unknown word, no GPU, or rates without a loop that shows the highest.
     """
     for given, legal in ((arguments.parts, (OFFLINE, ONLINE)), ((arguments.peer,), (VLLM, NONE))):
         for word in given:
@@ -95,6 +96,8 @@ def check_arguments(arguments: CompareArguments) -> None:
         raise ConfigError(f"data_type {arguments.data_type}", nearest(arguments.data_type, _TYPES))
     if ONLINE in arguments.parts and arguments.shares and not arguments.clients and not arguments.rates:
         raise ConfigError("without clients there is no highest rate that shares are parts of", "give --rates")
+    if arguments.tensor_para_size < 1:
+        raise ConfigError(f"tensor_para_size {arguments.tensor_para_size}", "give the number of GPUs, 1 or more")
     if len(arguments.burst_lengths) != 2 or any(not 0 < fewest <= most for fewest, most in arguments.burst_lengths):
         raise ConfigError(f"burst_lengths {arguments.burst_lengths}", "give [[fewest, most] in, [fewest, most] out]")
     for flag, pairs in (("--peer-env", arguments.peer_env), ("--peer-settings", arguments.peer_settings)):
@@ -151,6 +154,7 @@ class Turns:
             checkpoint=str(model.checkpoint),
             model_type=model.model_type,
             data_type=given.data_type,
+            tensor_para_size=given.tensor_para_size,
             vocab=model.vocab,
             longest=min(given.longest, model.positions or given.longest),
             memory=given.memory,
@@ -200,7 +204,7 @@ def main(argv: Sequence[str]) -> None:
         model = (
             made_up_model(arguments.size, arguments.data_type, directory / "model")
             if arguments.model is None
-            else real_model(arguments.model, arguments.data_type, directory / "shards")
+            else real_model(arguments.model, arguments.data_type, arguments.tensor_para_size, directory / "shards")
         )
         turns = Turns(arguments, model, directory)
         name = arguments.size if model.is_made_up else model.directory.name

@@ -11,7 +11,7 @@ from benchmarks.gpu_sizes import LlamaSize, Size, find_size
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.convert import convert
-from export_scripts.repository.interfaces.serving import MODEL_TYPES
+from ft_format.families import MODEL_TYPE_OF
 from handover.errors import ConfigError
 
 _PROCESSES = 8
@@ -52,7 +52,7 @@ def made_up_model(name: str, data_type: str, directory: Path) -> ComparedModel:
     return ComparedModel(directory, size.vocab, True, directory, positions=_positions(config))
 
 
-def real_model(directory: Path, data_type: str, shards: Path) -> ComparedModel:
+def real_model(directory: Path, data_type: str, tensor_para_size: int, shards: Path) -> ComparedModel:
     """Convert a checkpoint of Hugging Face for the drop-in engine.
 
     Raises:
@@ -65,9 +65,9 @@ def real_model(directory: Path, data_type: str, shards: Path) -> ComparedModel:
     family = open_source(find_archive(directory)).family.name
     if family == "t5":
         raise ConfigError(f"{directory} holds an encoder-decoder", "take a model that continues its prompt")
-    convert(ConvertArguments(directory, shards, 1, data_type, _PROCESSES))
+    convert(ConvertArguments(directory, shards, tensor_para_size, data_type, _PROCESSES))
     config = json.loads((directory / "config.json").read_text())
-    return ComparedModel(directory, int(config["vocab_size"]), False, shards, MODEL_TYPES[family], _positions(config))
+    return ComparedModel(directory, int(config["vocab_size"]), False, shards, MODEL_TYPE_OF[family], _positions(config))
 
 
 def _positions(config: dict[str, Any]) -> int | None:

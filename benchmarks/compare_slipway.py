@@ -79,13 +79,13 @@ class Client:
 @contextmanager
 def opened(job: Job) -> Iterator[Engine]:
     """Open the engine around the job's model."""
-    more = {"kv_cache_bytes": job.kv_cache_bytes, "has_prefix_cache": True}
+    gpus = {"tensor_para_size": job.tensor_para_size, "pipeline_para_size": 1, "kv_cache_bytes": job.kv_cache_bytes}
     if job.is_made_up:
-        with engine_of(find_size(job.shape), job.data_type, **more) as engine:
+        with engine_of(find_size(job.shape), job.data_type, has_prefix_cache=True, **gpus) as engine:
             yield engine
         return
     checkpoint = Path(job.checkpoint)
-    engine = open_engine(Settings(checkpoint, 1, 1, job.data_type, model_type=job.model_type, **more))
+    engine = open_engine(Settings(checkpoint, data_type=job.data_type, model_type=job.model_type, **gpus))
     try:
         yield engine
     finally:
@@ -95,7 +95,7 @@ def opened(job: Job) -> Iterator[Engine]:
 def main(argv: Sequence[str]) -> None:
     """Measure one part."""
     job = Job.read(JobArguments.from_argv(argv, description=__doc__).job)
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    gpu = job.name_gpus(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "gpu": gpu, "commit": read_commit()}
     with opened(job) as engine:
         job.add("engine", **versions, settings=engine.description)

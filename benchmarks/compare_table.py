@@ -31,7 +31,7 @@ class Row:
             ``equal_tokens`` it is the share of equal tokens itself.
         slipway_low, slipway_high, vllm_low, vllm_high: the extremes of the rounds.
         rounds: of the side that has more.
-        gpu, torch, commit: of the drop-in engine.
+        gpu, torch, commit: of the drop-in engine; several GPUs with their number.
         vllm_version, vllm_commit, vllm_torch: of the peer; its commit where its build says it.
         slipway_settings, vllm_settings: as each engine describes itself.
     """

@@ -39,6 +39,7 @@ def engine_settings(job: Job) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "load_format": "dummy" if job.is_made_up else "auto",
         "dtype": _TYPES[job.data_type],
+        "tensor_parallel_size": job.tensor_para_size,
         "max_model_len": job.longest,
         "gpu_memory_utilization": job.memory,
         "seed": 0,
@@ -54,7 +55,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def describe_peer() -> dict[str, str]:
+def describe_peer(job: Job) -> dict[str, str]:
     """Return what runs here: versions, vLLM's commit where its build says it, and the GPU."""
     import torch
     import vllm
@@ -63,7 +64,7 @@ def describe_peer() -> dict[str, str]:
         commit = getattr(import_module("vllm._version"), "__commit_id__", None)
     except ImportError:
         commit = None
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    gpu = job.name_gpus(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "gpu": gpu}
     return versions | {"version": vllm.__version__, "commit": commit or ""}
 
@@ -99,7 +100,7 @@ def measure_offline(job: Job) -> None:
     engine = LLM(**engine_settings(job))
     if job.is_made_up:
         engine.apply_model(make_weights_random)
-    job.add("engine", **describe_peer(), settings=str(engine_settings(job)))
+    job.add("engine", **describe_peer(job), settings=str(engine_settings(job)))
 
     def answer(asks: Sequence[Ask]) -> list[Sequence[int]]:
         prompts = [{"prompt_token_ids": ask.prompt} for ask in asks]
@@ -145,7 +146,7 @@ async def measure_online(job: Job) -> None:
     try:
         if job.is_made_up:
             await engine.collective_rpc("apply_model", args=(make_weights_random,))
-        job.add("engine", **describe_peer(), settings=str(engine_settings(job)))
+        job.add("engine", **describe_peer(job), settings=str(engine_settings(job)))
         await run_online(job, Client(engine))
     finally:
         engine.shutdown()

@@ -41,6 +41,7 @@ class Job:
         shape: the made-up model's name; empty for a real one.
         checkpoint, model_type: of a real model, as the drop-in engine reads it.
         data_type: fp16, bf16 or fp32.
+        tensor_para_size: GPUs that share each layer.
         vocab: tokens are drawn below it.
         longest: tokens of input and output together, at most.
         memory: part of a GPU's memory that the peer may take.
@@ -63,6 +64,7 @@ class Job:
     checkpoint: str
     model_type: str
     data_type: str
+    tensor_para_size: int
     vocab: int
     longest: int
     memory: float
@@ -88,6 +90,10 @@ class Job:
     def read(cls, path: Path) -> Job:
         """Read what ``write`` wrote."""
         return cls(**json.loads(path.read_text()))
+
+    def name_gpus(self, name: str) -> str:
+        """Say how many GPUs of that name the engine has."""
+        return f"{self.tensor_para_size} x {name}" if self.tensor_para_size > 1 else name
 
     def add(self, case: str, **figures: Any) -> None:
         """Append a case's figures to the output, and print them."""

@@ -45,8 +45,10 @@ from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
 from benchmarks.generate import Ask, tensors_of
 from benchmarks.gpu_sizes import for_encoder
+from ft_format.config_ini import ConfigIni
+from ft_format.families import MODEL_TYPE_OF, find_family
 from handover.arguments import ScriptArguments
-from handover.errors import SlipwayError, exit_status
+from handover.errors import ConfigError, SlipwayError, exit_status
 
 _LIMITS = {"fp32": 1e-5, "fp16": 2e-2, "fp16 eager": 2e-2, "bf16": 1e-1, "fp16 int8": 1e-1}
 _SHIFTS = {"fp32": 1e-3, "fp16": 1e-1, "bf16": 1.0, "fp16 int8": 1.0}  # of a token's log-probability
@@ -81,7 +83,7 @@ class AgreementArguments(ScriptArguments):
     vocab: int = field(default=4096, metadata={"help": "rows of the embedding"})
     families: tuple[str, ...] = field(default=tuple(_FAMILIES), metadata={"help": "JSON list of what is compared"})
     device: str = field(default="cuda:0", metadata={"help": "what is compared with the CPU"})
-    checkpoint: Path | None = field(default=None, metadata={"help": "shards and config.ini of a GPT, instead"})
+    checkpoint: Path | None = field(default=None, metadata={"help": "shards and config.ini of a decoder, instead"})
     tensor_para_size: int = field(default=1, metadata={"help": "GPUs that share the checkpoint's layers"})
 
 
@@ -218,7 +220,11 @@ def log_probs_of(engine: Engine, ids: Array) -> Array:
 
 def compare_checkpoint(arguments: AgreementArguments, directory: Path) -> bool:
     """Print the table for a checkpoint; say whether all agree."""
+    family = find_family(ConfigIni.read(directory, ConfigError))
+    if family is None or family.name == "t5":
+        raise ConfigError(f"{directory} holds no decoder", "give a directory of FasterTransformer's shards, <T>-gpu")
     sizes = {"tensor_para_size": arguments.tensor_para_size, "pipeline_para_size": 1, "kv_cache_bytes": 1 << 28}
+    sizes |= {"model_type": MODEL_TYPE_OF[family.name]}
 
     def opened(kind: str, device: torch.device) -> Engine:
         data_type, _, how = kind.partition(" ")

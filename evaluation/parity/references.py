@@ -34,7 +34,7 @@ from export_scripts.checkpoints.lora.update import MergedTensor
 from export_scripts.checkpoints.source import Source
 from export_scripts.conversion.job import workers_of
 from export_scripts.convert import convert
-from export_scripts.repository.interfaces.serving import MODEL_TYPES
+from ft_format.families import MODEL_TYPE_OF
 from handover.errors import ConfigError
 
 LogProbs = npt.NDArray[np.float32]
@@ -152,7 +152,7 @@ class EngineReference:
         wish = ConvertArguments(source.archive.path, scratch, 1, "fp32", workers_of(_PROCESSES), allow_nonfinite=True)
         try:
             convert(replace(wish, adapter=given.adapter, tokenizer=given.tokenizer))
-            settings = Settings(scratch, 1, 1, "fp32", model_type=MODEL_TYPES[source.family.name])
+            settings = Settings(scratch, 1, 1, "fp32", model_type=MODEL_TYPE_OF[source.family.name])
             self._steps: Steps = load_steps(settings, torch.device("cpu"))[0]
         finally:
             shutil.rmtree(scratch, ignore_errors=True)  # the weights are in memory

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 from export_scripts.repository.names import ENGINE, PREPROCESSING
 from export_scripts.repository.pbtxt import ModelSpec, Step, TensorSpec
-
-MODEL_TYPES = {"gpt": "GPT", "gptj": "GPT-J", "gptneox": "GPT-NeoX", "llama": "Llama", "t5": "T5"}
-"""The parameter ``model_type`` by family, as FasterTransformer's backend knows it (libfastertransformer.cc)."""
+from ft_format.families import MODEL_TYPE_OF
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Serving:
             "tensor_para_size": str(self.tensor_para_size),
             "pipeline_para_size": str(self.pipeline_para_size),
             "data_type": self.data_type,
-            "model_type": MODEL_TYPES[self.family],
+            "model_type": MODEL_TYPE_OF[self.family],
             "model_checkpoint_path": self.model_checkpoint_path,
             "int8_mode": str(self.int8_mode),
             "enable_custom_all_reduce": str(self.enable_custom_all_reduce),
