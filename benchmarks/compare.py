@@ -88,12 +88,11 @@ def check_arguments(arguments: CompareArguments) -> None:
     Raises:
         ConfigError: an unknown word, no GPU, or rates without a loop that shows the highest.
     """
-    for given, legal in ((arguments.parts, (OFFLINE, ONLINE)), ((arguments.peer,), (VLLM, NONE))):
+    words = (arguments.parts, (OFFLINE, ONLINE)), ((arguments.peer,), (VLLM, NONE)), ((arguments.data_type,), _TYPES)
+    for given, legal in words:
         for word in given:
             if word not in legal:
                 raise ConfigError(f"there is no {word!r}", nearest(word, legal))
-    if arguments.data_type not in _TYPES:
-        raise ConfigError(f"data_type {arguments.data_type}", nearest(arguments.data_type, _TYPES))
     if ONLINE in arguments.parts and arguments.shares and not arguments.clients and not arguments.rates:
         raise ConfigError("without clients there is no highest rate that shares are parts of", "give --rates")
     if arguments.tensor_para_size < 1:

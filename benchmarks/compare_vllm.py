@@ -18,6 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from benchmarks.compare_vllm_weights import make_weights_random
 from benchmarks.compare_workloads import OFFLINE, Ask, Job, Record, run_offline, run_online
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status
@@ -67,23 +68,6 @@ def describe_peer(job: Job) -> dict[str, str]:
     gpu = job.name_gpus(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "gpu": gpu}
     return versions | {"version": vllm.__version__, "commit": commit or ""}
-
-
-def make_weights_random(model: Any) -> bool:
-    """Give a network the random weights that the drop-in engine makes up too: vLLM's own dummies are nearly zero."""
-    import torch
-
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ("ln_" in name or "norm" in name) and name.endswith("weight"):
-                parameter.fill_(1.0)
-            elif name.endswith("bias"):
-                parameter.zero_()
-            else:
-                parameter.normal_(0, 0.02)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return True
 
 
 def sampling(count: int, **more: Any) -> Any:

@@ -23,7 +23,7 @@ import torch
 from backends.fastertransformer.engine.model.precision import TORCH_TYPES
 from backends.fastertransformer.engine.parallel.comm import PEER_MEMORY
 from benchmarks.gpu_decode import Case, asks_of, latency_ms
-from benchmarks.gpu_models import Rates, Table, engine_of, find_size, measure_rates, need_gpu
+from benchmarks.gpu_models import Rates, Table, engine_of, find_size, measure_rates, need_gpu, tidy
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status
 
@@ -122,6 +122,7 @@ def main(argv: Sequence[str]) -> None:
     if not set(arguments.sums) <= set(_SUMS):
         raise ConfigError(f"sums {arguments.sums}", f"each is one of {_SUMS}")
     rates = measure_rates(arguments.data_type)
+    tidy()  # or what it leaves would be missing to engines that share the first GPU
     print(f"reads {rates.read_bytes / 1e12:.4f} TB/s", flush=True)
     table = Table(arguments.csv, arguments.commit)
     for name in arguments.sizes:

@@ -38,9 +38,9 @@ def of_rows(grammars: Grammars, rows: int) -> Grammar:
 
 def masks_after(rows: list[GuidedRow], text: bytes) -> np.ndarray:
     bits = np.zeros((len(rows), mask_bytes(END + 1)), np.uint8)
-    row_masks = RowMasks(rows, END + 1)
+    row_masks = RowMasks(rows, END + 1, bits)
     row_masks.follow([(list(text[:at]), []) for at in range(len(rows))])
-    row_masks.compute(bits)
+    row_masks.compute()
     return bits
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import queue
 import tarfile
@@ -24,6 +25,7 @@ from backends.fastertransformer.engine.grammar.guided_row import Grammar, Guided
 from backends.fastertransformer.engine.ops.ops import Ops
 from backends.fastertransformer.engine.request.guides import Guide
 from backends.fastertransformer.engine.request.parse import parse_request
+from backends.fastertransformer.engine.request.sampling_params import SamplingParams
 from backends.fastertransformer.engine.sampling.guided import GuidedRows
 from backends.fastertransformer.engine.sampling.sampler import PendingTokens
 from backends.fastertransformer.engine.sampling.sampling import NOT_FINITE
@@ -66,16 +68,16 @@ def answer_of(scheduler: Scheduler, grammars: Grammars, steps: Steps, tensors: d
     return answers[-1]
 
 
-@pytest.mark.parametrize(
-    ("top_p", "chosen"), [(1.0, ["follow", "compute", "set_tokens"]), (0.0, ["follow"])], ids=["drawn", "greedy"]
-)
+@pytest.mark.parametrize("top_p", [1.0, 0.0], ids=["drawn", "greedy"])
+@pytest.mark.parametrize("is_on_host", [True, False], ids=["host", "device"])
 def test_ahead_of_the_tokens_the_next_pass_is_launched_before_they_are_read(
-    top_p: float, chosen: list[str], grammars: Grammars, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    top_p: float, is_on_host: bool, grammars: Grammars, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a GPU computes logits while the host waits for the last tokens and computes masks.
 
-    On a CPU a greedy row may need neither a mask nor another token than its argmax.
+    On a CPU the tokens are known at once, and followed at once.
     """
+    monkeypatch.setattr(GuidedRows, "is_on_host", is_on_host)
     steps, events = paged_steps(guided_gpt2(tmp_path)), []
 
     def note(owner: Any, name: str) -> None:
@@ -89,14 +91,17 @@ def test_ahead_of_the_tokens_the_next_pass_is_launched_before_they_are_read(
 
     for owner, name in ((steps, "decode"), (PendingTokens, "by_sequence"), (PendingTokens, "wait")):
         note(owner, name)
-    note(masks.RowMasks, "follow")
-    if top_p:
-        note(masks.RowMasks, "compute")
-        note(steps, "set_tokens")
+    for name in ("follow", "compute", "settle", "take"):
+        note(masks.RowMasks, name)
+    note(steps, "set_tokens")
     tensors = guided(["regex", ""], ["[0-9]{6}", ""], 6, runtime_top_p=top_p)
     assert answer_of(Scheduler(steps, 8, steps_ahead=True), grammars, steps, tensors).tensors
-    step = ["decode", "by_sequence", *chosen, "wait"]  # this last one is of the step before
-    assert events[: len(chosen)] == chosen and events[len(chosen) :][: len(step) * 5] == step * 5
+    later = ["compute", "take", "set_tokens"] if is_on_host else ["follow", "compute", "set_tokens"]
+    if is_on_host and not top_p:  # some of the tokens need a mask
+        events, later = [event for event in events if event not in later], ["settle"]
+    first = ["follow", *later] if is_on_host else later
+    step = ["decode", "by_sequence", *later, "wait"]  # this last one is of the step before
+    assert events[: len(first)] == first and events[len(first) :][: len(step) * 5] == step * 5
 
 
 def rows_on(device: torch.device, grammars: Grammars, tokens: int = 0) -> tuple[GuidedRows, list[GuidedRow | None]]:
@@ -105,7 +110,7 @@ def rows_on(device: torch.device, grammars: Grammars, tokens: int = 0) -> tuple[
     given: list[GuidedRow | None] = [*rows[:3], None, rows[3]]
     followed = [np.frombuffer(b"12no the xyz+-"[at : at + tokens], np.uint8).tolist() for at in (0, 2, 12, 0, 0)]
     owners = [
-        (SimpleNamespace(guided=row, beams=[SimpleNamespace(tokens=list(own))]), 0)
+        (SimpleNamespace(guided=row, sampling=SamplingParams(1, END), beams=[SimpleNamespace(tokens=list(own))]), 0)
         for row, own in zip(given, followed, strict=True)
     ]
     guided_rows = GuidedRows(Ops(device), END + 1, device)
@@ -131,13 +136,13 @@ def test_the_argmax_of_what_is_allowed_is_chosen(
 ) -> None:
     """Oracle: the library's other way, which asks token by token."""
     monkeypatch.setattr(masks, "_WORTH_BITS", worth_bits)
-    guided_rows, rows = rows_on(CPU, grammars, tokens=seed % 3)
+    (guided_rows, _), (masked_rows, rows) = (rows_on(CPU, grammars, tokens=seed % 3) for _ in range(2))
     logits = torch.randn(5, END + 1, generator=torch.Generator().manual_seed(seed))
     logits[2] += torch.arange(END + 1)  # its argmax is the end token, which may not come yet
     tokens = logits.argmax(-1)
     tokens[1] = NOT_FINITE
     chosen = guided_rows.choose(logits.clone(), tokens.clone(), []).tolist()
-    masked = guided_rows.keep(logits.clone(), []).argmax(-1).tolist()
+    masked = masked_rows.keep(logits.clone(), []).argmax(-1).tolist()
     assert chosen[1] == NOT_FINITE and chosen[3] == masked[3] == int(tokens[3])
     for slot in (0, 2, 4):
         row = rows[slot]
@@ -155,16 +160,62 @@ def test_on_a_cpu_a_mask_is_computed_only_where_the_argmax_may_not_follow(
     guided_rows, _ = rows_on(CPU, grammars)
     computed, compute = list[object](), masks.RowMasks.compute
 
-    def note(self: masks.RowMasks, bits: np.ndarray, rows: Any = None) -> None:
+    def note(self: masks.RowMasks, rows: Any = None) -> None:
         computed.append(rows)
-        compute(self, bits, rows)
+        compute(self, rows)
 
     monkeypatch.setattr(masks.RowMasks, "compute", note)
     tokens = torch.tensor(list(b"1nA?a"))
     logits = torch.nn.functional.one_hot(tokens, END + 1).float()
     assert guided_rows.choose(logits, tokens, []) is tokens and not computed
     logits[2, ord("z")], logits[2, ord("B")] = 3.0, 2.0
+    guided_rows, _ = rows_on(CPU, grammars)
     assert guided_rows.choose(logits, logits.argmax(-1), []).tolist() == list(b"1nB?a") and computed == [{2}]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_drawn_among_few_tokens_is_what_is_drawn_among_all(
+    seed: int, grammars: Grammars, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows whose grammars allow few tokens, many, or now few and now many; with all that limits or reads a draw."""
+    steps = paged_steps(guided_gpt2(tmp_path))
+    regexes = ["[ab]{60}", "(no|yes) (maybe|the) [^a-z]{50,}", ".{60,}", "", "(12|ab| the|[0-9])+", "[a-f]{60}"] * 2
+    kinds = ["regex" if regex else "" for regex in regexes]
+    tensors = guided(kinds, regexes, 40, seed=100 * seed)
+    columns = {"temperature": (1, 0.7, 1.3), "runtime_top_k": (0, 3, 0, 0, 1), "min_p": (0, 0, 0, 0.05)}
+    columns |= {"runtime_top_p": (1, 1, 0.8, 1, 1, 1, 1), "is_return_log_probs": (0, 0, 0, 0, 0, 1)}
+    for name, values in columns.items():
+        dtype = {"runtime_top_k": np.uint32, "is_return_log_probs": np.bool_}.get(name, np.float32)
+        tensors[name] = np.resize(np.array(values, dtype), (len(kinds), 1))
+    few, find_few = list[int](), masks.RowMasks.find_few
+    monkeypatch.setattr(masks.RowMasks, "find_few", lambda *given: few.append(len(found := find_few(*given))) or found)
+    here = answer_of(Scheduler(steps, 16), grammars, steps, tensors).tensors
+    assert few.count(0) > 20 and len(few) - few.count(0) > 40
+    monkeypatch.setattr(GuidedRows, "is_on_host", False)
+    seen = len(few)
+    there = answer_of(Scheduler(steps, 16), grammars, steps, tensors).tensors
+    assert len(few) == seen and here and there
+    for name in ("output_ids", "sequence_length", "output_log_probs"):
+        np.testing.assert_array_equal(here[name], there[name])
+
+
+def test_a_row_that_is_set_back_follows_its_grammar_anew(grammars: Grammars) -> None:
+    """Also where it had followed a token that it then did not get, as tokens are followed when they are chosen."""
+    row = grammars.compile(Guide("regex", "ab?c{2}")).begin([END])
+    bits = np.zeros((1, masks.mask_bytes(END + 1)), np.uint8)
+    row_masks = masks.RowMasks([row], END + 1, bits)
+
+    def allowed(tokens: bytes) -> set[int]:
+        row_masks.follow([(list(tokens), [])])
+        row_masks.compute()
+        return set(row_masks.find_few(0))
+
+    assert allowed(b"a") == {ord("b"), ord("c")}
+    row_masks.take([(0, ord("b"))])
+    assert allowed(b"ab") == {ord("c")}
+    assert row_masks.settle([ord("c")]) == [ord("c")]
+    assert allowed(b"a") == {ord("b"), ord("c")}
+    assert allowed(b"acc") == {END} and not row.problem
 
 
 GUIDES = [
@@ -186,14 +237,16 @@ def test_what_is_settled_without_a_mask_is_what_the_mask_says(guide: Guide, subw
     """With subwords a forced text has one tokenization, and a mask allows its first token alone."""
     random, end = np.random.default_rng(len(guide.text)), SUBWORDS - 1
     row = subwords.compile(guide).begin([end])
-    row_masks, tokens, forced = masks.RowMasks([row], SUBWORDS), list[int](), 0
     bits = np.zeros((1, masks.mask_bytes(SUBWORDS)), np.uint8)
+    row_masks, tokens, forced = masks.RowMasks([row], SUBWORDS, bits), list[int](), 0
     for _ in range(120):
         row_masks.follow([(tokens, [])])
-        row_masks.compute(bits)
+        row_masks.compute()
         allowed = set(np.flatnonzero(np.unpackbits(bits[0], count=SUBWORDS, bitorder="little")).tolist())
         for token in (*random.integers(0, SUBWORDS, 40).tolist(), *random.permutation(sorted(allowed))[:20].tolist()):
-            settled = row_masks.settle([token])[0]
+            tried = copy.copy(row)  # which follows what it settles
+            tried.matcher = row.matcher.deep_copy()
+            settled = masks.RowMasks([tried], SUBWORDS, bits).settle([token])[0]
             if settled == token:
                 assert token in allowed
             elif settled is not None:

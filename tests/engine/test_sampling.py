@@ -21,7 +21,9 @@ from backends.fastertransformer.engine.sampling.sampling import (
     apply_temperature,
     decay_top_p,
     draw,
+    draw_among,
     draw_uniform,
+    draw_uniform_of,
     keep_top_k,
     keep_top_p,
     narrow_to_top_k,
@@ -141,6 +143,16 @@ def test_draw_never_takes_a_masked_token() -> None:
     assert set(draw(logits, edges).tolist()) <= {4, 6}
 
 
+@pytest.mark.parametrize("count", [1, 2, 7, 32])
+def test_few_logits_are_drawn_from_on_the_host_as_by_torch(count: int) -> None:
+    logits = torch.randn(500, count, generator=torch.Generator().manual_seed(count)) * 3
+    uniform = torch.rand(500, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    uniform[:3] = torch.tensor([0.0, 1 - 2**-53, 0.5])
+    expected = draw(logits, uniform).tolist()
+    assert [draw_among(*each) for each in zip(logits.tolist(), uniform.tolist(), strict=True)] == expected
+    assert draw_among([float("nan")] * count, 0.5) < count  # means nothing, but is one of them
+
+
 def test_what_clients_leave_at_zero_means_what_fastertransformer_says() -> None:
     meant = {(0, 0.0): (1, 1.0), (4, 0.0): (4, 1.0), (0, 0.5): (0, 0.5), (4, 0.5): (4, 0.5)}
     assert {sent: resolve_top_k_top_p(*sent) for sent in meant} == meant
@@ -150,6 +162,7 @@ def test_what_clients_leave_at_zero_means_what_fastertransformer_says() -> None:
 def test_random_numbers_are_split_mixs_and_depend_on_seed_and_step_only(seed: int) -> None:
     bits = torch.from_numpy(np.array([seed], np.uint64).astype(np.int64))
     assert draw_uniform(bits.expand(50), torch.arange(50)).tolist() == split_mix(seed, 50)
+    assert [draw_uniform_of(int(bits), step) for step in range(50)] == split_mix(seed, 50)
 
 
 def test_random_numbers_are_uniform_and_independent_across_seeds_and_steps() -> None:

@@ -139,23 +139,33 @@ class GuidedRow:
         for token in (*tokens[self._followed :], *pending[max(0, self._followed - known) :]):
             if last is not None:
                 self.matcher.consume_token(last)
-            # A token of numbers that are not finite is negative; such a row fails anyway.
-            self.has_ended = self.has_ended or token < 0 or token in self.end_ids
-            last = None if self.has_ended else token
-            self._followed += 1
+            last = self._pass(token)
         return last
 
+    def take(self, token: int) -> None:
+        """Follow the row's next token."""
+        if (token_left := self._pass(token)) is not None:
+            self.matcher.consume_token(token_left)
+
+    def _pass(self, token: int) -> int | None:
+        """Count a token; returns it if the matcher is still to consume it."""
+        # A token of numbers that are not finite is negative; such a row fails anyway.
+        self.has_ended = self.has_ended or token < 0 or token in self.end_ids
+        self._followed += 1
+        return None if self.has_ended else token
+
     def settle(self, token: int) -> int | None:
-        """Give the token that follows if a mask is not needed to tell; see RowMasks.settle.
+        """Give the token that follows if a mask is not needed to tell, and follow it; see RowMasks.settle.
 
         After an error of the matcher nothing is forced and no token is allowed.
         """
-        if token < 0 or self.has_ended:
-            return token
-        if forced := self.matcher.compute_ff_tokens():
-            return None if forced[0] in self.end_ids else forced[0]
-        is_allowed = token not in self.end_ids and self.matcher.validate_tokens([token])
-        return token if is_allowed else None
+        if not self.has_ended and token >= 0:
+            if forced := self.matcher.compute_ff_tokens():
+                token = forced[0]
+            if token in self.end_ids or not self.matcher.try_consume_tokens([token]):
+                return None
+        self._followed += 1
+        return token
 
     def check(self) -> None:
         """Note why the matcher has failed, if it has."""

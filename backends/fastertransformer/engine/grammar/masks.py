@@ -20,6 +20,7 @@ Bits = npt.NDArray[np.uint8]  # [rows, mask_bytes], a bit for each token, the lo
 _WORD_BYTES = 4
 # Bits of all rows that are worth waking the library's threads, which takes some 100 us: those of four rows of a Llama.
 _WORTH_BITS = 500_000
+_FEW = 32  # tokens: to choose among so many takes a small part of the time that a whole vocabulary takes
 
 
 def mask_bytes(vocab_size: int) -> int:
@@ -41,14 +42,21 @@ class RowMasks:
     Args:
         rows: each has a grammar.
         vocab_size: of the model.
+        bits: memory for those of the rows, of any content.
+
+    Attributes:
+        bits: see ``compute``.
     """
 
-    def __init__(self, rows: Sequence[GuidedRow], vocab_size: int) -> None:
+    def __init__(self, rows: Sequence[GuidedRow], vocab_size: int, bits: Bits) -> None:
         # The bit behind those of the tokens says that the text may be complete.
         self._rows, self._complete = rows, vocab_size & 7
         # A thread takes rows that are next to each other; those of one lexer would wait for each other in two threads.
         self._order = sorted(range(len(rows)), key=lambda at: id(rows[at].lexer))
         lexers, width = {id(row.lexer) for row in rows}, mask_bytes(vocab_size)
+        self.bits, self._width, self._tokens = bits, width, (1 << vocab_size) - 1
+        # Few bytes are read and set sooner without numpy.
+        self._address, self._held = bits.ctypes.data, bits.data.cast("B") if len(rows) else memoryview(b"")
         self._is_threaded = len(lexers) > 1 and len(rows) * vocab_size >= _WORTH_BITS
         # Of each row: the byte of that bit, and the byte and bit of each of its end tokens.
         self._ends = [
@@ -71,11 +79,21 @@ class RowMasks:
                 for matcher, token in consumed:
                     matcher.consume_token(token)
 
+    def take(self, tokens: Iterable[tuple[int, int]]) -> None:
+        """Follow one more token of some rows: their numbers, and a token each.
+
+        Raises:
+            EngineError: the library has failed.
+        """
+        with _library():
+            for row, token in tokens:
+                self._rows[row].take(token)
+
     def settle(self, tokens: Sequence[int]) -> list[int | None]:
         """Give the token of each row whose argmax over all tokens leaves no doubt about the one over its mask.
 
         That is a token that the grammar forces, or the argmax if the grammar allows it. Either is found in a small part
-        of the time that a mask takes.
+        of the time that a mask takes. Such a row follows its token at once: it is the row's next one.
 
         Args:
             tokens: the argmax of each row; a negative one stays.
@@ -89,11 +107,10 @@ class RowMasks:
         with _library():
             return [row.settle(token) for row, token in zip(self._rows, tokens, strict=True)]
 
-    def compute(self, bits: Bits, rows: Container[int] | None = None) -> None:
+    def compute(self, rows: Container[int] | None = None) -> None:
         """Set the bits of the tokens that may follow each row's: every token, once a row has ended.
 
         Args:
-            bits: are overwritten.
             rows: whose bits are set; None: all rows'.
 
         Raises:
@@ -101,22 +118,32 @@ class RowMasks:
         """
         order = self._order if rows is None else [at for at in self._order if at in rows]
         live = [(self._rows[at].matcher, at) for at in order if not self._rows[at].has_ended]
-        first, size = bits.ctypes.data, bits.shape[1]
         with _library():
             if self._is_threaded and live:
-                _executor().unsafe_compute_mask_ptr(live, first, size, len(bits))
+                _executor().unsafe_compute_mask_ptr(live, self._address, self._width, len(self._rows))
             else:
                 for matcher, at in live:
-                    matcher.unsafe_compute_mask_ptr(first + at * size, size)
+                    matcher.unsafe_compute_mask_ptr(self._address + at * self._width, self._width)
         for at in order:
             self._rows[at].check()
         if len(live) < len(order):
-            bits[[at for at in order if self._rows[at].has_ended]] = 0xFF
-        self._set_ends(bits, order)
+            self.bits[[at for at in order if self._rows[at].has_ended]] = 0xFF
+        self._set_ends(order)
 
-    def _set_ends(self, bits: Bits, rows: Iterable[int]) -> None:
+    def find_few(self, row: int) -> list[int]:
+        """Give the tokens that may follow a row's, ascending, as ``compute`` has found them; none if they are many."""
+        left = int.from_bytes(self._held[row * self._width : (row + 1) * self._width], "little") & self._tokens
+        if left.bit_count() > _FEW:
+            return []
+        found = list[int]()
+        while left:
+            found.append(left.bit_length() - 1)
+            left ^= 1 << found[-1]
+        return found[::-1]
+
+    def _set_ends(self, rows: Iterable[int]) -> None:
         """Allow the tokens that end a row where its text may be complete, and nowhere else."""
-        held = bits.data.cast("B")  # so few bytes are set sooner than numpy is called
+        held = self._held
         for row in rows:
             complete, ends = self._ends[row]
             is_complete = held[complete] >> self._complete & 1

@@ -73,6 +73,11 @@ class SamplingParams:
         return not self.top_k and (self.top_p_decay != 1 or self.top_p_min > self.top_p)
 
     @property
+    def is_drawn_from_all(self) -> bool:
+        """Whether each token is drawn from all that may follow, and nothing else is needed of the logits."""
+        return self.is_sampled and self.keeps_all and not (self.min_p or self.needs_token_log_probs)
+
+    @property
     def needs_token_log_probs(self) -> bool:
         """Whether sampling computes the log-probabilities of its tokens; a beam search has them anyway."""
         return self.is_return_log_probs and self.beam_width == 1

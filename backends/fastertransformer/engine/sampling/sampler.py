@@ -7,7 +7,7 @@ For grammars it must know them before it masks the next step's logits; see guide
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Several
 from operator import attrgetter
 from typing import Any
@@ -163,6 +163,11 @@ class Sampler:
         has_later = self._has_penalty or self._has_min_length or self._has_min_p or scored or self._searched
         self._draw_scales = self._has_temperature and not has_later
         self._is_all_sampled = len(sampled) == len(rows)
+        if self.guided and self._device.type == "cpu":
+            self._seeds = [(slot, rows[slot].random_seed) for slot in sampled]
+            temperature = self._columns["temperature"]
+            scales = sampling.scale_of(temperature) if self._draw_scales else torch.ones_like(temperature)
+            self._scales: list[float] = scales.tolist()
         # In every row the argmax of unchanged logits is taken, or of those that its grammar allows.
         self._is_greedy = not (needs_logits or any(each.needs_host for each, _ in owners))
 
@@ -215,16 +220,19 @@ class Sampler:
         """Choose by fp32 logits [N, V]; returns tokens, and the log-probabilities and raw scores that rows request."""
         raw_rows = None if self._raw_index is None else raw_logits[self._raw_index]  # masking may overwrite them
         logits, log_probs, raw_scores = self._penalise(raw_logits), None, None
-        # Launched before the host computes masks: what is launched behind late ones keeps a GPU waiting.
-        limits = self._draw_limits(self._sampled) if len(self._sampled) else None
-        if self.guided:
-            logits = self.guided.keep(logits, [each.by_sequence() for each in pending])
-        if limits and self._is_all_sampled:
-            tokens = self._draw(logits, self._sampled, limits)
+        if self.guided and len(self._sampled) and self.guided.is_on_host:
+            logits, tokens = self._draw_on_host(logits, [each.by_sequence() for each in pending])
         else:
-            tokens = logits.argmax(dim=-1)
-            if limits:
-                tokens[self._sampled] = self._draw(logits, self._sampled, limits)
+            # Launched before the host computes masks: what is launched behind late ones keeps a GPU waiting.
+            limits = self._draw_limits(self._sampled) if len(self._sampled) else None
+            if self.guided:
+                logits = self.guided.keep(logits, [each.by_sequence() for each in pending])
+            if limits and self._is_all_sampled:
+                tokens = self._draw(logits, self._sampled, limits)
+            else:
+                tokens = logits.argmax(dim=-1)
+                if limits:
+                    tokens[self._sampled] = self._draw(logits, self._sampled, limits)
         if len(index := self._scored):
             chosen = logits[index], self._columns["top_k"][index], tokens[index]
             log_probs = logits.new_zeros(2, len(logits))
@@ -235,6 +243,28 @@ class Sampler:
             raw_scores = scoring.score_rows(raw_rows, tokens[self._raw_index], self._most_tops)
         self._record(tokens)
         return tokens, log_probs, raw_scores
+
+    def _draw_on_host(self, logits: Tensor, pending: Several[Mapping[Sequence, int]]) -> tuple[Tensor, Tensor]:
+        """Mask tokens that grammars do not allow, and choose: by torch where these allow many.
+
+        Returns:
+            The logits, of which the rows are masked that a later step needs, and all tokens.
+        """
+        counts = self._columns["generated"].tolist()
+        uniform = {slot: sampling.draw_uniform_of(seed, counts[slot]) for slot, seed in self._seeds}
+        logits, drawn = self.guided.keep_or_draw(logits, pending, uniform, self._scales)
+        if rest := [slot for slot in uniform if slot not in drawn]:
+            slots = torch.tensor(rest)
+            numbers = torch.tensor([uniform[slot] for slot in rest], dtype=torch.float64)
+            scales = torch.tensor([self._scales[slot] for slot in rest]) if self._draw_scales else None
+            limits = DrawLimits(self._columns["top_k"][slots], self._columns["top_p"][slots], numbers, scales)
+            own = self._draw(logits, slots, self._completed(limits))
+            drawn |= zip(rest, own.tolist(), strict=True)
+        chosen = logits.argmax(dim=-1).tolist() if len(drawn) < len(logits) else [0] * len(logits)
+        for slot, token in drawn.items():
+            chosen[slot] = token
+        self.guided.take(chosen)
+        return logits, torch.tensor(chosen)
 
     def _penalise(self, logits: Tensor) -> Tensor:
         """Apply bad words, bias, penalties, temperature (or leave it to _draw) and minimum length: [N, V] -> [N, V]."""
@@ -264,6 +294,10 @@ class Sampler:
         names = "random_seed", "generated", "top_k", "top_p", *(("temperature",) if self._draw_scales else ())
         columns = (self._columns[name] for name in names)
         limits = self._steps.network.ops.draw_limits(slots, *columns)
+        return self._completed(limits)
+
+    def _completed(self, limits: DrawLimits) -> DrawLimits:
+        """Add what the host knows."""
         return limits._replace(largest=self._largest_top_k, is_narrow=self._is_narrow, keeps_all=self._keeps_all)
 
     def _draw(self, logits: Tensor, slots: Tensor, limits: DrawLimits) -> Tensor:

@@ -8,8 +8,11 @@ parameters. Nothing here asks a GPU for a value.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -20,6 +23,7 @@ LEAST_ALLOWED = -1e30  # of what a grammar allows: finite, also behind the least
 _LIKELY = 1e-3, 1e-4, 1e-5  # probabilities; at most 1 / p tokens have p
 _MOST_SORTED = 1 / 8  # of a vocabulary; rows where more tokens are likely are sooner sorted whole, all at once
 NOT_FINITE = -1  # in place of the token of a row whose logits are infinite or NaN
+_ALL = (1 << 64) - 1
 _GOLDEN, _MIX_1, _MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
@@ -244,6 +248,13 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
 
 
+def draw_among(logits: Sequence[float], uniform: float) -> int:
+    """Do what ``draw`` does for a row of few logits, on the host: give the place of the one that is drawn."""
+    most = max(logits)
+    cumulative = list(accumulate(math.exp(value - most) for value in logits))
+    return min(bisect_right(cumulative, uniform * cumulative[-1]), len(logits) - 1)
+
+
 def draw_uniform(seed: Tensor, step: Tensor) -> Tensor:
     """Make one random number a row from its seed and step alone, so that no batch and no device changes it.
 
@@ -259,6 +270,18 @@ def draw_uniform(seed: Tensor, step: Tensor) -> Tensor:
     """
     bits = _mix(_mix(seed) + (step + 1) * _GOLDEN)
     return _shifted(bits, 11).double() * 2.0**-53
+
+
+def draw_uniform_of(seed: int, step: int) -> float:
+    """Make one row's number of ``draw_uniform``, on the host."""
+    bits = _mix_bits(_mix_bits(seed & _ALL) + (step + 1) * _GOLDEN & _ALL)
+    return (bits >> 11) * 2.0**-53
+
+
+def _mix_bits(bits: int) -> int:
+    bits = (bits ^ bits >> 30) * _MIX_1 & _ALL
+    bits = (bits ^ bits >> 27) * _MIX_2 & _ALL
+    return bits ^ bits >> 31
 
 
 def _mix(bits: Tensor) -> Tensor:
