@@ -56,6 +56,19 @@ def test_a_row_that_joins_a_padded_step_gets_what_it_gets_alone(
             np.testing.assert_allclose(ours[name], values, atol=1e-4, err_msg=name)
 
 
+def test_the_logits_of_all_captured_steps_are_in_the_same_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each size's own would take gigabytes where the vocabulary is large."""
+    fake_graphs(monkeypatch)
+    steps = paged_steps(tiny_gpt2(tmp_path)[1])
+    for size in (8, 2):
+        steps.capture(size, 0)
+    found = [steps.decode(count)[0] for count in (3, 1)]
+    assert len({logits.untyped_storage().data_ptr() for logits in found}) == 1
+    assert found[0].untyped_storage().nbytes() == 256 * steps.config.vocab_size * 4
+
+
 def test_closed_steps_hold_no_graph_though_the_engine_has_frozen_its_objects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,10 +112,15 @@ class Network:
         x = self.comm.recv_input(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
         return self.comm.send_output(self._decoder(x, prepare, slots, cache))[:, 0]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm and head: [..., hidden] -> fp32 [..., V], or this process's part of the vocabulary."""
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Final norm and head: [..., hidden] -> fp32 [..., V], or this process's part of the vocabulary.
+
+        Args:
+            hidden: of the last layer.
+            out: is overwritten and returned; None: a new tensor is.
+        """
         assert self.weights.head, "this process does not predict"
-        logits = self.ops.linear_fp32(self.weights.head, hidden, self._head_norm)
+        logits = self.ops.linear_fp32(self.weights.head, hidden, self._head_norm, out)
         if cap := self.config.final_softcap:
             logits.div_(cap).tanh_().mul_(cap)
         return logits

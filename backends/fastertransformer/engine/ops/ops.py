@@ -117,14 +117,22 @@ class Ops:
         """Compute one rank's summand of a row-parallel product: in fp32 where that costs nothing, else in x's type."""
         return linear(x)
 
-    def linear_fp32(self, linear: Linear, x: Tensor, norm: Norm | None = None) -> Tensor:
-        """Compute norm(x) @ weight.T + bias in fp32, whatever the types of x and the weight are."""
+    def linear_fp32(self, linear: Linear, x: Tensor, norm: Norm | None = None, out: Tensor | None = None) -> Tensor:
+        """Compute norm(x) @ weight.T + bias in fp32, whatever the types of x and the weight are.
+
+        Args:
+            linear: the weight, [out, in], and the bias.
+            x: [..., in].
+            norm: of x; None: there is none.
+            out: fp32 [..., out], contiguous, that is overwritten and returned; None: a new tensor is.
+        """
         x = self.norm(x, norm) if norm else x
         if linear.weight.dtype == torch.float32:
-            return linear(x.float())
-        flat = torch.mm(x.reshape(-1, x.shape[-1]), self._matrix(linear).T, out_dtype=torch.float32)
-        y = flat.view(*x.shape[:-1], -1)
-        return y if linear.bias is None else y + linear.bias
+            y = linear(x.float())
+            return y if out is None else out.copy_(y)
+        flat, to = x.reshape(-1, x.shape[-1]), None if out is None else out.view(-1, out.shape[-1])
+        y = torch.mm(flat, self._matrix(linear).T, out_dtype=torch.float32, out=to).view(*x.shape[:-1], -1)
+        return y if linear.bias is None else y.add_(linear.bias)
 
     def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, table: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Look up the next token of each row and its position, and add them.

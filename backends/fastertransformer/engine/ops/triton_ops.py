@@ -85,11 +85,11 @@ class TritonOps(Ops):
             return self._by_kernel(linear, x, tiling, dtype=torch.float32)
         return super().partial_linear(linear, x)
 
-    def linear_fp32(self, linear: Linear, x: Tensor, norm: Norm | None = None) -> Tensor:
+    def linear_fp32(self, linear: Linear, x: Tensor, norm: Norm | None = None, out: Tensor | None = None) -> Tensor:
         """See Ops."""
         if tiling := _choose_tiling(linear, x):
-            return self._by_kernel(linear, x, tiling, norm, dtype=torch.float32)
-        return super().linear_fp32(linear, x, norm)
+            return self._by_kernel(linear, x, tiling, norm, dtype=torch.float32, out=out)
+        return super().linear_fp32(linear, x, norm, out)
 
     def _by_kernel(
         self,
@@ -101,23 +101,24 @@ class TritonOps(Ops):
         residual: Tensor | None = None,
         dtype: torch.dtype | None = None,
         gate: Linear | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         outputs = len(linear.weight)
-        y = residual
+        y = out if residual is None else residual
         if y is None:
             y = torch.empty(*x.shape[:-1], outputs, dtype=dtype or x.dtype, device=x.device)
-        flat, out = x.reshape(-1, x.shape[-1]).contiguous(), y.view(-1, outputs)
+        flat, to = x.reshape(-1, x.shape[-1]).contiguous(), y.view(-1, outputs)
         folded = None
         if norm and len(flat) == 1:  # computed once: the warm-up is the first to need it
             if norm.weight not in linear.folded:
                 linear.folded[norm.weight] = gemm.fold(linear.weight, linear.bias, linear.scales, norm)
             folded = linear.folded[norm.weight]
-        added, bias, other = None if residual is None else out, linear.bias, None
+        added, bias, other = None if residual is None else to, linear.bias, None
         if gate:
             has_bias = linear.bias is not None or gate.bias is not None
             bias, gate_bias = (each.bias_or_zeros(x) if has_bias else None for each in (linear, gate))
             other = gemm.Gate(gate.weight, gate_bias, gate.scales)
-        gemm.multiply(flat, linear.weight, bias, linear.scales, norm, activation, added, out, folded, tiling, other)
+        gemm.multiply(flat, linear.weight, bias, linear.scales, norm, activation, added, to, folded, tiling, other)
         return y
 
     def _matrix(self, linear: Linear) -> Tensor:

@@ -96,12 +96,16 @@ class StepGraphs:
         largest_step: rows of the largest captured decode step; 0: none is captured.
     """
 
-    def __init__(self, network: Network, cache: KvCache, decode: Callable[[int], Chosen]) -> None:
+    def __init__(self, network: Network, cache: KvCache, decode: Callable[[int, Tensor | None], Chosen]) -> None:
         self._network, self._cache = network, cache
-        pool = torch.cuda.graph_pool_handle()
-        self._decode, self._begin = Graphs(decode, pool), Graphs(self._run_contexts, pool)
-        self._continue, self._mix = Graphs(self._continue_contexts, pool), Graphs(self._run_mixed, pool)
+        pool, head = torch.cuda.graph_pool_handle(), network.weights.head
+        # A step decodes at most once, so all graphs write their logits to the same memory: with a vocabulary of 256,000
+        # those of all sizes would take 6 GB.
         self._device = cache.block_tables.device
+        self._logits = torch.empty(ROWS[-1], len(head.weight), device=self._device) if head else None
+        self._decode = Graphs(lambda rows: decode(rows, self._logits_of(rows)), pool)
+        self._begin = Graphs(self._run_contexts, pool)
+        self._continue, self._mix = Graphs(self._continue_contexts, pool), Graphs(self._run_mixed, pool)
         # Id, position and slot of padding; slot MOST_SLOTS is never allocated.
         self._padding = np.array([[0], [0], [MOST_SLOTS]])
         self._tokens = upload(np.repeat(self._padding, TOKENS[-1], 1), self._device)
@@ -207,7 +211,12 @@ class StepGraphs:
     def _run_mixed(self, size: int) -> tuple[Tensor, Tensor | None]:
         rows = self._rows_of(size, mixed_rows(size) + _MIXED_CONTEXTS)._replace(contexts=_MIXED_CONTEXTS + 1)  # padding
         hidden = self._network.extend(rows, self._cache, longest=self._cache.most_entries)
-        return hidden, self._network.logits(hidden[: mixed_rows(size)]) if self._network.weights.head else None
+        logits = self._logits_of(mixed_rows(size))
+        return hidden, None if logits is None else self._network.logits(hidden[: mixed_rows(size)], logits)
+
+    def _logits_of(self, rows: int) -> Tensor | None:
+        """Memory for the logits of some rows; None: this process does not predict."""
+        return None if self._logits is None else self._logits[:rows]
 
     def _rows_of(self, size: int, most: int = 0) -> Rows:
         ids, positions, slots = self._tokens[:, :size]

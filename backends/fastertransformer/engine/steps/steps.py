@@ -178,12 +178,12 @@ class Steps(RowSlots, Predictions):
         self._decoded = chosen[0]
         return chosen
 
-    def _decode(self, count: int) -> Chosen:
+    def _decode(self, count: int, out: Tensor | None = None) -> Chosen:
         self._threads.fit(count)
         rows = slice(0, count)
         ids, positions = self.ids[rows], self.positions[rows]
         hidden = self.network.decode(ids, positions, rows, self.cache)
-        return self._choose(hidden, self.network.logits(hidden) if self.network.weights.head else None, count)
+        return self._choose(hidden, self.network.logits(hidden, out) if self.network.weights.head else None, count)
 
     def _choose(self, hidden: Tensor, logits: Tensor | None, count: int) -> Chosen:
         """Set the argmax of the first rows as their next input, and advance their positions; see decode."""
