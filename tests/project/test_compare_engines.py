@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from support.vllm_stand_in import VERSION, write_package
 from benchmarks import compare
 from benchmarks.compare_models import hugging_face_config, made_up_model
 from benchmarks.compare_table import agreement_of, comparison_rows
+from benchmarks.compare_vllm import engine_settings
 from benchmarks.compare_workloads import (
     Ask,
+    Job,
     Record,
     draw_arrivals,
     draw_mixed,
@@ -130,6 +133,7 @@ def test_a_shape_that_vllm_cannot_make_up_is_refused() -> None:
         ("--parts=[\"offlin\"]", "offline"),
         ("--peer=sglang", "vllm"),
         ("--data-type=fp8", "fp16"),
+        ("--tensor-para-size=0", "the number of GPUs"),
         ("--clients=0", "give --rates"),
         ("--burst-lengths=[[9,3],[2,5]]", "fewest, most"),
         ("--peer-env=[\"A\"]", "NAME=value"),
@@ -213,7 +217,19 @@ def test_a_peer_that_fails_costs_its_own_figures_alone(
     table = tmp_path / "table.csv"
     broken = peer(tmp_path / "peer", STAND_IN_FAILS="1")
     with pytest.raises(ServerError, match=r"vllm's offline part \(status 1\)"):
-        compare.main([f"--model={model}", f"--csv={table}", *SMALL, "--burst=0", '--parts=["offline"]', *broken])
+        few = [*SMALL, "--tensor-para-size=2", "--burst=0", '--parts=["offline"]']
+        compare.main([f"--model={model}", f"--csv={table}", *few, *broken])
     assert "the stand-in was told to fail" in capfd.readouterr().err
     rows = pandas.read_csv(table)
     assert rows.slipway.notna().all() and rows.vllm.isna().all() and rows.ratio.isna().all()
+    assert rows.slipway_settings.str.contains("2 shards").all()
+
+
+def test_both_engines_get_as_many_gpus_and_the_table_says_how_many(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    numbers = {each.name: 4 for each in fields(Job)}
+    Job(**numbers | {"data_type": "fp16", "peer_settings": (), "output": ""}).write(path)  # type: ignore[arg-type]
+    job = Job.read(path)
+    assert engine_settings(job)["tensor_parallel_size"] == 4
+    assert job.name_gpus("NVIDIA H200") == "4 x NVIDIA H200"
+    assert replace(job, tensor_para_size=1).name_gpus("NVIDIA H200") == "NVIDIA H200"

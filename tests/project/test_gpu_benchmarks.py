@@ -19,6 +19,7 @@ from benchmarks.continuous import News, answer_all
 from benchmarks.gpu_load import mixed_asks
 from benchmarks.gpu_report import main
 from benchmarks.gpu_sizes import SIZES, LlamaSize, Size, T5Size
+from handover.errors import ConfigError
 
 DECODED = """model,data_type,gpus,batch,input_length,output_length,floor_ms,compute_ms,peer_ms,first_ms,ours_ms,ratio,peer_ratio,gpu,torch,commit
 5B,fp16,1,1,60,20,45.4,1.0,,60.0,53.0,1.17,,H200,2.11,abc
@@ -140,6 +141,14 @@ def test_a_models_config_has_the_bytes_that_are_counted(name: str, tmp_path: Pat
     read_model(reader, config, Partition(range(config.num_layer)), has_head=name == "T5 v1.1 XXL")
     whole = size.weight_bytes(2) + size.once_bytes(2)
     assert whole < reader.size_bytes < 1.06 * whole  # embeddings that are not heads, norms and biases
+
+
+def test_what_is_no_decoders_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.ini"):
+        gpu_agreement.main([f"--checkpoint={tmp_path}"])
+    (tmp_path / "config.ini").write_text("[encoder]\nnum_layers = 1\n[decoder]\nnum_layers = 1\n[structure]\n")
+    with pytest.raises(ConfigError, match="holds no decoder"):
+        gpu_agreement.main([f"--checkpoint={tmp_path}"])
 
 
 def test_a_checkpoint_agrees_with_itself_and_not_where_the_limits_are_narrower(

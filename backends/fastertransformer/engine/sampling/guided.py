@@ -4,7 +4,8 @@ A row's mask depends on its last token, which the host must know. Where steps ar
 reads the last tokens when the next pass of the network is launched already, and computes the masks while the GPU
 computes the logits. On a CPU it computes them behind the pass: a thread that did so meanwhile would take a core from
 one of the pass's threads, for which all others would wait. There it knows each row's argmax by then, which mostly
-needs no mask: the grammar allows it, or forces another token.
+needs no mask: the grammar allows it, or forces another token. And where a grammar allows few tokens, it draws among
+these: sooner than the masked row is drawn from.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class Sampler:
         has_later = self._has_penalty or self._has_min_length or self._has_min_p or scored or self._searched
         self._draw_scales = self._has_temperature and not has_later
         self._is_all_sampled = len(sampled) == len(rows)
-        if self.guided and self._device.type == "cpu":
+        if self.guided and self.guided.is_on_host:
             self._seeds = [(slot, rows[slot].random_seed) for slot in sampled]
             temperature = self._columns["temperature"]
             scales = sampling.scale_of(temperature) if self._draw_scales else torch.ones_like(temperature)
