@@ -20,7 +20,7 @@ Bits = npt.NDArray[np.uint8]  # [rows, mask_bytes], a bit for each token, the lo
 _WORD_BYTES = 4
 # Bits of all rows that are worth waking the library's threads, which takes some 100 us: those of four rows of a Llama.
 _WORTH_BITS = 500_000
-_FEW = 32  # tokens: to choose among so many takes a small part of the time that a whole vocabulary takes
+_FEW = 32  # tokens: to choose among these takes a small part of the time that a whole vocabulary takes
 
 
 def mask_bytes(vocab_size: int) -> int:
