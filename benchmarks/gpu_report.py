@@ -141,7 +141,7 @@ def draw(latencies: Lines, path: Path) -> None:
             padding=3,
             labels=[f"{value:,.0f} ms, x{value / floor:.2f}" for value, floor in zip(ours, floors, strict=True)],
         )
-        axis.set_xlim(0, 1.5 * max(ours, default=1.0))
+        axis.set_xlim(0, 1.7 * max(ours, default=1.0))
         axis.set_title(f"{title}: {lengths[0]} in, {lengths[1]} out", loc="left", fontsize=11)
         axis.set_xlabel("latency of a request, ms (x floor)")
         for side in ("top", "right"):
