@@ -48,8 +48,8 @@ class RememberingNetwork:
             [self._next(*place, cache) for place in zip(places.tolist(), positions.tolist(), strict=True)]
         )
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return hidden
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        return hidden if out is None else out.copy_(hidden)
 
     def _write(self, ids: Tensor, positions: Tensor, slots: Tensor, cache: KvCache) -> None:
         pages = cache.block_tables[slots, positions // PAGE].long()
