@@ -88,11 +88,11 @@ def check_arguments(arguments: CompareArguments) -> None:
     Raises:
         ConfigError: an unknown word, no GPU, or rates without a loop that shows the highest.
     """
-    words = (arguments.parts, (OFFLINE, ONLINE)), ((arguments.peer,), (VLLM, NONE)), ((arguments.data_type,), _TYPES)
-    for given, legal in words:
-        for word in given:
-            if word not in legal:
-                raise ConfigError(f"there is no {word!r}", nearest(word, legal))
+    words = [("--parts", word, (OFFLINE, ONLINE)) for word in arguments.parts]
+    words += [("--peer", arguments.peer, (VLLM, NONE)), ("--data-type", arguments.data_type, _TYPES)]
+    for flag, word, legal in words:
+        if word not in legal:
+            raise ConfigError(f"{flag}: there is no {word!r}", nearest(word, legal))
     if ONLINE in arguments.parts and arguments.shares and not arguments.clients and not arguments.rates:
         raise ConfigError("without clients there is no highest rate that shares are parts of", "give --rates")
     if arguments.tensor_para_size < 1:

@@ -144,8 +144,8 @@ class GuidedRow:
 
     def take(self, token: int) -> None:
         """Follow the row's next token."""
-        if (token_left := self._pass(token)) is not None:
-            self.matcher.consume_token(token_left)
+        if self._pass(token) is not None:
+            self.matcher.consume_token(token)
 
     def _pass(self, token: int) -> int | None:
         """Count a token; returns it if the matcher is still to consume it."""
@@ -159,11 +159,13 @@ class GuidedRow:
 
         After an error of the matcher nothing is forced and no token is allowed.
         """
-        if not self.has_ended and token >= 0:
-            if forced := self.matcher.compute_ff_tokens():
-                token = forced[0]
-            if token in self.end_ids or not self.matcher.try_consume_tokens([token]):
-                return None
+        if self.has_ended or token < 0:
+            self._pass(token)
+            return token
+        if forced := self.matcher.compute_ff_tokens():
+            token = forced[0]
+        if token in self.end_ids or not self.matcher.try_consume_tokens([token]):
+            return None
         self._followed += 1
         return token
 
