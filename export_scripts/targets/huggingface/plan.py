@@ -12,15 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.formats import open_source
 from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.checkpoints.tokenizers.nemo import sentencepiece_additions, vocabulary_size
 from export_scripts.conversion.assembly import Assembly, assemble
 from export_scripts.conversion.check import check_types
-from export_scripts.conversion.mapped import Reader
+from export_scripts.conversion.comparison import same_values
 from export_scripts.conversion.nemo_ids import with_nemos_ids
 from export_scripts.conversion.safetensors_files import INDEX_FILE, PlannedTensor, WeightsFile, index_of, lay_out
 from export_scripts.conversion.shards import ShardSettings
@@ -39,7 +37,6 @@ from handover.errors import CheckpointError
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 _TORCH = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _VOCABULARY = "vocab_size"
-_COMPARED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -197,22 +194,8 @@ def _facts(opened: Source, source: Source, assignments: Sequence[Assignment]) ->
     head = keys.get(opened.family.head)
     is_tied = head == keys[embedding] if head else True
     if head and not is_tied and getattr(opened.dims, "has_scaled_logits", False):
-        is_tied = _are_equal(opened.tensors[head[0]], opened.tensors[keys[embedding][0]])
+        is_tied = same_values(opened.tensors[head[0]], opened.tensors[keys[embedding][0]])
     return Facts(opened.activation, is_tied, source.ids.start_id, source.ids.end_id, source.ids.pad_id)
-
-
-def _are_equal(first: LazyTensor, second: LazyTensor) -> bool:
-    """Whether two tensors hold the same bytes; both are read."""
-    if (first.shape, first.data_type) != (second.shape, second.data_type):
-        return False
-    reader = Reader(0, set())
-    for ours, theirs in zip(first.parts(), second.parts(), strict=True):
-        rows = max(1, _COMPARED_BYTES // max(1, ours[:1].nbytes))
-        for start in range(0, len(ours), rows):
-            a, b = (reader.read(part[start : start + rows]) for part in (ours, theirs))
-            if not np.array_equal(a.view("u1"), b.view("u1")):
-                return False
-    return True
 
 
 def target_of(family: str, dims: Any, facts: Facts) -> Target:
