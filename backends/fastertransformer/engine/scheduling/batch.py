@@ -11,12 +11,23 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
+from ..errors import EngineError
 from ..request.schema import Array
 from ..sampling.sampler import Owners, PendingTokens, Sampler
 from ..steps.graphs import Chosen
 from ..steps.steps import Steps
 from .contexts import Extend, can_mix, run_chunk, run_contexts
-from .paging import SHARING_ROWS, forget_known, free_pages, give_back, grow, keep_known, pages_to_grow
+from .paging import (
+    NEW_ROWS,
+    SHARING_ROWS,
+    forget_known,
+    free_pages,
+    give_back,
+    grow,
+    keep_known,
+    lacks_read_pages,
+    pages_to_grow,
+)
 from .sequence import Sequence
 
 
@@ -94,13 +105,21 @@ class Batch:
     def _choose_extend(self, new: list[Sequence], count: int | None = None) -> Extend:
         """Choose the pass that runs contexts, or ``count`` tokens of one: their own, or one that decodes the rows too.
 
-        Contexts are of one pass if none shares what another one computes, and if all are new or all continue.
+        Contexts are of one pass if none shares what another one computes, and if all are new or all continue. Only a
+        pass of their own may do without pages of new rows, because it reads none.
+
+        Raises:
+            EngineError: a row that is continued lacks pages that every pass over it reads.
         """
+        lacking = [each for each in new if lacks_read_pages(each, self._steps.cache.blocks)]
+        if any(each.stage != NEW_ROWS for each in lacking):
+            raise EngineError("a row's context would be continued from pages of the KV cache that it does not have")
         rows = new[0].width if len(new) == 1 and new[0].count and count is None else len(new)
         tokens = count or rows // len(new) * sum(len(each.inputs()) - each.skipped for each in new)
         decoding = self.decoding
         self.is_mixed = (
             decoding > 0
+            and not lacking
             and self._steps.can_mix(decoding, tokens, rows)
             and len({each.stage for each in new}) == 1
             and all(can_mix(each, count) for each in new)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ..cache.block_manager import PAGE, BlockManager, pages_of
+from ..cache.prefix_index import pages_behind
 from ..cache.sizing import UNBOUNDED
 from ..request.schema import Array
 from .sequence import Sequence
@@ -31,8 +32,20 @@ def find_known(sequence: Sequence, blocks: BlockManager) -> list[int]:
     return known if len(known) * PAGE > sequence.start else []
 
 
+def lacks_read_pages(sequence: Sequence, blocks: BlockManager) -> bool:
+    """Say whether the row lacks pages that a pass over the rest of its context would read, if that pass reads pages.
+
+    A new row does without pages that only a prefill from its own keys and values leaves unread; see ``_unneeded``.
+    """
+    behind = pages_behind(sequence.start + sequence.skipped, blocks.window)
+    return any(0 in row.pages[behind:] for row in sequence.pages)
+
+
 def _unneeded(sequence: Sequence, blocks: BlockManager, entries: int) -> int:
-    """Give how many pages a new row does without when these entries are of one pass, which reads none."""
+    """Give how many pages a new row does without when these entries are of one pass, which reads none.
+
+    So such a row has a pass of its own: one in which other rows decode reads the pages; see Batch._choose_extend.
+    """
     is_new = sequence.start == 0 and sequence.session_row is None
     return blocks.unneeded(entries) if is_new else 0
 
