@@ -6,7 +6,6 @@ Graphs are replaced by plain calls, and attention reads the pages that a GPU's k
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from backends.fastertransformer.engine import loading
 from backends.fastertransformer.engine.cache.kv_cache import PAGE, KvCache
 from backends.fastertransformer.engine.cache.sizing import MOST_SLOTS
-from backends.fastertransformer.engine import loading
 from backends.fastertransformer.engine.model.packed_rows import Rows
 from backends.fastertransformer.engine.model.positions import Attend, AttentionSpec
 from backends.fastertransformer.engine.ops.ops import Ops
