@@ -30,8 +30,8 @@ from evaluation.speed.derived import derive
 from evaluation.speed.figures import compute_static_figures
 from evaluation.speed.openai_batches import OpenAIBatches, encode_batch
 from evaluation.speed.openai_dialect import open_dialect
-from evaluation.speed.provenance import timestamp
-from evaluation.speed.raw_records import PointRecords, write_records
+from evaluation.speed.provenance import timestamp, wall_clock
+from evaluation.speed.raw_records import PointRecords, origin_of, write_records
 from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.sweep import MeasuredDeployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
 from evaluation.speed.table import FAILED, OK, STATIC_TABLE, Row
@@ -58,9 +58,10 @@ def main(argv: Sequence[str]) -> None:
             prompts = _counted(draw_prompts(arguments, point, vocab_size), advance)
             with CostMeter(endpoint, server_log(arguments.endpoint), arguments.model) as costs:
                 row, records = measure_batches(row, prompts)
+            records = replace(records, origin=origin_of(row), started_at=wall_clock(records.origin_ns))
             write_records(arguments.output / row.directory, records)
             figures = {**row.figures, **costs.figures} if row.state == OK else {}
-            return derive(replace(row, figures=figures, timestamp=timestamp()))
+            return derive(replace(row, figures=figures, timestamp=timestamp(), started_at=records.started_at))
 
         sweep = Sweep(
             name="benchmark",

@@ -109,6 +109,7 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
         max_queue_delay_us=interface.max_queue_delay_us,
         is_streaming=is_streaming,
         gpu_hour_price=arguments.gpu_hour_price,
+        slos=", ".join(f"{name} {limit:g} ms" for name, limit in arguments.slos),
     )
     row = describe_deployment(served, row, _decisive(arguments))
     load_target = LoadTarget(
@@ -255,8 +256,10 @@ def _line(row: Row) -> str:
     clipped = f"  {row.clipped_share:.1%} shortened to the model's positions" if row.clipped_share else ""
     if row.slo_verdict:
         return f"{name} {rate:10.1f} tokens/s  {row.slo_verdict}: {_reason(row)}{failed}{clipped}"
-    shaky = "" if row.is_stable else "  not stable"
-    return f"{name} {rate:10.1f} tokens/s  e2e p50 {latency:9.1f} ms{failed}{clipped}{shaky}"
+    good = figures.get("goodput_requests_per_s")
+    goodput = "" if good is None else f"  {good:.4g} good requests/s"
+    doubts = f"  {row.validity}: {row.validity_reasons}" if row.validity_reasons else ""
+    return f"{name} {rate:10.1f} tokens/s  e2e p50 {latency:9.1f} ms{goodput}{failed}{clipped}{doubts}"
 
 
 def _reason(row: Row) -> str:

@@ -36,6 +36,7 @@ from evaluation.report.ranking import (
     deployment_text,
     find_candidates,
     group_candidates,
+    left_out,
     pareto_front,
     rank_all,
     ranking_table,
@@ -176,7 +177,10 @@ def render_markdown(
     tables = [ranking_table(ranking, budget, deployment_text) for ranking in rankings]
     return render_page(
         "recommendation.md",
-        rankings=[(ranking_title(r, budget), table, r.considered) for r, table in zip(rankings, tables, strict=True)],
+        rankings=[
+            (ranking_title(r, budget), table, r.considered, left_out(r))
+            for r, table in zip(rankings, tables, strict=True)
+        ],
         front=TextTable("Pareto front: tokens/s/GPU over tokens/s/user", _FRONT_COLUMNS, front),
     )
 

@@ -39,6 +39,9 @@ _OF_THE_ROW = (
         "goodput_requests_per_s",
     ),
     *("gpu_energy_per_output_token_j", "cost_per_million_tokens", "cost_per_million_output_tokens"),
+    *("timestamp", "started_at", "cpu", "cores", "gpus", "is_stable", "requests", "failed_requests"),
+    *("request_rate_per_s", "offered_requests_per_s", "slo_verdict", "is_random_weights"),
+    *("validity", "validity_reasons", "schema_version"),
 )
 
 
@@ -69,7 +72,9 @@ def summarise(points: Sequence[Point]) -> str:
     groups = group_comparable(_candidates(points))
     if COMPARABLE not in groups:
         return f"{text} The engines are not comparable, so none is called the fastest."
-    candidates = groups[COMPARABLE]
+    candidates = [candidate for candidate in groups[COMPARABLE] if not candidate.validity_reasons]
+    if not candidates:
+        return f"{text} None is valid: {groups[COMPARABLE][0].validity_reasons}."
     fastest = max(candidates, key=lambda c: c.tokens_per_s)
     text += (
         f" Most throughput: {owners[id(fastest)]}, {show_figure(fastest.tokens_per_s)} tokens/s"

@@ -151,16 +151,18 @@ def _values_ms(directory: Path, kind: str) -> list[float]:
         if point is not None and not point.requests_left_out and not (kind == "itl" and point.token_times_left_out):
             return BY_NAME[kind].values_ms(point.records)
     content = json.loads((directory / PROFILE).read_text())
-    requests = content["experiments"][0]["requests"]
-    return [value / NANOSECONDS_PER_MS for request in requests for value in _durations(request, kind)]
+    experiment = content["experiments"][0]
+    begin = "scheduled" if experiment.get("experiment", {}).get("mode") == "request_rate" else "timestamp"
+    requests = experiment["requests"]
+    return [value / NANOSECONDS_PER_MS for request in requests for value in _durations(request, begin, kind)]
 
 
-def _durations(request: dict[str, object], kind: str) -> list[int]:
-    sent, times = request["timestamp"], request["response_timestamps"]
-    assert isinstance(sent, int) and isinstance(times, list)
+def _durations(request: dict[str, object], begin: str, kind: str) -> list[int]:
+    began, times = request.get(begin, request["timestamp"]), request["response_timestamps"]
+    assert isinstance(began, int) and isinstance(times, list)
     if kind == "itl":
         return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
-    return [(times[0] if kind == "ttft" else times[-1]) - sent]
+    return [(times[0] if kind == "ttft" else times[-1]) - began]
 
 
 def draw_latency_by_size(lines: Mapping[str, Sequence[Point]], name: str) -> str:

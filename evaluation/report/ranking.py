@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from evaluation.report.comparable import COMPARABLE, group_comparable, parity_of
 from evaluation.report.data import Findings
@@ -35,6 +37,7 @@ class DeploymentCandidate:
         noise_tokens_per_s: half of the 95% interval; None if unknown.
         latencies_ms: means and percentiles by column, such as ``e2e_p95_ms``; None where not observed.
         failed_requests: number of failed requests.
+        validity_reasons: why the row is not valid; empty if it is.
         model_digest: digest of the served model.
         engine: what served it.
         parity: verdict of the run's parity evaluation; empty where it was not evaluated.
@@ -54,6 +57,7 @@ class DeploymentCandidate:
     model_digest: str = ""
     engine: str = ""
     parity: str = ""
+    validity_reasons: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Ranking:
         best: the best candidates.
         considered: number of candidates.
         within_budget: number of candidates within the budget.
+        invalid: number of candidates by the reason that their rows are not valid for; they are not among the best.
         group: engine whose candidates are comparable with no other engine's; COMPARABLE for all others.
     """
 
@@ -83,6 +88,7 @@ class Ranking:
     considered: int
     within_budget: int
     group: str = COMPARABLE
+    invalid: Mapping[str, int] = field(default_factory=dict)
 
     def deviation(self, candidate: DeploymentCandidate) -> float:
         """Throughput relative to the first's, 0 for the first."""
@@ -111,17 +117,24 @@ def rank(
 
     Args:
         candidates: points of any number of deployments.
-        goal: offline takes all; online only those without a failed request that keep the budget.
+        goal: offline takes all that are valid; online only those of them that keep the budget.
         budget_ms: limits by ttft, itl, tpot or e2e.
         percentile: of the latency that must keep its limit: 50, 90, 95 or 99.
         top: how many to keep.
     """
     rankings = []
     for group, workload, same in group_candidates(candidates):
-        fitting = same if goal == OFFLINE else [c for c in same if keeps_budget(c, budget_ms, percentile)]
+        valid = [candidate for candidate in same if not candidate.validity_reasons]
+        fitting = valid if goal == OFFLINE else [c for c in valid if keeps_budget(c, budget_ms, percentile)]
         ordered = sorted(fitting, key=lambda candidate: -candidate.tokens_per_s)
-        rankings.append(Ranking(goal, workload, tuple(ordered[:top]), len(same), len(fitting), group))
+        invalid = Counter(_kind_of(each.validity_reasons) for each in same if each.validity_reasons)
+        rankings.append(Ranking(goal, workload, tuple(ordered[:top]), len(same), len(fitting), group, dict(invalid)))
     return rankings
+
+
+def _kind_of(reasons: str) -> str:
+    """Return the first reason without its numbers, by which rows are counted."""
+    return re.sub(r"^\d+ | \(.*|:.*", "", reasons.partition(";")[0])
 
 
 def group_candidates(
@@ -136,17 +149,18 @@ def group_candidates(
 
 
 def keeps_budget(candidate: DeploymentCandidate, budget_ms: Mapping[str, float], percentile: int) -> bool:
-    """Return whether every limited latency was observed and is within its limit, and no request failed."""
+    """Return whether the row is valid, no request failed, and every limited latency was observed within its limit."""
     observed = [candidate.latencies_ms.get(f"{name}_p{percentile}_ms") for name in budget_ms]
     limits = budget_ms.values()
     kept = all(value is not None and value <= limit for value, limit in zip(observed, limits, strict=True))
-    return kept and not candidate.failed_requests
+    return kept and not candidate.failed_requests and not candidate.validity_reasons
 
 
 def pareto_front(candidates: Iterable[DeploymentCandidate]) -> list[DeploymentCandidate]:
-    """Return the candidates that no other beats in both tokens/s/user and tokens/s/GPU, slowest for the user first."""
+    """Return the valid candidates that no other beats in both tokens/s/user and tokens/s/GPU, by growing first one."""
     front: list[DeploymentCandidate] = []
-    placed = [(each.tokens_per_s_per_gpu, each) for each in candidates if each.tokens_per_s_per_gpu is not None]
+    valid = [each for each in candidates if not each.validity_reasons]
+    placed = [(each.tokens_per_s_per_gpu, each) for each in valid if each.tokens_per_s_per_gpu is not None]
     most = -math.inf
     for per_gpu, candidate in sorted(placed, key=lambda pair: (-pair[1].tokens_per_s_per_user, -pair[0])):
         if per_gpu > most:
@@ -164,6 +178,12 @@ def ranking_title(ranking: Ranking, budget: Budget | None) -> str:
     return f"Online, {ranking.workload} tokens: most tokens per second with {', '.join(limits)}{alone}"
 
 
+def left_out(ranking: Ranking) -> str:
+    """Say how many candidates are not valid, and why; empty where all are."""
+    counts = ", ".join(f"{count}: {reason}" for reason, count in ranking.invalid.items())
+    return f"left out as not valid: {counts}" if counts else ""
+
+
 def ranking_table(
     ranking: Ranking, budget: Budget | None, name: Callable[[DeploymentCandidate], str] | None = None
 ) -> TextTable:
@@ -178,6 +198,7 @@ def ranking_table(
     caption = ranking_title(ranking, budget)
     if not rows:
         caption += f": none of {ranking.considered} measured points keeps the budget."
+    caption += f" ({left_out(ranking)})" if ranking.invalid else ""
     return TextTable(caption, RANKING_COLUMNS if name else RANKING_COLUMNS[:-1], rows)
 
 
@@ -233,6 +254,7 @@ def _candidate(row: Row, benchmark: str, source: str) -> DeploymentCandidate | N
         failed_requests=row.failed_requests,
         model_digest=row.model_digest,
         engine=row.engine,
+        validity_reasons=row.validity_reasons,
     )
 
 

@@ -7,6 +7,7 @@ and not counted.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import time
 from collections import deque
@@ -85,6 +86,7 @@ class Recorder:
         is_over: whether no further request may be sent.
         started: set when the first repeat begins.
         in_flight: requests or conversations that were due, have been taken from the load, and have not ended.
+        taken: requests that were due and have been taken from an open loop; None in a closed one.
         count_waiting: counts those that are due at a time of the clock and have not been taken yet.
     """
 
@@ -95,11 +97,13 @@ class Recorder:
         self.is_over = False
         self.started = asyncio.Event()
         self.in_flight = 0
+        self.taken: int | None = None
         self.count_waiting: Callable[[int], int] = lambda now_ns: 0
         self._current: list[RequestRecord] = []
         self._begin_ns = time.perf_counter_ns()
         self._ramp_end_ns = self._begin_ns + round(ramp_s * NANOSECONDS_PER_S)
         self._window_ns = self._begin_ns
+        self._arrived_before = 0
         if plan.warmup == 0 and ramp_s == 0:
             self.started.set()
 
@@ -111,6 +115,7 @@ class Recorder:
             self.warmups.append(record)
             if len(self.warmups) >= self.plan.warmup and record.done_ns >= self._ramp_end_ns:
                 self._window_ns = record.done_ns
+                self._count_arrivals(record.done_ns)
                 self.started.set()
         else:
             self._current.append(record)
@@ -121,12 +126,20 @@ class Recorder:
 
     def _close(self, now_ns: int) -> None:
         backlog = self.in_flight + self.count_waiting(now_ns)
-        window = Window(tuple(self._current), self._window_ns, now_ns, backlog)
+        window = Window(tuple(self._current), self._window_ns, now_ns, backlog, self._count_arrivals(now_ns))
         self.windows.append(window)
         self._current, self._window_ns = [], now_ns
         is_hopeless = not window.succeeded
         is_last = len(self.windows) >= self.plan.repeats
         self.is_over = is_hopeless or is_last or self.plan.is_enough(self.windows)
+
+    def _count_arrivals(self, now_ns: int) -> int | None:
+        """Count the requests that have become due since the last call; None in a closed loop."""
+        if self.taken is None:
+            return None
+        arrived = self.taken + self.count_waiting(now_ns)
+        new, self._arrived_before = arrived - self._arrived_before, arrived
+        return new
 
 
 class Arrivals:
@@ -201,10 +214,23 @@ async def _closed(wire: Asks, load: ClosedLoop, given: Iterator[Encoded], record
     await asyncio.gather(*(slot(number) for number in range(load.concurrency)))
 
 
-async def _converse(wire: Asks, request: Encoded, due_ns: int, recorder: Recorder) -> RequestRecord:
-    """Send a request and what follows it in its conversation, each after the answer before; return the last record."""
+async def _converse(
+    wire: Asks, request: Encoded, due_ns: int, recorder: Recorder, free_ns: int | None = None
+) -> RequestRecord:
+    """Send a request and what follows it in its conversation, each after the answer before; return the last record.
+
+    Args:
+        wire: sends requests.
+        request: the first one.
+        due_ns: when it was due or, in a closed loop, when its slot became free.
+        recorder: gets the answers.
+        free_ns: when there was room in flight for it, of an open loop; None in a closed one.
+    """
     while True:
         record = await wire.ask(request, due_ns)
+        if free_ns is not None:
+            lag_ns = max(0, record.sent_ns - max(due_ns, free_ns))
+            record = dataclasses.replace(record, is_of_schedule=True, lag_ns=lag_ns)
         following = request.follow_up if record.is_complete else None
         if following is None:
             recorder.in_flight -= 1
@@ -215,29 +241,36 @@ async def _converse(wire: Asks, request: Encoded, due_ns: int, recorder: Recorde
         if think_s:
             await asyncio.sleep(think_s)
         request, due_ns = following, record.done_ns + round(think_s * NANOSECONDS_PER_S)
+        if recorder.taken is not None:
+            recorder.taken += 1
 
 
 async def _open(wire: Asks, load: OpenLoop, given: Iterator[Encoded], recorder: Recorder) -> None:
     room = asyncio.Semaphore(load.max_in_flight)
     tasks: set[asyncio.Task[None]] = set()
 
-    async def one(request: Encoded, due_ns: int) -> None:
+    async def one(request: Encoded, due_ns: int, free_ns: int) -> None:
         try:
-            await _converse(wire, request, due_ns, recorder)
+            await _converse(wire, request, due_ns, recorder, free_ns)
         finally:
             room.release()
 
     arrivals = Arrivals(load.arrivals_ns, time.perf_counter_ns())
-    recorder.count_waiting = arrivals.count_due
+    recorder.count_waiting, recorder.taken, free_ns = arrivals.count_due, 0, 0
     for due_ns, request in zip(arrivals, given, strict=False):
         wait_ns = due_ns - time.perf_counter_ns()
         if wait_ns > 0:
             await asyncio.sleep(wait_ns / NANOSECONDS_PER_S)
         recorder.in_flight += 1
-        await room.acquire()
+        recorder.taken += 1
+        if room.locked():
+            await room.acquire()
+            free_ns = time.perf_counter_ns()
+        else:
+            await room.acquire()
         if recorder.is_over:
             break
-        task = asyncio.create_task(one(request, due_ns))
+        task = asyncio.create_task(one(request, due_ns, free_ns))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     await asyncio.gather(*tasks)

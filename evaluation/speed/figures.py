@@ -47,6 +47,10 @@ class Distribution:
 
 
 def _ttft(record: RequestRecord) -> Sequence[int]:
+    return (record.chunk_ns[0] - record.began_ns,) if record.is_streamed else ()
+
+
+def _ttft_from_send(record: RequestRecord) -> Sequence[int]:
     return (record.chunk_ns[0] - record.sent_ns,) if record.is_streamed else ()
 
 
@@ -62,17 +66,30 @@ def _tpot(record: RequestRecord) -> Sequence[float]:
 
 
 DISTRIBUTIONS = (
-    Distribution("ttft", "Time to first token", "first token - send; only where answers are streamed", _ttft),
+    Distribution("ttft", "Time to first token", "first token - begin; only where answers are streamed", _ttft),
     Distribution("itl", "Inter-token latency", "gap between consecutive answers of a stream, pooled", _itl),
     Distribution("tpot", "Time per output token", "(e2e - ttft) / (output tokens - 1), one a request", _tpot),
-    Distribution("e2e", "End-to-end latency", "last token - send", lambda record: (record.done_ns - record.sent_ns,)),
+    Distribution("e2e", "End-to-end latency", "last token - begin", lambda record: (record.done_ns - record.began_ns,)),
     Distribution(
         "client_queue",
         "Client queue time",
-        "send - when the request was due; in no other figure",
+        "send - when the request was due; part of ttft and e2e of an open loop",
         lambda record: (record.sent_ns - record.scheduled_ns,),
     ),
 )
+"""A request of an open loop begins when it is due, one of a closed loop when it is sent."""
+LATENCIES = ("ttft", "itl", "tpot", "e2e")
+"""Names of the distributions that may have a limit."""
+FROM_SEND = (
+    Distribution("ttft_from_send", "TTFT from the send", "first token - send, whatever the loop", _ttft_from_send),
+    Distribution(
+        "e2e_from_send",
+        "Latency from the send",
+        "last token - send, whatever the loop",
+        lambda record: (record.done_ns - record.sent_ns,),
+    ),
+)
+"""What a client sees that does not count waits before the send; in columns at the end of the table."""
 BY_NAME = {distribution.name: distribution for distribution in DISTRIBUTIONS}
 
 
@@ -139,7 +156,7 @@ def _goodput(window: Window, context: FigureContext) -> float | None:
 def _tokens_per_user(window: Window, context: FigureContext) -> float | None:
     del context
     return formulas.mean(
-        [r.output_tokens * formulas.NANOSECONDS_PER_S / (r.done_ns - r.sent_ns) for r in window.succeeded]
+        [r.output_tokens * formulas.NANOSECONDS_PER_S / (r.done_ns - r.began_ns) for r in window.succeeded]
     )
 
 
@@ -173,18 +190,60 @@ FIGURE_COLUMNS = (
 )
 
 
+NEWER_SCALARS = (
+    WindowFigure(
+        "offered_requests_per_s",
+        "requests that became due / duration: what the arrivals of an open loop came to; request_rate_per_s is nominal",
+        lambda w, c: None if w.arrivals is None or w.duration_ns <= 0 else w.arrivals * 1e9 / w.duration_ns,
+    ),
+    WindowFigure(
+        "backlog_at_end",
+        "requests or conversations that were due and had not ended at the end of the last repeat",
+        lambda w, c: None if w.backlog is None else float(w.backlog),
+    ),
+    WindowFigure(
+        "client_lag_p99_ms",
+        "99th percentile of what the client's own work delayed sends by, without waits for room in flight",
+        lambda w, c: formulas.percentile([r.lag_ns / formulas.NANOSECONDS_PER_MS for r in w.records], 99),
+    ),
+)
+FURTHER_STATISTICS = {"min": 0, "p25": 25, "p75": 75, "max": 100}
+"""Percentiles of LATENCIES in columns at the end of the table."""
+NEWER_FIGURES = (
+    *(scalar.name for scalar in NEWER_SCALARS),
+    *(f"{name}_{statistic}_ms" for name in LATENCIES for statistic in FURTHER_STATISTICS),
+    *(column for distribution in FROM_SEND for column in distribution.columns()),
+)
+
+
 def compute_figures(windows: Sequence[Window], context: FigureContext) -> dict[str, float | None]:
     """Compute FIGURE_COLUMNS of a point from its repeats: distributions pooled, intervals between repeats."""
     whole = join(windows)
     figures = {scalar.name: scalar.of(whole, context) for scalar in SCALARS}
     for distribution in DISTRIBUTIONS:
-        values = distribution.values_ms(whole.records)
-        shown = [formulas.mean(values), *(formulas.percentile(values, percent) for percent in PERCENTILES)]
-        figures.update(zip(distribution.columns(), shown, strict=True))
+        figures |= _statistics(distribution, whole)
     for name in INTERVALS:
         repeats = [value for window in windows if (value := repeat_value(name, window, context)) is not None]
         figures[f"ci95_{name}"] = formulas.half_width(repeats)
     return figures
+
+
+def compute_newer_figures(windows: Sequence[Window], context: FigureContext) -> dict[str, float | None]:
+    """Compute NEWER_FIGURES of a load's point."""
+    whole = join(windows)
+    figures = {scalar.name: scalar.of(whole, context) for scalar in NEWER_SCALARS}
+    for name in LATENCIES:
+        values = BY_NAME[name].values_ms(whole.records)
+        figures |= {f"{name}_{key}_ms": formulas.percentile(values, part) for key, part in FURTHER_STATISTICS.items()}
+    for distribution in FROM_SEND:
+        figures |= _statistics(distribution, whole)
+    return figures
+
+
+def _statistics(distribution: Distribution, window: Window) -> dict[str, float | None]:
+    values = distribution.values_ms(window.records)
+    shown = [formulas.mean(values), *(formulas.percentile(values, percent) for percent in PERCENTILES)]
+    return dict(zip(distribution.columns(), shown, strict=True))
 
 
 def compute_static_figures(windows: Sequence[Window], batch_size: int, gpus: int | None) -> dict[str, float | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evaluation.speed.figures import DISTRIBUTIONS
+from evaluation.speed.figures import LATENCIES
 from evaluation.speed.slo_verdict import fewest_requests
 from evaluation.speed.workload import WORKLOAD_HINT, Workload
 from handover.arguments import ScriptArguments
@@ -167,10 +167,9 @@ def check_arguments(arguments: LoadArguments) -> None:
         raise ConfigError(f"arrival={arguments.arrival}", nearest(arguments.arrival, ARRIVALS))
     for text in arguments.lengths:
         Workload.parse(text)
-    known = [distribution.name for distribution in DISTRIBUTIONS]
     for name, limit_ms in arguments.slos:
-        if name not in known:
-            raise ConfigError(f"SLO {name}={limit_ms} ms is none", nearest(name, known))
+        if name not in LATENCIES:
+            raise ConfigError(f"SLO {name}={limit_ms} ms is none", nearest(name, LATENCIES))
 
 
 def _check_search(arguments: LoadArguments) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
 from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 
@@ -37,6 +38,12 @@ def describe_machine() -> Machine:
 def timestamp() -> str:
     """Return the wall-clock time now, UTC, ISO 8601 with seconds."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def wall_clock(monotonic_ns: int) -> str:
+    """Return the wall-clock time of a reading of the monotonic clock, UTC, ISO 8601 with microseconds."""
+    passed = timedelta(microseconds=(time.perf_counter_ns() - monotonic_ns) / 1000)
+    return (datetime.now(timezone.utc) - passed).isoformat(timespec="microseconds")
 
 
 def _cpu_model() -> str:

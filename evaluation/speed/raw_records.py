@@ -19,6 +19,7 @@ from typing import Any
 
 from evaluation.speed.cells import plain, unquoted
 from evaluation.speed.record import RequestRecord, Window
+from evaluation.speed.row import SCHEMA_VERSION, Row
 from handover.durable import sync, temporary_beside, write_atomically
 from handover.errors import ArtefactError, shortened
 
@@ -26,9 +27,13 @@ REQUESTS = "requests.csv.gz"
 POINT = "requests.json"
 COLUMNS = (
     *("repeat", "scheduled_ns", "sent_ns", "first_token_ns", "last_token_ns", "ended_ns"),
-    *("input_tokens", "output_tokens", "status", "error", "answers", "token_ns", "token_counts"),
+    *("input_tokens", "output_tokens", "status", "error", "answers", "token_ns", "token_counts", "client_lag_ns"),
 )
 OK, FAILED, CANCELLED = "ok", "failed", "cancelled"
+DUE, SENT = "scheduled_ns", "sent_ns"
+"""The column that the latencies of a point count from."""
+ORIGIN = ("model", "engine", "model_digest", "workload", "load", "commit", "cpu", "gpu")
+"""What a point's file repeats of its row, so that it can be understood without the table."""
 MOST_REQUESTS = 500_000
 MOST_TOKEN_TIMES = 2_000_000
 """Limits of one point's file, about 40 MB together. Times above the second are left out of ``token_ns``."""
@@ -47,6 +52,8 @@ class PointRecords:
         slos: limits of a good request in ms, by the name of a distribution.
         counters: the server's counters before and after the repeats; empty where the server has none.
         requests_left_out, token_times_left_out: what the files do not hold because of their limits.
+        started_at: wall clock at the origin of the times, UTC; empty where it is unknown.
+        origin: what was measured, and by what: names and values for people.
     """
 
     windows: tuple[Window, ...]
@@ -55,6 +62,8 @@ class PointRecords:
     counters: tuple[Counters, Counters] = ({}, {})
     requests_left_out: int = 0
     token_times_left_out: int = 0
+    started_at: str = ""
+    origin: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def records(self) -> tuple[RequestRecord, ...]:
@@ -75,6 +84,11 @@ class PointRecords:
         for number, window in enumerate(self.windows, 1):
             for record in window.records:
                 yield number, record
+
+
+def origin_of(row: Row) -> dict[str, str]:
+    """Return ORIGIN of a point, as its file has it."""
+    return {name: row.label if name == "load" else str(row.value(name)) for name in ORIGIN}
 
 
 def write_records(
@@ -98,11 +112,16 @@ def write_records(
         rows.append(_cells(repeat, record, origin_ns, has_times))
     _write_table(directory / REQUESTS, rows)
     content = {
+        "schema_version": SCHEMA_VERSION,
+        **point.origin,
         "clock": "monotonic nanoseconds since the first repeat began",
+        "started_at": point.started_at,
+        "latencies_count_from": DUE if any(record.is_of_schedule for record in point.records) else SENT,
         "requests": len(point.records),
         "warmup_requests": len(point.warmups),
         "repeats_ns": [[window.started_ns - origin_ns, window.ended_ns - origin_ns] for window in point.windows],
         "backlogs": [window.backlog for window in point.windows],
+        "arrivals": [window.arrivals for window in point.windows],
         "slos_ms": dict(point.slos),
         "server_counters": [dict(counters) for counters in point.counters],
         "requests_left_out": requests_left_out,
@@ -143,6 +162,7 @@ def _cells(repeat: int, record: RequestRecord, origin_ns: int, has_times: bool) 
         len(times),
         " ".join(map(str, times)) if has_times else "",
         "" if is_single or not has_times else " ".join(map(str, record.chunk_tokens)),
+        record.lag_ns,
     )
 
 
@@ -167,13 +187,17 @@ def _write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 
 def _point(about: Mapping[str, Any], rows: Iterable[Mapping[str, str]]) -> PointRecords:
+    is_of_schedule = about.get("latencies_count_from") == DUE  # earlier versions counted from the send
     repeats: list[list[RequestRecord]] = [[] for _ in range(len(about["repeats_ns"]) + 1)]
     for cells in rows:
-        repeats[int(cells["repeat"])].append(_record(cells))
-    backlogs = about.get("backlogs") or [None] * len(about["repeats_ns"])  # earlier versions did not note them
+        repeats[int(cells["repeat"])].append(_record(cells, is_of_schedule))
+    unknown = [None] * len(about["repeats_ns"])  # earlier versions did not note them
+    bounds, backlogs, arrivals = about["repeats_ns"], about.get("backlogs") or unknown, about.get("arrivals") or unknown
     windows = [
-        Window(tuple(records), int(started_ns), int(ended_ns), backlog)
-        for records, (started_ns, ended_ns), backlog in zip(repeats[1:], about["repeats_ns"], backlogs, strict=True)
+        Window(tuple(records), int(started_ns), int(ended_ns), backlog, arrived)
+        for records, (started_ns, ended_ns), backlog, arrived in zip(
+            repeats[1:], bounds, backlogs, arrivals, strict=True
+        )
     ]
     before, after = about["server_counters"]
     return PointRecords(
@@ -183,10 +207,12 @@ def _point(about: Mapping[str, Any], rows: Iterable[Mapping[str, str]]) -> Point
         (dict(before), dict(after)),
         int(about["requests_left_out"]),
         int(about["token_times_left_out"]),
+        about.get("started_at", ""),
+        {name: about[name] for name in ORIGIN if name in about},
     )
 
 
-def _record(cells: Mapping[str, str]) -> RequestRecord:
+def _record(cells: Mapping[str, str], is_of_schedule: bool) -> RequestRecord:
     is_streamed, generated = bool(cells["first_token_ns"]), int(cells["output_tokens"])
     times = tuple(map(int, cells["token_ns"].split()))
     counts = tuple(map(int, cells["token_counts"].split())) or (1,) * len(times)
@@ -205,4 +231,6 @@ def _record(cells: Mapping[str, str]) -> RequestRecord:
         is_streamed,
         unquoted(cells["error"]) or ("failed" if cells["status"] == FAILED else ""),
         cells["status"] == CANCELLED,
+        is_of_schedule,
+        int(cells.get("client_lag_ns") or 0),
     )

@@ -10,7 +10,14 @@ from evaluation.speed.backlog import BACKLOG_FIGURES, growth_figures
 from evaluation.speed.cells import render
 from evaluation.speed.costs import COST_FIGURES, ENERGY_FIGURES
 from evaluation.speed.derived import derive
-from evaluation.speed.figures import BY_NAME, FigureContext, compute_figures, compute_static_figures
+from evaluation.speed.figures import (
+    BY_NAME,
+    FURTHER_STATISTICS,
+    FigureContext,
+    compute_figures,
+    compute_newer_figures,
+    compute_static_figures,
+)
 from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.speed.raw_records import PointRecords
 from evaluation.speed.server_metrics import server_figures
@@ -72,7 +79,9 @@ def recompute(row: Row, point: PointRecords) -> dict[str, Any]:
         if row.cancelled_requests is not None:
             counts["cancelled_requests"] = sum(record.is_cancelled for record in records)
         counts |= {"requests": len(records), "repeats": len(windows), "warmup_requests": len(point.warmups)}
-        figures = {**compute_figures(windows, FigureContext(point.slos, row.gpus)), **server_figures(*point.counters)}
+        context = FigureContext(point.slos, row.gpus)
+        figures = {**compute_figures(windows, context), **compute_newer_figures(windows, context)}
+        figures |= server_figures(*point.counters)
         figures |= _figures_of_search(row, point)
     derived = derive(replace(row, figures=figures)).figures
     figures = {name: value for name, value in derived.items() if name not in READINGS}
@@ -81,7 +90,8 @@ def recompute(row: Row, point: PointRecords) -> dict[str, Any]:
     if row.mode != STATIC:
         counts["duration_s"] = (windows[-1].ended_ns - windows[0].started_ns) / NANOSECONDS_PER_S
     if point.token_times_left_out:
-        figures = {name: value for name, value in figures.items() if name not in BY_NAME["itl"].columns()}
+        gaps = {*BY_NAME["itl"].columns(), *(f"itl_{statistic}_ms" for statistic in FURTHER_STATISTICS)}
+        figures = {name: value for name, value in figures.items() if name not in gaps}
         if "itl" in point.slos:  # this limit decides which requests are good
             figures = {name: value for name, value in figures.items() if name not in _OF_LIMITS}
     return counts | figures

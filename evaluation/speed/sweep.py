@@ -18,6 +18,7 @@ from evaluation.client.openai_client import OpenAIClient
 from evaluation.client.served_identity import ADDRESS, check_unchanged
 from evaluation.client.served_model import DeployedModel, has_random_weights
 from evaluation.speed.provenance import describe_machine
+from evaluation.speed.row import SCHEMA_VERSION
 from evaluation.speed.table import FAILED, OK, OPENAI, TRITON, Row, Table
 from handover.endpoint import FLAGS, MODEL_DIGEST, VERSIONS, Endpoint
 from handover.errors import ConfigError, ServerError
@@ -178,6 +179,7 @@ def describe_deployment(served: DeployedModel, row: Row, decisive: Sequence[obje
         model_digest=endpoint.model_digest or settings.get(MODEL_DIGEST, ""),
         is_random_weights=has_random_weights(endpoint),
         commit=read_commit(),
+        schema_version=SCHEMA_VERSION,
         int8_mode=settings.get("int8_mode", ""),
         versions=settings.get(VERSIONS, ""),
         flags=settings.get(FLAGS, ""),

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from evaluation.speed.costs import CostMeter
 from evaluation.speed.derived import derive
 from evaluation.speed.drive import ClosedLoop, MeasuringPlan, OpenLoop, Recorder, drive
-from evaluation.speed.figures import FigureContext, compute_figures, is_stable
+from evaluation.speed.figures import FigureContext, compute_figures, compute_newer_figures, is_stable
 from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.load_requests import LoadTarget, PreparedRequests, prepare_requests
 from evaluation.speed.openai_wire import OpenAIWire
 from evaluation.speed.probe import plan_probe, with_verdict
-from evaluation.speed.provenance import timestamp
-from evaluation.speed.raw_records import Counters, PointRecords
+from evaluation.speed.provenance import timestamp, wall_clock
+from evaluation.speed.raw_records import Counters, PointRecords, origin_of
 from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.server_metrics import LONGEST_IDLE_WAIT_S, read_counters, server_figures, wait_until_idle
 from evaluation.speed.table import CLOSED, FAILED, OK, Row
@@ -65,7 +65,8 @@ def measure_point(
         recorder, counters = asyncio.run(_load(arguments, target, row, plan, requests))
     idle_s, left = wait_until_idle(target.endpoint, arguments.model) if arguments.cancel_share else (None, 0)
     windows, context = recorder.windows, _context(arguments, target)
-    raw = PointRecords(tuple(windows), tuple(recorder.warmups), context.slos, counters)
+    raw = PointRecords(tuple(windows), tuple(recorder.warmups), context.slos, counters, origin=origin_of(row))
+    raw = dataclasses.replace(raw, started_at=wall_clock(raw.origin_ns))
     records, row = raw.records, _with_counts(arguments, row, raw, requests)
     if left and not row.error:
         late = f"{LONGEST_IDLE_WAIT_S:g} s after the last client had hung up"
@@ -81,6 +82,7 @@ def measure_point(
         duration_s=(windows[-1].ended_ns - windows[0].started_ns) / NANOSECONDS_PER_S,
         figures={
             **compute_figures(windows, context),
+            **compute_newer_figures(windows, context),
             **server_figures(*counters),
             **costs.figures,
             "server_idle_s": idle_s,
@@ -102,6 +104,7 @@ def _with_counts(arguments: LoadArguments, row: Row, raw: PointRecords, requests
         repeats=len(raw.windows),
         error=next((record.error for record in (*failed, *raw.warmups) if record.error), ""),
         timestamp=timestamp(),
+        started_at=raw.started_at,
         state=FAILED,
     )
 

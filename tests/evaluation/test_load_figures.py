@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,13 @@ from evaluation.speed.costs import COST_FIGURES, ENERGY_FIGURES
 from evaluation.speed.figures import (
     DISTRIBUTIONS,
     FIGURE_COLUMNS,
+    FROM_SEND,
+    NEWER_FIGURES,
+    NEWER_SCALARS,
     SCALARS,
     FigureContext,
     compute_figures,
+    compute_newer_figures,
     is_good,
     is_stable,
 )
@@ -65,6 +70,23 @@ def test_stream_figures_by_hand() -> None:
     assert figures["total_tokens_per_s"] == pytest.approx(26)
     # 4 tokens in 120 ms and 2 in 110 ms
     assert figures["output_tokens_per_s_per_user"] == pytest.approx((4 / 0.12 + 2 / 0.11) / 2)
+
+
+def test_an_open_loop_counts_from_the_due_time_and_keeps_what_it_was_from_the_send() -> None:
+    due = tuple(dataclasses.replace(record, is_of_schedule=True) for record in TWO)
+    window, context = Window(due, 0, S, backlog=5, arrivals=7), FigureContext({"e2e": 112.0})
+    figures = compute_figures([window], context)
+    assert figures["ttft_mean_ms"] == pytest.approx((50 + 103) / 2)
+    assert figures["e2e_mean_ms"] == pytest.approx((120 + 113) / 2)
+    assert figures["goodput_requests_per_s"] == 0, "110 ms after the send are 113 ms after it was due"
+    assert figures["output_tokens_per_s_per_user"] == pytest.approx((4 / 0.12 + 2 / 0.113) / 2)
+    newer = compute_newer_figures([window, Window((), S, 2 * S, backlog=3, arrivals=2)], context)
+    assert newer["ttft_from_send_mean_ms"] == pytest.approx(75)
+    assert newer["e2e_from_send_mean_ms"] == pytest.approx(115)
+    assert (newer["e2e_min_ms"], newer["e2e_p25_ms"], newer["e2e_max_ms"]) == pytest.approx((113, 114.75, 120))
+    assert (newer["offered_requests_per_s"], newer["backlog_at_end"]) == (4.5, 3), "9 requests were due in 2 s"
+    assert list(newer) == list(NEWER_FIGURES)
+    assert compute_newer_figures([Window(TWO, 0, S)], context)["offered_requests_per_s"] is None, "a closed loop"
 
 
 def test_tpot_counts_tokens_where_itl_counts_answers() -> None:
@@ -145,7 +167,7 @@ def test_every_figure_is_declared_with_a_unit_and_a_formula() -> None:
 
 def test_the_guide_has_every_column_with_its_formula() -> None:
     guide = (Path(__file__).resolve().parents[2] / "docs" / "measuring.md").read_text()
-    formulas = {f"{item.name}_{{mean,p50,p90,p95,p99}}_ms": item.formula for item in DISTRIBUTIONS}
-    formulas |= {item.name: item.formula for item in SCALARS}
+    formulas = {f"{item.name}_{{mean,p50,p90,p95,p99}}_ms": item.formula for item in (*DISTRIBUTIONS, *FROM_SEND)}
+    formulas |= {item.name: item.formula for item in (*SCALARS, *NEWER_SCALARS)}
     for name, formula in (formulas | SERVER_FIGURES | COST_FIGURES | ENERGY_FIGURES | DERIVED_FIGURES).items():
         assert f"| `{name}` | {formula} |" in guide

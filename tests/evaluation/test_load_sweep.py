@@ -6,9 +6,11 @@ import csv
 import dataclasses
 import json
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 from support.loopback_http import JsonHandler, listening
@@ -407,3 +409,31 @@ def test_requests_that_a_server_keeps_after_the_hang_ups_are_said(tmp_path: Path
         (row,) = run(given)
     assert "2 requests were still in the server" in row.error
     assert (row.state, row.figures.get("server_idle_s")) == ("ok", None)
+
+
+def test_a_request_that_waits_in_the_client_is_late_in_every_figure_and_in_every_file(tmp_path: Path) -> None:
+    """One request in flight takes 10 ms; 300 a second are due, of which 100 can be answered."""
+    with FakeTriton(slow) as fake:
+        given = arguments(tmp_path / "run", fake.url, concurrencies=(), request_rates=(300.0,), slos=(("e2e", 50.0),))
+        (row,) = run(dataclasses.replace(given, max_in_flight=1, requests=20, repeats=3, min_repeats=3))
+    figures, limit_ms = row.figures, 50.0
+    records = read_records(given.output / row.directory)
+    assert records is not None
+    due_ms = [(record.done_ns - record.scheduled_ns) / 1e6 for record in records.records]
+    sent_ms = [(record.done_ns - record.sent_ns) / 1e6 for record in records.records]
+    assert figures["e2e_p50_ms"] == pytest.approx(np.percentile(due_ms, 50), rel=1e-5)
+    assert figures["e2e_from_send_p50_ms"] == pytest.approx(np.percentile(sent_ms, 50), rel=1e-5)
+    assert figures["e2e_p50_ms"] > limit_ms > figures["e2e_from_send_p50_ms"] >= DELAY_S * 1000  # type: ignore
+    good = sum(latency_ms <= limit_ms for latency_ms in due_ms)
+    assert figures["goodput_requests_per_s"] == pytest.approx(good / row.duration_s, rel=1e-4)  # type: ignore
+    assert figures["offered_requests_per_s"] == pytest.approx(300, rel=0.4)
+    assert figures["backlog_at_end"] > 50  # type: ignore[operator]
+    assert figures["client_lag_p99_ms"] < figures["client_queue_p50_ms"], "the wait is for room in flight"  # type: ignore
+    assert row.validity == "INVALID" and "overloaded" in row.validity_reasons
+    summary = json.loads((given.output / row.directory / "summary.json").read_text())
+    assert summary["median_e2el_ms"] == pytest.approx(figures["e2e_p50_ms"], rel=1e-5)
+    about = json.loads((given.output / row.directory / "requests.json").read_text())
+    assert (about["latencies_count_from"], about["schema_version"]) == ("scheduled_ns", row.schema_version)
+    assert (about["started_at"], about["model"]) == (row.started_at, row.model)
+    started = datetime.fromisoformat(row.started_at).timestamp()
+    assert 0 <= datetime.fromisoformat(row.timestamp).timestamp() - started + 1 < 60

@@ -172,7 +172,7 @@ def test_every_figure_of_a_load_follows_from_its_requests(tmp_path: Path, capsys
         given = load_arguments(fake, tmp_path, request_rates=(20.0,))
         load.main(given.to_argv())
     status, text = recomputed(tmp_path / "run", capsys)
-    assert (status, text.count("52 of 52 cells are equal")) == (0, 3), text
+    assert (status, text.count("81 of 81 cells are equal")) == (0, 3), text
     rows = LOAD_TABLE.read(given.output / "load.csv")
     assert any(row.failed_requests for row in rows)
     for row in rows:

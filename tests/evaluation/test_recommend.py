@@ -12,6 +12,7 @@ from support.results_maker import load_row, static_row, write_results
 
 from evaluation import recommend
 from evaluation.report.ranking import DeploymentCandidate, keeps_budget, pareto_front, rank
+from evaluation.speed.table import LOAD_TABLE
 from handover.errors import ConfigError
 from launcher.config.schema import PROJECT_DIR, register, to_typed
 
@@ -63,7 +64,7 @@ def deployments(root: Path) -> None:
     write_results(root / "tp1", load=[load_row(4, **one)], static=[static_row(4, [1000.0])])
     write_results(
         root / "tp2",
-        load=[load_row(8, tensor_para_size="2", max_batch_size=32, int8_mode="1", is_random_weights=True, **two)],
+        load=[load_row(8, tensor_para_size="2", max_batch_size=32, int8_mode="1", **two)],
     )
 
 
@@ -96,8 +97,38 @@ def test_the_override_file_is_ready_to_run(tmp_path: Path) -> None:
     assert str(config.export.triton_deployment.data_type) == "fp32"
     assert config.export.triton_deployment.int8_mode and not config.export.triton_deployment.decoupled
     assert config.export.run.model_train_name == "demo"
-    assert config.export.model.random_weights
-    assert "demo, random weights, TP 2" in (tmp_path / "out" / "recommendation.md").read_text()
+    assert "demo, TP 2" in (tmp_path / "out" / "recommendation.md").read_text()
+
+
+UNFIT: list[tuple[dict[str, object], str]] = [
+    ({"requests_per_s": 15.0, "offered_requests_per_s": 30.0, "backlog_at_end": 90.0}, "overloaded: 15 requests/s"),
+    ({"requests_per_s": 15.0}, "overloaded: 15 requests/s were answered of 30"),
+    ({"slo_verdict": "exceeded", "slo_limit": "backlog"}, "the SLOs are exceeded (backlog)"),
+    ({"slo_verdict": "undecided", "is_stable": False, "slo_limit": "e2e"}, "undecided whether the SLOs hold (e2e)"),
+    ({"is_stable": False}, "the repeats did not agree"),
+    ({"arrival": "trace", "is_stable": False}, "the trace was not replayed to its end"),
+    ({"failed_requests": 2}, "2 requests failed"),
+    ({"is_random_weights": True}, "the weights are random"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), UNFIT, ids=[reason for _, reason in UNFIT])
+def test_a_row_whose_figures_are_not_to_be_relied_on_is_recommended_for_no_goal(
+    changes: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    good = {"output_tokens_per_s_per_user": 5.0, "output_tokens_per_s_per_gpu": 5.0, "e2e_p95_ms": 50.0}
+    unfit = load_row(rate=30.0, output_tokens_per_s=900.0, **(good | changes))
+    fit = load_row(rate=8.0, output_tokens_per_s=100.0, requests_per_s=8.1, offered_requests_per_s=8.3, **good)
+    write_results(tmp_path / "run", load=[fit, unfit])
+    (tmp_path / "slos.yaml").write_text("slos: {e2e_ms: 300}\n")
+    recommend.main([str(tmp_path / "run"), f"--slos={tmp_path / 'slos.yaml'}", f"--output={tmp_path / 'out'}"])
+    content = json.loads((tmp_path / "out" / "recommendation.json").read_text())
+    assert [[c["load"] for c in ranking["best"]] for ranking in content["rankings"]] == [["8 requests/s"]] * 2
+    assert [c["load"] for c in content["pareto_front"]] == ["8 requests/s"]
+    assert "left out as not valid: 1" in (tmp_path / "out" / "recommendation.md").read_text()
+    table = LOAD_TABLE.read(tmp_path / "run" / "benchmark" / "load" / "load.csv")
+    assert [row.validity for row in table] == ["VALID", "INVALID"]
+    assert reason in table[1].validity_reasons
 
 
 def test_no_point_within_the_budget_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
