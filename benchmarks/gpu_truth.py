@@ -1,0 +1,365 @@
+"""Compare what the engine serves under load with transformers, and a GPU with a CPU: tokens and log-probabilities.
+
+    python3 -m benchmarks.gpu_truth                                  # every family, on the first GPU
+    python3 -m benchmarks.gpu_truth --families='["mistral"]' --tensor-para-size=2
+    python3 -m benchmarks.gpu_truth --device=cpu --requests=24       # a small form of it, without a GPU
+
+A made-up model of each family is converted and served as any model is: requests of every kind (greedy, drawn, beams,
+penalties, words, a grammar; half of them streamed) come in small bursts, and then all at once, when their beginnings
+are known. Each generated token is compared with transformers' forward pass over the same text on the same device: the
+log-probability of the token, for any kind of request; that a greedy token is the argmax (of what a grammar allows),
+that a drawn one is among the top k, and that no bad word comes. In fp32 three ways of serving are tried: "served" with
+chunks and prefix cache, "whole" without either, "tight" with a KV cache so small that rows are set back.
+
+In fp16, bf16 and int8 the oracle is transformers in fp32, with the matrices rounded in the same way for int8; the error
+is the root mean square of the log-probabilities' differences beside that of transformers in the same format.
+
+"as the CPU" are requests of which an engine on the device gives the tokens that one on the CPU gives, in fp32, with a
+smaller model; greedy ones that differ where transformers' two best are within rounding of each other count as equal.
+A line of a Markdown table for each family and way; exit status 1 where a number is out of its limit.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.settings import Settings
+from export_scripts.arguments import ConvertArguments
+from handover.arguments import ScriptArguments
+from handover.errors import SlipwayError, exit_status
+
+from .truth_models import (
+    FAMILIES,
+    Shape,
+    model_type_of,
+    rounded_to_int8,
+    save_model,
+    tokens_of_letters,
+    write_vocabulary,
+)
+from .truth_requests import Ask, Told, draw_requests, serve, tokens_of
+
+_FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp16 int8": torch.float16}
+_WAYS: dict[str, dict[str, Any]] = {
+    "served": {},
+    "whole": {"prefill_chunk_tokens": 0, "has_prefix_cache": False},
+    "tight": {},
+}
+_LARGE, _SMALL, _TINY = Shape(6, 1024, 32000, 300, 8192), Shape(3, 256, 2000, 96, 2048), Shape(2, 128, 600, 40, 512)
+_ROOMY = 4 << 30  # bytes of KV cache
+_FP32_LIMIT = 5e-3  # of a log-probability, and by how much a greedy token may be less likely than the argmax
+_RATIO_LIMIT = 1.5  # of the error in another format to transformers' own
+_SAMPLED_LIMIT = 0.03  # of requests that the CPU answers otherwise: a draw may fall at the edge of two tokens
+_BURST = 8
+
+
+@dataclass(frozen=True)
+class TruthArguments(ScriptArguments):
+    """What is compared."""
+
+    families: tuple[str, ...] = field(default=FAMILIES, metadata={"help": "JSON list"})
+    formats: tuple[str, ...] = field(default=("fp32", *_FORMATS), metadata={"help": "JSON list"})
+    requests: int = field(default=160, metadata={"help": "in each wave, in fp32; half as many in other formats"})
+    tensor_para_size: int = field(default=1, metadata={"help": "GPUs, a process each"})
+    device: str = field(default="cuda:0", metadata={"help": "of the engine and of transformers; cpu: tiny models"})
+    jobs: int = field(default=3, metadata={"help": "families at a time"})
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether there is no GPU."""
+        return self.device == "cpu"
+
+
+@dataclass
+class Row:
+    """A line of the table.
+
+    Attributes:
+        model: family.
+        way: format and way of serving.
+        requests: that were answered.
+        failed: that were not, or whose stream went back on a token.
+        tokens: that were compared.
+        wrong: tokens that the model does not choose, beyond rounding: see the module.
+        lost: how much less likely than the argmax a greedy token is at most.
+        error: largest difference of a log-probability in fp32; of other formats the root mean square.
+        ratio: of that to transformers' own in the same format; NaN in fp32.
+        as_cpu: requests that got the CPU's tokens, and of how many.
+        preempted: rows that were set back.
+        seconds: that it took.
+    """
+
+    model: str
+    way: str
+    requests: int = 0
+    failed: int = 0
+    tokens: int = 0
+    wrong: int = 0
+    lost: float = 0.0
+    error: float = 0.0
+    ratio: float = math.nan
+    as_cpu: str = ""
+    preempted: int = 0
+    seconds: float = 0.0
+    is_right: bool = True
+
+    def cells(self) -> str:
+        """Write the line."""
+        shown = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, bool):
+                shown.append("" if value else "**WRONG**")
+            elif isinstance(value, float):
+                shown.append("" if math.isnan(value) else f"{value:.1f}" if each.name == "seconds" else f"{value:.2g}")
+            else:
+                shown.append(str(value))
+        return "| " + " | ".join(shown) + " |\n"
+
+
+class Oracle:
+    """Transformers' model on a device.
+
+    Args:
+        model: in any format.
+        device: where it computes.
+    """
+
+    def __init__(self, model: Any, device: str) -> None:
+        self._model, self._device = model.to(device), device
+
+    @torch.inference_mode()
+    def score(self, prompt: list[int], tokens: list[int]) -> Tensor:
+        """Give the log-probabilities of all tokens in the place of each generated one, fp32 [n, V]."""
+        if self._model.config.is_encoder_decoder:
+            begun = [self._model.config.decoder_start_token_id, *tokens[:-1]]
+            logits = self._model(input_ids=self._row(prompt), decoder_input_ids=self._row(begun)).logits[0]
+        else:
+            logits = self._model(self._row([*prompt, *tokens])).logits[0, len(prompt) - 1 : -1]
+        return logits.float().log_softmax(-1)
+
+    def _row(self, tokens: list[int]) -> Tensor:
+        return torch.tensor([tokens], device=self._device)
+
+
+def check_answer(row: Row, ask: Ask, told: Told, oracle: Oracle, allowed: Tensor) -> list[float]:
+    """Compare an answer in fp32 with the oracle, and note it in a row; returns differences of log-probabilities."""
+    row.requests += 1
+    if told.tensors is None or not told.is_consistent:
+        row.failed += 1
+        return []
+    errors, width = list[float](), told.tensors["output_ids"].shape[1]
+    for beam in range(width):
+        tokens = tokens_of(ask, told.tensors, beam)
+        scores = oracle.score(ask.prompt, tokens)
+        own = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0]
+        row.tokens += len(tokens)
+        if ask.kind == "beams":
+            errors.append(abs(float(own.sum()) - float(told.tensors["cum_log_probs"][0, beam])))
+            continue
+        given = torch.from_numpy(told.tensors["output_raw_log_probs"][0, 0, : len(tokens)]).to(own.device)
+        errors += (given - own).tolist()
+        row.wrong += _count_wrong(row, ask, tokens, scores, own, allowed)
+    return errors
+
+
+def _count_wrong(row: Row, ask: Ask, tokens: list[int], scores: Tensor, own: Tensor, allowed: Tensor) -> int:
+    """Count tokens that the request cannot have from this model."""
+    if ask.kind in ("greedy", "grammar"):
+        best = scores.masked_fill(~allowed, -math.inf) if ask.kind == "grammar" else scores
+        lost = best.amax(-1) - own
+        row.lost = max(row.lost, float(lost.max()))
+        return int((lost > _FP32_LIMIT).sum()) + sum(not allowed[token] for token in tokens if ask.kind == "grammar")
+    if ask.kind == "drawn" and ask.top_k:
+        least = scores.topk(ask.top_k).values[:, -1]
+        return int((own < least - _FP32_LIMIT).sum())
+    return len({*tokens} & {*ask.bad})
+
+
+def opened(arguments: TruthArguments, shards: Path, name: str, way: str, kv_bytes: int = _ROOMY) -> Engine:
+    """Open a family's shards on the device, in a format and a way of serving; "cpu": on the CPU."""
+    data_type, _, how = way.partition(" ")
+    more = {"model_type": model_type_of(name), "kv_cache_bytes": kv_bytes, "int8_mode": int("int8" in how)}
+    settings = Settings(shards, arguments.tensor_para_size, 1, data_type, **more, **_WAYS.get(how, {}))
+    return open_engine(settings, torch.device(arguments.device))
+
+
+def tight(model: Any, shape: Shape, asks: Sequence[Ask]) -> tuple[list[Ask], int]:
+    """Choose requests that need little each, and give a KV cache, in bytes, with room for little more than the largest.
+
+    So rows that grow take each other's pages.
+    """
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or 8
+    size = getattr(config, "head_dim", None) or shape.hidden // 8
+    chosen = [ask for ask in asks if len(ask.prompt) <= shape.positions // 8]
+    most = max(ask.width * (len(ask.prompt) + 2 * 64) for ask in chosen)
+    return chosen, most * shape.layers * 2 * heads * size * 4
+
+
+@contextmanager
+def timed(row: Row) -> Iterator[Row]:
+    """Note how long a row takes."""
+    begin = time.monotonic()
+    yield row
+    row.seconds = time.monotonic() - begin
+
+
+def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape, shards: Path) -> Iterator[Row]:
+    """Serve in fp32 in three ways."""
+    oracle, allowed = Oracle(model, arguments.device), tokens_of_letters(shape.vocab).to(arguments.device)
+    asks = draw_requests(shape, arguments.requests, 11, model.config.is_encoder_decoder)
+    for way in _WAYS:
+        with timed(Row(name, f"fp32 {way}")) as row:
+            engine = opened(
+                arguments, shards, name, row.way, tight_bytes(model, shape, asks) if way == "tight" else _ROOMY
+            )
+            waves = [serve(engine, asks, burst, seed) for seed, burst in enumerate((_BURST, 0))]
+            row.preempted = engine.metrics.preemptions
+            engine.close()
+            pairs = [pair for told in waves for pair in zip(asks, told, strict=True)]
+            errors = [error for pair in pairs for error in check_answer(row, *pair, oracle, allowed)]
+            row.error = max(map(abs, errors))
+            row.is_right = not (row.failed or row.wrong) and row.error < _FP32_LIMIT
+        yield row
+
+
+def compare_format(arguments: TruthArguments, name: str, way: str, model: Any, shape: Shape, shards: Path) -> Row:
+    """Serve in another format, and compare the errors of log-probabilities with transformers' own."""
+    exact = rounded_to_int8(model) if "int8" in way else model
+    oracle = Oracle(exact, arguments.device)
+    asks = draw_requests(shape, arguments.requests // 2, 12, model.config.is_encoder_decoder)
+    asks = [ask for ask in asks if ask.kind != "beams"]
+    with timed(Row(name, way)) as row:
+        with closing(opened(arguments, shards, name, way)) as engine:
+            told = serve(engine, asks, _BURST, 3)
+        rounded = Oracle(copy.deepcopy(exact).to(_FORMATS[way]), arguments.device)
+        ours, theirs = list[float](), list[float]()
+        for ask, answer in zip(asks, told, strict=True):
+            row.requests += 1
+            if answer.tensors is None or not answer.is_consistent:
+                row.failed += 1
+                continue
+            tokens = tokens_of(ask, answer.tensors)
+            row.tokens += len(tokens)
+            places = torch.tensor(tokens, device=arguments.device)[:, None]
+            own, other = (each.score(ask.prompt, tokens).gather(1, places)[:, 0] for each in (oracle, rounded))
+            given = torch.from_numpy(answer.tensors["output_raw_log_probs"][0, 0, : len(tokens)]).to(own.device)
+            ours += (given - own).tolist()
+            theirs += (other - own).tolist()
+            row.wrong += len({*tokens} & {*ask.bad})
+        row.error = float(np.sqrt(np.mean(np.square(ours))))
+        row.ratio = row.error / float(np.sqrt(np.mean(np.square(theirs))))
+        row.is_right = not (row.failed or row.wrong) and row.ratio < _RATIO_LIMIT
+    return row
+
+
+def compare_devices(arguments: TruthArguments, name: str, directory: Path) -> Iterator[Row]:
+    """Ask an engine on the CPU and one on the device the same, with room and without."""
+    shape = _SMALL
+    model, shards = made(name, shape, directory, 1)
+    oracle = Oracle(model, "cpu")
+    asks, kv_bytes = tight(model, shape, draw_requests(shape, arguments.requests, 13, model.config.is_encoder_decoder))
+    alone = TruthArguments(device="cpu")
+    with closing(opened(alone, shards, name, "fp32 served", 1 << 30)) as engine:
+        expected = serve(engine, asks, _BURST, 5)
+    one = TruthArguments(device=arguments.device)
+    for label, size in (("fp32 as the CPU", _ROOMY), ("fp32 as the CPU, tight", kv_bytes)):
+        with timed(Row(name, label)) as row:
+            with closing(opened(one, shards, name, "fp32 served", size)) as engine:
+                told = serve(engine, asks, _BURST, 6)
+                row.preempted = engine.metrics.preemptions
+            same = 0
+            for ask, ours, theirs in zip(asks, told, expected, strict=True):
+                row.requests += 1
+                row.failed += ours.tensors is None or theirs.tensors is None or not ours.is_consistent
+                same += _are_same(row, ask, ours, theirs, oracle)
+            row.as_cpu = f"{same} of {len(asks)}"
+            row.is_right = not (row.failed or row.wrong) and same >= (1 - _SAMPLED_LIMIT) * len(asks)
+        yield row
+
+
+def _are_same(row: Row, ask: Ask, ours: Told, theirs: Told, oracle: Oracle) -> bool:
+    """Say whether two answers have the same tokens; of greedy ones, that either may be chosen where they part."""
+    if ours.tensors is None or theirs.tensors is None:
+        return False
+    for beam in range(ours.tensors["output_ids"].shape[1]):
+        mine, other = (tokens_of(ask, each.tensors or {}, beam) for each in (ours, theirs))
+        row.tokens += len(mine)
+        if mine == other:
+            continue
+        if ask.kind != "greedy":
+            return False
+        place = next(at for at, pair in enumerate(zip(mine, other, strict=True)) if len({*pair}) == 2)
+        scores = oracle.score(ask.prompt, mine[: place + 1])[-1]
+        lost = float(scores.max() - torch.minimum(scores[mine[place]], scores[other[place]]))
+        row.lost = max(row.lost, lost)
+        row.wrong += lost > _FP32_LIMIT
+    return True
+
+
+def made(name: str, shape: Shape, directory: Path, tensor_para_size: int) -> tuple[Any, Path]:
+    """Make a family's model and convert it -> transformers' model and the shards."""
+    from export_scripts.convert import convert
+
+    model = save_model(name, shape, directory / "hub")
+    shards = directory / f"{tensor_para_size}-gpu"
+    convert(ConvertArguments(directory / "hub", shards, tensor_para_size, "fp32"))
+    write_vocabulary(shape.vocab, shards)
+    return model, shards
+
+
+def compare(arguments: TruthArguments, name: str) -> list[Row]:
+    """Compare one family in all ways."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    shape, rows = _TINY if arguments.is_on_cpu else _LARGE, list[Row]()
+    try:
+        with tempfile.TemporaryDirectory(prefix="slipway-truth-") as temporary:
+            model, shards = made(name, shape, Path(temporary), arguments.tensor_para_size)
+            if "fp32" in arguments.formats:
+                rows += compare_fp32(arguments, name, model, shape, shards)
+            for way in [each for each in _FORMATS if each in arguments.formats]:
+                rows.append(compare_format(arguments, name, way, model, shape, shards))
+        if "fp32" in arguments.formats and arguments.tensor_para_size == 1 and not arguments.is_on_cpu:
+            with tempfile.TemporaryDirectory(prefix="slipway-truth-") as temporary:
+                rows += compare_devices(arguments, name, Path(temporary))
+    except Exception as error:
+        rows.append(Row(name, f"failed: {error}"[:300], is_right=False))
+    return rows
+
+
+def main(argv: Sequence[str]) -> None:
+    """Compare all; a difference is an error."""
+    arguments = TruthArguments.from_argv(argv, description=__doc__)
+    names = [each.name for each in fields(Row)]
+    sys.stdout.write(f"| {' | '.join([*names[:-1], ''])} |\n|{' --- |' * len(names)}\n")
+    wrong = 0
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.jobs, mp_context=context) as pool:
+        for rows in pool.map(compare, [arguments] * len(arguments.families), arguments.families):
+            for row in rows:
+                sys.stdout.write(row.cells())
+                wrong += not row.is_right
+            sys.stdout.flush()
+    if wrong:
+        raise SlipwayError(f"{wrong} rows are not what transformers gives", "see the lines above")
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "benchmarks.gpu_truth"))

@@ -1,0 +1,158 @@
+"""Models of every family with random weights, made by transformers: the oracle of benchmarks.gpu_truth."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_LETTERS = range(ord("a"), ord("z") + 1)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of the models.
+
+    Attributes:
+        layers: blocks, of each stack.
+        hidden: width; heads are hidden / 8 wide, and those of keys and values of Llama's relatives are two.
+        vocab: rows of the embedding.
+        window: tokens that a token sees in layers with a window.
+        positions: of the longest text.
+    """
+
+    layers: int
+    hidden: int
+    vocab: int
+    window: int
+    positions: int
+
+
+def _gpt2(shape: Shape, **more: Any) -> dict[str, Any]:
+    own = {"n_embd": shape.hidden, "n_layer": shape.layers, "n_head": 8, "n_positions": shape.positions}
+    return own | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0) | more
+
+
+def _llama(shape: Shape, **more: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "intermediate_size": 2 * shape.hidden}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": shape.positions}
+    return sizes | heads | _SPECIAL | more
+
+
+def _opt(shape: Shape) -> dict[str, Any]:
+    sizes = {"hidden_size": shape.hidden, "word_embed_proj_dim": shape.hidden, "ffn_dim": 4 * shape.hidden}
+    heads = {"num_hidden_layers": shape.layers, "num_attention_heads": 8, "max_position_embeddings": shape.positions}
+    return sizes | heads | _SPECIAL
+
+
+def _xglm(shape: Shape) -> dict[str, Any]:
+    sizes = {"d_model": shape.hidden, "ffn_dim": 4 * shape.hidden, "num_layers": shape.layers, "attention_heads": 8}
+    return sizes | _SPECIAL | {"max_position_embeddings": shape.positions, "decoder_start_token_id": 2}
+
+
+def _t5(shape: Shape, **more: Any) -> dict[str, Any]:
+    sizes = {"d_model": shape.hidden, "d_kv": shape.hidden // 8, "d_ff": 2 * shape.hidden, "num_heads": 8}
+    ids = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    return sizes | ids | {"num_layers": shape.layers, "num_decoder_layers": shape.layers} | more
+
+
+# Name: class of the configuration, model_type of config.pbtxt, and its keys.
+_FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
+    "gpt2": ("GPT2", "GPT", _gpt2),
+    "gpt_bigcode": ("GPTBigCode", "GPT", lambda s: _gpt2(s, multi_query=True)),
+    "opt": ("OPT", "GPT", _opt),
+    "xglm": ("XGLM", "GPT", _xglm),
+    "bloom": ("Bloom", "GPT", lambda s: {"hidden_size": s.hidden, "n_layer": s.layers, "n_head": 8}),
+    "gptj": ("GPTJ", "GPT-J", lambda s: _gpt2(s, rotary_dim=s.hidden // 16)),
+    "gptneox": ("GPTNeoX", "GPT-NeoX", lambda s: {k: v for k, v in _llama(s).items() if k != "num_key_value_heads"}),
+    "llama": (
+        "Llama",
+        "Llama",
+        lambda s: _llama(s, rope_parameters=_LLAMA3 | {"original_max_position_embeddings": s.positions // 8}),
+    ),
+    "mistral": ("Mistral", "Llama", lambda s: _llama(s, head_dim=s.hidden // 16, sliding_window=s.window)),
+    "starcoder2": ("Starcoder2", "Llama", lambda s: _llama(s, sliding_window=2 * s.window)),
+    "qwen2": ("Qwen2", "Llama", _llama),
+    "qwen3": ("Qwen3", "Llama", lambda s: _llama(s, head_dim=s.hidden // 8)),
+    "gemma": ("Gemma", "Llama", lambda s: _llama(s, head_dim=s.hidden // 8)),
+    "gemma2": (
+        "Gemma2",
+        "Llama",
+        lambda s: _llama(s, head_dim=s.hidden // 8, sliding_window=s.window, query_pre_attn_scalar=96),
+    ),
+    "nemotron": ("Nemotron", "Llama", _llama),
+    "t5": ("T5", "T5", lambda s: _t5(s, feed_forward_proj="relu")),
+    "t5_gated": ("T5", "T5", lambda s: _t5(s, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+}
+FAMILIES = tuple(_FAMILIES)
+
+
+def model_type_of(name: str) -> str:
+    """Give config.pbtxt's model_type of a family."""
+    return _FAMILIES[name][1]
+
+
+def save_model(name: str, shape: Shape, directory: Path) -> Any:
+    """Make a family's model in fp32, save it with a tokenizer, and return it."""
+    import transformers
+
+    kind, _, keys = _FAMILIES[name]
+    torch.manual_seed(len(name) + shape.hidden)
+    scale = {} if kind == "T5" else {"initializer_range": 0.04 * (1024 / shape.hidden) ** 0.5}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=shape.vocab, **scale, **keys(shape))
+    has_encoder = config.is_encoder_decoder
+    auto = transformers.AutoModelForSeq2SeqLM if has_encoder else transformers.AutoModelForCausalLM
+    model = auto.from_config(config, attn_implementation="eager").float().eval()
+    model.save_pretrained(directory)
+    return model
+
+
+def write_vocabulary(vocab: int, directory: Path) -> None:
+    """Write a byte-level vocabulary beside shards: the 256 bytes, and behind them texts of letters and digits."""
+    rest = [byte for byte in range(256) if byte not in _PRINTED]
+    names = {byte: chr(byte) for byte in _PRINTED} | {byte: chr(256 + place) for place, byte in enumerate(rest)}
+    texts = [names[byte] for byte in range(256)] + [_text_of(token) for token in range(256, vocab)]
+    (directory / "vocab.json").write_text(json.dumps({text: token for token, text in enumerate(texts)}))
+    (directory / "merges.txt").write_text("#version: 0.2\n")
+
+
+def _text_of(token: int) -> str:
+    """Give the text of a token of several letters; those of every second one are letters alone."""
+    letters = ""
+    rest = token
+    while rest:
+        rest, letter = divmod(rest, 26)
+        letters += chr(_LETTERS[letter])
+    return f"q{letters}" if token % 2 else f"q{letters}7"
+
+
+def tokens_of_letters(vocab: int) -> Tensor:
+    """Say of each token whether it is of the letters a to z alone, bool [V]."""
+    token = torch.arange(vocab)
+    is_letter = (token >= _LETTERS.start) & (token < _LETTERS.stop)
+    return is_letter | ((token >= 256) & (token % 2 == 1))
+
+
+def rounded_to_int8(model: Any) -> Any:
+    """Copy a model, with the matrices of its layers and its head as int8 with a scale for each output channel."""
+    from transformers.pytorch_utils import Conv1D
+
+    model = copy.deepcopy(model)
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())  # an embedding that is tied to it is not rounded
+    for module in model.modules():
+        if isinstance(module, (torch.nn.Linear, Conv1D)):
+            inputs = 0 if isinstance(module, Conv1D) else 1
+            weight = module.weight.data
+            scale = (weight.abs().amax(inputs, keepdim=True) / 127).clamp(min=1e-30)
+            module.weight.data = (weight / scale).round() * scale
+    return model
