@@ -53,7 +53,7 @@ from .truth_models import (
     tokens_of_letters,
     write_vocabulary,
 )
-from .truth_requests import Ask, Told, draw_requests, serve, tokens_of
+from .truth_requests import LONGER_OUTPUTS, Ask, Told, draw_requests, serve, tokens_of
 
 _FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp16 int8": torch.float16}
 _WAYS: dict[str, dict[str, Any]] = {
@@ -200,16 +200,17 @@ def opened(arguments: TruthArguments, shards: Path, name: str, way: str, kv_byte
     return open_engine(settings, torch.device(arguments.device))
 
 
-def tight(model: Any, shape: Shape, asks: Sequence[Ask]) -> tuple[list[Ask], int]:
-    """Choose requests that need little each, and give a KV cache, in bytes, with room for little more than the largest.
+def tight(model: Any, shape: Shape, count: int, seed: int) -> tuple[list[Ask], int]:
+    """Draw requests that need little each, and give a KV cache, in bytes, with room for little more than the largest.
 
     So rows that grow take each other's pages.
     """
     config = model.config
     heads = getattr(config, "num_key_value_heads", None) or 8
     size = getattr(config, "head_dim", None) or shape.hidden // 8
-    chosen = [ask for ask in asks if len(ask.prompt) <= shape.positions // 8]
-    most = max(ask.width * (len(ask.prompt) + 2 * 64) for ask in chosen)
+    longest = shape.positions // 8
+    chosen = draw_requests(shape, count, seed, config.is_encoder_decoder, LONGER_OUTPUTS, longest)
+    most = max(ask.width * (len(ask.prompt) + max(LONGER_OUTPUTS) + 64) for ask in chosen)
     return chosen, most * shape.layers * 2 * heads * size * 4
 
 
@@ -227,13 +228,11 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
     asks = draw_requests(shape, arguments.requests, 11, model.config.is_encoder_decoder)
     for way in _WAYS:
         with timed(Row(name, f"fp32 {way}")) as row:
-            engine = opened(
-                arguments, shards, name, row.way, tight_bytes(model, shape, asks) if way == "tight" else _ROOMY
-            )
-            waves = [serve(engine, asks, burst, seed) for seed, burst in enumerate((_BURST, 0))]
-            row.preempted = engine.metrics.preemptions
-            engine.close()
-            pairs = [pair for told in waves for pair in zip(asks, told, strict=True)]
+            chosen, kv_bytes = (asks, _ROOMY) if way != "tight" else tight(model, shape, arguments.requests, 14)
+            with closing(opened(arguments, shards, name, row.way, kv_bytes)) as engine:
+                waves = [serve(engine, chosen, burst, seed) for seed, burst in enumerate((_BURST, 0))]
+                row.preempted = engine.metrics.preemptions
+            pairs = [pair for told in waves for pair in zip(chosen, told, strict=True)]
             errors = [error for pair in pairs for error in check_answer(row, *pair, oracle, allowed)]
             row.error = max(map(abs, errors))
             row.is_right = not (row.failed or row.wrong) and row.error < _FP32_LIMIT
@@ -242,7 +241,7 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
 
 def compare_format(arguments: TruthArguments, name: str, way: str, model: Any, shape: Shape, shards: Path) -> Row:
     """Serve in another format, and compare the errors of log-probabilities with transformers' own."""
-    exact = rounded_to_int8(model) if "int8" in way else model
+    exact = rounded_to_int8(model, has_int8_head=not arguments.is_on_cpu) if "int8" in way else model
     oracle = Oracle(exact, arguments.device)
     asks = draw_requests(shape, arguments.requests // 2, 12, model.config.is_encoder_decoder)
     asks = [ask for ask in asks if ask.kind != "beams"]
@@ -275,7 +274,7 @@ def compare_devices(arguments: TruthArguments, name: str, directory: Path) -> It
     shape = _SMALL
     model, shards = made(name, shape, directory, 1)
     oracle = Oracle(model, "cpu")
-    asks, kv_bytes = tight(model, shape, draw_requests(shape, arguments.requests, 13, model.config.is_encoder_decoder))
+    asks, kv_bytes = tight(model, shape, arguments.requests, 13)
     alone = TruthArguments(device="cpu")
     with closing(opened(alone, shards, name, "fp32 served", 1 << 30)) as engine:
         expected = serve(engine, asks, _BURST, 5)

@@ -142,15 +142,15 @@ def tokens_of_letters(vocab: int) -> Tensor:
     return is_letter | ((token >= 256) & (token % 2 == 1))
 
 
-def rounded_to_int8(model: Any) -> Any:
-    """Copy a model, with the matrices of its layers and its head as int8 with a scale for each output channel."""
+def rounded_to_int8(model: Any, has_int8_head: bool) -> Any:
+    """Copy a model, with its layers' matrices, and its head if so, as int8 with a scale for each output channel."""
     from transformers.pytorch_utils import Conv1D
 
     model = copy.deepcopy(model)
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(head.weight.detach().clone())  # an embedding that is tied to it is not rounded
     for module in model.modules():
-        if isinstance(module, (torch.nn.Linear, Conv1D)):
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and (has_int8_head or module is not head):
             inputs = 0 if isinstance(module, Conv1D) else 1
             weight = module.weight.data
             scale = (weight.abs().amax(inputs, keepdim=True) / 127).clamp(min=1e-30)

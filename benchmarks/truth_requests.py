@@ -18,6 +18,7 @@ from .truth_models import Shape
 
 KINDS = ("greedy", "greedy", "greedy", "drawn", "drawn", "beams", "penalties", "words", "grammar")
 _LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 200, 255, 256, 257, 511, 600, 1023)
+OUTPUTS, LONGER_OUTPUTS = (1, 5, 20, 48), (5, 48, 160)
 _LONG = (1500, 2500, 4000)
 _WAIT_S = 180.0
 _LETTERS, _END = b"[a-z]{1000,}", 3  # more letters than any answer has, so its end, which a grammar needs, never comes
@@ -67,34 +68,44 @@ def _column(value: float, dtype: Any) -> Array:
     return np.full((1, 1), value, dtype)
 
 
-def draw_requests(shape: Shape, count: int, seed: int, is_encoder: bool) -> list[Ask]:
-    """Draw requests, the same every time: prompts around the ends of pages, a fifth of which begins alike."""
+def draw_requests(
+    shape: Shape, count: int, seed: int, is_encoder: bool, outputs: tuple[int, ...] = OUTPUTS, longest: int = 0
+) -> list[Ask]:
+    """Draw requests, the same every time: prompts around the ends of pages, a fifth of which begins alike.
+
+    Args:
+        shape: of the model.
+        count: of requests.
+        seed: of the draw.
+        is_encoder: whether they are an encoder-decoder's.
+        outputs: how many tokens they ask for.
+        longest: tokens of a prompt at most; 0: as many as the model has positions for.
+    """
     rng = random.Random(seed)
-    most = shape.positions - 64
-    lengths = [length for length in _LENGTHS if length < most // 2]
+    most = longest or shape.positions - 64
+    lengths = [length for length in _LENGTHS if length < most // 2 or length < 32]
     long = [length for length in _LONG if length < most] or [most // 2]
     shared = [[rng.randrange(3, shape.vocab) for _ in range(min(size, most // 4))] for size in (900, 257, 64)]
     asks = []
     for place in range(count):
         own = [rng.randrange(3, shape.vocab) for _ in range(rng.choice(long if place % 16 == 7 else lengths))]
         prompt = ((rng.choice(shared) if place % 5 == 0 else []) + own)[:most]
-        asks.append(_ask(rng, KINDS[place % len(KINDS)], prompt, shape, is_encoder))
+        asks.append(_ask(rng, KINDS[place % len(KINDS)], prompt, shape, is_encoder, rng.choice(outputs)))
     return asks
 
 
-def _ask(rng: random.Random, kind: str, prompt: list[int], shape: Shape, is_encoder: bool) -> Ask:
+def _ask(rng: random.Random, kind: str, prompt: list[int], shape: Shape, is_encoder: bool, count: int) -> Ask:
     tensors = {
         "input_ids": np.array([prompt], np.uint32),
         "input_lengths": _column(len(prompt), np.uint32),
-        "request_output_len": _column(rng.choice([1, 5, 20, 48]), np.uint32),
+        "request_output_len": _column(count, np.uint32),
         "end_id": _column(NEVER, np.uint32),
     }
-    top_k, bad = 0, tuple[int, ...]()
+    top_k, bad, width = 0, tuple[int, ...](), 1
     if kind == "beams":
-        tensors |= {
-            "beam_width": _column(rng.choice([2, 3, 4]), np.uint32),
-            "is_return_log_probs": _column(1, np.bool_),
-        }
+        width = rng.choice([2, 3, 4])
+        tensors["beam_width"] = _column(width, np.uint32)
+        tensors["is_return_log_probs"] = _column(1, np.bool_)
     else:
         tensors["is_return_raw_log_probs"] = _column(1, np.bool_)
     if kind == "drawn":
