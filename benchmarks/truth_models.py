@@ -143,10 +143,13 @@ def tokens_of_letters(vocab: int) -> Tensor:
 
 
 def rounded_to_int8(model: Any, has_int8_head: bool) -> Any:
-    """Copy a model, with its layers' matrices, and its head if so, as int8 with a scale for each output channel."""
+    """Copy a model as fp16, and its layers' matrices, and its head if so, as int8 with a scale for each output channel.
+
+    Numbers are fp32 again in the copy.
+    """
     from transformers.pytorch_utils import Conv1D
 
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(model).half().float()
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(head.weight.detach().clone())  # an embedding that is tied to it is not rounded
     for module in model.modules():
