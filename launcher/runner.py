@@ -6,6 +6,7 @@ Standard library only. ``python3 -m launcher.runner PLAN.json ...`` is what a jo
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ from launcher.run import artefact, work_directory
 from launcher.run.command_wrapper import Place
 from launcher.run.process import Child, describe_status, run_quietly
 from launcher.run.results import StageResult, failure_status, write_results
+from launcher.run.slurm_variables import forget_size
 
 Wrap = Callable[[Command, Resources, Mapping[str, str]], tuple[str, ...]]
 
@@ -276,6 +278,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--stages-file", type=Path, help="file for the results")
     options = parser.parse_args(list(argv))
     force = [stage for stage in options.force.split(",") if stage]
+    if options.place.starter == "srun":
+        forget_size(os.environ)
     try:
         plans = [StagePlan.from_json(file.read_text()) for file in options.plans]
         results = run_job(plans, options.place.wrap, force, options.stages_file, options.place.stop_signals)

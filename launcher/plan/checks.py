@@ -17,6 +17,7 @@ from launcher.plan.stages.table import STAGES
 from launcher.plan.time_limit import limit_s
 from launcher.plan.topology import Topology
 from launcher.submit.bcp import check_job
+from launcher.submit.sbatch_options import check_options
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
@@ -61,6 +62,8 @@ def _check_cluster(config: Config) -> None:
             "deployment.container: a job of Base Command Platform has one container, for all stages",
             "unset deployment.container, and start the job in an image that has what every stage needs",
         )
+    if config.cluster_type is ClusterType.bcm:
+        check_options(config.cluster.additional_parameters)
     layout: Topology = serving_topology(config)
     if config.cluster_type is ClusterType.bcp and not config.dry_run:
         check_job(layout.nodes)

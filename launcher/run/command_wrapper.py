@@ -11,11 +11,13 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from launcher.plan.plan import PYTHON, Command, Resources
 from launcher.run import containers
+from launcher.run.process import PROJECT_DIR
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Place:
 
     def _srun(self, command: Command, resources: Resources, more: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Start a step on the first nodes of the allocation."""
-        size = ("--relative=0", f"--nodes={resources.nodes}", f"--ntasks-per-node={command.tasks_per_node}")
+        size = _size(resources.nodes, command.tasks_per_node)
         return ("srun", "--overlap", "--kill-on-bad-exit=1", "--mpi=pmix", *size, *more, *self.srun_args)
 
     def _contained(self, command: Command, resources: Resources, image: str, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -98,8 +100,9 @@ class Place:
         for each in resources:
             if each.container is not None:
                 nodes[each.container] = max(nodes.get(each.container, 1), each.nodes)
-        size = ("srun", "--overlap", "--ntasks-per-node=1", "--relative=0")
-        return [(*size, f"--nodes={count}", *containers.pyxis_removal(image)) for image, count in nodes.items()]
+        return [
+            ("srun", "--overlap", *_size(count, 1), *containers.pyxis_removal(image)) for image, count in nodes.items()
+        ]
 
     @property
     def stop_signals(self) -> tuple[signal.Signals, ...]:
@@ -119,3 +122,21 @@ class Place:
         content: dict[str, Any] = json.loads(text)
         tuples: dict[str, Any] = {name: tuple(value) for name, value in content.items() if isinstance(value, list)}
         return cls(**{**content, **tuples})
+
+
+def interpreter_in(project: str) -> str:
+    """Name this interpreter as the nodes know it, which may have the checkout, and what is installed in it, elsewhere.
+
+    Args:
+        project: the checkout as the nodes see it.
+    """
+    for directory in Path(sys.executable).parents:
+        if directory.resolve() == PROJECT_DIR:
+            return str(Path(project) / Path(sys.executable).relative_to(directory))
+    return sys.executable
+
+
+def _size(nodes: int, tasks_per_node: int) -> tuple[str, ...]:
+    """Flags that say all of a step's size and what it inherits: what srun is not told, it takes from variables."""
+    tasks = (f"--ntasks={nodes * tasks_per_node}", f"--ntasks-per-node={tasks_per_node}")
+    return ("--relative=0", f"--nodes={nodes}", *tasks, "--export=ALL")

@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from submitit import SlurmExecutor as SubmititSlurmExecutor
-from submitit.core.utils import FailedJobError
+from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import _make_sbatch_string
 
 from handover.errors import ConfigError, nearest
-from launcher.config.schema import PROJECT_DIR, ClusterConfig
+from launcher import console
+from launcher.config.schema import ClusterConfig
 from launcher.plan.plan import Command, Resources, StagePlan
 from launcher.plan.time_limit import limit_s, total
-from launcher.run.command_wrapper import Place
+from launcher.run.command_wrapper import Place, interpreter_in
+from launcher.run.slurm_variables import defaults, unread
 from launcher.submit import Job
 from launcher.submit.jobs import SubmittedJob, read_jobs, write_jobs
+from launcher.submit.partitions import partitions, word_of_endless_wait
+from launcher.submit.sbatch import Sbatch
+from launcher.submit.slurm_clients import ask
 
 _CPUS_PER_TASK = 4  # of a job that shares its nodes: a server, its stubs and clients; Slurm itself would give one
 _UNWRITABLE = (
@@ -37,6 +41,7 @@ _UNWRITABLE = (
     "%A",
     "%a",
 )  # a backslash makes Slurm take %j itself literally; the others are submitit's
+_CANCEL_S = 30.0
 _NOTICE_S = 60  # before the time limit the runner alone gets SIGUSR2: it says so and stops its steps
 
 
@@ -71,6 +76,7 @@ class SlurmExecutor:
             raise ConfigError("there is no sbatch here", "start main.py on a Slurm login node")
         self._check_pyxis(jobs)
         _check_folders(jobs)
+        self._warn(jobs)
         submitted: list[SubmittedJob] = []
         try:
             for before, job in zip((None, *jobs), jobs, strict=False):
@@ -80,7 +86,7 @@ class SlurmExecutor:
                 submitted.append(SubmittedJob(job_id, stages, dependency, str(job.folder / f"{job_id}_0_log.out")))
         except ConfigError:
             if submitted:
-                subprocess.run(["scancel", *(job.job_id for job in submitted)], check=False)
+                ask("scancel", *(job.job_id for job in submitted), timeout_s=_CANCEL_S)
             raise
         logs = jobs[0].stages_file.parent
         write_jobs(logs, [*read_jobs(logs), *submitted])
@@ -113,6 +119,19 @@ class SlurmExecutor:
                     "take cluster.container_runtime=docker or apptainer, or leave container unset",
                 )
 
+    def _warn(self, jobs: Sequence[Job]) -> None:
+        """Name what sbatch accepts and never runs, and what of the environment it is not shown."""
+        known = partitions()
+        for job in jobs:
+            if reason := word_of_endless_wait(self.parameters(job, None), known):
+                console.say_error(f"note: {job.name} would wait for ever: {reason}")
+        if names := unread(os.environ):
+            said = "is" if len(names) == 1 else "are"
+            console.say_error(
+                f"note: {', '.join(names)} {said} not read, as a job is the same from wherever it is submitted: "
+                "use the keys below cluster"
+            )
+
     def _dependency(self, before: Job | None, before_id: str) -> str:
         """What a job waits for; Slurm joins conditions with either ',' (all) or '?' (any).
 
@@ -129,16 +148,20 @@ class SlurmExecutor:
     def _submit(self, job: Job, force: Collection[str], dependency: str) -> str:
         folder = job.folder
         folder.mkdir(parents=True, exist_ok=True)
-        executor = SubmititSlurmExecutor(folder)
+        executor = Sbatch(folder)
         executor.parameters.update(self.parameters(job, dependency))
         printed = io.StringIO()
         try:
             with contextlib.redirect_stderr(printed):
-                submitted = executor._submit_command(self.script(job, force))
+                job_id = executor.submit_script(self.script(job, force))
         except FailedJobError:
             raise self._refusal(job, printed.getvalue()) from None
+        except FailedSubmissionError as error:
+            raise ConfigError(
+                f"{job.name}: {error}", "see whether it runs (squeue --me), and which sbatch this is: type -a sbatch"
+            ) from None
         sys.stderr.write(printed.getvalue())  # sbatch's warnings
-        return str(submitted.job_id)
+        return job_id
 
     def _refusal(self, job: Job, printed: str) -> ConfigError:
         """Word what sbatch printed, with what would be legal."""
@@ -165,10 +188,11 @@ class SlurmExecutor:
 
     def script(self, job: Job, force: Collection[str]) -> str:
         """The job's command line, quoted for the sbatch file: the only shell text there is."""
-        runner = [sys.executable, "-m", "launcher.runner", f"--place={self.place.to_json()}"]
+        project = self.place.directory
+        runner = [interpreter_in(project), "-m", "launcher.runner", f"--place={self.place.to_json()}"]
         runner += [f"--stages-file={job.stages_file}", f"--force={','.join(sorted(force))}"]
         runner += [str(path) for path in job.plan_files]
-        return f"cd {shlex.quote(str(PROJECT_DIR))}\nexec {shlex.join(runner)}"
+        return f"cd {shlex.quote(project)}\nexec {shlex.join(runner)}"
 
     def parameters(self, job: Job, dependency: str | None) -> dict[str, Any]:
         """Derive the parameters that submitit renders: everything in conf/cluster/bcm.yaml reaches sbatch."""
@@ -181,7 +205,7 @@ class SlurmExecutor:
             extra |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
         extra |= {option: _pattern(job.folder, ending) for option, ending in (("output", "out"), ("error", "err"))}
         extra |= cluster.additional_parameters
-        gpus = max(plan.resources.gpus_per_node for plan in plans)
+        nodes = max(plan.resources.nodes for plan in plans)
         tasks = max(command.tasks_per_node for plan in plans for command in plan.commands)
         chosen = {
             "job_name": job.name,
@@ -189,16 +213,31 @@ class SlurmExecutor:
             "account": cluster.account,
             "exclusive": cluster.exclusive or None,
             "mem": cluster.mem,
-            "nodes": max(plan.resources.nodes for plan in plans),
+            "nodes": nodes,
             "ntasks_per_node": tasks if tasks > 1 else None,  # a CPU each, else srun could not start them
-            "gpus_per_node": cluster.gpus_per_node if gpus and cluster.exclusive else gpus or None,
-            "gpus_per_task": cluster.gpus_per_task,
             "cpus_per_task": cluster.cpus_per_task or (None if cluster.exclusive else _CPUS_PER_TASK),
             "setup": list(cluster.setup) or None,
             "use_srun": False,
             "additional_parameters": extra,
         }
-        return {"wckey": None} | {name: value for name, value in chosen.items() if value is not None}
+        chosen |= self._gpus(job, nodes, tasks, extra)
+        chosen = {name: value for name, value in chosen.items() if value is not None}
+        for option, value in defaults(os.environ).items():
+            if option not in chosen:
+                extra.setdefault(option, value)
+        return {"wckey": None, **chosen}
+
+    def _gpus(self, job: Job, nodes: int, tasks: int, extra: dict[str, Any]) -> dict[str, int | None]:
+        """GPUs of a job that needs some; with ``gpus_per_task`` sbatch must be told the number of tasks as well.
+
+        ``gpus_per_node`` is said in any case: without it Slurm would give a client's one task the GPUs of one task.
+        """
+        cluster = self.cluster
+        needed = max(plan.resources.gpus_per_node for plan in job.plans)
+        if needed and cluster.gpus_per_task:
+            extra.setdefault("ntasks", nodes * tasks)
+            return {"gpus_per_task": cluster.gpus_per_task, "gpus_per_node": tasks * cluster.gpus_per_task}
+        return {"gpus_per_node": cluster.gpus_per_node if needed and cluster.exclusive else needed or None}
 
 
 def _check_folders(jobs: Sequence[Job]) -> None:
@@ -227,4 +266,4 @@ def _pattern(folder: Path, ending: str) -> str:
 
 
 def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return ask(*command).printed

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from handover.errors import SlipwayError
+from launcher.submit.slurm_clients import Answer, ask, ask_at_once
 
 _ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "RESIZING", "STOPPED")
-_TIMEOUT_S = 30
+_CANCEL_S = 30.0
 _UNKNOWN = "unknown"
 _ENDED = "ended"
 """State of a job that has left the queue and that no accounting describes."""
@@ -53,14 +52,17 @@ class SlurmState:
 
 
 def slurm_states(job_ids: Sequence[str]) -> dict[str, SlurmState]:
-    """Ask squeue and sacct for each job.
+    """Ask squeue and sacct for each job, both at once, as either may hang.
 
     squeue is right about what has not ended; accounting hears of it later. What has left the queue has ended, whether
     there is an accounting that knows how or not. Where squeue does not answer, nothing is known but what sacct says.
     """
     if not job_ids:
         return {}
-    queue, accounts = _queue(job_ids), _accounts(job_ids)
+    listed, columns = ",".join(job_ids), "JobID,State,ExitCode,Elapsed"
+    squeue = ("squeue", "-h", "-t", "all", "-j", listed, "-o", "%i|%T|%M|%r")
+    queued, accounted = ask_at_once(squeue, ("sacct", "-n", "-P", "-X", "-j", listed, "-o", columns))
+    queue, accounts = _queue(queued), _accounts(accounted)
     return {job_id: _join(job_id, queue, accounts.get(job_id)) for job_id in job_ids}
 
 
@@ -81,34 +83,33 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
     Raises:
         SlipwayError: Slurm refuses or does not answer.
     """
-    status, _, said = _run("scancel", *job_ids)
-    if status:
-        raise SlipwayError(f"scancel: {said.strip()}", "check scontrol ping and SLURM_CONF")
+    status, _, said = ask("scancel", *job_ids, timeout_s=_CANCEL_S)
+    if not status:
+        return
+    if "permission denied" in said.lower():
+        who = " ".join(f"job {job_id} is {user}'s" for job_id, user in _owners(job_ids))
+        raise SlipwayError(
+            f"scancel: {said.strip()}" + (f" ({who})" if who else ""),
+            "a job is cancelled by the user who submitted it: ask them, or an operator of the cluster",
+        )
+    raise SlipwayError(f"scancel: {said.strip()}", "check scontrol ping and SLURM_CONF")
 
 
-def _queue(job_ids: Sequence[str]) -> dict[str, SlurmState] | None:
+def _owners(job_ids: Sequence[str]) -> list[tuple[str, str]]:
+    """Whose the jobs are, as far as squeue knows them."""
+    printed = ask("squeue", "-h", "-j", ",".join(job_ids), "-o", "%i|%u").printed
+    return [(job_id, user) for job_id, _, user in (line.partition("|") for line in printed.splitlines()) if user]
+
+
+def _queue(answer: Answer) -> dict[str, SlurmState] | None:
     """By job; None where squeue does not answer."""
-    status, printed, said = _run("squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", "%i|%T|%M|%r")
-    if status and "Invalid job id" not in said:  # so it says of a lone job that has left the queue
+    if answer.status and "Invalid job id" not in answer.said:  # so it says of a lone job that has left the queue
         return None
-    rows = (line.split("|", 3) for line in printed.splitlines() if line.count("|") >= 3)
+    rows = (line.split("|", 3) for line in answer.printed.splitlines() if line.count("|") >= 3)
     return {job_id: SlurmState(state, "", elapsed, reason) for job_id, state, elapsed, reason in rows}
 
 
-def _accounts(job_ids: Sequence[str]) -> dict[str, SlurmState]:
+def _accounts(answer: Answer) -> dict[str, SlurmState]:
     """By job; empty where there is no accounting."""
-    columns = "JobID,State,ExitCode,Elapsed"
-    status, printed, _ = _run("sacct", "-n", "-P", "-X", "-j", ",".join(job_ids), "-o", columns)
-    rows = (line.split("|") for line in printed.splitlines() if not status and line.count("|") == 3)
+    rows = (line.split("|") for line in answer.printed.splitlines() if not answer.status and line.count("|") == 3)
     return {job_id: SlurmState(state.split()[0], code, elapsed) for job_id, state, code, elapsed in rows if state}
-
-
-def _run(*command: str) -> tuple[int, str, str]:
-    """Exit status, output and error output; not found and no answer count as failed."""
-    if not shutil.which(command[0]):
-        return 127, "", f"there is no {command[0]} here"
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return 124, "", f"{command[0]} did not answer within {_TIMEOUT_S} s"
-    return ended.returncode, ended.stdout, ended.stderr

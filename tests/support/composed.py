@@ -14,8 +14,10 @@ from launcher.pipeline import ordered_stages, plan_stages
 from launcher.plan.mounts import with_mounts
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan
+from launcher.run.command_wrapper import interpreter_in
 
-PLACES = ["launcher_scripts_path=/opt/slipway", "base_results_dir=/mount/results"]
+_ON_NODES = "/opt/slipway"
+PLACES = [f"launcher_scripts_path={_ON_NODES}", "base_results_dir=/mount/results"]
 FIVE = "stages=[convert,export,deploy,evaluate,benchmark]"
 
 
@@ -34,6 +36,7 @@ def compare(text: str, golden: Path, request: pytest.FixtureRequest) -> None:
     here = {
         str(PROJECT_DIR): "<project>",
         sys.executable: "<python>",
+        interpreter_in(_ON_NODES): "<python>",
         f"--user={os.getuid()}:{os.getgid()}": "--user=<user>",
     }
     for found, name in sorted(here.items(), key=lambda pair: -len(pair[0])):

@@ -35,6 +35,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
             tune its GEMMs, or there are settings for an API that is off.
     """
     engine = config.deployment.engine
+    _check_gpus_per_task(config)
     if engine.is_program:
         deploy_program.check(config, paths, stages)
         if config.cluster_type is ClusterType.interactive:
@@ -103,9 +104,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         edited_files=tuple(deployment.edited_files),
         server_args=tuple(deployment.server_args),
     )
-    gpus_per_node = layout.gpus // layout.nodes
-    is_task_a_rank = deployment.engine is Engine.slipway and config.cluster.one_task_per_rank
-    tasks_per_node = max(1, gpus_per_node) if is_task_a_rank else 1
+    gpus_per_node, tasks_per_node = layout.gpus // layout.nodes, _tasks_per_node(config)
     stage = StagePlan(
         stage="deploy",
         name=deployment.run.name,
@@ -121,6 +120,32 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         service=True,
     )
     return [stage]
+
+
+def _tasks_per_node(config: Config) -> int:
+    layout = serving_topology(config)
+    is_task_a_rank = config.deployment.engine is Engine.slipway and config.cluster.one_task_per_rank
+    return max(1, layout.gpus // layout.nodes) if is_task_a_rank else 1
+
+
+def _check_gpus_per_task(config: Config) -> None:
+    """Hold ``cluster.gpus_per_task``, which shapes the allocation alone, against what the server's tasks use."""
+    given, layout = config.cluster.gpus_per_task, serving_topology(config)
+    if not given or config.cluster_type is not ClusterType.bcm:
+        return
+    if not layout.gpus:
+        raise ConfigError(
+            f"cluster.gpus_per_task={given} without cluster.gpus_per_node: how the ranks fill nodes is not known",
+            "say how many GPUs a node has: cluster.gpus_per_node=8",
+        )
+    tasks = _tasks_per_node(config)
+    needed = layout.gpus // layout.nodes // tasks
+    if given < needed:
+        raise ConfigError(
+            f"cluster.gpus_per_task={given}: the server has {tasks} {'task' if tasks == 1 else 'tasks'} a node, each of "
+            f"which takes {needed} GPUs",
+            f"take cluster.gpus_per_task={needed}, or null: the job then has the GPUs that the model takes",
+        )
 
 
 def _file(given: str | None) -> Path | None:
