@@ -183,11 +183,14 @@ def check_world_size(rank: Rank, models: Sequence[ServedModel], engine: str) -> 
     tensor, pipeline = models[0].tensor_para_size, models[0].pipeline_para_size
     if rank.world_size != tensor * pipeline:
         says = f"; {rank.said_by} say {rank.rank} of {rank.world_size}" if rank.said_by else ""
+        ranks = tensor * pipeline
+        start = f"start {ranks} processes, one a rank (srun --ntasks={ranks}), or a single one, which runs all ranks"
+        if ranks == 1:
+            start = "start a single process (srun --ntasks=1)"
         raise ServerError(
             f"world_size ({rank.world_size}) should equal to tensor_para_size_ * pipeline_para_size_"
             f" ({tensor} * {pipeline} here){says}",
-            f"start {tensor * pipeline} processes, one a rank (srun --ntasks={tensor * pipeline}), or a single one, "
-            "which runs all ranks; or export again for other sizes",
+            f"{start}; or export again for other sizes",
         )
 
 

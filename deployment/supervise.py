@@ -237,7 +237,8 @@ class Server:
         if (
             failures and self._is_served is None
         ):  # Triton itself would first load the other models and unload them again
-            raise ServerError(f"a model could not be loaded: {self._shown(failures[0])}{self._quoted_log()}")
+            problem = "\n  ".join(map(self._shown, failures[0].split("\\n")))  # Triton logs all its lines as one
+            raise ServerError(f"a model could not be loaded: {problem}{self._quoted_log()}")
 
     def _quoted_log(self) -> str:
         lines = "".join(f"\n    {self._shown(line)}" for line in last_lines(self._log))

@@ -76,7 +76,7 @@ def convert(arguments: ConvertArguments) -> Manifest:
         named, nemos_remark = with_nemos_ids(conversion.source)
         source = with_settled_ids(named, arguments.start_id, arguments.end_id)
         conversion = replace(conversion, source=source)
-        print(f"convert: {source.source_map.name}, for FasterTransformer's {source.family.name}", file=sys.stderr)
+        print(f"convert: note: {source.source_map.name}, for FasterTransformer's {source.family.name}", file=sys.stderr)
         for remark in (*source.remarks, *filter(None, (nemos_remark,))):
             print(f"convert: note: {remark}", file=sys.stderr)
         read = [each for assignment in conversion.assignments for each in conversion.sources(assignment)]
@@ -185,7 +185,9 @@ def main(argv: Sequence[str]) -> None:
     gc.set_threshold(_COLLECTED_EVERY)
     arguments = ConvertArguments.from_argv(argv, description=__doc__)
     if arguments.hub_name:
-        fetch(arguments.hub_name, arguments.checkpoint, say=lambda line: print(f"convert: {line}", file=sys.stderr))
+        fetch(
+            arguments.hub_name, arguments.checkpoint, say=lambda line: print(f"convert: note: {line}", file=sys.stderr)
+        )
     convert(arguments)
 
 

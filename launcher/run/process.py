@@ -19,10 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from handover.reasons import names_error
 from launcher import console
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 _PR_SET_PDEATHSIG = 1
+_MOST_ERRORS = 10
 _TAIL_LINES = 30  # a server's error and the 15 lines of its log that it quotes
 
 
@@ -61,6 +63,7 @@ class Child:
         self.pid = self._process.pid
         self._stop_signals = tuple(stop_signals)
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._errors: list[str] = []
         self._log_lock = threading.Lock()
         self._unwritable: set[str] = set()
         assert self._process.stdout and self._process.stderr
@@ -94,7 +97,9 @@ class Child:
             raw.rstrip(b"\r").rsplit(b"\r", 1)[-1].replace(b"\x1b[K", b"").decode(errors="replace") for raw in lines
         ]
         with self._log_lock:
-            self._tail.extend(text.rstrip() for text in texts if text.strip())
+            printed = [text.rstrip() for text in texts if text.strip()]
+            self._tail.extend(printed)
+            self._errors = [*self._errors, *filter(names_error, printed)][:_MOST_ERRORS]
             with self._said_once(str(self._log.name)):
                 self._log.write("".join(f"{text}\n" for text in texts).encode())
 
@@ -133,8 +138,9 @@ class Child:
 
     @property
     def last_lines(self) -> str:
-        """The last lines that it printed."""
-        return "\n".join(self._tail)
+        """The last lines that it printed, after the errors that it named before them."""
+        tail = list(self._tail)
+        return "\n".join([*(line for line in self._errors if line not in tail), *tail])
 
 
 def run_quietly(argv: Sequence[str], timeout_s: float) -> None:

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 
 from handover.errors import ConfigError
 
-_OTHER_CLUSTER = "status, cancel and the jobs that wait for one another ask the cluster of this host alone: submit there"
+_OTHER_CLUSTER = (
+    "status, cancel and the jobs that wait for one another ask the cluster of this host alone: submit there"
+)
 _WHERE = "a run's output files are found by their names: choose base_results_dir"
 _NO_ID = "without the job's id nothing can wait for it"
 _REFUSED = {
     **dict.fromkeys(("clusters", "cluster", "M"), _OTHER_CLUSTER),
-    **dict.fromkeys(("array", "a"), "each job of an array would run the same stages into the same results; leave it out"),
+    **dict.fromkeys(
+        ("array", "a"), "each job of an array would run the same stages into the same results; leave it out"
+    ),
     **dict.fromkeys(("dependency", "d"), "the jobs of a run wait for one another by it: take export.run.dependency"),
     **dict.fromkeys(("wait", "W"), "main.py returns once the jobs are submitted: look with python -m launcher status"),
     **dict.fromkeys(("output", "error", "o", "e", "open-mode"), _WHERE),
@@ -29,7 +33,9 @@ def check_options(options: Mapping[str, object]) -> None:
     """
     for name in options:
         written = name.replace("_", "-")
-        meant = next((option for option in (written, *_REFUSED) if option in _REFUSED and option.startswith(written)), None)
+        meant = next(
+            (option for option in (written, *_REFUSED) if option in _REFUSED and option.startswith(written)), None
+        )
         if meant is not None:
             shown = name if written == meant else f"{name} ({meant})"
             raise ConfigError(f"cluster.additional_parameters: a run's jobs cannot have {shown}", _REFUSED[meant])

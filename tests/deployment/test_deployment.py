@@ -176,7 +176,7 @@ def test_as_many_processes_as_ranks_or_one() -> None:
     assert error.value.problem == (
         "world_size (4) should equal to tensor_para_size_ * pipeline_para_size_ (1 * 1 here)"
     )
-    assert error.value.hint.startswith("start 1 processes")
+    assert error.value.hint.startswith("start a single process")
     with pytest.raises(ServerError, match="one model together"):
         check_world_size(Rank(0, 2), [served("2", "1")] * 2, "slipway")
 

@@ -27,7 +27,13 @@ SIZES = {"tp1": (1, 1, 1), "tp2": (2, 1, 2), "tp2_pp2": (2, 2, 2)}  # TP, PP and
 SERVER_TASKS = {"tp1": (1, 1), "tp2": (1, 2), "tp2_pp2": (2, 2)}  # nodes, and tasks on each
 ONE_TASK = ("convert", "evaluate", "benchmark", "report")
 SESSION = {  # of an srun below an allocation, of mpirun and torchrun, and of a user's defaults for other jobs
-    **{"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_NPROCS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "1"},
+    **{
+        "SLURM_JOB_ID": "1",
+        "SLURM_NTASKS": "2",
+        "SLURM_NPROCS": "2",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_PROCID": "1",
+    },
     **{"SLURM_MEM_PER_CPU": "100", "SLURM_MEM_PER_GPU": "100", "SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS": "1"},
     **{"SLURM_EXPORT_ENV": "NONE", "SLURM_CLUSTERS": "beta", "SLURM_LABELIO": "1", "SLURM_CPU_BIND": "rank"},
     **{"SRUN_CPUS_PER_TASK": "7", "SRUN_EXPORT_ENV": "NONE", "SLURM_STEP_ID": "0", "SLURM_DISTRIBUTION": "cyclic"},

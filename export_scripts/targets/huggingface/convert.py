@@ -67,7 +67,7 @@ def convert_to_huggingface(arguments: ConvertArguments) -> Manifest:
     journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION}, plan.names())
     try:
         _check_space(plan, arguments.output, journal)
-        sys.stderr.write(f"convert: {plan.source.source_map.name}, for transformers' {plan.architecture}\n")
+        sys.stderr.write(f"convert: note: {plan.source.source_map.name}, for transformers' {plan.architecture}\n")
         for remark in plan.remarks:
             sys.stderr.write(f"convert: note: {remark}\n")
         proof = prove(archive, plan.read, arguments)

@@ -142,8 +142,7 @@ def _check_gpus_per_task(config: Config) -> None:
     needed = layout.gpus // layout.nodes // tasks
     if given < needed:
         raise ConfigError(
-            f"cluster.gpus_per_task={given}: the server has {tasks} {'task' if tasks == 1 else 'tasks'} a node, each of "
-            f"which takes {needed} GPUs",
+            f"cluster.gpus_per_task={given}: of the server's tasks, {tasks} on a node, each takes {needed} GPUs",
             f"take cluster.gpus_per_task={needed}, or null: the job then has the GPUs that the model takes",
         )
 
