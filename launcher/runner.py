@@ -23,9 +23,10 @@ from launcher import console
 from launcher.plan.plan import Command, Resources, StagePlan
 from launcher.run import artefact, work_directory
 from launcher.run.command_wrapper import Place
-from launcher.run.process import Child, describe_status, run_quietly
+from launcher.run.process import describe_status, indented, run_quietly
 from launcher.run.results import StageResult, failure_status, write_results
 from launcher.run.slurm_variables import forget_size
+from launcher.run.steps import Step
 
 Wrap = Callable[[Command, Resources, Mapping[str, str]], tuple[str, ...]]
 
@@ -109,7 +110,7 @@ class _Job:
         ]
         self.is_record_lost = False  # stages.json could not be written
         self.is_cut_off = False  # a plan failed that those after it need
-        self.server: Child | None = None
+        self.server: Step | None = None
         self.endpoint: Path | None = None
         self.token = uuid.uuid4().hex  # the server writes it into its endpoint file
 
@@ -165,9 +166,9 @@ class _Job:
             kept = work.publish()
         return "done", f"{plan.output}" + (f"  (the one before is in {kept.name})" if kept else "")
 
-    def _start(self, plan: StagePlan, command: Command, **variables: str) -> Child:
+    def _start(self, plan: StagePlan, command: Command, **variables: str) -> Step:
         env = {**plan.env, **variables}
-        return Child(self.wrap(command, plan.resources, env), env, plan.log, self.stop_signals)
+        return Step(self.wrap(command, plan.resources, env), env, plan.log, self.stop_signals)
 
     def _run_command(self, plan: StagePlan, command: Command) -> None:
         child = self._start(plan, command)
@@ -180,7 +181,7 @@ class _Job:
             if status < 0 or status > 128:
                 time.sleep(_SIGNAL_NOTICE_S)  # Slurm signals first the step, then us; ours says why
             self._check_server(plan, patience_s=_DEATH_NOTICE_S)
-            raise CommandError(f"{plan.stage}: {describe_status(status)}\n{_indent(child.last_lines)}", status)
+            raise CommandError(f"{plan.stage}: {describe_status(status)}\n{indented(child.last_lines)}", status)
 
     def _check_server(self, plan: StagePlan, patience_s: float = 0) -> None:
         """Raise if the plan needs the server and that is going down.
@@ -196,7 +197,7 @@ class _Job:
                 return
             time.sleep(_POLL_S)
         self.server.wait(_SERVER_GRACE_S)
-        raise ServerError(f"the server died while {plan.stage} ran\n{_indent(self.server.last_lines)}")
+        raise ServerError(f"the server died while {plan.stage} ran\n{indented(self.server.last_lines)}")
 
     def _serve(self, index: int) -> tuple[str, str]:
         plan = self.plans[index]
@@ -216,12 +217,12 @@ class _Job:
             return self._serve_until_stopped(self.server)
         while not is_published(self.endpoint, self.token):
             if (status := self.server.wait(_POLL_S)) is not None:
-                lines = _indent(self.server.last_lines)
+                lines = indented(self.server.last_lines)
                 self.server = None
                 raise ServerError(f"the server did not start: {describe_status(status)}\n{lines}")
         return "done", f"{self.endpoint}"
 
-    def _serve_until_stopped(self, server: Child) -> tuple[str, str]:
+    def _serve_until_stopped(self, server: Step) -> tuple[str, str]:
         """Wait for Ctrl-C or SIGTERM: that is how a server without clients in this run is meant to end."""
         try:
             while (status := server.wait(_POLL_S)) is None:
@@ -232,7 +233,7 @@ class _Job:
             self.stop_server()
             return "done", "the server was stopped"
         if status:
-            raise ServerError(f"the server ended: {describe_status(status)}\n{_indent(server.last_lines)}")
+            raise ServerError(f"the server ended: {describe_status(status)}\n{indented(server.last_lines)}")
         return "done", "the server ended"
 
     def stop_server(self) -> None:
@@ -263,10 +264,6 @@ def _out_of_time(plan: StagePlan) -> SlipwayError:
         f"raise the stage's run.time_limit (now {plan.resources.time_limit}); "
         "the same command then continues with what was cut off",
     )
-
-
-def _indent(lines: str) -> str:
-    return "\n".join(f"    {line}" for line in lines.splitlines())
 
 
 def main(argv: Sequence[str]) -> int:

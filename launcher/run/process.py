@@ -149,6 +149,11 @@ def run_quietly(argv: Sequence[str], timeout_s: float) -> None:
         subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=timeout_s)
 
 
+def indented(lines: str) -> str:
+    """Lines as an error quotes them; ``handover.reasons`` reads them again."""
+    return "\n".join(f"    {line}" for line in lines.splitlines())
+
+
 def describe_status(status: int) -> str:
     """Say what an exit status means."""
     if status < 0:

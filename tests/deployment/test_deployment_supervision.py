@@ -72,7 +72,8 @@ def test_a_warning_that_comes_in_pieces_is_seen_once_it_is_whole(tmp_path: Path)
 
 
 def test_a_model_that_cannot_be_loaded_is_quoted_at_once(tmp_path: Path) -> None:
-    line = "E1120 1 model_lifecycle.cc:642] \"failed to load 'a' version 1: Internal: ValueError: why in /tmp/x/a\\n  first\""
+    failure = "failed to load 'a' version 1: Internal: ValueError: why in /tmp/x/a\\n  first"
+    line = f'E1120 1 model_lifecycle.cc:642] "{failure}"'
     server = start(f"import time; print({line!r}); time.sleep(60)", tmp_path)
     try:
         assert "a model could not be loaded: ValueError: why in /repo/a\n    first" in first_error(server).problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -28,6 +29,9 @@ from support.slurm.launches import (
     serve,
     wait_for_endpoint,
 )
+
+from launcher.plan.plan import Command, Resources, StagePlan, partial
+from launcher.run.command_wrapper import Place
 
 
 @pytest.fixture(autouse=True)
@@ -151,3 +155,24 @@ def test_a_time_limit_is_named_and_the_server_stopped_in_good_order(slurm: Slurm
     assert "stopping   SIGUSR1" in limited.jobs[0].log.read_text()
     assert not endpoint_of(limited).exists()
     assert_clean(slurm, *NODES)
+
+
+@pytest.mark.long
+def test_a_step_that_finds_no_controller_is_tried_again(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """The controller is restarted while the first of two commands runs; nothing but srun has failed then."""
+    output = tmp_path / "out"
+    first = Command(("/bin/sh", "-c", f"cd {tmp_path}; touch begun; until [ -e away ]; do sleep 0.1; done"))
+    made = Command(("/bin/sh", "-c", f"mkdir -p {partial(output)}; echo run >> {partial(output)}/made"))
+    plan = StagePlan("convert", "away", (first, made), Resources(), (), output, tmp_path / "logs" / "convert.log")
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    place = Place("srun", directory=str(PROJECT)).to_json()
+    runner = shlex.join([sys.executable, "-m", "launcher.runner", f"--place={place}", str(tmp_path / "plan.json")])
+    where = [f"--chdir={PROJECT}", f"--output={tmp_path}/job.txt", f"--wrap=exec {runner}"]
+    job = slurm.run("sbatch", "--parsable", *where).strip()
+    wait_until((tmp_path / "begun").exists, 30, lambda: "the first command never ran")
+    with slurm.controller_away():
+        (tmp_path / "away").touch()
+        said = tmp_path / "job.txt"
+        wait_until(lambda: "trying again" in said.read_text(), 60, said.read_text)
+    assert slurm.wait_for_end(job) == {job: "COMPLETED"}, said.read_text()
+    assert (output / "made").read_text() == "run\n", "once"

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -123,6 +123,18 @@ class SlurmCluster:
 
         wait_until(all_final, timeout_s, lambda: f"jobs still at {found}\n{self._output('squeue')}\n", interval_s=0.5)
         return found
+
+    @contextlib.contextmanager
+    def controller_away(self) -> Iterator[None]:
+        """Without slurmctld, as while it is restarted or another takes over; jobs and nodes go on."""
+        process = self._processes.pop("slurmctld")
+        process.terminate()
+        process.wait(20)
+        try:
+            yield
+        finally:
+            self._spawn("slurmctld", "slurmctld", "-D")
+            self._wait_for("slurmctld", lambda: self._answers("scontrol", "ping"))
 
     def processes_on(self, node: str) -> dict[int, str]:
         """Pid and command line of what runs on a node, beside the node's own daemon."""

@@ -77,7 +77,7 @@ PROGRAMS: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 class Here:
-    """Stands in for ``launcher.run.process.Child``: the program runs in this process, a server is its endpoint file."""
+    """Stands in for ``launcher.run.steps.Step``: the program runs in this process, a server is its endpoint file."""
 
     last_lines = ""
 
@@ -141,7 +141,7 @@ def run(config: Config, request: Request, watched: Path) -> None:
 def main(root: Path, checkpoint: Path) -> None:
     register()
     provenance.read_commit = lambda: "commit"
-    runner.Child = Here  # type: ignore[assignment, attr-defined, misc]
+    runner.Step = Here  # type: ignore[assignment, attr-defined, misc]
     configs = {force: compose(root, checkpoint, force) for force in (False, True)}
     say("ready")
     for line in sys.stdin:
