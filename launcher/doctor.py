@@ -19,6 +19,7 @@ from pathlib import Path
 
 from handover.errors import SlipwayError
 from handover.progress import human_bytes
+from launcher.run.slurm_variables import defaults, for_clients
 
 _TIMEOUT_S = 30
 _LOW_SPACE_BYTES = 20_000_000_000
@@ -189,7 +190,8 @@ def check_node(results: Path, srun_args: Sequence[str]) -> tuple[Finding, ...]:
         script = f"{_SAYS} shared; test -e {shlex.quote(file.name)} && {_SAYS} sees; "
         script += f"{shlex.quote(sys.executable)} -c pass && {_SAYS} runs"
         size = (f"--immediate={_IMMEDIATE_S}", "--nodes=1", "--ntasks=1")
-        _, text = _run("srun", *size, *srun_args, "sh", "-c", script)
+        usual = [f"--{option}={value}" for option, value in defaults(os.environ).items()]
+        _, text = _run("srun", *size, *usual, *srun_args, "sh", "-c", script)
     said = {line.removeprefix(f"{_MARK} ") for line in text.splitlines() if line.startswith(_MARK)}
     if not said:
         return (_refused(text),)
@@ -229,7 +231,9 @@ def _gpu_rows(topology: str) -> list[str]:
 
 def _run(*command: str) -> tuple[int, str]:
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        ended = subprocess.run(
+            command, env=for_clients(os.environ), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return 1, ""
     return ended.returncode, ended.stdout + ended.stderr

@@ -16,8 +16,8 @@ from launcher.config.schema import ClusterType, Config, to_typed
 from launcher.config.secrets import check_secrets
 from launcher.config.values import check_values
 from launcher.config.wording import explained
+from launcher.submit.slurm_clients import NOT_FOUND, ask
 
-_PING_TIMEOUT_S = 5
 _UNCONFIGURED = "Could not establish a configuration source"  # Slurm's words where there is no slurm.conf at all
 
 
@@ -76,18 +76,15 @@ def _slurm_answers() -> bool:
     Raises:
         ConfigError: it does, and the controller does not answer: nothing then says where the run may go.
     """
-    said = f"no answer within {_PING_TIMEOUT_S} s"
-    try:
-        ping = subprocess.run(
-            ["scontrol", "ping"], capture_output=True, text=True, timeout=_PING_TIMEOUT_S, check=False
-        )
-        if ping.returncode == 0 and " UP" in ping.stdout:
-            return True
-        said = (ping.stdout.strip() or ping.stderr.strip() or "nothing").splitlines()[-1]
-    except OSError:
+    ping = ask("scontrol", "ping")
+    if ping.status == NOT_FOUND:
         return False
-    except subprocess.TimeoutExpired:
-        pass
+    if ping.status == 0 and " UP" in ping.printed:
+        return True
+    lines = f"{ping.printed}\n{ping.said}".split("\n")
+    told = [line.strip() for line in lines if line.strip("* \t")]  # it frames what it says by asterisks
+    controllers = [line for line in told if line.startswith("Slurmctld")]
+    said = "; ".join(controllers or told[-1:]) or "nothing"
     if _UNCONFIGURED in said:
         return False
     raise ConfigError(

@@ -31,8 +31,9 @@ class Answer(NamedTuple):
     said: str
 
 
-def ask(*command: str, timeout_s: float = _QUESTION_S) -> Answer:
-    """Run one program."""
+def ask(*command: str, timeout_s: float | None = None) -> Answer:
+    """Run one program, for a question's time unless it has more."""
+    timeout_s = _QUESTION_S if timeout_s is None else timeout_s
     if not shutil.which(command[0]):
         return Answer(NOT_FOUND, "", f"there is no {command[0]} here")
     with subprocess.Popen(

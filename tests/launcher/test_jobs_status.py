@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
+from support.slurm.fake_slurm import NO_ACCOUNTING, FakeSlurm
 
 from handover.errors import ConfigError, SlipwayError
 from launcher.config import compose
 from launcher.config.schema import ClusterType
 from launcher.doctor import check_node
 from launcher.run.results import StageResult, write_results
-from launcher.submit import jobs
+from launcher.submit import jobs, slurm_clients
 from launcher.submit.jobs import SubmittedJob
 from launcher.submit.slurm_states import slurm_states
 
-NO_ACCOUNTING = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
-NO_SUCH_JOB = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+DOWN = "echo 'Slurmctld(primary) at head is DOWN'"
 DEAD = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
-
-
-class FakeSlurm:
-    """Programs on PATH that print given lines; scancel writes down what it got."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.says("scancel", f'echo "$@" >> "{directory}/cancelled"')
-
-    def says(self, program: str, script: str) -> None:
-        (self.directory / program).write_text(f"#!/bin/sh\n{script}\n")
-        (self.directory / program).chmod(0o755)
-
-    def knows(self, queue: str = "", accounts: str = "") -> None:
-        self.says("squeue", f"echo '{queue}'" if queue else NO_SUCH_JOB)
-        self.says("sacct", f"echo '{accounts}'" if accounts else NO_ACCOUNTING)
-
-    @property
-    def cancelled(self) -> list[str]:
-        file = self.directory / "cancelled"
-        return file.read_text().split() if file.exists() else []
 
 
 @pytest.fixture
@@ -100,6 +80,33 @@ def test_cancel_says_that_slurm_does_not_answer(slurm: FakeSlurm, tmp_path: Path
     assert "running" in jobs.status(results)[1] and "job 7 unknown" in jobs.status(results)[1]
     with pytest.raises(SlipwayError, match="Unable to contact slurm controller"):
         jobs.cancel(results)
+
+
+def test_cancel_of_anothers_job_names_whose_it_is(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """In the words of Slurm 22.05."""
+    results = run_of(tmp_path / "run", "7", state="running")
+    slurm.says("squeue", 'case "$*" in *%u*) echo "7|alice";; *) echo "7|RUNNING|0:05|None";; esac')
+    slurm.says("sacct", NO_ACCOUNTING)
+    slurm.says("scancel", "echo 'scancel: error: Kill job error on job id 7: Access/permission denied' >&2; exit 1")
+    with pytest.raises(SlipwayError, match="permission denied .*job 7 is alice's") as refused:
+        jobs.cancel(results)
+    assert "user who submitted it" in refused.value.hint and "SLURM_CONF" not in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("hangs", "state"), [(["sacct"], "RUNNING"), (["squeue"], "COMPLETED"), (["sacct", "squeue"], "unknown")]
+)
+def test_programs_that_hang_are_waited_for_together_and_not_long(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, hangs: list[str], state: str
+) -> None:
+    """As where slurmdbd or the controller hangs; the time is cut here, and what the program has started is ended."""
+    monkeypatch.setattr(slurm_clients, "_QUESTION_S", 0.5)
+    slurm.knows("7|RUNNING|0:05|None", "7|COMPLETED|0:0|00:00:05")
+    for program in hangs:
+        slurm.says(program, "sleep 60 & wait")
+    started = time.monotonic()
+    assert slurm_states(["7"])["7"].state == state
+    assert time.monotonic() - started < 5
 
 
 def test_cancel_after_a_sweep_cancels_all_of_it_and_no_other_run(slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -170,6 +177,8 @@ def test_doctor_does_not_blame_the_storage_for_what_srun_refuses(
         ("echo 'Slurmctld(primary) at head is UP'", ClusterType.bcm),
         ("echo 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1", ClusterType.interactive),
         ("echo 'Slurmctld(primary) at head is DOWN'; exit 1", None),
+        (f"printf '{'*' * 41}\\n** RESTORE SLURMCTLD DAEMON TO SERVICE **\\n{'*' * 41}\\n' >&2; {DOWN}", None),
+        (f"{DOWN}; printf '{'*' * 41}\\n** RESTORE SLURMCTLD DAEMON TO SERVICE **\\n{'*' * 41}\\n'; exit 1", None),
     ],
 )
 def test_a_dead_controller_is_no_reason_to_run_on_the_login_node(
@@ -181,6 +190,6 @@ def test_a_dead_controller_is_no_reason_to_run_on_the_login_node(
     if expected:
         assert compose.detect_cluster() is expected
         return
-    with pytest.raises(ConfigError, match="controller does not answer .*head is DOWN") as refused:
+    with pytest.raises(ConfigError, match=r"controller does not answer .*ping: Slurmctld.* head is DOWN\)") as refused:
         compose.detect_cluster()
     assert "cluster_type=interactive" in refused.value.hint and "doctor" in refused.value.hint
