@@ -10,6 +10,7 @@ from hydra.errors import HydraException
 
 from handover.errors import ConfigError
 from launcher.config.secrets import check_command_line
+from launcher.config.text_values import with_texts
 
 _FLAG_IN_A_LIST = re.compile(r"(?<=[\[,])(\s*)(--?[^\s=,\[\]{}'\"]+=[^,\[\]{}'\"]*)(?=[,\]])")
 _RERUN = "--experimental-rerun"
@@ -18,7 +19,8 @@ _RERUN = "--experimental-rerun"
 def read(words: Sequence[str]) -> list[str]:
     """Make words of a command line those that Hydra takes.
 
-    Hydra's grammar has no ``=`` in a list, where ``cluster.srun_args=[--mpi=none]`` means a flag: it is quoted.
+    Hydra's grammar has no ``=`` in a list, where ``cluster.srun_args=[--mpi=none]`` means a flag: it is quoted, and
+    so is a text that looks like a number.
 
     Raises:
         ConfigError: a secret is written there, or Hydra is asked to load a pickle.
@@ -28,7 +30,8 @@ def read(words: Sequence[str]) -> list[str]:
         flag = word.partition("=")[0]
         if flag.startswith("--e") and _RERUN.startswith(flag):  # argparse takes a flag's beginning for the flag
             raise ConfigError(f"{_RERUN} loads a pickle, which may run anything", "give the command line itself again")
-    return [_with_quoted_flags(word) for word in words]
+    is_sweep = any(word in ("-m", "hydra.mode=MULTIRUN") or word.startswith("--multi") for word in words)
+    return [with_texts(_with_quoted_flags(word), is_sweep) for word in words]
 
 
 def _with_quoted_flags(word: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from typing import Any
 
 from handover.errors import nearest
 from launcher.config.schema import PROJECT_DIR, Config
@@ -30,6 +31,20 @@ def leaf_above(key: str) -> str:
             return ".".join(words[:count]) if word in typing.get_type_hints(node) else ""
         node = section
     return ""
+
+
+def type_of(key: str) -> Any:
+    """The declared type of a dotted key, ``Any`` of a key in a free mapping; None where there is no such key."""
+    node: type = Config
+    words = key.split(".")
+    for count, word in enumerate(words, 1):
+        section = _section(node, word)
+        if section is None:
+            hint = typing.get_type_hints(node).get(word)
+            is_free = typing.get_origin(hint) is dict and typing.get_args(hint)[-1] is Any
+            return hint if count == len(words) else Any if is_free else None
+        node = section
+    return None
 
 
 def _section(node: type, word: str) -> type | None:

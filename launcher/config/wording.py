@@ -16,6 +16,8 @@ from handover.provenance import PROGRAM
 from launcher.config import schema_help as legal
 from launcher.config.nemo_keys import key_hint, option_hint
 
+_AMBIGUOUS = re.compile(r"Ambiguous value for argument '(.*)'")
+
 
 @contextmanager
 def explained() -> Iterator[None]:
@@ -66,7 +68,13 @@ def _missing_option(error: MissingConfigException) -> ConfigError:
 
 
 def _known(key: str, text: str) -> ConfigError | None:
-    """What is wrong with one key, where OmegaConf says so."""
+    """What is wrong with one key, where OmegaConf or Hydra says so."""
+    if ambiguous := _AMBIGUOUS.match(text):
+        name, _, value = ambiguous[1].partition("=")
+        return ConfigError(
+            f"{shortened(ambiguous[1])}: several values for one run",
+            f"a sweep over them: -m; a list: '{name}=[{value}]'; one text with commas: '{name}=\"{value}\"'",
+        )
     if "not in" in text and key:
         parent, _, word = key.rpartition(".")
         where = f" below {parent}" if parent else ""

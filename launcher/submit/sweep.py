@@ -41,6 +41,7 @@ _IN_THE_PATH = (
 )
 """Keys that lead to another results directory by themselves."""
 _ENGINE = "engine"
+_QUOTED = re.compile(r"""^(["'])(.*)\1$""", re.DOTALL)
 _SHORT = {"tensor_model_parallel_size": "TP", "pipeline_model_parallel_size": "PP", "model_train_name": ""}
 
 
@@ -117,7 +118,7 @@ def _own_settings() -> list[tuple[str, str]]:
     keys = {*swept_keys(sys.argv[1:]), *(HydraConfig.get().sweeper.get("params") or {})}
     # Hydra writes a value of a sweep with backslashes before what its grammar would read.
     pairs = (re.sub(r"\\(.)", r"\1", text).split("=", 1) for text in compose.written_overrides() if "=" in text)
-    return [(key.rpartition(".")[2], value) for key, value in pairs if key.lstrip("+") in keys]
+    return [(key.rpartition(".")[2], _QUOTED.sub(r"\2", value)) for key, value in pairs if key.lstrip("+") in keys]
 
 
 def _results_suffix() -> str:
