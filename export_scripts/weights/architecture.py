@@ -12,7 +12,7 @@ from export_scripts.conversion.dtypes import Array
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import DecoderDims, Rule, Rules, SourceMap, Sources
-from export_scripts.weights.values import Fields, epsilon, number, positive, shown
+from export_scripts.weights.values import Fields, epsilon, positive, shown
 from ft_format.families.family import Family
 from handover.errors import CheckpointError
 
@@ -22,6 +22,7 @@ EXACT_GELU = ("gelu", "gelu_python")
 # What FasterTransformer's decoders compute: ParallelGptDecoder.cc, GptJDecoder.cc, GptNeoXDecoder.cc.
 _ACTIVATIONS = {"gpt": ("Gelu", "Relu"), "gptj": ("Gelu",), "gptneox": ("Gelu",)}
 _HEAD = "model.lm_head.weight"
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 class Settings(Fields):
@@ -49,12 +50,16 @@ class Settings(Fields):
         name = self.get(key, default)
         return "Gelu" if name in (*TANH_GELU, *EXACT_GELU) else "Relu" if name == "relu" else ""
 
-    def rotary_fraction(self, key: str, default: float) -> float:
-        """Read how much of a head is rotated: by its old key, or from ``rope_parameters``."""
-        rope = self.get("rope_parameters")
-        rope = rope if isinstance(rope, dict) else {}
-        own = self.get("partial_rotary_factor", self.get(key, default))
-        return number(rope.get("partial_rotary_factor", own), f"config.json: {key}")
+    def layer_types(self, layers: int) -> list[str]:
+        """List what kind of attention each layer has; empty: it is not said.
+
+        Raises:
+            CheckpointError: it is said of more or fewer layers than there are.
+        """
+        kinds = [FULL if kind == "attention" else kind for kind in self.entries("layer_types", [])]
+        if kinds and len(kinds) != layers:
+            raise CheckpointError(f"config.json: layer_types names {len(kinds)} layers of {layers}")
+        return kinds
 
     def head_size(self, hidden_key: str, heads_key: str) -> int:
         """Divide the width by the heads.
@@ -79,6 +84,17 @@ class Limit:
 
     legal: tuple[Any, ...]
     reason: str
+
+
+_ONE_SIDED = "a token sees those before it alone"
+_OF_EVERY_MODEL = {
+    "is_causal": Limit((True,), _ONE_SIDED),
+    "use_bidirectional_attention": Limit((False, None), _ONE_SIDED),
+    "per_layer_config": Limit((None, {}), "its layers are alike"),
+    "attention_chunk_size": Limit((None,), "a token sees all before it"),
+    "kv_sharing_modes": Limit((None,), "each layer has keys and values of its own"),
+}
+_OF_EVERY_DECODER = {"is_encoder_decoder": Limit((False, None), "it is a decoder alone")}
 
 
 @dataclass(frozen=True)
@@ -107,6 +123,7 @@ class Architecture:
         dims: reads the dimensions.
         prefix: with which keys begin where the model was saved with its head.
         embedding, head: keys of the two ends of the vocabulary.
+        aliases: keys of the configuration that transformers takes for another, which they go before.
         other_names: names that some versions of transformers give to keys of the table.
         has_tied_head: what a configuration that does not say it means.
         activation: key of the feed-forward's function and transformers' default; None: the tanh form of GELU.
@@ -116,6 +133,7 @@ class Architecture:
         limits: by key.
         more_problems: lists what else is in the way, one line each.
         without_biases: names of targets (shell patterns) whose biases the configuration leaves out; they become zeros.
+        has_windows: whether ``dims`` reads which layers have a window.
         family_eps: the epsilon that FasterTransformer's own engine computes norms with; None: that of config.ini.
     """
 
@@ -126,6 +144,7 @@ class Architecture:
     prefix: str
     embedding: str
     head: str = "lm_head.weight"
+    aliases: Mapping[str, str] = field(default_factory=dict)
     other_names: Mapping[str, str] = field(default_factory=dict)
     has_tied_head: bool = True
     activation: tuple[str, str] | None = None
@@ -134,7 +153,14 @@ class Architecture:
     limits: Mapping[str, Limit] = field(default_factory=dict)
     more_problems: Callable[[Settings], list[str]] = lambda settings: []
     without_biases: Callable[[Settings], tuple[str, ...]] = lambda settings: ()
+    has_windows: bool = False
     family_eps: float | None = None
+
+    def settled(self, settings: Settings) -> Settings:
+        """Call keys by the names that the class has for them."""
+        given = {key: value for key, value in settings.items() if key not in self.aliases}
+        others = {self.aliases[key]: settings[key] for key in self.aliases if settings.get(key) is not None}
+        return Settings({**given, **others})
 
     def is_tied(self, settings: Settings) -> bool:
         """Whether the output projection is the embedding."""
@@ -143,11 +169,8 @@ class Architecture:
 
     def problems(self, settings: Settings) -> list[str]:
         """List the keys in the way, one line each."""
-        found = [
-            f"{key}: {shown(settings[key])}  ({limit.reason})"
-            for key, limit in self.limits.items()
-            if key in settings and settings[key] not in limit.legal
-        ]
+        found = _beyond({**_OF_EVERY_DECODER, **self.limits}, settings)
+        found += attention_problems(settings, self.has_windows)
         if self.activation and settings.activation(*self.activation) not in _ACTIVATIONS[self.family.name]:
             key, default = self.activation
             legal = " or ".join(_ACTIVATIONS[self.family.name])
@@ -191,20 +214,31 @@ class Architecture:
         return replace(table, rules=rules, ignored={**table.ignored, self.head: "the tied copy of the embedding"})
 
 
-def rotary_problems(settings: Settings) -> list[str]:
-    """List what is not the plain rotation by position that FasterTransformer has, one line each."""
-    rope = settings.get("rope_parameters")
-    rope = {**settings, **(rope if isinstance(rope, dict) else {})}
-    limits = {
-        "rotary_emb_base": (10000, 10000.0),
-        "rope_theta": (10000, 10000.0),
-        "rope_type": ("default",),
-        "rope_scaling": (None,),
-    }
+def attention_problems(settings: Fields, has_windows: bool) -> list[str]:
+    """List what transformers' common code reads of any configuration and no model here has, one line each.
+
+    Args:
+        settings: the configuration.
+        has_windows: whether the class has layers that see a window; the cache of another is cut by one even so.
+
+    Read by: ``masking_utils.py``, ``cache_utils.py``, ``integrations/heterogeneity``.
+    """
+    reason = "transformers' own model of this type has no such layers"
+    kinds = {str(kind) for kind in settings.entries("layer_types", [])} - {FULL, "attention"}
+    kinds -= {SLIDING} if has_windows else set()
+    found = _beyond(_OF_EVERY_MODEL, settings)
+    if kinds:
+        found.append(f"layer_types: {', '.join(map(shown, sorted(kinds)))}  ({reason})")
+    if not has_windows and settings.get("sliding_window") is not None:
+        found.append(f"sliding_window: {shown(settings['sliding_window'])}  ({reason})")
+    return found
+
+
+def _beyond(limits: Mapping[str, Limit], settings: Fields) -> list[str]:
     return [
-        f"{key}: {rope[key]}  (it rotates with a base of 10000, without scaling)"
-        for key, legal in limits.items()
-        if key in rope and rope[key] not in legal
+        f"{key}: {shown(settings[key])}  ({limit.reason})"
+        for key, limit in limits.items()
+        if key in settings and settings[key] not in limit.legal
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from export_scripts.weights.architecture import Architecture, Limit, Settings, in_layers
 from export_scripts.weights.layouts import qkv_by_head_to_block, transposed, unchanged
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+from export_scripts.weights.values import shown
 from ft_format.families import gpt
 
 _LAYER = {
@@ -40,13 +41,11 @@ _TABLE = SourceMap(
 
 
 def _dims(settings: Settings) -> ModelDims:
-    hidden_key = "n_embed" if "n_embed" in settings else "hidden_size"  # the name of the first checkpoints
-    heads_key = "num_attention_heads" if "n_head" not in settings else "n_head"
     return ModelDims(
-        head_num=settings.size(heads_key),
-        size_per_head=settings.head_size(hidden_key, heads_key),
-        inter_size=4 * settings.size(hidden_key),
-        num_layer=settings.size("num_hidden_layers" if "n_layer" not in settings else "n_layer"),
+        head_num=settings.size("n_head"),
+        size_per_head=settings.head_size("hidden_size", "n_head"),
+        inter_size=4 * settings.size("hidden_size"),
+        num_layer=settings.size("n_layer"),
         max_pos_seq_len=0,
         vocab_size=settings.size("vocab_size"),
         layernorm_eps=settings.epsilon("layer_norm_epsilon"),
@@ -57,6 +56,13 @@ def _dims(settings: Settings) -> ModelDims:
     )
 
 
+def _problems(settings: Settings) -> list[str]:
+    """Name the pair of keys under which transformers leaves the biases of two layers out."""
+    if not settings.get("slow_but_exact") or settings.get("pretraining_tp", 1) == 1:
+        return []
+    return [f"slow_but_exact: True, with pretraining_tp {shown(settings['pretraining_tp'])}  (its sums have biases)"]
+
+
 BLOOM = Architecture(
     model_type="bloom",
     family=gpt.FAMILY,
@@ -64,7 +70,9 @@ BLOOM = Architecture(
     dims=_dims,
     prefix="transformer.",
     embedding="word_embeddings.weight",
+    aliases={"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
     limits={
         "apply_residual_connection_post_layernorm": Limit((False, None), "its residual is what a norm gets, not gives"),
     },
+    more_problems=_problems,
 )

@@ -41,6 +41,15 @@ _TABLE = SourceMap(
 )
 
 
+ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+"""Of the keys that later architectures have taken over."""
+
+
 def dims_of(settings: Settings, positions: int = 1024, **more: Any) -> ModelDims:
     """Read the dimensions, whose keys later architectures have taken over.
 
@@ -72,6 +81,7 @@ GPT2 = Architecture(
     dims=_dims,
     prefix="transformer.",
     embedding="wte.weight",
+    aliases=ALIASES,
     activation=("activation_function", "gelu_new"),
     limits={
         "scale_attn_weights": Limit((True,), "it divides scores by the root of the head's size"),

@@ -66,6 +66,7 @@ GPT_BIGCODE = Architecture(
     dims=_dims,
     prefix="transformer.",
     embedding="wte.weight",
+    aliases=huggingface_gpt2.ALIASES,
     activation=("activation_function", "gelu_pytorch_tanh"),
     limits={
         "scale_attn_weights": Limit((True,), "it divides scores by the root of the head's size"),

@@ -6,7 +6,7 @@ Keys: transformers, ``models/gptj/modeling_gptj.py``. Both rotate neighbouring e
 from __future__ import annotations
 
 from export_scripts.weights.architecture import Architecture, Settings, in_layers
-from export_scripts.weights.huggingface_gpt2 import dims_of
+from export_scripts.weights.huggingface_gpt2 import ALIASES, dims_of
 from export_scripts.weights.layouts import qkv_one, transposed, unchanged
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
 from ft_format.families import gptj
@@ -51,6 +51,7 @@ GPTJ = Architecture(
     dims=_dims,
     prefix="transformer.",
     embedding="wte.weight",
+    aliases=ALIASES,
     has_tied_head=False,
     activation=("activation_function", "gelu_new"),
     family_eps=1e-6,

@@ -7,10 +7,13 @@ attention and feed-forward run side by side their biases become one, in FasterTr
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from export_scripts.weights.architecture import Architecture, Settings, in_layers, rotary_problems
+from export_scripts.weights.architecture import Architecture, Settings, in_layers
 from export_scripts.weights.layouts import qkv_by_head_to_block, transposed, unchanged
+from export_scripts.weights.rope_settings import rope_key, rope_parameters, rotated_part
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+from export_scripts.weights.values import shown
 from ft_format.families import gptneox
 
 _BIASES = ("attention.dense.bias", "mlp.dense_4h_to_h.bias")
@@ -56,6 +59,33 @@ def _with_biases(table: SourceMap, settings: Settings) -> SourceMap:
     return replace(table, rules={**table.rules, **biases})
 
 
+def _rope(settings: Settings) -> dict[str, Any]:
+    return rope_parameters(Settings({"rotary_pct": 0.25, **settings}), "rotary_emb_base", "rotary_pct")
+
+
+def _problems(settings: Settings) -> list[str]:
+    """List what is not the plain rotation by position that FasterTransformer has, one line each."""
+    rope, key = _rope(settings), rope_key(settings)
+    reason = "it rotates with a base of 10000, without scaling"
+    found = []
+    if rope["rope_type"] != "default":
+        whole = key == "rope_scaling"
+        found.append(
+            f"{key}: {shown(str(settings[key]))}" if whole else f"{key}: rope_type: {shown(rope['rope_type'])}"
+        )
+    bases = {"rotary_emb_base": settings.get("rotary_emb_base", 10000), "rope_theta": rope["rope_theta"]}
+    bases["rope_theta"] = settings.get("rope_theta", bases["rope_theta"])  # which counts in transformers 4 alone
+    found += [f"{name}: {shown(base)}" for name, base in bases.items() if base != 10000]
+    found = [f"{each}  ({reason})" for each in found]
+    part = settings.get("partial_rotary_factor", rotated_part(rope))
+    if part != rotated_part(rope):
+        found.append(f"partial_rotary_factor: {shown(part)}  (transformers 5 rotates {rotated_part(rope):g} of a head)")
+    size = settings.head_size("hidden_size", "num_attention_heads")
+    if settings.get("head_dim") not in (None, size):
+        found.append(f"head_dim: {shown(settings['head_dim'])}  (its heads have {size} elements)")
+    return found
+
+
 def _dims(settings: Settings) -> ModelDims:
     size_per_head = settings.head_size("hidden_size", "num_attention_heads")
     return ModelDims(
@@ -66,7 +96,7 @@ def _dims(settings: Settings) -> ModelDims:
         max_pos_seq_len=settings.size("max_position_embeddings", default=2048),
         vocab_size=settings.size("vocab_size"),
         layernorm_eps=settings.epsilon("layer_norm_eps"),
-        rotary_embedding=int(size_per_head * settings.rotary_fraction("rotary_pct", 0.25)),
+        rotary_embedding=int(size_per_head * rotated_part(_rope(settings))),
         use_gptj_residual=bool(settings.get("use_parallel_residual", True)),
     )
 
@@ -83,7 +113,7 @@ GPTNEOX = Architecture(
     other_names={"lm_head.weight": "embed_out.weight"},
     has_tied_head=False,
     activation=("hidden_act", "gelu"),
-    more_problems=rotary_problems,
+    more_problems=_problems,
     without_biases=lambda settings: () if settings.get("attention_bias", True) else _OF_ATTENTION,
     family_eps=1e-5,
 )

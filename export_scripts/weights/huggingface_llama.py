@@ -11,7 +11,7 @@ from dataclasses import replace
 from export_scripts.weights.architecture import Architecture, Settings, in_layers
 from export_scripts.weights.layouts import transposed, unchanged
 from export_scripts.weights.llama_layouts import attention_output, key_or_value, query
-from export_scripts.weights.llama_settings import Gemma, Relative
+from export_scripts.weights.llama_settings import ALTERNATE, BEHIND_THE_FIRST, EVERY, LISTED, Gemma, Gemma2, Relative
 from export_scripts.weights.schema import LlamaDims, Rule, Rules, SourceMap
 from ft_format.families import llama
 from ft_format.families.llama_dims import LAYER_NORM
@@ -86,6 +86,7 @@ def _architecture(model_type: str, table: SourceMap, relative: Relative, is_tied
         prefix="model.",
         embedding="embed_tokens.weight",
         has_tied_head=is_tied,
+        has_windows=bool(relative.window),
         more_problems=relative.problems,
     )
 
@@ -100,7 +101,7 @@ MISTRAL = _architecture(
     _table("Mistral", _NORMS, _FEED_FORWARD),
     Relative(
         {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
-        window="all",
+        window=LISTED,  # with layer_types transformers takes its Ministral, whose layers those are
     ),
 )
 NEMOTRON = _architecture(
@@ -124,7 +125,7 @@ _QWEN = {"max_position_embeddings": 32768, "use_sliding_window": False, "sliding
 QWEN2 = _architecture(
     "qwen2",
     _table("Qwen2", _NORMS, _FEED_FORWARD),
-    Relative({**_QWEN, "num_key_value_heads": 32}, {"has_qkv_bias": True}, window="some"),
+    Relative({**_QWEN, "num_key_value_heads": 32}, {"has_qkv_bias": True}, window=BEHIND_THE_FIRST),
 )
 QWEN3 = _architecture(
     "qwen3",
@@ -133,7 +134,7 @@ QWEN3 = _architecture(
         {**_QWEN, "num_key_value_heads": 32, "head_dim": 128},
         {"qk_norm": True},
         bias_key="attention_bias",
-        window="some",
+        window=BEHIND_THE_FIRST,
     ),
 )
 _GEMMA = {"head_dim": 256, "max_position_embeddings": 8192}
@@ -141,17 +142,16 @@ GEMMA = _architecture(
     "gemma",
     _table("Gemma", _NORMS, _FEED_FORWARD),
     Gemma(
-        {**_GEMMA, "num_key_value_heads": 16},
+        {**_GEMMA, "num_key_value_heads": 16, "hidden_act": "gelu_pytorch_tanh"},
         {"has_zero_centred_norms": True},
         bias_key="attention_bias",
-        has_fixed_activation=True,
     ),
     is_tied=True,
 )
 GEMMA2 = _architecture(
     "gemma2",
     _table("Gemma 2", _GEMMA2_NORMS, _FEED_FORWARD),
-    Gemma(
+    Gemma2(
         {
             **_GEMMA,
             "num_key_value_heads": 4,
@@ -163,7 +163,8 @@ GEMMA2 = _architecture(
         },
         {"has_zero_centred_norms": True, "has_output_norms": True},
         bias_key="attention_bias",
-        window="some",
+        window=ALTERNATE,
+        function_key="hidden_activation",
     ),
     is_tied=True,
 )
@@ -183,7 +184,7 @@ STARCODER2 = _architecture(
         bias_key="use_bias",
         mlp_bias_key="use_bias",
         eps_key="norm_epsilon",
-        window="all",
+        window=EVERY,
     ),
     is_tied=True,
 )
@@ -199,9 +200,10 @@ MIXTRAL = replace(
                 "rope_theta": 1e6,
                 "sliding_window": None,
             },
-            window="all",
+            window=EVERY,
         ),
     ),
     adapt=_with_experts,
+    aliases={"num_experts": "num_local_experts"},
 )
 LLAMA_FAMILY = (LLAMA, MISTRAL, NEMOTRON, QWEN2, QWEN3, GEMMA, GEMMA2, STARCODER2, MIXTRAL)

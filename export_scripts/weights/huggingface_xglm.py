@@ -6,7 +6,9 @@ that factor, so that it becomes a file of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from export_scripts.weights.schema import ModelDims, Rule, SourceMap
 from ft_format.families import gpt
 
 _FIRST_POSITION = 2  # XGLMSinusoidalPositionalEmbedding.offset
+_PAD_ID = 1
 
 
 def _scaled(values: Array, dims: ModelDims) -> Array:
@@ -26,8 +29,17 @@ def _scaled(values: Array, dims: ModelDims) -> Array:
     return result
 
 
-def _positions(dims: ModelDims) -> Array:
-    return sinusoidal_positions(dims.max_pos_seq_len, dims.hidden_units, _FIRST_POSITION)
+def _positions(pad_id: Any) -> Callable[[ModelDims], Array]:
+    """Make the table of positions; transformers fills the row whose number is the padding token's with zeros."""
+
+    def made(dims: ModelDims) -> Array:
+        table = sinusoidal_positions(dims.max_pos_seq_len, dims.hidden_units, _FIRST_POSITION)
+        if isinstance(pad_id, int):
+            row = pad_id - _FIRST_POSITION if pad_id >= 0 else len(table) + pad_id
+            table[row : row + 1] = 0 if row >= 0 else table[row : row + 1]
+        return table
+
+    return made
 
 
 _TABLE = SourceMap(
@@ -40,12 +52,13 @@ _TABLE = SourceMap(
         **in_layers("layers.{layer}.", LAYER),
     },
     ignored={"embed_positions.weights": "the table of positions, which is computed"},
-    generated={"model.wpe": _positions},
+    generated={"model.wpe": _positions(_PAD_ID)},
 )
 
 
-def _with_scale(table: SourceMap, settings: Settings) -> SourceMap:
-    """Leave the embedding as it is where the configuration says so."""
+def _adapted(table: SourceMap, settings: Settings) -> SourceMap:
+    """Leave the embedding as it is where the configuration says so, and follow the padding token's id."""
+    table = replace(table, generated={"model.wpe": _positions(settings.get("pad_token_id", _PAD_ID))})
     if settings.get("scale_embedding", True):
         return table
     return replace(table, rules={**table.rules, "embed_tokens.weight": Rule("model.wte", unchanged)})
@@ -71,8 +84,9 @@ XGLM = Architecture(
     dims=_dims,
     prefix="model.",
     embedding="embed_tokens.weight",
+    aliases={"num_attention_heads": "attention_heads", "hidden_size": "d_model", "num_hidden_layers": "num_layers"},
     activation=("activation_function", "gelu"),
-    adapt=_with_scale,
+    adapt=_adapted,
     limits={
         "add_cross_attention": Limit((False, None), "it has no encoder"),
     },

@@ -1,7 +1,7 @@
 """What ``config.json`` of Llama and its relatives says: dimensions, and what neither target can express.
 
-Keys and defaults: transformers, ``models/{llama,mistral,...}/configuration_*.py`` and ``modeling_rope_utils.py``, of
-version 4 (``rope_theta``, ``rope_scaling``) and of version 5 (``rope_parameters``, ``layer_types``).
+Keys and defaults: transformers, ``models/{llama,mistral,...}/configuration_*.py``. A key counts where the class of that
+model reads it, and nowhere else: Mistral has a window though ``use_sliding_window`` is false, Qwen2 has none.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from export_scripts.weights.architecture import EXACT_GELU, TANH_GELU, Settings
+from export_scripts.weights.architecture import EXACT_GELU, FULL, SLIDING, TANH_GELU, Settings
+from export_scripts.weights.rope_settings import above_zero, rope_dims, rope_parameters, rope_problems, rotated_part
 from export_scripts.weights.schema import LlamaDims
-from export_scripts.weights.values import bounded, epsilon, number, positive, shown
-from ft_format.families.llama_dims import ALL_LAYERS, LINEAR_ROPE, LLAMA3_ROPE, PLAIN_ROPE
+from export_scripts.weights.values import bounded, epsilon, number, shown
+from ft_format.families.llama_dims import ALL_LAYERS
 from ft_format.layout import LARGEST, MOST_LAYERS
 from handover.errors import CheckpointError
 
@@ -25,8 +26,9 @@ FUNCTIONS = {
     "relu2": "squared_relu",
 }
 """The feed-forward's function by transformers' name."""
-_SLIDING, _FULL = "sliding_attention", "full_attention"
-_ROPE_REASON = "positions as they are, divided by one factor (linear) and Llama 3.1's (llama3) are read"
+EVERY, LISTED, BEHIND_THE_FIRST, ALTERNATE = "every", "listed", "behind the first", "alternate"
+"""Layers with a window: every one; those that ``layer_types`` lists, or every one; those that it lists, or, with
+``use_sliding_window``, those from ``max_window_layers`` on; those that it lists, or every other."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,9 @@ class Relative:
         fixed: dimensions that no key says.
         bias_key, mlp_bias_key: keys that say whether there are biases; empty: there are none.
         eps_key: of the norms' epsilon.
-        window: how ``sliding_window`` is meant: "" not at all, "all" every layer, "some" by layer_types,
-            max_window_layers or, without both, every other.
+        window: which layers have a window; empty: none.
         is_partly_rotated: whether partial_rotary_factor is honoured.
-        has_fixed_activation: whether the feed-forward's function is the tanh form of GELU, whatever is said.
+        function_key: of the feed-forward's function.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class Relative:
     eps_key: str = "rms_norm_eps"
     window: str = ""
     is_partly_rotated: bool = False
-    has_fixed_activation: bool = False
+    function_key: str = "hidden_act"
 
     def dims(self, settings: Settings) -> LlamaDims:
         """Read the dimensions.
@@ -77,7 +78,7 @@ class Relative:
             "num_layer": layers,
             "vocab_size": given.size("vocab_size"),
             "max_pos_seq_len": given.size("max_position_embeddings"),
-            "rotary_embedding": self._rotary_width(given, size),
+            "rotary_embedding": _rotary_width(given, size),
             "layernorm_eps": epsilon(given.get(self.eps_key), f"config.json: {self.eps_key}"),
             "model_variant": given.text("model_type"),
             "has_untied_head": False,  # whoever opens the checkpoint knows better
@@ -88,7 +89,7 @@ class Relative:
             "attention_window": window,
             "attention_window_layers": which,
         }
-        return LlamaDims(**{**sizes, **_rope(given), **self.fixed})
+        return LlamaDims(**{**sizes, **rope_dims(given), **self.fixed})
 
     def problems(self, settings: Settings) -> list[str]:
         """List the keys in the way, one line each."""
@@ -96,20 +97,11 @@ class Relative:
         found = []
         function = self._function(given)
         if function not in FUNCTIONS:
-            found.append(f"hidden_act: {shown(function)}  (it has {', '.join(FUNCTIONS)})")
-        rope = _rope_parameters(given)
-        kind = rope.get("rope_type", rope.get("type", PLAIN_ROPE))
-        if kind not in (PLAIN_ROPE, LINEAR_ROPE, LLAMA3_ROPE) or any(isinstance(v, dict) for v in rope.values()):
-            found.append(f"{_rope_key(given)}: {shown(kind if kind != PLAIN_ROPE else rope)}  ({_ROPE_REASON})")
-        part = given.rotary_fraction("partial_rotary_factor", 1.0)
+            found.append(f"{self.function_key}: {shown(function)}  (it has {', '.join(FUNCTIONS)})")
+        found += rope_problems(given)
+        part = rotated_part(rope_parameters(given))
         if not self.is_partly_rotated and part != 1:
             found.append(f"partial_rotary_factor: {part:g}  (whole heads are rotated)")
-        if given.get("use_bidirectional_attention"):
-            found.append("use_bidirectional_attention: True  (a token sees those before it alone)")
-        if kinds := {*_layer_types(given)} - {_SLIDING, _FULL}:
-            found.append(f"layer_types: {', '.join(map(shown, sorted(map(str, kinds))))}  (it has {_SLIDING}, {_FULL})")
-        if not self.window and _SLIDING in _layer_types(given):
-            found.append(f"layer_types: {_SLIDING}  (transformers' own model of this type has no such layers)")
         return found
 
     def completed(self, settings: Settings) -> Settings:
@@ -117,36 +109,30 @@ class Relative:
         return Settings({**_DEFAULTS, **self.defaults, **settings})
 
     def _function(self, given: Settings) -> str:
-        if self.has_fixed_activation:
-            return "gelu_pytorch_tanh"
-        return str(given.get("hidden_activation") or given.get("hidden_act"))
+        return str(given.get(self.function_key))
 
     def _head_size(self, given: Settings, hidden: int, heads: int) -> int:
         if given.get("head_dim") is not None:
             return _size(given, "head_dim")
         return given.head_size("hidden_size", "num_attention_heads")
 
-    def _rotary_width(self, given: Settings, size: int) -> int:
-        width = int(size * given.rotary_fraction("partial_rotary_factor", 1.0))
-        if width < 2 or width % 2:
-            raise CheckpointError(f"config.json: {width} of a head's {size} elements are rotated, not pairs of them")
-        return width
-
     def _window(self, given: Settings, layers: int) -> tuple[int, str]:
         """Read how many tokens a layer sees, and which layers: see ``LlamaDims.attention_window_layers``."""
-        if not self.window or given.get("sliding_window") is None or given.get("use_sliding_window", True) is False:
+        kinds = given.layer_types(layers)
+        if self.window in ("", EVERY):
+            kinds = []
+        elif not kinds and self.window == ALTERNATE:
+            kinds = ([SLIDING, FULL] * layers)[:layers]
+        is_on = self.window != BEHIND_THE_FIRST or bool(given.get("use_sliding_window"))
+        if not self.window or not is_on or given.get("sliding_window") is None:
+            if SLIDING in kinds:
+                raise CheckpointError(f"config.json: some layers have {SLIDING}, and sliding_window is not set or off")
             return 0, ALL_LAYERS
-        window = given.size("sliding_window")
-        if self.window == "all":
-            return window, ALL_LAYERS
-        kinds = _layer_types(given)
-        if kinds and len(kinds) != layers:
-            raise CheckpointError(f"config.json: layer_types names {len(kinds)} layers of {layers}")
-        if not kinds and "max_window_layers" in given:
+        if not kinds and self.window == BEHIND_THE_FIRST:
             first = given.whole("max_window_layers")
-            kinds = [_SLIDING if layer >= first else _FULL for layer in range(layers)]
-        which = shortest([kind == _SLIDING for kind in kinds or ([_SLIDING, _FULL] * layers)[:layers]])
-        return (window, which) if "1" in which else (0, ALL_LAYERS)
+            kinds = [SLIDING if layer >= first else FULL for layer in range(layers)]
+        which = shortest([kind == SLIDING for kind in kinds or [SLIDING]])
+        return (given.size("sliding_window"), which) if "1" in which else (0, ALL_LAYERS)
 
 
 _DEFAULTS = {
@@ -171,48 +157,29 @@ def _size(given: Settings, key: str, default: int | None = None) -> int:
     return bounded(default if value is None else value, f"config.json: {key}", LARGEST)
 
 
-def _layer_types(given: Settings) -> list[Any]:
-    return given.entries("layer_types", [])
-
-
-def _rope_key(given: Settings) -> str:
-    return "rope_parameters" if isinstance(given.get("rope_parameters"), Mapping) else "rope_scaling"
-
-
-def _rope_parameters(given: Settings) -> Mapping[str, Any]:
-    """Read what is said of the rotation: by transformers 5 with its base, before that without it."""
-    said = given.get(_rope_key(given))
-    if said is not None and not isinstance(said, Mapping):
-        raise CheckpointError(f"config.json: {_rope_key(given)} is {shown(said)}, not a mapping")
-    return said or {}
-
-
-def _rope(given: Settings) -> dict[str, Any]:
-    rope, where = _rope_parameters(given), f"config.json: {_rope_key(given)}"
-    kind = rope.get("rope_type", rope.get("type", PLAIN_ROPE))
-    found: dict[str, Any] = {
-        "rope_theta": _above_zero(rope.get("rope_theta", given.get("rope_theta", 10000.0)), "config.json: rope_theta"),
-        "rope_type": kind,
-    }
-    if kind != PLAIN_ROPE:
-        found["rope_scaling_factor"] = _above_zero(rope.get("factor"), f"{where}: factor")
-    if kind == LLAMA3_ROPE:
-        for own in ("low_freq_factor", "high_freq_factor"):
-            found[f"rope_{own}"] = _above_zero(rope.get(own), f"{where}: {own}")
-        length = rope.get("original_max_position_embeddings", given.get("max_position_embeddings"))
-        found["rope_original_max_position"] = positive(length, f"{where}: original_max_position_embeddings")
-    return found
-
-
-def _above_zero(value: Any, where: str) -> float:
-    result = number(value, where)
-    if result <= 0:
-        raise CheckpointError(f"{where} is {shown(value)}, not a number above 0")
-    return result
+def _rotary_width(given: Settings, size: int) -> int:
+    width = int(size * rotated_part(rope_parameters(given)))
+    if width < 2 or width % 2:
+        raise CheckpointError(f"config.json: {width} of a head's {size} elements are rotated, not pairs of them")
+    return width
 
 
 class Gemma(Relative):
-    """Gemma and Gemma 2: embeddings scaled by the root of the width, and numbers that cap scores and logits."""
+    """Gemma: embeddings scaled by the root of the width."""
+
+    def dims(self, settings: Settings) -> LlamaDims:
+        """Read the dimensions; see ``Relative.dims``."""
+        plain = super().dims(settings)
+        return replace(plain, embedding_scale=plain.hidden_units**0.5)
+
+    def completed(self, settings: Settings) -> Settings:
+        """Read ``gelu`` as transformers 5 does: Google's files say so, and mean the tanh form; see the base."""
+        given = super().completed(settings)
+        return Settings({**given, "hidden_act": "gelu_pytorch_tanh"}) if given["hidden_act"] == "gelu" else given
+
+
+class Gemma2(Gemma):
+    """Gemma 2: Gemma with numbers that cap scores and logits, and another key for the feed-forward's function."""
 
     def dims(self, settings: Settings) -> LlamaDims:
         """Read the dimensions; see ``Relative.dims``."""
@@ -220,7 +187,6 @@ class Gemma(Relative):
         scalar = number(given.get("query_pre_attn_scalar", plain.size_per_head), "config.json: query_pre_attn_scalar")
         return replace(
             plain,
-            embedding_scale=plain.hidden_units**0.5,
             attention_scalar=0.0 if scalar == plain.size_per_head else scalar,
             attn_logit_softcap=_cap(given, "attn_logit_softcapping"),
             final_logit_softcap=_cap(given, "final_logit_softcapping"),
@@ -229,4 +195,4 @@ class Gemma(Relative):
 
 def _cap(given: Settings, key: str) -> float:
     """Read a number that caps others; 0: there is none."""
-    return 0.0 if given.get(key) is None else _above_zero(given[key], f"config.json: {key}")
+    return 0.0 if given.get(key) is None else above_zero(given[key], f"config.json: {key}")

@@ -188,7 +188,10 @@ def test_tokenizer_files_and_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"feed_forward_proj": "gated-tanh"}, "feed_forward_proj: gated-tanh  (it has relu"),
+        (
+            {"feed_forward_proj": "gated-tanh", "dense_act_fn": None, "is_gated_act": None},
+            "feed_forward_proj: gated-tanh  (it has relu",
+        ),
         ({"relative_attention_max_distance": 64}, "relative_attention_max_distance: 64  (it computes with 128)"),
         ({"model_type": "umt5"}, "model_type: umt5  (it has relative positions in the first layer alone"),
         ({"num_heads": 2}, "gives encoder.block.0.layer.0.SelfAttention"),

@@ -16,11 +16,12 @@ from export_scripts.checkpoints.huggingface.files import (
     CONFIG_FILE,
     Weights,
     is_checkpoint,
-    open_weights,
+    open_model_weights,
     read_config,
     written,
 )
 from export_scripts.checkpoints.huggingface.products import with_products
+from export_scripts.checkpoints.huggingface.tied_head import is_said_tied, untied_where_it_differs
 from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer, special_ids
 from export_scripts.checkpoints.tokenizers.special_tokens import added_tokens
@@ -68,11 +69,13 @@ def open_source(archive: Archive) -> Source:
     Raises:
         CheckpointError: incomplete, or not a model that FasterTransformer can express.
     """
-    settings = Settings(read_config(archive))
-    architecture, dims = described(settings)
-    files = open_weights(archive)
-    weights = _with_embedding(_named_alike(files, architecture), architecture, settings)
+    config = Settings(read_config(archive))
+    architecture, _ = described(config)
+    files = open_model_weights(archive, config)
+    weights = _with_embedding(_named_alike(files, architecture), architecture, config)
     used = weights.tensors
+    config, of_head = untied_where_it_differs(config, architecture, used, archive)
+    settings, (_, dims) = architecture.settled(config), described(config)
     products = architecture.products(settings)
     weights = replace(weights, tensors=with_products(weights.tensors, products))
     table = architecture.table(settings, dims)
@@ -80,7 +83,7 @@ def open_source(archive: Archive) -> Source:
     if tokenizer.members:
         tokenizer = replace(tokenizer, text_ids=added_tokens(archive, architecture.model_type))
     remarks = architecture.remarks(settings, dims) + (() if tokenizer.members else (NO_TOKENIZER,))
-    remarks += tuple(
+    remarks += of_head + tuple(
         ShardRemark(f"{key} is {each.rows} times {each.weight}, computed in fp32") for key, each in products.items()
     )
     return Source(
@@ -93,7 +96,7 @@ def open_source(archive: Archive) -> Source:
         ids=special_ids(archive, settings),
         other_keys=weights.other_keys,
         remarks=remarks,
-        own=OwnModel(settings, written(files, (used[key] for key in used if not table.is_ignored(key)))),
+        own=OwnModel(config, written(files, (used[key] for key in used if not table.is_ignored(key)))),
     )
 
 
@@ -104,6 +107,7 @@ def described(settings: Settings) -> tuple[Architecture, DecoderDims]:
         CheckpointError: it is none that is expressed.
     """
     architecture = _architecture(settings)
+    settings = architecture.settled(settings)
     if problems := architecture.problems(settings):
         raise CheckpointError(
             f"FasterTransformer's {architecture.family.name} cannot express this checkpoint\n  "
@@ -178,8 +182,7 @@ def _with_embedding(weights: Weights, architecture: Architecture, settings: Sett
     safetensors' ``save_model`` keeps the name that comes first in the alphabet; transformers ties whichever is there.
     """
     embedding, head = architecture.embedding, architecture.head
-    is_tied = bool(settings.get("tie_word_embeddings", architecture.has_tied_head))
-    if not is_tied or embedding in weights.tensors or head not in weights.tensors:
+    if not is_said_tied(settings, architecture) or embedding in weights.tensors or head not in weights.tensors:
         return weights
     renamed = {embedding if key == head else key: tensor for key, tensor in weights.tensors.items()}
     return replace(weights, tensors=renamed)

@@ -6,6 +6,8 @@ read through this module.
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from export_scripts.checkpoints.files.torch_file import TorchFile
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.conversion.dtypes import Array
 from export_scripts.weights.schema import LazyTensor
+from export_scripts.weights.values import shown
 from handover.errors import CheckpointError
 
 CONFIG_FILE = "config.json"
@@ -27,6 +30,8 @@ ADAPTER_FILE = "adapter_config.json"
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _INDEX_SUFFIX = ".index.json"
 _WRAPPER = "module."
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx", ".ot")
+_BLOB = re.compile(r"models--[^/]+/blobs/[0-9a-f]{40,64}")
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,7 @@ def read_config(archive: Archive) -> Mapping[str, Any]:
     Raises:
         CheckpointError: only an adapter, quantised, or no configuration.
     """
+    _refuse_links_out(archive)
     if CONFIG_FILE not in archive and ADAPTER_FILE in archive:
         base = read_json(archive, ADAPTER_FILE).get("base_model_name_or_path")
         raise CheckpointError(
@@ -137,6 +143,41 @@ def read_config(archive: Archive) -> Mapping[str, Any]:
             f"{archive.path} is quantised ({method})", "FasterTransformer's shards are fp32, fp16 or bf16"
         )
     return config
+
+
+def _refuse_links_out(archive: Archive) -> None:
+    """Refuse a text that is a link to a file elsewhere: what is copied or shown would be no part of the model.
+
+    Links within the directory, and those of the hub's cache to its ``blobs/``, are those that downloads make.
+
+    Raises:
+        CheckpointError: naming the first one.
+    """
+    root = archive.path.resolve()
+    for name in sorted(archive.sizes):
+        path = archive.on_disk(name)
+        if name.endswith(_WEIGHTS) or not path.is_relative_to(archive.path) or not path.is_symlink():
+            continue
+        real = path.resolve()
+        if not real.is_relative_to(root) and not _BLOB.fullmatch("/".join(real.parts[-3:])):
+            raise CheckpointError(
+                f"{path} is a link to {real}, outside of the checkpoint's directory",
+                "copy the file into the directory if it belongs to the model, or remove the link",
+            )
+
+
+def open_model_weights(archive: Archive, config: Mapping[str, Any]) -> Weights:
+    """List the tensors of a model, of the file that its configuration names if it does; see ``open_weights``."""
+    named = config.get("transformers_weights")
+    if named is None:
+        return open_weights(archive)
+    if not isinstance(named, str) or posixpath.normpath(named) not in archive:
+        raise CheckpointError(
+            f"{archive.path}: transformers_weights of config.json is {shown(named)}, and no such file is there",
+            "put it there, or take the key out",
+        )
+    named = posixpath.normpath(named)
+    return _unwrapped(_open_index(archive, named) if named.endswith(_INDEX_SUFFIX) else _open_file(archive, named))
 
 
 def open_weights(archive: Archive, names: Sequence[str] = _WEIGHT_FILES) -> Weights:
@@ -182,6 +223,7 @@ def _open_index(archive: Archive, index: str) -> Weights:
     weight_map = read_json(archive, index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{archive.path}: {index} has no weight_map")
+    weight_map = {key: posixpath.normpath(name) for key, name in weight_map.items()}  # "./" may stand before a name
     names = sorted(set(weight_map.values()))
     if missing := [name for name in names if name not in archive]:
         raise CheckpointError(

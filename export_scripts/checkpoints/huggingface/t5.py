@@ -11,16 +11,17 @@ from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface import files as huggingface_files
-from export_scripts.checkpoints.huggingface.files import open_weights, read_config, written
+from export_scripts.checkpoints.huggingface.files import open_model_weights, read_config, written
 from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, TOKENIZER_FILE, special_ids
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
-from export_scripts.weights.architecture import EXACT_GELU, TANH_GELU
+from export_scripts.conversion.comparison import same_values
+from export_scripts.weights.architecture import EXACT_GELU, TANH_GELU, attention_problems
 from export_scripts.weights.huggingface_t5 import TIED, UNTIED
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import LazyTensor, T5Dims
-from export_scripts.weights.values import epsilon, positive, shown
+from export_scripts.weights.values import Fields, epsilon, positive, shown
 from ft_format.families import t5
 from handover.errors import CheckpointError
 
@@ -52,6 +53,12 @@ _DEFAULTS = {
     "eos_token_id": 1,
 }
 _MT5_DEFAULTS = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
+_ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
 _TOKENIZER_FILES = {"spiece.model": "tokenizer.model", TOKENIZER_FILE: TOKENIZER_FILE}
 
 
@@ -72,19 +79,19 @@ def open_source(archive: Archive) -> Source:
         CheckpointError: incomplete, or not a model that FasterTransformer's T5 can express.
     """
     given = read_config(archive)
-    is_multilingual = given.get("model_type") != "t5"
-    config = {**_DEFAULTS, **(_MT5_DEFAULTS if is_multilingual else {"feed_forward_proj": "relu"}), **given}
-    weights = open_weights(archive)
+    is_multilingual, config = given.get("model_type") != "t5", settled(given)
+    weights = open_model_weights(archive, given)
     if not any(key.startswith("decoder.") for key in weights.tensors):
         raise CheckpointError(f"{archive.path} has no decoder", "FasterTransformer's T5 is an encoder with a decoder")
     tokenizer = given_tokenizer(archive) or _tokenizer(archive)
     is_untied = _HEAD in weights.tensors or given.get("tie_word_embeddings", not is_multilingual) is False
     table, tensors = UNTIED if is_untied else TIED, _with_embedding(weights.tensors)
+    _check_copies(tensors, archive)
     return Source(
         archive=archive,
         family=t5.FAMILY,
         source_map=table,
-        dims=_read_dims(config, has_scaled_logits=_scales_logits(given)),
+        dims=read_dims(config),
         tensors=tensors,
         tokenizer=tokenizer,
         ids=(ids := special_ids(archive, config, "decoder_start_token_id")),
@@ -95,10 +102,42 @@ def open_source(archive: Archive) -> Source:
     )
 
 
+def settled(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Read ``config.json`` as transformers' class does: its defaults, and other names of keys, which go before them.
+
+    Of the feed-forward's function, ``feed_forward_proj`` says what ``is_gated_act`` and ``dense_act_fn`` do not.
+    """
+    own = _MT5_DEFAULTS if given.get("model_type") != "t5" else {"feed_forward_proj": "relu"}
+    config = {**_DEFAULTS, **own, **given}
+    config |= {name: given[alias] for alias, name in _ALIASES.items() if given.get(alias) is not None}
+    gate, _, name = str(config["feed_forward_proj"]).rpartition("-")
+    name = "gelu_new" if (gate, name) == ("gated", "gelu") else name
+    is_gated, name = config.get("is_gated_act", bool(gate)), str(config.get("dense_act_fn", name))
+    if is_gated and gate in ("", "gated"):
+        name = f"gated-{'gelu_python' if name == 'gelu' else name}"
+    if "dense_act_fn" in given or "is_gated_act" in given:
+        config["feed_forward_proj"] = name
+    return {**config, "scale_decoder_outputs": _scales_logits(given)}
+
+
 def _with_embedding(tensors: Mapping[str, LazyTensor]) -> Mapping[str, LazyTensor]:
     """Find the embedding under a copy's name, where whoever saved the file kept another of the copies."""
     copy = next((key for key in _COPIES if key in tensors), None)
     return {_EMBEDDING: tensors[copy], **tensors} if copy and _EMBEDDING not in tensors else tensors
+
+
+def _check_copies(tensors: Mapping[str, LazyTensor], archive: Archive) -> None:
+    """Compare the encoder's and the decoder's embedding with the shared one: transformers 5 ties only what is equal.
+
+    Raises:
+        CheckpointError: one of them differs.
+    """
+    for key in _COPIES:
+        if key in tensors and _EMBEDDING in tensors and not same_values(tensors[key], tensors[_EMBEDDING], archive):
+            raise CheckpointError(
+                f"{archive.path}: {key} differs from {_EMBEDDING}, and T5 has one embedding for encoder and decoder",
+                f"take {key} out of the files if {_EMBEDDING} is the one that was trained",
+            )
 
 
 def _scales_logits(config: Mapping[str, Any]) -> bool:
@@ -110,10 +149,16 @@ def _scales_logits(config: Mapping[str, Any]) -> bool:
     is_multilingual = config.get("model_type") != "t5"
     if is_multilingual and not str(config.get("transformers_version", "")).startswith("4."):
         return False
-    return bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings", not is_multilingual)))
+    is_tied = config.get("tie_word_embeddings", not is_multilingual) is not False
+    return bool(config.get("scale_decoder_outputs", is_tied))
 
 
-def _read_dims(config: Mapping[str, Any], has_scaled_logits: bool) -> T5Dims:
+def read_dims(config: Mapping[str, Any]) -> T5Dims:
+    """Read the dimensions of what ``settled`` gives.
+
+    Raises:
+        CheckpointError: a size is missing, or FasterTransformer's T5 cannot express the model.
+    """
     _check_expressible(config)
     layer_num = _positive(config, "num_layers")
     return T5Dims(
@@ -126,18 +171,20 @@ def _read_dims(config: Mapping[str, Any], has_scaled_logits: bool) -> T5Dims:
         vocab_size=_positive(config, "vocab_size"),
         position_num=_positive(config, "relative_attention_num_buckets"),
         activation=_ACTIVATIONS[config["feed_forward_proj"]],
-        has_scaled_logits=has_scaled_logits,
+        has_scaled_logits=config["scale_decoder_outputs"],
         layernorm_eps=_epsilon(config),
     )
 
 
 def _check_expressible(config: Mapping[str, Any]) -> None:
-    problems = []
+    problems = attention_problems(Fields(config, "config.json"), has_windows=False)
     if config["feed_forward_proj"] not in tuple(_ACTIVATIONS):
         problems.append(f"feed_forward_proj: {shown(config['feed_forward_proj'])}  (it has {', '.join(_ACTIVATIONS)})")
     if config["relative_attention_max_distance"] != t5.MAX_DISTANCE:
         distance = shown(config["relative_attention_max_distance"])
         problems.append(f"relative_attention_max_distance: {distance}  (it computes with {t5.MAX_DISTANCE})")
+    if config.get("tie_encoder_decoder"):
+        problems.append("tie_encoder_decoder: True  (its decoder has weights of its own)")
     if config.get("model_type") == "umt5":
         problems.append("model_type: umt5  (it has relative positions in the first layer alone, UMT5 in every one)")
     if problems:

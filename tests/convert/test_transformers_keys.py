@@ -1,0 +1,232 @@
+"""Every key of ``config.json`` that transformers reads of a model: honoured, refused by name, or without effect.
+
+The list is made from the installed package's source. What becomes of a key is seen, not said: the dimensions and the
+table change, the conversion is refused, or transformers' own logits stay what they were.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.huggingface_models import IDS, filling
+from support.transformers_keys import MODEL_TYPES, accounted_for, keys_read
+
+from export_scripts.checkpoints.huggingface import t5
+from export_scripts.checkpoints.huggingface.decoder import ARCHITECTURES, described
+from export_scripts.weights.architecture import Settings
+from handover.errors import CheckpointError
+
+_LAYERS = 2
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_WIDTHS: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": _LAYERS,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 24,
+}
+_GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": _LAYERS, "n_head": 4, "n_positions": 24, "n_inner": 48}
+_T5: dict[str, Any] = {"d_model": 32, "num_layers": _LAYERS, "num_heads": 4, "d_kv": 8, "d_ff": 48}
+_LLAMA: dict[str, Any] = {
+    **_WIDTHS,
+    "intermediate_size": 48,
+    "num_key_value_heads": 2,
+    "rope_parameters": {**_LLAMA3, "rope_theta": 500.0},
+}
+_WINDOW = {"sliding_window": 5}
+_QWEN = {**_WINDOW, "use_sliding_window": True, "max_window_layers": 0}
+SIZES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("llama", "nemotron", "gemma"), _LLAMA),
+    **dict.fromkeys(("mistral", "gemma2", "starcoder2", "mixtral"), {**_LLAMA, **_WINDOW}),
+    **dict.fromkeys(("qwen2", "qwen3"), {**_LLAMA, **_QWEN}),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
+    "gptj": {**_GPT2, "rotary_dim": 4},
+    "gpt_neox": {**_WIDTHS, "intermediate_size": 48, "hidden_act": "gelu_new", "attention_bias": False},
+    "opt": {**_WIDTHS, "ffn_dim": 48, "word_embed_proj_dim": 32, "activation_function": "gelu_new"},
+    "bloom": {"hidden_size": 32, "n_layer": _LAYERS, "n_head": 4, "pretraining_tp": 4},
+    "xglm": {
+        **{"d_model": 32, "num_layers": _LAYERS, "attention_heads": 4, "ffn_dim": 48},
+        **{"max_position_embeddings": 24, "activation_function": "gelu_new"},
+    },
+    **dict.fromkeys(("t5", "mt5"), {**_T5, "feed_forward_proj": "gated-gelu", "transformers_version": "5.0.0"}),
+}
+"""Tiny configurations, in which every key of the table matters."""
+_OTHER: dict[str, Any] = {
+    **{"hidden_size": 64, "n_embd": 64, "n_embed": 64, "d_model": 64, "num_attention_heads": 2, "n_head": 2},
+    **{"attention_heads": 2, "num_heads": 2, "num_hidden_layers": 3, "n_layer": 3, "num_layers": 3, "vocab_size": 97},
+    **{"num_decoder_layers": 3, "intermediate_size": 96, "n_inner": 96, "ffn_dim": 96, "d_ff": 96, "d_kv": 4},
+    **{"max_position_embeddings": 32, "n_positions": 32, "num_key_value_heads": 1, "head_dim": 4, "rotary_dim": 2},
+    **{"hidden_act": "relu", "hidden_activation": "relu", "activation_function": "relu", "dense_act_fn": "relu"},
+    **{"feed_forward_proj": "relu", "is_gated_act": False, "num_experts": 4, "num_local_experts": 4},
+    **dict.fromkeys(("rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon", "layer_norm_eps"), 1e-3),
+    **dict.fromkeys(("attention_bias", "mlp_bias"), True),
+    **dict.fromkeys(("use_bias", "is_causal", "scale_attn_weights", "use_parallel_residual", "multi_query"), False),
+    **dict.fromkeys(("do_layer_norm_before", "enable_bias", "scale_embedding", "use_sliding_window"), False),
+    **{"layer_norm_elementwise_affine": False, "_remove_final_layer_norm": True, "word_embed_proj_dim": 16},
+    **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "add_cross_attention", "is_encoder_decoder"), True),
+    **{"apply_residual_connection_post_layernorm": True, "use_bidirectional_attention": True, "rotary_pct": 0.5},
+    **{"sliding_window": 7, "max_window_layers": 1, "layer_types": ["full_attention", "sliding_attention"]},
+    **{"rope_theta": 300.0, "rotary_emb_base": 300.0, "partial_rotary_factor": 0.75, "num_experts_per_tok": 1},
+    "rope_scaling": {"rope_type": "linear", "factor": 4.0, "rope_theta": 400.0},
+    "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 400.0},
+    **{"original_max_position_embeddings": 8, "query_pre_attn_scalar": 7, "relative_attention_num_buckets": 16},
+    **{"attn_logit_softcapping": 1.0, "final_logit_softcapping": 1.0, "relative_attention_max_distance": 64},
+    **{"per_layer_config": {"0": {"head_dim": 4}}, "attention_chunk_size": 4, "kv_sharing_modes": ["reuse", "none"]},
+    **{"tie_word_embeddings": True, "scale_decoder_outputs": True, "is_decoder": True},
+    # What changes nothing:
+    **dict.fromkeys(("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout"), 0.5),
+    **dict.fromkeys(("embedding_dropout", "residual_dropout", "activation_dropout", "layerdrop", "dropout_rate"), 0.5),
+    **dict.fromkeys(("router_jitter_noise", "router_aux_loss_coef", "classifier_dropout", "initializer_range"), 0.5),
+    **dict.fromkeys(("init_std", "initializer_factor", "summary_first_dropout", "summary_last_dropout"), 0.5),
+    **dict.fromkeys(("use_cache", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"), False),
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "output_router_logits", "slow_but_exact"), True),
+    **{"reorder_and_upcast_attn": True, "chunk_size_feed_forward": 2, "pretraining_tp": 2, "num_labels": 3},
+    **{"problem_type": "regression", "bos_token_id": 3, "eos_token_id": 4, "pad_token_id": 5, "sep_token_id": 6},
+    **{"decoder_start_token_id": 3, "torch_dtype": "float32", "architectures": ["A"], "transformers_version": "9.0"},
+    **{"number_of_conv_states": 2, "mlp_layer_types": ["dense", "dense"], "first_k_dense_replace": 1},
+}
+"""Another value of each key than ``SIZES`` and the defaults have; one that is not here is no key of a file."""
+_UNTIED = {"tie_word_embeddings": False}
+
+
+def config_of(model_type: str, **changes: Any) -> dict[str, Any]:
+    return copy.deepcopy({"model_type": model_type, "vocab_size": 96, **IDS, **SIZES[model_type], **_UNTIED, **changes})
+
+
+def outcome(config: dict[str, Any]) -> str:
+    """What the conversion makes of a configuration: dimensions and table, or the refusal."""
+    try:
+        if config["model_type"] in ("t5", "mt5"):
+            return repr(t5.read_dims(t5.settled(config)))
+        architecture, dims = described(Settings(config))
+        table = architecture.table(architecture.settled(Settings(config)), dims)
+        made = [generate(dims).tobytes() for generate in table.generated.values()]
+        return repr((dims, table.rules, table.biases, made, architecture.products(Settings(config)).keys()))
+    except CheckpointError as error:
+        return f"refused: {error.problem}"
+
+
+def changed(model_type: str, key: str) -> dict[str, Any]:
+    """The configuration with another value of one key; the rotation's keys stand alone, as one hides the other."""
+    config = config_of(model_type) | ({key: _OTHER[key]} if key in _OTHER else {})
+    if key in ("rope_theta", "original_max_position_embeddings") and "rope_parameters" in config:
+        config["rope_parameters"] = {name: value for name, value in _LLAMA3.items()}
+    return config
+
+
+def test_the_table_names_the_keys_that_the_installed_transformers_reads() -> None:
+    assert {each.model_type for each in ARCHITECTURES} | {"t5", "mt5"} == set(MODEL_TYPES)
+    for model_type in MODEL_TYPES:
+        assert keys_read(model_type) == accounted_for(model_type).keys(), model_type
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_what_becomes_of_each_key_is_what_the_table_says(model_type: str) -> None:
+    seen = {}
+    for key, said in accounted_for(model_type).items():
+        config, base = changed(model_type, key), config_of(model_type)
+        made = outcome(config)
+        plain = outcome({k: base[k] if k == key else value for k, value in config.items() if k != key or k in base})
+        is_named = made.startswith("refused") and key in made
+        seen[key] = "refused" if is_named else "honoured" if made != plain else "without effect"
+        if seen[key] == "without effect":
+            seen[key] = said if said != "refused" and said != "honoured" else "without effect"
+    del seen["transformers_weights"]
+    said = accounted_for(model_type)
+    del said["transformers_weights"]  # it names a file
+    assert seen == said
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_keys_without_effect_leave_transformers_logits_as_they_are(model_type: str) -> None:
+    ids = torch.arange(1, 17)[None]
+    keys = [key for key, said in accounted_for(model_type).items() if said not in ("honoured", "refused")]
+    other = {key: _OTHER[key] for key in keys if key in _OTHER}
+    assert len(other) > 15
+    plain, mutated = (logits(config_of(model_type, **changes), ids) for changes in ({}, other))
+    assert (plain - mutated).abs().max() < 1e-5
+
+
+def logits(config: dict[str, Any], ids: torch.Tensor) -> torch.Tensor:
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    is_t5 = config["model_type"] in ("t5", "mt5")
+    made = CONFIG_MAPPING[config["model_type"]].from_dict(config)
+    auto = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
+    model = auto.from_config(made, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(filling(name, tuple(parameter.shape))))
+        result: torch.Tensor = model(ids, **({"decoder_input_ids": ids} if is_t5 else {})).logits
+    return result
+
+
+_SAYS_NOTHING: Any = object()
+_LINEAR = {"rope_type": "linear", "factor": 2.0}
+_ROPES: list[Any] = [
+    *(_SAYS_NOTHING, None, {}, {"rope_type": "default"}, {"rope_theta": 600.0}, {"type": "linear", "factor": 4.0}),
+    *({**_LINEAR, "rope_theta": 300.0}, {**_LINEAR, "type": "default"}, {"type": "yarn", "factor": 2.0}),
+    *({**_LLAMA3, "original_max_position_embeddings": 16}, _LLAMA3),
+    {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.5},
+]
+_SOME: dict[str, list[Any]] = {
+    "rope_scaling": _ROPES,
+    "rope_parameters": _ROPES,
+    "rope_theta": [_SAYS_NOTHING, 500.0],
+    "partial_rotary_factor": [_SAYS_NOTHING, _SAYS_NOTHING, 0.5, 1.0],
+    "original_max_position_embeddings": [_SAYS_NOTHING, 8],
+    **{"rotary_emb_base": [_SAYS_NOTHING, 10000, 400], "rotary_pct": [_SAYS_NOTHING, 0.5, 1.0]},
+    "sliding_window": [_SAYS_NOTHING, None, 5],
+    "use_sliding_window": [_SAYS_NOTHING, True, False],
+    "max_window_layers": [_SAYS_NOTHING, 0, 1, 2],
+    "layer_types": [
+        *(_SAYS_NOTHING, _SAYS_NOTHING, None, ["sliding_attention"] * 2, ["attention", "full_attention"]),
+        *(["sliding_attention", "full_attention"], ["full_attention", "sliding_attention"]),
+    ],
+    **dict.fromkeys(("hidden_act", "hidden_activation"), [_SAYS_NOTHING, "gelu", "silu", "gelu_pytorch_tanh"]),
+    "activation_function": [_SAYS_NOTHING, "relu", "gelu_new"],
+    **dict.fromkeys(("num_attention_heads", "n_head", "attention_heads", "num_heads"), [_SAYS_NOTHING, 2, 4, 8]),
+    **dict.fromkeys(("hidden_size", "n_embd", "n_embed", "d_model"), [_SAYS_NOTHING, 32, 64]),
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "d_kv"), [_SAYS_NOTHING, 2, 4]),
+    "feed_forward_proj": [_SAYS_NOTHING, "relu", "gated-gelu", "gated-silu", "gelu"],
+    "dense_act_fn": [_SAYS_NOTHING, "relu", "gelu", "gelu_new", "silu"],
+    "is_gated_act": [_SAYS_NOTHING, True, False],
+    **dict.fromkeys(("tie_word_embeddings", "scale_decoder_outputs", "multi_query"), [_SAYS_NOTHING, True, False]),
+    **{
+        "num_experts": [_SAYS_NOTHING, 4],
+        "num_local_experts": [_SAYS_NOTHING, 2],
+        "pad_token_id": [_SAYS_NOTHING, None, 4],
+    },
+}
+"""Keys of which several say one thing."""
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_of_keys_that_say_one_thing_the_one_counts_that_counts_in_transformers(model_type: str, tmp_path: Path) -> None:
+    """transformers' class reads them and says what it made of them, each thing by one key: the outcome is the same."""
+    from transformers import AutoConfig
+
+    rng, compared, refused = random.Random(model_type), 0, []
+    for _ in range(30):
+        some = {key: rng.choice(values) for key, values in _SOME.items() if rng.random() < 0.6}
+        said = {key: copy.deepcopy(value) for key, value in some.items() if value is not _SAYS_NOTHING}
+        config = {
+            key: value for key, value in config_of(model_type).items() if some.get(key) is not _SAYS_NOTHING
+        } | said
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        try:
+            meant = AutoConfig.from_pretrained(tmp_path).to_dict() | {"model_type": model_type}
+        except Exception:  # whatever its validation finds
+            continue
+        compared += 1
+        made, wanted = outcome(config), outcome(meant)
+        assert made == wanted or made.startswith("refused"), said
+        refused += [said] if made.startswith("refused") and not wanted.startswith("refused") else []
+    assert compared > 5
+    assert len(refused) < compared / 2
