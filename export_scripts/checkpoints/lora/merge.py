@@ -127,13 +127,13 @@ def _open_adapter(source: Source) -> Adapter | None:
             "export.model.adapter_path names the one to merge",
         )
     for name, companion in companions.items():
-        return _read(name, companion, archive)
+        return _read(name, companion, source)
     return None
 
 
-def _read(name: str, companion: Archive, model: Archive) -> Adapter:
+def _read(name: str, companion: Archive, model: Source) -> Adapter:
     if peft.recognises(companion):
-        return peft.read_adapter(name, companion, model)
+        return peft.read_adapter(name, companion, model.archive, model.tensors)
     if nemo.recognises(companion):
         return nemo.read_adapter(name, companion)
     if nemo2.recognises(companion):

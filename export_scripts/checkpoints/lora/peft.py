@@ -8,7 +8,7 @@ of ``LoraConfig`` that change anything else are refused by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -64,13 +64,14 @@ def recognises(archive: Archive) -> bool:
     return ADAPTER_FILE in archive
 
 
-def read_adapter(name: str, archive: Archive, model: Archive) -> Adapter:
+def read_adapter(name: str, archive: Archive, model: Archive, keys: Iterable[str]) -> Adapter:
     """Open an adapter.
 
     Args:
         name: of its directory.
         archive: its files.
         model: the files of the model that it is for.
+        keys: names of the model's tensors.
 
     Raises:
         CheckpointError: it is no LoRA, or one that cannot be merged exactly.
@@ -91,8 +92,11 @@ def read_adapter(name: str, archive: Archive, model: Archive) -> Adapter:
     if weights.other_keys or not sides:
         raise CheckpointError(f"{archive.path} holds {', '.join(weights.other_keys[:3]) or 'no weights'} and no LoRA")
     is_conv1d = model_type(model) in _WITH_CONV1D
-    updates = tuple(_update(module, keys, weights.tensors, config, is_conv1d) for module, keys in sides.items())
-    _check_targets(config, tuple(sides), str(archive.path))
+    updates = tuple(
+        _update(module, found, weights.tensors, config, where, is_conv1d) for module, found in sides.items()
+    )
+    saved = (*sides, *(name.removesuffix(".weight") for names in replaced for name in names))
+    _check_targets(config, saved, tuple(key.removesuffix(".weight") for key in keys), str(archive.path))
     return Adapter(name, str(archive.path), updates, replaced)
 
 
@@ -121,16 +125,35 @@ def _check(config: Fields, where: str) -> None:
         )
 
 
-def _check_targets(config: Fields, modules: tuple[str, ...], where: str) -> None:
-    """Make sure that each kind of module that the configuration lists has matrices."""
+def _check_targets(config: Fields, saved: tuple[str, ...], modules: tuple[str, ...], where: str) -> None:
+    """Make sure that each kind of module that the configuration lists and the model has is in the adapter.
+
+    PEFT passes over names that nothing in the model has, as long as another name has something.
+    """
     targets = config.get("target_modules")
     listed = [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
-    if absent := [t for t in listed if not any(module == t or module.endswith(f".{t}") for module in modules)]:
+    left_out = config.get("exclude_modules")
+    left_out = left_out if isinstance(left_out, list) else listed if left_out else []
+    absent = [
+        target
+        for target in listed
+        if target not in left_out and not _any_is(target, saved) and _any_is(target, modules)
+    ]
+    if absent:
         raise CheckpointError(f"{where} has no matrices for the target_modules {', '.join(absent)}", "copy it again")
 
 
+def _any_is(target: str, modules: Iterable[str]) -> bool:
+    return any(module == target or module.endswith(f".{target}") for module in modules)
+
+
 def _update(
-    module: str, keys: Mapping[str, str], tensors: Mapping[str, LazyTensor], config: Fields, is_conv1d: bool
+    module: str,
+    keys: Mapping[str, str],
+    tensors: Mapping[str, LazyTensor],
+    config: Fields,
+    where: str,
+    is_conv1d: bool,
 ) -> Update:
     """Describe one module's update.
 
@@ -141,13 +164,15 @@ def _update(
     if absent:
         raise CheckpointError(f"{module}.lora_{absent[0]}.weight is missing beside {', '.join(keys.values())}")
     down, up = tensors[keys["A"]], tensors[keys["B"]]
-    rank = positive(_of_module(config, "rank_pattern", module, config.get("r", 8)), f"{ADAPTER_FILE}: r")
+    rank = positive(_of_module(config, where, "rank_pattern", module, config.get("r", 8)), f"{where}: r")
     shapes = [len(down.shape), len(up.shape), down.shape[:1], up.shape[1:]]
     if shapes != [2, 2, (rank,), (rank,)]:
         raise CheckpointError(
             f"{keys['A']}  {list(down.shape)} and {keys['B']}  {list(up.shape)}  are not matrices of rank {rank}"
         )
-    alpha = number(_of_module(config, "alpha_pattern", module, config.get("lora_alpha", 8)), f"{ADAPTER_FILE}: alpha")
+    alpha = number(
+        _of_module(config, where, "alpha_pattern", module, config.get("lora_alpha", 8)), f"{where}: lora_alpha"
+    )
     scale = np.float32(alpha / (sqrt(rank) if config.get("use_rslora") else rank))
     shape = (up.shape[0], down.shape[1])
     return Update(
@@ -170,7 +195,7 @@ def _factors(down: LazyTensor, up: LazyTensor, scale: np.float32, is_conv1d: boo
     return (right.T, left.T) if is_conv1d else (left, right)
 
 
-def _of_module(config: Fields, key: str, module: str, default: Any) -> Any:
+def _of_module(config: Fields, where: str, key: str, module: str, default: Any) -> Any:
     """Take a module's own value out of a pattern, whose names are ends of modules' names.
 
     Raises:
@@ -179,7 +204,7 @@ def _of_module(config: Fields, key: str, module: str, default: Any) -> Any:
     pattern = config.fields(key, {})
     for name in pattern:
         if not _NAME.fullmatch(name):
-            raise CheckpointError(f"{ADAPTER_FILE}: {key} holds {quoted(name)}", "names of modules are read")
+            raise CheckpointError(f"{where}: {key} holds {quoted(name)}", "names of modules are read")
         if f".{module}".endswith(f".{name}"):
             return pattern[name]
     return default

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from export_scripts.checkpoints.files.archive import Archive, open_archive
+from export_scripts.checkpoints.files.archive import Archive, Extent, open_archive
 from handover.errors import CheckpointError
 
 
@@ -37,8 +37,15 @@ def companions_of(archive: Archive, kind: str) -> dict[str, Archive]:
     for folder in folders:
         start = f"{kind}/{folder}/"
         extents = {name.removeprefix(start): archive.extent(name) for name in archive.sizes if name.startswith(start)}
-        result[folder] = Archive(archive.path / folder, extents)
+        result[folder] = Archive(_place(extents), extents)
     return result
+
+
+def _place(extents: Mapping[str, Extent]) -> Path:
+    """Say where a companion lies, as errors name it: the directory of its files, or the archive that they are in."""
+    name, first = min(extents.items())
+    inner = Path(name).parts
+    return first.path.parents[len(inner) - 1] if first.path.parts[-len(inner) :] == inner else first.path
 
 
 def _names(archive: Archive) -> Iterator[str]:
