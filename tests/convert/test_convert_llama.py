@@ -105,6 +105,55 @@ def test_what_cannot_be_had_is_refused_by_key_and_value(
     assert named in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("mistral", {"layer_types": ["sliding_attention", "full_attention"] * 2}),
+        ("mistral", {"use_sliding_window": False}),
+        ("starcoder2", {"use_sliding_window": False}),
+        ("gemma2", {"use_sliding_window": False, "max_window_layers": 3}),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+        ("llama", {"rope_scaling": {**LLAMA3_ROPE, "rope_theta": 300.0}, "original_max_position_embeddings": 8}),
+        ("llama", {"hidden_activation": "relu"}),
+        ("gemma", {"hidden_act": "silu"}),
+        ("gemma", {"hidden_act": "gelu", "attn_logit_softcapping": 1.0, "query_pre_attn_scalar": 7}),
+    ],
+)
+def test_a_key_counts_where_transformers_class_reads_it(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """What transformers saved, with another key beside the one that says the same, or one that the class ignores."""
+    from transformers import AutoModelForCausalLM
+
+    save_llama(name, tmp_path / "source")
+    plain = inspect_checkpoint(tmp_path / "source", 1, "fp32")
+    source = edited(tmp_path / "source", **changes)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
+    wanted = logits(model, INPUT_IDS)
+    found = forward(run(source, tmp_path / "out"), INPUT_IDS)
+    assert float(np.abs(found - wanted).max()) < 1e-4 * max(1.0, float(np.abs(wanted).max()))
+    is_ignored = changes.keys() <= {"use_sliding_window", "max_window_layers", "hidden_activation"}
+    assert (inspect_checkpoint(source, 1, "fp32") == plain) is (is_ignored or changes.get("hidden_act") == "gelu")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling: yarn  ("),
+        ("llama", {"is_causal": False}, "is_causal: False  ("),
+        ("llama", {"per_layer_config": {"1": {"head_dim": 4}}}, "per_layer_config: "),
+        ("llama", {"sliding_window": 5}, "sliding_window: 5  ("),
+        ("mistral", {"attention_chunk_size": 4}, "attention_chunk_size: 4  ("),
+        ("gemma", {"hidden_act": "quick_gelu"}, "hidden_act: quick_gelu  ("),
+    ],
+)
+def test_what_would_change_the_function_is_refused_by_name(
+    name: str, changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    save_llama(name, tmp_path)
+    with pytest.raises(CheckpointError) as refused:
+        inspect_checkpoint(edited(tmp_path, **changes), 1, "fp32")
+    assert named in str(refused.value)
+
+
 def test_ranks_that_do_not_divide_the_heads_are_refused(tmp_path: Path) -> None:
     save_llama("llama 2 70B", tmp_path)
     with pytest.raises(CheckpointError, match=r"16 does not divide the model's 8 heads\n.*legal: 1, 2, 4, 8"):
