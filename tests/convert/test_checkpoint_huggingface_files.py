@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.files.safetensors_file import read_safetensors
-from export_scripts.checkpoints.huggingface.files import open_weights, read_config
+from export_scripts.checkpoints.huggingface.files import open_model_weights, open_weights, read_config
 from handover.errors import CheckpointError
 
 STATE = {
@@ -71,6 +71,54 @@ def test_shards_are_one_model(suffix: str, tmp_path: Path) -> None:
     assert {key: tensor.parts()[0].tobytes() for key, tensor in weights.tensors.items()} == {
         key: raw(STATE[key]) for key in ("a", "b", "half")
     }
+
+
+def test_an_index_may_name_its_shards_as_paths(tmp_path: Path) -> None:
+    weight_map = write_shards(tmp_path)
+    names = {key: f"./{name}" for key, name in weight_map.items()}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert open_weights(open_archive(tmp_path)).tensors.keys() == {"a", "b", "half"}
+
+
+def test_the_file_that_the_configuration_names_goes_before_others(tmp_path: Path) -> None:
+    """As in transformers: ``transformers_weights``."""
+    save_file({"a": STATE["a"]}, tmp_path / "model.safetensors")
+    save_file({"b": STATE["b"]}, tmp_path / "other.safetensors")
+    archive = open_archive(tmp_path)
+    assert open_model_weights(archive, {"transformers_weights": "other.safetensors"}).tensors.keys() == {"b"}
+    assert open_model_weights(archive, {}).tensors.keys() == {"a"}
+    with pytest.raises(
+        CheckpointError, match=r"transformers_weights of config.json is \.\./x.safetensors, and no such"
+    ):
+        open_model_weights(archive, {"transformers_weights": "../x.safetensors"})
+
+
+def linked(folder: Path, target: Path) -> Path:
+    """A directory whose chat template is a link."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("of a template")
+    (folder / "chat_template.jinja").symlink_to(target)
+    return folder
+
+
+def test_a_text_that_is_a_link_to_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
+    path = linked(tmp_path / "model", tmp_path / "private/notes")
+    with pytest.raises(CheckpointError, match=r"chat_template.jinja is a link to .*/private/notes, outside"):
+        read_config(open_archive(path))
+
+
+def test_links_that_downloads_make_are_followed(tmp_path: Path) -> None:
+    cache = tmp_path / "models--org--name"
+    for path in (
+        linked(cache / "snapshots/1f2e", cache / f"blobs/{'a' * 40}"),
+        linked(tmp_path / "local", cache / f"blobs/{'b' * 64}"),
+        linked(tmp_path / "own", tmp_path / "own/files/template"),
+    ):
+        assert read_config(open_archive(path)) == {}
+    (tmp_path / "alias").symlink_to(tmp_path / "own")
+    assert read_config(open_archive(tmp_path / "alias")) == {}
 
 
 def refusal(path: Path) -> str:

@@ -126,6 +126,40 @@ def test_what_cannot_be_merged_exactly_is_named(changes: dict[str, Any], words: 
         open_source(find_archive(tmp_path / "source", GivenFiles(adapter=tmp_path / "adapter")))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_modules": ["q_proj", "v_proj", "query_key_value", "c_attn", "Wqkv"]},
+        {"target_modules": ["q_proj", "v_proj", "out_proj"], "exclude_modules": ["out_proj"]},
+    ],
+)
+def test_names_of_modules_that_peft_passes_over_are_passed_over(changes: dict[str, Any], tmp_path: Path) -> None:
+    save("gptj", tmp_path / "source")
+    shutil.copytree(DATA / "gptj_rslora", tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / CONFIG).read_text())
+    (tmp_path / "adapter" / CONFIG).write_text(json.dumps({**config, **changes}))
+    run(tmp_path / "source", tmp_path / "out", tmp_path / "adapter")
+    assert difference(tmp_path / "out/1-gpu", "gptj_rslora") < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"use_dora": True}, ": adapter_config.json describes an adapter"),
+        ({"lora_alpha": None}, ": adapter_config.json: lora_alpha is None"),
+        ({"target_modules": ["out_proj", "q_proj", "v_proj"]}, " has no matrices for the target_modules out_proj"),
+    ],
+)
+def test_an_error_names_the_adapters_own_directory(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    save("gptj", tmp_path / "source")
+    adapter = tmp_path / "elsewhere/adapter"
+    shutil.copytree(DATA / "gptj_rslora", adapter)
+    config = json.loads((adapter / CONFIG).read_text())
+    (adapter / CONFIG).write_text(json.dumps({**config, **changes}))
+    with pytest.raises(CheckpointError, match=f"{adapter}{words}"):
+        open_source(find_archive(tmp_path / "source", GivenFiles(adapter=adapter)))
+
+
 def changed(tmp_path: Path, rename: dict[str, str | None], **more: torch.Tensor) -> Path:
     """Copy gptj's adapter with keys renamed or removed, and others added."""
     shutil.copytree(DATA / "gptj_rslora", tmp_path / "adapter")
