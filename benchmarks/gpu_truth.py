@@ -220,6 +220,7 @@ def timed(row: Row) -> Iterator[Row]:
     begin = time.monotonic()
     yield row
     row.seconds = time.monotonic() - begin
+    sys.stderr.write(row.cells())  # the table comes when a family is done
 
 
 def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape, shards: Path) -> Iterator[Row]:
