@@ -21,7 +21,6 @@ A line of a Markdown table for each family and way; exit status 1 where a number
 
 from __future__ import annotations
 
-import copy
 import math
 import multiprocessing
 import sys
@@ -47,6 +46,7 @@ from handover.errors import SlipwayError, exit_status
 from .truth_models import (
     FAMILIES,
     Shape,
+    in_format,
     model_type_of,
     rounded_to_int8,
     save_model,
@@ -229,7 +229,9 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
     asks = draw_requests(shape, arguments.requests, 11, model.config.is_encoder_decoder)
     for way in _WAYS:
         with timed(Row(name, f"fp32 {way}")) as row:
-            chosen, kv_bytes = (asks, _ROOMY) if way != "tight" else tight(model, shape, arguments.requests, 14)
+            chosen, kv_bytes = (
+                (asks, _ROOMY) if way != "tight" else tight(model, shape, arguments.requests * 3 // 4, 14)
+            )
             with closing(opened(arguments, shards, name, row.way, kv_bytes)) as engine:
                 waves = [serve(engine, chosen, burst, seed) for seed, burst in enumerate((_BURST, 0))]
                 row.preempted = engine.metrics.preemptions
@@ -249,7 +251,7 @@ def compare_format(arguments: TruthArguments, name: str, way: str, model: Any, s
     with timed(Row(name, way)) as row:
         with closing(opened(arguments, shards, name, way)) as engine:
             told = serve(engine, asks, _BURST, 3)
-        rounded = Oracle(copy.deepcopy(exact).to(_FORMATS[way]), arguments.device)
+        rounded = Oracle(in_format(exact, _FORMATS[way]), arguments.device)
         ours, theirs = list[float](), list[float]()
         for ask, answer in zip(asks, told, strict=True):
             row.requests += 1
@@ -275,7 +277,7 @@ def compare_devices(arguments: TruthArguments, name: str, directory: Path) -> It
     shape = _SMALL
     model, shards = made(name, shape, directory, 1)
     oracle = Oracle(model, "cpu")
-    asks, kv_bytes = tight(model, shape, arguments.requests, 13)
+    asks, kv_bytes = tight(model, shape, arguments.requests * 3 // 4, 13)
     alone = TruthArguments(device="cpu")
     with closing(opened(alone, shards, name, "fp32 served", 1 << 30)) as engine:
         expected = serve(engine, asks, _BURST, 5)

@@ -142,6 +142,14 @@ def tokens_of_letters(vocab: int) -> Tensor:
     return is_letter | ((token >= 256) & (token % 2 == 1))
 
 
+def in_format(model: Any, dtype: torch.dtype) -> Any:
+    """Copy a model with weights of a type; what is computed of positions stays fp32, as where transformers loads it."""
+    model = copy.deepcopy(model)
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype)
+    return model
+
+
 def rounded_to_int8(model: Any, has_int8_head: bool) -> Any:
     """Copy a model as fp16, and its layers' matrices, and its head if so, as int8 with a scale for each output channel.
 
@@ -149,7 +157,7 @@ def rounded_to_int8(model: Any, has_int8_head: bool) -> Any:
     """
     from transformers.pytorch_utils import Conv1D
 
-    model = copy.deepcopy(model).half().float()
+    model = in_format(in_format(model, torch.float16), torch.float32)
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(head.weight.detach().clone())  # an embedding that is tied to it is not rounded
     for module in model.modules():

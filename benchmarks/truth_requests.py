@@ -18,7 +18,7 @@ from .truth_models import Shape
 
 KINDS = ("greedy", "greedy", "greedy", "drawn", "drawn", "beams", "penalties", "words", "grammar")
 _LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 200, 255, 256, 257, 511, 600, 1023)
-OUTPUTS, LONGER_OUTPUTS = (1, 5, 20, 48), (5, 48, 160)
+OUTPUTS, LONGER_OUTPUTS = (1, 5, 20, 48), (5, 48, 112)
 _LONG = (1500, 2500, 4000)
 _WAIT_S = 180.0
 _LETTERS, _END = b"[a-z]{1000,}", 3  # more letters than any answer has, so its end, which a grammar needs, never comes
