@@ -47,7 +47,7 @@ ALIASES = {
     "num_attention_heads": "n_head",
     "num_hidden_layers": "n_layer",
 }
-"""Of the keys that later architectures have taken over."""
+"""Other names of keys, which later architectures have taken over."""
 
 
 def dims_of(settings: Settings, positions: int = 1024, **more: Any) -> ModelDims:

@@ -42,6 +42,28 @@ def test_a_gpt_is_no_t5(tmp_path: Path, family: str) -> None:
     assert "export=gpt3/export_gpt3" in error.hint
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "overrides", "said"),
+    [
+        (
+            LLAMA,
+            [],
+            "llama_demo.nemo is megatron-core Llama, of the family llama; export=gpt3/export_gpt3, the default",
+        ),
+        (T5, [], "t5_abs.nemo is NeMo T5, of the family t5; export=gpt3/export_gpt3, the default"),
+        (T5, [T5_CONFIG], ""),
+        (GPT, [], ""),
+    ],
+)
+def test_what_another_family_than_the_defaults_is_and_which_default_follows_is_said(
+    checkpoint: Path, overrides: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"base_results_dir={tmp_path}", f"export.model.checkpoint_path={checkpoint}", "cluster_type=interactive"]
+    config = compose([*given, "stages=[convert]", *overrides])
+    checks.check(config, RunPaths.of(config), config.stages)
+    assert said in capsys.readouterr().err if said else "of the family" not in capsys.readouterr().err
+
+
 def test_a_t5_holds_no_conversations(tmp_path: Path) -> None:
     error = refusal(tmp_path, T5, "export.triton_deployment.interactive_sessions=4", "stages=[export]")
     assert "is of the family t5: an encoder-decoder has no interactive sessions" in error.problem

@@ -6,6 +6,7 @@ What the checkpoint says now, and the plan.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.evaluate import check_model
 from launcher.plan.stages.settings import environment, resources
 
-_T5 = "t5"
+_GPT, _T5 = "gpt", "t5"
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
 
 
@@ -157,6 +158,7 @@ def _check_shards(config: Config, paths: RunPaths, stages: Collection[Stage]) ->
     opened = inspect_source(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), given)
     source = with_settled_ids(opened, model.start_id, model.end_id)
     _check_family(config, str(checkpoint), source.family.name)
+    _say_family(config, str(checkpoint), source.family.name, source.source_map.name)
     if Stage.deploy in stages:
         _check_engine(config, str(checkpoint), source.family.beyond(source.dims))
     if Stage.export in stages and not source.tokenizer.members:
@@ -181,6 +183,7 @@ def _check_huggingface(config: Config, paths: RunPaths, stages: Collection[Stage
     planned = inspect_huggingface(paths.checkpoint, _arguments(config, paths))
     source = planned.source
     _check_family(config, str(paths.checkpoint), source.family.name)
+    _say_family(config, str(paths.checkpoint), source.family.name, source.source_map.name)
     if not config.deployment.engine.reads_shards and {Stage.export, Stage.deploy} & set(stages):
         check_served(config, str(paths.checkpoint), planned.architecture, vars(source.dims))
     if Stage.evaluate in stages and not config.deployment.endpoint:
@@ -217,10 +220,22 @@ def _check_family(config: Config, checkpoint: str, family: str) -> None:
     _check_sessions(config, checkpoint, family)
 
 
+def _say_family(config: Config, checkpoint: str, family: str, source: str) -> None:
+    """Say what a checkpoint is where the configuration is that of GPT, the default, and the checkpoint is none."""
+    if family == _GPT or config.export.run.model_type is not ModelType.gpt3:
+        return
+    default = "export=gpt3/export_gpt3, the default, stays: of it come"
+    own = ", export=t5/export_t5 has others" if family == _T5 else ""
+    sys.stderr.write(
+        f"convert: {checkpoint} is {source}, of the family {family}; {default} the run's name, types and ranks{own}, "
+        "the model is the checkpoint's\n"
+    )
+
+
 def _check_sessions(config: Config, checkpoint: str, family: str) -> None:
     """FasterTransformer's own engine continues conversations of GPT alone, the drop-in those of every decoder."""
     sessions = config.export.triton_deployment.interactive_sessions
-    if not sessions or family == "gpt":
+    if not sessions or family == _GPT:
         return
     problem = f"export.triton_deployment.interactive_sessions={sessions}, but {checkpoint} is of the family {family}: "
     if family == _T5:
