@@ -67,6 +67,7 @@ _FP32_LIMIT = 5e-3  # of a log-probability, and by how much a greedy token may b
 _RATIO_LIMIT = 1.5  # of the error in another format to transformers' own
 _SAMPLED_LIMIT = 0.03  # of requests that the CPU answers otherwise: a draw may fall at the edge of two tokens
 _BURST = 8
+_CPU_THREADS = 4  # of each engine; several families are compared at a time
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,7 @@ def opened(arguments: TruthArguments, shards: Path, name: str, way: str, kv_byte
     """Open a family's shards on the device, in a format and a way of serving; "cpu": on the CPU."""
     data_type, _, how = way.partition(" ")
     more = {"model_type": model_type_of(name), "kv_cache_bytes": kv_bytes, "int8_mode": int("int8" in how)}
+    more["cpu_threads"] = _CPU_THREADS
     settings = Settings(shards, arguments.tensor_para_size, 1, data_type, **more, **_WAYS.get(how, {}))
     return open_engine(settings, torch.device(arguments.device))
 
@@ -209,7 +211,7 @@ def tight(model: Any, shape: Shape, count: int, seed: int) -> tuple[list[Ask], i
     heads = getattr(config, "num_key_value_heads", None) or 8
     size = getattr(config, "head_dim", None) or shape.hidden // 8
     longest = shape.positions // 8
-    chosen = draw_requests(shape, count, seed, config.is_encoder_decoder, LONGER_OUTPUTS, longest)
+    chosen = draw_requests(shape, count * 3 // 4, seed, config.is_encoder_decoder, LONGER_OUTPUTS, longest)
     most = max(ask.width * (len(ask.prompt) + max(LONGER_OUTPUTS) + 64) for ask in chosen)
     return chosen, most * shape.layers * 2 * heads * size * 4
 
@@ -229,9 +231,7 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
     asks = draw_requests(shape, arguments.requests, 11, model.config.is_encoder_decoder)
     for way in _WAYS:
         with timed(Row(name, f"fp32 {way}")) as row:
-            chosen, kv_bytes = (
-                (asks, _ROOMY) if way != "tight" else tight(model, shape, arguments.requests * 3 // 4, 14)
-            )
+            chosen, kv_bytes = (asks, _ROOMY) if way != "tight" else tight(model, shape, arguments.requests, 14)
             with closing(opened(arguments, shards, name, row.way, kv_bytes)) as engine:
                 waves = [serve(engine, chosen, burst, seed) for seed, burst in enumerate((_BURST, 0))]
                 row.preempted = engine.metrics.preemptions
@@ -277,7 +277,7 @@ def compare_devices(arguments: TruthArguments, name: str, directory: Path) -> It
     shape = _SMALL
     model, shards = made(name, shape, directory, 1)
     oracle = Oracle(model, "cpu")
-    asks, kv_bytes = tight(model, shape, arguments.requests * 3 // 4, 13)
+    asks, kv_bytes = tight(model, shape, arguments.requests, 13)
     alone = TruthArguments(device="cpu")
     with closing(opened(alone, shards, name, "fp32 served", 1 << 30)) as engine:
         expected = serve(engine, asks, _BURST, 5)
