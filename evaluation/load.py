@@ -25,7 +25,7 @@ from evaluation.speed.exports import write_point, write_summary
 from evaluation.speed.load_arguments import LoadArguments, check_arguments
 from evaluation.speed.load_requests import LoadTarget
 from evaluation.speed.openai_dialect import open_dialect
-from evaluation.speed.probe import longest_probe
+from evaluation.speed.probe import CLIENT_LAG, longest_probe
 from evaluation.speed.prompt_file import read_prompt_file
 from evaluation.speed.rate_search import RateSearch, search_rates, write_found
 from evaluation.speed.slo_verdict import BACKLOG
@@ -259,12 +259,16 @@ def _line(row: Row) -> str:
     good = figures.get("goodput_requests_per_s")
     goodput = "" if good is None else f"  {good:.4g} good requests/s"
     doubts = f"  {row.validity}: {row.validity_reasons}" if row.validity_reasons else ""
-    return f"{name} {rate:10.1f} tokens/s  e2e p50 {latency:9.1f} ms{goodput}{failed}{clipped}{doubts}"
+    offered = figures.get("offered_requests_per_s")
+    due = "" if offered is None else f"  {offered:.4g} requests/s were due"
+    return f"{name} {rate:10.1f} tokens/s  e2e p50 {latency:9.1f} ms{due}{goodput}{failed}{clipped}{doubts}"
 
 
 def _reason(row: Row) -> str:
     """Say which figure decides the verdict on a rate."""
     growth, low, high = (row.figures[name] for name in BACKLOG_FIGURES)
+    if row.slo_limit == CLIENT_LAG:
+        return f"the client itself was late, by {row.figures['client_lag_p99_ms']:.3g} ms (p99)"
     if row.slo_limit != BACKLOG:
         share, least, most = (row.figures[name] for name in SLO_FIGURES)
         return f"{row.slo_limit} kept by {share:.2%} ({least:.2%} to {most:.2%})"

@@ -84,6 +84,13 @@ class LoadArguments(ScriptArguments):
     requests: int = field(
         default=0, metadata={RANGE: UNCOUNTED, "help": "answers a repeat; 0: 20, or four times those in flight"}
     )
+    repeat_s: float = field(
+        default=10.0,
+        metadata={
+            RANGE: DAY_S,
+            "help": "open loop without a number of requests: seconds that a repeat takes, at most 200 answers long",
+        },
+    )
     min_repeats: int = field(default=3, metadata={RANGE: REPEATS, "help": "repeats before a point may end early"})
     repeats: int = field(default=10, metadata={RANGE: REPEATS, "help": "repeats at most"})
     stable_within: float = field(

@@ -4,7 +4,7 @@ A rate holds only if its backlog does not grow: not with confidence, and with co
 search's precision (of the arrivals). Otherwise its latencies are those of the time that was measured, and a longer one
 would have others. Where that is not known the rate is measured for longer; at the end of the time the whole precision
 is enough. It is exceeded where the backlog grows by more than the precision with confidence, and at the end of the time
-where it has grown at all.
+where it has grown at all; but not where the client was late itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 
 from evaluation.speed.backlog import Growth, growth_figures, measure_growth
 from evaluation.speed.drive import MeasuringPlan
-from evaluation.speed.formulas import NANOSECONDS_PER_S
+from evaluation.speed.formulas import NANOSECONDS_PER_MS, NANOSECONDS_PER_S
+from evaluation.speed.formulas import percentile as percentile_of
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.record import Window
 from evaluation.speed.slo_verdict import BACKLOG, EXCEEDED, HOLDS, UNDECIDED, Judge, Judgement, judge
@@ -26,28 +27,72 @@ _WINDOWS = 20
 _LEAST_REQUESTS, _WARMUP = 10, 20
 _FEWEST_EXCEEDED = 60
 """Requests before a rate is given up: what a hiccup delays is delayed together."""
+_EARLY_LOOKS, _EARLY_STRICTNESS = (0.25, 0.5), 1.5
+CLIENT_LAG = "client_lag"
+"""What takes the place of a limit's name where the client itself was late."""
+_LAG_PERCENTILE, _MOST_LAG = 99, 0.1
+"""Most that this percentile of the client's own lag may be, as a share of the smallest limit."""
 
 
 def plan_probe(arguments: LoadArguments, row: Row, advance: Callable[[], None]) -> MeasuringPlan:
-    """Plan a rate: it is measured until the limits hold or are exceeded with confidence."""
+    """Plan a rate: it is measured until the limits hold or are exceeded with confidence.
+
+    Whoever looks often enough sees everything by chance. So there are few looks: at a quarter and at half of the
+    duration only for what is exceeded by far, then after the duration and each time that it has doubled.
+    """
     percentile = arguments.search_percentile
     assert percentile is not None
     requests = Judge(dict(arguments.slos), percentile)
+    looks = iter(look_times_s(arguments))
+    next_look_s = [next(looks)]
 
     def is_enough(windows: Sequence[Window]) -> bool:
         advance()
         requests.add(windows[-1].records)
-        of_limits = requests.judgement()
-        if of_limits.verdict == EXCEEDED and requests.count >= _FEWEST_EXCEEDED:
-            return True
         lasted_s = _lasted_s(windows)
-        if lasted_s < arguments.search_duration_s:
+        if lasted_s < next_look_s[0]:
             return False
-        return _is_final(arguments, windows) or _judge_rate(arguments, row, of_limits, windows).verdict != UNDECIDED
+        while lasted_s >= next_look_s[0]:
+            next_look_s[0] = next(looks, math.inf)
+        if lasted_s < arguments.search_duration_s:
+            of_limits = requests.judgement(_EARLY_STRICTNESS)
+            is_known = of_limits.verdict == EXCEEDED and requests.count >= _FEWEST_EXCEEDED
+            return is_known and not may_be_the_clients(arguments, windows, of_limits.limit)
+        return (
+            _is_final(arguments, windows)
+            or _judge_rate(arguments, row, requests.judgement(), windows).verdict != UNDECIDED
+        )
 
     each = max(_LEAST_REQUESTS, math.ceil(row.level * arguments.search_duration_s / _WINDOWS))
     longest_s = arguments.search_max_duration_s + arguments.max_point_s
     return MeasuringPlan(arguments.warmup or _WARMUP, each, sys.maxsize, longest_s, is_enough)
+
+
+def look_times_s(arguments: LoadArguments) -> list[float]:
+    """Return the seconds of measuring after which a rate is judged, ascending."""
+    times_s, last_s = [arguments.search_duration_s * share for share in _EARLY_LOOKS], arguments.search_max_duration_s
+    time_s = arguments.search_duration_s
+    while time_s < last_s:
+        times_s.append(time_s)
+        time_s *= 2
+    return [*times_s, last_s]
+
+
+def may_be_the_clients(arguments: LoadArguments, windows: Sequence[Window], limit: str) -> bool:
+    """Whether limits were exceeded by no more than the client's own work may have delayed requests.
+
+    A client that was late by a small share of the limit is no matter. Otherwise no end of a request was later by more
+    than the largest lag: that is what a queue makes of arrivals that are late by at most so much.
+    """
+    records = [record for window in windows for record in window.records]
+    lags_ms = [record.lag_ns / NANOSECONDS_PER_MS for record in records]
+    lag_ms = percentile_of(lags_ms, _LAG_PERCENTILE)
+    if lag_ms is None or lag_ms <= _MOST_LAG * min(limit_ms for _, limit_ms in arguments.slos):
+        return False
+    later = {name: limit_ms + max(lags_ms) for name, limit_ms in arguments.slos}
+    percentile = arguments.search_percentile
+    assert percentile is not None
+    return limit == BACKLOG or judge(records, later, percentile).verdict != EXCEEDED
 
 
 def longest_probe(arguments: LoadArguments) -> int:
@@ -88,7 +133,14 @@ def judge_backlog(growth: Growth | None, most_per_s: float, is_final: bool) -> s
 
 
 def _judge_rate(arguments: LoadArguments, row: Row, of_limits: Judgement, windows: Sequence[Window]) -> Judgement:
-    """Join the verdict on the limits with that on the backlog."""
+    """Join the verdict on the limits with that on the backlog; what may be the client's fault is not exceeded."""
+    judged = _join(arguments, row, of_limits, windows)
+    if judged.verdict == EXCEEDED and may_be_the_clients(arguments, windows, judged.limit):
+        return dataclasses.replace(judged, verdict=UNDECIDED, limit=CLIENT_LAG)
+    return judged
+
+
+def _join(arguments: LoadArguments, row: Row, of_limits: Judgement, windows: Sequence[Window]) -> Judgement:
     if of_limits.verdict == EXCEEDED:
         return of_limits
     most_per_s = arguments.search_precision * row.level

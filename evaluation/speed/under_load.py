@@ -26,6 +26,8 @@ from evaluation.speed.workload import arrivals_ns, seeded
 from handover.errors import ServerError
 
 _LEAST_REQUESTS = 20
+_MOST_TIMED = 200
+"""Answers of a repeat that is prolonged for its duration: the few of a low rate come at another rate by chance."""
 _SEARCH_SAMPLES = 8192
 _SPARE_REPEATS = 1
 """Requests are prepared for one repeat more than planned: the load goes on until the last answer is counted."""
@@ -140,7 +142,8 @@ def plan_point(
         requests = arguments.requests or max(_LEAST_REQUESTS, 4 * in_flight)
         warmup = arguments.warmup or 2 * in_flight
     else:
-        requests = arguments.requests or max(_LEAST_REQUESTS, round(2 * row.level))
+        timed = min(_MOST_TIMED, round(arguments.repeat_s * row.level))
+        requests = arguments.requests or max(_LEAST_REQUESTS, round(2 * row.level), timed)
         warmup = arguments.warmup or _LEAST_REQUESTS
 
     def is_enough(windows: Sequence[Window]) -> bool:
@@ -180,7 +183,8 @@ async def _load(
 def _open_loop(arguments: LoadArguments, target: LoadTarget, row: Row, requests: PreparedRequests) -> OpenLoop:
     if target.trace is not None:
         return OpenLoop(target.trace.arrivals_ns(arguments.trace_speed), arguments.max_in_flight)
-    random = seeded(arguments.seed, "arrivals", row.workload, row.level)
+    again = () if row.probe is None else (row.probe,)  # that a rate is exceeded is confirmed with other arrivals
+    random = seeded(arguments.seed, "arrivals", row.workload, row.level, *again)
     rate_per_s = row.level / requests.requests_each  # of conversations
     due = arrivals_ns(rate_per_s, arguments.arrival, arguments.ramp_s, random)
     return OpenLoop(due, arguments.max_in_flight, arguments.ramp_s)

@@ -51,6 +51,7 @@ class LoadConfig:
     streaming: bool | None = None  # None: what the served model does
     warmup: int = number(0, UNCOUNTED)  # answers; 0: twice those in flight
     requests: int = number(0, UNCOUNTED)  # answers a repeat; 0: 20, or four times those in flight
+    repeat_s: float = number(10.0, DAY_S)  # open loop, without requests: seconds of a repeat of up to 200 answers
     min_repeats: int = number(3, REPEATS)
     repeats: int = number(10, REPEATS)  # at most
     stable_within: float = number(0.05, RELATIVE)  # relative 95% interval at which a point ends

@@ -34,6 +34,8 @@ from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 
 MS = 1_000_000
+TABLE_HEADERS = Path(__file__).resolve().parents[1] / "data" / "table_headers.json"
+RECORDED: dict[str, str] = json.loads(TABLE_HEADERS.read_text())
 
 
 class Skipping(selectors.DefaultSelector):
@@ -173,8 +175,8 @@ def test_the_search_finds_the_rate_that_queueing_theory_gives(
     assert search.not_held is not None
     assert search.exceeded is not None
     assert search.not_held <= search.held * 1.05
-    assert 0.85 * expected < search.held < 1.01 * expected
-    assert 0.99 * expected < search.exceeded < 1.15 * expected
+    assert 0.8 * expected < search.held < expected
+    assert expected < search.exceeded < 1.15 * expected
 
 
 SHORT = {"search_duration_s": 15.0, "search_max_duration_s": 120.0, "slos": (("e2e", 4000.0),)}
@@ -188,7 +190,7 @@ def test_a_short_probe_does_not_hold_while_its_queue_grows(seed: int, monkeypatc
         plan = MeasuringPlan(20, round(15 * rate / 20), 20, 1e9, lambda windows: False)
         windows = queue_up(plan, rate, seed, service_s, monkeypatch).windows
         records = [record for window in windows for record in window.records]
-        assert judge(records, dict(given.slos), 90).verdict == HOLDS, "the limits alone would let it pass"
+        assert judge(records, dict(given.slos), 90).share == 1.0, "the limits alone would not refuse it"
         row = simulate(rate, given, service_s, monkeypatch)
         assert row.slo_verdict == EXCEEDED, row
     row = simulate(80.0, given, service_s, monkeypatch)
@@ -200,7 +202,7 @@ def test_short_probes_find_the_capacity_where_the_limit_is_far(monkeypatch: pyte
     search = search_by_simulation(arguments(**SHORT), 0.01, monkeypatch)
     assert search.held is not None and search.exceeded is not None
     # A rate that holds may be above the capacity by the precision of the search.
-    assert 90 < search.held < 105 < search.exceeded < 115
+    assert 90 < search.held < 105 and 100 < search.exceeded < 115
 
 
 def test_a_limit_that_a_queue_never_breaks_does_not_hold_beyond_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +330,8 @@ def test_bisection_asks_for_rates_until_it_is_precise_enough() -> None:
     assert search.held is not None
     assert search.not_held is not None
     assert search.held <= 11 < search.not_held <= search.held * 1.05
-    assert search.exceeded == 16
+    assert search.exceeded is not None
+    assert 11.5 < search.exceeded <= 11.5 * 1.05, "the upper end is narrowed, too"
 
 
 def test_a_search_without_a_boundary_ends_at_its_bounds() -> None:
@@ -339,6 +342,8 @@ def test_a_search_without_a_boundary_ends_at_its_bounds() -> None:
         all_hold.add(rate, HOLDS)
     assert asked == [3, 6, 10]
     assert (all_hold.held, all_hold.exceeded) == (10, None)
+    none_holds.add(3.0, EXCEEDED)
+    assert none_holds.next_rate() == 3.0, "once more"
     none_holds.add(3.0, EXCEEDED)
     assert none_holds.next_rate() is None
     assert (none_holds.held, none_holds.exceeded) == (None, 3)
@@ -399,7 +404,7 @@ def test_a_search_leaves_a_row_for_each_rate_and_what_it_found(
         assert (given.output / "load.csv").read_bytes() == before
         LOAD_TABLE.write(given.output / "load.csv", rows[:-1])
         sweep.main(given.to_argv())
-        assert 0 < len(fake.requests) - asked <= asked / 2 + 100
+        assert 0 < len(fake.requests) - asked < asked
     again = LOAD_TABLE.read(given.output / "load.csv")
     assert [row.point for row in again[: len(rows)]] == [row.point for row in rows]
     assert again[: len(rows) - 1] == rows[:-1]
@@ -412,12 +417,15 @@ def test_a_search_leaves_a_row_for_each_rate_and_what_it_found(
     written = json.loads((given.output / "search.json").read_text())
     (found,) = written["found"]
     assert 40 <= found["rate_per_s"] < 110, "the server answers 100 in a second"
-    assert found["rate_per_s"] == max(row.level for row in again if row.slo_verdict == HOLDS)
+    held = max((row for row in again if row.slo_verdict == HOLDS), key=lambda row: row.level)
+    assert found["nominal_rate_per_s"] == held.level
+    assert found["rate_per_s"] == pytest.approx(min(held.level, held.figures["offered_requests_per_s"]))
     # On a busy machine the rates above may all stay undecided.
     exceeded = min((row.level for row in again if row.slo_verdict == EXCEEDED), default=None)
-    assert found["exceeded_at_per_s"] == exceeded
+    assert found["exceeded_at_per_s"] is None or found["exceeded_at_per_s"] >= (exceeded or 0)
     assert [probe["verdict"] for probe in written["probes"]] == [row.slo_verdict for row in again]
     header, line = (given.output / "search.csv").read_text().splitlines()
+    assert header == RECORDED["search.csv"]
     assert dict(zip(header.split(","), line.split(","), strict=True))["workload"] == "3/2"
     printed = capsys.readouterr().out
     assert f"3/2: p60 of e2e 150 ms holds at {found['rate_per_s']:g} requests/s" in printed

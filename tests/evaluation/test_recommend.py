@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import hydra
 import pytest
@@ -100,7 +101,7 @@ def test_the_override_file_is_ready_to_run(tmp_path: Path) -> None:
     assert "demo, TP 2" in (tmp_path / "out" / "recommendation.md").read_text()
 
 
-UNFIT: list[tuple[dict[str, object], str]] = [
+UNFIT: list[tuple[dict[str, Any], str]] = [
     ({"requests_per_s": 15.0, "offered_requests_per_s": 30.0, "backlog_at_end": 90.0}, "overloaded: 15 requests/s"),
     ({"requests_per_s": 15.0}, "overloaded: 15 requests/s were answered of 30"),
     ({"slo_verdict": "exceeded", "slo_limit": "backlog"}, "the SLOs are exceeded (backlog)"),
@@ -114,9 +115,9 @@ UNFIT: list[tuple[dict[str, object], str]] = [
 
 @pytest.mark.parametrize(("changes", "reason"), UNFIT, ids=[reason for _, reason in UNFIT])
 def test_a_row_whose_figures_are_not_to_be_relied_on_is_recommended_for_no_goal(
-    changes: dict[str, object], reason: str, tmp_path: Path
+    changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    good = {"output_tokens_per_s_per_user": 5.0, "output_tokens_per_s_per_gpu": 5.0, "e2e_p95_ms": 50.0}
+    good: dict[str, Any] = {"output_tokens_per_s_per_user": 5.0, "output_tokens_per_s_per_gpu": 5.0, "e2e_p95_ms": 50.0}
     unfit = load_row(rate=30.0, output_tokens_per_s=900.0, **(good | changes))
     fit = load_row(rate=8.0, output_tokens_per_s=100.0, requests_per_s=8.1, offered_requests_per_s=8.3, **good)
     write_results(tmp_path / "run", load=[fit, unfit])
