@@ -33,10 +33,18 @@ from evaluation.speed.openai_dialect import open_dialect
 from evaluation.speed.provenance import timestamp, wall_clock
 from evaluation.speed.raw_records import PointRecords, origin_of, write_records
 from evaluation.speed.record import RequestRecord, Window
-from evaluation.speed.sweep import MeasuredDeployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
+from evaluation.speed.sweep import (
+    MeasuredDeployment,
+    Sweep,
+    check_price,
+    describe_deployment,
+    find_vocab_size,
+    usual_lengths,
+)
 from evaluation.speed.table import FAILED, OK, STATIC_TABLE, Row
 from handover.errors import ConfigError, ServerError, exit_status
 
+MOST_FAILURES = 2
 Point = tuple[int, int, int]
 Batch = list[list[int]]
 """Token ids of a batch's prompts, all of one length."""
@@ -168,7 +176,7 @@ def measure_point(
 ) -> tuple[Row, PointRecords]:
     """Send the requests of one point one after another and fill in its row; ``row.warmup_requests`` do not count.
 
-    A point ends with its first failed request.
+    A request that fails is sent again, MOST_FAILURES times in a point, and counted among the failures.
 
     Args:
         send: sends a request; returns when it was sent and when its answer was there, in ns.
@@ -179,23 +187,28 @@ def measure_point(
         UnreachableError: the server is gone, so that no further point can be measured.
     """
     records: list[RequestRecord] = []
+    failures: list[RequestRecord] = []
     for request in requests:
-        began_ns = time.perf_counter_ns()
-        try:
-            records.append(_record(row, *send(request)))
-        except UnreachableError:
-            raise
-        except ServerError as error:
-            failed = _record(row, began_ns, time.perf_counter_ns(), str(error))
-            row = replace(row, state=FAILED, failed_requests=1, error=str(error))
-            return row, _point_records(row, [*records, failed])
+        while True:
+            began_ns = time.perf_counter_ns()
+            try:
+                records.append(_record(row, *send(request)))
+                break
+            except UnreachableError:
+                raise
+            except ServerError as error:
+                failures.append(_record(row, began_ns, time.perf_counter_ns(), str(error)))
+                row = replace(row, failed_requests=len(failures), error=failures[0].error)
+                if len(failures) > MOST_FAILURES:
+                    return replace(row, state=FAILED), _point_records(row, records, failures)
     row = with_latencies(row, [record.done_ns - record.sent_ns for record in records[row.warmup_requests :]])
-    return row, _point_records(row, records)
+    return row, _point_records(row, records, failures)
 
 
-def _point_records(row: Row, records: Sequence[RequestRecord]) -> PointRecords:
+def _point_records(row: Row, records: Sequence[RequestRecord], failures: Sequence[RequestRecord] = ()) -> PointRecords:
+    """Join what was measured; failed tries are in no figure, as the warm-up is."""
     measured = records[row.warmup_requests :]
-    return PointRecords(tuple(map(_window, measured)), tuple(records[: row.warmup_requests]))
+    return PointRecords(tuple(map(_window, measured)), (*records[: row.warmup_requests], *failures))
 
 
 def with_latencies(row: Row, latencies_ns: Sequence[int]) -> Row:
@@ -233,8 +246,11 @@ def _rows(arguments: BenchmarkArguments, served: DeployedModel, points: Sequence
         warmup_requests=arguments.warmup,
         repeats=arguments.repeats,
         gpu_hour_price=arguments.gpu_hour_price,
+        given_gpus=arguments.gpus,
+        deployment_label=arguments.label or "",
     )
     row = describe_deployment(served, row, (arguments.seed, arguments.vocab_size))
+    check_price(row, served.endpoint.address)
     return [
         replace(row, batch_size=batch_size, workload=f"{input_length}/{output_length}")
         for batch_size, input_length, output_length in points

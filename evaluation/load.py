@@ -29,7 +29,14 @@ from evaluation.speed.probe import CLIENT_LAG, longest_probe
 from evaluation.speed.prompt_file import read_prompt_file
 from evaluation.speed.rate_search import RateSearch, search_rates, write_found
 from evaluation.speed.slo_verdict import BACKLOG
-from evaluation.speed.sweep import MeasuredDeployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
+from evaluation.speed.sweep import (
+    MeasuredDeployment,
+    Sweep,
+    check_price,
+    describe_deployment,
+    find_vocab_size,
+    usual_lengths,
+)
 from evaluation.speed.table import CLOSED, LOAD_TABLE, OK, OPEN, SLO_FIGURES, Row
 from evaluation.speed.tokens import RandomIds, Words
 from evaluation.speed.trace import Trace, read_trace
@@ -105,13 +112,16 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
         mode=CLOSED,
         remark=arguments.remark,
         triton_model=arguments.model,
-        max_batch_size=interface.max_batch_size,
+        max_batch_size=None if target.capabilities else interface.max_batch_size,
         max_queue_delay_us=interface.max_queue_delay_us,
         is_streaming=is_streaming,
         gpu_hour_price=arguments.gpu_hour_price,
+        given_gpus=arguments.gpus,
+        deployment_label=arguments.label or "",
         slos=", ".join(f"{name} {limit:g} ms" for name, limit in arguments.slos),
     )
     row = describe_deployment(served, row, _decisive(arguments))
+    check_price(row, served.endpoint.address)
     load_target = LoadTarget(
         served.endpoint,
         server_log(arguments.endpoint),

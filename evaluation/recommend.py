@@ -50,6 +50,7 @@ from handover.errors import ConfigError, exit_status, nearest
 from handover.provenance import PROGRAM
 
 GROUP = "recommended"
+OUR_ENGINE = "slipway"
 _FRONT_COLUMNS = ("Lengths", "Load", "Tokens/s/user", "Tokens/s/GPU", "Deployment")
 
 
@@ -76,10 +77,16 @@ def main(argv: Sequence[str]) -> None:
     workloads = {ranking.workload for ranking in rankings}
     sys.stdout.write(text)
     for ranking in rankings:
-        if ranking.best:
+        if ranking.best and not ranking.best[0].is_deployable:
+            best = ranking.best[0]
+            sys.stdout.write(
+                f"{ranking.goal}: {deployment_text(best)} was not deployed from here: no file deploys it\n"
+            )
+        elif ranking.best:
             name = ranking.goal if len(workloads) == 1 else f"{ranking.goal}_{name_of_file(ranking.workload)}"
             name += f"_{name_of_file(ranking.group)}" if ranking.group else ""
-            override = render_override(ranking, names_engine=len(engines_of(candidates)) > 1)
+            is_ours = ranking.best[0].engine in ("", OUR_ENGINE)
+            override = render_override(ranking, names_engine=not is_ours or len(engines_of(candidates)) > 1)
             write_atomically(given.output / GROUP / f"{name}.yaml", override)
             sys.stdout.write(f"{PROGRAM} --config-dir={given.output} +{GROUP}={name} stages=[export,deploy]\n")
 

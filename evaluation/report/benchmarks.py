@@ -10,8 +10,9 @@ from pathlib import Path
 
 from evaluation.report.published import PARTIAL, newest_results
 from evaluation.speed.slo_verdict import EXCEEDED, HOLDS
-from evaluation.speed.table import FAILED, LOAD_TABLE, SUMMARY, TABLES, Row, Table
+from evaluation.speed.table import FAILED, LOAD_TABLE, OPEN, SUMMARY, TABLES, Row, Table
 
+_CLIENT_SHARE = 0.1
 _CLIENT_LIMIT = 0.8
 """Processor cores of the client above which its single event loop, not the server, may limit the figures."""
 
@@ -112,9 +113,39 @@ def _load_remarks(load: Benchmark) -> list[str]:
     if unstable:
         labels = ", ".join(dict.fromkeys(unstable))
         said.append(f"The repeats of benchmark {load.name} did not agree closely at {labels}.")
+    said += [*_client_remarks(load), *_overload_remarks(load)]
     if any((row.figures.get("client_cpu_cores") or 0) > _CLIENT_LIMIT for row in load.measured):
         said.append(
             f"The client of benchmark {load.name} was near one core's limit: the server may do more than is shown."
+        )
+    return said
+
+
+def _client_remarks(load: Benchmark) -> list[str]:
+    """Say where the client itself took a share of a limit, by its own work or by the limit of what may be in flight."""
+    limits = [limit for name, limit in load.slos.items() if name in ("ttft", "e2e")]
+    if not limits:
+        return []
+    said, share_ms = [], _CLIENT_SHARE * min(limits)
+    for column, what in (("client_lag_p99_ms", "by its own work"), ("client_queue_p99_ms", "for room in flight")):
+        late = [(row.figures.get(column) or 0.0, row.label) for row in load.measured if row.mode == OPEN]
+        late_ms, label = max(late, default=(0.0, ""))
+        if late_ms > share_ms:
+            said.append(
+                f"The client of benchmark {load.name} kept requests waiting {what}, by up to {late_ms:.3g} ms "
+                f"(99th percentile, {label}): more than a tenth of the smallest limit."
+            )
+    return said[:1]
+
+
+def _overload_remarks(load: Benchmark) -> list[str]:
+    """Say where answers did not keep up with arrivals, and where the number of GPUs is not known."""
+    over = [row for row in load.measured if "overloaded" in row.validity_reasons]
+    said = [f"Benchmark {load.name}, {row.label}: {row.validity_reasons}." for row in over]
+    if any(row.gpus is None for row in load.measured):
+        said.append(
+            f"How many GPUs serve benchmark {load.name} is not known: tokens/s/GPU, costs and the Pareto front are "
+            "left out. benchmark.gpus says it."
         )
     return said
 

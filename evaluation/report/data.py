@@ -122,7 +122,7 @@ def collect_findings(results: Path, title: str, stages: Path) -> Findings:
 
     Args:
         results: results directory of the run.
-        title: name of the model.
+        title: name of the model; empty for that of the model which a foreign API serves.
         stages: the runner's ``stages.json``.
     """
     remarks: list[str] = []
@@ -136,7 +136,16 @@ def collect_findings(results: Path, title: str, stages: Path) -> Findings:
         remarks.append("There are no latency figures: no benchmark left a result.")
     remarks += _identity_remarks(evaluations, benchmarks, repository)
     origin = _read_origin(results / "model_repo", repository)
+    title = title or _served_name(evaluations, benchmarks)
     return Findings(title, outcomes, evaluations, benchmarks, repository, tuple(remarks), origin)
+
+
+def _served_name(evaluations: Sequence[Evaluation], benchmarks: Sequence[Benchmark]) -> str:
+    """Return the name of the deployment that was measured or, where it has none, of the model that it serves."""
+    rows = [row for benchmark in benchmarks for row in benchmark.rows]
+    names = [row.deployment_label for row in rows] + [row.model for row in rows]
+    names += [str(evaluation.model.get("model", "")) for evaluation in evaluations]
+    return next(filter(None, names), "a deployment that nothing was measured of")
 
 
 def _read_stages(path: Path, remarks: list[str]) -> tuple[StageOutcome, ...]:

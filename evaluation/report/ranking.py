@@ -38,6 +38,8 @@ class DeploymentCandidate:
         latencies_ms: means and percentiles by column, such as ``e2e_p95_ms``; None where not observed.
         failed_requests: number of failed requests.
         validity_reasons: why the row is not valid; empty if it is.
+        name: name of the deployment or, where it has none, of the served model.
+        is_deployable: whether its settings are known, so that it can be deployed again.
         model_digest: digest of the served model.
         engine: what served it.
         parity: verdict of the run's parity evaluation; empty where it was not evaluated.
@@ -58,6 +60,8 @@ class DeploymentCandidate:
     engine: str = ""
     parity: str = ""
     validity_reasons: str = ""
+    is_deployable: bool = True
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -229,6 +233,8 @@ def deployment_text(candidate: DeploymentCandidate) -> str:
         "int8_mode": "int8",
         "decoupled": "decoupled",
     }
+    if not candidate.is_deployable:
+        return ", ".join(part for part in (candidate.name, candidate.engine) if part) or candidate.source
     engine = [] if candidate.engine in ("", "slipway") else [candidate.engine]
     shown = [*engine, *(text.format(settings[name]) for name, text in texts.items() if settings.get(name))]
     return ", ".join(shown) or candidate.source
@@ -254,7 +260,9 @@ def _candidate(row: Row, benchmark: str, source: str) -> DeploymentCandidate | N
         failed_requests=row.failed_requests,
         model_digest=row.model_digest,
         engine=row.engine,
+        name=row.deployment_label or row.model,
         validity_reasons=row.validity_reasons,
+        is_deployable=row.endpoint_kind != OPENAI or bool(row.tensor_para_size),
     )
 
 

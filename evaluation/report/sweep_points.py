@@ -127,7 +127,7 @@ def _point(label: str, title: str, results: str, error: str) -> Point:
     is_started = bool(candidates or accuracies)
     return Point(
         label,
-        title,
+        findings.title,
         results,
         error or "; ".join(f"{outcome.label}: {reason_of(outcome.error)}" for outcome in bad),
         candidates,

@@ -11,8 +11,8 @@ import dataclasses
 import gc
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, takewhile
 from typing import Protocol
@@ -84,8 +84,9 @@ class Recorder:
         windows: finished repeats.
         warmups: answers before the first repeat.
         is_over: whether no further request may be sent.
-        started: set when the first repeat begins.
+        is_measuring: whether the first repeat has begun.
         in_flight: requests or conversations that were due, have been taken from the load, and have not ended.
+        sent: number of all requests that were sent, counted or not.
         taken: requests that were due and have been taken from an open loop; None in a closed one.
         count_waiting: counts those that are due at a time of the clock and have not been taken yet.
     """
@@ -95,8 +96,8 @@ class Recorder:
         self.windows: list[Window] = []
         self.warmups: list[RequestRecord] = []
         self.is_over = False
-        self.started = asyncio.Event()
         self.in_flight = 0
+        self.sent = 0
         self.taken: int | None = None
         self.count_waiting: Callable[[int], int] = lambda now_ns: 0
         self._current: list[RequestRecord] = []
@@ -104,19 +105,18 @@ class Recorder:
         self._ramp_end_ns = self._begin_ns + round(ramp_s * NANOSECONDS_PER_S)
         self._window_ns = self._begin_ns
         self._arrived_before = 0
-        if plan.warmup == 0 and ramp_s == 0:
-            self.started.set()
+        self.is_measuring = plan.warmup == 0 and ramp_s == 0
 
     def add(self, record: RequestRecord) -> None:
         """Add one answer."""
         if self.is_over:
             return
-        if not self.started.is_set():
+        if not self.is_measuring:
             self.warmups.append(record)
             if len(self.warmups) >= self.plan.warmup and record.done_ns >= self._ramp_end_ns:
                 self._window_ns = record.done_ns
                 self._count_arrivals(record.done_ns)
-                self.started.set()
+                self.is_measuring = True
         else:
             self._current.append(record)
         is_late = record.done_ns - self._begin_ns > self.plan.max_s * NANOSECONDS_PER_S
@@ -177,7 +177,6 @@ async def drive(
     requests: Sequence[Encoded],
     load: ClosedLoop | OpenLoop,
     plan: MeasuringPlan,
-    measuring: Callable[[], Awaitable[None]] | None = None,
 ) -> Recorder:
     """Put the server under load until the plan is fulfilled.
 
@@ -186,16 +185,14 @@ async def drive(
         requests: sent in this order, and again from the first when they run out.
         load: closed or open loop.
         plan: how long.
-        measuring: awaited once when the first repeat begins, beside the load.
     """
     with _without_garbage_collection():
         recorder = Recorder(plan, load.ramp_s)
         given = takewhile(lambda _: not recorder.is_over, cycle(requests))
-        async with _beside(measuring, recorder):
-            if isinstance(load, ClosedLoop):
-                await _closed(wire, load, given, recorder)
-            else:
-                await _open(wire, load, given, recorder)
+        if isinstance(load, ClosedLoop):
+            await _closed(wire, load, given, recorder)
+        else:
+            await _open(wire, load, given, recorder)
     return recorder
 
 
@@ -227,6 +224,7 @@ async def _converse(
         free_ns: when there was room in flight for it, of an open loop; None in a closed one.
     """
     while True:
+        recorder.sent += 1
         record = await wire.ask(request, due_ns)
         if free_ns is not None:
             lag_ns = max(0, record.sent_ns - max(due_ns, free_ns))
@@ -274,22 +272,6 @@ async def _open(wire: Asks, load: OpenLoop, given: Iterator[Encoded], recorder: 
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     await asyncio.gather(*tasks)
-
-
-@asynccontextmanager
-async def _beside(measuring: Callable[[], Awaitable[None]] | None, recorder: Recorder) -> AsyncIterator[None]:
-    async def wait() -> None:
-        await recorder.started.wait()
-        if measuring is not None:
-            await measuring()
-
-    task = asyncio.create_task(wait())
-    try:
-        yield
-    finally:
-        if not recorder.started.is_set():
-            task.cancel()
-        await asyncio.gather(task, return_exceptions=not recorder.started.is_set())
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from evaluation.speed.workload import WORKLOAD_HINT, Workload
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, nearest
 from handover.ranges import (
+    COUNT,
     DAY_MS,
     DAY_S,
     IDS,
@@ -149,6 +150,10 @@ class LoadArguments(ScriptArguments):
     gpu_hour_price: float | None = field(
         default=None, metadata={RANGE: PRICE, "help": "of one GPU, in any currency, for the cost of a million tokens"}
     )
+    gpus: int | None = field(
+        default=None, metadata={RANGE: COUNT, "help": "GPUs that serve; by default what the deployment says"}
+    )
+    label: str | None = field(default=None, metadata={"help": "name of the deployment in tables and reports"})
     endpoint_key_env: str | None = field(
         default=None, metadata={"help": "environment variable with the bearer key of an OpenAI API"}
     )

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from handover.errors import ServerError, shortened
 
 DATA, DONE = b"data:", b"[DONE]"
+_TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "tool_calls", "function_call")
+"""Keys of a conversation's delta that hold what was generated; vLLM and others renamed ``reasoning_content``."""
 Piece = tuple[int, bytes]
 """A time in nanoseconds, and the bytes that arrived then."""
 
@@ -56,6 +58,41 @@ def read_answer(arrived_ns: int, content: bytes) -> Tokens:
     return Tokens((arrived_ns,), (count,), given if isinstance(given, int) else None)
 
 
+class _Events:
+    """Joins the ``data`` lines of a stream to events: an event may have several, and an empty line ends it.
+
+    It has ended, too, where its lines are JSON: some servers leave the empty line out, and it comes no sooner.
+    """
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+
+    def take(self, line: bytes) -> Any:
+        """Take a line; returns the event that it ends as JSON has it, or DONE, and None for no end.
+
+        Raises:
+            ServerError: an empty line ends what is no JSON.
+        """
+        line = line.removesuffix(b"\r")
+        if line.startswith(DATA):
+            self._lines.append(line[len(DATA) :].strip())
+            with contextlib.suppress(ValueError):
+                return self._end(json.loads)
+        elif not line and self._lines:
+            return self._end(_parse)
+        return None
+
+    def end(self) -> Any:
+        """Return the event at the end of the stream; None where there is none."""
+        return self._end(_parse) if self._lines else None
+
+    def _end(self, parse: Callable[[bytes], Any]) -> Any:
+        text = b"\n".join(self._lines)
+        event = DONE if text == DONE else parse(text)
+        self._lines.clear()
+        return event
+
+
 class HangUp:
     """Says when a client hangs up that does so after some tokens of a stream; an event of unknown size counts as one.
 
@@ -69,6 +106,7 @@ class HangUp:
 
     def __init__(self, after: int, whole: int) -> None:
         self._after, self._whole, self._tokens, self._rest = after, whole, 0, b""
+        self._events = _Events()
         self.is_due = False
 
     def take(self, piece: bytes) -> bytes:
@@ -80,8 +118,9 @@ class HangUp:
         while (end := text.find(b"\n", start)) >= 0:
             line, start = text[start:end], end + 1
             with contextlib.suppress(ServerError):
-                if line.startswith(DATA) and line[len(DATA) :].strip() != DONE:
-                    count = _new_tokens(_parse(line[len(DATA) :]), self._tokens)
+                event = self._events.take(line)
+                if event is not None and event != DONE:
+                    count = _new_tokens(_checked(event), self._tokens)
                     self._tokens += 1 if count is None else count
             self.is_due = self._after <= self._tokens < self._whole
             if self.is_due:
@@ -91,7 +130,7 @@ class HangUp:
 
 
 def read_events(pieces: Sequence[Piece], has_hung_up: bool = False) -> Tokens:
-    """Read a stream of server-sent events; an event has arrived with the piece that ends its line.
+    """Read a stream of server-sent events; an event has arrived with the piece that ends its last line of data.
 
     Args:
         pieces: what arrived.
@@ -109,7 +148,7 @@ def read_events(pieces: Sequence[Piece], has_hung_up: bool = False) -> Tokens:
         if content == DONE:
             is_complete = True
             break
-        event = _parse(content)
+        event = _checked(content)
         usage = _usage(event) or usage
         count = _new_tokens(event, before)
         if count != 0:
@@ -138,8 +177,8 @@ def _new_tokens(event: dict[str, Any], before: int) -> int | None:
     if isinstance(total, int):  # with continuous_usage_stats
         return max(0, total - before)
     delta = choice.get("delta")
-    text = delta.get("content") or delta.get("reasoning_content") if isinstance(delta, dict) else choice.get("text")
-    return None if text else 0
+    has_text = any(delta.get(key) for key in _TEXTS) if isinstance(delta, dict) else bool(choice.get("text"))
+    return None if has_text else 0
 
 
 def _spread(counts: Sequence[int | None], total: Any) -> tuple[int, ...]:
@@ -158,16 +197,17 @@ def _spread(counts: Sequence[int | None], total: Any) -> tuple[int, ...]:
     return tuple(shown)
 
 
-def _data(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield the content of each ``data:`` line with its time; comments and other fields of the protocol are skipped."""
-    rest, arrived_ns = b"", 0
+def _data(pieces: Iterable[Piece]) -> Iterator[tuple[int, Any]]:
+    """Yield each event with its time; comments and other fields of the protocol are skipped."""
+    events, rest, arrived_ns = _Events(), b"", 0
     for arrived_ns, piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
-            if line.startswith(DATA):
-                yield arrived_ns, line[len(DATA) :].strip()
-    if rest.startswith(DATA):  # the last line may lack its end
-        yield arrived_ns, rest[len(DATA) :].strip()
+            if (event := events.take(line)) is not None:
+                yield arrived_ns, event
+    for event in (events.take(rest), events.end()):  # the last line may lack its end
+        if event is not None:
+            yield arrived_ns, event
 
 
 def _parse(content: bytes) -> dict[str, Any]:
@@ -175,10 +215,14 @@ def _parse(content: bytes) -> dict[str, Any]:
         found = json.loads(content)
     except ValueError:
         raise ServerError(f"the answer is not JSON: {_shown(content)}") from None
+    return _checked(found)
+
+
+def _checked(found: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise ServerError(f"the answer is no JSON object: {_shown(content)}")
+        raise ServerError(f"the answer is no JSON object: {_shown(json.dumps(found).encode())}")
     if found.get("error"):
-        raise ServerError(f"the server reports an error: {said_by(content)}")
+        raise ServerError(f"the server reports an error: {said_by(json.dumps(found).encode())}")
     return found
 
 

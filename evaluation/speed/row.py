@@ -77,6 +77,8 @@ class Row:
         slos: the limits of a good request, as ``ttft 200 ms, e2e 2000 ms``.
         probe: 2 where a search measures a rate again, to confirm that it is exceeded; else None.
         started_at: wall clock when the first repeat began, UTC.
+        sent_requests: all requests of a load's point, with those of the warm-up and after the last repeat.
+        deployment_label: name that the user gave the deployment; empty for none.
         schema_version: SCHEMA_VERSION of the code that measured; None before there was one.
         given_gpus: number of GPUs, where it was given rather than found out.
     """
@@ -128,6 +130,8 @@ class Row:
     slos: str = ""
     probe: int | None = None
     started_at: str = ""
+    sent_requests: int | None = None
+    deployment_label: str = ""
     schema_version: int | None = None
     given_gpus: int | None = None
 

@@ -6,7 +6,7 @@ import http.client
 import re
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from handover.endpoint import Endpoint
 
@@ -25,7 +25,8 @@ SERVER_FIGURES = {
     "server_requests": "successful requests that the server counted",
     "server_failures": "failed requests that the server counted",
 }
-"""Columns and their formulas; each is a difference of counters over the measurement.
+"""Columns and their formulas; each is a difference of counters over the whole point: its warm-up, its repeats and the
+requests that were still in flight at their end. ``sent_requests`` is their number; others' requests count, too.
 
 The drop-in engine's ``execute`` queues a request and returns, which ends Triton's request and compute times: they do
 not include the generation. The engine counts the time to the final answer itself (_OWN_DURATION).
@@ -46,6 +47,10 @@ _VLLM = {
     "vllm:e2e_request_latency_seconds_sum": "vllm_request_s",
 }
 """vLLM's metrics, and what they are called here: seconds, and numbers of requests."""
+_ENDED = ("request_success", "request_failure", VLLM_SUCCESSES, _VLLM_FAILURES)
+_SETTLING_S, _MISSING_S, _LONGEST_SETTLING_S, _SETTLING_POLL_S = 0.3, 1.0, 5.0, 0.1
+"""Counters are published at least each 0.2 s; requests that a server does not count at all are awaited for a second."""
+Counters = Mapping[str, float]
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 
@@ -55,6 +60,36 @@ def read_counters(endpoint: Endpoint, model: str) -> dict[str, float]:
     if page is None:
         return {}
     return (parse_vllm_counters if endpoint.is_openai else parse_counters)(_read(page), model)
+
+
+def read_settled(endpoint: Endpoint, model: str) -> Counters:
+    """Read the counters once they stand still: an engine publishes them some times a second.
+
+    A server that others ask too never stands still: its counters are read after _LONGEST_SETTLING_S.
+    """
+    return _read_until(endpoint, model, _SETTLING_S, lambda counters: False)
+
+
+def read_after(endpoint: Endpoint, model: str, before: Counters, sent: int) -> Counters:
+    """Read the counters once they have every request that was sent since ``before``, or stand still for a second."""
+
+    def has_all(counters: Counters) -> bool:
+        return sum(counters.get(name, 0.0) - before.get(name, 0.0) for name in _ENDED) >= sent
+
+    return _read_until(endpoint, model, _MISSING_S, has_all)
+
+
+def _read_until(endpoint: Endpoint, model: str, still_s: float, is_enough: Callable[[Counters], bool]) -> Counters:
+    counters, began_s = read_counters(endpoint, model), time.monotonic()
+    changed_s = began_s
+    while counters and not is_enough(counters):
+        time.sleep(_SETTLING_POLL_S)
+        newer, now_s = read_counters(endpoint, model), time.monotonic()
+        changed_s = now_s if newer != counters else changed_s
+        counters = newer
+        if now_s - changed_s >= still_s or now_s - began_s > _LONGEST_SETTLING_S:
+            break
+    return counters
 
 
 def _read(url: str) -> str:

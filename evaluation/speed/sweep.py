@@ -194,6 +194,19 @@ def describe_deployment(served: DeployedModel, row: Row, decisive: Sequence[obje
     return replace(row, settings_fingerprint=hashlib.sha256(text.encode()).hexdigest()[:12])
 
 
+def check_price(row: Row, address: str) -> None:
+    """Refuse a price where the number of GPUs is not known: every figure that it is given for would be empty.
+
+    Raises:
+        ConfigError: there is a price and no number.
+    """
+    if row.gpu_hour_price is not None and row.gpus is None:
+        raise ConfigError(
+            f"{address} does not say on how many GPUs it serves, so that its tokens have no price",
+            "give --gpus (benchmark.gpus), or leave gpu_hour_price out",
+        )
+
+
 def find_vocab_size(given: int | None, served: DeployedModel) -> int:
     """Return the size of the vocabulary that random prompts are drawn from.
 

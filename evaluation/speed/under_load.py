@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,15 +18,23 @@ from evaluation.speed.load_requests import LoadTarget, PreparedRequests, prepare
 from evaluation.speed.openai_wire import OpenAIWire
 from evaluation.speed.probe import plan_probe, with_verdict
 from evaluation.speed.provenance import timestamp, wall_clock
-from evaluation.speed.raw_records import Counters, PointRecords, origin_of
+from evaluation.speed.raw_records import PointRecords, origin_of
 from evaluation.speed.record import RequestRecord, Window
-from evaluation.speed.server_metrics import LONGEST_IDLE_WAIT_S, read_counters, server_figures, wait_until_idle
+from evaluation.speed.server_metrics import (
+    LONGEST_IDLE_WAIT_S,
+    read_after,
+    read_settled,
+    server_figures,
+    wait_until_idle,
+)
 from evaluation.speed.table import CLOSED, FAILED, OK, Row
 from evaluation.speed.wire import Wire
 from evaluation.speed.workload import arrivals_ns, seeded
 from handover.errors import ServerError
 
 _LEAST_REQUESTS = 20
+_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.0)
+"""After each request that failed before anything is measured."""
 _MOST_TIMED = 200
 """Answers of a repeat that is prolonged for its duration: the few of a low rate come at another rate by chance."""
 _SEARCH_SAMPLES = 8192
@@ -63,8 +72,11 @@ def measure_point(
     """Fill in a point's row, calling ``advance`` after each repeat; without a single success it is failed and empty."""
     plan = plan_point(arguments, row, target, advance)
     requests = prepare_requests(arguments, target, row, _count_requests(arguments, plan))
+    before = read_settled(target.endpoint, arguments.model)
     with CostMeter(target.endpoint, target.log, arguments.model) as costs:
-        recorder, counters = asyncio.run(_load(arguments, target, row, plan, requests))
+        recorder = asyncio.run(_load(arguments, target, row, plan, requests))
+    counters = before, read_after(target.endpoint, arguments.model, before, recorder.sent)
+    row = dataclasses.replace(row, sent_requests=recorder.sent)
     idle_s, left = wait_until_idle(target.endpoint, arguments.model) if arguments.cancel_share else (None, 0)
     windows, context = recorder.windows, _context(arguments, target)
     raw = PointRecords(tuple(windows), tuple(recorder.warmups), context.slos, counters, origin=origin_of(row))
@@ -112,10 +124,10 @@ def _with_counts(arguments: LoadArguments, row: Row, raw: PointRecords, requests
 
 
 def probe(arguments: LoadArguments, target: LoadTarget, row: Row) -> None:
-    """Check that one request succeeds before anything is measured.
+    """Check that one request of a few succeeds before anything is measured: each point counts its own failures.
 
     Raises:
-        ServerError: the request failed, or its answer does not continue the prompt.
+        ServerError: all failed, or their answers do not continue the prompt.
     """
     request = prepare_requests(arguments, target, row, 1).first[0]
 
@@ -123,7 +135,11 @@ def probe(arguments: LoadArguments, target: LoadTarget, row: Row) -> None:
         async with _open_wire(arguments, target) as wire:
             return await wire.ask(request, 0)
 
-    record = asyncio.run(ask())
+    for pause_s in _PAUSES_S:
+        record = asyncio.run(ask())
+        if not record.error:
+            return
+        time.sleep(pause_s)
     if record.error:
         raise ServerError(f"no generation came back from '{arguments.model}': {record.error}")
 
@@ -161,23 +177,14 @@ def _count_requests(arguments: LoadArguments, plan: MeasuringPlan) -> int:
 
 async def _load(
     arguments: LoadArguments, target: LoadTarget, row: Row, plan: MeasuringPlan, requests: PreparedRequests
-) -> tuple[Recorder, tuple[Counters, Counters]]:
-    readings: list[dict[str, float]] = []
-    loop = asyncio.get_running_loop()
-
-    async def read() -> None:
-        readings.append(await loop.run_in_executor(None, read_counters, target.endpoint, arguments.model))
-
+) -> Recorder:
     load: ClosedLoop | OpenLoop
     if row.mode == CLOSED:
         load = ClosedLoop(round(row.level), arguments.ramp_s)
     else:
         load = _open_loop(arguments, target, row, requests)
     async with _open_wire(arguments, target) as wire:
-        recorder = await drive(wire, requests.first, load, plan, measuring=read)
-        await read()
-    before = readings[0] if len(readings) == 2 else {}
-    return recorder, (before, readings[-1])
+        return await drive(wire, requests.first, load, plan)
 
 
 def _open_loop(arguments: LoadArguments, target: LoadTarget, row: Row, requests: PreparedRequests) -> OpenLoop:

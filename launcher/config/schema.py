@@ -294,6 +294,7 @@ class DeploymentConfig:
         None  # environment variable with the bearer key of an OpenAI API, see docs/endpoints.md
     )
     endpoint_tokenizer: str | None = None  # directory of an OpenAI API's tokenizer; None: that of this run's checkpoint
+    label: str | None = None  # name of the deployment in tables and reports; None: the served model's name
     open_apis: list[TritonApi] = field(default_factory=list)  # those that clients may use without the secret header
     edited_files: list[str] = field(default_factory=list)  # patterns; files of the repository edited after the export
     server_args: list[str] = field(default_factory=list)  # more flags for tritonserver
@@ -350,6 +351,7 @@ class BenchmarkConfig:
     warmup: int = number(1, UNCOUNTED)  # static; requests before each point that do not count
     repeats: int = number(5, REPEATS)  # static; requests a point
     gpu_hour_price: float | None = number(None, PRICE)  # in any currency, for the cost of tokens; None: no cost figures
+    gpus: int | None = number(None, COUNT)  # that serve; None: what the deployment says, which foreign APIs do not
     load: LoadConfig = field(default_factory=LoadConfig)
     slos: SloConfig = field(default_factory=SloConfig)
 

@@ -29,6 +29,7 @@ from launcher.config import compose
 from launcher.config.schema import PROJECT_DIR, Config, Engine
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import python_module
+from launcher.plan.stages.report import report_title
 
 _IN_THE_PATH = (
     "base_results_dir",
@@ -150,7 +151,7 @@ def _note(directory: Path, label: str, config: Config | None, error: str = "") -
     points = json.loads(file.read_text()) if file.exists() else []
     if error and points and points[-1]["label"] == label:
         points.pop()
-    title = "" if config is None else config.export.run.model_train_name
+    title = "" if config is None else report_title(config)
     results = "" if config is None else str(RunPaths.of(config).results)
     points.append({"label": label, "title": title, "results": results, "error": error})
     directory.mkdir(parents=True, exist_ok=True)

@@ -126,7 +126,8 @@ def test_a_failed_point_has_a_row_that_says_so_with_empty_figures(tmp_path: Path
     with (tmp_path / "benchmark.csv").open(newline="") as stream:
         first, second = csv.DictReader(stream)
     assert first["state"] == "ok"
-    assert (second["state"], second["errors"]) == ("failed", "1")
+    assert (second["state"], second["errors"]) == ("failed", "3"), "it was sent again twice"
+    assert (second["validity"], first["validity"]) == ("INVALID", "VALID")
     assert "out of memory, says the model" in second["error"]
     figures = [
         name for name in second if name.startswith(("latency", "throughput", "ci95", "FT latency", "Throughput"))

@@ -116,15 +116,3 @@ def test_time_ends_a_point_with_what_it_has() -> None:
 
 def test_time_also_ends_a_warm_up_that_would_never_end() -> None:
     assert run(Server(0.01), ClosedLoop(1), MeasuringPlan(1000, 1000, 10, 0.05, never)).windows == []
-
-
-def test_what_runs_beside_the_measurement_starts_with_it() -> None:
-    seen: list[int] = []
-    server = Server(0.005)
-
-    async def measuring() -> None:
-        seen.append(server.asked)
-
-    run(server, ClosedLoop(1), MeasuringPlan(5, 5, 1, 60, never), measuring=measuring)
-    assert len(seen) == 1
-    assert 5 <= seen[0] <= 7

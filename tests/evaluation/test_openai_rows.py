@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.results_maker import load_row, static_row, write_results
 
 from evaluation import compare, gate, recommend
@@ -64,7 +66,31 @@ def test_a_recommendation_ranks_them_without_settings_that_nothing_is_known_of(r
     assert {str(best["tokens_per_s_per_gpu"]) for best in goals["offline"]["best"]} == {"None"}
     assert {json.dumps(best["settings"]) for best in goals["offline"]["best"]} == {"{}"}
     text = (tmp_path / "advice" / "recommendation.md").read_text()
-    assert "vllm" in text and "batch 16" not in text
+    assert "org/m, vllm" in text and "batch 16" not in text
+    assert list((tmp_path / "advice" / "recommended").iterdir()) == [], "no command deploys a server of somebody else"
+
+
+def test_a_server_of_somebody_else_is_not_deployed_and_an_engine_of_ours_is_named(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recommend.main([str(results), f"--output={tmp_path / 'advice'}"])
+    printed = capsys.readouterr().out
+    assert "main.py" not in printed
+    assert "offline: org/m, vllm was not deployed from here: no file deploys it" in printed
+    ours = [load_row(4, engine="vllm", endpoint_kind="openai", output_tokens_per_s=9.0, e2e_p95_ms=1.0)]
+    figures = {"output_tokens_per_s_per_user": 9.0}
+    write_results(tmp_path / "ours", load=[dataclasses.replace(ours[0], figures={**ours[0].figures, **figures})])
+    recommend.main([str(tmp_path / "ours"), f"--output={tmp_path / 'of_ours'}"])
+    override = yaml.safe_load((tmp_path / "of_ours" / "recommended" / "offline.yaml").read_text())
+    assert override["deployment"] == {"engine": "vllm"}
+
+
+def test_a_report_without_a_title_has_the_name_of_what_was_measured(results: Path, tmp_path: Path) -> None:
+    assert collect_findings(results, "", results / "stages.json").title == "org/m"
+    named = write_results(tmp_path / "named", load=[foreign_load(1, 200.0, deployment_label="the new one")])
+    assert collect_findings(named, "", named / "stages.json").title == "the new one"
+    (said,) = [remark for remark in findings(named).remarks if "GPUs" in remark]
+    assert "How many GPUs serve benchmark load is not known" in said and "benchmark.gpus" in said
 
 
 def test_no_front_is_drawn_without_gpus(results: Path) -> None:

@@ -154,5 +154,6 @@ def test_the_price_of_a_gpu_reaches_the_benchmark_that_is_given_one(kind: str) -
 
     assert "--gpu-hour-price=2.5" in arguments("benchmark.gpu_hour_price=2.5")
     assert not [word for word in arguments() if "price" in word]
+    assert "--gpus=4" in arguments("benchmark.gpus=4") and "--label=new" in arguments("deployment.label=new")
     with pytest.raises(ConfigError, match="gpu_hour_price"):
         check_ranges(compose([*CASES["attached"], "benchmark.gpu_hour_price=0"]))

@@ -68,6 +68,8 @@ def _static(config: Config, paths: RunPaths) -> Command:
         model_repository=expected_repository(config, paths),
         endpoint_key_env=config.deployment.endpoint_key_env,
         gpu_hour_price=sweep.gpu_hour_price,
+        gpus=sweep.gpus,
+        label=config.deployment.label,
     )
     return python_module("evaluation.benchmark", arguments)
 
@@ -93,6 +95,8 @@ def load_arguments(config: Config, paths: RunPaths) -> LoadArguments:
         model_repository=expected_repository(config, paths),
         endpoint_key_env=config.deployment.endpoint_key_env,
         gpu_hour_price=config.benchmark.gpu_hour_price,
+        gpus=config.benchmark.gpus,
+        label=config.deployment.label,
         **given,
     )
 

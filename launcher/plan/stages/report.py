@@ -36,12 +36,18 @@ def plan(config: Config, paths: RunPaths, sweep: Path | None) -> list[StagePlan]
     return stages
 
 
+def report_title(config: Config) -> str:
+    """Return the name of what is reported; empty where it is that of the model which a foreign API serves."""
+    is_foreign = (config.deployment.endpoint or "").startswith(("http://", "https://"))
+    return config.deployment.label or ("" if is_foreign else config.export.run.model_train_name)
+
+
 def _report(config: Config, paths: RunPaths, sweep: Path | None) -> StagePlan:
     """Plan the report. It is written also where an earlier stage failed, and says so."""
     arguments = ReportArguments(
         results=paths.results,
         output=partial(paths.report),
-        title=config.export.run.model_train_name,
+        title=report_title(config),
         stages=paths.stages,
         **_held_against(config),
     )
