@@ -142,8 +142,10 @@ class TritonPythonModel:
             elif given.tensors is not None:
                 reply.send(given.tensors, given.is_final)
             else:
-                problem = "request_timeout_s is over" if reply.has_expired else given.problem
-                reply.fail(problem or "no answer", given.code or "INTERNAL")
+                problem, logged = (
+                    ("request_timeout_s is over", "") if reply.has_expired else (given.problem, given.logged)
+                )
+                reply.fail(problem or "no answer", given.code or "INTERNAL", logged)
 
         parsed = self._engine.parse(tensors)
         is_plain = isinstance(reply, DirectReply) and reply.wants_tokens_alone(parsed)

@@ -28,11 +28,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .direct.reply import Content as DirectContent
-from .direct.reply import DirectReply
+from .direct.reply import DirectReply, Problem
 
 Tensors = Mapping[str, npt.NDArray[Any]]
-Content = Tensors | tuple[str, str]
-"""Tensors, or a problem and its code."""
+Content = Tensors | Problem
+"""Tensors, or a problem."""
 
 _NOTHING: Tensors = {}
 """The content of the response that only says that there are no more."""
@@ -107,13 +107,9 @@ class Reply:
         if is_first:
             self._announce(self, False)
 
-    def fail(self, problem: str, code: str) -> None:
-        """Send an error as the final answer.
-
-        ``code`` is a name of pb_utils.TritonError: INVALID_ARG (HTTP 400), INTERNAL (500), CANCELLED (499),
-        UNAVAILABLE (503).
-        """
-        self.send((problem, code), True)
+    def fail(self, problem: str, code: str, logged: str = "") -> None:
+        """Send an error as the final answer: INVALID_ARG (HTTP 400), INTERNAL, CANCELLED (499), UNAVAILABLE (503)."""
+        self.send(Problem(problem, code, logged), True)
 
     def end_empty(self) -> None:
         """Let an empty response follow the answer that was the last one, after the answers to others that wait."""
@@ -140,8 +136,7 @@ class _Failure(NamedTuple):
     """A request that did not come through Triton and has failed."""
 
     name: str
-    problem: str
-    code: str
+    problem: Problem
 
 
 class Replies:
@@ -215,31 +210,39 @@ class Replies:
                     return
                 self._ready.put(None)  # what ends a stream is queued when its last answer is sent
                 continue
-            if isinstance(item, _Failure):
-                self._note_problem(*item)
-                continue
-            reply, is_new = item
-            if not is_new:
-                self._send_next(reply)
-            elif not reply.sent.is_set():
-                if not self._polled:
-                    next_poll = time.monotonic() + _FIRST_PAUSE_S
-                self._polled.append(reply)
+            was_polling = bool(self._polled)
+            try:
+                self._take(item)
+            except Exception as error:  # of this request alone: the thread goes on
+                self._triton.Logger.log_error(f"a request was not answered: {error!r}")
+            if self._polled and not was_polling:
+                next_poll = time.monotonic() + _FIRST_PAUSE_S
             delay = 0.0 if self._ready.empty() else _POLL_DELAY_S
             if self._polled and time.monotonic() >= next_poll + delay:
                 next_poll = self._poll_next()
 
+    def _take(self, item: tuple[Reply, bool] | _Failure) -> None:
+        if isinstance(item, _Failure):
+            self._note_problem(*item)
+            return
+        reply, is_new = item
+        if not is_new:
+            self._send_next(reply)
+        elif not reply.sent.is_set():
+            self._polled.append(reply)
+
     def _poll_next(self) -> float:
         """Poll one client; returns the time of the next poll."""
         start, reply = time.monotonic(), self._polled[0]
-        reply.is_cancelled = reply.is_cancelled or bool(reply.sender.is_cancelled())
+        with suppress(Exception):  # what cannot be polled stays until it is answered
+            reply.is_cancelled = reply.is_cancelled or bool(reply.sender.is_cancelled())
         self._polled.rotate(-1)
         now = time.monotonic()
         return now + max((now - start) / _POLL_SHARE, _LEAST_PAUSE_S / len(self._polled))
 
     def _send_next(self, reply: Reply) -> None:
         content, is_last = reply.pop()
-        ends_empty = is_last and self._is_decoupled and content is not _NOTHING and not isinstance(content, tuple)
+        ends_empty = is_last and self._is_decoupled and content is not _NOTHING and not isinstance(content, Problem)
         is_final = is_last and not ends_empty
         try:
             self._send(reply, content, is_final)
@@ -252,7 +255,7 @@ class Replies:
         if ends_empty:
             reply.end_empty()
         if is_final:
-            if not isinstance(content, tuple) and not reply.is_cancelled:
+            if not isinstance(content, Problem) and not reply.is_cancelled:
                 self._duration_us.increment((time.monotonic() - reply.opened) * 1e6)
             reply.sent.set()
 
@@ -261,21 +264,21 @@ class Replies:
 
         The thread does it: two threads that change one metric crash tritonserver (Triton 2.51).
         """
-        if isinstance(content, tuple):
-            self._ready.put(_Failure(reply.asked.name, *content))
+        if isinstance(content, Problem):
+            self._ready.put(_Failure(reply.asked.name, content))
 
-    def _note_problem(self, name: str, problem: str, code: str) -> None:
-        if code == "CANCELLED":
+    def _note_problem(self, name: str, problem: Problem) -> None:
+        if problem.code == "CANCELLED":
             self._cancelled.increment(1)
         else:
-            self._triton.Logger.log_warn(f"request {name[:_LONGEST_NAME]!r}: {code}: {problem}")
+            what = f"{problem.code}: {problem.logged or problem.text}"
+            self._triton.Logger.log_warn(f"request {name[:_LONGEST_NAME]!r}: {what}")
 
     def _send(self, reply: Reply, content: Content, is_final: bool) -> None:
         flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_final else 0
-        if isinstance(content, tuple):
-            problem, code = content
-            self._note_problem(reply.name, problem, code)
-            error = self._triton.TritonError(problem, getattr(self._triton.TritonError, code))
+        if isinstance(content, Problem):
+            self._note_problem(reply.name, content)
+            error = self._triton.TritonError(content.text, getattr(self._triton.TritonError, content.code))
             reply.sender.send(self._triton.InferenceResponse(output_tensors=[], error=error), flags=flags)
         elif content is _NOTHING:
             reply.sender.send(flags=flags)

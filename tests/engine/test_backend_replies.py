@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from support.fake_pb_utils import FakePbUtils, FakeRequest, FakeSender
 
 from backends.fastertransformer import replies as module
+from backends.fastertransformer.direct.reply import Problem
 from backends.fastertransformer.replies import Replies, Reply
 
 IDS = np.array([[[1, 2, 3]]], np.int64)
@@ -199,6 +201,31 @@ def test_a_failure_is_the_final_answer_and_is_logged_by_the_clients_name_for_it(
     line = FakePbUtils.Logger.lines[-1]
     assert line.startswith(r"request 'order 66\nW1123 another line xxx") and "x" * 128 not in line
     assert line.endswith("xxx': INVALID_ARG: input_ids has no rows")
+
+
+def test_what_a_failure_quotes_of_the_request_is_not_logged(replies: Replies) -> None:
+    request = FakeRequest({}, name="order 67")
+    replies.open(request).fail(
+        "the regular expression (my secret is wrong", "INVALID_ARG", "a regular expression is wrong"
+    )
+    error = request.wait().error
+    assert error.text == "the regular expression (my secret is wrong"
+    assert FakePbUtils.Logger.lines[-1] == "request 'order 67': INVALID_ARG: a regular expression is wrong"
+
+
+def test_whatever_fails_in_the_thread_that_answers_others_are_answered(replies: Replies) -> None:
+    asked: Any = SimpleNamespace(asked=SimpleNamespace(name=5))
+    replies.note_end(asked, Problem("no", "INVALID_ARG"))
+    unpolled = FakeRequest({})
+    reply = replies.open(unpolled)
+    reply.sender.is_cancelled = None  # not to be called
+    ask_twice(reply)
+    time.sleep(0.05)
+    request = FakeRequest({})
+    replies.open(request).send({"output_ids": IDS}, is_final=True)
+    assert request.wait().outputs["output_ids"].tolist() == IDS.tolist()
+    reply.send({"output_ids": IDS}, is_final=True)
+    assert unpolled.wait().outputs["output_ids"].tolist() == IDS.tolist()
 
 
 def test_a_client_that_has_gone_is_noticed_soon_among_many(replies: Replies) -> None:

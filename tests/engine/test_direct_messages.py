@@ -86,3 +86,9 @@ def test_a_body_that_is_none_is_refused(broken: bytes) -> None:
 def test_a_frame_that_is_too_long_is_refused_before_it_is_there() -> None:
     with pytest.raises(MessageError, match="4294967295 bytes"):
         list(Frames().feed(struct.pack("<IBI", 2**32 - 1, 1, 1)))
+
+
+@pytest.mark.parametrize("shape", [[10**9], [1, 10**12], [-1, -9], [2]])
+def test_an_array_of_bytes_is_not_made_before_its_content_is_there(shape: list[int]) -> None:
+    with pytest.raises(MessageError, match="more elements than its content"):
+        unpack(body([["a", "bytes", shape]], struct.pack("<I", 0)))

@@ -39,6 +39,10 @@ _LENGTH = struct.Struct("<I")
 _LONGEST = 1 << 30
 _BYTES = "bytes"
 _NUMBERS = "biuf"
+_UNREADABLE = (
+    *(struct.error, ValueError, TypeError, LookupError, OverflowError),
+    *(AttributeError, RecursionError, MemoryError),
+)
 _JSON = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -100,9 +104,27 @@ class Asked:
     is_streamed: bool
     arrived_ns: int
 
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Asked:
+        """Take the fields of a REQUEST; MessageError: they are not what a request says."""
+        if set(fields) != set(_ASKED) or not all(isinstance(fields[name], kinds) for name, kinds in _ASKED.items()):
+            raise MessageError(f"a request's fields are {', '.join(map(str, fields))}")
+        if not all(isinstance(name, str) for name in fields["outputs"]):
+            raise MessageError("a request's outputs are no names")
+        return cls(**fields)
+
     def pack(self, tensors: Mapping[str, Array | Scalar]) -> bytes:
         """Return the body of the REQUEST."""
         return pack(vars(self), tensors)
+
+
+_ASKED: Mapping[str, Any] = {
+    "name": str,
+    "outputs": list,
+    "shown": int | None,
+    "is_streamed": bool,
+    "arrived_ns": int,
+}
 
 
 def socket_name(model: str, version: str, instance: str) -> str:
@@ -194,13 +216,15 @@ def unpack(body: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
                 np.frombuffer(body, dtype, count, end).reshape(shape).copy() if count else np.zeros(shape, dtype)
             )
             end += count * dtype.itemsize
-    except (struct.error, ValueError, TypeError, LookupError, OverflowError) as error:
+    except _UNREADABLE as error:
         raise MessageError(f"fields and arrays cannot be read: {error!r}") from error
     return fields, arrays
 
 
 def _elements(body: bytes, start: int, shape: Sequence[int]) -> tuple[Array, int]:
     """Read an array of bytes; returns where it ends too."""
+    if math.prod(shape) > (len(body) - start) // _LENGTH.size or min(shape, default=0) < 0:
+        raise MessageError("an array has more elements than its content")
     found = np.empty(shape, object)
     for place in np.ndindex(*shape):
         (length,) = _LENGTH.unpack_from(body, start)

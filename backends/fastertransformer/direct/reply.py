@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from ..engine.request.parse import Request
 from ..engine.scheduling.answer import TokensSoFar
@@ -12,8 +13,24 @@ from .messages import Array, Asked, Kind, frame, pack, pack_tokens
 
 _LONGEST_WAIT_S = 5e-3  # of an answer, before the engine makes no more of them for a while
 Tensors = Mapping[str, Array]
-Content = Tensors | TokensSoFar | tuple[str, str]
-"""Tensors or tokens alone, or a problem and its code."""
+
+
+class Problem(NamedTuple):
+    """Why a request has failed.
+
+    Attributes:
+        text: for the client.
+        code: a name of pb_utils.TritonError, or CLOSING.
+        logged: what the log says in place of the text, which quotes the request; empty: the text.
+    """
+
+    text: str
+    code: str
+    logged: str = ""
+
+
+Content = Tensors | TokensSoFar | Problem
+"""Tensors or tokens alone, or a problem."""
 
 
 class DirectReply:
@@ -61,9 +78,9 @@ class DirectReply:
         if before is None:
             self._announce(self)
 
-    def fail(self, problem: str, code: str) -> None:
-        """Leave an error as the final answer; ``code`` is a name of pb_utils.TritonError, or CLOSING."""
-        self.send((problem, code), True)
+    def fail(self, problem: str, code: str, logged: str = "") -> None:
+        """Leave an error as the final answer; see Problem."""
+        self.send(Problem(problem, code, logged), True)
 
     def take(self) -> tuple[Content, bool]:
         """Give the answer that is to be sent, and whether it is the last."""
@@ -75,9 +92,8 @@ class DirectReply:
 
     def write(self, content: Content, is_final: bool) -> bytes:
         """Return the frame of an answer."""
-        if isinstance(content, tuple):
-            problem, code = content
-            return frame(Kind.FAILURE, self.number, pack({"problem": problem, "code": code}, {}))
+        if isinstance(content, Problem):
+            return frame(Kind.FAILURE, self.number, pack({"problem": content.text, "code": content.code}, {}))
         if isinstance(content, Mapping) and self.asked.shown is None:
             arrays = {name: content[name] for name in self.asked.outputs if name in content}
             return frame(Kind.LAST_ARRAYS if is_final else Kind.ARRAYS, self.number, pack({}, arrays))

@@ -27,14 +27,14 @@ from ..engine.errors import EngineError
 from ..engine.scheduling.answer import INVALID
 from ..engine.scheduling.arrivals import Source
 from .messages import CLOSING, GREETING, Array, Asked, Frame, Frames, Kind, MessageError, unpack
-from .reply import Content, DirectReply
+from .reply import Content, DirectReply, Problem
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 18
 _LONGEST_PATH = 107  # bytes of a Unix socket's address on Linux
 _POLL_S = 0.02
 _FEW = 4  # requests of a connection, up to which the engine's thread sends their answers
-_REFUSED = "the model is being unloaded", CLOSING
+_REFUSED = Problem("the model is being unloaded", CLOSING)
 
 
 class DirectServer:
@@ -85,12 +85,15 @@ class DirectServer:
         while not self.is_closing:
             try:
                 accepted, _ = self._listener.accept()
-            except OSError:  # closed, or out of descriptors: the endpoint asks through Triton meanwhile
+                connection = _Connection(accepted, self)
+                connection.start()
+            except (
+                OSError,
+                RuntimeError,
+            ):  # closed, or out of descriptors or threads: it asks through Triton meanwhile
                 time.sleep(_POLL_S)
                 continue
-            connection = _Connection(accepted, self)
             self._connections.add(connection)
-            connection.start()
 
     def forget(self, connection: _Connection) -> None:
         """Drop a connection that has ended."""
@@ -210,10 +213,9 @@ class _Connection:
         if given.kind != Kind.REQUEST:
             raise MessageError(f"a frame of kind {given.kind}")
         fields, tensors = unpack(given.body)
-        try:
-            asked = Asked(**fields)
-        except TypeError as error:
-            raise MessageError(f"a request's fields are {', '.join(fields)}") from error
+        asked = Asked.read(fields)
+        if given.number in self._replies:
+            raise MessageError(f"a second request of number {given.number}")
         reply = DirectReply(self.announce, given.number, asked, time.monotonic() + self._server.limit_s)
         self._replies[given.number] = reply
         if self._server.is_closing:
@@ -245,7 +247,8 @@ class _Connection:
         try:
             written = reply.write(content, is_final)
         except Exception as error:  # of this request alone
-            content, is_final, reply.is_cancelled = (f"the answer cannot be written: {error!r}", "INTERNAL"), True, True
+            content, is_final = Problem(f"the answer cannot be written: {error!r}", "INTERNAL"), True
+            reply.is_cancelled = True
             written = reply.write(content, is_final)
         if is_final:
             if content is not _REFUSED:

@@ -35,6 +35,7 @@ class Answer:
         is_final: whether this is the last answer. A request that does not stream gets one only.
         code: of the failure, a name of pb_utils.TritonError.
         tokens: the output so far of a request that wants its tokens alone.
+        logged: what a log says in place of ``problem``, which quotes the request; empty: the problem.
     """
 
     tensors: dict[str, Array] | None
@@ -42,3 +43,4 @@ class Answer:
     is_final: bool = True
     code: str = ""
     tokens: TokensSoFar | None = None
+    logged: str = ""
