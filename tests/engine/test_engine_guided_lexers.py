@@ -12,7 +12,7 @@ from support.asking import CPU
 from support.guided_model import END, guided, guided_gpt2, texts
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.grammar import compiled, guided_row
+from backends.fastertransformer.engine.grammar import compiled, guided_row, library
 from backends.fastertransformer.engine.grammar.compiled import Grammars
 from backends.fastertransformer.engine.grammar.guided_row import Grammar, GuidedRow
 from backends.fastertransformer.engine.grammar.masks import RowMasks, mask_bytes
@@ -118,7 +118,7 @@ def test_requests_that_have_ended_in_whatever_way_leave_their_lexers(
 def test_a_limit_that_one_row_has_reached_fails_no_later_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "_MOST_STATES", 90)
+    monkeypatch.setattr(library, "MOST_STATES", 90)
     engine = open_engine(guided_gpt2(tmp_path), CPU)
     failed = False
     for seed in range(12):

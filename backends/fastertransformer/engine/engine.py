@@ -8,18 +8,20 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import torch
 
-from .errors import EngineError, GroupLostError, RequestError
+from .compiling import CLOSED, Compiling
+from .errors import EngineError, GroupLostError
 from .grammar.compiled import Grammars
+from .grammar.library import large_stacks
 from .loading import Loaded, load
 from .model.config import ModelConfig
 from .model.precision import choose_device
 from .parallel.group import Group
 from .request.parse import Array, Request, parse_request
-from .scheduling.answer import FAILED, INVALID, Answer
+from .scheduling.answer import FAILED, Answer
 from .scheduling.arrivals import Arrivals, Source
 from .scheduling.metrics import EngineMetrics
 from .scheduling.queue_limits import QueueLimits
@@ -30,9 +32,7 @@ from .settings import Settings
 from .steps.threads import begin_thread
 
 _log = logging.getLogger(__name__)
-_CLOSED = "the engine was closed"
 _LOAD_ATTEMPTS, _PAUSE_S = 3, 5.0  # after worker processes were lost
-_COMPILERS = 2  # threads, so that a large grammar does not hold up all others
 
 
 class Engine:
@@ -53,14 +53,12 @@ class Engine:
         self._is_closed = False
         self._sessions: dict[int | str, Session] = {}
         self._grammars = Grammars(settings.checkpoint, self.config.vocab_size)
-        self._compiling = ThreadPoolExecutor(_COMPILERS, "grammars")
-        # Before there are rows that would wait for it. If it fails, the requests that need it are told so.
-        with ThreadPoolExecutor(1, "vocabulary") as preparing:
-            preparing.submit(self._grammars.prepare)
+        self._compiling = Compiling(self._grammars, self._arrivals.put)
         self.metrics = EngineMetrics(loaded.steps.config.max_pos_seq_len)
         self._use(loaded)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        with large_stacks():  # it follows grammars
+            self._thread.start()
 
     def _use(self, loaded: Loaded) -> None:
         """Generate with a loaded model from now on."""
@@ -105,33 +103,17 @@ class Engine:
                 and one beam. A token of a stream then takes the least time.
         """
         if self._is_closed:
-            raise EngineError(_CLOSED)
+            raise EngineError(CLOSED)
         job = Job(request, answer, is_streaming, is_cancelled, is_behind, session, wants_tokens_alone)
         job.submitted_s = job.submitted_s if arrived_s is None else arrived_s
-        if not request.has_guides:
+        if request.has_guides:
+            self._compiling.submit(job)
+        else:
             self._arrivals.put(job)
-            return
-        try:
-            self._compiling.submit(self._compile, job)
-        except RuntimeError:  # the pool was shut down
-            raise EngineError(_CLOSED) from None
 
     def announce(self, source: Source) -> None:
         """Have the engine's thread submit the requests that wait in a source, between two steps."""
         self._arrivals.announce(source)
-
-    def _compile(self, job: Job) -> None:
-        """Compile the grammars of a request, off the engine's thread, and pass it on."""
-        try:
-            guides = [row.sampling.guide for row in job.request.rows]
-            job.grammars = self._grammars.compile_rows(guides)
-        except RequestError as error:
-            job.answer(Answer(None, str(error), code=INVALID))
-        except BaseException as error:  # a failure inside the library is no Exception
-            _log.exception("compiling a grammar failed")
-            job.answer(Answer(None, f"compiling the grammar failed: {error}", code=FAILED))
-        else:
-            self._arrivals.put(job)
 
     def generate(self, requests: Iterable[Request]) -> list[dict[str, Array]]:
         """Answer several requests, each one as soon as it is given, and wait for all.
@@ -156,7 +138,7 @@ class Engine:
     def close(self) -> None:
         """End running requests with an error, shut the worker processes down, and free all memory."""
         if not self._is_closed:
-            self._compiling.shutdown()  # what is being compiled arrives, and is answered when the thread ends
+            self._compiling.close()  # what was compiled arrives, and is answered when the thread ends
             self._is_closed = True
             self._arrivals.wake()
             self._thread.join()
@@ -183,9 +165,9 @@ class Engine:
                 self._scheduler.give_up(f"generation failed: {error}")
             if problem:  # outside the handler: the exception refers to memory that is to be freed
                 self._restart(problem)
-        self._scheduler.give_up(_CLOSED)
+        self._scheduler.give_up(CLOSED)
         for job in self._arrivals.drain():
-            job.answer(Answer(None, _CLOSED, code=FAILED))
+            job.answer(Answer(None, CLOSED, code=FAILED))
 
     def _restart(self, problem: str) -> None:
         """Fail requests that have begun; restart the workers if this process started them, and serve those that wait.

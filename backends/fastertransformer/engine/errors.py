@@ -27,5 +27,9 @@ class RequestError(EngineError):
     """A request is malformed or not supported; the message names the tensor."""
 
 
+class UnavailableError(EngineError):
+    """The engine has too much to do for a request; the same one may succeed later."""
+
+
 class GroupLostError(EngineError):
     """Another rank is lost or out of step, so the group can take no further step."""

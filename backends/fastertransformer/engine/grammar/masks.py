@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -11,15 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import EngineError
-from .guided_row import GuidedRow
+from .guided_row import TOO_SLOW, GuidedRow
+from .library import LARGE_STACK_BYTES
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
 
+_log = logging.getLogger(__name__)
 Bits = npt.NDArray[np.uint8]  # [rows, mask_bytes], a bit for each token, the lowest of each byte first; 1 is allowed
 _WORD_BYTES = 4
 # Bits of all rows that are worth waking the library's threads, which takes some 100 us: those of four rows of a Llama.
 _WORTH_BITS = 500_000
+_SLOW_S = 0.15  # of a step's masks
 _FEW = 32  # tokens: to choose among these takes a small part of the time that a whole vocabulary takes
 
 
@@ -33,6 +39,7 @@ def _executor() -> LLExecutor:
     """Make the library's threads, which all engines of this process share."""
     from llguidance import LLExecutor
 
+    os.environ.setdefault("RUST_MIN_STACK", str(LARGE_STACK_BYTES))  # of threads that Rust starts
     return LLExecutor()
 
 
@@ -53,6 +60,7 @@ class RowMasks:
         self._rows, self._complete = rows, vocab_size & 7
         # A thread takes rows that are next to each other; those of one lexer would wait for each other in two threads.
         self._order = sorted(range(len(rows)), key=lambda at: id(rows[at].lexer))
+        self._grammars = list({row.grammar: row for row in rows})
         lexers, width = {id(row.lexer) for row in rows}, mask_bytes(vocab_size)
         self.bits, self._width, self._tokens = bits, width, (1 << vocab_size) - 1
         # Few bytes are read and set sooner without numpy.
@@ -71,13 +79,13 @@ class RowMasks:
             EngineError: the library has failed.
         """
         new = [row.follow(*own) for row, own in zip(self._rows, tokens, strict=True)]
-        consumed = [(self._rows[at].matcher, token) for at in self._order if (token := new[at]) is not None]
+        consumed = [(self._rows[at], token) for at in self._order if (token := new[at]) is not None]
         with _library():
             if self._is_threaded and consumed:
-                _executor().consume_token_par(consumed)
+                _executor().consume_token_par([(row.matcher, token) for row, token in consumed])
             else:
-                for matcher, token in consumed:
-                    matcher.consume_token(token)
+                for row, token in consumed:
+                    row.consume(token)
 
     def take(self, tokens: Iterable[tuple[int, int]]) -> None:
         """Follow one more token of some rows: their numbers, and a token each.
@@ -105,7 +113,9 @@ class RowMasks:
             EngineError: the library has failed.
         """
         with _library():
-            return [row.settle(token) for row, token in zip(self._rows, tokens, strict=True)]
+            settled = [row.settle(token) for row, token in zip(self._rows, tokens, strict=True)]
+        self._look_at_time()
+        return settled
 
     def compute(self, rows: Container[int] | None = None) -> None:
         """Set the bits of the tokens that may follow each row's: every token, once a row has ended.
@@ -117,18 +127,29 @@ class RowMasks:
             EngineError: the library has failed.
         """
         order = self._order if rows is None else [at for at in self._order if at in rows]
-        live = [(self._rows[at].matcher, at) for at in order if not self._rows[at].has_ended]
+        live = [at for at in order if not self._rows[at].has_ended]
         with _library():
             if self._is_threaded and live:
-                _executor().unsafe_compute_mask_ptr(live, self._address, self._width, len(self._rows))
+                begun_s = time.perf_counter()
+                matchers = [(self._rows[at].matcher, at) for at in live]
+                _executor().unsafe_compute_mask_ptr(matchers, self._address, self._width, len(self._rows))
+                # Threads do not tell which row is slow: this one does.
+                self._is_threaded = time.perf_counter() - begun_s < _SLOW_S
             else:
-                for matcher, at in live:
-                    matcher.unsafe_compute_mask_ptr(self._address + at * self._width, self._width)
+                for at in live:
+                    self._rows[at].compute(self._address + at * self._width, self._width)
         for at in order:
             self._rows[at].check()
+        self._look_at_time()
         if len(live) < len(order):
             self.bits[[at for at in order if self._rows[at].has_ended]] = 0xFF
         self._set_ends(order)
+
+    def _look_at_time(self) -> None:
+        """End the rows of grammars whose rows take too long together."""
+        if late := [grammar for grammar in self._grammars if not grammar.has_time()]:
+            for row in self._rows:
+                row.problem = row.problem or (TOO_SLOW if row.grammar in late else "")
 
     def find_few(self, row: int) -> list[int]:
         """Give the tokens that may follow a row's, ascending, as ``compute`` has found them; none if they are many."""
@@ -157,4 +178,5 @@ def _library() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        raise EngineError(f"llguidance has failed: {error}") from None
+        _log.error("llguidance has failed: %s", str(error)[:400])
+        raise EngineError("following the grammar has failed") from None

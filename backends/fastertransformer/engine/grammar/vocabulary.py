@@ -24,23 +24,33 @@ _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 _NAMES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 
 
-def read_token_bytes(directory: Path, vocab_size: int) -> list[bytes]:
-    """Read the bytes of each token, ``vocab_size`` of them; empty: the token stands for no text.
+def find_vocabulary(directory: Path) -> Path:
+    """Give the file that has the vocabulary.
 
     The files are looked for in the order in which the exported repository's own tokenizer looks for them.
 
     Raises:
-        RequestError: the directory has no tokenizer, or its pieces do not stand for bytes.
+        RequestError: there is none.
     """
-    readers = zip(_NAMES, (_read_tokenizer_file, _read_byte_pairs, _read_sentencepiece), strict=True)
-    for name, read in readers:
+    for name in _NAMES:
         if (file := directory / name).is_file():
-            found = dict(read(file))
-            return [found.get(token, b"") for token in range(vocab_size)]
+            return file
     raise RequestError(
-        f"a grammar needs the model's tokenizer, and {directory} has neither {', nor '.join(_NAMES)}",
+        f"a grammar needs the model's tokenizer, and beside its shards is neither {', nor '.join(_NAMES)}",
         "copy one of them there, or convert the checkpoint with its tokenizer and export it again",
     )
+
+
+def read_token_bytes(directory: Path, vocab_size: int) -> list[bytes]:
+    """Read the bytes of each token, ``vocab_size`` of them; empty: the token stands for no text.
+
+    Raises:
+        RequestError: the directory has no tokenizer, or its pieces do not stand for bytes.
+    """
+    readers = dict(zip(_NAMES, (_read_tokenizer_file, _read_byte_pairs, _read_sentencepiece), strict=True))
+    file = find_vocabulary(directory)
+    found = dict(readers[file.name](file))
+    return [found.get(token, b"") for token in range(vocab_size)]
 
 
 def _read_byte_pairs(file: Path) -> Iterable[tuple[int, bytes]]:
@@ -52,7 +62,8 @@ def _read_sentencepiece(file: Path) -> Iterable[tuple[int, bytes]]:
         import sentencepiece
     except ImportError:
         raise RequestError(
-            f"a grammar needs the vocabulary of {file}", "install the package sentencepiece, which reads it"
+            f"a grammar needs the vocabulary of the model's {file.name}",
+            "install the package sentencepiece, which reads it",
         ) from None
     model = sentencepiece.SentencePieceProcessor(model_file=str(file))
     for token in range(model.get_piece_size()):
@@ -70,7 +81,7 @@ def _read_tokenizer_file(file: Path) -> Iterable[tuple[int, bytes]]:
     else:
         kinds = ", ".join(str(part.get("type")) for part in parts) or "none"
         raise RequestError(
-            f"{file} has the decoder {kinds}, whose tokens do not stand for bytes one by one",
+            f"the model's {file.name} has the decoder {kinds}, whose tokens do not stand for bytes one by one",
             "grammars are honoured with a byte-level BPE or a SentencePiece vocabulary; leave the grammar out",
         )
     vocabulary = content["model"]["vocab"]
