@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deployment.openai.errors import ApiError
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import (
+    TextError,
     TextIds,
     Tokenizer,
     encode_prompts,
@@ -56,11 +58,17 @@ class Texts:
         Args:
             text: of a prompt.
             has_special_tokens: whether the tokens around a text are added.
+
+        Raises:
+            ApiError: the tokenizer fails on it.
         """
-        if not has_special_tokens:
-            return tuple(self.tokenizer.encode(text))
-        ids, _ = encode_prompts(self.tokenizer, [text], self.start_id, self.end_id, self.ends_inputs, self.ids)
-        return tuple(ids[0].tolist())
+        try:
+            if not has_special_tokens:
+                return tuple(self.tokenizer.encode(text))
+            ids, _ = encode_prompts(self.tokenizer, [text], self.start_id, self.end_id, self.ends_inputs, self.ids)
+            return tuple(ids[0].tolist())
+        except TextError as error:
+            raise ApiError(str(error), "write another text", param="prompt") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones included."""

@@ -22,6 +22,10 @@ _SENTINEL = re.compile("<extra_id_[0-9]+>")
 """T5's marks for gaps: the one kind of special token that belongs into a text."""
 
 
+GUARD, BREAK = "\ufdd0", "\ufdd1"
+"""Code points that are no character of any text: one stands around a special token, the other within its mere name."""
+
+
 class TextIds(NamedTuple):
     """Tokens that stand around a text's own ones, and those that end a text beside end_id."""
 
@@ -102,11 +106,18 @@ class SentencePieceTokenizer:
         return str(self._processor.decode(known[: len(known) - _decode_utf8(tail)[1]]))
 
 
+class TextError(ValueError):
+    """A text on which the library fails, such as by a regular expression that it cannot match in time."""
+
+
 class FileTokenizer:
     """Any tokenizer of Hugging Face's library, from ``tokenizer.json``.
 
     As with the other two nothing is added to a text, and a special token's name in it is plain text; T5's marks for
     gaps are themselves.
+
+    Attributes:
+        special: ids of the special tokens by name.
     """
 
     def __init__(self, file: Path) -> None:
@@ -116,16 +127,42 @@ class FileTokenizer:
         for entry in description.get("added_tokens") or ():
             entry["special"] = entry["special"] and not _SENTINEL.fullmatch(entry["content"])
         self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(description))
-        self._tokenizer.encode_special_tokens = True
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         self._added = {entry["id"]: str(entry["content"]) for entry in description.get("added_tokens") or ()}
         self._is_byte_level = _has_part(description.get("decoder"), "ByteLevel")
         self._bytes, self._pieces = _Known(self._bytes_of), _Known(lambda id_: self._tokenizer.id_to_token(int(id_)))
+        own = (entry for entry in description.get("added_tokens") or () if entry["special"])
+        self.special: dict[str, int] = {str(entry["content"]): int(entry["id"]) for entry in own}
+        self._encoder = tokenizers.Tokenizer.from_str(json.dumps(_with_guarded_names(description)))
+        for each in (self._tokenizer, self._encoder):
+            each.no_truncation()
+            each.no_padding()
+        names = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True))) or "(?!)"
+        self._names, self._forged = re.compile(names), re.compile(f"{GUARD}({names}){GUARD}")
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        """Return the token ids of a text.
+
+        Raises:
+            TextError: the library fails on it.
+        """
+        return self._encode(self._forged.sub(lambda found: found[1], text) if GUARD in text else text)
+
+    def encode_written(self, text: str) -> list[int]:
+        """Return the token ids of a text in which the name of a special token is that token, unless it is broken.
+
+        Args:
+            text: BREAK within a name makes plain text of it, and stands for nothing.
+        """
+        guarded = self._names.sub(lambda found: f"{GUARD}{found[0]}{GUARD}", text.replace(GUARD, ""))
+        return self._encode(guarded.replace(BREAK, ""))
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        except BaseException as error:  # a panic of the library is no Exception
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise TextError(f"the tokenizer fails on this text: {str(error)[:200]}") from error
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -156,6 +193,34 @@ class _Known(dict[int, Any]):
     def __missing__(self, id_: int) -> Any:
         found = self[id_] = self._find(id_)
         return found
+
+
+def _with_guarded_names(description: dict[str, Any]) -> dict[str, Any]:
+    """Give special tokens names that no text has, so that a vocabulary cannot make them of a text's own letters.
+
+    A special token of one character keeps its name where the vocabulary spells texts with it.
+    """
+    model = description["model"]
+    vocabulary, pairs = model["vocab"], model.get("merges") or ()
+    pieces = {entry[0] for entry in vocabulary} if isinstance(vocabulary, list) else vocabulary
+    added = description.get("added_tokens") or ()
+    guarded = {
+        entry["content"]: f"{GUARD}{entry['content']}{GUARD}"
+        for entry in added
+        if entry["special"] and not (len(entry["content"]) == 1 and entry["content"] in pieces)
+    }
+    if isinstance(vocabulary, list):
+        named: Any = [[guarded.get(piece, piece), score] for piece, score in vocabulary]
+    else:
+        named = {guarded.get(piece, piece): id_ for piece, id_ in vocabulary.items()}
+    changed = {**model, "vocab": named}
+    if "merges" in model:
+        parts = [(pair, pair.split(" ") if isinstance(pair, str) else pair) for pair in pairs]
+        changed["merges"] = [pair for pair, part in parts if not guarded.keys() & {"".join(part), *part}]
+    if isinstance(model.get("unk_token"), str):
+        changed["unk_token"] = guarded.get(model["unk_token"], model["unk_token"])
+    tokens = [{**entry, "content": guarded.get(entry["content"], entry["content"])} for entry in added]
+    return {**description, "model": changed, "added_tokens": tokens, "post_processor": None}
 
 
 def _has_part(description: Any, kind: str) -> bool:
