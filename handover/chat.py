@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from handover.errors import ArtefactError
+from handover.errors import ArtefactError, shortened
 from handover.regular_file import SETTINGS_BYTES, read_text
 
 CHAT_FILE = "chat.json"
 _TEMPLATE, _TEMPLATE_JSON, _CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
 TOKENIZERS_FILES = (_TEMPLATE, _TEMPLATE_JSON, _CONFIG, "special_tokens_map.json")
 """Files of a tokenizer of transformers that say it; what the first says goes before the others."""
-_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Special tokens that every tokenizer of transformers may have, in its order."""
 
 
 @dataclass(frozen=True)
@@ -48,24 +49,27 @@ def read_chat(directory: Path) -> Chat:
     names = [name for name in TOKENIZERS_FILES if (directory / name).is_file()]
     try:
         if path.is_file():
-            content = json.loads(read_text(path, SETTINGS_BYTES))
-            return Chat(str(content["template"]), {str(key): str(text) for key, text in content["tokens"].items()})
+            return of_chat_file(read_text(path, SETTINGS_BYTES).encode())
         return of_tokenizer({name: read_text(directory / name, SETTINGS_BYTES).encode() for name in names})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtefactError(f"the chat template in {directory} cannot be read: {error}", "convert again") from error
+
+
+def of_chat_file(content: bytes) -> Chat:
+    """Read what ``Chat.files`` rendered; ValueError, KeyError, TypeError or AttributeError: it is damaged."""
+    values = json.loads(content)
+    tokens = {str(key): _text(text, key) for key, text in values["tokens"].items()}
+    return Chat(_text(values["template"], "template"), tokens)
 
 
 def of_tokenizer(files: Mapping[str, bytes]) -> Chat:
     """Read the files of a tokenizer of transformers, by name; ValueError: one is damaged."""
     config = _parsed(files, _CONFIG)
     named = {**_parsed(files, "special_tokens_map.json"), **config}
-    tokens = {name: _text(named[name]) for name in _TOKENS if named.get(name)}
+    tokens = {name: _token(named[name], name) for name in TOKENS if named.get(name)}
     if _TEMPLATE in files:
         return Chat(files[_TEMPLATE].decode(), tokens)
-    template = _parsed(files, _TEMPLATE_JSON).get("chat_template") or config.get("chat_template") or ""
-    if isinstance(template, list):  # several by name
-        template = {each["name"]: each["template"] for each in template}.get("default", "")
-    return Chat(str(template), tokens)
+    return Chat(_template(_parsed(files, _TEMPLATE_JSON)) or _template(config), tokens)
 
 
 def _parsed(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
@@ -75,5 +79,25 @@ def _parsed(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     return content
 
 
-def _text(token: Any) -> str:
-    return str(token["content"] if isinstance(token, dict) else token)
+def _template(content: Mapping[str, Any]) -> str:
+    """Read the template; of several by name, the default."""
+    value = content.get("chat_template")
+    if isinstance(value, list):
+        value = {_text(each["name"], "a template's name"): each["template"] for each in value}
+    if isinstance(value, dict):
+        value = value.get("default")
+    return "" if value is None else _text(value, "chat_template")
+
+
+def _token(value: Any, name: str) -> str:
+    return _text(value["content"] if isinstance(value, dict) else value, name)
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {shortened(json.dumps(value), 80)}, not a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} has half a character, a lone surrogate, at position {error.start}") from None
+    return value

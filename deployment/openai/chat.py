@@ -87,11 +87,11 @@ async def encode_messages(
     """Return the tokens of a conversation, up to where the answer begins.
 
     Raises:
-        ApiError: the model has no chat template, or it refuses the messages.
+        ApiError: the model has no chat template that can be used, or it refuses the messages.
     """
     if model.chat is None:
         raise ApiError(
-            f"model '{model.names[0]}' has no chat template",
+            model.chat_problem or f"model '{model.names[0]}' has no chat template",
             "ask /v1/completions; or give the endpoint --chat-template=FILE; or convert a checkpoint that has one: "
             "chat_template.jinja or tokenizer_config.json beside its tokenizer, or data.chat_prompt_tokens of NeMo",
             param="messages",

@@ -12,6 +12,7 @@ from deployment.openai.errors import ApiError
 from deployment.openai.fields import DETOKENIZE, TOKENIZE
 from deployment.openai.models import Model
 from deployment.openai.service import Service, encode, service_of
+from export_scripts.repository.tokenizer_models.slipway_tokenizer import FileTokenizer
 from handover.provenance import VERSION
 
 
@@ -49,8 +50,8 @@ async def tokenize(request: web.Request) -> web.Response:
     if values["messages"] is None:
         text = required(values, "prompt")
         # A harness asks in this way for the number of the token that /tokenizer_info has named.
-        named = {model.texts.decode([token]): token for token in (*model.texts.ids.before, model.texts.end_id)}
-        ids = (named[text],) if text in named else await encode(model, text, values["add_special_tokens"])
+        token = _named_tokens(model).get(text)
+        ids = (token,) if token is not None else await encode(model, text, values["add_special_tokens"])
     else:
         ids = await encode_messages(model, values["messages"], values["add_generation_prompt"])
     strings = [model.texts.decode([token]) for token in ids] if values["return_token_strs"] else None
@@ -73,11 +74,12 @@ async def tokenizer_info(request: web.Request) -> web.Response:
     texts = model.texts
     start = texts.decode(texts.ids.before[:1]) if texts.ids.before else None
     end = texts.decode([texts.end_id])
+    named = {} if model.chat is None else model.chat.tokens
     content = {
         "tokenizer_class": type(texts.tokenizer).__name__,
-        "bos_token": start,
+        "bos_token": start or named.get("bos_token"),
         "eos_token": end,
-        "pad_token": end,
+        "pad_token": named.get("pad_token", end),
         "eos_token_id": texts.end_id,
         "vocab_size": model.vocab_size,
         "model_max_length": model.max_positions,
@@ -85,6 +87,17 @@ async def tokenizer_info(request: web.Request) -> web.Response:
         "chat_template": None if model.chat is None else model.chat.source,
     }
     return web.json_response(content)
+
+
+def _named_tokens(model: Model) -> dict[str, int]:
+    """Number the tokens that ``/tokenizer_info`` names."""
+    texts = model.texts
+    tokens = {texts.decode([token]): token for token in (*texts.ids.before, texts.end_id)}
+    if model.chat is None or not isinstance(texts.tokenizer, FileTokenizer):
+        return tokens
+    special = texts.tokenizer.special
+    names = (model.chat.tokens.get(key, "") for key in ("bos_token", "pad_token"))
+    return {name: special[name] for name in names if name in special} | tokens
 
 
 async def health(request: web.Request) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from deployment.openai.texts import Texts, load_texts
 from deployment.openai.triton import Triton
 from deployment.served_models import PUBLISHED_PARAMETERS, ServedModel, find_served_models
 from export_scripts.repository.names import ENGINE, ENSEMBLE, PREPROCESSING
+from export_scripts.repository.tokenizer_models.slipway_tokenizer import FileTokenizer
 from handover.chat import Chat, read_chat
 from handover.endpoint import MODEL_DIGEST, Endpoint
 from handover.errors import ArtefactError, ServerError, nearest, shortened
@@ -21,6 +23,7 @@ from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import Manifest
 from handover.regular_file import SETTINGS_BYTES, read_text
 
+_LOG = logging.getLogger(__name__)
 _T5 = "t5"
 _POSITIONS = ("max_pos_seq_len", "relative_attention_num_buckets_or_max_pos_seq_len")
 
@@ -38,7 +41,8 @@ class Model:
         is_encoder_decoder: whether a prompt is an encoder's input.
         is_decoupled: whether each token is sent when it is made.
         texts: its tokenizer.
-        chat: how its conversations are written; None: that is not known.
+        chat: how its conversations are written; None: that is not known, or cannot be used.
+        chat_problem: why its chat template cannot be used; empty: it can, or there is none.
         settings: what else clients are told: parallelism, number formats, digests of the weights and the repository.
     """
 
@@ -52,6 +56,7 @@ class Model:
     is_decoupled: bool
     texts: Texts
     chat: ChatTemplate | None = None
+    chat_problem: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def check_ids(self, ids: Sequence[int], name: str) -> None:
@@ -168,6 +173,7 @@ def _describe(
     positions = next((int(keys[key]) for key in _POSITIONS if keys.get(key)), 0)
     is_relative = is_encoder_decoder and keys.get("position_embedding_type", "relative") == "relative"
     texts = load_texts(_tokenizer(on_disk, arguments), int(start), int(end), is_encoder_decoder)
+    chat, chat_problem = _load_chat(texts, arguments)
     return Model(
         names=(*_aliases(config.name, configs), config.name),
         engine=config.name,
@@ -178,7 +184,8 @@ def _describe(
         is_encoder_decoder=is_encoder_decoder,
         is_decoupled=bool(config.model_transaction_policy.decoupled),
         texts=texts,
-        chat=_load_chat(texts, arguments),
+        chat=chat,
+        chat_problem=chat_problem,
         settings=_settings(config, keys),
     )
 
@@ -188,11 +195,25 @@ def _settings(config: Any, keys: Mapping[str, str]) -> dict[str, str]:
     return told | ({"weight_data_type": keys["weight_data_type"]} if "weight_data_type" in keys else {})
 
 
-def _load_chat(texts: Texts, arguments: OpenAIArguments) -> ChatTemplate | None:
+def _load_chat(texts: Texts, arguments: OpenAIArguments) -> tuple[ChatTemplate | None, str]:
+    """Read the chat template, and say why it cannot be used: completions are served all the same.
+
+    Raises:
+        ArtefactError: the template that was given for this endpoint cannot be used.
+    """
     chat = read_chat(texts.directory) if texts.directory.is_dir() else Chat()
     if arguments.chat_template is not None:
         chat = replace(chat, template=read_text(arguments.chat_template, SETTINGS_BYTES))
-    return ChatTemplate(chat, texts.directory, texts.tokenizer.encode) if chat.template else None
+    if not chat.template:
+        return None, ""
+    tokenizer = texts.tokenizer if isinstance(texts.tokenizer, FileTokenizer) else None
+    try:
+        return ChatTemplate(chat, texts.directory, texts.tokenizer.encode, tokenizer), ""
+    except ArtefactError as error:
+        if arguments.chat_template is not None:
+            raise
+        _LOG.warning("conversations are refused: %s", error.problem)
+        return None, error.problem
 
 
 def _aliases(engine: str, configs: Mapping[str, Any]) -> list[str]:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template
 
+from deployment.openai.content_form import takes_parts
 from deployment.openai.errors import ApiError
+from export_scripts.repository.tokenizer_models.chat_environment import (
+    ChatTemplateError,
+    compile_template,
+    make_environment,
+    to_json,
+)
+from export_scripts.repository.tokenizer_models.slipway_tokenizer import (
+    BREAK,
+    GUARD,
+    FileTokenizer,
+    TextError,
+)
 from handover.chat import Chat
 from handover.errors import ArtefactError
 
-_MARK = "\ufdd0"
-"""A code point that is no character of any text: it stands within a special token's name that a client has written."""
 _PIPELINE = "tokenizer.json"
+_MARKS = re.compile(f"[{GUARD}{BREAK}]")
+_ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\ufdd1")
+"""BREAK as JSON writes it in ASCII."""
 
 
 class ChatTemplate:
@@ -28,36 +40,41 @@ class ChatTemplate:
         chat: the template, and the tokens that it may name.
         directory: of the tokenizer's files, whose special tokens the template writes by name.
         plain: encodes a text without special tokens.
+        tokenizer: of the directory's ``tokenizer.json``, where it is open already.
+
+    Attributes:
+        source: the template.
+        tokens: special tokens by the name that a template gives them.
 
     Raises:
         ArtefactError: the template is no Jinja.
     """
 
-    def __init__(self, chat: Chat, directory: Path, plain: Any) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals.update(raise_exception=_refuse, strftime_now=lambda form: datetime.now().strftime(form))
+    def __init__(self, chat: Chat, directory: Path, plain: Any, tokenizer: FileTokenizer | None = None) -> None:
         try:
-            self._template = environment.from_string(chat.template)
-        except TemplateError as error:
+            self._template, self._takes_parts = _compiled(chat.template)
+        except (ChatTemplateError, RecursionError) as error:
             raise ArtefactError(
-                f"the chat template of {directory} cannot be read: {error}", "give another with --chat-template"
+                f"the chat template of {directory} cannot be used: {error}", "give another with --chat-template"
             ) from error
-        self.source, self._tokens, self._plain = chat.template, chat.tokens, plain
-        self._pipeline, self._special = _open_pipeline(directory)
+        self.source, self.tokens, self._plain = chat.template, chat.tokens, plain
+        file = directory / _PIPELINE
+        self._tokenizer = tokenizer or (FileTokenizer(file) if file.is_file() else None)
+        self._names = _Names(self._tokenizer.special if self._tokenizer else ())
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """Return a conversation as text, up to where the answer begins; names of special tokens in it are marked.
+        """Return a conversation as text, up to where the answer begins; names of special tokens in it are broken.
 
         Raises:
             ApiError: the template refuses the conversation.
         """
-        given = [{**message, "content": self._marked(message["content"])} for message in messages]
         try:
             return self._template.render(
-                messages=given, add_generation_prompt=add_generation_prompt, tools=None, documents=None, **self._tokens
+                messages=[self._given(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                documents=None,
+                **self.tokens,
             )
         except ApiError:
             raise
@@ -69,40 +86,79 @@ class ChatTemplate:
             ) from error
 
     def encode(self, rendered: str) -> tuple[int, ...]:
-        """Return the tokens of what ``render`` gave; what a client wrote is never a special token."""
-        if self._pipeline is None:
-            return tuple(self._plain(rendered.replace(_MARK, "")))
-        if _MARK not in rendered:
-            return tuple(self._pipeline.encode(rendered, add_special_tokens=False).ids)
-        ids: list[int] = []
-        for part in re.split(f"({self._special.pattern})", rendered):
-            token = self._pipeline.token_to_id(part) if self._special.fullmatch(part) else None
-            ids += self._plain(part.replace(_MARK, "")) if token is None else [token]
-        return tuple(ids)
+        """Return the tokens of what ``render`` gave; what a client wrote is never a special token.
 
-    def _marked(self, content: str) -> str:
-        if self._pipeline is None:
-            return content
-        return self._special.sub(lambda found: found[0][:1] + _MARK + found[0][1:], content.replace(_MARK, ""))
+        Raises:
+            ApiError: the tokenizer fails on it.
+        """
+        try:
+            if self._tokenizer is None:
+                return tuple(self._plain(_MARKS.sub("", rendered)))
+            return tuple(self._tokenizer.encode_written(rendered))
+        except TextError as error:
+            raise ApiError(str(error), "write another text", param="messages") from error
 
-
-def _open_pipeline(directory: Path) -> tuple[Any, re.Pattern[str]]:
-    """Open ``tokenizer.json`` so that special tokens are found in a text, and match their names; None without it."""
-    import tokenizers
-
-    if not (directory / _PIPELINE).is_file():
-        return None, re.compile("(?!)")
-    pipeline = tokenizers.Tokenizer.from_file(str(directory / _PIPELINE))
-    pipeline.no_truncation()
-    pipeline.no_padding()
-    added = pipeline.get_added_tokens_decoder().values()
-    names = sorted((token.content for token in added if token.special), key=len, reverse=True)
-    return pipeline, re.compile("|".join(map(re.escape, names)) or "(?!)")
+    def _given(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Give a message the form of content that the template expects; every text but the role is the client's."""
+        content = message.get("content")
+        if isinstance(content, str) and self._takes_parts:
+            content = [{"type": "text", "text": content}]
+        elif isinstance(content, list) and not self._takes_parts:
+            content = "\n".join(part["text"] for part in content)
+        texts = {**message, "content": content}
+        return {key: value if key == "role" else self._names.broken(value) for key, value in texts.items()}
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+@lru_cache(maxsize=16)
+def _compiled(source: str) -> tuple[Template, bool]:
+    """Compile a template, and say whether it takes contents as parts; ChatTemplateError: it is none."""
+    environment = make_environment(_refuse)
+    environment.filters["tojson"] = _to_json
+    return compile_template(environment, source), takes_parts(environment.parse(source))
+
+
+class _Names:
+    """Names of special tokens, to be broken where a client writes them.
+
+    Args:
+        names: of all of them.
+    """
+
+    def __init__(self, names: Any) -> None:
+        longest_first = sorted(names, key=len, reverse=True)
+        self._whole = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        cuts = [(name[:place], name[place:]) for name in names for place in range(1, len(name))]
+        self._beginnings, self._endings = {each for each, _ in cuts}, {each for _, each in cuts}
+        self._longest = max(map(len, self._beginnings), default=0)
+        self._inside = "\n".join(name[1:-1] for name in names)
+
+    def broken(self, value: Any) -> Any:
+        """Break the names in every text of a value, and what a template could make a name of at a text's ends."""
+        if isinstance(value, str):
+            return self._broken(_MARKS.sub("", value))
+        if isinstance(value, Mapping):
+            return {key: each if key == "type" else self.broken(each) for key, each in value.items()}
+        return [self.broken(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def _broken(self, text: str) -> str:
+        text = self._whole.sub(lambda found: found[0][:1] + BREAK + found[0][1:], text)
+        inner = text.strip()
+        if not inner or not self._longest:
+            return text
+        start = text.index(inner)
+        sizes = range(1, min(self._longest, len(inner)) + 1)
+        places = {start + len(inner) - size + 1 for size in sizes if inner[-size:] in self._beginnings}
+        places |= {start + size - 1 for size in sizes if inner[:size] in self._endings}
+        if "\n" not in inner and inner in self._inside:
+            places.add(start + 1)
+        for place in sorted(places, reverse=True):
+            text = text[:place] + BREAK + text[place:]
+        return text
+
+
+def _to_json(value: Any, *how: Any, **named: Any) -> str:
+    return _ESCAPED.sub(lambda found: found[1] + BREAK, to_json(value, *how, **named))
 
 
 def _refuse(message: str) -> str:
-    raise ApiError(f"the chat template refuses these messages: {message}", param="messages")
+    raise ApiError(f"the chat template refuses these messages: {_MARKS.sub('', str(message))}", param="messages")

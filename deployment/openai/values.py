@@ -153,14 +153,17 @@ def _message(value: Any, name: str) -> dict[str, Any]:
     return made | ({"name": text(given["name"], f"{name}.name")} if given.get("name") is not None else {})
 
 
-def _content(value: Any, name: str) -> str:
+def _content(value: Any, name: str) -> str | list[dict[str, str]]:
+    """Take a text, or parts of text; the chat template decides which of the two it is given."""
     if not isinstance(value, list):
         return text(value, name)
     parts = [object_of(part, f"{name}[{index}]", ("type", "text")) for index, part in enumerate(value)]
     for index, part in enumerate(parts):
         if part.get("type") != "text":
             raise refuse(f"{name}[{index}].type", part.get("type"), "'text': the models take nothing else")
-    return "\n".join(text(part.get("text"), f"{name}[{index}].text") for index, part in enumerate(parts))
+    return [
+        {"type": "text", "text": text(part.get("text"), f"{name}[{index}].text")} for index, part in enumerate(parts)
+    ]
 
 
 def object_of(value: Any, name: str, legal: Sequence[str]) -> Mapping[str, Any]:

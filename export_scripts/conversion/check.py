@@ -15,6 +15,7 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.given import NOTHING_GIVEN, GivenFiles
 from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizers.chat import about_chat, find_chat
 from export_scripts.conversion.dtypes import STORAGE
 from export_scripts.conversion.joining import join_files
 from export_scripts.conversion.ranks import check_split
@@ -95,7 +96,12 @@ def _plan(archive: Archive, tensor_para_size: int, weight_data_type: str, allow_
     check_split(tensor_para_size, source.dims, source.family.divided)
     assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
     check_types(source, assignments)
-    source = replace(source, remarks=(*source.remarks, *zeros_made(assignments), *_beyond(source)))
+    said = (
+        *zeros_made(assignments),
+        *_beyond(source),
+        *map(ShardRemark, filter(None, (about_chat(find_chat(source)),))),
+    )
+    source = replace(source, remarks=(*source.remarks, *said))
     files = join_files(assignments, source.files())
     return Conversion(source, tuple(each.for_ranks(tensor_para_size) for each in files), settings)
 

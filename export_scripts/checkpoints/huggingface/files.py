@@ -129,7 +129,7 @@ def read_config(archive: Archive) -> Mapping[str, Any]:
     Raises:
         CheckpointError: only an adapter, quantised, or no configuration.
     """
-    _refuse_links_out(archive)
+    refuse_links_out(archive, (name for name in archive.sizes if archive.on_disk(name).is_relative_to(archive.path)))
     if CONFIG_FILE not in archive and ADAPTER_FILE in archive:
         base = read_json(archive, ADAPTER_FILE).get("base_model_name_or_path")
         raise CheckpointError(
@@ -145,20 +145,24 @@ def read_config(archive: Archive) -> Mapping[str, Any]:
     return config
 
 
-def _refuse_links_out(archive: Archive) -> None:
+def refuse_links_out(archive: Archive, names: Iterable[str]) -> None:
     """Refuse a text that is a link to a file elsewhere: what is copied or shown would be no part of the model.
 
     Links within the directory, and those of the hub's cache to its ``blobs/``, are those that downloads make.
 
+    Args:
+        archive: the checkpoint.
+        names: of files in it; those that were given from elsewhere have a directory of their own.
+
     Raises:
         CheckpointError: naming the first one.
     """
-    root = archive.path.resolve()
-    for name in sorted(archive.sizes):
+    for name in sorted(names):
         path = archive.on_disk(name)
-        if name.endswith(_WEIGHTS) or not path.is_relative_to(archive.path) or not path.is_symlink():
+        if name.endswith(_WEIGHTS) or not path.is_symlink():
             continue
-        real = path.resolve()
+        real, root = path.resolve(), archive.path if path.is_relative_to(archive.path) else path.parent
+        root = root.resolve()
         if not real.is_relative_to(root) and not _BLOB.fullmatch("/".join(real.parts[-3:])):
             raise CheckpointError(
                 f"{path} is a link to {real}, outside of the checkpoint's directory",
