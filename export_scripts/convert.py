@@ -99,7 +99,8 @@ def convert(arguments: ConvertArguments) -> Manifest:
 def _names(conversion: Conversion) -> set[str]:
     """Name every file that a conversion writes."""
     shards = {name for each in conversion.assignments for name in conversion.settings.file_names(each)}
-    return {CONFIG_INI, *conversion.source.tokenizer.members, *conversion.source.extra_files, *shards}
+    tokenizer = conversion.source.tokenizer
+    return {CONFIG_INI, *tokenizer.members, *tokenizer.made, *conversion.source.extra_files, *shards}
 
 
 def _plan(arguments: ConvertArguments) -> Conversion:

@@ -19,7 +19,7 @@ from export_scripts.checkpoints.files.pickled import Record, StoredTensor
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.checkpoints.huggingface.files import TorchTensor
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer
+from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer_files
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds
 from export_scripts.weights.architecture import Settings
 from export_scripts.weights.huggingface_xglm import XGLM
@@ -74,7 +74,7 @@ def open_source(archive: Archive) -> Source:
     dims = replace(dims, has_untied_head=dims.has_untied_head or not XGLM.is_tied(settings))
     table = XGLM.table(settings, dims)
     reasons = dict.fromkeys(_BESIDE, "what fairseq keeps beside the weights")
-    tokenizer = find_tokenizer(archive)
+    tokenizer = find_tokenizer_files(archive)
     if tokenizer.members:  # fairseq encodes a text so too
         tokenizer = replace(tokenizer, text_ids=TextIds(before=(_IDS.end_id,)))
     return Source(

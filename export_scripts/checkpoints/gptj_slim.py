@@ -17,7 +17,7 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.npz_file import NpzArray, read_npz
 from export_scripts.checkpoints.huggingface.files import CONFIG_FILE, read_json
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer
+from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer_files
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds
 from export_scripts.conversion.dtypes import Array
 from export_scripts.weights.architecture import Settings
@@ -94,7 +94,7 @@ def open_source(archive: Archive) -> Source:
         )
     tensors = _tensors(archive, shards, array_names(layers))
     settings = Settings(read_json(archive, CONFIG_FILE))
-    tokenizer = find_tokenizer(archive)
+    tokenizer = find_tokenizer_files(archive)
     end_id = settings.whole("eos_token_id", _END_OF_TEXT)
     return Source(
         archive=archive,

@@ -24,7 +24,6 @@ from export_scripts.checkpoints.huggingface.products import with_products
 from export_scripts.checkpoints.huggingface.tied_head import is_said_tied, untied_where_it_differs
 from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer, special_ids
-from export_scripts.checkpoints.tokenizers.special_tokens import added_tokens
 from export_scripts.weights.architecture import Architecture, Settings
 from export_scripts.weights.huggingface_bloom import BLOOM
 from export_scripts.weights.huggingface_gpt2 import GPT2
@@ -79,9 +78,7 @@ def open_source(archive: Archive) -> Source:
     products = architecture.products(settings)
     weights = replace(weights, tensors=with_products(weights.tensors, products))
     table = architecture.table(settings, dims)
-    tokenizer = find_tokenizer(archive)
-    if tokenizer.members:
-        tokenizer = replace(tokenizer, text_ids=added_tokens(archive, architecture.model_type))
+    tokenizer = find_tokenizer(archive, architecture.model_type)
     remarks = architecture.remarks(settings, dims) + (() if tokenizer.members else (NO_TOKENIZER,))
     remarks += of_head + tuple(
         ShardRemark(f"{key} is {each.rows} times {each.weight}, computed in fp32") for key, each in products.items()

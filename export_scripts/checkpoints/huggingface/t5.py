@@ -6,6 +6,7 @@ Configuration: transformers, ``configuration_t5.py`` and ``configuration_mt5.py`
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface import files as huggingface_files
 from export_scripts.checkpoints.huggingface.files import open_model_weights, read_config, written
 from export_scripts.checkpoints.source import OwnModel, Source
+from export_scripts.checkpoints.tokenizers.assembled import whole
 from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, TOKENIZER_FILE, special_ids
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
+from export_scripts.checkpoints.tokenizers.pieces import read_pieces
 from export_scripts.conversion.comparison import same_values
 from export_scripts.weights.architecture import EXACT_GELU, TANH_GELU, attention_problems
 from export_scripts.weights.huggingface_t5 import TIED, UNTIED
@@ -24,6 +27,7 @@ from export_scripts.weights.schema import LazyTensor, T5Dims
 from export_scripts.weights.values import Fields, epsilon, positive, shown
 from ft_format.families import t5
 from handover.errors import CheckpointError
+from handover.text_ids import TextIds
 
 NAME = "Hugging Face T5 (a directory with config.json)"
 # umt5 is recognised to be refused by what it has: positions in every layer.
@@ -59,6 +63,8 @@ _ALIASES = {
     "num_hidden_layers": "num_layers",
     "head_dim": "d_kv",
 }
+_SENTINELS = 100
+"""Tokens ``<extra_id_N>`` that every published T5 has after its pieces."""
 _TOKENIZER_FILES = {"spiece.model": "tokenizer.model", TOKENIZER_FILE: TOKENIZER_FILE}
 
 
@@ -83,7 +89,8 @@ def open_source(archive: Archive) -> Source:
     weights = open_model_weights(archive, given)
     if not any(key.startswith("decoder.") for key in weights.tensors):
         raise CheckpointError(f"{archive.path} has no decoder", "FasterTransformer's T5 is an encoder with a decoder")
-    tokenizer = given_tokenizer(archive) or _tokenizer(archive)
+    dims = read_dims(config)
+    tokenizer = _tokenizer(archive, str(given.get("model_type")), dims.vocab_size)
     is_untied = _HEAD in weights.tensors or given.get("tie_word_embeddings", not is_multilingual) is False
     table, tensors = UNTIED if is_untied else TIED, _with_embedding(weights.tensors)
     _check_copies(tensors, archive)
@@ -91,7 +98,7 @@ def open_source(archive: Archive) -> Source:
         archive=archive,
         family=t5.FAMILY,
         source_map=table,
-        dims=read_dims(config),
+        dims=dims,
         tensors=tensors,
         tokenizer=tokenizer,
         ids=(ids := special_ids(archive, config, "decoder_start_token_id")),
@@ -211,10 +218,16 @@ def _remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _tokenizer(archive: Archive) -> TokenizerFiles:
+def _tokenizer(archive: Archive, model_type: str, vocab_size: int) -> TokenizerFiles:
+    """Find the tokenizer; what ends a text is the encoder's end token, and no part of the tokenizer here."""
     members = {name: member for member, name in _TOKENIZER_FILES.items() if member in archive}
     library = "sentencepiece" if "tokenizer.model" in members else "none"
-    return TokenizerFiles(members, "huggingface" if TOKENIZER_FILE in members else library)
+    own = TokenizerFiles(members, "huggingface" if TOKENIZER_FILE in members else library)
+    found = given_tokenizer(archive) or own
+    if found.library != "sentencepiece" or found.made:
+        return found
+    has_rows = len(read_pieces(found.contents(archive)["tokenizer.model"]).tokens) + _SENTINELS <= vocab_size
+    return replace(whole(archive, found, model_type, _SENTINELS if has_rows else 0), text_ids=TextIds())
 
 
 def _positive(config: Mapping[str, Any], key: str) -> int:

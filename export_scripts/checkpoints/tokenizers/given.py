@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.tokenizers import tiktoken
+from export_scripts.checkpoints.tokenizers.assembled import whole
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, tiktoken_files
 from handover.errors import CheckpointError
+from handover.text_ids import TextIds
 
 FOLDER = "given_tokenizer"
 """Folder of its files in a checkpoint's archive."""
 # What is looked for, the best first: tokenizer.json alone knows of tokens that were added to a vocabulary.
+_BESIDE = frozenset(("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"))
+"""Files by which transformers' tokenizers are known."""
 _FORMS = (
     ("huggingface", ("tokenizer.json",)),
     ("sentencepiece", ("tokenizer.model",)),
@@ -35,7 +41,7 @@ def given_tokenizer(archive: Archive) -> TokenizerFiles | None:
 
 
 def tokenizer_in(archive: Archive, folder: str) -> TokenizerFiles | None:
-    """Find a tokenizer's files in a folder; None: there are none of a form that is read.
+    """Find a tokenizer's files in a folder, the whole of it; None: there are none of a form that is read.
 
     Args:
         archive: the files.
@@ -45,7 +51,9 @@ def tokenizer_in(archive: Archive, folder: str) -> TokenizerFiles | None:
     names = {short: name for short, name in inside.items() if "/" not in short}
     for library, wanted in _FORMS:
         if all(name in names for name in wanted):
-            return TokenizerFiles({name: names[name] for name in wanted}, library)
+            found = TokenizerFiles({name: names[name] for name in wanted}, library)
+            # Nothing is put around a text: training with NeMo or Megatron put nothing there either.
+            return replace(whole(archive, found, ""), text_ids=TextIds()) if names.keys() & _BESIDE else found
     models = [name for name in names.values() if name.endswith(".model")]
     if len(models) == 1:
         return TokenizerFiles({"tokenizer.model": models[0]}, "sentencepiece")

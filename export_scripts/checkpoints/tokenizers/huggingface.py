@@ -13,6 +13,7 @@ from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface.files import read_json
+from export_scripts.checkpoints.tokenizers.assembled import whole
 from export_scripts.checkpoints.tokenizers.fairseq_pieces import with_fairseq_ids
 from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.nemo import NOT_NAMED, SpecialIds, TokenizerFiles
@@ -25,15 +26,24 @@ _GENERATION_FILE = "generation_config.json"
 # Our names of the two, and those of the hub and of FasterTransformer's scripts.
 _BYTE_PAIRS = (("vocab.json", "merges.txt"), ("gpt2-vocab.json", "gpt2-merges.txt"))
 _SENTENCEPIECE = "tokenizer.model"
-FAIRSEQ_PIECES = "sentencepiece.bpe.model"
+FAIRSEQ_PIECES, T5_PIECES = "sentencepiece.bpe.model", "spiece.model"
 NO_TOKENIZER = ShardRemark(
     "no tokenizer lies beside the weights, and the export stage needs one: put tokenizer.json, vocab.json and "
     "merges.txt, or tokenizer.model there, or give export.model.tokenizer, and convert again"
 )
 
 
-def find_tokenizer(archive: Archive) -> TokenizerFiles:
-    """Find the tokenizer's files; a checkpoint may have none."""
+def find_tokenizer(archive: Archive, model_type: str) -> TokenizerFiles:
+    """Find the tokenizer's files, and put the whole of it together; a checkpoint may have none.
+
+    Raises:
+        CheckpointError: a file is damaged, or names a token that the vocabulary lacks.
+    """
+    return whole(archive, find_tokenizer_files(archive), model_type)
+
+
+def find_tokenizer_files(archive: Archive) -> TokenizerFiles:
+    """Find the tokenizer's files as they are; a checkpoint may have none."""
     if (given := given_tokenizer(archive)) is not None:
         return given
     members = {TOKENIZER_FILE: TOKENIZER_FILE} if TOKENIZER_FILE in archive else {}
@@ -47,6 +57,8 @@ def find_tokenizer(archive: Archive) -> TokenizerFiles:
         return TokenizerFiles(
             {_SENTENCEPIECE: FAIRSEQ_PIECES}, "sentencepiece", rewrites={_SENTENCEPIECE: with_fairseq_ids}
         )
+    if T5_PIECES in archive:
+        return TokenizerFiles({_SENTENCEPIECE: T5_PIECES}, "sentencepiece")
     return TokenizerFiles({}, "none")
 
 

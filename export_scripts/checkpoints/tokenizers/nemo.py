@@ -16,11 +16,16 @@ from typing import Any
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.tokenizers import tiktoken, wordpiece
-from export_scripts.weights.values import Fields, entries, quoted, shown, text, whole, wholes
+from export_scripts.checkpoints.tokenizers.vocabularies import (
+    described_tokens,
+    end_of_text,
+    read_vocabulary,
+    tokens_in,
+)
+from export_scripts.weights.values import quoted, shown
 from handover.errors import CheckpointError
 from handover.text_ids import TextIds
 
-_END_OF_TEXT = "<|endoftext|>"
 # Configuration key: (FasterTransformer's file name, how the file is called where the key holds a foreign path).
 _FILES = {
     "vocab_file": ("vocab.json", "*vocab*"),
@@ -41,6 +46,8 @@ class TokenizerFiles:
         is_nemos: a configuration of NeMo's describes it.
         text_ids: what stands around a text's own tokens.
         rewrites: by FasterTransformer's file name, makes its content of the archive's; the others are copied.
+        made: contents of files that several of the archive's say together; they go before those of ``members``.
+        special: special tokens that a chat template may name, where more than the files beside it are known of them.
     """
 
     members: Mapping[str, str]
@@ -49,13 +56,16 @@ class TokenizerFiles:
     is_nemos: bool = False
     text_ids: TextIds = TextIds()
     rewrites: Mapping[str, Callable[[bytes], bytes]] = field(default_factory=dict)
+    made: Mapping[str, bytes] = field(default_factory=dict)
+    special: Mapping[str, str] = field(default_factory=dict)
 
     def contents(self, archive: Archive) -> dict[str, bytes]:
         """Give the files as they are written, by FasterTransformer's name."""
         raw = {name: archive.read_bytes(member) for name, member in self.members.items()}
-        return {
+        written = {
             name: self.rewrites[name](content) if name in self.rewrites else content for name, content in raw.items()
         }
+        return {**written, **self.made}
 
 
 NOT_NAMED = -1
@@ -194,6 +204,8 @@ def special_ids(archive: Archive, tokenizer: TokenizerFiles) -> SpecialIds:
 
 def vocabulary_size(archive: Archive, tokenizer: TokenizerFiles) -> int:
     """Count the tokenizer's own tokens, without the padding that training adds: the id of the next token added."""
+    if "tokenizer.json" in tokenizer.made:
+        return 1 + max(tokens_in(tokenizer.made["tokenizer.json"], "tokenizer.json").values(), default=-1)
     if tokenizer.library == "sentencepiece":
         return int(_sentencepiece(archive.read_bytes(tokenizer.members["tokenizer.model"])).get_piece_size())
     if tokenizer.library == wordpiece.LIBRARY:
@@ -208,35 +220,8 @@ def vocabulary_size(archive: Archive, tokenizer: TokenizerFiles) -> int:
     return max(end_of_text(vocabulary)[1] + 1, len(vocabulary))
 
 
-def end_of_text(vocabulary: Mapping[str, int]) -> tuple[str, int]:
-    """Name GPT-2's one special token with its id; a vocabulary without it gets it as its next entry."""
-    return _END_OF_TEXT, vocabulary.get(_END_OF_TEXT, len(vocabulary))
-
-
 def _bpe_end_id(archive: Archive, member: str) -> int:
     return end_of_text(read_vocabulary(archive, member))[1]
-
-
-def read_vocabulary(archive: Archive, member: str) -> dict[str, int]:
-    """Read a ``vocab.json``; CheckpointError where it is not ids by token."""
-    where = f"{archive.path}: {member}"
-    return wholes(parse_json(archive.read_bytes(member), where), where)
-
-
-def described_tokens(archive: Archive, member: str) -> dict[str, int]:
-    """Every token of a ``tokenizer.json``; a vocabulary is a mapping, or for Unigram a list of pairs."""
-    where = f"{archive.path}: {member}"
-    content = Fields(parse_json(archive.read_bytes(member), where), where)
-    model = content.fields("model")
-    if isinstance(model.get("vocab"), list):
-        pairs = [(entries(entry, f"{where}: vocab"), index) for index, entry in enumerate(model.entries("vocab"))]
-        tokens: dict[Any, Any] = {entry[0]: index for entry, index in pairs if entry}
-    else:
-        tokens = dict(model.fields("vocab"))
-    for entry in content.entries("added_tokens", ()):
-        added = Fields(entry, f"{where}: added_tokens")
-        tokens[added.text("content")] = added.whole("id")
-    return {text(token, f"{where}: vocab"): whole(number, f"{where}: {token}") for token, number in tokens.items()}
 
 
 def _described_ids(archive: Archive, member: str) -> SpecialIds:
@@ -268,6 +253,8 @@ def _described_ids(archive: Archive, member: str) -> SpecialIds:
 def _sentencepiece(model: bytes) -> Any:
     import sentencepiece  # only where such a tokenizer is needed
 
+    if not model:  # the library takes it for no model given, and says nothing
+        raise CheckpointError("the checkpoint's tokenizer.model is empty", "copy the checkpoint again")
     try:
         return sentencepiece.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:

@@ -1,94 +1,27 @@
 """A SentencePiece model as the ``tokenizer.json`` that Hugging Face's library reads, with the same ids for a text.
 
-Fields: sentencepiece, ``src/sentencepiece_model.proto``; what they come to: tokenizers, ``models`` and ``normalizers``,
-as transformers' ``convert_slow_tokenizer.py`` puts them together. The file is a protocol buffer; a dozen of its fields
-matter here, so that they are read without its library.
+What its parts come to: tokenizers, ``models`` and ``normalizers``, as transformers' ``convert_slow_tokenizer.py`` put
+them together before version 5.
 """
 
 from __future__ import annotations
 
 import base64
-import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
+from export_scripts.checkpoints.tokenizers.pieces import (
+    BPE,
+    CONTROL,
+    NORMAL,
+    UNIGRAM,
+    UNKNOWN,
+    USER_DEFINED,
+    Pieces,
+)
 from handover.errors import CheckpointError
 
 _SPACE = "▁"
-_UNIGRAM, _BPE = 1, 2
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-# Kinds of a protocol buffer's fields.
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-# Numbers of fields: of the model, of a piece, of trainer_spec and of normalizer_spec.
-_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
-_MODEL_TYPE, _BYTE_FALLBACK, _UNK_ID = 3, 35, 40
-_CHARSMAP, _ADD_DUMMY_PREFIX, _REMOVE_SPACES = 2, 3, 4
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """What a SentencePiece model says.
-
-    Attributes:
-        tokens: each piece, its score and its kind, in the order of ids.
-        is_bpe: pieces are merged by score; else the most probable division is taken (Unigram).
-        unknown_id: of what no piece covers.
-        has_bytes: what no piece covers is spelled in bytes.
-        charsmap: the normalizer's table.
-        adds_space: a text is given a space in front.
-        removes_spaces: spaces around a text are dropped, and several are one.
-    """
-
-    tokens: list[tuple[str, float, int]] = field(default_factory=list)
-    is_bpe: bool = False
-    unknown_id: int = 0
-    has_bytes: bool = False
-    charsmap: bytes = b""
-    adds_space: bool = True
-    removes_spaces: bool = True
-
-
-def read_pieces(model: bytes) -> Pieces:
-    """Read a ``tokenizer.model``.
-
-    Raises:
-        CheckpointError: it is damaged, or neither Unigram nor BPE.
-    """
-    try:
-        return _read(model)
-    except (IndexError, struct.error, UnicodeDecodeError) as error:
-        raise CheckpointError("the checkpoint's tokenizer.model is damaged", "copy the checkpoint again") from error
-
-
-def _read(model: bytes) -> Pieces:
-    tokens: list[tuple[str, float, int]] = []
-    trainer: dict[int, Any] = {}
-    normalizer: dict[int, Any] = {}
-    for number, value in _fields(model):
-        if number == _PIECES:
-            piece = dict(_fields(value))
-            score = struct.unpack("<f", piece[2])[0] if 2 in piece else 0.0
-            tokens.append((piece.get(1, b"").decode(), score, piece.get(3, 1)))
-        elif number == _TRAINER:
-            trainer = dict(_fields(value))
-        elif number == _NORMALIZER:
-            normalizer = dict(_fields(value))
-    kind = trainer.get(_MODEL_TYPE, _UNIGRAM)
-    if kind not in (_UNIGRAM, _BPE):
-        raise CheckpointError(
-            f"the checkpoint's tokenizer.model is of SentencePiece's type {kind}",
-            "transformers has Unigram (1) and BPE (2); give another tokenizer",
-        )
-    return Pieces(
-        tokens=tokens,
-        is_bpe=kind == _BPE,
-        unknown_id=trainer.get(_UNK_ID, 0),
-        has_bytes=bool(trainer.get(_BYTE_FALLBACK, 0)),
-        charsmap=normalizer.get(_CHARSMAP, b""),
-        adds_space=bool(normalizer.get(_ADD_DUMMY_PREFIX, 1)),
-        removes_spaces=bool(normalizer.get(_REMOVE_SPACES, 1)),
-    )
 
 
 def describe(pieces: Pieces, added: Mapping[str, int]) -> dict[str, Any]:
@@ -97,9 +30,17 @@ def describe(pieces: Pieces, added: Mapping[str, int]) -> dict[str, Any]:
     Args:
         pieces: of the model.
         added: ids of special tokens that the model lacks.
+
+    Raises:
+        CheckpointError: the model is neither Unigram nor BPE.
     """
-    special = {token: number for number, (token, _, kind) in enumerate(pieces.tokens) if kind in (_UNKNOWN, _CONTROL)}
-    own = {token: number for number, (token, _, kind) in enumerate(pieces.tokens) if kind == _USER_DEFINED}
+    if pieces.kind not in (UNIGRAM, BPE):
+        raise CheckpointError(
+            f"the checkpoint's tokenizer.model is of SentencePiece's type {pieces.kind}",
+            "transformers has Unigram (1) and BPE (2); give another tokenizer",
+        )
+    special = {token: number for number, (token, _, kind) in enumerate(pieces.tokens) if kind in (UNKNOWN, CONTROL)}
+    own = {token: number for number, (token, _, kind) in enumerate(pieces.tokens) if kind == USER_DEFINED}
     tokens = [(token, number, True) for token, number in {**special, **added}.items()]
     tokens += [(token, number, False) for token, number in own.items()]
     return {
@@ -111,7 +52,7 @@ def describe(pieces: Pieces, added: Mapping[str, int]) -> dict[str, Any]:
         "pre_tokenizer": None,
         "post_processor": None,
         "decoder": _decoder(pieces),
-        "model": _bpe(pieces) if pieces.is_bpe else _unigram(pieces),
+        "model": _unigram(pieces) if pieces.is_unigram else _bpe(pieces),
     }
 
 
@@ -172,43 +113,10 @@ def _merges(pieces: Pieces, vocabulary: Mapping[str, int]) -> list[tuple[str, st
     """List every pair of pieces that is a piece, those of the highest score first."""
     found = []
     for token, score, kind in pieces.tokens:
-        if kind != 1:
+        if kind != NORMAL:
             continue
         for place in range(1, len(token)):
             left, right = token[:place], token[place:]
             if left in vocabulary and right in vocabulary:
                 found.append((-score, vocabulary[left], vocabulary[right], left, right))
     return [(left, right) for *_, left, right in sorted(found)]
-
-
-def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
-    """Give a protocol buffer's fields: their numbers, and whole numbers or bytes."""
-    place = 0
-    while place < len(content):
-        key, place = _varint(content, place)
-        kind = key & 7
-        if kind == _VARINT:
-            value, place = _varint(content, place)
-            yield key >> 3, value
-            continue
-        if kind == _BYTES:
-            size, place = _varint(content, place)
-        elif kind in (_FIXED32, _FIXED64):
-            size = 4 if kind == _FIXED32 else 8
-        else:
-            raise IndexError(f"a field of kind {kind}")
-        if place + size > len(content):
-            raise IndexError("a field ends beyond the file")
-        yield key >> 3, content[place : place + size]
-        place += size
-
-
-def _varint(content: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = content[place]
-        value |= (byte & 0x7F) << shift
-        place += 1
-        if byte < 0x80:
-            return value, place
-        shift += 7

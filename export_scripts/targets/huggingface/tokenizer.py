@@ -14,8 +14,10 @@ from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizers.nemo import end_of_text, sentencepiece_additions
-from export_scripts.targets.huggingface.sentencepiece_json import describe, read_pieces
+from export_scripts.checkpoints.tokenizers.nemo import sentencepiece_additions
+from export_scripts.checkpoints.tokenizers.pieces import read_pieces
+from export_scripts.checkpoints.tokenizers.vocabularies import end_of_text
+from export_scripts.targets.huggingface.sentencepiece_json import describe
 from handover.text_ids import TextIds
 
 _DESCRIPTION, _CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -50,7 +52,7 @@ def tokenizer_files(source: Source, sizes: Mapping[str, int]) -> dict[str, bytes
         return {}
     if _DESCRIPTION in files:
         description = json.loads(files[_DESCRIPTION])
-        folder = tokenizer.members[_DESCRIPTION].rpartition("/")[0]
+        folder = next(iter(tokenizer.members.values())).rpartition("/")[0]
         files |= _beside(archive, f"{folder}/" if folder else "")
     else:
         description = _described(source, files)

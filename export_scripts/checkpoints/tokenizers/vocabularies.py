@@ -1,0 +1,60 @@
+"""The vocabularies of ``vocab.json`` and ``tokenizer.json``: ids by token, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.bounded import parse_json
+from export_scripts.weights.values import Fields, entries, quoted, text, whole, wholes
+from handover.errors import CheckpointError
+from handover.ranges import TOKEN_ID
+
+_END_OF_TEXT = "<|endoftext|>"
+
+
+def end_of_text(vocabulary: Mapping[str, int]) -> tuple[str, int]:
+    """Name GPT-2's one special token with its id; a vocabulary without it gets it as its next entry."""
+    return _END_OF_TEXT, vocabulary.get(_END_OF_TEXT, len(vocabulary))
+
+
+def read_vocabulary(archive: Archive, member: str) -> dict[str, int]:
+    """Read a ``vocab.json``; CheckpointError where it is not ids by token."""
+    where = f"{archive.path}: {member}"
+    return _checked(wholes(parse_json(archive.read_bytes(member), where), where), where)
+
+
+def described_tokens(archive: Archive, member: str) -> dict[str, int]:
+    """Every token of a ``tokenizer.json`` of an archive."""
+    return tokens_in(archive.read_bytes(member), f"{archive.path}: {member}")
+
+
+def tokens_in(description: bytes, where: str) -> dict[str, int]:
+    """Every token of a ``tokenizer.json``'s content; CheckpointError: it is damaged, or has an id of no vocabulary."""
+    content = Fields(parse_json(description, where), where)
+    model = content.fields("model")
+    if isinstance(model.get("vocab"), list):  # Unigram
+        pairs = [(entries(entry, f"{where}: vocab"), index) for index, entry in enumerate(model.entries("vocab"))]
+        tokens: dict[Any, Any] = {entry[0]: index for entry, index in pairs if entry}
+    else:
+        tokens = dict(model.fields("vocab"))
+    for entry in content.entries("added_tokens", ()):
+        added = Fields(entry, f"{where}: added_tokens")
+        tokens[added.text("content")] = added.whole("id")
+    return _checked(
+        {text(token, f"{where}: vocab"): whole(number, f"{where}: {token}") for token, number in tokens.items()}, where
+    )
+
+
+def _checked(tokens: dict[str, int], where: str) -> dict[str, int]:
+    """Refuse what is no vocabulary: without a token, or with an id that no model has."""
+    if not tokens:
+        raise CheckpointError(f"{where} has no token", "copy the checkpoint again")
+    for token, number in tokens.items():
+        if number not in TOKEN_ID:
+            raise CheckpointError(
+                f"{where}: the token {quoted(token)} has the id {number}, which is not {TOKEN_ID}",
+                "copy the checkpoint again",
+            )
+    return tokens
