@@ -99,7 +99,7 @@ def legacy(prefix: str, variant: GptVariant) -> SourceMap:
             rules |= _layers(f"{base}{stack}.layers.{{layer}}.", spelling, variant)
     dropped = {f"{prefix}{key}": reason for key, reason in TIED_COPIES.items()}
     name = "NeMo GPT with legacy keys" if prefix else "Megatron-LM GPT"
-    return SourceMap(name, rules, ignored(dropped, variant.is_rotary))
+    return SourceMap(name, rules, ignored(dropped, variant.is_rotary), copies=dict.fromkeys(dropped, f"{base}{_WORDS}"))
 
 
 def megatron_core(prefix: str, variant: GptVariant) -> SourceMap:
@@ -114,7 +114,8 @@ def megatron_core(prefix: str, variant: GptVariant) -> SourceMap:
     for spelling in (CORE, FULL_LAYER):
         rules |= _layers(f"{prefix}decoder.layers.{{layer}}.", spelling, variant)
     dropped = {} if variant.has_untied_head else {head: TIED_COPY}
-    return SourceMap("megatron-core GPT", rules, ignored(dropped, variant.is_rotary))
+    copies = dict.fromkeys(dropped, f"{prefix}{_WORDS}")
+    return SourceMap("megatron-core GPT", rules, ignored(dropped, variant.is_rotary), copies=copies)
 
 
 def is_legacy(keys: Iterable[str], prefix: str) -> bool:

@@ -31,6 +31,7 @@ _OUTPUT_NORMS = {
     "self_attention.linear_proj.post_layernorm.": "attention_output_layernorm",
     "mlp.linear_fc2.post_layernorm.": "mlp_output_layernorm",
 }
+_WORDS = "embedding.word_embeddings.weight"
 _ALL_EXPERTS = "mlp.experts.experts."
 
 
@@ -70,9 +71,9 @@ def table(prefix: str, keys: Collection[str], variant: LlamaVariant) -> SourceMa
             for spelling in (LEGACY, FULL_LAYER):
                 rules |= _layers(f"{legacy}{stack}.layers.{{layer}}.", spelling, variant)
         dropped = {f"{prefix}{key}": reason for key, reason in TIED_COPIES.items()}
-        return SourceMap(
-            "NeMo Llama with legacy keys" if prefix else "Megatron-LM Llama", rules, ignored(dropped, True)
-        )
+        name = "NeMo Llama with legacy keys" if prefix else "Megatron-LM Llama"
+        copies = dict.fromkeys(dropped, f"{legacy}{_WORDS}")
+        return SourceMap(name, rules, ignored(dropped, True), copies=copies)
     if not any(key.startswith((f"{prefix}decoder.layers.", f"{prefix}embedding.")) for key in keys):
         raise CheckpointError(f"it has no keys of a GPT ({', '.join(sorted(keys)[:3]) or 'it is empty'})")
     head = f"{prefix}output_layer.weight"
@@ -82,7 +83,8 @@ def table(prefix: str, keys: Collection[str], variant: LlamaVariant) -> SourceMa
         rules |= _layers(base, spelling, variant)
     rules |= _core_alone(base, variant)
     dropped = {} if variant.has_untied_head else {head: TIED_COPY}
-    return SourceMap("megatron-core Llama", rules, ignored(dropped, True))
+    copies = dict.fromkeys(dropped, f"{prefix}{_WORDS}")
+    return SourceMap("megatron-core Llama", rules, ignored(dropped, True), copies=copies)
 
 
 def has_second_matrix(keys: Iterable[str]) -> bool:
@@ -103,7 +105,7 @@ def has_key(keys: Iterable[str], *places: str) -> bool:
 def _outer(base: str, head: str, variant: LlamaVariant) -> dict[Sources, Rules]:
     words, output = Rule(llama.EMBEDDING_FILE, unchanged, join_axis=0), Rule(llama.HEAD_FILE, unchanged, join_axis=0)
     return {
-        f"{base}embedding.word_embeddings.weight": words if variant.has_untied_head else (words, output),
+        f"{base}{_WORDS}": words if variant.has_untied_head else (words, output),
         head: output,
     }
 

@@ -56,6 +56,13 @@ def source_map(variant: Variant) -> SourceMap:
             f"{_OUTER}decoder_embedding.*": "the encoder's embedding again (share_token_embeddings)",
             f"{_OUTER}word_embeddings.weight": "the last pipeline stage's copy of the embedding",
         },
+        copies={
+            f"{_OUTER}word_embeddings.weight": words,
+            **{
+                f"{_OUTER}decoder_embedding.{table}": f"{_OUTER}encoder_embedding.{table}"
+                for table in ("word_embeddings.weight", "position_embeddings.weight")
+            },
+        },
     )
 
 

@@ -114,6 +114,7 @@ class SourceMap:
         rules: by source key, or by several keys that become one target together; several rules where one source
             becomes several targets.
         ignored: source keys (shell patterns) that are dropped on purpose, with the reason.
+        copies: those of them that are dropped as copies, by the key of what they must equal.
         generated: targets that no source holds, such as tables of positions; as fp32.
         biases: whether the configuration says that there is a bias, by its target (shell patterns; the first that fits
             counts). One of which it says nothing may be missing from every layer, and not from some.
@@ -124,6 +125,7 @@ class SourceMap:
     ignored: Mapping[str, str]
     generated: Mapping[str, Callable[[Any], Array]] = field(default_factory=dict)
     biases: Mapping[str, bool] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         by_key = {key: sources for sources in self.rules for key in as_tuple(sources)}
@@ -146,7 +148,7 @@ class SourceMap:
 
     def join_axis(self, key: str) -> int | None:
         """Axis along which training's tensor parallelism cut a key's tensor; None: it did not."""
-        found = self.sources(key)
+        found = self.sources(self.copies.get(key, key))
         return None if found is None else as_tuple(self.rules[found[0]])[0].join_axis
 
     def has_bias(self, name: str) -> bool | None:
@@ -156,6 +158,10 @@ class SourceMap:
     def is_ignored(self, key: str) -> bool:
         """Whether a key is dropped on purpose."""
         return any(fnmatchcase(key, pattern) for pattern in self.ignored)
+
+    def ignored_as(self, key: str) -> str:
+        """Give the reason for which a key is dropped; empty: it is not."""
+        return next((reason for pattern, reason in self.ignored.items() if fnmatchcase(key, pattern)), "")
 
 
 @dataclass(frozen=True)

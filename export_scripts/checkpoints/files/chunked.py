@@ -7,7 +7,7 @@ is a tensor again. Nothing is read before it is asked for, and one tensor at a t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -116,6 +116,10 @@ class ChunkedState:
     def other_keys(self) -> tuple[str, ...]:
         """Keys whose values are not tensors."""
         return self._other_keys
+
+    def copies(self, join_axis: JoinAxis) -> Iterator[tuple[str, ChunkedTensor, ChunkedTensor]]:
+        """List what ``tensors`` leaves out as a copy: nothing, each tensor is stored once."""
+        return iter(())
 
     def tensors(self, join_axis: JoinAxis) -> Mapping[str, ChunkedTensor]:
         """Tensors by key, not read yet; where training cut them, their chunks say.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,12 @@ class JoinedTensor:
         """Files that hold it without a checksum of its bytes."""
         return tuple(file.name for file, tensor in self.stored if not file.has_checksum(tensor))
 
+    @property
+    def checksums(self) -> tuple[object, ...] | None:
+        """What its parts' checksums say of their values, without reading them; None: one has none."""
+        found = tuple(file.checksum(tensor) for file, tensor in self.stored)
+        return None if None in found else found
+
     def parts(self) -> tuple[Array, ...]:
         """Map the parts, without copying; bf16 comes as uint16."""
         return tuple(file.read(tensor) for file, tensor in self.stored)
@@ -84,6 +90,7 @@ class RankFiles:
     ) -> None:
         self._archive = archive
         self.beside: tuple[str, ...] = ()
+        self._repeated: list[tuple[str, tuple[TorchFile, Any], tuple[TorchFile, Any]]] = []
         # Per tensor-parallel rank: key with the model's own layer number -> (file, value).
         self._ranks = [self._read_rank(stages, rename, open_file) for stages in names]
 
@@ -115,6 +122,18 @@ class RankFiles:
                 joined[key] = JoinedTensor(parts if axis is not None else parts[:1], axis)
         return joined
 
+    def copies(self, join_axis: JoinAxis) -> Iterator[tuple[str, JoinedTensor, JoinedTensor]]:
+        """List what ``tensors`` leaves out: key, the tensor that is taken, and the one that should equal it.
+
+        These are what every tensor-parallel rank holds, and what every pipeline stage of a stack does.
+        """
+        for key, first, again in self._repeated:
+            yield key, JoinedTensor((first,), None), JoinedTensor((again,), None)
+        for key, taken in self._ranks[0].items():
+            if isinstance(taken[1], StoredTensor) and join_axis(key) is None:
+                for other in self._ranks[1:]:
+                    yield key, JoinedTensor((taken,), None), JoinedTensor((other[key],), None)
+
     def _check_parts(self, key: str, parts: list[Any], axis: int | None) -> None:
         def fixed(part: Any) -> Any:
             if not isinstance(part, StoredTensor):
@@ -142,6 +161,7 @@ class RankFiles:
                     layers[stack] = max(layers[stack], layer + 1)
                     key = with_layer(key, first_layer[stack] + layer)
                 elif key in found and _REPEATED in key:
+                    self._repeated.append((key, found[key], (file, value)))
                     continue
                 if key in found:
                     raise CheckpointError(f"{self._archive.path}: {key} is there twice")

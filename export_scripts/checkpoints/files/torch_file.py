@@ -105,6 +105,12 @@ class TorchFile:
         """Whether the bytes of a tensor have a checksum; torch can be told not to write them."""
         return bool(getattr(self._records[f"{self._prefix}data/{tensor.storage.key}"], "CRC", 0))
 
+    def checksum(self, tensor: StoredTensor) -> tuple[object, ...] | None:
+        """Describe a tensor's values without reading them: its view, and its storage's checksum; None: it has none."""
+        info = self._records[f"{self._prefix}data/{tensor.storage.key}"]
+        view = (tensor.offset, tensor.shape, tensor.stride, tensor.storage.data_type)
+        return (info.CRC, info.file_size, *view) if getattr(info, "CRC", 0) else None
+
     def _place(self, tensor: StoredTensor) -> tuple[int, int, int | None]:
         """Find where a storage begins in the file, its bytes and its CRC-32, which torch can be told not to write.
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.rank_files import JoinAxis
+from export_scripts.checkpoints.megatron.copies import HoldsCopies, refuse_differing, remarks_on_copies
 from export_scripts.checkpoints.nemo import llama_config
 from export_scripts.checkpoints.nemo.chat import chat_template
 from export_scripts.checkpoints.nemo.gpt_config import (
@@ -52,7 +53,7 @@ class PartedTensor(LazyTensor, Protocol):
         """Parts that it is joined from."""
 
 
-class State(Protocol):
+class State(HoldsCopies, Protocol):
     """A model's keys and tensors, however they are stored."""
 
     def keys(self) -> tuple[str, ...]:
@@ -94,6 +95,7 @@ def gpt_source(
     vocab_size = next((rows_of(t) for key, t in tensors.items() if _EMBEDDINGS & {*source_map.targets(key)}), 0)
     dims = model.dims(config, vocab_size, state.keys())
     _check_parts(source_map, tensors, dims.head_num // heads_per_group(config))
+    refuse_differing(source_map, tensors, archive)
     tokenizer = given_tokenizer(archive) or open_tokenizer()
     return Source(
         archive=archive,
@@ -104,7 +106,7 @@ def gpt_source(
         tokenizer=tokenizer,
         ids=special_ids(archive, tokenizer),
         other_keys=state.other_keys(),
-        remarks=(*model.remarks(config), *more_remarks),
+        remarks=(*model.remarks(config), *more_remarks, *remarks_on_copies(source_map, state, archive)),
         activation="gelu" if isinstance(model, _Gpt) and has_exact_gelu(config) else "",
         is_padded=True,
         chat_template=chat_template(config),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.megatron.copies import refuse_differing, remarks_on_copies
 from export_scripts.checkpoints.nemo import gpt as nemo
 from export_scripts.checkpoints.nemo.companions import companions_of
 from export_scripts.checkpoints.nemo.ia3 import is_ia3_config, read_ia3, with_ia3
@@ -72,6 +73,7 @@ def open_source(archive: Archive) -> Source:
     checkpoint = nemo.NemoCheckpoint(archive)
     source_map = nemo_t5.source_map(_variant(checkpoint.config, checkpoint.keys()))
     tensors = checkpoint.tensors(source_map.join_axis)
+    refuse_differing(source_map, tensors, archive)
     # A missing embedding is for the completeness check to report.
     vocab_size = rows_of(tensors.get(_EMBEDDING))
     tokenizer = given_tokenizer(archive) or find_tokenizer(archive, config)
@@ -87,7 +89,7 @@ def open_source(archive: Archive) -> Source:
         tokenizer=tokenizer,
         ids=ids,
         other_keys=(*checkpoint.other_keys(), *ia3.other_keys),
-        remarks=remarks(config),
+        remarks=(*remarks(config), *remarks_on_copies(source_map, checkpoint.state, archive)),
         extra_config={**({} if ids.pad_id is None else {"decoder": {"pad_id": ids.pad_id}}), **ia3.config()},
         activation=exact_gelu(config),
         is_padded=sentinels is not None,
