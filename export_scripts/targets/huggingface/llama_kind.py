@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from export_scripts.targets.huggingface.table import Facts, Taken, Target, in_every_layer
-from export_scripts.weights.layouts import less_one
+from export_scripts.weights.layouts import less_one, plus_one
 from ft_format.families.llama import EMBEDDING_FILE, HEAD_FILE
 from ft_format.families.llama_dims import LAYER_NORM, LINEAR_ROPE, PLAIN_ROPE, LlamaDims
 
@@ -85,8 +85,6 @@ def _problems(kind: Kind, model_type: str, dims: LlamaDims, facts: Facts) -> lis
         found.append(f"model_variant: {dims.model_variant}  (it is {model_type})")
     if not kind.feed_forward and not dims.expert_num:
         found.append(f"expert_num: 0  ({model_type} has experts)")
-    if dims.has_zero_centred_norms and not kind.stores_less_one:
-        found.append(f"has_zero_centred_norms: True  ({model_type} multiplies by the weights as they are)")
     if kind.biases(dims.has_qkv_bias, dims.has_dense_bias, dims.has_mlp_bias) is None:
         which = [name for name in ("has_qkv_bias", "has_dense_bias", "has_mlp_bias") if getattr(dims, name)]
         found.append(f"{', '.join(which) or 'has_qkv_bias'}: {bool(which)}  ({model_type} has other biases)")
@@ -108,7 +106,9 @@ def _window_problems(kind: Kind, model_type: str, dims: LlamaDims) -> list[str]:
 
 
 def _tensors(kind: Kind, dims: LlamaDims, facts: Facts) -> dict[str, Taken]:
-    stored_as = less_one if kind.stores_less_one and not dims.has_zero_centred_norms else None
+    stored_as = None
+    if kind.stores_less_one != dims.has_zero_centred_norms:
+        stored_as = less_one if kind.stores_less_one else plus_one
     bias = dims.layernorm_type == LAYER_NORM
 
     def norm(name: str, target: str) -> dict[str, Taken]:
