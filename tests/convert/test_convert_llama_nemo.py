@@ -105,7 +105,9 @@ def test_torch_dist(name: str, ranks: int, has_pairs: bool, is_stacked: bool, tm
     assert_transformers_logits(tmp_path / "nemo2", tmp_path, source)
 
 
-@pytest.mark.parametrize(("name", "grid"), [("llama", (2, 2)), ("llama31", (4, 1)), ("nemotron", (1, 1))])
+@pytest.mark.parametrize(
+    ("name", "grid"), [("llama", (2, 2)), ("llama31", (4, 1)), ("nemotron", (1, 1)), ("mistral", (2, 1))]
+)
 def test_megatron_lm(name: str, grid: tuple[int, int], tmp_path: Path) -> None:
     source = saved(name)
     write_megatron_lm(tmp_path / "mlm", megatron_lm(source.config, grid), state_of(source, grid[0]), grid)
@@ -149,6 +151,15 @@ def test_what_cannot_be_had_is_refused_by_key_and_value(changes: dict[str, Any],
     assert named in str(refused.value)
 
 
+def test_norms_stored_less_one_by_the_name_that_megatron_lm_has_for_them_since_0_16(tmp_path: Path) -> None:
+    source = saved("nemotron")
+    arguments = megatron_lm(source.config, layernorm_zero_centered_gamma=True, layernorm_epsilon=1e-5)
+    del arguments["apply_layernorm_1p"], arguments["norm_epsilon"]
+    write_megatron_lm(tmp_path / "mlm", arguments, state_of(source, 1))
+    (tmp_path / "mlm/tokenizer.model").write_bytes(sentencepiece_model())
+    assert_transformers_logits(tmp_path / "mlm", tmp_path, source)
+
+
 def test_falcons_parallel_attention_is_refused_and_mistrals_key_without_effect_is_not(tmp_path: Path) -> None:
     source = saved("nemotron")
     custom = {"parallel_attention": True}
@@ -176,7 +187,7 @@ def test_the_number_of_a_window_is_copied_as_nemos_exporters_do_and_said(tmp_pat
 
 
 @pytest.mark.parametrize("form", ["archive", "NeMo 2", "Megatron-LM"])
-def test_what_an_expert_takes_in_training_is_said(form: str, tmp_path: Path) -> None:
+def test_a_router_that_leaves_tokens_out_is_said_of_nemo_and_refused_of_megatron(form: str, tmp_path: Path) -> None:
     source, path = saved("mixtral"), tmp_path / "model"
     state, capacity = state_of(source, 1), {"moe_expert_capacity_factor": 1.25}
     if form == "archive":
@@ -185,6 +196,9 @@ def test_what_an_expert_takes_in_training_is_said(form: str, tmp_path: Path) -> 
         write_torch_dist(write_nemo2_tree(path, nemo2(source.config, "mixtral", **capacity)), chunked(state, 1))
     else:
         write_megatron_lm(path, megatron_lm(source.config, **capacity), state)
+        with pytest.raises(CheckpointError, match="moe_expert_capacity_factor: 1.25  .*leaves out tokens"):
+            open_source(open_archive(path))
+        return
     said = "moe_expert_capacity_factor: 1.25  is not carried over: training left out tokens"
     assert [each for each in open_source(open_archive(path)).remarks if each.startswith(said)]
 

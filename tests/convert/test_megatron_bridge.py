@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.llama_configs import nemo2, padded_vocabulary
+from support.llama_configs import core_window, nemo2, padded_vocabulary
 from support.llama_files import chunked, write_torch_dist
 from support.llama_models import input_ids, saved
 from support.llama_shards_forward import forward as llama_forward
@@ -125,12 +125,68 @@ LLAMAS = {
 def test_llama_and_its_relatives(name: str, tmp_path: Path) -> None:
     source = saved(name)
     model = {**nemo2(source.config, name)["config"], "_target_": f"megatron.bridge.models.{LLAMAS[name]}"}
+    model["window_size"] = core_window(source.config)
     if name == "llama31":  # the newer words
         model |= {"rope_scaling": True, "rope_scaling_factor": model.pop("scale_factor")}
     write(tmp_path / "run", core_state_of(source.tensors, source.config, padded_vocabulary(source.config, 2)), model, 2)
     convert(ConvertArguments(tmp_path / "run", tmp_path / "2-gpu", 2, "fp32"))
     made = llama_forward(tmp_path / "2-gpu", input_ids())[..., : source.config.vocab_size]
     assert np.abs(made - source.logits).max() < 1e-5 * max(1.0, float(np.abs(source.logits).max()))
+
+
+def written(folder: Path, name: str, target: str, **changes: Any) -> tuple[Path, Any]:
+    """A run of one of transformers' models, and that model."""
+    source = saved(name)
+    model = {**nemo2(source.config, name)["config"], "window_size": core_window(source.config), "_target_": target}
+    state = core_state_of(source.tensors, source.config, padded_vocabulary(source.config, 1))
+    write(folder, state, {**model, **changes})
+    return folder, source
+
+
+def test_what_the_number_of_a_window_means_is_said(tmp_path: Path) -> None:
+    run, source = written(tmp_path, "mistral", f"megatron.bridge.models.{LLAMAS['mistral']}")
+    found = open_source(find_archive(run))
+    assert found.dims.attention_window == source.config.sliding_window == 5  # type: ignore[attr-defined]
+    said = "\n".join(found.remarks)
+    assert "window_size [4, 0] becomes a window of 5 tokens that counts the token itself, as megatron-core" in said
+    assert "a run that Megatron-Bridge before 0.4 imported" in said and "write [3, 0]" in said
+
+
+@pytest.mark.parametrize("name", ["gemma", "gemma2"])
+def test_a_gemma_under_a_class_that_is_not_known_is_refused(name: str, tmp_path: Path) -> None:
+    run, _ = written(tmp_path, name, "my_recipes.gemma.models.SmallProvider")
+    with pytest.raises(
+        CheckpointError, match="class my_recipes.gemma.models.SmallProvider is not known here"
+    ) as refused:
+        open_source(find_archive(run))
+    assert "gemma_provider.GemmaModelProvider" in refused.value.hint
+
+
+def test_another_class_of_the_users_own_is_named_and_one_of_other_models_refused(tmp_path: Path) -> None:
+    run, _ = written(tmp_path / "own", "llama", "my_recipes.SmallProvider")
+    assert [each for each in open_source(find_archive(run)).remarks if "names my_recipes.SmallProvider, which" in each]
+    spec = {"_target_": "functools.partial", "_args_": [{"_target_": "my.layers.spec", "_call_": False}]}
+    plain = "megatron.bridge.models.gpt_provider.GPTModelProvider"
+    run, _ = written(tmp_path / "spec", "llama", plain, transformer_layer_spec=spec)
+    assert [each for each in open_source(find_archive(run)).remarks if "names my.layers.spec, which" in each]
+    run, _ = written(tmp_path / "other", "llama", "megatron.bridge.models.olmoe.olmoe_provider.OlMoEModelProvider")
+    with pytest.raises(CheckpointError, match="OlMoEModelProvider, which is not known to build a GPT, a Llama"):
+        open_source(find_archive(run))
+
+
+def test_norms_stored_less_one_become_a_llamas_of_hugging_face(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    source = saved("llama", torch.bfloat16)
+    state = core_state_of(source.tensors, source.config, padded_vocabulary(source.config, 1))
+    state = {key: value - 1 if "norm" in key else value for key, value in state.items()}
+    model = {**nemo2(source.config, "llama")["config"], "layernorm_zero_centered_gamma": True}
+    write(tmp_path / "run", state, {**model, "_target_": "megatron.bridge.models.gpt_provider.GPTModelProvider"})
+    convert(ConvertArguments(tmp_path / "run", tmp_path / "hf", weight_data_type="fp32", format="huggingface"))
+    made = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    assert type(made).__name__ == "LlamaForCausalLM"
+    norms = {key: value for key, value in made.state_dict().items() if "norm" in key}
+    assert all(torch.equal(value, (source.tensors[key] - 1).float() + 1) for key, value in norms.items())
 
 
 def test_the_tracker_chooses_and_inspect_names_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +205,16 @@ def test_the_whole_model_is_described_or_refused(tmp_path: Path) -> None:
     write(tmp_path / "moe", core_state(), {**PROVIDER, "num_moe_experts": 8})
     write(tmp_path / "peft", core_state(), PROVIDER, peft={"_target_": "megatron.bridge.peft.lora.LoRA", "dim": 8})
     write(tmp_path / "bare", core_state(), None)
-    for name, words in (("moe", "num_moe_experts: 8"), ("peft", "it holds an adapter"), ("bare", "model is None")):
+    write(tmp_path / "fsdp", core_state(), PROVIDER, checkpoint={"ckpt_format": "fsdp_dtensor"})
+    null = write(tmp_path / "null", core_state(), PROVIDER, tokenizer={"tokenizer_type": "NullTokenizer"})
+    (null / "tokenizer").rename(tmp_path / "elsewhere")
+    for name, words in (
+        ("moe", "num_moe_experts: 8"),
+        ("peft", "it holds an adapter"),
+        ("bare", "model is None"),
+        ("fsdp", "says ckpt_format fsdp_dtensor, which is not read"),
+        ("null", "trained with NullTokenizer"),
+    ):
         with pytest.raises(CheckpointError, match=words):
             open_source(find_archive(tmp_path / name))
 

@@ -14,7 +14,7 @@ from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.megatron.arguments import in_nemo_words
 from export_scripts.checkpoints.nemo import gpt_config as gpt_keys
 from export_scripts.checkpoints.nemo import t5_config
-from export_scripts.checkpoints.nemo.known_keys import CORE_LIMITS
+from export_scripts.checkpoints.nemo.core_fields import CORE_LIMITS
 from export_scripts.checkpoints.nemo.nemo2 import in_nemo1_words
 from export_scripts.conversion.check import inspect_source
 from handover.errors import CheckpointError
@@ -60,7 +60,7 @@ def test_a_key_that_changes_the_function_is_refused_by_name(
 def test_a_key_that_is_off_or_harmless_is_no_matter(tmp_path: Path) -> None:
     fine = {
         "apply_embedding_scaling": False,
-        "mcore_customization_config": {"new_decoder_architecture": False, "num_microbatches_per_virtual_pipe": 4},
+        "mcore_customization_config": {"new_decoder_architecture": False, "cross_entropy_fusion_impl": "te"},
         "hidden_dropout": 0.1,
         "a_key_of_tomorrow": None,
     }

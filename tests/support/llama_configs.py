@@ -85,6 +85,11 @@ def window(config: Any) -> int | None:
     return getattr(config, "sliding_window", None) if config.model_type not in ("qwen2", "qwen3", "mixtral") else None
 
 
+def core_window(config: Any) -> list[int] | None:
+    """``window_size`` of megatron-core: the tokens before a token, which transformers counts with itself."""
+    return [size - 1, 0] if (size := window(config)) else None
+
+
 def nemo1(config: Any, grid: tuple[int, int] = (1, 1), **changes: Any) -> dict[str, Any]:
     """``model_config.yaml`` of a ``.nemo``.
 
@@ -256,5 +261,6 @@ def megatron_lm(config: Any, grid: tuple[int, int] = (1, 1), **changes: Any) -> 
         "tokenizer_model": "tokenizer.model",
         "transformer_impl": "transformer_engine",
         "num_experts": made.pop("num_moe_experts"),
+        "window_size": core_window(config),
     }
     return {**made, **changes}

@@ -1,6 +1,7 @@
 """Megatron-LM's training arguments in the words of NeMo's ``model_config.yaml``.
 
-Names and defaults: Megatron-LM, ``megatron/arguments.py`` of 2019 to 2025.
+Names and defaults: Megatron-LM, ``megatron/arguments.py`` and ``megatron/training/arguments.py`` of 2019 to 2026. Since
+0.16 an argument that sets a field of megatron-core's TransformerConfig is kept under the field's name.
 """
 
 from __future__ import annotations
@@ -10,26 +11,35 @@ from pathlib import Path
 from typing import Any
 
 from export_scripts.checkpoints.megatron.gpt import State
-from export_scripts.checkpoints.nemo.known_keys import CORE_LIMITS
+from export_scripts.checkpoints.nemo.core_fields import CARRIED
+from export_scripts.checkpoints.nemo.windows import AS_CORE
 from export_scripts.weights.schema import split_layer
+from export_scripts.weights.values import shown
 from handover.errors import CheckpointError
 
 _SAME = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "max_position_embeddings"),
     *("position_embedding_type", "openai_gelu", "onnx_safe", "qk_layernorm", "window_size", "bias_gelu_fusion"),
     *("rotary_base", "rotary_interleaved", "use_rope_scaling", "add_bias_linear", "add_qkv_bias"),
-    *("apply_residual_connection_post_layernorm", "virtual_pipeline_model_parallel_size", "window_attn_skip_freq"),
-    *("moe_router_topk", "moe_router_pre_softmax", "moe_shared_expert_intermediate_size", "moe_layer_freq"),
-    *("moe_router_score_function", "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor"),
-    *("moe_ffn_hidden_size", "moe_expert_capacity_factor"),
+    *("apply_residual_connection_post_layernorm", "virtual_pipeline_model_parallel_size", *CARRIED),
 )
+_CORE_SPECS = "megatron.core.models.gpt.gpt_layer_specs"
+_ACTIVATIONS = ("swiglu", "squared_relu", "geglu", "quick_geglu")
+READ = frozenset(
+    {*_SAME, *_ACTIVATIONS, "norm_epsilon", "layernorm_epsilon", "group_query_attention", "num_query_groups"}
+    | {"layernorm_zero_centered_gamma", "activation_func"}
+    | {"use_rotary_position_embeddings", "add_position_embedding", "rope_scaling_factor", "rotary_percent"}
+    | {"rotary_seq_len_interpolation_factor", "normalization", "apply_layernorm_1p", "num_experts", "spec"}
+    | {"untie_embeddings_and_output_weights", "kitchen_config_file", "kitchen_recipe_number", "retro_add_retriever"}
+)
+"""Arguments that the readers honour or refuse; the others are of training, of data, or of models that are no GPT."""
 # Heads of the models that were published without their arguments, by layers and hidden size: GPT-2's sizes.
 _HEADS = {(12, 768): 12, (24, 1024): 16, (36, 1280): 20, (48, 1600): 25}
 
 
 def in_nemo_words(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Translate; what an older Megatron-LM does not know has the meaning that it had there."""
-    words = {name: arguments[name] for name in (*_SAME, *CORE_LIMITS) if name in arguments}
+    words = {name: arguments[name] for name in _SAME if name in arguments} | {AS_CORE: True}
     words["layernorm_epsilon"] = arguments.get("norm_epsilon", arguments.get("layernorm_epsilon", 1e-5))
     if arguments.get("group_query_attention"):
         words["num_query_groups"] = arguments.get("num_query_groups")
@@ -42,13 +52,35 @@ def in_nemo_words(arguments: Mapping[str, Any]) -> dict[str, Any]:
     words["rotary_percentage"] = arguments.get("rotary_percent", 1.0)
     words["seq_len_interpolation_factor"] = arguments.get("rotary_seq_len_interpolation_factor")
     norm = str(arguments.get("normalization", "LayerNorm")).lower()
-    words["normalization"] = f"{norm}1p" if arguments.get("apply_layernorm_1p") else norm
-    words["activation"] = next((name for name in ("swiglu", "squared_relu", "geglu") if arguments.get(name)), "gelu")
+    is_less_one = any(arguments.get(name) for name in ("apply_layernorm_1p", "layernorm_zero_centered_gamma"))
+    words["normalization"] = f"{norm}1p" if is_less_one else norm
+    named = str(arguments.get("activation_func") or "gelu").replace("squaredrelu", "squared_relu")  # of --yaml-cfg
+    words["activation"] = next((name for name in _ACTIVATIONS if arguments.get(name)), named)
     words["share_embeddings_and_output_weights"] = not arguments.get("untie_embeddings_and_output_weights", False)
     words["num_moe_experts"] = arguments.get("num_experts")
+    words["retro"] = arguments.get("retro_add_retriever")
+    for name in ("kitchen_config_file", "kitchen_recipe_number"):
+        words["use_kitchen"] = words.get("use_kitchen") or arguments.get(name)
+    if (spec := arguments.get("spec")) and spec != ["local"] and _CORE_SPECS not in spec:
+        words["layer_spec"] = spec
     if arguments.get("multi_latent_attention"):
         words["attention_type"] = "multi_latent"
     return words
+
+
+def remarks(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say which arguments Megatron-LM itself did not always honour, one line each."""
+    said = []
+    factor = arguments.get("rope_scaling_factor")
+    if arguments.get("use_rope_scaling") and factor not in (None, 8):
+        said.append(f"rope_scaling_factor: {shown(factor)}  is honoured; Megatron-LM before 0.19 trained with 8")
+    factor = arguments.get("rotary_seq_len_interpolation_factor")
+    if factor not in (None, 1) and not arguments.get("use_legacy_models"):
+        said.append(
+            f"rotary_seq_len_interpolation_factor: {shown(factor)}  is honoured; of models of megatron-core, "
+            "Megatron-LM before 0.19 trained without it"
+        )
+    return tuple(said)
 
 
 def without_arguments(path: Path, state: State, said: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

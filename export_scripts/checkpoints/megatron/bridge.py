@@ -18,25 +18,21 @@ from export_scripts.checkpoints.files.distributed import is_distributed, open_di
 from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.megatron.gpt import gpt_source
 from export_scripts.checkpoints.megatron.reader import find_folder
-from export_scripts.checkpoints.nemo.known_keys import CORE_KNOWN
+from export_scripts.checkpoints.nemo.core_fields import CORE_KNOWN
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
-from export_scripts.checkpoints.nemo.nemo2 import in_nemo1_words, is_gemma
+from export_scripts.checkpoints.nemo.model_class import class_remarks, scales_embeddings
+from export_scripts.checkpoints.nemo.nemo2 import in_nemo1_words
+from export_scripts.checkpoints.nemo.windows import AS_CORE, window_of
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.given import tokenizer_in
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, only_named
-from export_scripts.weights.values import Fields
+from export_scripts.weights.values import Fields, shown
 from handover.errors import CheckpointError
 
 NAME = "Megatron-Bridge (iter_*/ with run_config.yaml)"
 _CONFIG_FILE = "run_config.yaml"
 _MARK = re.compile(rf"(?:(?:iter_\d+|release)/)?{re.escape(_CONFIG_FILE)}$")
 _ACTIVATION = "megatron_bridge.activation_func"
-# Of the provider and not of megatron-core's model: how it was built, initialised, fused and laid out for its training.
-_TRAINING = (
-    *("_target_", "_builder_", "transformer", "extra_checkpoint_metadata", "hf_model_id", "generation_config"),
-    *("should_pad_vocab", "make_vocab_size_divisible_by", "vocab_size", "transformer_layer_spec", "parallel_output"),
-    *("mlp_chunks_for_prefill", "transformer_impl", "use_mamba_mem_eff_path"),
-)
 
 
 def is_candidate(path: Path) -> bool:
@@ -68,6 +64,12 @@ def open_source(archive: Archive) -> Source:
             f"{archive.path}/{folder} has no .metadata: it is no checkpoint of torch_dist",
             "ckpt_format torch_dist is read",
         )
+    saved_as = run.fields("checkpoint", {}).get("ckpt_format")
+    if saved_as not in (None, "torch_dist", "zarr"):
+        raise CheckpointError(
+            f"{archive.path}: {folder}{_CONFIG_FILE} says ckpt_format {shown(saved_as)}, which is not read",
+            "save the run once with ckpt_format torch_dist: it is read",
+        )
     config = _flat(model)
     return gpt_source(
         archive,
@@ -75,13 +77,33 @@ def open_source(archive: Archive) -> Source:
         lambda: open_distributed(archive, folder),
         "",
         lambda: _find_tokenizer(archive, folder, run.fields("tokenizer", {})),
-        remark_on(unknown_keys({k: v for k, v in config.items() if k not in _TRAINING}, CORE_KNOWN), _CONFIG_FILE),
+        (
+            *remark_on(unknown_keys(config, CORE_KNOWN), _CONFIG_FILE),
+            *class_remarks(model, config, _CONFIG_FILE),
+            *_window_remark(config),
+        ),
     )
 
 
 def model_in_nemo1_words(model: Fields) -> dict[str, Any]:
-    """Put the section ``model`` into the words of ``model_config.yaml``."""
-    return {**in_nemo1_words(_flat(model)), "apply_embedding_scaling": is_gemma(model)}
+    """Put the section ``model`` into the words of ``model_config.yaml``.
+
+    Raises:
+        CheckpointError: the provider may compute what its fields do not say.
+    """
+    config = _flat(model)
+    words = {**in_nemo1_words(config), AS_CORE: True}
+    return {**words, "apply_embedding_scaling": scales_embeddings(model, config, _CONFIG_FILE)}
+
+
+def _window_remark(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say what the number of a window meant to Megatron-Bridge's importers before 0.4 (its #2656, March 2026)."""
+    if (window := window_of(config)) is None:
+        return ()
+    return (
+        f"a run that Megatron-Bridge before 0.4 imported from Hugging Face has its sliding_window as window_size, and "
+        f"trained with one token more: to convert such a run as it was imported, write [{window - 1}, 0]",
+    )
 
 
 def _flat(model: Fields) -> dict[str, Any]:
@@ -101,4 +123,9 @@ def _find_tokenizer(archive: Archive, folder: str, settings: Mapping[str, Any]) 
     for place in (f"{folder}tokenizer/", "tokenizer/", ""):
         if (found := tokenizer_in(archive, place)) is not None:
             return found
+    if settings.get("tokenizer_type") == "NullTokenizer":
+        raise CheckpointError(
+            f"{archive.path} was trained with NullTokenizer: on ids, without a tokenizer",
+            "give the one that its data was encoded with as export.model.tokenizer=PATH",
+        )
     raise only_named(archive, str(settings.get("tokenizer_model") or settings.get("tokenizer_type")))

@@ -22,6 +22,7 @@ from export_scripts.checkpoints.files.pickled import Record
 from export_scripts.checkpoints.files.rank_files import RankFiles
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.checkpoints.megatron.arguments import in_nemo_words, without_arguments
+from export_scripts.checkpoints.megatron.arguments import remarks as remarks_on_arguments
 from export_scripts.checkpoints.megatron.gpt import CHECKPOINT_VERSION, State, gpt_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
@@ -69,12 +70,13 @@ def open_source(archive: Archive) -> Source:
     state: State
     if f"{folder}{METADATA_FILE}" in archive:
         state, saved = open_distributed(archive, folder), dict(read_common(archive, folder))
+        _refuse_fsdp(state, archive)
     else:
         state = _open_ranks(archive, folder, saved)
     arguments = saved.get("args")
     remarks: tuple[str, ...] = ()
     if isinstance(arguments, Record):
-        config = in_nemo_words(vars(arguments))
+        config, remarks = in_nemo_words(vars(arguments)), remarks_on_arguments(vars(arguments))
     else:
         config, remarks = without_arguments(archive.path, state, _read_arguments(archive))
     config[CHECKPOINT_VERSION] = _version(archive, saved)
@@ -142,6 +144,16 @@ def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> RankFil
     )
     state.beside = tuple(saved)
     return state
+
+
+def _refuse_fsdp(state: State, archive: Archive) -> None:
+    """Refuse what Megatron-FSDP saves; CheckpointError: its keys have the wrapper's names before them."""
+    keys = state.keys()
+    if any(key.startswith("model.module.") for key in keys):
+        raise CheckpointError(
+            f"{archive.path} was saved with ckpt_format fsdp_dtensor, which is not read",
+            "save the run once with ckpt_format torch_dist: it is read",
+        )
 
 
 def _refuse_expert_ranks(arguments: object, where: str) -> None:

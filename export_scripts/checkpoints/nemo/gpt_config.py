@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from export_scripts.checkpoints.nemo.known_keys import CORE_KNOWN, CORE_LIMITS, GPT_KNOWN, NEMO1_LIMITS
+from export_scripts.checkpoints.nemo.core_fields import CORE_KNOWN, CORE_LIMITS, OF_LAYERS
+from export_scripts.checkpoints.nemo.known_keys import GPT_KNOWN, NEMO1_LIMITS
 from export_scripts.checkpoints.nemo.limits import (
     Limit,
     is_off,
@@ -90,7 +91,7 @@ def is_beyond_gpt(config: Mapping[str, Any]) -> bool:
 def _problems(config: Mapping[str, Any]) -> list[str]:
     """List what FasterTransformer's GPT has not, one line each."""
     found = problems(config, _LIMITS | _ROTARY_LIMITS if is_rotary(config) else _LIMITS)
-    found += problems(customization(config), CORE_LIMITS, f"{CUSTOMIZATION}.")
+    found += problems(customization(config), CORE_LIMITS, f"{CUSTOMIZATION}.") + overruled_problems(config)
     hidden, heads, channels = (config.get(key) for key in ("hidden_size", "num_attention_heads", "kv_channels"))
     is_known = channels is not None and isinstance(hidden, int) and isinstance(heads, int)
     if is_known and channels != int(hidden or 0) // int(heads or 1):
@@ -117,6 +118,15 @@ def customization(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """What is said to megatron-core past NeMo."""
     section = config.get(CUSTOMIZATION)
     return section if isinstance(section, Mapping) else {}
+
+
+def overruled_problems(config: Mapping[str, Any]) -> list[str]:
+    """List what is said to megatron-core otherwise than to NeMo, one line each: NeMo sets it last."""
+    return [
+        f"{CUSTOMIZATION}.{key}: {shown(value)}  (the model is read by NeMo's own keys, which say otherwise)"
+        for key, value in customization(config).items()
+        if key in OF_LAYERS and value != config.get(key) and (value or config.get(key))
+    ]
 
 
 def key_remarks(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -59,15 +59,10 @@ def unknown_keys(config: Mapping[str, Any], known: Collection[str], where: str =
 
     Args:
         config: of the model.
-        known: names; one that ends with ``*`` stands for all that begin so.
+        known: names.
         where: put before each key.
     """
-    beginnings = tuple(name[:-1] for name in known if name.endswith("*"))
-    return [
-        f"{where}{key}: {shown(value)}"
-        for key, value in config.items()
-        if value and key not in known and not str(key).startswith(beginnings or ("\0",))
-    ]
+    return [f"{where}{key}: {shown(value)}" for key, value in config.items() if value and key not in known]
 
 
 def remark_on(unknown: list[str], file: str) -> tuple[str, ...]:

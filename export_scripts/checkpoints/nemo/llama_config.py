@@ -2,12 +2,6 @@
 
 Keys and defaults: NeMo 1.23 to 2.2, ``MegatronGPTModel`` and ``megatron_{llama,gemma,...}_config.yaml``; the words of
 NeMo 2 and of Megatron-LM are put into NeMo 1's by their readers.
-
-The window: Transformer Engine's ``window_size=(W, 0)`` lets a query see the W tokens before it and itself (query i sees
-keys i - W to i; NeMo's Gemma 2 masks so too, ``get_swa``), transformers' ``sliding_window=W`` W tokens with itself
-(``kv_idx > q_idx - W``). NeMo's importers copy the number nevertheless, and its exporters copy it back
-(convert_{mistral_7b,starcoder2,gemma2}_hf_to_nemo.py, convert_{mistral_7b,starcoder2}_nemo_to_hf.py; NeMo 2,
-gpt/model/mistral.py and gemma2.py). It is copied here as well, so that an imported model is what it was before.
 """
 
 from __future__ import annotations
@@ -15,15 +9,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from export_scripts.checkpoints.nemo.gpt_config import CUSTOMIZATION, customization, has_zero_centred_norms
-from export_scripts.checkpoints.nemo.known_keys import CORE_LIMITS, NEMO1_LIMITS
+from export_scripts.checkpoints.nemo.core_fields import CAPACITY, CORE_LIMITS, ROUTER_LIMITS, capacity_problem
+from export_scripts.checkpoints.nemo.gpt_config import (
+    CUSTOMIZATION,
+    customization,
+    has_zero_centred_norms,
+    overruled_problems,
+)
+from export_scripts.checkpoints.nemo.known_keys import NEMO1_LIMITS
 from export_scripts.checkpoints.nemo.limits import Limit, is_off, is_on, is_one_of, problems
+from export_scripts.checkpoints.nemo.windows import AS_CORE, read_window, window_remarks
 from export_scripts.weights import megatron_llama
-from export_scripts.weights.llama_settings import shortest
 from export_scripts.weights.megatron_llama import LlamaVariant
 from export_scripts.weights.schema import LlamaDims
-from export_scripts.weights.values import bounded, epsilon, number, positive, shown
-from ft_format.families.llama_dims import ALL_LAYERS, LAYER_NORM, LINEAR_ROPE, LLAMA3_ROPE, MOST_EXPERTS, RMS_NORM
+from export_scripts.weights.values import bounded, epsilon, number, shown
+from ft_format.families.llama_dims import LAYER_NORM, LINEAR_ROPE, LLAMA3_ROPE, MOST_EXPERTS, RMS_NORM
 from ft_format.layout import LARGEST, MOST_LAYERS
 from handover.errors import CheckpointError
 
@@ -58,15 +58,8 @@ _LIMITS: dict[str, Limit] = {
     "apply_residual_connection_post_layernorm": Limit(is_off, "its residual is taken before the norm"),
     "rotary_interleaved": Limit(is_off, "it rotates halves, not pairs"),
     "virtual_pipeline_model_parallel_size": Limit(is_one_of(None, 1), "interleaved pipeline stages are not read"),
-    "moe_router_pre_softmax": Limit(is_off, "the router's softmax is over the chosen experts"),
-    "moe_shared_expert_intermediate_size": Limit(is_off, "no expert is shared"),
-    "moe_layer_freq": Limit(is_one_of(None, 1), "its layers are all alike"),
-    "moe_router_score_function": Limit(is_one_of(None, "softmax"), "the router has a softmax"),
-    "moe_router_enable_expert_bias": Limit(is_off, "the router has no bias"),
-    "moe_router_topk_scaling_factor": Limit(is_one_of(None, 0, 1), "the router's numbers are not scaled"),
     "megatron_legacy": Limit(is_off, "the fused query, key and value of today's order are read"),
     "checkpoint_version": Limit(is_one_of(None, 2, 3), "the fused query, key and value of today's order are read"),
-    "interleaved_attn_pattern": Limit(is_off, "its layers rotate alike"),
 }
 _LLAMA31 = {"scale_factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "old_context_len": 8192}
 """NeMo's names of Llama 3.1's scaling and their defaults, which are megatron-core's constants as well."""
@@ -77,11 +70,7 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
     is_falcon = config.get("normalization") != "rmsnorm"
     found = problems({key: config[key] for key in config if is_falcon or key not in _OF_FALCON}, _LIMITS)
     custom = {key: value for key, value in customization(config).items() if is_falcon or key not in _OF_FALCON}
-    found += problems(custom, _CORE, f"{CUSTOMIZATION}.")
-    if _experts(config) and config.get("moe_ffn_hidden_size") not in (None, config.get("ffn_hidden_size")):
-        found.append(
-            f"moe_ffn_hidden_size: {shown(config['moe_ffn_hidden_size'])}  (an expert is ffn_hidden_size wide)"
-        )
+    found += problems(custom, _CORE, f"{CUSTOMIZATION}.") + overruled_problems(config) + _router_problems(config)
     window = config.get("window_size")
     if window and not (isinstance(window, (list, tuple)) and len(window) == 2 and window[1] in (0, None)):
         found.append(f"window_size: {shown(window)}  (a token sees those before it: [number, 0])")
@@ -89,6 +78,19 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
         factor = shown(config["seq_len_interpolation_factor"])
         found.append(f"seq_len_interpolation_factor: {factor}  (beside Llama 3.1's scaling)")
     return found
+
+
+def _router_problems(config: Mapping[str, Any]) -> list[str]:
+    """List what a mixture of experts has that Mixtral has not, one line each."""
+    if not (experts := _experts(config)):
+        return []
+    found = problems(config, ROUTER_LIMITS) + problems(customization(config), ROUTER_LIMITS, f"{CUSTOMIZATION}.")
+    if config.get("moe_ffn_hidden_size") not in (None, config.get("ffn_hidden_size")):
+        found.append(
+            f"moe_ffn_hidden_size: {shown(config['moe_ffn_hidden_size'])}  (an expert is ffn_hidden_size wide)"
+        )
+    capacity = capacity_problem(config.get(CAPACITY), experts, _positive(config, "moe_router_topk", 2))
+    return [*found, capacity] if capacity and config.get(AS_CORE) else found
 
 
 def check_expressible(config: Mapping[str, Any]) -> None:
@@ -139,7 +141,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
     experts = _experts(config)
     custom = {**config, **customization(config)}
     scalar = _number(custom, "query_pre_attn_scalar")
-    window, which = _window(config, layers, is_gemma2)
+    window, which = read_window(config, layers, is_gemma2)
     return LlamaDims(
         head_num=heads,
         kv_head_num=groups,
@@ -210,41 +212,18 @@ def _is_gemma2(config: Mapping[str, Any], keys: Collection[str]) -> bool:
     return bool({**config, **customization(config)}.get("attn_logit_softcapping"))
 
 
-def _window(config: Mapping[str, Any], layers: int, is_gemma2: bool) -> tuple[int, str]:
-    window = config.get("window_size")
-    if not window or window[0] in (-1, None):
-        return 0, ALL_LAYERS
-    size = positive(window[0], f"{_FILE}: window_size")
-    skipped = config.get("window_attn_skip_freq")
-    if isinstance(skipped, int) and skipped:
-        return size, shortest([number % skipped != 0 for number in range(1, layers + 1)])
-    if isinstance(skipped, (list, tuple)) and skipped:
-        return size, shortest([bool(each) for each in skipped])
-    return size, "10" if is_gemma2 else ALL_LAYERS
-
-
 def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Say what the configuration means for training alone, one line each."""
-    return (*_capacity_remark(config), *_window_remark(config))
+    return (*_capacity_remark(config), *window_remarks(config))
 
 
 def _capacity_remark(config: Mapping[str, Any]) -> tuple[str, ...]:
-    capacity = config.get("moe_expert_capacity_factor")
-    if not _experts(config) or capacity is None:
+    experts = _experts(config)
+    if not experts or not capacity_problem(config.get(CAPACITY), experts, _positive(config, "moe_router_topk", 2)):
         return ()
     return (
-        f"moe_expert_capacity_factor: {shown(capacity)}  is not carried over: training left out tokens beyond what an "
+        f"{CAPACITY}: {shown(config[CAPACITY])}  is not carried over: training left out tokens beyond what an "
         "expert takes, and Mixtral of transformers leaves out none, as after NeMo's own exporters",
-    )
-
-
-def _window_remark(config: Mapping[str, Any]) -> tuple[str, ...]:
-    window = config.get("window_size")
-    if not window or window[0] in (-1, None):
-        return ()
-    return (
-        f"window_size {shown(window)} becomes a window of {shown(window[0])} tokens that counts the token itself, as "
-        "NeMo's own exporters write it; a training by NeMo saw one token more",
     )
 
 

@@ -15,8 +15,9 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.distributed import open_distributed
 from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.megatron.gpt import gpt_source
-from export_scripts.checkpoints.nemo.known_keys import CORE_KNOWN, CORE_LIMITS
+from export_scripts.checkpoints.nemo.core_fields import CARRIED, CORE_KNOWN
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
+from export_scripts.checkpoints.nemo.model_class import class_remarks, scales_embeddings
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, only_named, tiktoken_files
 from handover.errors import CheckpointError
@@ -27,14 +28,12 @@ _IO_FILE = "context/io.json"
 _WEIGHTS = "weights/"
 _PREFIX = "module."
 # Activation functions by the last word of their names; the tanh form of GELU has several names.
-_ACTIVATIONS = {"gelu": "gelu", "openai_gelu": "gelu", "fast_gelu": "gelu", "silu": "silu", "relu": "relu"}
-_OF_LLAMA = (
-    *("low_freq_factor", "high_freq_factor", "old_context_len", "window_attn_skip_freq", "interleaved_attn_pattern"),
-    *("moe_router_topk", "moe_router_pre_softmax", "moe_shared_expert_intermediate_size", "moe_layer_freq"),
-    *("moe_router_score_function", "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor"),
-    *("moe_ffn_hidden_size", "moe_expert_capacity_factor"),
-)
-_TANH_GELU = ("openai_gelu", "fast_gelu")
+_ACTIVATIONS = {
+    **dict.fromkeys(("gelu", "openai_gelu", "fast_gelu", "gelu_pytorch_tanh"), "gelu"),
+    **{"silu": "silu", "relu": "relu", "relu2": "squared_relu"},
+}
+_OF_LLAMA31 = ("low_freq_factor", "high_freq_factor", "old_context_len")
+_TANH_GELU = ("openai_gelu", "fast_gelu", "gelu_pytorch_tanh")
 
 
 # What AutoTokenizer's folder may hold; tokenizer.json alone knows of tokens that were added to a vocabulary.
@@ -77,20 +76,18 @@ def open_source(archive: Archive) -> Source:
         lambda: open_distributed(archive, _WEIGHTS),
         _PREFIX,
         lambda: _find_tokenizer(archive, model.get("tokenizer")),
-        remark_on(unknown_keys(config, CORE_KNOWN), _MODEL_FILE),
+        (*remark_on(unknown_keys(config, CORE_KNOWN), _MODEL_FILE), *class_remarks(model, config, _MODEL_FILE)),
     )
 
 
 def config_in_nemo1_words(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Put ``model.yaml`` into the words of ``model_config.yaml``."""
-    return {**in_nemo1_words(model["config"]), "apply_embedding_scaling": is_gemma(model)}
+    """Put ``model.yaml`` into the words of ``model_config.yaml``.
 
-
-def is_gemma(model: Mapping[str, Any]) -> bool:
-    """Whether embeddings are scaled: no key says it, the classes of Gemma and Gemma 2 do it."""
-    config = model.get("config")
-    own = config.get("_target_") if isinstance(config, Mapping) else None
-    return any(f".{name}." in f"{model.get('_target_')} {own}" for name in ("gemma", "gemma2"))
+    Raises:
+        CheckpointError: the model's class may compute what its fields do not say.
+    """
+    config = model["config"]
+    return {**in_nemo1_words(config), "apply_embedding_scaling": scales_embeddings(model, config, _MODEL_FILE)}
 
 
 def in_nemo1_words(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +98,7 @@ def in_nemo1_words(config: Mapping[str, Any]) -> dict[str, Any]:
         *("bias_activation_fusion", "apply_residual_connection_post_layernorm", "qk_layernorm", "window_size"),
         *("rotary_base", "seq_len_interpolation_factor", "rotary_interleaved", "add_bias_linear", "add_qkv_bias"),
     )
-    words = {name: config[name] for name in (*same, *_OF_LLAMA, *CORE_LIMITS) if name in config}
+    words = {name: config[name] for name in (*same, *CARRIED, *_OF_LLAMA31) if name in config}
     words["max_position_embeddings"] = config.get("seq_length")
     words["rotary_percentage"] = config.get("rotary_percent", 1.0)
     norm = str(config.get("normalization", "LayerNorm")).lower()
@@ -110,7 +107,10 @@ def in_nemo1_words(config: Mapping[str, Any]) -> dict[str, Any]:
     name = str(function.get("_target_") if isinstance(function, Mapping) else function or "gelu").rpartition(".")[2]
     activation = _ACTIVATIONS.get(name, name)
     words["activation"] = f"gated {activation}" if config.get("gated_linear_unit") else activation
-    words["openai_gelu"] = name in _TANH_GELU
+    is_of_engine = bool(config.get("use_te_activation_func"))
+    words["openai_gelu"] = name in _TANH_GELU or is_of_engine  # Transformer Engine's GELU is the tanh form
+    if is_of_engine and words["activation"] == "silu":
+        words["activation"] = "silu of Transformer Engine, for which megatron-core computes ReLU"
     return words
 
 

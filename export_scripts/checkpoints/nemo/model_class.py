@@ -1,0 +1,106 @@
+"""Which class built a model of NeMo 2 or of Megatron-Bridge: some compute more than their fields say.
+
+Gemma's and Gemma 2's classes multiply embeddings by the root of the width, and no field says so: NeMo 2.0 to 2.4,
+``gpt/model/gemma.py`` and ``gemma2.py`` (the model's class); Megatron-Bridge 0.1 to 0.6, ``models/gemma`` (the
+provider). A ``transformer_layer_spec`` may build other layers than a GPT's, as one whose attention sees all tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from export_scripts.weights.values import shown
+from handover.errors import CheckpointError
+
+_NEMO, _BRIDGE = "nemo.collections.llm.gpt.model.", "megatron.bridge.models."
+_SCALED = re.compile(
+    rf"{re.escape(_NEMO)}gemma2?\.\w+|{re.escape(_BRIDGE)}gemma\.(gemma2?_provider\.)?(Code)?Gemma2?ModelProvider\w*"
+)
+_PLAIN = re.compile(
+    rf"{re.escape(_NEMO)}(base|llama|mistral|mixtral|nemotron|qwen2|qwen3|starcoder2?|baichuan|chatglm|phi3mini"
+    r"|deepseek)\.\w+"
+    rf"|{re.escape(_BRIDGE)}(gpt_provider|gpt|mla_provider|llama|mistral|mixtral|nemotron|qwen|starcoder|deepseek)\."
+    r"[\w.]+|megatron\.(core|training)\.[\w.]+"
+)
+_OWN_PACKAGES = ("nemo.collections.", "megatron.")
+_SPECS = (
+    *("default_layer_spec", "transformer_engine_layer_spec", "transformer_engine_full_layer_spec", "local_layer_spec"),
+    *("modelopt_transformer_layer_spec", "quantization_layer_spec", "gemma2_layer_spec", "get_gpt_decoder_block_spec"),
+    *("get_gpt_layer_with_transformer_engine_spec", "get_gpt_layer_local_spec", "get_gpt_modelopt_spec"),
+    *("get_gpt_layer_modelopt_spec", "get_gpt_full_te_layer_autocast_spec"),
+)
+_CAPS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
+
+
+def scales_embeddings(model: Mapping[str, Any], config: Mapping[str, Any], file: str) -> bool:
+    """Whether the class that built a model multiplies embeddings by the root of the width.
+
+    Args:
+        model: names the class by ``_target_``, and its builder, if it has one, by ``_builder_``.
+        config: its fields.
+        file: where they stand, for the error.
+
+    Raises:
+        CheckpointError: the class or the layers are of another architecture, or the class is not known and the fields
+            are those of a Gemma.
+    """
+    named = str(model.get("_target_") or "")
+    foreign = [name for name in _unknown(model, config) if name.startswith(_OWN_PACKAGES)]
+    if foreign:
+        raise CheckpointError(
+            f"{file} names {', '.join(foreign)}, which is not known to build a GPT, a Llama or a relative",
+            "docs/sources.md lists the models that are read",
+        )
+    if _SCALED.fullmatch(named):
+        return True
+    if not _PLAIN.fullmatch(named) and _looks_like_gemma(config):
+        raise CheckpointError(
+            f"{file}: the model's class {shown(named) or '(none)'} is not known here, and its fields are a Gemma's, "
+            "whose class scales embeddings; no field says whether this one does",
+            f"write in its place as _target_ the class that computes the same: {_BRIDGE}gemma.gemma_provider."
+            f"GemmaModelProvider or {_NEMO}gemma.GemmaModel scales them by the root of the width, "
+            f"{_BRIDGE}gpt_provider.GPTModelProvider or {_NEMO}base.GPTModel does not",
+        )
+    return False
+
+
+def class_remarks(model: Mapping[str, Any], config: Mapping[str, Any], file: str) -> tuple[str, ...]:
+    """Name the classes of the user's own, in one line: what they compute beside their fields cannot be seen."""
+    unknown = [name for name in _unknown(model, config) if not name.startswith(_OWN_PACKAGES)]
+    if not unknown:
+        return ()
+    return (
+        f"{file} names {', '.join(map(shown, unknown))}, which is not known here: it is read as a GPT of these fields; "
+        "evaluation=parity compares the served model with the checkpoint where it can",
+    )
+
+
+def _unknown(model: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """List what builds the model or its layers and is not known."""
+    classes = (str(mapping.get(key) or "") for mapping, key in ((model, "_target_"), (model, "_builder_")))
+    found = [name for name in classes if name and not (_PLAIN.fullmatch(name) or _SCALED.fullmatch(name))]
+    specs = _names(config.get("transformer_layer_spec"))
+    return found + [
+        name for name in specs if name.rpartition(".")[2] not in _SPECS or not name.startswith(_OWN_PACKAGES)
+    ]
+
+
+def _names(value: Any) -> Iterator[str]:
+    """Name the functions of a layer's specification, those that ``functools.partial`` binds among them."""
+    if isinstance(value, Mapping):
+        name = str(value.get("_target_") or "")
+        if not name.endswith("functools.partial"):
+            yield from [name] if name else []
+            return
+        arguments = value.get("_args_")
+        yield from (each for first in (arguments or [])[:1] for each in _names(first))
+    elif isinstance(value, str) and value:
+        yield value
+
+
+def _looks_like_gemma(config: Mapping[str, Any]) -> bool:
+    """Whether norms are those of a Gemma, which no other model of these classes has, or scores and logits are."""
+    is_rms = str(config.get("normalization", "")).lower() == "rmsnorm"
+    return (is_rms and bool(config.get("layernorm_zero_centered_gamma"))) or any(config.get(key) for key in _CAPS)
