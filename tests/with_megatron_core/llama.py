@@ -1,7 +1,8 @@
 """A Llama-like model in megatron-core itself: its logits, and its checkpoints by its own writer and by torch.
 
-It runs on a CPU over gloo. megatron-core asks torch.cuda for three things that a CPU lacks: the device of the rotary
-frequencies, an end to copies from a GPU, and the GPU's random state (for dropout, which is 0 here).
+It runs on a CPU over gloo. megatron-core asks torch.cuda for four things that a CPU lacks: the device of the rotary
+frequencies and of a window's mask, an end to copies from a GPU, and the GPU's random state (for dropout, which is 0
+here).
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel import random as parallel_random
 from megatron.core.transformer.transformer_config import TransformerConfig
-from support.llama_configs import megatron_lm, nemo2, padded_vocabulary
+from support.llama_configs import core_window, megatron_lm, nemo2, padded_vocabulary
 from support.llama_files import write_megatron_lm_tree, write_nemo2_tree
 from support.llama_models import input_ids, saved
 from support.llama_state import core_state, cut, local_norms
 
 
-def _without_cuda() -> None:
+def without_cuda() -> None:
+    """Give megatron-core what it asks torch.cuda for, from the CPU."""
+    ones = torch.ones
+    torch.ones = lambda *sizes, **given: ones(*sizes, **{**given, "device": None})  # type: ignore[assignment]
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *_: None
     parallel_random.initialize_rng_tracker()
@@ -41,6 +45,7 @@ def _transformer(config: Any, ranks: int) -> TransformerConfig:
         normalization="RMSNorm",
         layernorm_epsilon=config.rms_norm_eps,
         qk_layernorm=config.model_type == "qwen3",
+        window_size=core_window(config),
         add_bias_linear=False,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
@@ -86,7 +91,7 @@ def work(rank: int, ranks: int, name: str, folder: Path) -> None:
     rendezvous = f"file://{folder}/rendezvous"
     torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=ranks)
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
-    _without_cuda()
+    without_cuda()
     model = _built(name, ranks, rank)
     ids = torch.from_numpy(input_ids())
     positions = torch.arange(ids.shape[1]).expand_as(ids)

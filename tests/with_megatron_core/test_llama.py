@@ -22,9 +22,10 @@ IMPORTED = [
     "megatron.core.dist_checkpointing",
     "megatron.core.models.gpt.gpt_layer_specs",
     "transformers.models.llama.modeling_llama",
+    "transformers.models.mistral.modeling_mistral",
     "transformers.models.qwen3.modeling_qwen3",
 ]
-MODELS = [("llama", 2), ("llama31", 1), ("llama32", 2), ("qwen3", 2)]
+MODELS = [("llama", 2), ("llama31", 1), ("llama32", 2), ("qwen3", 2), ("mistral", 1)]
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda case: f"{case[0]}, {case[1]} ranks")
