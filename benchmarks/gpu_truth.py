@@ -15,7 +15,7 @@ In fp16, bf16 and int8 the oracle is transformers in fp32, with the matrices rou
 is the root mean square of the log-probabilities' differences beside that of transformers in the same format.
 
 "as the CPU" are requests of which an engine on the device gives the tokens that one on the CPU gives, in fp32, with a
-smaller model; greedy ones that differ where transformers' two best are within rounding of each other count as equal.
+smaller model; greedy tokens and beams that are within rounding of each other count as equal.
 A line of a Markdown table for each family and way; exit status 1 where a number is out of its limit.
 """
 
@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments
 from handover.arguments import ScriptArguments
@@ -99,7 +100,7 @@ class Row:
         tokens: that were compared.
         wrong: tokens that the model does not choose, beyond rounding: see the module.
         lost: how much less likely than the argmax a greedy token is at most.
-        error: largest difference of a log-probability in fp32; of other formats the root mean square.
+        error: largest difference of a log-probability in fp32, of a beam's by token; else the root mean square.
         ratio: of that to transformers' own in the same format; NaN in fp32.
         as_cpu: requests that got the CPU's tokens, and of how many.
         preempted: rows that were set back.
@@ -172,7 +173,7 @@ def check_answer(row: Row, ask: Ask, told: Told, oracle: Oracle, allowed: Tensor
         own = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0]
         row.tokens += len(tokens)
         if ask.kind == "beams":
-            errors.append(abs(float(own.sum()) - float(told.tensors["cum_log_probs"][0, beam])))
+            errors.append((float(own.sum()) - float(told.tensors["cum_log_probs"][0, beam])) / len(tokens))
             continue
         given = torch.from_numpy(told.tensors["output_raw_log_probs"][0, 0, : len(tokens)]).to(own.device)
         errors += (given - own).tolist()
@@ -202,18 +203,18 @@ def opened(arguments: TruthArguments, shards: Path, name: str, way: str, kv_byte
     return open_engine(settings, torch.device(arguments.device))
 
 
-def tight(model: Any, shape: Shape, count: int, seed: int) -> tuple[list[Ask], int]:
+def tight(
+    name: str, shards: Path, shape: Shape, count: int, seed: int, tensor_para_size: int = 1
+) -> tuple[list[Ask], int]:
     """Draw requests that need little each, and give a KV cache, in bytes, with room for little more than the largest.
 
     So rows that grow take each other's pages.
     """
-    config = model.config
-    heads = getattr(config, "num_key_value_heads", None) or 8
-    size = getattr(config, "head_dim", None) or shape.hidden // 8
-    longest = shape.positions // 8
-    chosen = draw_requests(shape, count * 3 // 4, seed, config.is_encoder_decoder, LONGER_OUTPUTS, longest)
+    config, longest = read_config(shards, model_type_of(name)), shape.positions // 8
+    chosen = draw_requests(shape, count * 3 // 4, seed, config.encoder is not None, LONGER_OUTPUTS, longest)
     most = max(ask.width * (len(ask.prompt) + max(LONGER_OUTPUTS) + 64) for ask in chosen)
-    return chosen, most * shape.layers * 2 * heads * size * 4
+    token_bytes = config.num_layer * 2 * config.kv_heads * config.size_per_head * 4 // tensor_para_size
+    return chosen, most * token_bytes
 
 
 @contextmanager
@@ -231,7 +232,9 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
     asks = draw_requests(shape, arguments.requests, 11, model.config.is_encoder_decoder)
     for way in _WAYS:
         with timed(Row(name, f"fp32 {way}")) as row:
-            chosen, kv_bytes = (asks, _ROOMY) if way != "tight" else tight(model, shape, arguments.requests, 14)
+            chosen, kv_bytes = asks, _ROOMY
+            if way == "tight":
+                chosen, kv_bytes = tight(name, shards, shape, arguments.requests, 14, arguments.tensor_para_size)
             with closing(opened(arguments, shards, name, row.way, kv_bytes)) as engine:
                 waves = [serve(engine, chosen, burst, seed) for seed, burst in enumerate((_BURST, 0))]
                 row.preempted = engine.metrics.preemptions
@@ -251,7 +254,7 @@ def compare_format(arguments: TruthArguments, name: str, way: str, model: Any, s
     with timed(Row(name, way)) as row:
         with closing(opened(arguments, shards, name, way)) as engine:
             told = serve(engine, asks, _BURST, 3)
-        rounded = Oracle(in_format(exact, _FORMATS[way]), arguments.device)
+        rounded = Oracle(in_format(exact, _FORMATS[way], shards.parent / "rounded"), arguments.device)
         ours, theirs = list[float](), list[float]()
         for ask, answer in zip(asks, told, strict=True):
             row.requests += 1
@@ -277,7 +280,7 @@ def compare_devices(arguments: TruthArguments, name: str, directory: Path) -> It
     shape = _SMALL
     model, shards = made(name, shape, directory, 1)
     oracle = Oracle(model, "cpu")
-    asks, kv_bytes = tight(model, shape, arguments.requests, 13)
+    asks, kv_bytes = tight(name, shards, shape, arguments.requests, 13)
     alone = TruthArguments(device="cpu")
     with closing(opened(alone, shards, name, "fp32 served", 1 << 30)) as engine:
         expected = serve(engine, asks, _BURST, 5)
@@ -306,11 +309,14 @@ def _are_same(row: Row, ask: Ask, ours: Told, theirs: Told, oracle: Oracle) -> b
         row.tokens += len(mine)
         if mine == other:
             continue
+        if ask.kind == "beams":
+            scores = [(each.tensors or {})["cum_log_probs"][0] for each in (ours, theirs)]
+            return float(np.abs(scores[0] - scores[1]).max()) < _FP32_LIMIT
         if ask.kind != "greedy":
             return False
         place = next(at for at, pair in enumerate(zip(mine, other, strict=True)) if len({*pair}) == 2)
-        scores = oracle.score(ask.prompt, mine[: place + 1])[-1]
-        lost = float(scores.max() - torch.minimum(scores[mine[place]], scores[other[place]]))
+        chances = oracle.score(ask.prompt, mine[: place + 1])[-1]
+        lost = float(chances.max() - torch.minimum(chances[mine[place]], chances[other[place]]))
         row.lost = max(row.lost, lost)
         row.wrong += lost > _FP32_LIMIT
     return True

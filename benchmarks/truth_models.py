@@ -112,6 +112,8 @@ def save_model(name: str, shape: Shape, directory: Path) -> Any:
     has_encoder = config.is_encoder_decoder
     auto = transformers.AutoModelForSeq2SeqLM if has_encoder else transformers.AutoModelForCausalLM
     model = auto.from_config(config, attn_implementation="eager").float().eval()
+    if has_encoder and not config.tie_word_embeddings:  # else one token had all of the probability
+        model.lm_head.weight.data /= shape.hidden**0.5 / 2
     model.save_pretrained(directory)
     return model
 
@@ -142,12 +144,10 @@ def tokens_of_letters(vocab: int) -> Tensor:
     return is_letter | ((token >= 256) & (token % 2 == 1))
 
 
-def in_format(model: Any, dtype: torch.dtype) -> Any:
-    """Copy a model with weights of a type; what is computed of positions stays fp32, as where transformers loads it."""
-    model = copy.deepcopy(model)
-    for weight in model.parameters():
-        weight.data = weight.data.to(dtype)
-    return model
+def in_format(model: Any, dtype: torch.dtype, directory: Path) -> Any:
+    """Save a model, and load it as transformers does with a type: what is computed of positions stays fp32."""
+    model.save_pretrained(directory)
+    return type(model).from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
 
 
 def rounded_to_int8(model: Any, has_int8_head: bool) -> Any:
@@ -157,7 +157,9 @@ def rounded_to_int8(model: Any, has_int8_head: bool) -> Any:
     """
     from transformers.pytorch_utils import Conv1D
 
-    model = in_format(in_format(model, torch.float16), torch.float32)
+    model = copy.deepcopy(model)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.half().float()
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(head.weight.detach().clone())  # an embedding that is tied to it is not rounded
     for module in model.modules():

@@ -1,0 +1,38 @@
+"""benchmarks.gpu_truth on a CPU: what is right is found right, and a planted fault is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu_truth
+from benchmarks.gpu_truth import Row, TruthArguments, compare_format, compare_fp32, made
+from benchmarks.truth_requests import KINDS, Told
+
+SHAPE = gpu_truth._TINY
+ARGUMENTS = TruthArguments(device="cpu", requests=len(KINDS))
+
+
+def test_what_is_served_is_what_transformers_gives_until_a_weight_is_another(tmp_path: Path) -> None:
+    model, shards = made("mistral", SHAPE, tmp_path, 1)
+    right = next(compare_fp32(ARGUMENTS, "mistral", model, SHAPE, shards))
+    assert right.is_right and right.requests == 2 * len(KINDS) and right.tokens > 100 and right.error < 1e-3
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[:, 3] += 0.5
+    wrong = next(compare_fp32(ARGUMENTS, "mistral", model, SHAPE, shards))
+    assert not wrong.is_right and wrong.wrong > 0 and wrong.error > 0.05
+    assert "**WRONG**" in wrong.cells() and "**WRONG**" not in right.cells()
+
+
+def test_an_int8_model_is_compared_with_the_same_rounding(tmp_path: Path) -> None:
+    model, shards = made("gpt2", SHAPE, tmp_path, 1)
+    row = compare_format(ARGUMENTS, "gpt2", "fp16 int8", model, SHAPE, shards)
+    assert row.is_right and row.ratio < 0.1  # a CPU computes in fp32
+
+
+def test_an_answer_that_takes_a_token_back_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    row, ask = Row("gpt2", "fp32"), gpu_truth.draw_requests(SHAPE, 1, 1, is_encoder=False)[0]
+    told = Told({"output_ids": torch.zeros(1, 1, 1).numpy()}, is_consistent=False)
+    assert gpu_truth.check_answer(row, ask, told, None, None) == [] and row.failed == 1
