@@ -31,7 +31,7 @@ _OF_LLAMA = {
     "final_logit_softcap": 0.0,
     "expert_num": 0,
 }
-_OF_GEMMA = {key: value for key, value in _OF_LLAMA.items() if key != "embedding_scale"} | {"activation_type": "gelu"}
+_OF_GEMMA = {key: value for key, value in _OF_LLAMA.items() if key != "embedding_scale"}
 _CAPS = ("attention_scalar", "attn_logit_softcap", "final_logit_softcap")
 
 
@@ -111,6 +111,7 @@ GEMMA = make_target(
         biases=_alike("attention_bias"),
         is_scaled=True,
         function_keys=("hidden_act", "hidden_activation"),
+        exact_gelu="gelu_python",
     ),
 )
 GEMMA2 = make_target(
@@ -124,6 +125,7 @@ GEMMA2 = make_target(
         window="some",
         is_scaled=True,
         function_keys=("hidden_act", "hidden_activation"),
+        exact_gelu="gelu_python",
         more=_caps,
     ),
 )

@@ -18,7 +18,6 @@ from ft_format.families.llama_dims import LAYER_NORM, LINEAR_ROPE, PLAIN_ROPE, L
 _FUNCTIONS = {
     "silu": "silu",
     "gelu": "gelu_pytorch_tanh",
-    "exact_gelu": "gelu",
     "relu": "relu",
     "squared_relu": "relu2",
 }
@@ -55,7 +54,8 @@ class Kind:
         is_scaled: embeddings are multiplied by the root of the width.
         is_partly_rotated: whether partial_rotary_factor is honoured.
         needs_square_heads: heads * size must be the width.
-        function_key: keys of the feed-forward's function.
+        function_keys: keys of the feed-forward's function.
+        exact_gelu: the exact GELU's name; Gemma's class takes ``gelu`` for the tanh form.
         more: keys of ``config.json`` beside those of all.
     """
 
@@ -72,6 +72,7 @@ class Kind:
     is_partly_rotated: bool = False
     needs_square_heads: bool = False
     function_keys: tuple[str, ...] = ("hidden_act",)
+    exact_gelu: str = "gelu"
     more: Callable[[LlamaDims], dict[str, Any]] = lambda dims: {}
 
 
@@ -160,7 +161,7 @@ def _config(kind: Kind, dims: LlamaDims, facts: Facts) -> dict[str, Any]:
         "num_attention_heads": dims.head_num,
         "num_key_value_heads": dims.kv_head_num,
         **({} if kind.needs_square_heads and is_square else {"head_dim": dims.size_per_head}),
-        **dict.fromkeys(kind.function_keys, _FUNCTIONS[dims.activation_type]),
+        **dict.fromkeys(kind.function_keys, _function(kind, dims)),
         "max_position_embeddings": dims.max_pos_seq_len or 2048,
         kind.eps_key: dims.layernorm_eps,
         **_rope(kind, dims),
@@ -169,6 +170,10 @@ def _config(kind: Kind, dims: LlamaDims, facts: Facts) -> dict[str, Any]:
         **kind.more(dims),
         "tie_word_embeddings": _is_tied(dims, facts),
     }
+
+
+def _function(kind: Kind, dims: LlamaDims) -> str:
+    return kind.exact_gelu if dims.activation_type == "exact_gelu" else _FUNCTIONS[dims.activation_type]
 
 
 def _rope(kind: Kind, dims: LlamaDims) -> dict[str, Any]:
