@@ -19,6 +19,7 @@ from export_scripts.arguments import HUGGINGFACE, ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.huggingface.hub import fetch
 from export_scripts.checkpoints.proof import crc32_of
+from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.chat import find_chat
 from export_scripts.conversion.check import Conversion, plan_conversion
 from export_scripts.conversion.job import (
@@ -42,7 +43,8 @@ from export_scripts.conversion.special_ids import with_settled_ids
 from export_scripts.conversion.workers import Advance, run_all
 from export_scripts.targets.huggingface.convert import convert_to_huggingface
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
-from ft_format.families.family import ConfigValues, render_config
+from ft_format.config_ini import Sections
+from ft_format.families.family import EXACT_GELU, ConfigValues, render_config
 from handover.digests import SummedRange
 from handover.errors import exit_status
 from handover.manifest import FT_CANNOT, RANDOM_WEIGHTS, FileRecord, Manifest
@@ -175,10 +177,18 @@ def _write_small_files(conversion: Conversion, output: Path, journal: Journal) -
         data_type=settings.data_type,
         start_id=source.ids.start_id,
         end_id=source.ids.end_id,
-        extra=source.extra_config,
+        extra=_with_exact_gelu(source),
     )
     contents[CONFIG_INI] = render_config(source.family, values).encode()
     return [write_bytes(output / name, content, journal) for name, content in contents.items()]
+
+
+def _with_exact_gelu(source: Source) -> Sections:
+    """Add what FasterTransformer's name of the feed-forward's function does not say; see ``Source.activation``."""
+    sections = {name: dict(keys) for name, keys in source.extra_config.items()}
+    if source.activation:
+        sections.setdefault(source.family.main, {})[EXACT_GELU] = 1
+    return sections
 
 
 def main(argv: Sequence[str]) -> None:

@@ -160,8 +160,12 @@ def _companion_kind(path: Path) -> str:
     return prompt_learning.KIND if is_prompt_learning(path) else ""
 
 
-def open_source(archive: Archive) -> Source:
+def open_source(archive: Archive, for_shards: bool = True) -> Source:
     """Open a checkpoint by the first format that recognises it.
+
+    Args:
+        archive: the checkpoint.
+        for_shards: the model must be one that FasterTransformer's shards can hold.
 
     Raises:
         CheckpointError: no format does, or the model cannot be expressed.
@@ -171,6 +175,12 @@ def open_source(archive: Archive) -> Source:
     for each in FORMATS:
         if each.recognises(archive):
             source = with_adapter(each.open_source(archive))
+            if for_shards and source.beyond:
+                raise CheckpointError(
+                    f"FasterTransformer's {source.family.name} cannot express this checkpoint\n  "
+                    + "\n  ".join(source.beyond),
+                    "export.model.format=huggingface keeps it",
+                )
             refuse_unread_prompts(source)
             nemo_t5_ia3.refuse_unread(source)
             refuse_unused(archive, source.tokenizer)

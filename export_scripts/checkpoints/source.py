@@ -44,6 +44,7 @@ class Source:
         extra_targets: tensors beyond the family's schema, by name.
         extra_config: sections and keys of ``config.ini`` beyond the family's.
         extra_files: what is written beside the shards, by name.
+        beyond: what no shards can hold of it and a directory of Hugging Face can, one line each.
         own: the model as Hugging Face has it; None: the source is no directory of Hugging Face's.
         activation: the feed-forward's function in transformers' words, where ``dims`` cannot say it; empty: they do.
         is_padded: whether training added rows to the embedding beyond the tokenizer's.
@@ -64,6 +65,7 @@ class Source:
     extra_targets: Mapping[str, TensorSpec] = field(default_factory=dict)
     extra_config: Sections = field(default_factory=dict)
     extra_files: Mapping[str, bytes] = field(default_factory=dict)
+    beyond: tuple[str, ...] = ()
     own: OwnModel | None = None
     activation: str = ""
     is_padded: bool = False

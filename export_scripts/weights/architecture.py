@@ -10,6 +10,7 @@ import numpy as np
 
 from export_scripts.conversion.dtypes import Array
 from export_scripts.weights.layouts import unchanged
+from export_scripts.weights.remarks import EXACT_GELU as EXACT_GELU_REMARK
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import DecoderDims, Rule, Rules, SourceMap, Sources
 from export_scripts.weights.values import Fields, epsilon, positive, shown
@@ -177,16 +178,15 @@ class Architecture:
             found.append(f"{key}: {shown(settings.get(key, default))}  (its feed-forward has {legal}, without a gate)")
         return found + self.more_problems(settings)
 
+    def exact_function(self, settings: Settings) -> str:
+        """Name the feed-forward's function where it is the exact GELU, which dimensions do not say; else empty."""
+        return "gelu" if self.activation and settings.get(*self.activation) in EXACT_GELU else ""
+
     def remarks(self, settings: Settings, dims: DecoderDims) -> tuple[str, ...]:
         """Say what is expressed only nearly, one line each."""
         said = []
-        if self.activation and settings.get(*self.activation) in EXACT_GELU:
-            said.append(
-                ShardRemark(
-                    "trained with the exact GELU; FasterTransformer computes its tanh form, which differs by at most "
-                    "5e-4"
-                )
-            )
+        if self.exact_function(settings):
+            said.append(EXACT_GELU_REMARK)
         if self.family_eps is not None and dims.layernorm_eps != self.family_eps:
             said.append(
                 ShardRemark(

@@ -10,3 +10,9 @@ class ShardRemark(str):
     """
 
     __slots__ = ()
+
+
+EXACT_GELU = ShardRemark(
+    "trained with the exact GELU, which config.ini says (exact_gelu) and the drop-in engine computes; NVIDIA's library "
+    "computes its tanh form: the function differs by at most 5e-4, logits by a few thousandths"
+)

@@ -14,6 +14,8 @@ SIZE, LAYERS = whole(1, LARGEST), whole(1, MOST_LAYERS)
 """Kinds of values: a dimension, and a number of layers."""
 DATA_TYPE = one_of({name: name for name in ITEM_BYTES})
 """Kind of value: ``weight_data_type``."""
+EXACT_GELU = "exact_gelu"
+"""Key of ours that says which GELU training computed; without it, and in NVIDIA's library, it is the tanh form."""
 P_TUNED, PREFIX = "3", "2"
 """Values of ``prompt_learning_type`` with which the shards hold a file for each task."""
 

@@ -42,6 +42,7 @@ class T5Dims(Dims):
         activation: one of ACTIVATIONS.
         has_scaled_logits: the decoder's output is multiplied by d_model**-0.5, as the first T5 does.
         layernorm_eps: of training.
+        max_distance: from which relative positions share a bucket; shards have MAX_DISTANCE alone.
         ia3_num_tasks: sets of IA3 vectors.
         adapter_inter_size: width of the middle of linear adapters; 0: there are none.
         has_untied_head: the output projection has a file, be it the embedding's copy.
@@ -65,6 +66,7 @@ class T5Dims(Dims):
     adapter_inter_size: int = 0
     has_untied_head: bool = True
     has_decoder: bool = True
+    max_distance: int = MAX_DISTANCE
 
     @property
     def is_gated(self) -> bool:

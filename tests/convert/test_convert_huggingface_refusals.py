@@ -63,8 +63,18 @@ PHI3 = {
 @pytest.mark.parametrize(
     ("config", "reasons"),
     [
-        (PHI3, ["'phi3'", "llama, mistral"]),
-        ({**PHI3, "model_type": "olmoe", "num_local_experts": 8}, ["'olmoe'", "experts: 8  ("]),
+        (PHI3, ["'phi3' has no table here", "gate and up in another", "llama, mistral"]),
+        (
+            {**PHI3, "model_type": "olmoe", "num_local_experts": 8},
+            ["'olmoe'", "experts: 8  (of mixtures Mixtral alone"],
+        ),
+        (
+            {**PHI3, "model_type": "granite", "logits_scaling": 8.0},
+            ["'granite' has no table", "logits_scaling: 8.0  ("],
+        ),
+        ({**PHI3, "model_type": "arcee"}, ["'arcee' has no table", "the llama family computes the same"]),
+        ({**PHI3, "model_type": "cohere2"}, ["'cohere2'", "run side by side", "it rotates neighbours"]),
+        ({**PHI3, "model_type": "of_tomorrow"}, ["'of_tomorrow' has no table here", "no table says how its tensors"]),
         ({"model_type": "whisper", "is_encoder_decoder": True}, ["'whisper'", "is_encoder_decoder: True"]),
         ({"model_type": "phi", "hidden_act": "gelu_new"}, ["'phi'", "lm_head.bias  ("]),
         ({"model_type": "gpt_neo", "attention_types": [[["global", "local"], 6]]}, ["'gpt_neo'", "attention_types  ("]),

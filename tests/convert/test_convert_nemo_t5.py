@@ -190,7 +190,6 @@ def test_biases_of_a_gate_are_split_with_it_and_missing_ones_are_zeros(tmp_path:
         ("num_moe_experts", 4),
         ("bias", True),
         ("normalize_attention_scores", True),
-        ("relative_attention_max_distance", 64),
         ("relative_position_bias_self_attention_only", False),
     ],
 )

@@ -193,6 +193,19 @@ def test_nemos_t5_with_rms_norm_becomes_t5(
     assert ENCODER_IDS.size and DECODER_IDS.size
 
 
+def test_nemos_t5_keeps_its_largest_distance(tmp_path: Path) -> None:
+    model = huggingface_t5(
+        is_multilingual=True, feed_forward_proj="gated-gelu", num_decoder_layers=4, relative_attention_max_distance=6
+    )
+    states = nemo_states(plain_from_huggingface(model), T5_HEADS, Saving())
+    config = relative_config(Saving(), "geglu", relative_attention_max_distance=6)
+    source = write_nemo(tmp_path / "t5.nemo", config, states, files=VOCABULARY)
+    again = AutoModelForSeq2SeqLM.from_pretrained(to_huggingface(source, tmp_path / "hf")).eval()
+    assert np.abs(logits_of(again) - logits_of(model)).max() < 1e-5
+    with pytest.raises(CheckpointError, match=r"encoder.relative_attention_max_distance: 6  \("):
+        convert(ConvertArguments(source, tmp_path / "1-gpu", 1, "fp32"))
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [

@@ -63,6 +63,34 @@ def loaded(directory: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(directory).eval()
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "named"),
+    [
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_parameters: yarn"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: True"),
+        ("opt", {"activation_function": "silu"}, "activation_function: silu"),
+    ],
+)
+def test_what_no_shards_can_hold_is_copied_key_by_key(
+    family: str, changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    save(family, tmp_path / "source", **changes)
+    output = to_huggingface(tmp_path / "source", tmp_path / "hf")
+    assert np.array_equal(logits(loaded(output), INPUT_IDS), logits(loaded(tmp_path / "source"), INPUT_IDS))
+    with pytest.raises(CheckpointError, match=named) as refused:
+        convert(ConvertArguments(tmp_path / "source", tmp_path / "1-gpu", 1, "fp32"))
+    assert refused.value.hint == "export.model.format=huggingface keeps it"
+
+
+def test_a_t5_with_another_largest_distance_is_copied_key_by_key(tmp_path: Path) -> None:
+    huggingface_t5(relative_attention_max_distance=16).save_pretrained(tmp_path / "source")
+    to_huggingface(tmp_path / "source", tmp_path / "hf")
+    about = json.loads((tmp_path / "hf/config.json").read_text())
+    assert about["relative_attention_max_distance"] == 16
+    given, made = tensors(tmp_path / "source"), tensors(tmp_path / "hf")
+    assert made.keys() == given.keys() and all(torch.equal(made[key], given[key]) for key in given)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("data_type", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_a_model_of_transformers_comes_back_byte_for_byte(
@@ -251,11 +279,11 @@ def test_what_concerns_shards_alone_is_not_said(tmp_path: Path, capsys: pytest.C
     save("opt", tmp_path / "source", word_embed_proj_dim=16, do_layer_norm_before=False, activation_function="gelu")
     to_huggingface(tmp_path / "source", tmp_path / "hf")
     said = capsys.readouterr().err
-    assert "FasterTransformer" not in said
+    assert "FasterTransformer" not in said and "NVIDIA" not in said
     assert " times " not in said
     convert(ConvertArguments(tmp_path / "source", tmp_path / "1-gpu", 1, "fp32"))
     said = capsys.readouterr().err
-    assert "FasterTransformer computes its tanh form" in said
+    assert "NVIDIA's library computes its tanh form" in said
     assert "project_out.weight, computed in fp32" in said
 
 

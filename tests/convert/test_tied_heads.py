@@ -18,6 +18,7 @@ from support.t5_models import huggingface_t5
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.check import inspect_checkpoint
 from export_scripts.convert import convert
+from export_scripts.weights.schema import LlamaDims
 from handover.errors import CheckpointError
 
 IDS = torch.arange(3, 19)[None]
@@ -100,7 +101,8 @@ def test_the_same_numbers_in_another_type_are_a_copy(tmp_path: Path) -> None:
     tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].bfloat16()
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].float()
     save_file(tensors, source / "model.safetensors", {"format": "pt"})
-    assert not inspect_checkpoint(source, 1, "fp32").has_untied_head
+    dims = inspect_checkpoint(source, 1, "fp32")
+    assert isinstance(dims, LlamaDims) and not dims.has_untied_head
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from export_scripts.checkpoints.files.archive import Archive
 from ft_format.config_ini import FILE_NAME, ConfigIni, Sections
 from ft_format.families import find_family
-from ft_format.families.family import DATA_TYPE, ConfigValues, Family, prompt_tensors
+from ft_format.families.family import DATA_TYPE, EXACT_GELU, ConfigValues, Family, prompt_tensors
 from ft_format.families.llama_dims import LlamaDims
+from ft_format.families.t5 import GATED_ACTIVATIONS
 from ft_format.layout import KV_HEADS, Dims, TensorSpec
-from ft_format.values import INDEX
+from ft_format.values import FLAG, INDEX
 from handover.errors import CheckpointError
 
 KV_COPIES = "kv_head_copies"
@@ -67,6 +68,13 @@ class FtConfig:
         """Start and end of a text."""
         start, end = (self.family.section(self._ini).get(key, INDEX) for key in self.family.id_keys)
         return start, end
+
+    def exact_function(self) -> str:
+        """Name the feed-forward's function in transformers' words where it is the exact GELU; else empty."""
+        if not self._ini[self.family.main].get(EXACT_GELU, FLAG, False):
+            return ""
+        proj = self.sections.get("encoder", {}).get("feed_forward_proj", "")
+        return "gated-gelu_python" if proj in GATED_ACTIVATIONS else "gelu"
 
     def resharded(self, values: ConfigValues) -> Sections:
         """Give every section as it stands, with the new number of ranks and data type."""

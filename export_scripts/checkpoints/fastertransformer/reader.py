@@ -82,6 +82,7 @@ def open_source(archive: Archive) -> Source:
         },
         tokenizer=TokenizerFiles({name: name for name in _TOKENIZER if name in archive}, "as it is", text_ids=text_ids),
         ids=SpecialIds(start_id, end_id, more_end_ids=text_ids.more_end_ids),
+        activation=config.exact_function(),
         extra_files={name: archive.read_bytes(name) for name in (TEMPLATES_FILE,) if name in archive},
     )
 

@@ -22,6 +22,7 @@ from export_scripts.checkpoints.tokenizers.pieces import read_pieces
 from export_scripts.conversion.comparison import same_values
 from export_scripts.weights.architecture import EXACT_GELU, TANH_GELU, attention_problems
 from export_scripts.weights.huggingface_t5 import TIED, UNTIED
+from export_scripts.weights.remarks import EXACT_GELU as EXACT_GELU_REMARK
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import LazyTensor, T5Dims
 from export_scripts.weights.values import Fields, epsilon, positive, shown
@@ -89,7 +90,7 @@ def open_source(archive: Archive) -> Source:
     weights = open_model_weights(archive, given)
     if not any(key.startswith("decoder.") for key in weights.tensors):
         raise CheckpointError(f"{archive.path} has no decoder", "FasterTransformer's T5 is an encoder with a decoder")
-    dims = read_dims(config)
+    dims = _dims(config)
     tokenizer = _tokenizer(archive, str(given.get("model_type")), dims.vocab_size)
     is_untied = _HEAD in weights.tensors or given.get("tie_word_embeddings", not is_multilingual) is False
     table, tensors = UNTIED if is_untied else TIED, _with_embedding(weights.tensors)
@@ -105,6 +106,8 @@ def open_source(archive: Archive) -> Source:
         other_keys=weights.other_keys,
         remarks=(*_remarks(config), *(() if tokenizer.members else (NO_TOKENIZER,))),
         extra_config={} if ids.pad_id is None else {"decoder": {"pad_id": ids.pad_id}},
+        activation=config["feed_forward_proj"] if config["feed_forward_proj"] in _EXACT else "",
+        beyond=_beyond(config),
         own=OwnModel(given, written(weights, (tensors[key] for key in tensors if not table.is_ignored(key)))),
     )
 
@@ -166,7 +169,21 @@ def read_dims(config: Mapping[str, Any]) -> T5Dims:
     Raises:
         CheckpointError: a size is missing, or FasterTransformer's T5 cannot express the model.
     """
-    _check_expressible(config)
+    if beyond := _beyond(config):
+        raise CheckpointError(
+            "FasterTransformer's T5 cannot express this checkpoint\n  " + "\n  ".join(beyond),
+            "the keys are those of config.json",
+        )
+    return _dims(config)
+
+
+def _dims(config: Mapping[str, Any]) -> T5Dims:
+    if config.get("model_type") == "umt5":
+        raise CheckpointError(
+            "FasterTransformer's T5 cannot express this checkpoint\n  model_type: umt5  (it has relative positions in "
+            "the first layer alone, UMT5 in every one)"
+        )
+    function = str(config["feed_forward_proj"])
     layer_num = _positive(config, "num_layers")
     return T5Dims(
         head_num=_positive(config, "num_heads"),
@@ -177,13 +194,14 @@ def read_dims(config: Mapping[str, Any]) -> T5Dims:
         decoder_layer_num=_positive(config, "num_decoder_layers") if config.get("num_decoder_layers") else layer_num,
         vocab_size=_positive(config, "vocab_size"),
         position_num=_positive(config, "relative_attention_num_buckets"),
-        activation=_ACTIVATIONS[config["feed_forward_proj"]],
+        activation=_ACTIVATIONS.get(function, "gated-gelu" if function.startswith("gated-") else "relu"),
         has_scaled_logits=config["scale_decoder_outputs"],
         layernorm_eps=_epsilon(config),
     )
 
 
-def _check_expressible(config: Mapping[str, Any]) -> None:
+def _beyond(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """List what FasterTransformer's T5 cannot express, one line each."""
     problems = attention_problems(Fields(config, "config.json"), has_windows=False)
     if config["feed_forward_proj"] not in tuple(_ACTIVATIONS):
         problems.append(f"feed_forward_proj: {shown(config['feed_forward_proj'])}  (it has {', '.join(_ACTIVATIONS)})")
@@ -192,13 +210,7 @@ def _check_expressible(config: Mapping[str, Any]) -> None:
         problems.append(f"relative_attention_max_distance: {distance}  (it computes with {t5.MAX_DISTANCE})")
     if config.get("tie_encoder_decoder"):
         problems.append("tie_encoder_decoder: True  (its decoder has weights of its own)")
-    if config.get("model_type") == "umt5":
-        problems.append("model_type: umt5  (it has relative positions in the first layer alone, UMT5 in every one)")
-    if problems:
-        raise CheckpointError(
-            "FasterTransformer's T5 cannot express this checkpoint\n  " + "\n  ".join(problems),
-            "the keys are those of config.json",
-        )
+    return tuple(problems)
 
 
 def _remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -212,9 +224,7 @@ def _remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
             )
         )
     if config["feed_forward_proj"] in _EXACT:
-        found.append(
-            ShardRemark("trained with the exact GELU; FasterTransformer computes its tanh form: at most 5e-4 apart")
-        )
+        found.append(EXACT_GELU_REMARK)
     return tuple(found)
 
 

@@ -20,7 +20,7 @@ from export_scripts.checkpoints.nemo.limits import (
     remark_on,
     unknown_keys,
 )
-from export_scripts.weights.remarks import ShardRemark
+from export_scripts.weights.remarks import EXACT_GELU
 from export_scripts.weights.schema import ModelDims
 from export_scripts.weights.values import epsilon, number, positive, shown
 from handover.errors import CheckpointError
@@ -148,13 +148,7 @@ def has_exact_gelu(config: Mapping[str, Any]) -> bool:
 
 def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Say what is expressed only nearly, one line each: FasterTransformer has the tanh form of GELU only."""
-    if not has_exact_gelu(config):
-        return ()
-    return (
-        ShardRemark(
-            "trained with the exact GELU; FasterTransformer computes its tanh form, which differs by at most 5e-4"
-        ),
-    )
+    return (EXACT_GELU,) if has_exact_gelu(config) else ()
 
 
 def read_dims(config: Mapping[str, Any], vocab_size: int) -> ModelDims:

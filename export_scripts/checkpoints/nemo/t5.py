@@ -16,6 +16,7 @@ from export_scripts.checkpoints.nemo.ia3 import is_ia3_config, read_ia3, with_ia
 from export_scripts.checkpoints.nemo.prompt_learning import KIND as PROMPTS
 from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_config, with_prompts
 from export_scripts.checkpoints.nemo.t5_config import (
+    beyond,
     biases,
     check_expressible,
     exact_gelu,
@@ -84,13 +85,14 @@ def open_source(archive: Archive) -> Source:
         archive=archive,
         family=t5.FAMILY,
         source_map=replace(source_map, rules={**source_map.rules, **ia3.rules()}, biases=biases(config)),
-        dims=with_ia3(read_dims(config, vocab_size), ia3),
+        dims=(dims := with_ia3(read_dims(config, vocab_size), ia3)),
         tensors={**tensors, **ia3.tensors},
         tokenizer=tokenizer,
         ids=ids,
         other_keys=(*checkpoint.other_keys(), *ia3.other_keys),
         remarks=(*remarks(config), *remarks_on_copies(source_map, checkpoint.state, archive)),
         extra_config={**({} if ids.pad_id is None else {"decoder": {"pad_id": ids.pad_id}}), **ia3.config()},
+        beyond=beyond(dims),
         activation=exact_gelu(config),
         is_padded=sentinels is not None,
         added_tokens=sentinels or (),

@@ -11,7 +11,7 @@ from typing import Any
 
 from export_scripts.checkpoints.nemo.known_keys import T5_KNOWN, T5_LIMITS
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
-from export_scripts.weights.remarks import ShardRemark
+from export_scripts.weights.remarks import EXACT_GELU, ShardRemark
 from export_scripts.weights.schema import T5Dims
 from export_scripts.weights.values import epsilon, positive, quoted, shown
 from ft_format.families.t5 import LAYERNORM_EPS, MAX_DISTANCE
@@ -45,6 +45,7 @@ _ALIKE = (
     "normalization",
     "position_embedding_type",
     "relative_attention_num_buckets",
+    "relative_attention_max_distance",
     "layernorm_epsilon",
     "megatron_legacy",
 )
@@ -73,8 +74,8 @@ _LIMITS: tuple[Limit, ...] = (
     ("mcore_t5", lambda v: not v, "megatron-core's T5 has other keys"),
     ("share_token_embeddings", lambda v: v in (None, True), "encoder and decoder share one embedding"),
 )
+_DISTANCE = "relative_attention_max_distance"
 _RELATIVE_LIMITS: tuple[Limit, ...] = (
-    ("relative_attention_max_distance", lambda v: v in (None, MAX_DISTANCE), f"it computes with {MAX_DISTANCE}"),
     ("relative_position_bias_self_attention_only", lambda v: v in (None, True), "it has none towards the encoder"),
 )
 
@@ -151,15 +152,13 @@ def remarks(config: Config) -> tuple[str, ...]:
             )
         )
     if exact_gelu(config):
-        found.append(
-            ShardRemark("trained with the exact GELU; FasterTransformer computes its tanh form: at most 5e-4 apart")
-        )
+        found.append(EXACT_GELU)
     return (*found, *_key_remarks(config))
 
 
 def _key_remarks(config: Config) -> tuple[str, ...]:
     """Name the keys that are set and not known, on top and of both sides, in one line."""
-    known = {*T5_KNOWN, *T5_LIMITS, *_DEFAULTS, *(key for key, _, _ in (*_LIMITS, *_RELATIVE_LIMITS))}
+    known = {*T5_KNOWN, *T5_LIMITS, *_DEFAULTS, _DISTANCE, *(key for key, _, _ in (*_LIMITS, *_RELATIVE_LIMITS))}
     unknown = unknown_keys(config, known)
     for side in SIDES:
         unknown += unknown_keys(config.get(side) or {}, known, f"{side}.")
@@ -201,7 +200,15 @@ def read_dims(config: Config, vocab_size: int) -> T5Dims:
         has_bias=encoder["normalization"] in _WITH_BIAS,
         activation=_ACTIVATIONS[encoder["activation"]],
         layernorm_eps=_epsilon(encoder),
+        max_distance=_positive(encoder, _DISTANCE, MAX_DISTANCE) if is_relative else MAX_DISTANCE,
     )
+
+
+def beyond(dims: T5Dims) -> tuple[str, ...]:
+    """List what FasterTransformer's T5 cannot express and transformers' can, one line each."""
+    if dims.max_distance == MAX_DISTANCE:
+        return ()
+    return (f"encoder.{_DISTANCE}: {dims.max_distance}  (it computes with {MAX_DISTANCE})",)
 
 
 def _position_num(encoder: Config, is_relative: bool) -> int:

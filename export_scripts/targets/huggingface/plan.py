@@ -102,17 +102,18 @@ def plan_huggingface(archive: Archive, wish: Wish) -> HuggingFacePlan:
 
 
 def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
-    opened, nemos_remark = with_nemos_ids(open_source(archive)) if wish.asks_nemo else (open_source(archive), "")
+    read = open_source(archive, for_shards=False)
+    opened, nemos_remark = with_nemos_ids(read) if wish.asks_nemo else (read, "")
     assignments = match(opened.schema(), opened.source_map, opened.dims, opened.tensors, opened.other_keys)
     check_types(opened, assignments)
     source = with_settled_ids(opened, wish.start_id, wish.end_id)
     if opened.own is not None:
         planned, config = _own(opened.own), _own_config(opened.own, wish)
-        read = tuple(opened.own.tensors.values())
+        used = tuple(opened.own.tensors.values())
         remarks: tuple[str, ...] = ()
     else:
         planned, config, remarks = _expressed(opened, source, assignments, wish)
-        read = tuple(opened.tensors[key] for each in assignments for key in each.keys)
+        used = tuple(opened.tensors[key] for each in assignments for key in each.keys)
         remarks += zeros_made(assignments)
     said = (each for each in source.remarks if not isinstance(each, ShardRemark))
     remarks = (*filter(None, (nemos_remark,)), *said, *remarks)
@@ -129,7 +130,7 @@ def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
     named = config.get("architectures")
     if isinstance(named, list) and named:
         name = shown(named[0])
-    return HuggingFacePlan(source, name, files, small, read, settings, remarks)
+    return HuggingFacePlan(source, name, files, small, used, settings, remarks)
 
 
 def _own(own: OwnModel) -> list[PlannedTensor]:

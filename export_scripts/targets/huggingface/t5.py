@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from export_scripts.targets.huggingface.table import Facts, Taken, Target
-from ft_format.families.t5 import HEAD_FILE, MAX_DISTANCE, T5Dims
+from ft_format.families.t5 import HEAD_FILE, T5Dims
 
 _ACTIVATIONS = {
     "gelu": "gelu_new",
@@ -79,7 +79,7 @@ def _config(dims: T5Dims, facts: Facts) -> dict[str, Any]:
         "num_decoder_layers": dims.decoder_layer_num,
         "num_heads": dims.head_num,
         "relative_attention_num_buckets": dims.position_num,
-        "relative_attention_max_distance": MAX_DISTANCE,
+        "relative_attention_max_distance": dims.max_distance,
         "layer_norm_epsilon": dims.layernorm_eps,
         "feed_forward_proj": facts.activation or _ACTIVATIONS.get(dims.activation, dims.activation),
         "is_encoder_decoder": True,

@@ -15,7 +15,7 @@ from ft_format.values import one_of
 from ..config import ModelConfig
 from ..layouts import LayerWeights, Layout, StackWeights
 from ..weights import Reader
-from .keys import ACTIVATION, PLAIN_GELU, decoder_keys
+from .keys import ACTIVATION, PLAIN_GELU, decoder_keys, exact_form
 
 _NORM = one_of({"pre_layernorm": True, "post_layernorm": False})
 
@@ -28,6 +28,7 @@ def read(ini: ConfigIni, family: Family, dims: GptDims) -> ModelConfig:
     section.refuse("use_attention_linear_bias", has_alibi and has_table)
     activation, is_gated = section.get("activation_type", ACTIVATION, PLAIN_GELU)
     section.refuse("activation_type", is_gated)
+    activation = exact_form(activation, section)
     return ModelConfig(
         **decoder_keys(ini, family, dims),
         layout=_LAYOUT,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ft_format.config_ini import ConfigIni
-from ft_format.families.family import DATA_TYPE, Family, read_tasks
+from ft_format.families.family import DATA_TYPE, EXACT_GELU, Family, read_tasks
 from ft_format.layout import stored
-from ft_format.values import COUNT, INDEX, one_of
+from ft_format.values import COUNT, FLAG, INDEX, Values, one_of
 
 from ..config import NO_POSITION_LIMIT, PromptType
 
@@ -20,6 +20,11 @@ ACTIVATION = one_of(_ACTIVATIONS)
 """Kind of value: a function, and whether a second matrix gates it."""
 PLAIN_GELU = _ACTIVATIONS["gelu"]
 _PROMPT_TYPE = one_of({str(kind.value): kind for kind in PromptType})
+
+
+def exact_form(activation: str, section: Values) -> str:
+    """Give the exact GELU where the model was trained with it, which is a key of this engine's own."""
+    return "exact_gelu" if activation == "gelu" and section.get(EXACT_GELU, FLAG, False) else activation
 
 
 def common_keys(ini: ConfigIni, family: Family, dims: Any, first_prompt_id: int) -> dict[str, Any]:

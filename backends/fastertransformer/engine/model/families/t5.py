@@ -16,7 +16,7 @@ from ft_format.values import INDEX, Values
 from ..config import NO_POSITION_LIMIT, ModelConfig, Stack
 from ..layouts import CrossWeights, LayerWeights, Layout, StackWeights
 from ..weights import Reader
-from .keys import ACTIVATION, common_keys
+from .keys import ACTIVATION, common_keys, exact_form
 
 
 def _stack_keys(section: Values, dims: T5Dims, num_layer: int, activation: str) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def read(ini: ConfigIni, family: Family, dims: T5Dims) -> ModelConfig:
     encoder, main = ini["encoder"], family.section(ini)
     has_decoder = "decoder" in family.sections
     default_id = None if has_decoder else 0
-    activation = encoder.get("feed_forward_proj", ACTIVATION)[0]
+    activation = exact_form(encoder.get("feed_forward_proj", ACTIVATION)[0], ini[family.main])
     num_layer = dims.decoder_layer_num if has_decoder else dims.encoder_layer_num
     return ModelConfig(
         **common_keys(ini, family, dims, dims.vocab_size + 1),
