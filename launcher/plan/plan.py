@@ -77,6 +77,7 @@ class StagePlan:
         needs_server: runs while the service of the same job is up.
         always: runs even if a stage before it failed (the report and the gate).
         independent: nothing needs what it makes, so its failure stops no other (evaluations and benchmarks).
+        served_by: what of the server that it asks decides its answers and its speed; empty for other stages.
     """
 
     stage: str
@@ -91,6 +92,7 @@ class StagePlan:
     needs_server: bool = False
     always: bool = False
     independent: bool = False
+    served_by: str = ""
 
     def to_json(self) -> str:
         """Render as JSON with sorted keys."""
@@ -113,13 +115,14 @@ class StagePlan:
 
     @property
     def fingerprint(self) -> str:
-        """Short digest of what determines the result: commands and environment.
+        """Short digest of what determines the result: commands, environment, and the server that is asked.
 
         Time limits, job names and node counts do not change what comes out, so they are left out; so are the places of
         the inputs (what they are is for who compares) and of the results, which go on when they are moved or copied.
         """
         commands = [[self._without_places(argument) for argument in command.argv] for command in self.commands]
-        decisive = (self.stage, commands, len(self.inputs), dict(self.env))
+        decisive: tuple[object, ...] = (self.stage, commands, len(self.inputs), dict(self.env))
+        decisive += (self.served_by,) if self.served_by else ()
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
 
     def _without_places(self, argument: str) -> str:

@@ -62,6 +62,7 @@ LAUNCHER_STDLIB_ONLY = [
     "runner",
     "console",
     *(f"run/{name}" for name in ("results", "artefact", "work_directory", "process", "command_wrapper", "containers")),
+    *("run/slurm_variables", "run/steps"),
 ]
 
 

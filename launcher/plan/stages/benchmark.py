@@ -13,7 +13,7 @@ from handover.errors import ConfigError
 from launcher.config.schema import BenchmarkKind, Config, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, partial, python_module
-from launcher.plan.stages.clients import check_server
+from launcher.plan.stages.clients import check_server, served_by
 from launcher.plan.stages.settings import asked_endpoint, environment, expected_repository, resources
 
 
@@ -49,6 +49,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         env=environment(config),
         needs_server=attached is None and Stage.deploy in config.stages,
         independent=True,
+        served_by=served_by(config, paths),
     )
     return [stage]
 

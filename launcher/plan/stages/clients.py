@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -10,7 +11,13 @@ from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from launcher.config.schema import Config, Stage
 from launcher.plan.paths import RunPaths
+from launcher.plan.stages import deploy
+from launcher.plan.stages.settings import environment
 
+_OPERATION = re.compile(
+    r"--(?:model-repository|endpoint|log|host|\w+-port|api-keys-file|openai-[\w-]+|\w+-timeout-s|restart|open-apis)="
+)
+"""Arguments of a server that change nothing of what is measured."""
 _TOKENIZERS = "tokenizer.json", "vocab.json", "gpt2-vocab.json", "tokenizer.model"
 
 
@@ -28,7 +35,7 @@ def check_server(config: Config, paths: RunPaths, stages: Collection[Stage]) -> 
         if endpoint.is_openai and not config.dry_run:
             read_key(endpoint)
     elif Stage.deploy not in stages:
-        _check_standing(paths)
+        _check_standing(config, paths)
 
 
 def _check_sessions(config: Config, stages: Collection[Stage]) -> None:
@@ -75,14 +82,45 @@ def api_tokenizer(config: Config, paths: RunPaths) -> Path | None:
     )
 
 
-def _check_standing(paths: RunPaths) -> None:
+def served_by(config: Config, paths: RunPaths) -> str:
+    """What of the asked server decides the answers and the speed, for the fingerprint of what is measured.
+
+    Everything that the run says of its own server counts but where it listens, how long it waits and what it shows to
+    others; of a given endpoint that its file describes, what is served by which programs.
+    """
+    given = config.deployment.endpoint
+    if given:
+        return _described(Path(given).expanduser())
+    (server,) = deploy.plan(config, paths)
+    words = [word for command in server.commands for word in command.argv if not _OPERATION.match(word)]
+    resources, tasks = server.resources, server.commands[-1].tasks_per_node
+    words += [f"{name}={value}" for name, value in server.env.items() if name not in environment(config)]
+    words += [f"nodes={resources.nodes}", f"gpus_per_node={resources.gpus_per_node}", f"tasks_per_node={tasks}"]
+    return " ".join([*words, *filter(None, [resources.container])])
+
+
+def _described(source: Path) -> str:
+    if not source.exists():
+        return ""
+    found = Endpoint.read(source)
+    settings = [f"{name}={value}" for name, value in sorted(found.settings.items())]
+    return " ".join(filter(None, [found.engine, found.model_digest or found.model_repository, *settings]))
+
+
+def _check_standing(config: Config, paths: RunPaths) -> None:
     try:
-        served = Endpoint.read(paths.endpoint).model_repository
+        endpoint = Endpoint.read(paths.endpoint)
     except ServerError:
         raise ConfigError(
             f"nothing is deployed: there is no {paths.endpoint}",
             "add deploy to stages, or give deployment.endpoint=<file, host:port or http://host:port/v1>",
         ) from None
+    served, engine = endpoint.model_repository, config.deployment.engine
+    if endpoint.engine and endpoint.engine != engine:
+        raise ConfigError(
+            f"the server that stands is {endpoint.engine}, and deployment.engine={engine} would be noted as measured",
+            f"give deployment.engine={endpoint.engine}, or add deploy to stages",
+        )
     exist = bool(served) and Path(served).is_dir() and paths.model_repository.is_dir()
     if exist and not paths.model_repository.samefile(served):
         raise ConfigError(

@@ -27,7 +27,7 @@ from launcher.config.schema_help import legal_options, options
 from launcher.plan.evaluation_files import check_files
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
-from launcher.plan.stages.clients import api_tokenizer, check_server
+from launcher.plan.stages.clients import api_tokenizer, check_server, served_by
 from launcher.plan.stages.settings import asked_endpoint, environment, expected_repository, resources
 
 _ARGUMENTS: dict[type[TaskConfig], type[TaskArguments]] = {
@@ -128,6 +128,7 @@ def _plan(config: Config, paths: RunPaths, name: str, task: TaskConfig) -> Stage
         env=environment(config),
         needs_server=attached is None and Stage.deploy in config.stages,
         independent=True,
+        served_by=served_by(config, paths),
     )
 
 
