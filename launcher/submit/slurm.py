@@ -178,6 +178,8 @@ class SlurmExecutor:
         hint = "mend the keys below cluster; cluster.additional_parameters takes any option of sbatch"
         if "time limit" in printed.lower():
             hint = "a job has the sum of its stages' limits: lower deployment.run.time_limit and the like"
+        elif "controller" in printed.lower() or "timed out" in printed.lower():
+            hint = "wait until scontrol ping says UP; nothing is submitted, and the same command then does"
         elif "wckey" in printed.lower():
             hint = "name yours: cluster.additional_parameters={wckey: NAME}"
         return ConfigError(f"sbatch refused {job.name}: {'; '.join(lines)}", hint)

@@ -105,6 +105,12 @@ def test_the_id_is_what_sbatch_says_and_no_other_jobs(slurm: FakeSlurm, printed:
     assert [each.job_id for each in read_jobs(slurm.directory / "logs")] == [job]
 
 
+def test_a_controller_that_is_away_is_no_matter_of_keys(slurm: FakeSlurm) -> None:
+    said = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
+    slurm.says("sbatch", f"echo '{said}' >&2; exit 1")
+    assert "scontrol ping" in refusal(ClusterConfig(), None, slurm.directory).hint
+
+
 def test_an_sbatch_that_names_no_job_is_one_error(slurm: FakeSlurm) -> None:
     slurm.says("sbatch", "echo 'INFO: job 4711 used 10%'")
     error = refusal(ClusterConfig(), None, slurm.directory)

@@ -139,6 +139,7 @@ def test_steps_and_tasks_are_the_same_from_any_session_and_clients_run_once(
     for name, value in SESSION.items():
         session.setenv(name, value)
     submitted |= {f"other_{size}": submit(tmp_path / f"other_{size}", size) for size in SIZES}
+    submitted["per_task"] = submit(tmp_path / "per_task", "tp2", "cluster.gpus_per_task=1")
     ids = [job for jobs in submitted.values() for job in jobs]
     assert set(slurm.wait_for_end(*ids).values()) == {"COMPLETED"}, [
         file.read_text() for file in tmp_path.glob("*/results/*/*/logs/*/*.err")
@@ -157,6 +158,9 @@ def test_steps_and_tasks_are_the_same_from_any_session_and_clients_run_once(
             one, another = ({line for task in found[stage] for line in task} for found in (plain, other))
             assert one ^ another == set(), f"{stage}, {size}"
         assert plain == other
+        if size == "tp2":
+            assert seen(tmp_path / "per_task") == plain, "cluster.gpus_per_task shapes the allocation alone"
+            assert steps(slurm, submitted["per_task"]) == expected
         for task in (*plain["deploy"], *plain["evaluate"]):
             assert f"CUDA_VISIBLE_DEVICES={SIZES[size][2]} GPUs" in task
         for task in (task for found in plain.values() for task in found):
