@@ -23,6 +23,7 @@ from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.checkpoints.tokenizers.pieces import CONTROL, USER_DEFINED, Pieces, read_pieces
 from export_scripts.checkpoints.tokenizers.settings import AROUND, Settings, Token
 from export_scripts.checkpoints.tokenizers.special_tokens import around_of, has_part
+from export_scripts.checkpoints.tokenizers.vocabularies import checked, tokens_in
 from export_scripts.weights.values import quoted, wholes
 from handover.errors import CheckpointError, shortened
 from handover.text_ids import TextIds
@@ -103,7 +104,12 @@ class _Assembly:
         self._where = f"{archive.path}: {folder}"
         own = files.get(_DESCRIPTION)
         self._description: Mapping[str, Any] = parse_json(own, f"{self._where}{_DESCRIPTION}") if own else {}
+        if own:
+            tokens_in(own, f"{self._where}{_DESCRIPTION}")
         self.settings = Settings(archive, folder, self._description)
+        if self.settings.added:
+            ids = {token.content: number for number, token in self.settings.added.items()}
+            checked(ids, f"{self._where}added tokens")
         config = read_json(archive, folder + CONFIG_FILE)
         declared = str(self.settings.values.get("tokenizer_class") or config.get("tokenizer_class") or "")
         parts = (self._description.get("decoder"), self._description.get("pre_tokenizer"))
@@ -226,7 +232,7 @@ def vocabulary_of_pairs(tokens: bytes, merges: bytes, where: str) -> Vocabulary:
     lines = [line.rstrip("\r") for line in merges.decode().split("\n")]
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     ids = wholes(parse_json(tokens, f"{where}vocab.json"), f"{where}vocab.json")
-    return Vocabulary(ids, [(left, right) for left, right in pairs])
+    return Vocabulary(checked(ids, f"{where}vocab.json"), [(left, right) for left, right in pairs])
 
 
 def with_renamed(vocabulary: Vocabulary, added: Mapping[int, Token]) -> Vocabulary:

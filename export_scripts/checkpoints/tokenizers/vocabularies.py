@@ -9,9 +9,11 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.weights.values import Fields, entries, quoted, text, whole, wholes
 from handover.errors import CheckpointError
-from handover.ranges import TOKEN_ID
+from handover.ranges import Range
 
 _END_OF_TEXT = "<|endoftext|>"
+_IDS = Range(0, (1 << 24) - 1)
+"""Sixty times the largest vocabulary there is; the library counts up to an id, whatever else there is."""
 
 
 def end_of_text(vocabulary: Mapping[str, int]) -> tuple[str, int]:
@@ -22,7 +24,7 @@ def end_of_text(vocabulary: Mapping[str, int]) -> tuple[str, int]:
 def read_vocabulary(archive: Archive, member: str) -> dict[str, int]:
     """Read a ``vocab.json``; CheckpointError where it is not ids by token."""
     where = f"{archive.path}: {member}"
-    return _checked(wholes(parse_json(archive.read_bytes(member), where), where), where)
+    return checked(wholes(parse_json(archive.read_bytes(member), where), where), where)
 
 
 def described_tokens(archive: Archive, member: str) -> dict[str, int]:
@@ -42,19 +44,19 @@ def tokens_in(description: bytes, where: str) -> dict[str, int]:
     for entry in content.entries("added_tokens", ()):
         added = Fields(entry, f"{where}: added_tokens")
         tokens[added.text("content")] = added.whole("id")
-    return _checked(
+    return checked(
         {text(token, f"{where}: vocab"): whole(number, f"{where}: {token}") for token, number in tokens.items()}, where
     )
 
 
-def _checked(tokens: dict[str, int], where: str) -> dict[str, int]:
+def checked(tokens: dict[str, int], where: str) -> dict[str, int]:
     """Refuse what is no vocabulary: without a token, or with an id that no model has."""
     if not tokens:
         raise CheckpointError(f"{where} has no token", "copy the checkpoint again")
     for token, number in tokens.items():
-        if number not in TOKEN_ID:
+        if number not in _IDS:
             raise CheckpointError(
-                f"{where}: the token {quoted(token)} has the id {number}, which is not {TOKEN_ID}",
+                f"{where}: the token {quoted(token)} has the id {number}, which is not {_IDS}",
                 "copy the checkpoint again",
             )
     return tokens
