@@ -93,6 +93,19 @@ def test_lexers_are_kept_up_to_a_number_and_while_rows_use_them(
     assert grammars.compile(GUIDE) is not first
 
 
+def test_grammars_that_have_grown_while_they_were_used_are_dropped_for_others(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "_MOST_BYTES_KEPT", 64 << 20)
+    first, other = of_rows(grammars, 1), Guide("regex", "a+")
+    first.note(2.0)  # seconds of work
+    grammars.compile_rows([other])
+    assert grammars.compile(GUIDE) is first  # which a row still follows
+    first.forget(1)
+    grammars.compile_rows([other])
+    assert grammars.find_rows([GUIDE]) is None
+
+
 def answers_of(engine: Engine, requests: list[dict[str, np.ndarray]]) -> list[Answer]:
     answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
     for request in requests:

@@ -88,6 +88,7 @@ class Grammars:
             found = tuple(self._kept[guide] if guide else None for guide in guides)
             for guide in filter(None, guides):
                 self._kept.move_to_end(guide)
+            self._drop_oldest()
         expected = list[tuple[Grammar, int]]()
         for grammar, rows in Counter(filter(None, found)).items():
             if not grammar.expect(rows, may_compile=False):
@@ -185,11 +186,11 @@ class Grammars:
     def _drop_oldest(self) -> None:
         """Drop grammars without rows that were not used for longest, while too many are kept."""
         lexers = sum(grammar.lexers for grammar in self._kept.values())
-        size_bytes = sum(grammar.size_bytes for grammar in self._kept.values())
+        held_bytes = sum(grammar.held_bytes for grammar in self._kept.values())
         for guide, grammar in list(self._kept.items())[:-1]:
-            if len(self._kept) <= _MOST_KEPT and lexers <= _MOST_LEXERS_KEPT and size_bytes <= _MOST_BYTES_KEPT:
+            if len(self._kept) <= _MOST_KEPT and lexers <= _MOST_LEXERS_KEPT and held_bytes <= _MOST_BYTES_KEPT:
                 break
             if not grammar.is_used:  # else its memory would stay, and be needed once more when it is compiled again
                 del self._kept[guide]
                 lexers -= grammar.lexers
-                size_bytes -= grammar.size_bytes
+                held_bytes -= grammar.held_bytes

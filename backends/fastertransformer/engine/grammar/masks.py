@@ -133,8 +133,10 @@ class RowMasks:
                 begun_s = time.perf_counter()
                 matchers = [(self._rows[at].matcher, at) for at in live]
                 _executor().unsafe_compute_mask_ptr(matchers, self._address, self._width, len(self._rows))
-                # Threads do not tell which row is slow: this one does.
-                self._is_threaded = time.perf_counter() - begun_s < _SLOW_S
+                seconds = time.perf_counter() - begun_s
+                for at in live:
+                    self._rows[at].grammar.note(seconds / len(live))
+                self._is_threaded = seconds < _SLOW_S  # threads do not tell which row is slow: this one does
             else:
                 for at in live:
                     self._rows[at].compute(self._address + at * self._width, self._width)
