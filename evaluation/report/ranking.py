@@ -136,8 +136,7 @@ def rank(
     return rankings
 
 
-def _kind_of(reasons: str) -> str:
-    """Return the first reason without its numbers, by which rows are counted."""
+def _kind_of(reasons: str) -> str:  # the first one without its numbers
     return re.sub(r"^\d+ | \(.*|:.*", "", reasons.partition(";")[0])
 
 
@@ -184,8 +183,8 @@ def ranking_title(ranking: Ranking, budget: Budget | None) -> str:
 
 def left_out(ranking: Ranking) -> str:
     """Say how many candidates are not valid, and why; empty where all are."""
-    counts = ", ".join(f"{count}: {reason}" for reason, count in ranking.invalid.items())
-    return f"left out as not valid: {counts}" if counts else ""
+    counts = [f"{count}: {reason}" for reason, count in ranking.invalid.items()]
+    return f"left out as not valid: {', '.join(counts)}" if counts else ""
 
 
 def ranking_table(
@@ -200,18 +199,16 @@ def ranking_table(
     """
     rows = tuple((*_cells(ranking, each), *([name(each)] if name else ())) for each in ranking.best)
     caption = ranking_title(ranking, budget)
-    if not rows:
-        caption += f": none of {ranking.considered} measured points keeps the budget."
+    caption += "" if rows else f": none of {ranking.considered} measured points keeps the budget."
     caption += f" ({left_out(ranking)})" if ranking.invalid else ""
     return TextTable(caption, RANKING_COLUMNS if name else RANKING_COLUMNS[:-1], rows)
 
 
 def _cells(ranking: Ranking, candidate: DeploymentCandidate) -> tuple[str, ...]:
-    is_first = candidate is ranking.best[0]
     return (
         candidate.load,
         show_with_noise(candidate.tokens_per_s, candidate.noise_tokens_per_s),
-        "" if is_first else f"{100 * ranking.deviation(candidate):+.1f}%",
+        "" if candidate is ranking.best[0] else f"{100 * ranking.deviation(candidate):+.1f}%",
         show_figure(candidate.tokens_per_s_per_gpu),
         show_figure(candidate.tokens_per_s_per_user),
         show_figure(candidate.latencies_ms.get("e2e_p95_ms")),
@@ -223,7 +220,6 @@ def deployment_text(candidate: DeploymentCandidate) -> str:
     settings = {key.rpartition(".")[2]: value for key, value in candidate.settings.items()}
     texts = {
         "model_train_name": "{}",
-        "random_weights": "random weights",
         "tensor_model_parallel_size": "TP {}",
         "pipeline_model_parallel_size": "PP {}",
         "weight_data_type": "{} weights",
@@ -286,7 +282,6 @@ def _settings(row: Row) -> dict[str, object]:
         "export.run.model_train_name": row.model if row.model != row.triton_model else None,
         "export.model.tensor_model_parallel_size": int(row.tensor_para_size) if row.tensor_para_size else None,
         "export.model.weight_data_type": row.weight_data_type or None,
-        "export.model.random_weights": row.is_random_weights or None,
         "export.triton_deployment.pipeline_model_parallel_size": int(row.pipeline_para_size)
         if row.pipeline_para_size
         else None,

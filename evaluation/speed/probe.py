@@ -27,6 +27,8 @@ _WINDOWS = 20
 _LEAST_REQUESTS, _WARMUP = 10, 20
 _FEWEST_EXCEEDED = 60
 """Requests before a rate is given up: what a hiccup delays is delayed together."""
+_FEWEST_HELD = 500
+"""Requests before a rate holds, but at the end of the time: fewer do not show how long a queue may remain long."""
 _EARLY_LOOKS, _EARLY_STRICTNESS = (0.25, 0.5), 1.5
 CLIENT_LAG = "client_lag"
 """What takes the place of a limit's name where the client itself was late."""
@@ -38,7 +40,8 @@ def plan_probe(arguments: LoadArguments, row: Row, advance: Callable[[], None]) 
     """Plan a rate: it is measured until the limits hold or are exceeded with confidence.
 
     Whoever looks often enough sees everything by chance. So there are few looks: at a quarter and at half of the
-    duration only for what is exceeded by far, then after the duration and each time that it has doubled.
+    duration only for what is exceeded by far, then after the duration and each time that it has doubled. What was
+    exceeded once does not hold before the end of the time.
     """
     percentile = arguments.search_percentile
     assert percentile is not None
@@ -58,10 +61,10 @@ def plan_probe(arguments: LoadArguments, row: Row, advance: Callable[[], None]) 
             of_limits = requests.judgement(_EARLY_STRICTNESS)
             is_known = of_limits.verdict == EXCEEDED and requests.count >= _FEWEST_EXCEEDED
             return is_known and not may_be_the_clients(arguments, windows, of_limits.limit)
-        return (
-            _is_final(arguments, windows)
-            or _judge_rate(arguments, row, requests.judgement(), windows).verdict != UNDECIDED
-        )
+        if _is_final(arguments, windows):
+            return True
+        verdict = _judge_rate(arguments, row, requests.judgement(), windows).verdict
+        return verdict == EXCEEDED or (verdict == HOLDS and row.probe is None and requests.count >= _FEWEST_HELD)
 
     each = max(_LEAST_REQUESTS, math.ceil(row.level * arguments.search_duration_s / _WINDOWS))
     longest_s = arguments.search_max_duration_s + arguments.max_point_s

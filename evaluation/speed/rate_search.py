@@ -195,7 +195,7 @@ def search_rates(
             row = _measure(sweep, kept, rows, dataclasses.replace(template, request_rate_per_s=rate), search)
             search.add(rate, row.slo_verdict if row.state == OK else FAILED)
             measured.append(row)
-        found.append(_found(search, measured, percentile, slos))
+        found.append(summarise(search, measured, percentile, slos))
     return rows, found
 
 
@@ -228,7 +228,8 @@ def write_found(output: Path, found: Sequence[FoundRate], rows: Sequence[Row]) -
     )
 
 
-def _found(search: RateSearch, rows: Sequence[Row], percentile: float, slos: Mapping[str, float]) -> FoundRate:
+def summarise(search: RateSearch, rows: Sequence[Row], percentile: float, slos: Mapping[str, float]) -> FoundRate:
+    """Return what the search of one workload found, which is between what its arrivals came to."""
     best = next((row for row in reversed(rows) if row.level == search.held), None)
     over = [_offered_per_s(row) for row in rows if row.level == search.exceeded and row.slo_verdict == EXCEEDED]
     shown, figures = best or rows[0], {} if best is None else best.figures

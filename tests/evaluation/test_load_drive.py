@@ -43,8 +43,8 @@ def never(windows: Sequence[Window]) -> bool:
     return False
 
 
-def run(server: Server, load: ClosedLoop | OpenLoop, plan: MeasuringPlan, **options: object) -> Recorder:
-    return asyncio.run(drive(server, REQUESTS, load, plan, **options))  # type: ignore[arg-type]
+def run(server: Server, load: ClosedLoop | OpenLoop, plan: MeasuringPlan) -> Recorder:
+    return asyncio.run(drive(server, REQUESTS, load, plan))
 
 
 def test_the_closed_loop_keeps_exactly_so_many_requests_in_flight() -> None:

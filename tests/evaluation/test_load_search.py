@@ -419,7 +419,8 @@ def test_a_search_leaves_a_row_for_each_rate_and_what_it_found(
     assert 40 <= found["rate_per_s"] < 110, "the server answers 100 in a second"
     held = max((row for row in again if row.slo_verdict == HOLDS), key=lambda row: row.level)
     assert found["nominal_rate_per_s"] == held.level
-    assert found["rate_per_s"] == pytest.approx(min(held.level, held.figures["offered_requests_per_s"]))
+    offered_per_s = held.figures["offered_requests_per_s"] or 0.0
+    assert found["rate_per_s"] == pytest.approx(min(held.level, offered_per_s))
     # On a busy machine the rates above may all stay undecided.
     exceeded = min((row.level for row in again if row.slo_verdict == EXCEEDED), default=None)
     assert found["exceeded_at_per_s"] is None or found["exceeded_at_per_s"] >= (exceeded or 0)

@@ -315,7 +315,7 @@ def test_what_is_not_known_of_a_foreign_server_is_empty_and_what_is_given_counts
         (row,) = run(given)
         with pytest.raises(ConfigError, match="benchmark.gpus"):
             benchmark.main(static_arguments(server, tmp_path / "static", gpu_hour_price=2.5).to_argv())
-    assert row.max_batch_size is None, "nobody asked it"
+    assert row.max_batch_size is None, "it was not asked"
     figures = row.figures
     assert (row.gpus, row.deployment_label) == (2, "the new one")
     assert figures["output_tokens_per_s_per_gpu"] == pytest.approx(figures["output_tokens_per_s"] / 2, rel=1e-4)  # type: ignore

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from evaluation.speed.drive import MeasuringPlan
+from evaluation.speed.figures import FigureContext, compute_newer_figures
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.probe import plan_probe, with_verdict
-from evaluation.speed.rate_search import RateSearch
+from evaluation.speed.rate_search import FoundRate, RateSearch, summarise
 from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.table import Row
 
@@ -98,18 +99,19 @@ def measure(plan: MeasuringPlan, queue: Queue, lag_ns: int = 0) -> list[Window]:
             return windows
 
 
-def probe(given: LoadArguments, system: str, rate: float, random: np.random.Generator, lag_ns: int = 0) -> Row:
+def probe(given: LoadArguments, system: str, row: Row, random: np.random.Generator, lag_ns: int = 0) -> Row:
     """Measure one rate as a search does, of a simulated server."""
-    row = Row(mode="open", request_rate_per_s=rate)
-    windows = measure(plan_probe(given, row, lambda: None), Queue(system, rate, random), lag_ns)
-    row = with_verdict(given, row, windows)
-    figures = {**row.figures, "lasted_s": (windows[-1].ended_ns - windows[0].started_ns) / 1e9}
-    return Row(**{**vars(row), "figures": figures})
+    windows = measure(plan_probe(given, row, lambda: None), Queue(system, row.level, random), lag_ns)
+    figures = compute_newer_figures(windows, FigureContext({}))
+    figures["lasted_s"] = (windows[-1].ended_ns - windows[0].started_ns) / 1e9
+    return with_verdict(given, dataclasses.replace(row, state="ok", figures=figures), windows)
 
 
-def search(given: LoadArguments, measure_rate: Callable[[float], Row]) -> RateSearch:
-    """Search with rates that are measured by a function."""
-    found = RateSearch(given.search_low, given.search_high, given.search_precision)
+def search(given: LoadArguments, system: str, random: np.random.Generator) -> FoundRate:
+    """Search for the highest rate of a simulated server."""
+    found, rows = RateSearch(given.search_low, given.search_high, given.search_precision), list[Row]()
     while (rate := found.next_rate()) is not None:
-        found.add(rate, measure_rate(rate).slo_verdict)
-    return found
+        row = Row(mode="open", request_rate_per_s=rate, probe=2 if rate in found.verdicts else None)
+        rows.append(probe(given, system, row, random))
+        found.add(rate, rows[-1].slo_verdict)
+    return summarise(found, rows, given.search_percentile or 0.0, dict(given.slos))
