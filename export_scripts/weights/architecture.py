@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -199,11 +200,14 @@ class Architecture:
     def table(self, settings: Settings, dims: DecoderDims) -> SourceMap:
         """Adapt the table to the configuration.
 
+        Biases that the configuration leaves out have no rule: transformers leaves those of the files out.
         A tied head is the embedding: a copy of it is ignored, and the family's file of it, if it has one, is made
         from the embedding.
         """
         table = self.adapt(self.source_map, settings)
-        table = replace(table, biases={**dict.fromkeys(self.without_biases(settings), False), "*": True})
+        without = self.without_biases(settings)
+        kept = {key: rule for key, rule in table.rules.items() if not _is_bias_of(rule, without)}
+        table = replace(table, rules=kept, biases={**dict.fromkeys(without, False), "*": True})
         if not self.is_tied(settings):
             return table
         rules = {key: rule for key, rule in table.rules.items() if key != self.head}
@@ -232,6 +236,12 @@ def attention_problems(settings: Fields, has_windows: bool) -> list[str]:
     if not has_windows and settings.get("sliding_window") is not None:
         found.append(f"sliding_window: {shown(settings['sliding_window'])}  ({reason})")
     return found
+
+
+def _is_bias_of(rules: Rules, patterns: tuple[str, ...]) -> bool:
+    """Whether all that a source becomes are biases whose names are like one of the patterns."""
+    targets = [rule.target for rule in (rules if isinstance(rules, tuple) else (rules,))]
+    return all(".bias" in name and any(fnmatchcase(name, pattern) for pattern in patterns) for name in targets)
 
 
 def _beyond(limits: Mapping[str, Limit], settings: Fields) -> list[str]:

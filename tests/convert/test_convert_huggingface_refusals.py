@@ -204,6 +204,21 @@ def test_a_missing_bias_does_not_become_zeros(family: str, key: str, target: str
     assert "has no source, and the configuration does not say that there is none" in message
 
 
+@pytest.mark.parametrize(
+    ("family", "key", "named"),
+    [
+        ("opt", "enable_bias", "layers.0.fc1.bias  [128]"),
+        ("gpt_neox", "attention_bias", "layers.0.attention.dense.bias"),
+    ],
+)
+def test_biases_that_the_configuration_leaves_out_are_not_used(
+    family: str, key: str, named: str, tmp_path: Path
+) -> None:
+    """transformers computes without them, and says that the files hold more than the model."""
+    save(family, tmp_path)
+    assert named in refusal(change(tmp_path, **{key: False}))
+
+
 def test_keys_with_and_without_prefix(gpt2: dict[str, torch.Tensor], tmp_path: Path) -> None:
     state = {**gpt2, "wte.weight": gpt2["transformer.wte.weight"]}
     assert "one tensor is there under two names, transformer.wte.weight and wte.weight" in refusal(
