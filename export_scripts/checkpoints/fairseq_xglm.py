@@ -18,6 +18,7 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.pickled import Record, StoredTensor
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.checkpoints.huggingface.files import TorchTensor
+from export_scripts.checkpoints.huggingface.tied_head import untied_where_it_differs
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer_files
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds
@@ -70,6 +71,7 @@ def open_source(archive: Archive) -> Source:
             "FasterTransformer's gpt cannot express this checkpoint\n  " + "\n  ".join(problems),
             f"the names are those of fairseq's arguments, which lie in {_WEIGHTS}",
         )
+    settings, of_head = untied_where_it_differs(settings, XGLM, tensors, archive)
     dims = XGLM.dims(settings)
     dims = replace(dims, has_untied_head=dims.has_untied_head or not XGLM.is_tied(settings))
     table = XGLM.table(settings, dims)
@@ -86,7 +88,7 @@ def open_source(archive: Archive) -> Source:
         tokenizer=tokenizer,
         ids=_IDS,
         other_keys=other_keys,
-        remarks=XGLM.remarks(settings, dims) + (() if tokenizer.members else (NO_TOKENIZER,)),
+        remarks=XGLM.remarks(settings, dims) + of_head + (() if tokenizer.members else (NO_TOKENIZER,)),
     )
 
 

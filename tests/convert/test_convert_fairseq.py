@@ -54,6 +54,15 @@ def test_shards_compute_transformers_logits(form: str, model: Any, pieces: bytes
     assert [ini["gpt"].getint(key) for key in ("start_id", "end_id", "vocab_size")] == [0, 2, VOCAB]
 
 
+def test_a_head_that_differs_from_the_embedding_is_the_head(pieces: bytes, tmp_path: Path) -> None:
+    """Although the arguments say that the two are shared."""
+    untied = build("xglm", activation_function="relu", tie_word_embeddings=False)
+    source = write(tmp_path / "564M", untied, pieces)
+    convert(ConvertArguments(source, tmp_path / "1-gpu", 1, "fp32"))
+    input_ids = np.array([[11, 3, 95, 0, 42, 17, 17, 8]])
+    assert np.abs(forward(tmp_path / "1-gpu", input_ids) - logits(untied, input_ids)).max() < 1e-4
+
+
 def test_bytes_are_those_of_the_same_model_from_hugging_face(model: Any, tmp_path: Path) -> None:
     save("xglm", tmp_path / "hub", activation_function="relu")
     convert(ConvertArguments(tmp_path / "hub", tmp_path / "a", 2, "fp16"))
