@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 from deployment.address import own_address
 from deployment.arguments import ServeArguments
+from deployment.heartbeat import Heartbeat, ending
 from deployment.openai.arguments import OpenAIArguments
 from deployment.ports import Ports
 from deployment.processes import die_with_parent
@@ -25,6 +27,8 @@ _PROJECT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("aiohttp", "jinja2", "tokenizers", "sentencepiece")
 _PATIENCE_S = 60.0
 _QUESTION_S = 5.0
+_GRACE_S = 2.0
+"""For what is cut to be told so, and for its own processes."""
 
 
 def check_packages() -> None:
@@ -67,19 +71,24 @@ class OpenAIProcess:
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        self._heartbeat = Heartbeat()
         with self._log.open("ab") as stream:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "deployment.openai", *self._arguments.to_argv()],
                 cwd=_PROJECT,
+                env={**os.environ, **self._heartbeat.variables},
+                pass_fds=self._heartbeat.files,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for the supervisor, which stops this one in good order
                 preexec_fn=die_with_parent,
             )
+        self._heartbeat.has_begun()
+        return process
 
     def watch(self) -> str:
-        """Start it again if it has died; the server and its other clients go on meanwhile.
+        """Start it again if it has died or stands still; the server and its other clients go on meanwhile.
 
         Returns:
             What happened, for the operator; empty: it runs.
@@ -87,15 +96,16 @@ class OpenAIProcess:
         Raises:
             ServerDiedError: it has died too often.
         """
-        status = self._process.poll()
-        if status is None:
+        ended = ending(self._process, self._heartbeat)
+        if not ended:
             return ""
         number = self._restarts.take()
         if number is None:
-            problem = f"the OpenAI endpoint {describe(status)}, for the fourth time within ten minutes"
+            problem = f"the OpenAI endpoint {ended}, for the fourth time within ten minutes"
             raise ServerDiedError(problem + self._quoted_log())
+        self._heartbeat.close()
         self._process = self._start()
-        return f"the endpoint {describe(status)}; started again, {number} of {MOST_RESTARTS} within ten minutes"
+        return f"the endpoint {ended}; started again, {number} of {MOST_RESTARTS} within ten minutes"
 
     def wait_until_up(self, is_stopped: Callable[[float], bool]) -> None:
         """Wait until it answers, or the deployment is asked to stop.
@@ -123,7 +133,7 @@ class OpenAIProcess:
         if exit_timeout_s > 0:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(exit_timeout_s)
+                self._process.wait(exit_timeout_s + _GRACE_S)
         self._process.kill()
         self._process.wait()
 

@@ -21,7 +21,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _OPEN = ("/health", "/metrics", "/version")
 """Paths for probes and collectors, which have no key."""
-_SCHEME = "Bearer "
+_SCHEME = "bearer"
 _HUNG_UP = 499
 """Status that logs give to a request whose client has gone before the answer was complete."""
 
@@ -54,8 +54,8 @@ def check_key(request: web.Request, keys: Sequence[bytes]) -> None:
     """
     if not keys or request.path in _OPEN:
         return
-    given = request.headers.get("Authorization", "")
-    key = given.removeprefix(_SCHEME).strip().encode("utf-8", "surrogateescape") if given.startswith(_SCHEME) else b""
+    scheme, _, given = request.headers.get("Authorization", "").strip().partition(" ")
+    key = given.strip().encode("utf-8", "surrogateescape") if scheme.lower() == _SCHEME else b""
     if not any([hmac.compare_digest(key, each) for each in keys]):  # a list: every key is compared
         raise ApiError(
             "the API key is wrong" if key else "an API key is missing",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,10 +15,16 @@ from deployment.openai.errors import ApiError
 from deployment.openai.event_stream import EventStream
 from deployment.openai.generation import Piece, SequenceRequest, Sink, generate
 from deployment.openai.scores import Score
+from deployment.openai.service import Service
 from deployment.openai.triton import Triton
+from deployment.openai.turns import Turns
+from deployment.openai.writing import write_choice
 
+_PART_LEFT = 8
 _ANY_TEXT = "\ue000"
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_SPACED = json.JSONEncoder()
+_CUT = ApiError("the endpoint ends, and this answer with it", "send the request again", status=503)
 
 
 @dataclass
@@ -35,7 +42,7 @@ class Answer:
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
-    prompt_scores: tuple[Score, ...] = ()
+    prompt_scores: Sequence[Score] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -77,10 +84,20 @@ class Form(Protocol):
         """Name of a stream's objects."""
 
     def choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        """Write a whole answer."""
+        """Write a whole answer, but for its log probabilities."""
+
+    def logprobs(self, index: int, answer: Answer) -> Iterator[dict[str, list[Any]]]:
+        """Write its log probabilities, if they were asked for, batch by batch."""
 
     def beginning(self, index: int, answer: Answer) -> dict[str, Any] | None:
         """Write what a stream's answer begins with, before its first token; None: nothing."""
+
+    @property
+    def begins_with_scores(self) -> bool:
+        """Whether that has log probabilities."""
+
+    def beginning_logprobs(self, index: int, answer: Answer) -> Iterator[dict[str, list[Any]]]:
+        """Write them, batch by batch."""
 
     @property
     def is_text_alone(self) -> bool:
@@ -122,19 +139,29 @@ class Plan:
         }
 
 
-async def answer_whole(triton: Triton, plan: Plan) -> dict[str, Any]:
-    """Return the answer to a request once it is complete.
+async def answer_whole(service: Service, plan: Plan) -> tuple[bytes, dict[str, int]]:
+    """Return the answer to a request once it is complete, and the usage.
 
     Raises:
         ApiError: the server failed on a part of it; the other parts are cancelled.
     """
     answers = [Answer() for _ in plan.requests]
-    await _generate_all(triton, plan.requests, answers)
+    await _generate_all(service.triton, plan.requests, answers)
+    usage = plan.usage(answers)
+    return await service.turns.run(_write_whole(plan, answers, usage)), usage
+
+
+def _write_whole(plan: Plan, answers: list[Answer], usage: dict[str, int]) -> Generator[None, None, bytes]:
+    """Write an answer, which may take seconds where it has many log probabilities."""
     kept: list[Answer] = []
     for first in range(0, len(answers), plan.drawn):
         kept += _best(answers[first : first + plan.drawn], plan.given)
-    choices = [plan.form.choice(index, answer) for index, answer in enumerate(kept)]
-    return {**plan.head, "object": plan.form.kind, "choices": choices, "usage": plan.usage(answers)}
+    choices: list[str] = []
+    for index, answer in enumerate(kept):
+        choice, logprobs = plan.form.choice(index, answer), plan.form.logprobs(index, answer)
+        choices.append((yield from write_choice(choice, logprobs, _SPACED)))
+    before = _SPACED.encode({**plan.head, "object": plan.form.kind})[:-1]
+    return "".join((before, ', "choices": [', ", ".join(choices), f'], "usage": {_SPACED.encode(usage)}}}')).encode()
 
 
 def _best(answers: list[Answer], count: int) -> list[Answer]:
@@ -148,7 +175,9 @@ def _mean_log_prob(answer: Answer) -> float:
     return sum(score.log_prob for score in answer.scores) / max(1, len(answer.scores))
 
 
-async def answer_stream(request: web.Request, triton: Triton, plan: Plan) -> tuple[web.StreamResponse, dict[str, int]]:
+async def answer_stream(
+    request: web.Request, service: Service, plan: Plan
+) -> tuple[web.StreamResponse, dict[str, int]]:
     """Send the answer to a request as events, one a token; the stream begins when the first token is there.
 
     Returns:
@@ -158,13 +187,18 @@ async def answer_stream(request: web.Request, triton: Triton, plan: Plan) -> tup
         ApiError: the server refused the request, so that no stream has begun. Later failures are an event.
     """
     stream = EventStream(request)
-    answers = [_StreamedAnswer(plan, index, stream) for index in range(len(plan.requests))]
+    answers = [_StreamedAnswer(plan, index, stream, service.turns) for index in range(len(plan.requests))]
     try:
-        await _generate_all(triton, plan.requests, answers)
+        await _generate_all(service.triton, plan.requests, answers)
     except ApiError as error:
         if not stream.has_begun:
             raise
         stream.send(_event(_JSON.encode(error.body)))
+    except asyncio.CancelledError:  # the endpoint ends, unless it is the client who has gone
+        if stream.has_begun:
+            with contextlib.suppress(ConnectionError):
+                stream.cut(_event(_JSON.encode(_CUT.body)))
+        raise
     usage = plan.usage([each.answer for each in answers])
     await stream.write_eof((answers[0].write_usage(usage) if plan.wants_usage else b"") + _event("[DONE]"))
     return stream, usage
@@ -177,10 +211,13 @@ class _StreamedAnswer:
         plan: of the request.
         index: of the answer.
         stream: that the events go to.
+        turns: for the log probabilities of a long prompt.
     """
 
-    def __init__(self, plan: Plan, index: int, stream: EventStream) -> None:
+    def __init__(self, plan: Plan, index: int, stream: EventStream, turns: Turns) -> None:
         self._plan, self._form, self._index, self._stream = plan, plan.form, index, stream
+        self._turns = turns
+        self._has_begun, self._waiting = not plan.form.begins_with_scores, list[Piece]()
         self._is_alone = len(plan.requests) == 1  # so that the stream ends with this answer
         self.answer = Answer()
 
@@ -196,12 +233,16 @@ class _StreamedAnswer:
 
     def put(self, pieces: Sequence[Piece]) -> bool:
         """Add pieces and send an event for each; returns whether the client is far behind."""
+        if not self._has_begun:
+            self._waiting += pieces
+            return True
         events = list[bytes]()
         for piece in pieces:
             is_first = not self.answer.tokens
             self.answer.add(piece)
-            if is_first and (beginning := self._form.beginning(self._index, self.answer)) is not None:
-                events.append(self._of_choice(beginning))
+            if is_first and not self._form.begins_with_scores:
+                beginning = self._form.beginning(self._index, self.answer)
+                events += [] if beginning is None else [self._of_choice(beginning)]
             if self._form.is_text_alone and piece.finish_reason is None:
                 events += self._before_text, _JSON.encode(piece.text).encode(), self._after_text
             else:
@@ -212,7 +253,16 @@ class _StreamedAnswer:
         return self._stream.send(b"".join(events))
 
     async def catch_up(self) -> None:
-        """Wait until the client is no more behind."""
+        """Wait until the client is no more behind; what begins with long log probabilities begins here."""
+        if self._waiting:
+            first = Answer()
+            first.add(self._waiting[0])
+            choice = self._form.beginning(self._index, first) or {}
+            scores = self._form.beginning_logprobs(self._index, first)
+            written = await self._turns.run(write_choice(choice, scores, _JSON))
+            self._stream.send(_event(self._before + written + self._after))
+            pieces, self._waiting, self._has_begun = self._waiting, [], True
+            self.put(pieces)
         await self._stream.catch_up()
 
     def write_usage(self, usage: dict[str, int]) -> bytes:
@@ -228,11 +278,21 @@ def _event(content: str) -> bytes:
 
 
 async def _generate_all(triton: Triton, requests: Sequence[SequenceRequest], sinks: Sequence[Sink]) -> None:
-    """Generate all answers side by side; the first failure ends them all."""
+    """Generate all answers side by side, but for a part of the engine's rows that is left to other requests.
+
+    The first failure ends them all.
+    """
     if len(requests) == 1:
         await generate(triton, requests[0], sinks[0])
         return
-    tasks = [asyncio.create_task(generate(triton, *each)) for each in zip(requests, sinks, strict=True)]
+    rows = requests[0].model.rows
+    places = asyncio.Semaphore(max(1, rows - max(1, rows // _PART_LEFT)))
+
+    async def generate_one(request: SequenceRequest, sink: Sink) -> None:
+        async with places:
+            await generate(triton, request, sink)
+
+    tasks = [asyncio.create_task(generate_one(*each)) for each in zip(requests, sinks, strict=True)]
     try:
         await asyncio.gather(*tasks)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -10,6 +11,7 @@ from aiohttp.typedefs import Middleware
 from deployment.openai.access import AccessLog, Handler, check_key
 from deployment.openai.chat import chat
 from deployment.openai.completions import complete
+from deployment.openai.connections import Connection
 from deployment.openai.errors import ApiError
 from deployment.openai.listing import (
     detokenize,
@@ -34,6 +36,7 @@ def build_application(service: Service) -> web.Application:
     )
     application[SERVICE] = service
     application.on_response_prepare.append(_send_id)
+    application.on_cleanup.append(_end_processes)
     application.router.add_post("/v1/completions", complete)
     application.router.add_post("/v1/chat/completions", chat)
     application.router.add_get("/v1/models", list_models)
@@ -51,14 +54,21 @@ def _noting(log: AccessLog) -> Middleware:
     @web.middleware
     async def noted(request: web.Request, handler: Handler) -> web.StreamResponse:
         begin_record(request)
-        return await log.answer(request, handler)
+        connection = request.protocol
+        with connection.answering(request) if isinstance(connection, Connection) else nullcontext():
+            return await log.answer(request, handler)
 
     return noted
+
+
+async def _end_processes(application: web.Application) -> None:
+    await application[SERVICE].texts.close()
 
 
 async def _send_id(request: web.Request, response: web.StreamResponse) -> None:
     if RECORD in request:
         response.headers[REQUEST_ID] = request[RECORD].id
+        request[RECORD].has_begun = True
 
 
 @web.middleware
@@ -78,8 +88,8 @@ async def _worded(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _refusal(_from_http(request, error))
     except ConnectionError:
         raise  # the client has gone, so no answer is read
-    except Exception as error:
-        _LOG.exception("request %s failed: %r", request[RECORD].id, error)
+    except Exception:
+        _LOG.exception("request %s failed", request[RECORD].id)
         return _refusal(ApiError("the endpoint failed on this request", "see its log", status=500))
 
 

@@ -1,54 +1,23 @@
-"""Read a request's body by a table of fields."""
+"""Check a request's body by a table of fields."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
-from aiohttp import web
-
 from deployment.openai.errors import ApiError
 from deployment.openai.fields import REFUSED, Field
-from deployment.openai.service import RECORD
 from handover.errors import nearest, shortened
 
 Values = Mapping[str, Any]
 """Every field of a table by name, checked; what was not given has its default."""
 
-_READ_S = 60.0
-"""How long a client may take to send a body."""
-
-
-async def read_body(request: web.Request, table: Mapping[str, Field]) -> Values:
-    """Read and check the body of a request.
-
-    Raises:
-        ApiError: it is not JSON, too large or too slow, or a field is unknown or not legal.
-    """
-    if request.content_type != "application/json":
-        raise ApiError(
-            f"the body is of type {shortened(request.content_type, 80)}", "send application/json", status=415
-        )
-    try:
-        if request.content.is_eof():  # it came with the headers; waiting for it would take a task of its own
-            content = await request.read()
-        else:
-            content = await asyncio.wait_for(request.read(), _READ_S)
-    except (asyncio.TimeoutError, TimeoutError):
-        raise ApiError(f"the body did not arrive within {_READ_S:g} s", "send it again", status=408) from None
-    except web.HTTPRequestEntityTooLarge as error:
-        raise ApiError(error.text or "the body is too large", "send fewer prompts at a time", status=413) from None
-    request[RECORD].arrived_ns = time.monotonic_ns()  # a client may take its time with the body
-    return check_fields(parse(content), table)
-
 
 def parse(content: bytes) -> Any:
     """Parse JSON that anybody may have written; ApiError: it is none."""
     try:
-        return json.loads(content, parse_constant=_refuse_constant)
+        return json.loads(content, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except RecursionError:
         raise ApiError("the body is nested too deeply", "it is one object of fields") from None
     except ValueError as error:  # JSON, UTF-8, and numbers of too many digits
@@ -57,6 +26,16 @@ def parse(content: bytes) -> Any:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number of JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its keys, each of which stands once: which of two counts, readers of JSON do not agree."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {shortened(json.dumps(twice), 80)} stands twice in an object")
+    return made
 
 
 def check_fields(body: Any, table: Mapping[str, Field]) -> Values:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from deployment.openai.answering import Answer, Plan
-from deployment.openai.body import Values, required
+from deployment.openai.body import Values
 from deployment.openai.errors import ApiError
-from deployment.openai.fields import CHAT
 from deployment.openai.generation import Piece
-from deployment.openai.models import Model
-from deployment.openai.planning import Prompt, limit_tokens, plan_sequences
+from deployment.openai.offered_models import Model
+from deployment.openai.planning import plan_sequences
+from deployment.openai.preparing import Prompt
 from deployment.openai.responding import respond
-from deployment.openai.scores import write_chat_scores
-from deployment.openai.service import LONG_TEXT, RECORD, head
+from deployment.openai.scores import in_batches, write_chat_scores
+from deployment.openai.service import RECORD, head
 from deployment.openai.tensors import Wanted
 from deployment.openai.texts import Texts
 
@@ -40,24 +40,34 @@ class ChatForm:
     has_ids: bool
     kind: str = "chat.completion"
     chunk_kind: str = "chat.completion.chunk"
+    begins_with_scores: bool = False
 
     def choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        """Write a whole answer."""
+        """Write a whole answer, but for its log probabilities."""
         ids = {"token_ids": answer.tokens, "prompt_token_ids": list(self.prompt)} if self.has_ids else {}
         message = {"role": "assistant", "content": answer.text}
         return {
             "index": index,
             "message": message,
-            "logprobs": write_chat_scores(self.texts, answer.tokens, answer.scores) if self.is_scored else None,
+            "logprobs": None,
             "finish_reason": answer.finish_reason,
             "stop_reason": answer.stop_reason,
             **ids,
         }
 
+    def logprobs(self, index: int, answer: Answer) -> Iterator[dict[str, list[Any]]]:
+        """Write the log probabilities of a whole answer."""
+        if self.is_scored:
+            yield from in_batches(partial(write_chat_scores, self.texts), answer.tokens, answer.scores)
+
     def beginning(self, index: int, answer: Answer) -> dict[str, Any] | None:
         """Write who speaks."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def beginning_logprobs(self, index: int, answer: Answer) -> Iterator[dict[str, list[Any]]]:
+        """Write nothing: a conversation is not echoed."""
+        yield from ()
 
     @property
     def is_text_alone(self) -> bool:
@@ -78,42 +88,14 @@ class ChatForm:
 
 async def chat(request: web.Request) -> web.StreamResponse:
     """Answer ``POST /v1/chat/completions``."""
-    return await respond(request, CHAT, _plan)
+    return await respond(request, "chat", _plan)
 
 
-async def encode_messages(
-    model: Model, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
-) -> tuple[int, ...]:
-    """Return the tokens of a conversation, up to where the answer begins.
-
-    Raises:
-        ApiError: the model has no chat template that can be used, or it refuses the messages.
-    """
-    if model.chat is None:
-        raise ApiError(
-            model.chat_problem or f"model '{model.names[0]}' has no chat template",
-            "ask /v1/completions; or give the endpoint --chat-template=FILE; or convert a checkpoint that has one: "
-            "chat_template.jinja or tokenizer_config.json beside its tokenizer, or data.chat_prompt_tokens of NeMo",
-            param="messages",
-            code="no_chat_template",
-        )
-    rendered = model.chat.render(messages, add_generation_prompt)
-    if len(rendered) < LONG_TEXT:
-        return model.chat.encode(rendered)
-    return await asyncio.to_thread(model.chat.encode, rendered)
-
-
-async def _plan(request: web.Request, values: Values, model: Model) -> Plan:
-    ids = await encode_messages(model, required(values, "messages"))
-    if not ids:
-        raise ApiError("the chat template makes no token of these messages", "give another message", param="messages")
-    name = "max_tokens" if values["max_completion_tokens"] is None else "max_completion_tokens"
-    prompt = Prompt(ids, "")
-    limited = [(prompt, limit_tokens(model, prompt, values[name], name))]
-    wanted = _wanted(values)
+def _plan(request: web.Request, values: Values, model: Model, prompts: Sequence[Prompt]) -> Generator[None, None, Plan]:
+    ids, wanted = prompts[0].ids, _wanted(values)
     return Plan(
         head=head(request, "chatcmpl", model, values["model"]),
-        requests=plan_sequences(values, model, limited, values["n"], wanted, request[RECORD]),
+        requests=(yield from plan_sequences(values, model, prompts, values["n"], wanted, request[RECORD])),
         drawn=values["n"],
         given=values["n"],
         prompt_tokens=len(ids),

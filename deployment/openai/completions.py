@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from aiohttp import web
 
 from deployment.openai.answering import Answer, Plan
-from deployment.openai.body import Values, required
+from deployment.openai.body import Values
 from deployment.openai.errors import ApiError
-from deployment.openai.fields import COMPLETIONS
 from deployment.openai.generation import Piece
-from deployment.openai.models import Model
-from deployment.openai.planning import Prompt, limit_tokens, plan_sequences
+from deployment.openai.offered_models import Model
+from deployment.openai.planning import plan_sequences
+from deployment.openai.preparing import Prompt
 from deployment.openai.responding import respond
-from deployment.openai.scores import CompletionScores, Score
-from deployment.openai.service import RECORD, encode, head
+from deployment.openai.scores import CompletionScores, Score, in_batches
+from deployment.openai.service import RECORD, head
 from deployment.openai.tensors import Wanted, check_tensor
 from deployment.openai.texts import Texts
 
@@ -48,22 +49,36 @@ class CompletionForm:
     _scores: dict[int, CompletionScores] = field(default_factory=dict)
 
     def choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        """Write a whole answer."""
+        """Write a whole answer, but for its log probabilities."""
         prompt = self.prompts[index // self.given]
-        tokens: list[int] = list(answer.tokens)
-        scores: list[Score | None] = list(answer.scores)
-        if self.is_echoed:
-            tokens, scores = [*prompt.ids, *tokens], [*self._of_prompt(prompt, answer), *scores]
         text = (prompt.text if self.is_echoed else "") + answer.text
         ids = {"token_ids": answer.tokens, "prompt_token_ids": list(prompt.ids)} if self.has_ids else {}
-        return {**self._part(index, text, tokens, scores), **_ended(answer), **ids}
+        return {"index": index, "text": text, "logprobs": None, **_ended(answer), **ids}
+
+    def logprobs(self, index: int, answer: Answer) -> Iterator[dict[str, list[Any]]]:
+        """Write the log probabilities of a whole answer."""
+        if not self.is_echoed:
+            return self._scored(index, answer.tokens, answer.scores)
+        prompt = self.prompts[index // self.given]
+        tokens = chain(prompt.ids, answer.tokens)
+        return self._scored(index, tokens, chain([None], answer.prompt_scores, answer.scores))
 
     def beginning(self, index: int, answer: Answer) -> dict[str, Any] | None:
-        """Write the prompt, where it is echoed."""
+        """Write the prompt, where it is echoed, but for its log probabilities."""
         if not self.is_echoed:
             return None
+        text = self.prompts[index // self.given].text
+        return {"index": index, "text": text, "logprobs": None, **_ended(Answer())}
+
+    @property
+    def begins_with_scores(self) -> bool:
+        """Whether the prompt's log probabilities come before an answer."""
+        return self.is_echoed and self.is_scored
+
+    def beginning_logprobs(self, index: int, answer: Answer) -> Iterator[dict[str, list[Any]]]:
+        """Write the prompt's log probabilities."""
         prompt = self.prompts[index // self.given]
-        return {**self._part(index, prompt.text, prompt.ids, self._of_prompt(prompt, answer)), **_ended(Answer())}
+        return self._scored(index, prompt.ids, chain([None], answer.prompt_scores))
 
     @property
     def is_text_alone(self) -> bool:
@@ -83,8 +98,13 @@ class CompletionForm:
         writer = self._scores.setdefault(index, CompletionScores(self.texts, self.names_ids))
         return {"index": index, "text": text, "logprobs": writer.write(tokens, scores)}
 
-    def _of_prompt(self, prompt: Prompt, answer: Answer) -> list[Score | None]:
-        return [None, *answer.prompt_scores] if self.is_scored else [None] * len(prompt.ids)
+    def _scored(
+        self, index: int, tokens: Iterable[int], scores: Iterable[Score | None]
+    ) -> Iterator[dict[str, list[Any]]]:
+        """Write scores batch by batch, at least one."""
+        if self.is_scored:
+            writer = self._scores.setdefault(index, CompletionScores(self.texts, self.names_ids))
+            yield from in_batches(writer.write, tokens, scores)
 
 
 def _ended(answer: Answer) -> dict[str, Any]:
@@ -93,22 +113,21 @@ def _ended(answer: Answer) -> dict[str, Any]:
 
 async def complete(request: web.Request) -> web.StreamResponse:
     """Answer ``POST /v1/completions``."""
-    return await respond(request, COMPLETIONS, _plan)
+    return await respond(request, "completions", _plan)
 
 
-async def _plan(request: web.Request, values: Values, model: Model) -> Plan:
+def _plan(request: web.Request, values: Values, model: Model, prompts: Sequence[Prompt]) -> Generator[None, None, Plan]:
     drawn = _drawn(values, model)
-    given = [await _prompt(model, prompt, values["echo"]) for prompt in required(values, "prompt")]
-    limited = [(prompt, limit_tokens(model, prompt, values["max_tokens"], "max_tokens")) for prompt in given]
+    wanted = _wanted(values, model, drawn)
     return Plan(
         head=head(request, "cmpl", model, values["model"]),
-        requests=plan_sequences(values, model, limited, drawn, _wanted(values, model, drawn), request[RECORD]),
+        requests=(yield from plan_sequences(values, model, prompts, drawn, wanted, request[RECORD])),
         drawn=drawn,
         given=values["n"],
-        prompt_tokens=sum(len(prompt.ids) for prompt in given),
+        prompt_tokens=sum(len(prompt.ids) for prompt in prompts),
         form=CompletionForm(
             model.texts,
-            tuple(given),
+            tuple(prompts),
             values["n"],
             values["echo"],
             values["logprobs"] is not None,
@@ -117,13 +136,6 @@ async def _plan(request: web.Request, values: Values, model: Model) -> Plan:
         ),
         wants_usage=values["stream_options"],
     )
-
-
-async def _prompt(model: Model, given: str | tuple[int, ...], is_echoed: bool) -> Prompt:
-    if isinstance(given, str):
-        return Prompt(await encode(model, given), given)
-    model.check_ids(given, "prompt")
-    return Prompt(given, model.texts.prompt_text(given) if is_echoed else "")
 
 
 def _wanted(values: Values, model: Model, drawn: int) -> Wanted:

@@ -65,6 +65,10 @@ class EventStream(web.StreamResponse):
         """Send events together with those that the response ends with, which follow at once."""
         self._held += events
 
+    def cut(self, events: bytes) -> None:
+        """Send the last events of a response that is not complete."""
+        self._end(events)
+
     async def catch_up(self) -> None:
         """Wait until the client is no more behind."""
         await self._client.writer.drain()
@@ -75,6 +79,7 @@ class EventStream(web.StreamResponse):
             raise ConnectionResetError("the client has gone")
         if not self.has_begun:
             data, self.has_begun = self._head + data, True
+            self._client[RECORD].has_begun = True
         transport.write(data)
         return transport.get_write_buffer_size() > _MOST_UNSENT
 
@@ -91,9 +96,12 @@ class EventStream(web.StreamResponse):
         """Send the last events, and end the response; aiohttp calls it again."""
         if self._has_ended:
             return
+        self._end(data)
+        await self.catch_up()
+
+    def _end(self, data: bytes) -> None:
         self._has_ended = True
         data = self._held + data
         if self._is_chunked:
             data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
         self._write(data)
-        await self.catch_up()

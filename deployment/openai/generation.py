@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from deployment.openai.models import Model
+from deployment.openai.offered_models import Model
 from deployment.openai.outputs import Outputs
 from deployment.openai.scores import GENERATED, GIVEN, Score, read_scores
 from deployment.openai.stops import StopStrings
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
     text: str
     tokens: tuple[int, ...] = ()
     scores: tuple[Score, ...] = ()
-    prompt_scores: tuple[Score, ...] = ()
+    prompt_scores: Sequence[Score] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -101,6 +101,7 @@ async def generate(triton: Triton, request: SequenceRequest, sink: Sink) -> None
     writer = _Writer(request, sink)
     await triton.ask(request, writer)
     writer.end()
+    await sink.catch_up()
 
 
 class _Writer:
@@ -115,7 +116,7 @@ class _Writer:
         self._request, self._sink = request, sink
         self._shown = request.shown
         self._stops = StopStrings(request.stops)
-        self._prompt_scores: tuple[Score, ...] = ()
+        self._prompt_scores: Sequence[Score] = ()
         self._last: Outputs | None = None
         self._count, self._is_finished = 0, False
         self.has_enough = False
@@ -148,9 +149,9 @@ class _Writer:
         """Make a piece of each token that the answer before did not have."""
         first = self._count
         tokens = answer.new_tokens(self._shown + first, self._shown + self._request.max_tokens)
-        scores = read_scores(answer, GENERATED, first, first + len(tokens))
+        scores = read_scores(answer, GENERATED, first, first + len(tokens))[:]
         if first == 0:
-            self._prompt_scores = tuple(read_scores(answer, GIVEN, 1, len(self._request.prompt)))
+            self._prompt_scores = read_scores(answer, GIVEN, 1, len(self._request.prompt))
         pieces = list[Piece]()
         for index, token in enumerate(tokens):
             if not self._is_finished:
@@ -173,7 +174,7 @@ class _Writer:
         finish = STOP if is_end or stop is not None else LENGTH
         return Piece(text, (token,), scores, self._take_prompt_scores(), finish, reason)
 
-    def _take_prompt_scores(self) -> tuple[Score, ...]:
+    def _take_prompt_scores(self) -> Sequence[Score]:
         taken, self._prompt_scores = self._prompt_scores, ()
         return taken
 

@@ -6,13 +6,10 @@ from typing import Any
 
 from aiohttp import web
 
-from deployment.openai.body import read_body, required
-from deployment.openai.chat import encode_messages
 from deployment.openai.errors import ApiError
-from deployment.openai.fields import DETOKENIZE, TOKENIZE
-from deployment.openai.models import Model
-from deployment.openai.service import Service, encode, service_of
-from export_scripts.repository.tokenizer_models.slipway_tokenizer import FileTokenizer
+from deployment.openai.offered_models import Model
+from deployment.openai.reading import read_asked, read_body, send_json
+from deployment.openai.service import Service, service_of
 from handover.provenance import VERSION
 
 
@@ -43,29 +40,23 @@ def _described(service: Service, model: Model, name: str) -> dict[str, Any]:
     }
 
 
-async def tokenize(request: web.Request) -> web.Response:
+async def tokenize(request: web.Request) -> web.StreamResponse:
     """Answer ``POST /tokenize``: the tokens of a text."""
-    values = await read_body(request, TOKENIZE)
-    model = service_of(request).models.find(values["model"])
-    if values["messages"] is None:
-        text = required(values, "prompt")
-        # A harness asks in this way for the number of the token that /tokenizer_info has named.
-        token = _named_tokens(model).get(text)
-        ids = (token,) if token is not None else await encode(model, text, values["add_special_tokens"])
-    else:
-        ids = await encode_messages(model, values["messages"], values["add_generation_prompt"])
-    strings = [model.texts.decode([token]) for token in ids] if values["return_token_strs"] else None
-    content = {"count": len(ids), "max_model_len": model.max_positions, "tokens": ids, "token_strs": strings}
-    return web.json_response(content)
+    return await _written(request, "tokenize")
 
 
-async def detokenize(request: web.Request) -> web.Response:
+async def detokenize(request: web.Request) -> web.StreamResponse:
     """Answer ``POST /detokenize``: the text of tokens."""
-    values = await read_body(request, DETOKENIZE)
-    model = service_of(request).models.find(values["model"])
-    tokens = required(values, "tokens")
-    model.check_ids(tokens, "tokens")
-    return web.json_response({"prompt": model.texts.decode(tokens)})
+    return await _written(request, "detokenize")
+
+
+async def _written(request: web.Request, name: str) -> web.StreamResponse:
+    """Answer with what reading the request has made."""
+    service, body = service_of(request), await read_body(request)
+    with service.admitted():
+        _, _, written = await read_asked(service, name, body)
+    assert not isinstance(written, tuple)
+    return await send_json(request, written)
 
 
 async def tokenizer_info(request: web.Request) -> web.Response:
@@ -84,20 +75,9 @@ async def tokenizer_info(request: web.Request) -> web.Response:
         "vocab_size": model.vocab_size,
         "model_max_length": model.max_positions,
         "add_bos_token": bool(texts.ids.before),
-        "chat_template": None if model.chat is None else model.chat.source,
+        "chat_template": None if model.chat is None else model.chat.template,
     }
     return web.json_response(content)
-
-
-def _named_tokens(model: Model) -> dict[str, int]:
-    """Number the tokens that ``/tokenizer_info`` names."""
-    texts = model.texts
-    tokens = {texts.decode([token]): token for token in (*texts.ids.before, texts.end_id)}
-    if model.chat is None or not isinstance(texts.tokenizer, FileTokenizer):
-        return tokens
-    special = texts.tokenizer.special
-    names = (model.chat.tokens.get(key, "") for key in ("bos_token", "pad_token"))
-    return {name: special[name] for name in names if name in special} | tokens
 
 
 async def health(request: web.Request) -> web.Response:

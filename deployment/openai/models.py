@@ -1,105 +1,27 @@
-"""The models that the endpoint offers: what each takes, where its tokenizer lies, under which names it is known."""
+"""Find the models that the endpoint offers: what each takes, where its tokenizer lies, how it is named."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deployment.openai.arguments import OpenAIArguments
-from deployment.openai.errors import ApiError
-from deployment.openai.templates import ChatTemplate
+from deployment.openai.offered_models import Model, Models
 from deployment.openai.texts import Texts, load_texts
 from deployment.openai.triton import Triton
 from deployment.served_models import PUBLISHED_PARAMETERS, ServedModel, find_served_models
 from export_scripts.repository.names import ENGINE, ENSEMBLE, PREPROCESSING
-from export_scripts.repository.tokenizer_models.slipway_tokenizer import FileTokenizer
 from handover.chat import Chat, read_chat
 from handover.endpoint import MODEL_DIGEST, Endpoint
-from handover.errors import ArtefactError, ServerError, nearest, shortened
+from handover.errors import ArtefactError, ServerError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import Manifest
 from handover.regular_file import SETTINGS_BYTES, read_text
 
-_LOG = logging.getLogger(__name__)
 _T5 = "t5"
 _POSITIONS = ("max_pos_seq_len", "relative_attention_num_buckets_or_max_pos_seq_len")
-
-
-@dataclass(frozen=True)
-class Model:
-    """One model of Triton that takes token ids.
-
-    Attributes:
-        names: under which clients may ask for it; the first is the one that it was exported under.
-        engine: Triton's name.
-        inputs, outputs: names of its tensors.
-        max_positions: prompt and output of one sequence, in tokens; None: no limit is known.
-        vocab_size: number of tokens; None where it is not known.
-        is_encoder_decoder: whether a prompt is an encoder's input.
-        is_decoupled: whether each token is sent when it is made.
-        texts: its tokenizer.
-        chat: how its conversations are written; None: that is not known, or cannot be used.
-        chat_problem: why its chat template cannot be used; empty: it can, or there is none.
-        settings: what else clients are told: parallelism, number formats, digests of the weights and the repository.
-    """
-
-    names: tuple[str, ...]
-    engine: str
-    inputs: frozenset[str]
-    outputs: frozenset[str]
-    max_positions: int | None
-    vocab_size: int | None
-    is_encoder_decoder: bool
-    is_decoupled: bool
-    texts: Texts
-    chat: ChatTemplate | None = None
-    chat_problem: str = ""
-    settings: Mapping[str, str] = field(default_factory=dict)
-
-    def check_ids(self, ids: Sequence[int], name: str) -> None:
-        """Refuse tokens that the vocabulary does not have; ApiError."""
-        if self.vocab_size is not None and ids and max(ids) >= self.vocab_size:
-            raise ApiError(f"{name} holds token {max(ids)}", f"the vocabulary has {self.vocab_size} tokens", param=name)
-
-
-class Models:
-    """All models of one server.
-
-    Args:
-        found: of the server.
-    """
-
-    def __init__(self, found: Sequence[Model]) -> None:
-        self.all = tuple(found)
-        self._by_name = {name: model for model in reversed(self.all) for name in model.names}
-
-    @property
-    def names(self) -> list[str]:
-        """Every name that a request may give."""
-        return [name for model in self.all for name in model.names]
-
-    def find(self, name: str | None) -> Model:
-        """Return the model of a name; without one, the only model that there is.
-
-        Raises:
-            ApiError: there is no such model, or the name is missing where there are several.
-        """
-        if name is None and len(self.all) == 1:
-            return self.all[0]
-        if name is None:
-            raise ApiError("model is missing", f"it is one of {', '.join(self.names)}", param="model")
-        if name not in self._by_name:
-            raise ApiError(
-                f"there is no model '{shortened(name, 80)}'",
-                nearest(shortened(name, 80), self.names),
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
-        return self._by_name[name]
 
 
 async def find_models(arguments: OpenAIArguments, endpoint: Endpoint, triton: Triton) -> Models:
@@ -173,7 +95,6 @@ def _describe(
     positions = next((int(keys[key]) for key in _POSITIONS if keys.get(key)), 0)
     is_relative = is_encoder_decoder and keys.get("position_embedding_type", "relative") == "relative"
     texts = load_texts(_tokenizer(on_disk, arguments), int(start), int(end), is_encoder_decoder)
-    chat, chat_problem = _load_chat(texts, arguments)
     return Model(
         names=(*_aliases(config.name, configs), config.name),
         engine=config.name,
@@ -182,10 +103,10 @@ def _describe(
         max_positions=None if is_relative else positions or None,
         vocab_size=int(keys["vocab_size"]) if keys.get("vocab_size") else None,
         is_encoder_decoder=is_encoder_decoder,
+        rows=max(1, config.max_batch_size),
         is_decoupled=bool(config.model_transaction_policy.decoupled),
         texts=texts,
-        chat=chat,
-        chat_problem=chat_problem,
+        chat=_load_chat(texts, arguments),
         settings=_settings(config, keys),
     )
 
@@ -195,25 +116,11 @@ def _settings(config: Any, keys: Mapping[str, str]) -> dict[str, str]:
     return told | ({"weight_data_type": keys["weight_data_type"]} if "weight_data_type" in keys else {})
 
 
-def _load_chat(texts: Texts, arguments: OpenAIArguments) -> tuple[ChatTemplate | None, str]:
-    """Read the chat template, and say why it cannot be used: completions are served all the same.
-
-    Raises:
-        ArtefactError: the template that was given for this endpoint cannot be used.
-    """
+def _load_chat(texts: Texts, arguments: OpenAIArguments) -> Chat | None:
     chat = read_chat(texts.directory) if texts.directory.is_dir() else Chat()
     if arguments.chat_template is not None:
         chat = replace(chat, template=read_text(arguments.chat_template, SETTINGS_BYTES))
-    if not chat.template:
-        return None, ""
-    tokenizer = texts.tokenizer if isinstance(texts.tokenizer, FileTokenizer) else None
-    try:
-        return ChatTemplate(chat, texts.directory, texts.tokenizer.encode, tokenizer), ""
-    except ArtefactError as error:
-        if arguments.chat_template is not None:
-            raise
-        _LOG.warning("conversations are refused: %s", error.problem)
-        return None, error.problem
+    return chat if chat.template else None
 
 
 def _aliases(engine: str, configs: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -13,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from deployment.heartbeat import Beating, Heartbeat, ending
 from deployment.openai.arguments import OpenAIArguments
 from deployment.processes import die_with_parent
 from deployment.restarts import MOST_RESTARTS, Restarts
-from deployment.supervise import describe
 from handover.errors import ServerError
 
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -42,33 +43,57 @@ def run_processes(arguments: OpenAIArguments) -> None:
         signal.signal(number, stop)
     with _held_port(arguments.host, arguments.port) as port:
         share = -(-arguments.max_requests // arguments.processes)
+        beating = Beating()
         one = replace(arguments, port=port, processes=1, shares_port=True, max_requests=share)
         restarts = Restarts()
-        children = [_start(one) for _ in range(arguments.processes)]
+        children = [_Child(one) for _ in range(arguments.processes)]
         try:
             while not stopped:
                 time.sleep(_POLL_S)
+                beating.beat()
                 for place, child in enumerate(children):
-                    if child.poll() is not None and not stopped:
-                        children[place] = _replace(child, one, restarts)
+                    if (ended := child.ended()) and not stopped:
+                        _say_replaced(ended, restarts)
+                        children[place] = _Child(one)
         finally:
-            _end(children, arguments.exit_timeout_s + _GRACE_S)
+            _end([child.process for child in children], arguments.exit_timeout_s + _GRACE_S)
 
 
-def _start(arguments: OpenAIArguments) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "deployment.openai", *arguments.to_argv()]
-    return subprocess.Popen(command, cwd=_PROJECT, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+class _Child:
+    """One of the processes.
+
+    Args:
+        arguments: of it.
+    """
+
+    def __init__(self, arguments: OpenAIArguments) -> None:
+        command = [sys.executable, "-m", "deployment.openai", *arguments.to_argv()]
+        self._heartbeat = Heartbeat()
+        self.process = subprocess.Popen(
+            command,
+            cwd=_PROJECT,
+            env={**os.environ, **self._heartbeat.variables},
+            pass_fds=self._heartbeat.files,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,
+        )
+        self._heartbeat.has_begun()
+
+    def ended(self) -> str:
+        """Look once: say how it has ended, which it must if it stands still; empty: it goes on."""
+        if ended := ending(self.process, self._heartbeat):
+            self._heartbeat.close()
+        return ended
 
 
-def _replace(child: subprocess.Popen[bytes], arguments: OpenAIArguments, restarts: Restarts) -> subprocess.Popen[bytes]:
-    """Start a process in place of one that has ended; ServerError: that has happened too often."""
-    ended = f"a process of the OpenAI endpoint {describe(child.returncode)}"
+def _say_replaced(ended: str, restarts: Restarts) -> None:
+    """Say that a process takes the place of one that has ended; ServerError: that has happened too often."""
+    problem = f"a process of the OpenAI endpoint {ended}"
     number = restarts.take()
     if number is None:
-        raise ServerError(f"{ended}, the fourth within ten minutes", "see what they printed before")
-    sys.stdout.write(f"      openai     {ended}; started again, {number} of {MOST_RESTARTS} within ten minutes\n")
+        raise ServerError(f"{problem}, the fourth within ten minutes", "see what they printed before")
+    sys.stdout.write(f"      openai     {problem}; started again, {number} of {MOST_RESTARTS} within ten minutes\n")
     sys.stdout.flush()
-    return _start(arguments)
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:

@@ -2,52 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Generator, Sequence
 
 from aiohttp import web
 
 from deployment.openai.answering import Plan, answer_stream, answer_whole
-from deployment.openai.body import Values, read_body
+from deployment.openai.body import Values
 from deployment.openai.errors import ApiError
-from deployment.openai.fields import Field
-from deployment.openai.models import Model
+from deployment.openai.offered_models import Model
+from deployment.openai.preparing import KINDS, Prompt
+from deployment.openai.reading import read_asked, read_body, send_json
 from deployment.openai.service import RECORD, service_of
 from deployment.openai.tensors import check_offered
 
-Planner = Callable[[web.Request, Values, Model], Awaitable[Plan]]
+Planner = Callable[[web.Request, Values, Model, Sequence[Prompt]], Generator[None, None, Plan]]
 
 
-async def respond(request: web.Request, table: Mapping[str, Field], plan_of: Planner) -> web.StreamResponse:
+async def respond(request: web.Request, name: str, plan_of: Planner) -> web.StreamResponse:
     """Answer a request.
 
     Args:
         request: of the client.
-        table: the fields of its body.
-        plan_of: plans the answers to what the body asks.
+        name: of the path's kind, a key of ``KINDS``.
+        plan_of: plans the answers to what the body asks, in turns.
 
     Raises:
         ApiError: the request is refused, or the server failed on it.
     """
     service, record = service_of(request), request[RECORD]
-    values = await read_body(request, table)
-    model = service.models.find(values["model"])
-    record.model = model.names[0]
-    check_offered(values, table, model)
-    _check_combinations(values)
+    body = await read_body(request)
     with service.admitted():
-        plan = await plan_of(request, values, model)
-        if len(plan.requests) > service.arguments.max_sequences:
-            raise ApiError(
-                f"the request asks for {len(plan.requests)} answers",
-                f"one request has at most {service.arguments.max_sequences}: prompts times n",
-                param="n",
-            )
+        values, model, prompts = await read_asked(service, name, body)
+        assert isinstance(prompts, tuple)
+        record.model = model.names[0]
+        check_offered(values, KINDS[name].table, model)
+        _check_combinations(values)
+        plan = await service.turns.run(plan_of(request, values, model, prompts))
         if values["stream"]:
-            response, record.usage = await answer_stream(request, service.triton, plan)
+            response, record.usage = await answer_stream(request, service, plan)
             return response
-        answer = await answer_whole(service.triton, plan)
-    record.usage = answer["usage"]
-    return web.json_response(answer)
+        written, record.usage = await answer_whole(service, plan)
+    return await send_json(request, written)
 
 
 def _check_combinations(values: Values) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, overload
 
-from deployment.openai.outputs import Outputs
+from deployment.openai.outputs import Array, Outputs
 from deployment.openai.texts import Texts, name_by_id
+
+BATCH = 128
+"""Tokens whose scores are read and written at once."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,43 @@ GENERATED = ("output_raw_log_probs", "output_top_log_probs", "output_top_ids")
 GIVEN = ("context_log_probs", "context_top_log_probs", "context_top_ids")
 
 
-def read_scores(answer: Outputs, names: tuple[str, str, str], first: int, end: int) -> list[Score]:
+class Scores(Sequence[Score]):
+    """The scores of an answer's tokens, read where they are looked at: those of a long prompt take a while.
+
+    Args:
+        log_probs: of the tokens.
+        tops: of the most probable tokens in their places; None: those were not asked for.
+        ids: of the most probable tokens.
+    """
+
+    def __init__(self, log_probs: Array, tops: Array | None = None, ids: Array | None = None) -> None:
+        self._log_probs, self._tops, self._ids = log_probs, tops, ids
+
+    def __len__(self) -> int:
+        return len(self._log_probs)
+
+    @overload
+    def __getitem__(self, index: int) -> Score: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Score]: ...
+    def __getitem__(self, index: int | slice) -> Score | list[Score]:
+        if isinstance(index, int):
+            return self[index : index + 1 or None][0]
+        row = self._log_probs[index].tolist()
+        if self._tops is None or self._ids is None:
+            return [Score(each) for each in row]
+        of_tops, of_ids = self._tops[index].tolist(), self._ids[index].tolist()
+        return [
+            Score(log_prob, tuple(zip(tokens, values, strict=True)))
+            for log_prob, values, tokens in zip(row, of_tops, of_ids, strict=True)
+        ]
+
+    def __iter__(self) -> Iterator[Score]:
+        for first in range(0, len(self), BATCH):
+            yield from self[first : first + BATCH]
+
+
+def read_scores(answer: Outputs, names: tuple[str, str, str], first: int, end: int) -> Sequence[Score]:
     """Read the scores of an answer's tokens.
 
     Args:
@@ -41,16 +81,22 @@ def read_scores(answer: Outputs, names: tuple[str, str, str], first: int, end: i
     """
     scores, tops, ids = map(answer.read, names)
     if scores is None:
-        return []
-    row = scores.reshape(-1)[first:end].tolist()
+        return ()
+    row = scores.reshape(-1)[first:end]
     if tops is None or ids is None:
-        return [Score(each) for each in row]
+        return Scores(row)
     width = tops.shape[-1]
-    of_tops, of_ids = (each.reshape(-1, width)[first:end].tolist() for each in (tops, ids))
-    return [
-        Score(log_prob, tuple(zip(tokens, values, strict=True)))
-        for log_prob, values, tokens in zip(row, of_tops, of_ids, strict=True)
-    ]
+    return Scores(row, *(each.reshape(-1, width)[first:end] for each in (tops, ids)))
+
+
+def in_batches(
+    write: Callable[[Sequence[int], Sequence[Any]], dict[str, Any]], tokens: Iterable[int], scores: Iterable[Any]
+) -> Iterator[dict[str, Any]]:
+    """Write scores batch by batch, at least one; what belongs together is the lists of one name, one behind another."""
+    pairs, is_first = zip(tokens, scores, strict=True), True
+    while (batch := list(islice(pairs, BATCH))) or is_first:
+        is_first = False
+        yield write([token for token, _ in batch], [score for _, score in batch])
 
 
 @dataclass

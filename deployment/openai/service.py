@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +14,16 @@ from aiohttp import web
 
 from deployment.openai.arguments import OpenAIArguments
 from deployment.openai.errors import ApiError
-from deployment.openai.models import Model, Models
+from deployment.openai.offered_models import Model, Models
+from deployment.openai.preparing import BodyLimits
+from deployment.openai.text_pool import TextPool
 from deployment.openai.triton import Triton
+from deployment.openai.turns import Turns
+from handover.errors import ArtefactError
 
 REQUEST_ID = "X-Request-Id"
 _LONGEST_ID = 128
 _RETRY_AFTER_S = "1"
-LONG_TEXT = 8192
-"""Characters from which a text is encoded beside the event loop, which other requests need meanwhile."""
 
 
 @dataclass
@@ -36,6 +38,9 @@ class Service:
         metrics_url: of Triton's metrics; empty: it is not known.
         started: when it started, in seconds since 1970.
         active: requests that are being answered.
+        limits: of each request's body.
+        texts: reads requests beside the event loop.
+        turns: for long work on the event loop.
     """
 
     arguments: OpenAIArguments
@@ -45,6 +50,26 @@ class Service:
     metrics_url: str = ""
     started: int = field(default_factory=lambda: int(time.time()))
     active: int = 0
+    limits: BodyLimits = field(init=False)
+    texts: TextPool = field(init=False)
+    turns: Turns = field(default_factory=Turns)
+
+    def __post_init__(self) -> None:
+        self.limits = BodyLimits(self.arguments.max_body_bytes, self.arguments.max_sequences)
+        self.texts = TextPool(self.models, self.limits)
+
+    async def check_templates(self) -> None:
+        """Look which chat templates can be read; one that the operator gave must be.
+
+        Raises:
+            ArtefactError: it cannot.
+        """
+        self.models = await self.texts.check_templates()
+        for model in self.models.all:
+            if model.chat_problem and self.arguments.chat_template is not None:
+                raise ArtefactError(model.chat_problem, "give another with --chat-template")
+            if model.chat_problem:
+                sys.stdout.write(f"      openai     no conversations with {model.names[0]}: {model.chat_problem}\n")
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -75,12 +100,14 @@ class Record:
         model: that it asks.
         arrived_ns: when its body was there, of time.monotonic_ns.
         usage: tokens of it and of its answers.
+        has_begun: whether something of an answer was sent.
     """
 
     id: str
     model: str = ""
     arrived_ns: int = 0
     usage: dict[str, int] = field(default_factory=dict)
+    has_begun: bool = False
 
 
 RECORD: web.RequestKey[Record] = web.RequestKey("record", Record)
@@ -103,10 +130,3 @@ def head(request: web.Request, prefix: str, model: Model, asked: str | None) -> 
     """Return what every object of an answer has: its id, its time and the model under the name that was asked for."""
     identity = f"{prefix}-{request[RECORD].id}"
     return {"id": identity, "created": int(time.time()), "model": asked or model.names[0]}
-
-
-async def encode(model: Model, text: str, has_special_tokens: bool = True) -> tuple[int, ...]:
-    """Return the tokens of a text of any length without holding up other requests."""
-    if len(text) < LONG_TEXT:
-        return model.texts.encode(text, has_special_tokens)
-    return await asyncio.to_thread(model.texts.encode, text, has_special_tokens)

@@ -76,7 +76,7 @@ class ChatTemplate:
                 documents=None,
                 **self.tokens,
             )
-        except ApiError:
+        except (ApiError, MemoryError):
             raise
         except Exception as error:  # a template may do anything, and raise anything
             raise ApiError(

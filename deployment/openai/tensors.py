@@ -13,7 +13,7 @@ from deployment.openai.body import Values
 from deployment.openai.errors import ApiError
 from deployment.openai.fields import Field
 from deployment.openai.guides import guide_of
-from deployment.openai.models import Model
+from deployment.openai.offered_models import Model
 from deployment.openai.scores import GENERATED, GIVEN
 from export_scripts.repository.tokenizer_models.slipway_words import encode_word_lists
 

@@ -47,6 +47,10 @@ class Texts:
     _texts_of_tokens: dict[int, str] = field(default_factory=dict, repr=False)
     _texts_alone: dict[int, str] = field(default_factory=dict, repr=False)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Be loaded again in another process."""
+        return load_texts, (self.directory, self.start_id, self.end_id, self.ends_inputs)
+
     @property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""

@@ -13,6 +13,8 @@ from handover.ranges import TOKEN_ID, Range
 Prompt = str | tuple[int, ...]
 """A text, or token ids."""
 
+_JSON = json.JSONEncoder(ensure_ascii=False)
+_MOST_SHOWN = 80
 _MOST_STOPS = 64
 _BIAS = Range(-100, 100)
 _MOST_BIASES = 1024
@@ -25,10 +27,19 @@ def refuse(name: str, value: Any, legal: str) -> ApiError:
 
 
 def _shown(value: Any) -> str:
+    """Quote the beginning of a value, which may be of any size."""
+    if isinstance(value, str):
+        rest = f"... ({len(value)} characters)" if len(value) > _MOST_SHOWN else ""
+        return json.dumps(value[:_MOST_SHOWN], ensure_ascii=False) + rest
+    shown = ""
     try:
-        return shortened(json.dumps(value, ensure_ascii=False), 80)
+        for part in _JSON.iterencode(value):  # part by part, so that no more is written than is shown
+            shown += part
+            if len(shown) > _MOST_SHOWN:
+                return f"{shown[:_MOST_SHOWN]}..."
     except (TypeError, ValueError, RecursionError):
         return f"a {type(value).__name__}"
+    return shown
 
 
 def text(value: Any, name: str) -> str:

@@ -15,6 +15,7 @@ from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from support.fake_triton import FakeTriton, count_up
@@ -275,6 +276,9 @@ def test_keys(slow: SlowTriton, letters: Path, tmp_path: Path, capfd: pytest.Cap
                 ({"Authorization": "Bearer "}, 401),
                 ({"Authorization": "Bearer first-secret"}, 200),
                 ({"Authorization": "Bearer second-secret"}, 200),
+                ({"Authorization": "bearer first-secret"}, 200),
+                ({"Authorization": "BEARER  second-secret"}, 200),
+                ({"Authorization": "Bearerfirst-secret"}, 401),
             ):
                 async with client.get("/v1/models", headers=header) as answer:
                     assert answer.status == status
@@ -334,14 +338,23 @@ def test_the_clients_name_for_a_request_goes_all_the_way(slow: SlowTriton, lette
 
 
 def test_requests_in_flight_are_answered_before_the_end(slow: SlowTriton, letters: Path, tmp_path: Path) -> None:
-    with openai_endpoint(slow.url, tmp_path, tokenizer=letters, end_id=1) as endpoint:
+    """And a stream that takes longer than it may says that it is cut."""
+    with openai_endpoint(slow.url, tmp_path, tokenizer=letters, end_id=1, exit_timeout_s=3) as endpoint:
         answers: list[Any] = []
-        thread = threading.Thread(target=lambda: answers.append(endpoint.get("/v1/completions", BODY)))
-        thread.start()
-        while not slow.made:
-            time.sleep(0.01)
-        endpoint.process.send_signal(signal.SIGTERM)
+        body = {**BODY, "prompt": "B", "max_tokens": 1000, "stream": True}
+        asked = Request(
+            f"{endpoint.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urlopen(asked, timeout=60) as stream:
+            stream.readline()
+            thread = threading.Thread(target=lambda: answers.append(endpoint.get("/v1/completions", BODY)))
+            thread.start()
+            while len(slow.made) < 2:
+                time.sleep(0.01)
+            endpoint.process.send_signal(signal.SIGTERM)
+            last = stream.read().strip().split(b"\n\n")[-1]
         thread.join(20)
+        assert json.loads(last.removeprefix(b"data: "))["error"]["type"] == "server_error"
         assert answers[0][0] == 200 and answers[0][1]["usage"]["completion_tokens"] == 30
         assert endpoint.process.wait(20) == 0
 
@@ -373,7 +386,7 @@ def test_slow_and_cut_connections_hold_up_no_other_request(slow: SlowTriton, let
 
 
 def test_several_processes_share_a_port_and_end_together(slow: SlowTriton, letters: Path, tmp_path: Path) -> None:
-    settings = {"tokenizer": letters, "end_id": 1, "processes": 2}
+    settings: dict[str, Any] = {"tokenizer": letters, "end_id": 1, "processes": 2}
 
     def children(endpoint: OpenAIEndpoint) -> list[int]:
         return [each.pid for each in list_processes() if each.parent == endpoint.process.pid]
@@ -393,7 +406,7 @@ def has_started(endpoint: OpenAIEndpoint, times: int) -> bool:
 
 
 def test_a_process_that_dies_is_replaced_three_times(slow: SlowTriton, letters: Path, tmp_path: Path) -> None:
-    settings = {"tokenizer": letters, "end_id": 1, "processes": 2}
+    settings: dict[str, Any] = {"tokenizer": letters, "end_id": 1, "processes": 2}
 
     def children() -> list[int]:
         return [each.pid for each in list_processes() if each.parent == endpoint.process.pid and each.state not in "ZX"]

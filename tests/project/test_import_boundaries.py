@@ -29,7 +29,7 @@ ALLOWED = {
     },
     "deployment/openai": {
         *("ft_format", "handover", "deployment", "export_scripts", "backends", "numpy", "tritonclient"),
-        *("aiohttp", "grpc", "jinja2", "tokenizers"),
+        *("aiohttp", "brotli", "grpc", "jinja2", "tokenizers"),
     },
     "evaluation": {
         *("ft_format", "handover", "evaluation", "numpy", "pandas", "matplotlib", "rich", "tritonclient", "tokenizers"),

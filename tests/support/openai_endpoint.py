@@ -66,11 +66,15 @@ class OpenAIEndpoint:
 
 
 @contextmanager
-def openai_endpoint(endpoint: str, directory: Path, **settings: Any) -> Iterator[OpenAIEndpoint]:
+def openai_endpoint(
+    endpoint: str, directory: Path, most_files: int | None = None, **settings: Any
+) -> Iterator[OpenAIEndpoint]:
     """Run ``python -m deployment.openai``; it must end in good order and without a traceback."""
     output = directory / "openai.txt"
     arguments = OpenAIArguments(endpoint, **settings)
     command = [sys.executable, "-m", "deployment.openai", *arguments.to_argv()]
+    if most_files is not None:
+        command = ["prlimit", f"--nofile={most_files}", *command]
     with output.open("wb") as stream:
         process = subprocess.Popen(
             command, cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
@@ -93,7 +97,9 @@ async def application_of(url: str, tokenizer: Path, **settings: Any) -> AsyncIte
     models = await find_models(arguments, Endpoint.read(url), triton)
     service = Service(arguments, triton, models, read_keys(arguments.api_keys_file))
     try:
-        async with TestClient(TestServer(build_application(service), handler_cancellation=True)) as client:
+        server = TestServer(build_application(service))
+        await server.start_server(auto_decompress=False)
+        async with TestClient(server) as client:
             yield client
     finally:
         await triton.close()
