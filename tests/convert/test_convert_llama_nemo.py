@@ -203,6 +203,23 @@ def test_a_router_that_leaves_tokens_out_is_said_of_nemo_and_refused_of_megatron
     assert [each for each in open_source(open_archive(path)).remarks if each.startswith(said)]
 
 
+def test_what_megatron_fsdp_saves_is_refused_by_its_name(tmp_path: Path) -> None:
+    source = saved("llama")
+    common = {"args": Namespace(**megatron_lm(source.config)), "checkpoint_version": 3.0}
+    tree = write_megatron_lm_tree(tmp_path / "fsdp")
+    write_torch_dist(tree, chunked(state_of(source, 1), 1), "model.module.", common)
+    with pytest.raises(CheckpointError, match="saved with ckpt_format fsdp_dtensor, which is not read"):
+        open_source(open_archive(tmp_path / "fsdp"))
+
+
+def test_what_megatron_lm_itself_did_not_always_honour_is_said(tmp_path: Path) -> None:
+    source = saved("llama32")
+    path = write_megatron_lm(tmp_path / "mlm", megatron_lm(source.config), state_of(source, 1))
+    (path / "tokenizer.model").write_bytes(sentencepiece_model())
+    (said,) = open_source(open_archive(path)).remarks
+    assert said == "rope_scaling_factor: 32.0  is honoured; Megatron-LM before 0.19 trained with 8"
+
+
 def test_files_of_expert_parallel_ranks_are_refused_by_field_and_value(tmp_path: Path) -> None:
     """Each counts its experts from 0, and its folder is named as a pipeline stage's."""
     source = saved("mixtral")

@@ -232,6 +232,17 @@ def test_an_argument_that_is_read_changes_what_a_model_becomes(argument: str) ->
     assert outcome(arguments.in_nemo_words({**plain, argument: value})) != outcome(arguments.in_nemo_words(plain))
 
 
+def test_a_function_of_the_users_own_is_not_taken_for_one_of_torchs() -> None:
+    model = {**nemo2(saved("llama").config, "llama")["config"], "activation_func": {"_target_": "mine.silu"}}
+    assert "activation: gated mine.silu" in str(outcome(model_in_nemo1_words(Fields(model, "model"))))
+
+
+def test_layers_with_a_window_are_listed_or_counted() -> None:
+    for skipped, said in (("[1, 0]", "window_attn_skip_freq is '[1, 0]'"), ([1], "lists 1 of 2 layers")):
+        for words in readers("mistral", {"window_attn_skip_freq": skipped}).values():
+            assert said in str(outcome(words)) or "mcore_customization_config" in str(outcome(words))
+
+
 def test_what_overrules_nemos_own_keys_is_refused() -> None:
     config = nemo1(saved("llama").config, mcore_customization_config={"window_size": [3, 0], "qk_layernorm": False})
     assert "mcore_customization_config.window_size: [3, 0]" in str(outcome(config))

@@ -45,6 +45,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mcore_customization_config": {"parallel_attention": True}}, "mcore_customization_config.parallel_attention"),
     ({"sqrt_query_pre_attn_scalar": 14.9666}, "sqrt_query_pre_attn_scalar: 14.9666"),
     ({"hyena": {"emb_dim": 33}}, "hyena: {'emb_dim': 33}"),
+    ({"name": "megatron_falcon_gpt"}, "name: megatron_falcon_gpt  (its layers are a GPT's)"),
+    (
+        {"mcore_customization_config": {"apply_residual_connection_post_layernorm": True}},
+        "mcore_customization_config.apply_residual_connection_post_layernorm: True  (the model is read by NeMo's own",
+    ),
 ]
 
 
@@ -71,6 +76,11 @@ def test_an_unknown_key_that_is_set_is_named(tmp_path: Path) -> None:
     path = write_gpt(tmp_path / "gpt.nemo", a_key_of_tomorrow=3, mcore_customization_config={"another": "x"})
     (said,) = inspect_source(path, 1, "fp32").remarks
     assert "a_key_of_tomorrow: 3, mcore_customization_config.another: x;" in said
+
+
+def test_a_class_of_the_users_own_is_named(tmp_path: Path) -> None:
+    (said,) = inspect_source(write_gpt(tmp_path / "gpt.nemo", target="mine.ScaledGPTModel"), 1, "fp32").remarks
+    assert "target: mine.ScaledGPTModel;" in said
 
 
 def test_a_t5s_keys_are_looked_at_on_top_and_on_both_sides() -> None:

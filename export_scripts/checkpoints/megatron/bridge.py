@@ -113,7 +113,7 @@ def _flat(model: Fields) -> dict[str, Any]:
     if named is not None and config.get("activation_func") is None:
         config["activation_func"] = named
     if config.pop("rope_scaling", False):  # the newer words for what Llama31ModelProvider called scale_factor
-        config["scale_factor"] = config.get("rope_scaling_factor")
+        config["scale_factor"] = config.get("rope_scaling_factor", 8.0)
     config.pop("rope_scaling_factor", None)
     return config
 

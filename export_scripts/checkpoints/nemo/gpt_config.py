@@ -133,6 +133,8 @@ def key_remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Name the keys of NeMo's ``model_config.yaml`` that are set and not known, in one line."""
     unknown = unknown_keys(config, {*GPT_KNOWN, *_LIMITS, *_ROTARY_LIMITS})
     unknown += unknown_keys(customization(config), CORE_KNOWN, f"{CUSTOMIZATION}.")
+    if not str(config.get("target") or "nemo.").startswith("nemo."):
+        unknown.append(f"target: {shown(config['target'])}")
     return remark_on(unknown, "model_config.yaml")
 
 

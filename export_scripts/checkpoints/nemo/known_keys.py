@@ -12,6 +12,8 @@ from export_scripts.checkpoints.nemo.core_fields import CORE_KNOWN, CORE_LIMITS
 from export_scripts.checkpoints.nemo.core_without_effect import WITHOUT_EFFECT
 from export_scripts.checkpoints.nemo.limits import Limit, is_off, is_one_of
 
+_OTHER_LAYERS = ("megatron_falcon_gpt", "megatron_gpt_hyena")
+"""Names by which NeMo chooses layers that are no GPT's (``megatron_gpt_model.py``, ``get_specs``)."""
 NEMO1_LIMITS: dict[str, Limit] = {
     **CORE_LIMITS,
     "apply_embedding_scaling": Limit(is_off, "it does not scale embeddings"),
@@ -20,6 +22,7 @@ NEMO1_LIMITS: dict[str, Limit] = {
     "hyena": Limit(is_off, "it has attention"),
     "retro": Limit(is_off, "it looks nothing up"),
     "megatron_lm_head_scale": Limit(is_off, "it does not scale logits"),
+    "name": Limit(lambda value: value not in _OTHER_LAYERS, "its layers are a GPT's"),
 }
 """Keys of NeMo 1's GPT."""
 
@@ -28,7 +31,7 @@ _SECTIONS = {
     *("megatron_timer_kwargs", "mcore_customization_config"),
 }
 _WITHOUT_EFFECT = {
-    *("mcore_gpt", "mcore_t5", "target", "name", "nemo_version", "hidden_steps", "override_vocab_size"),
+    *("mcore_gpt", "mcore_t5", "target", "nemo_version", "hidden_steps", "override_vocab_size"),
     *("encoder_seq_length", "max_position_embeddings", "seq_length", "pre_process", "post_process"),
     *("rotary_percentage", "openai_gelu", "onnx_safe", "bias_gelu_fusion", "tokens_head_bias"),
     *("micro_batch_size", "global_batch_size", "rampup_batch_size", "seed", "precision", "megatron_amp_O2"),
@@ -64,7 +67,7 @@ T5_KNOWN = frozenset(
     | {name for names in WITHOUT_EFFECT.values() for name in names}
     | {"encoder", "decoder", "encoder_arch", "decoder_arch", "share_decoder_tokens_head_embeddings"}
     | {"num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels", "layernorm_epsilon"}
-    | {"relative_attention_num_buckets", "bias_activation_fusion", "virtual_prompt_style", "task_templates"}
+    | {"name", "relative_attention_num_buckets", "bias_activation_fusion", "virtual_prompt_style", "task_templates"}
     # What only rotation or experts read, which a T5 is refused with.
     | {"rotary_base", "rotary_percentage", "seq_len_interpolation_factor", "moe_frequency", "moe_dropout"}
 )

@@ -32,6 +32,7 @@ _ACTIVATIONS = {
     **dict.fromkeys(("gelu", "openai_gelu", "fast_gelu", "gelu_pytorch_tanh"), "gelu"),
     **{"silu": "silu", "relu": "relu", "relu2": "squared_relu"},
 }
+_OF_ACTIVATIONS = ("torch.", "megatron.", "nemo.")  # whose functions are what their names say
 _OF_LLAMA31 = ("low_freq_factor", "high_freq_factor", "old_context_len")
 _TANH_GELU = ("openai_gelu", "fast_gelu", "gelu_pytorch_tanh")
 
@@ -99,12 +100,14 @@ def in_nemo1_words(config: Mapping[str, Any]) -> dict[str, Any]:
         *("rotary_base", "seq_len_interpolation_factor", "rotary_interleaved", "add_bias_linear", "add_qkv_bias"),
     )
     words = {name: config[name] for name in (*same, *CARRIED, *_OF_LLAMA31) if name in config}
+    words.setdefault("bias_activation_fusion", False)  # megatron-core's default; NeMo 1 has another
     words["max_position_embeddings"] = config.get("seq_length")
     words["rotary_percentage"] = config.get("rotary_percent", 1.0)
     norm = str(config.get("normalization", "LayerNorm")).lower()
     words["normalization"] = f"{norm}1p" if config.get("layernorm_zero_centered_gamma") else norm
     function = config.get("activation_func")
-    name = str(function.get("_target_") if isinstance(function, Mapping) else function or "gelu").rpartition(".")[2]
+    path = str(function.get("_target_") if isinstance(function, Mapping) else function or "gelu")
+    name = path.rpartition(".")[2] if path.startswith(_OF_ACTIVATIONS) or "." not in path else path
     activation = _ACTIVATIONS.get(name, name)
     words["activation"] = f"gated {activation}" if config.get("gated_linear_unit") else activation
     is_of_engine = bool(config.get("use_te_activation_func"))

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from export_scripts.weights.llama_settings import shortest
-from export_scripts.weights.values import positive, shown, whole
+from export_scripts.weights.values import positive, quoted, shown, whole
 from ft_format.families.llama_dims import ALL_LAYERS
 from handover.errors import CheckpointError
 
@@ -51,6 +51,8 @@ def read_window(config: Mapping[str, Any], layers: int, is_gemma2: bool) -> tupl
         if len(skipped) < layers:
             raise CheckpointError(f"{_FILE}: window_attn_skip_freq lists {len(skipped)} of {layers} layers")
         return size, shortest([bool(each) for each in skipped[:layers]])
+    if skipped:
+        raise CheckpointError(f"{_FILE}: window_attn_skip_freq is {quoted(skipped)}, not a number or a list of 0 and 1")
     return size, ALL_LAYERS
 
 
