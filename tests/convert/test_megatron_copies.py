@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,14 @@ import pytest
 import torch
 import yaml
 from support.llama_configs import megatron_lm, nemo1, padded_vocabulary
-from support.llama_files import sentencepiece_model, write_archive, write_megatron_lm
+from support.llama_files import (
+    chunked,
+    sentencepiece_model,
+    write_archive,
+    write_megatron_lm,
+    write_megatron_lm_tree,
+    write_torch_dist,
+)
 from support.llama_models import saved
 from support.llama_state import core_state
 from support.nemo_archive import NEMO, load_file, write_nemo
@@ -23,6 +31,7 @@ from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.formats import open_source
 from handover.errors import CheckpointError
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 COPY, WORDS = "word_embeddings.weight", "embedding.word_embeddings.weight"
 
 
@@ -54,7 +63,7 @@ def test_a_compressed_archive_is_compared_by_its_checksums(tmp_path: Path) -> No
         open_source(open_archive(published(tmp_path / "moved.nemo", {f"model.{COPY}": 1e-3}, "w:gz")))
 
 
-@pytest.mark.parametrize("form", ["archive", "Megatron-LM"])
+@pytest.mark.parametrize("form", ["archive", "Megatron-LM", "torch_dist"])
 def test_a_head_of_megatron_core_that_is_said_to_be_tied_must_be_the_embedding(form: str, tmp_path: Path) -> None:
     source = saved("llama32")
     for moved in (0.0, 1.0):
@@ -64,6 +73,9 @@ def test_a_head_of_megatron_core_that_is_said_to_be_tied_must_be_the_embedding(f
         state["output_layer.weight"][-1, -1] += moved  # of the last tensor-parallel rank alone
         if form == "archive":
             path = write_archive(tmp_path / f"{moved}.nemo", nemo1(source.config, (2, 2)), state, (2, 2))
+        elif form == "torch_dist":
+            common = {"args": Namespace(**megatron_lm(source.config)), "checkpoint_version": 3.0}
+            write_torch_dist(write_megatron_lm_tree(path), chunked(state, 2), "", common)
         else:
             write_megatron_lm(path, megatron_lm(source.config, (2, 2)), state, (2, 2))
             (path / "tokenizer.model").write_bytes(sentencepiece_model())

@@ -39,7 +39,7 @@ def scales_embeddings(model: Mapping[str, Any], config: Mapping[str, Any], file:
 
     Args:
         model: names the class by ``_target_``, and its builder, if it has one, by ``_builder_``.
-        config: its fields.
+        config: its fields, and the class of theirs.
         file: where they stand, for the error.
 
     Raises:
@@ -79,7 +79,8 @@ def class_remarks(model: Mapping[str, Any], config: Mapping[str, Any], file: str
 
 def _unknown(model: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     """List what builds the model or its layers and is not known."""
-    classes = (str(mapping.get(key) or "") for mapping, key in ((model, "_target_"), (model, "_builder_")))
+    places = ((model, "_target_"), (model, "_builder_"), (config, "_target_"))
+    classes = dict.fromkeys(str(mapping.get(key) or "") for mapping, key in places)
     found = [name for name in classes if name and not (_PLAIN.fullmatch(name) or _SCALED.fullmatch(name))]
     specs = _names(config.get("transformer_layer_spec"))
     return found + [
