@@ -12,15 +12,16 @@ from hydra.errors import HydraException
 
 from launcher.config.schema_help import type_of
 
-_ASSIGNMENT = re.compile(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"(\+{0,2})([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 _PARTS = re.compile(
     r"""(?P<quoted>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\$\{[^}]*\}|(?P<bare>[^\s,\[\](){}"'$][^,\[\](){}"'$]*)"""
 )
 _OF_NUMBERS = re.compile(r"\s*(?:range|interval|glob|int|float|bool)\(")
 _FLAGS = "cluster.additional_parameters"
 """Where ``true`` is the value of an option that takes none."""
-_COMMA_LISTS = ("cluster.partition",)
-"""Texts in which Slurm takes several names with commas."""
+_COMMA_LISTS = re.compile(r"cluster\.partition|(?:cluster\.additional_parameters|env_vars)\.[\w-]+")
+"""Texts in which several names with commas, and ranges of nodes, are usual."""
+_NAMES = re.compile(r"(?=.*[,\[])[\w.*/-][\w.,:*/\[\]-]*")
 
 
 def with_texts(word: str, is_sweep: bool) -> str:
@@ -34,7 +35,7 @@ def with_texts(word: str, is_sweep: bool) -> str:
     if not found or not _is_text(type_of(found[2])) or _OF_NUMBERS.match(found[3]) or "\\" in found[3]:
         return word
     sign, key, value = found.groups()
-    if key in _COMMA_LISTS and not is_sweep and re.fullmatch(r"[\w.,-]*,[\w.,-]*", value):
+    if _COMMA_LISTS.fullmatch(key) and _NAMES.fullmatch(value) and not is_sweep:
         return f'{sign}{key}="{value}"'
     is_mapping, keeps_flags = value.lstrip().startswith("{"), key.startswith(_FLAGS)
     quoted = _PARTS.sub(lambda part: _quoted(part, is_mapping, keeps_flags), value)

@@ -74,7 +74,11 @@ def test_variables_and_options_of_sbatch_too_and_numbers_stay_numbers() -> None:
 
 
 def test_partitions_with_commas_are_one_text_and_the_values_of_a_sweep() -> None:
-    assert compose(read(["cluster.partition=small,low"])).cluster.partition == "small,low"
+    words = ["cluster.partition=small,low", "env_vars.NCCL_IB_HCA=mlx5_0,mlx5_1"]
+    words += ["cluster.additional_parameters.mail-type=END,FAIL", "cluster.additional_parameters.exclude=a[1-2,7],b3"]
+    config = compose(read(words))
+    assert config.cluster.partition == "small,low" and config.env_vars["NCCL_IB_HCA"] == "mlx5_0,mlx5_1"
+    assert config.cluster.additional_parameters == {"mail-type": "END,FAIL", "exclude": "a[1-2,7],b3"}
     assert read(["-m", "cluster.partition=small,low"])[1] == "cluster.partition=small,low"
     assert read(["-m", "export.run.model_train_name=1e5,2"])[1] == 'export.run.model_train_name="1e5",2'
 
