@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 from support.asking import CPU, ask, generated
-from support.guided_model import END, guided, guided_gpt2, texts
+from support.guided_model import END, guided, guided_gpt2, submit, texts
 
 from backends.fastertransformer.engine import compiling
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.grammar import guided_row, library
 from backends.fastertransformer.engine.grammar.compiled import Grammars
 from backends.fastertransformer.engine.grammar.trials import Trials
-from backends.fastertransformer.engine.scheduling.answer import Answer
 
 WAIT_S = 60
+PROJECT = Path(__file__).resolve().parents[2]
 Schema = dict[str, Any]
 
 
@@ -34,12 +35,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     opened = open_engine(guided_gpt2(tmp_path_factory.mktemp("hostile")), CPU)
     yield opened
     opened.close()
-
-
-def submit(engine: Engine, kind: str, text: str, count: int = 60, **more: Any) -> queue.SimpleQueue[Answer]:
-    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-    engine.submit(engine.parse(guided([kind], [text], count)), answers.put, **more)
-    return answers
 
 
 def canary(engine: Engine) -> None:
@@ -124,20 +119,6 @@ def test_a_large_grammar_within_the_limits_is_honoured(engine: Engine, name: str
     assert found.tensors, found.problem
 
 
-@pytest.mark.parametrize("count", [2001, 10_000])
-def test_texts_of_one_beginning_are_chosen_from_whatever_their_number(engine: Engine, count: int) -> None:
-    choices = [f"choice {at}" for at in range(count)]
-    found = submit(engine, "choice", json.dumps(choices)).get(timeout=WAIT_S)
-    assert found.tensors and texts(found.tensors)[0].decode() in choices, found.problem
-
-
-def test_choices_may_have_every_character_and_be_empty(engine: Engine) -> None:
-    every = "".join(map(chr, range(1, 128))) + "é😀日"
-    for choices in ([every], ["", "x"], ["a|b", "(", "["], [""]):
-        found = submit(engine, "choice", json.dumps(choices), 200).get(timeout=WAIT_S)
-        assert found.tensors and texts(found.tensors)[0].decode() in choices, found.problem
-
-
 def test_a_request_whose_client_has_gone_is_not_tried_and_one_that_waits_too_long_is_told(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +135,16 @@ def test_a_request_whose_client_has_gone_is_not_tried_and_one_that_waits_too_lon
     canary(engine)
 
 
+def living_in_group(group: int) -> list[str]:
+    """Give what /proc says of a group's processes; those that only their parent has not noticed are left out."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            state, _, of = file.read_text().rpartition(")")[2].split()[:3]
+            found += [file.read_text()] if int(of) == group and state != "Z" else []
+    return found
+
+
 def test_closing_ends_what_is_tried_at_once(tmp_path: Path) -> None:
     engine = open_engine(guided_gpt2(tmp_path), CPU)
     canary(engine)
@@ -163,12 +154,7 @@ def test_closing_ends_what_is_tried_at_once(tmp_path: Path) -> None:
     engine.close()
     assert [each.get(timeout=WAIT_S).problem for each in answers] == ["the engine was closed"] * 3
     assert process and process.poll() == -signal.SIGKILL
-    left = [
-        file
-        for file in Path("/proc").glob("[0-9]*/stat")
-        if int(file.read_text().rpartition(")")[2].split()[2]) == process.pid
-    ]
-    assert not [file for file in left if " Z " not in file.read_text()]
+    assert not living_in_group(process.pid)
 
 
 def test_a_process_of_trials_that_ends_is_replaced(engine: Engine) -> None:
@@ -211,70 +197,33 @@ def test_what_runs_the_library_has_a_larger_stack_than_the_trial(engine: Engine)
     assert seen == [library.LARGE_STACK_BYTES] and threading.stack_size() == 0
 
 
-ASKING_FOR_NOTHING: list[Schema] = [
-    {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": False, "maxItems": 2},
-    {"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "maxItems": 1},
-    {"type": "array", "items": {"enum": [1]}, "maxItems": 1, "minContains": 2, "unevaluatedItems": True},
-    {"type": "array", "items": {"enum": [1]}, "maxItems": 1, "contains": {"const": 5}, "minContains": 0},
-    {"type": "object", "properties": {"uniqueItems": {"const": False}}, "additionalProperties": False},
-    {"enum": [{"uniqueItems": False}, {"not": False}]},
-    {"type": "integer", "not": False, "if": {"minimum": 3}, "minimum": 0, "maximum": 9},
-    {"type": "integer", "then": {"minimum": 5}, "else": False, "minimum": 0, "maximum": 9},
-    {"$ref": "#/$defs/a", "$defs": {"a": {"$dynamicAnchor": "x", "enum": [4, "uniqueItems"]}}},
-    {
-        "type": "object",
-        "properties": {"a": {"anyOf": [{"type": "null"}, {"const": 1, "uniqueItems": False}]}},
-        "required": ["a"],
-        "additionalProperties": False,
-        **{"propertyNames": {}, "dependentRequired": {"a": []}, "dependentSchemas": {"a": True}},
-        **{"dependencies": {}, "unevaluatedProperties": {}},
-    },
-]
-
-
-@pytest.mark.parametrize("schema", ASKING_FOR_NOTHING, ids=lambda schema: next(iter(schema)))
-def test_keywords_whose_values_ask_for_nothing_are_taken(engine: Engine, schema: Schema) -> None:
-    Draft202012Validator.check_schema(schema)
-    for seed in range(2):
-        request = guided(["json_schema"], [json.dumps(schema)], 300, seed=seed)
-        found = engine.generate([engine.parse(request)])[0]
-        Draft202012Validator(schema).validate(json.loads(texts(found)[0]))
-
-
-ASKING = [{"uniqueItems": True}, {"not": {"type": "null"}}, {"propertyNames": {"maxLength": 3}}, {"contains": {}}]
-ASKING += [{"if": {"minimum": 3}, "then": {"maximum": 5}}, {"dependentRequired": {"a": ["b"]}}]
-ASKING += [{"$schema": "http://json-schema.org/draft-07/schema#", "contains": {}, "minContains": 0}]
-
-
-@pytest.mark.parametrize("schema", ASKING, ids=lambda schema: next(iter(schema)))
-def test_keywords_that_ask_for_what_is_not_followed_are_still_refused_by_name(engine: Engine, schema: Schema) -> None:
-    found = submit(engine, "json_schema", json.dumps(schema)).get(timeout=WAIT_S)
-    name = [key for key in schema if key != "$schema"][0]
-    assert found.code == "INVALID_ARG" and f'"{name}"' in (found.problem or ""), found.problem
-
-
-@pytest.mark.parametrize(
-    "grammar",
-    [
-        '?start: "x"\n    | "x"',
-        '!start: "x"',
-        '?!start: "x"',
-        '// a comment\n?start: a\n!a: "x"',
-        '%import common.INT\n?start: "x" | "x" b\nb: "x"',
-        "start[capture]: /x+/",
-        'root ::= "x" | "x" start\nstart ::= "x"',
-        'start ::= "x"\nroot ::= start',
-        "# start: no Lark\nroot ::= [x]",
-    ],
-)
-def test_grammars_in_either_form_whatever_the_first_rule_has_beside_its_name(engine: Engine, grammar: str) -> None:
-    found = submit(engine, "ebnf_grammar", grammar).get(timeout=WAIT_S)
-    assert found.tensors and set(texts(found.tensors)[0].decode()) == {"x"}, found.problem
-
-
 def test_no_private_path_reaches_a_client(tmp_path: Path) -> None:
     for content in ("{}", '{"decoder": {"type": "WordPiece"}, "model": {"vocab": {}}}', "["):
         (tmp_path / "tokenizer.json").write_text(content)
         with pytest.raises(Exception, match="tokenizer") as error:
             Grammars(tmp_path, 10).prepare()
         assert str(tmp_path) not in str(error.value)
+
+
+LEFT_ALONE = """
+import json, os, signal, sys, threading
+from pathlib import Path
+from backends.fastertransformer.engine.grammar.compiled import Grammars
+from backends.fastertransformer.engine.request.guides import Guide
+grammars = Grammars(Path(sys.argv[1]), int(sys.argv[2]))
+grammars.compile(Guide("regex", "a"))
+print(grammars._trials._process.pid, flush=True)
+threading.Thread(target=grammars.compile, args=[Guide("json_schema", sys.argv[3])], daemon=True).start()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_trials_end_with_the_server_whatever_ends_it(tmp_path: Path) -> None:
+    arguments = [str(guided_gpt2(tmp_path).checkpoint), str(END + 1), divisors(9973, 9967, 9883)]
+    command = [sys.executable, "-c", LEFT_ALONE, *arguments]
+    killed = subprocess.run(command, stdout=subprocess.PIPE, cwd=PROJECT, timeout=WAIT_S, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + WAIT_S
+    while living_in_group(int(killed.stdout)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import queue
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from backends.fastertransformer.engine.engine import Engine
+from backends.fastertransformer.engine.scheduling.answer import Answer
 from backends.fastertransformer.engine.settings import Settings
 from support.asking import Tensors, ask, generated
 from support.gpt2_checkpoint import random_gpt2, write_shards
@@ -62,3 +65,10 @@ def texts(outputs: Tensors) -> list[bytes]:
     """What rows say, without the end token."""
     rows = [generated(outputs, row) for row in range(len(outputs["output_ids"]))]
     return [b"".join(TOKENS[token] for token in row if token != END) for row in rows]
+
+
+def submit(engine: Engine, kind: str, text: str, count: int = 60, **more: Any) -> queue.SimpleQueue[Answer]:
+    """Submit a request of one row, and give where its answer comes."""
+    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    engine.submit(engine.parse(guided([kind], [text], count)), answers.put, **more)
+    return answers

@@ -61,7 +61,7 @@ class Grammars:
     def _load(self) -> LLTokenizer:
         with self._loading:
             if self._unreadable:
-                raise self._unreadable
+                raise self._unreadable.with_traceback(None)
             try:
                 self._tokenizer = self._tokenizer or load_tokenizer(self._directory, self._vocab_size)
             except EngineError as error:
@@ -82,7 +82,7 @@ class Grammars:
         with self._lock:
             for guide in filter(None, guides):
                 if refused := self._refused.get(guide):
-                    raise refused
+                    raise refused.with_traceback(None)
             if any(guide and guide not in self._kept for guide in guides):
                 return None
             found = tuple(self._kept[guide] if guide else None for guide in guides)
@@ -133,7 +133,7 @@ class Grammars:
                     self._kept.move_to_end(guide)
                     return found
                 if refused := self._refused.get(guide):
-                    raise refused
+                    raise refused.with_traceback(None)
                 other = self._tried.get(guide)
                 mine = self._tried.setdefault(guide, threading.Event())
             if other:

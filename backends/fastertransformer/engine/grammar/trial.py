@@ -186,6 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EngineError as error:
         sys.stderr.write(f"fastertransformer: grammars: {error}\n")
         return 1
+    with suppress(GrammarError):  # the vocabulary may not have what JSON needs
+        compile_written("json", write("json", ""), tokenizer)  # what each child would load and touch first
     os.nice(_NICE)
     gc.collect()
     gc.freeze()  # a collection would copy pages that children share
