@@ -12,6 +12,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 from support.fake_triton import T5_INPUTS, FakeTriton, RefusalError, Tensors, count_up, count_up_t5
 from support.openai_endpoint import application_of
+from tokenizers import Tokenizer, models
 
 from deployment.openai.fields import COMPLETIONS, REFUSED
 
@@ -74,6 +75,26 @@ def test_an_encoder_is_given_the_prompt_and_its_end(letters: Path) -> None:
 
         run(t5, letters, ask)
     assert t5.requests[0]["input_ids"].tolist() == [[32, 33, 34, 1]]
+
+
+def test_the_tokenizers_own_special_tokens_are_named_and_numbered(fake: FakeTriton, tmp_path: Path) -> None:
+    made = Tokenizer(models.BPE({chr(33 + number): number for number in range(60)}, []))
+    made.add_special_tokens(["<|bos|>", "<|im_end|>", "<|pad|>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    named = {"bos_token": "<|bos|>", "eos_token": "<|im_end|>", "pad_token": "<|pad|>"}
+    (tmp_path / "chat.json").write_text(json.dumps({"template": "{{ bos_token }}", "tokens": named}))
+
+    async def ask(client: TestClient[Any, Any]) -> None:
+        async with client.get("/tokenizer_info") as answer:
+            info = await answer.json()
+        assert {name: info[name] for name in ("bos_token", "pad_token")} == {
+            "bos_token": "<|bos|>",
+            "pad_token": "<|pad|>",
+        }
+        for number, name in ((60, "<|bos|>"), (62, "<|pad|>")):
+            assert (await post(client, "/tokenize", {"prompt": name}))[1]["tokens"] == [number]
+
+    run(fake, tmp_path, ask)
 
 
 @pytest.mark.parametrize(
