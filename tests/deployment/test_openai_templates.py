@@ -38,7 +38,7 @@ def pieces_tokenizer() -> Tokenizer:
 
 
 def unigram_tokenizer() -> Tokenizer:
-    """Its special tokens are pieces of the vocabulary, the likeliest of all."""
+    """Its special tokens are pieces of the vocabulary, the most probable of all."""
     words = [("<unk>", 0.0), (START, 0.0), (STOP, 0.0), (END, 0.0), ("▁", -2.0), ("▁user", -3.0)]
     letters = [(chr(code), -4.0 - code / 100) for code in range(33, 127)]
     made = Tokenizer(models.Unigram([*words, *letters, ("\n", -4.0)], unk_id=0))

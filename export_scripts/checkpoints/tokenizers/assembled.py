@@ -132,7 +132,7 @@ class _Assembly:
         processor, ids = self._post_processor(pipeline, around)
         pipeline.post_processor = processor
         given = self._files.get(_DESCRIPTION)
-        content = given if given and is_like(pipeline, given) else pipeline.to_str().encode()
+        content = given if given and is_like(pipeline, given) else written(pipeline)
         return Assembled(content, {key: token.content for key, token in special.items()}, ids)
 
     def _pipeline(self, special: Mapping[str, Token]) -> Any:
@@ -279,6 +279,15 @@ def template_of(pipeline: Any, before: list[str], after: list[str]) -> tuple[Any
     single = [*before, "$A", *after]
     made = processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=list(ids.items()))
     return made, TextIds(*(tuple(ids[content] for content in side) for side in (before, after)))
+
+
+def written(pipeline: Any) -> bytes:
+    """Write a ``tokenizer.json`` that older versions of the library read too: they have a pair's halves in one text."""
+    description = json.loads(pipeline.to_str())
+    pairs = description["model"].get("merges") or []
+    if not any(" " in half for pair in pairs for half in pair):
+        description["model"] |= {"merges": [" ".join(pair) for pair in pairs]} if pairs else {}
+    return json.dumps(description, ensure_ascii=False).encode()
 
 
 def is_like(pipeline: Any, content: bytes) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from export_scripts.checkpoints.huggingface.files import refuse_links_out
 from export_scripts.checkpoints.source import Source
-from export_scripts.repository.tokenizer_models.chat_environment import try_template
 from handover.chat import CHAT_FILE, TOKENIZERS_FILES, Chat, of_chat_file, of_tokenizer
 from handover.errors import CheckpointError
 
@@ -33,7 +32,12 @@ def find_chat(source: Source) -> Chat:
 
 def about_chat(chat: Chat) -> str:
     """Say why conversations are refused in spite of a template; empty: they are not."""
-    problem = try_template(chat.template) if chat.template else ""
-    if not problem:
+    if not chat.template:
+        return ""
+    try:
+        from export_scripts.repository.tokenizer_models.chat_environment import try_template
+    except ImportError:  # an image without Jinja; the endpoint has it, and tries the template when it starts
+        return ""
+    if not (problem := try_template(chat.template)):
         return ""
     return f"the chat template cannot be used, so that the endpoint will refuse conversations: {problem}"

@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MOST_CHARACTERS = 1 << 18
-"""Of a template; published ones have some 20,000."""
+"""Characters that a template may have; published ones have some 20,000."""
 
 
 class ChatTemplateError(ValueError):
