@@ -13,15 +13,13 @@ from support.t5_models import huggingface_t5
 from support.tokenizer_directories import IDENTITY, START, STOP, byte_pairs, pieces
 from tokenizers import Tokenizer, models
 
-from deployment.openai.arguments import OpenAIArguments
-from deployment.openai.models import _load_chat
 from deployment.openai.templates import ChatTemplate
 from deployment.openai.texts import load_texts
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.check import inspect_source
 from export_scripts.convert import convert
 from handover.chat import CHAT_FILE, read_chat
-from handover.errors import CheckpointError
+from handover.errors import ArtefactError, CheckpointError
 from handover.text_ids import TextIds, read_text_ids
 
 DIALOGUE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -96,8 +94,9 @@ def test_a_template_that_cannot_be_used_is_said_and_leaves_completions(
 ) -> None:
     out = shards(source(tmp_path / "m", byte_pairs(), chat_template=template), tmp_path / "out")
     assert "the chat template cannot be used, so that the endpoint will refuse conversations" in capsys.readouterr().err
-    chat, problem = _load_chat(load_texts(out, 0, 1, False), OpenAIArguments("here"))
-    assert chat is None and "cannot be used" in problem
+    with pytest.raises(ArtefactError, match="the chat template of .* cannot be used"):
+        conversation(out)
+    assert load_texts(out, 0, 1, False).encode("hello world")
 
 
 @pytest.mark.parametrize(
