@@ -213,9 +213,9 @@ def test_of_keys_that_say_one_thing_the_one_counts_that_counts_in_transformers(m
     """transformers' class reads them and says what it made of them, each thing by one key: the outcome is the same."""
     from transformers import AutoConfig
 
-    rng, compared, refused = random.Random(model_type), 0, []
+    rng, compared, expressed = random.Random(model_type), 0, 0
     for _ in range(30):
-        some = {key: rng.choice(values) for key, values in _SOME.items() if rng.random() < 0.6}
+        some = {key: rng.choice(values) for key, values in _SOME.items() if rng.random() < 0.2}
         said = {key: copy.deepcopy(value) for key, value in some.items() if value is not _SAYS_NOTHING}
         config = {
             key: value for key, value in config_of(model_type).items() if some.get(key) is not _SAYS_NOTHING
@@ -228,6 +228,6 @@ def test_of_keys_that_say_one_thing_the_one_counts_that_counts_in_transformers(m
         compared += 1
         made, wanted = outcome(config), outcome(meant)
         assert made == wanted or made.startswith("refused"), said
-        refused += [said] if made.startswith("refused") and not wanted.startswith("refused") else []
-    assert compared > 5
-    assert len(refused) < compared / 2
+        expressed += not made.startswith("refused")
+    assert compared > 20
+    assert expressed > compared / 3
