@@ -262,7 +262,8 @@ def _line(row: Row) -> str:
     point = f"batch {row.batch_size:>4}  in {row.input_length:>4}  out {row.output_length:>4}"
     if row.state != OK or latency_ms is None or tokens_per_s is None:
         return f"{point}  failed: {row.error}"
-    return f"{point}  {latency_ms:10.1f} ms  {tokens_per_s:10.1f} tokens/s"
+    doubts = f": {row.validity_reasons}" if row.validity_reasons else ""
+    return f"{point}  {latency_ms:10.1f} ms  {tokens_per_s:10.1f} tokens/s  {row.validity}{doubts}"
 
 
 if __name__ == "__main__":

@@ -268,10 +268,11 @@ def _line(row: Row) -> str:
         return f"{name} {rate:10.1f} tokens/s  {row.slo_verdict}: {_reason(row)}{failed}{clipped}"
     good = figures.get("goodput_requests_per_s")
     goodput = "" if good is None else f"  {good:.4g} good requests/s"
-    doubts = f"  {row.validity}: {row.validity_reasons}" if row.validity_reasons else ""
+    reasons = f": {row.validity_reasons}" if row.validity_reasons else ""
     offered = figures.get("offered_requests_per_s")
     due = "" if offered is None else f"  {offered:.4g} requests/s were due"
-    return f"{name} {rate:10.1f} tokens/s  e2e p50 {latency:9.1f} ms{due}{goodput}{failed}{clipped}{doubts}"
+    shown = f"{rate:10.1f} tokens/s  e2e p50 {latency:9.1f} ms{due}{goodput}{failed}{clipped}"
+    return f"{name} {shown}  {row.validity}{reasons}"
 
 
 def _reason(row: Row) -> str:

@@ -27,7 +27,10 @@ _LOWER_IS_BETTER = (
     "_difference",
 )
 _HIGHER_IS_BETTER = ("_per_s", "_per_user", "_per_gpu", "sequence_per_s")
-_UNJUDGED = ("server_mean_batch", "server_requests", "server_failures", "gpu_utilisation_mean_percent", "_watts")
+_UNJUDGED = (
+    *("server_mean_batch", "server_requests", "server_failures", "gpu_utilisation_mean_percent", "_watts"),
+    *("offered_requests_per_s", "backlog_at_end"),
+)
 
 
 @dataclass(frozen=True)
