@@ -416,7 +416,7 @@ def test_a_search_leaves_a_row_for_each_rate_and_what_it_found(
     assert {row.remark for row in rows} == {"only a test"}
     written = json.loads((given.output / "search.json").read_text())
     (found,) = written["found"]
-    assert 40 <= found["rate_per_s"] < 110, "the server answers 100 in a second"
+    assert 30 < found["rate_per_s"] < 110, "the server answers 100 in a second, and a few arrivals come at another rate"
     held = max((row for row in again if row.slo_verdict == HOLDS), key=lambda row: row.level)
     assert found["nominal_rate_per_s"] == held.level
     offered_per_s = held.figures["offered_requests_per_s"] or 0.0
