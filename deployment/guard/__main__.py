@@ -1,0 +1,71 @@
+"""The guard in front of a tritonserver: HTTP, gRPC and metrics, each on a port of its own. See docs/serving.md.
+
+Requests that could end the server are refused; all others, and all answers, pass as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+from collections.abc import Callable, Sequence
+
+from deployment.guard.arguments import GuardArguments
+from deployment.guard.checks import Checks
+from deployment.guard.doors import Client, Door
+from deployment.guard.grpc_door import GrpcClient
+from deployment.guard.http_door import HttpClient
+from deployment.guard.limits import Memory
+from handover.errors import ServerError, exit_status
+
+_BACKLOG = 1024
+_BODIES_IN_MEMORY = 4
+"""Of the largest kind; smaller ones are more."""
+_YOUNG_OBJECTS = 50_000
+
+
+def main(argv: Sequence[str]) -> None:
+    """Serve until stopped."""
+    arguments = GuardArguments.from_argv(argv, __doc__)
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, 20, 100)  # lists of a request are no garbage: looking through them takes as long
+    asyncio.run(serve(arguments))
+
+
+async def serve(arguments: GuardArguments) -> None:
+    """Open the doors, and pass requests on until SIGTERM; ServerError: a port is taken."""
+    memory, checks = Memory(_BODIES_IN_MEMORY * arguments.max_body_bytes), Checks()
+    loop = asyncio.get_running_loop()
+
+    async def open_door(port: int, triton_port: int, name: str, make: Callable[[Door], Client]) -> asyncio.Task[None]:
+        door = Door((arguments.triton_host, triton_port), arguments.max_body_bytes, memory, checks)
+        try:
+            await loop.create_server(lambda: make(door), arguments.host, port, backlog=_BACKLOG)
+        except OSError as error:
+            raise ServerError(
+                f"port {port} on {arguments.host} cannot be used for {name}: {error.strerror or error}",
+                f"choose another deployment.{name}_port, or 0 for a free one",
+            ) from error
+        return loop.create_task(door.watch())
+
+    metrics = await open_door(
+        arguments.metrics_port, arguments.triton_metrics_port, "metrics", lambda door: HttpClient(door, False)
+    )
+    grpc = await open_door(arguments.grpc_port, arguments.triton_grpc_port, "grpc", GrpcClient)
+    http = await open_door(arguments.http_port, arguments.triton_http_port, "http", HttpClient)
+    await _stop_signal()
+    for watch in (metrics, grpc, http):
+        watch.cancel()
+
+
+async def _stop_signal() -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(NotImplementedError):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "guard"))

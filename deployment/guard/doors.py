@@ -1,0 +1,190 @@
+"""What both doors have: a connection of a client, one to Triton for it, and the times and numbers that are allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from deployment.guard.checks import Checks
+from deployment.guard.limits import Memory
+from handover.progress import say
+
+_MOST_CONNECTIONS = 2048
+_IDLE_S = 900.0
+_FIRST_S = 60.0
+_REQUEST_S, _LEAST_BYTES_PER_S = 30.0, 16 << 10
+_LOOK_S = 1.0
+_SAY_EVERY_S = 1.0
+
+
+def is_slow(passed_s: float, come_bytes: int) -> bool:
+    """Whether what comes in takes too long, in which so many bytes have come."""
+    return passed_s > _REQUEST_S + come_bytes / _LEAST_BYTES_PER_S
+
+
+class Door:
+    """A public port, and where Triton listens for it.
+
+    Args:
+        address: Triton's.
+        most_bytes: of a request.
+        memory, checks: shared by the doors.
+    """
+
+    def __init__(self, address: tuple[str, int], most_bytes: int, memory: Memory, checks: Checks) -> None:
+        self.address, self.most_bytes, self.memory, self.checks = address, most_bytes, memory, checks
+        self._connections: dict[Client, None] = {}
+        self._said, self._unsaid = 0.0, 0
+
+    def enter(self, client: Client) -> bool:
+        """Note a new connection; the one that was idle for longest gives way where there are too many."""
+        if len(self._connections) >= _MOST_CONNECTIONS:
+            idle = min((each for each in self._connections if each.is_idle), key=lambda each: each.since, default=None)
+            if idle is None:
+                return False
+            idle.close()
+            self.leave(idle)
+        self._connections[client] = None
+        return True
+
+    def leave(self, client: Client) -> None:
+        """Forget a connection."""
+        self._connections.pop(client, None)
+
+    async def watch(self) -> None:
+        """Close connections whose time is up, as long as this runs."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now = time.monotonic()
+            for client in [each for each in self._connections if each.is_late(now)]:
+                client.give_up()
+
+    def report(self, problem: str) -> None:
+        """Log that a request was refused, one line a second at most."""
+        now = time.monotonic()
+        if now - self._said < _SAY_EVERY_S:
+            self._unsaid += 1
+            return
+        more = f"  and {self._unsaid} more" if self._unsaid else ""
+        self._said, self._unsaid = now, 0
+        say(f"refused    {problem}{more}")
+
+
+class Client(asyncio.Protocol):
+    """A connection of a client, and Triton's for it.
+
+    Attributes:
+        since: when it began to be idle, or its request to come in.
+        is_idle: no request is coming in, and none is being answered.
+        is_coming: a request is coming in.
+    """
+
+    def __init__(self, door: Door) -> None:
+        self.door = door
+        self.transport: Any = None
+        self.triton: Triton | None = None
+        self.since, self.is_idle, self.is_coming = time.monotonic(), True, False
+        self.come_bytes = 0
+        self.has_begun = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, and make the one to Triton meanwhile."""
+        self.transport = transport
+        if self.door.enter(self):
+            asyncio.ensure_future(self._connect())
+        else:
+            transport.abort()  # type: ignore[attr-defined]
+
+    async def _connect(self) -> None:
+        try:
+            _, triton = await asyncio.get_running_loop().create_connection(
+                lambda: Triton(self.answered, self), *self.door.address
+            )
+        except OSError:
+            self.connected(None)
+            return
+        if self.transport.is_closing():
+            triton.transport.abort()
+            return
+        self.triton = triton
+        self.connected(triton)
+
+    def connected(self, triton: Triton | None) -> None:
+        """Send what has waited for the connection to Triton; None: there is none to be had."""
+        raise NotImplementedError
+
+    def answered(self, data: bytes) -> None:
+        """Take what Triton sends."""
+        raise NotImplementedError
+
+    def give_up(self) -> None:
+        """End a connection whose time is up."""
+        self.close()
+
+    def begin(self) -> None:
+        """Note that a request begins to come in."""
+        self.since, self.come_bytes = time.monotonic(), 0
+        self.is_idle, self.is_coming, self.has_begun = False, True, True
+
+    def rest(self) -> None:
+        """Note that there is nothing to do."""
+        self.since, self.is_idle, self.is_coming = time.monotonic(), True, False
+
+    def is_late(self, now: float) -> bool:
+        """Whether its time is up."""
+        if self.is_coming:
+            return is_slow(now - self.since, self.come_bytes)
+        return self.is_idle and now - self.since > (_IDLE_S if self.has_begun else _FIRST_S)
+
+    def close(self) -> None:
+        """End both connections, once what was written is sent."""
+        self.transport.close()
+        if self.triton is not None:
+            self.triton.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the connection to Triton too: that is how Triton learns of it."""
+        self.door.leave(self)
+        if self.triton is not None:
+            self.triton.transport.abort()
+
+    # Who sends faster than the other side takes waits.
+
+    def pause_writing(self) -> None:
+        """The client does not take what Triton sends."""
+        if self.triton is not None:
+            self.triton.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """The client takes it again."""
+        if self.triton is not None:
+            self.triton.transport.resume_reading()
+
+
+class Triton(asyncio.Protocol):
+    """A connection to Triton for one client."""
+
+    def __init__(self, receive: Callable[[bytes], None], client: Client) -> None:
+        self.data_received = receive  # type: ignore[method-assign]
+        self._client = client
+        self.transport: Any = None
+        self.is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection."""
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Triton has hung up, and so does its client's connection."""
+        self.is_lost = True
+        self._client.transport.close()
+
+    def pause_writing(self) -> None:
+        """Triton does not take what the client sends."""
+        self._client.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Triton takes it again."""
+        self._client.transport.resume_reading()

@@ -1,0 +1,268 @@
+"""The gRPC door: HTTP/2 frames pass between a client and Triton as they are; messages are checked before they pass.
+
+Triton's answers are not looked into: statuses, trailers, streams, cancellations, pings and the time-outs of both sides
+are theirs. A message that Triton shall not see is replaced by one that it refuses with INVALID_ARGUMENT and the reason,
+so that the call goes on as after any other mistake of a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+from deployment.guard import frames
+from deployment.guard.checks import SHORT_BYTES
+from deployment.guard.doors import Client, Door, Triton, is_slow
+from deployment.guard.frames import BrokenConnectionError
+from deployment.guard.limits import RefusedError
+from deployment.guard.messages import Parts, check_request, check_short, decompress, refusal, take_apart
+from deployment.guard.streams import PREFIX_BYTES, Stream, Streams
+
+_LONGEST_HEADERS = 64 << 10
+_MOST_STREAMS = 10_000
+_SHORT_MESSAGE = 8 << 10
+_CLIENTS_WINDOW = 4 << 20
+"""Credit of a connection, of which gRPC's clients have little at first."""
+
+
+class GrpcClient(Client):
+    """A connection to the gRPC door."""
+
+    def __init__(self, door: Door) -> None:
+        super().__init__(door)
+        self._data = self._answer = b""
+        self._has_preface = self._is_broken = False
+        self._last_stream = 0
+        self._headers_of, self._headers_bytes = 0, 0
+        self._answers_headers_of = 0
+        self._for_client: list[bytes] = []
+        self._for_triton: list[bytes] = []
+        self._offered: deque[tuple[int | None, int | None]] = deque()
+        """Settings of Triton that the client has not acknowledged."""
+        self._longest_frame = frames.FIRST_FRAME_BYTES
+        self._streams = Streams(
+            self._for_triton.append,
+            self._for_client.append,
+            self._inspect,
+            lambda problem: self._refuse(memoryview(b""), RefusedError(problem)),
+            door.memory,
+            door.most_bytes,
+        )
+        self._checks: set[asyncio.Task[None]] = set()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sends."""
+        if self._is_broken:
+            return
+        try:
+            self._data = self._data + data if self._data else data
+            if self.triton is not None:
+                self._take_frames()
+            elif len(self._data) > _LONGEST_HEADERS:
+                self.transport.pause_reading()
+        except BrokenConnectionError as error:
+            self._break(error)
+
+    def connected(self, triton: Triton | None) -> None:
+        """Begin to pass on; without Triton there is nothing to be had here."""
+        if triton is None:
+            self.close()
+            return
+        self.transport.resume_reading()
+        try:
+            self._take_frames()
+        except BrokenConnectionError as error:
+            self._break(error)
+
+    def _take_frames(self) -> None:
+        position = 0
+        if not self._has_preface:
+            if not frames.PREFACE.startswith(self._data[: len(frames.PREFACE)]):
+                raise BrokenConnectionError(frames.PROTOCOL_ERROR, "the client does not speak HTTP/2")
+            if len(self._data) < len(frames.PREFACE):
+                return
+            self._has_preface, position = True, len(frames.PREFACE)
+            self._for_triton.append(frames.PREFACE)
+        content, view = self._data, memoryview(self._data)
+        for frame in frames.split(content, position, self._longest_frame):
+            self._take_frame(view, *frame)
+            position = frame[4]
+        self._keep_rest(content[position:])
+        self._flush()
+
+    def _keep_rest(self, rest: bytes) -> None:
+        """Keep part of a frame, which must be whole in time."""
+        if rest and not self.is_coming:
+            self.since = time.monotonic()
+        self._data, self.is_coming, self.come_bytes = rest, bool(rest), len(rest)
+
+    def _take_frame(self, data: memoryview, kind: int, flags: int, stream: int, begin: int, end: int) -> None:
+        if self._headers_of and (kind, stream) != (frames.CONTINUATION, self._headers_of):
+            raise BrokenConnectionError(frames.PROTOCOL_ERROR, "headers are interrupted")
+        if kind == frames.DATA:
+            payload = frames.unpadded(flags, data[begin:end])
+            self._streams.receive(stream, end - begin, payload, bool(flags & frames.END_STREAM))
+            return
+        if kind in (frames.HEADERS, frames.CONTINUATION):
+            self._take_headers(kind, flags, stream, end - begin)
+        elif kind == frames.RST_STREAM:
+            self._streams.close(stream)
+        elif kind == frames.SETTINGS and flags & frames.ACK:
+            if not self._offered:
+                raise BrokenConnectionError(frames.PROTOCOL_ERROR, "settings are acknowledged that nobody sent")
+            self._apply(*self._offered.popleft())
+        self._for_triton.append(bytes(data[begin - 9 : end]))
+
+    def _take_headers(self, kind: int, flags: int, stream: int, size: int) -> None:
+        if kind == frames.HEADERS:
+            if stream <= self._last_stream or not stream % 2:
+                raise BrokenConnectionError(frames.PROTOCOL_ERROR, "a call has headers again, or an old number")
+            if len(self._streams.by_number) >= _MOST_STREAMS:
+                raise BrokenConnectionError(frames.CALM_DOWN, "the connection has too many calls")
+            self._last_stream, self._headers_bytes = stream, 0
+            self._streams.open(stream).is_ended = bool(flags & frames.END_STREAM)
+        elif not self._headers_of:
+            raise BrokenConnectionError(frames.PROTOCOL_ERROR, "headers go on that have not begun")
+        self._headers_bytes += size
+        if self._headers_bytes > _LONGEST_HEADERS:
+            raise BrokenConnectionError(frames.CALM_DOWN, "a call has too many headers")
+        self._headers_of = 0 if flags & frames.END_HEADERS else stream
+
+    def _apply(self, window: int | None, largest: int | None) -> None:
+        """Follow Triton's settings from when the client does."""
+        if largest is not None:
+            self._streams.frame_bytes = largest
+        if window is not None:
+            self._streams.set_first_window(window)
+
+    def answered(self, data: bytes) -> None:
+        """Pass Triton's frames on; the credit that it gives is for what is passed on from here."""
+        self._answer = self._answer + data if self._answer else data
+        try:
+            self._pass_answer()
+        except BrokenConnectionError as error:
+            self._break(error)
+
+    def _pass_answer(self) -> None:
+        content, view = self._answer, memoryview(self._answer)
+        begin_of_kept = position = 0
+        kept: list[bytes | memoryview] = []
+        for kind, flags, stream, begin, end in frames.split(content, 0, 1 << 24):
+            position = end
+            if kind == frames.WINDOW_UPDATE:
+                self._streams.add_window(stream, int.from_bytes(view[begin:end], "big") & 0x7FFFFFFF)
+                kept.append(view[begin_of_kept : begin - 9])
+                begin_of_kept = end
+                continue
+            self._note_answer(kind, flags, stream, view[begin:end])
+        self._answer = content[position:]
+        kept.append(view[begin_of_kept:position])
+        self.transport.write(b"".join(kept))
+        self._flush()
+
+    def _note_answer(self, kind: int, flags: int, stream: int, payload: memoryview) -> None:
+        if kind == frames.HEADERS or kind == frames.CONTINUATION:
+            self._answers_headers_of = 0 if flags & frames.END_HEADERS else stream
+        if kind == frames.RST_STREAM or kind in (frames.DATA, frames.HEADERS) and flags & frames.END_STREAM:
+            self._streams.close(stream)
+        elif kind == frames.SETTINGS and not flags & frames.ACK:
+            window, largest = frames.limits_of(payload)
+            self._longest_frame = max(self._longest_frame, largest or 0)
+            if not self._offered and self._last_stream == 0:
+                self._for_client.append(frames.window_update(0, _CLIENTS_WINDOW))
+            self._offered.append((window, largest))
+
+    def _flush(self) -> None:
+        if self._for_triton and self.triton is not None:
+            self.triton.transport.write(b"".join(self._for_triton))
+            self._for_triton.clear()
+        if self._for_client and not self._answers_headers_of:  # nothing may stand between headers of one call
+            self.transport.write(b"".join(self._for_client))
+            self._for_client.clear()
+        if self.is_idle == bool(self._streams.by_number):
+            self.is_idle, self.since = not self.is_idle, time.monotonic()
+
+    def is_late(self, now: float) -> bool:
+        """Whether it was idle for long, or a frame or a message does not get whole; calls may last."""
+        if any(is_slow(now - each.since, len(each.held)) for each in self._streams.coming()):
+            return True
+        return super().is_late(now)
+
+    def _inspect(self, stream: Stream, message: memoryview) -> bytes | memoryview | None:
+        is_compressed = message[0] != 0
+        content = message[PREFIX_BYTES:]
+        try:
+            if not is_compressed:
+                if len(content) <= _SHORT_MESSAGE and check_short(content):
+                    return message
+                parts = take_apart(content)
+                if parts is None:
+                    return message
+                if len(parts.rest) <= SHORT_BYTES:
+                    check_request(parts)
+                    return message
+            else:
+                parts = None
+            owned = memoryview(bytes(message))
+        except RefusedError as refused:
+            return self._refuse(content, refused)
+        stream.is_checking = True
+        task = asyncio.ensure_future(self._check_slowly(stream, owned, parts))
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+        return None
+
+    async def _check_slowly(self, stream: Stream, message: memoryview, parts: Parts | None) -> None:
+        passed: bytes | memoryview = message
+        content = message[PREFIX_BYTES:]
+        checks = self.door.checks
+        try:
+            if parts is None:
+                plain = await checks.decompress(decompress, content, self.door.most_bytes)
+                content = memoryview(plain)
+                passed = _with_prefix(plain)
+                parts = take_apart(content)
+            if parts is not None:
+                await checks.parse(check_request, parts)
+        except RefusedError as refused:
+            passed = self._refuse(content, refused)
+        stream.is_checking = False
+        if stream.is_dropped or self.transport.is_closing():
+            return
+        try:
+            self._streams.finish(stream, len(message), passed)
+            self._streams.pass_on(stream)
+        except BrokenConnectionError as error:
+            self._break(error)
+            return
+        self._flush()
+
+    def _refuse(self, content: memoryview, refused: RefusedError) -> bytes:
+        self.door.report(refused.problem)
+        return _with_prefix(refusal(content, refused.problem))
+
+    def give_up(self) -> None:
+        """Say why the connection ends."""
+        code = frames.NO_ERROR if self.is_idle else frames.CALM_DOWN
+        self._break(BrokenConnectionError(code, "the connection was idle, or a message took too long to come in"))
+
+    def _break(self, error: BrokenConnectionError) -> None:
+        if error.code != frames.NO_ERROR:
+            self.door.report(error.problem)
+        self._is_broken = True
+        self._streams.close_all()
+        if self._has_preface and not self._answers_headers_of:
+            self.transport.write(frames.goaway(error.code, self._last_stream, error.problem))
+        self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of what is held."""
+        super().connection_lost(exc)
+        self._streams.close_all()
+        for task in self._checks:
+            task.cancel()
+
+
+def _with_prefix(content: bytes) -> bytes:
+    return b"\0" + len(content).to_bytes(4, "big") + content

@@ -1,0 +1,183 @@
+"""The HTTP door: whole requests go to Triton one at a time, its responses come back as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+
+from deployment.guard.doors import Client, Door, Triton
+from deployment.guard.http_bodies import Body
+from deployment.guard.http_heads import LONGEST_HEAD, RequestHead, ResponseEnd
+from deployment.guard.limits import RefusedError
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_MOST_AHEAD = 64 << 10
+"""Bytes of the next request that are read while one is answered."""
+_LINGER_S = 2.0
+
+
+class HttpClient(Client):
+    """A connection to the HTTP door, or to that of the metrics, which takes no bodies."""
+
+    def __init__(self, door: Door, takes_bodies: bool = True) -> None:
+        super().__init__(door)
+        self._takes_bodies = takes_bodies
+        self._data = bytearray()
+        self._head: RequestHead | None = None
+        self._body: Body | None = None
+        self._waiting: tuple[bytes, bytes | bytearray] | None = None
+        self._has_no_triton = self._is_ended = False
+        self._response = ResponseEnd()
+        self._checking: asyncio.Task[None] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sends."""
+        if self._is_ended:
+            return
+        self._data += data
+        self.come_bytes += len(data)
+        if self._is_busy:
+            if len(self._data) > _MOST_AHEAD:
+                self.transport.pause_reading()
+            return
+        self._go_on()
+
+    def eof_received(self) -> bool:
+        """A client that has sent everything may still be answered."""
+        return self._is_busy
+
+    @property
+    def _is_busy(self) -> bool:
+        return not self._response.is_over or self._checking is not None
+
+    def _go_on(self) -> None:
+        try:
+            if self._head is None and not self._read_head():
+                return
+            head, body = self._head, self._body
+            assert head is not None and body is not None
+            if not body.is_whole:
+                body.receive(self._data)
+                if not body.is_whole:
+                    return
+            self.is_coming = False
+            if body.is_checked_at_once(head):
+                body.check(head)
+                self._forward(head, body)
+            else:
+                self._checking = asyncio.ensure_future(self._check_slowly(head, body))
+        except RefusedError as refused:
+            self._refuse(refused)
+
+    def _read_head(self) -> bool:
+        if self._data and self.is_idle:
+            self.begin()
+        while self._data[:2] == b"\r\n":  # that some clients send after a body
+            del self._data[:2]
+        end = self._data.find(b"\r\n\r\n")
+        if end > LONGEST_HEAD or end < 0 and len(self._data) > LONGEST_HEAD:
+            raise RefusedError("the request's head is too long", 431)
+        if end < 0:
+            return False
+        head = RequestHead.parse(bytes(self._data[:end]))
+        del self._data[: end + 4]
+        if not self._takes_bodies and (head.is_chunked or head.body_bytes or head.method not in (b"GET", b"HEAD")):
+            raise RefusedError("metrics are only read: by GET, without a body", 405)
+        self._head, self._body = head, Body(head, self.door.most_bytes, self.door.memory)
+        if head.values.get(b"expect", b"").lower() == b"100-continue" and not self._body.is_whole and not self._data:
+            self.transport.write(_CONTINUE)
+        return True
+
+    async def _check_slowly(self, head: RequestHead, body: Body) -> None:
+        try:
+            await body.check_slowly(head, self.door.checks)
+        except RefusedError as refused:
+            self._checking = None
+            self._refuse(refused)
+            return
+        self._checking = None
+        if not self.transport.is_closing():
+            self._forward(head, body)
+
+    def _forward(self, head: RequestHead, body: Body) -> None:
+        request = head.forwarded(len(body.content), bool(head.encoding)), body.content
+        self._response.expect(head.method)
+        if self._has_no_triton:
+            self._refuse(RefusedError("the server does not take requests at this time", 503))
+        elif self.triton is None:
+            self._waiting = request
+        else:
+            self._send(self.triton, *request)
+
+    def _send(self, triton: Triton, head: bytes, body: bytes | bytearray) -> None:
+        if body and len(body) < _MOST_AHEAD:
+            triton.transport.write(head + body)
+        else:
+            triton.transport.write(head)
+            if body:
+                triton.transport.write(body)
+        if self._body is not None:
+            self._body.drop()
+        self._head = self._body = None
+
+    def connected(self, triton: Triton | None) -> None:
+        """Send the request that has waited."""
+        request, self._waiting = self._waiting, None
+        if triton is None:
+            self._has_no_triton = True
+            if request is not None:
+                self._refuse(RefusedError("the server does not take requests at this time", 503))
+        elif request is not None:
+            self._send(triton, *request)
+
+    def answered(self, data: bytes) -> None:
+        """Pass Triton's answer on."""
+        self.transport.write(data)
+        if self._response.is_over:
+            self.close()  # nobody has asked
+            return
+        try:
+            self._response.feed(data)
+        except ValueError:
+            self.close()
+            return
+        if self._response.is_over and not self.transport.is_closing():
+            self.rest()
+            self.transport.resume_reading()
+            if self._data:
+                self._go_on()
+
+    def give_up(self) -> None:
+        """Say why the connection ends, where a request is coming in."""
+        if self.is_coming:
+            self._refuse(RefusedError("the request took too long to come in", 408))
+        else:
+            self.close()
+
+    def _refuse(self, refused: RefusedError) -> None:
+        """Answer in Triton's place, and hang up: what else the client sends may be part of what was refused."""
+        if self.transport.is_closing():
+            return
+        self.door.report(refused.problem)
+        self._is_ended, self.is_coming = True, False
+        content = json.dumps({"error": refused.problem}).encode()
+        status = HTTPStatus(refused.status)
+        head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        self.transport.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        if self._body is not None:
+            self._body.drop()
+        self._head = self._body = None
+        self._data.clear()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        # A connection that is closed while a client still sends is reset, and the client may never read the answer.
+        asyncio.get_running_loop().call_later(_LINGER_S, self.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of what the client has sent."""
+        super().connection_lost(exc)
+        if self._checking is not None:
+            self._checking.cancel()
+        if self._body is not None:
+            self._body.drop()
