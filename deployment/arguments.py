@@ -86,6 +86,15 @@ class ServeArguments(ScriptArguments):
         default=0, metadata={RANGE: UNCOUNTED, "help": "times that a server which has died is started again, at most"}
     )
     open_apis: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of Triton's APIs to leave open"})
+    guard: str = field(
+        default="auto", metadata={"help": "auto (where others than this host reach the server), always or never"}
+    )
+    guard_max_body_bytes: int | None = field(
+        default=None, metadata={RANGE: BODY_BYTES, "help": "of a request through the guard; left out: 128 MiB"}
+    )
+    tritonserver: Path | None = field(
+        default=None, metadata={"help": "program to start; left out: that of nvidia-pytriton, or of the container"}
+    )
     edited_files: tuple[str, ...] = field(
         default=(),
         metadata={"help": "JSON list of patterns: files that may differ from the repository's manifest"},

@@ -16,6 +16,7 @@ from typing import Any
 from deployment.address import own_address
 from deployment.arguments import ServeArguments
 from deployment.heartbeat import Heartbeat, ending
+from deployment.doors import Doors
 from deployment.openai.arguments import OpenAIArguments
 from deployment.ports import Ports
 from deployment.processes import die_with_parent
@@ -46,25 +47,26 @@ class OpenAIProcess:
 
     Args:
         arguments: of the deployment.
-        ports: that the server listens on, and the endpoint.
+        ports: that the endpoint listens on, among others.
+        doors: where Triton listens.
         sockets: directory of the drop-in engine's sockets; None: the server has none.
     """
 
-    def __init__(self, arguments: ServeArguments, ports: Ports, sockets: Path | None) -> None:
+    def __init__(self, arguments: ServeArguments, ports: Ports, doors: Doors, sockets: Path | None) -> None:
         assert ports.openai is not None
         address = own_address(arguments.host)
         self.url = f"http://{f'[{address}]' if ':' in address else address}:{ports.openai}"
         self._log = arguments.log.with_name("openai.log")
         self._restarts = Restarts()
         self._arguments = OpenAIArguments(
-            endpoint=f"{address}:{ports.grpc}",
+            endpoint=f"{doors.address}:{doors.ports.grpc}",
             host=arguments.host,
             port=ports.openai,
             model_repository=arguments.model_repository.absolute(),
             sockets=sockets,
             api_keys_file=arguments.api_keys_file and arguments.api_keys_file.absolute(),
             processes=arguments.openai_processes or 1,
-            metrics_url=f"http://{address}:{ports.metrics}/metrics",
+            metrics_url=f"http://{doors.address}:{doors.ports.metrics}/metrics",
             exit_timeout_s=max(0.0, arguments.exit_timeout_s),
             **_settings(arguments),
         )

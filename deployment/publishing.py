@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from deployment.address import ANY_ADDRESS, own_address, slurm_job
+from deployment.address import ANY_ADDRESS, slurm_job
 from deployment.arguments import ServeArguments
 from deployment.leftovers import State
 from deployment.ports import Ports
@@ -31,6 +31,7 @@ def publish(
     model: ServedModel,
     start_s: float,
     edited: Sequence[str],
+    triton: str,
     sockets: Path | None = None,
 ) -> None:
     """Write the endpoint file.
@@ -38,10 +39,11 @@ def publish(
     Args:
         arguments: of this deployment.
         state: names it.
-        ports: that the server listens on.
+        ports: for clients.
         model: that is described.
         start_s: seconds from starting the server to its first generation.
         edited: files of the repository that were edited after the export.
+        triton: ``host:port`` of Triton's own gRPC.
         sockets: directory of the drop-in engine's sockets; None: there are none.
 
     Raises:
@@ -59,7 +61,7 @@ def publish(
     settings = {name: model.parameters[name] for name in PUBLISHED_PARAMETERS if name in model.parameters}
     settings["weight_data_type"] = model.config.get("weight_data_type", "fp32")
     settings["max_batch_size"] = str(model.max_batch_size)
-    settings[VERSIONS] = describe_versions(f"{own_address(arguments.host)}:{ports.grpc}", arguments.engine == SLIPWAY)
+    settings[VERSIONS] = describe_versions(triton, arguments.engine == SLIPWAY)
     settings[FLAGS] = " ".join(f"{name}={value}" for name, value in model.parameters.items() if name not in _UNTOLD)
     if manifest is not None and manifest.made_from.get(RANDOM_WEIGHTS):
         settings[RANDOM_WEIGHTS] = "1"

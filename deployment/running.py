@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from backends.fastertransformer.direct.messages import DIRECTORY_VARIABLE
-from deployment.address import own_address
 from deployment.arguments import ServeArguments
+from deployment.doors import Doors, find_doors
+from deployment.guard_process import GuardProcess
 from deployment.leftovers import State
 from deployment.lifecycle import Lifecycle
 from deployment.openai_process import OpenAIProcess
@@ -65,17 +66,19 @@ class Deployment(Lifecycle[Server]):
         self._takes_requests, self._environment = takes_requests, environment
         self._edited = edited
         self._openai: OpenAIProcess | None = None
+        self._guard: GuardProcess | None = None
         self._sockets: Path | None = None
 
     def _prepare_start(self, state: State) -> Callable[[bool], Server]:
         arguments, directory = self._arguments, Path(state.directory)
-        self._ports = ports = find_ports(arguments)
-        installation = locate(arguments.engine)
+        self._ports = find_ports(arguments)
+        self._doors = find_doors(arguments, self._ports)
+        installation = locate(arguments.engine, arguments.tritonserver)
         backends = assemble_backends(installation, directory)
         repository = link_repository(arguments.model_repository, directory, _is_watched(arguments))
         closed = self._restrict(installation)
         binary, prefix = installation.binary, state.prefix
-        command = build_argv(binary, arguments, repository, ports, prefix, backends, closed.flags)
+        command = build_argv(binary, arguments, repository, self._doors, prefix, backends, closed.flags)
         variables = {**installation.environment, **self._environment, **self._make_sockets(directory)}
         shown_paths = {repository: arguments.model_repository}
 
@@ -105,24 +108,30 @@ class Deployment(Lifecycle[Server]):
         return closed
 
     def _open(self, server: Server, state: State, started: float) -> bool:
-        ports = self._ports
+        ports, doors = self._ports, self._doors
+        url = f"{doors.address}:{doors.ports.grpc}"
         if self._takes_requests:
-            url = f"{own_address(self._arguments.host)}:{ports.grpc}"
+            if doors.is_guarded:
+                self._guard = GuardProcess(self._arguments, ports, doors)
+                self._guard.wait_until_up(self._stop.came)
             repository, timeout_s = self._arguments.model_repository, self._arguments.start_timeout_s
             if not self._wait_until_it_generates(server, Probe(url, repository, self._model, timeout_s)):
                 return False
-        server.remember_stubs(self._asking_whether_served(ports))
+        server.remember_stubs(self._asking_whether_served(doors))
         if self._takes_requests:
             if ports.openai is not None:
-                self._openai = OpenAIProcess(self._arguments, ports, self._sockets)
+                self._openai = OpenAIProcess(self._arguments, ports, doors, self._sockets)
                 self._openai.wait_until_up(self._stop.came)
                 say(f"openai     {self._openai.url}/v1")
-            publish(self._arguments, state, ports, self._model, time.monotonic() - started, self._edited, self._sockets)
+            start_s = time.monotonic() - started
+            publish(self._arguments, state, ports, self._model, start_s, self._edited, url, self._sockets)
             numbers = f"http {ports.http}  grpc {ports.grpc}  metrics {ports.metrics}"
             say(f"serving    {numbers}  {self._arguments.endpoint}")
         return True
 
     def _look(self) -> None:
+        if self._guard is not None and (event := self._guard.watch()):
+            say(f"guard      {event}")
         if self._openai is not None and (event := self._openai.watch()):
             say(f"openai     {event}")
 
@@ -134,15 +143,23 @@ class Deployment(Lifecycle[Server]):
         endpoint.stop(exit_timeout_s if self._stop.reason else -1)
         return exit_timeout_s - (time.monotonic() - started)
 
-    def _asking_whether_served(self, ports: Ports) -> Callable[[ModelVersion], bool] | None:
+    def _end(self, server: Server, state: State) -> None:
+        """Stop the guard after the server, whose last answers pass through it."""
+        try:
+            super()._end(server, state)
+        finally:
+            if self._guard is not None:
+                self._guard.stop()
+                self._guard = None
+
+    def _asking_whether_served(self, doors: Doors) -> Callable[[ModelVersion], bool] | None:
         """Give a question for the server, where models come and go through Triton's model control API; else None."""
         if not _is_watched(self._arguments):
             return None
 
         def is_served(model: ModelVersion) -> bool:
             name, version = map(urllib.parse.quote, model)
-            address = f"{own_address(self._arguments.host)}:{ports.http}"
-            url = f"http://{address}/v2/models/{name}/versions/{version}/ready"
+            url = f"http://{doors.address}:{doors.ports.http}/v2/models/{name}/versions/{version}/ready"
             try:
                 with urllib.request.urlopen(url, timeout=_QUESTION_TIMEOUT_S):
                     return True

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from deployment.address import with_address
 from deployment.arguments import ServeArguments
+from deployment.doors import is_guarded
 from deployment.files import prove_files
 from deployment.fitness import check_engine
 from deployment.gpus import visible_devices
@@ -93,7 +94,8 @@ def prepare(arguments: ServeArguments) -> tuple[list[ServedModel], list[str]]:
         say("swept      what a killed deployment had left")
     if count := sweep_node():
         say(f"swept      what {count} killed deployments of other results had left on this node")
-    locate(arguments.engine)
+    locate(arguments.engine, arguments.tritonserver)
+    is_guarded(arguments)  # flags that would open a way around the guard are refused at once
     if arguments.openai_port is not None:
         check_packages()
     find_ports(arguments)  # before the long part: a port in use is said at once

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deployment.arguments import ServeArguments
-from deployment.ports import Ports
+from deployment.doors import Doors
+from deployment.restriction import known_flags
 from handover.errors import ServerError, nearest
 
 SLIPWAY, FASTERTRANSFORMER = "slipway", "fastertransformer"
@@ -42,35 +44,68 @@ class Installation:
     environment: Mapping[str, str]
 
 
-def locate(engine: str) -> Installation:
+def locate(engine: str, given: Path | None = None) -> Installation:
     """Find the server for an engine and make sure that its stub can load.
 
     ``slipway`` is served by nvidia-pytriton's server, with a backend directory of our own;
     ``fastertransformer`` by the container's server with the container's own backend.
 
+    Args:
+        engine: slipway or fastertransformer.
+        given: another tritonserver to take, with the backends that lie beside it; None: that of the engine.
+
     Raises:
         ServerError: nothing is installed, or the stub misses a library. Left unchecked, a stub that
             cannot load makes the server wait for ever without opening a port.
     """
+    if engine not in (SLIPWAY, FASTERTRANSFORMER):
+        raise ServerError(f"unknown engine '{engine}'", nearest(engine, (SLIPWAY, FASTERTRANSFORMER)))
+    if given is not None:
+        _check_binary(given)
     if engine == FASTERTRANSFORMER:
-        found = _CONTAINER_BINARY if _CONTAINER_BINARY.is_file() else shutil.which("tritonserver")
+        found = given or (_CONTAINER_BINARY if _CONTAINER_BINARY.is_file() else shutil.which("tritonserver"))
         if not found:
             raise ServerError(
                 "there is no tritonserver: neither /opt/tritonserver nor on PATH",
                 "engine=fastertransformer runs in the inference container; set container, or deployment.engine=slipway",
             )
         return Installation(Path(found), None, None, {})
-    if engine != SLIPWAY:
-        raise ServerError(f"unknown engine '{engine}'", nearest(engine, (SLIPWAY, FASTERTRANSFORMER)))
-    root = _pytriton_root()
+    root = given.absolute().parents[1] if given is not None else _pytriton_root()
+    stub = _find_stub(root)
+    binary = given.absolute() if given is not None else root / "bin" / "tritonserver"
+    return Installation(binary, root / "backends" / "python", stub, _stub_environment(stub, os.environ))
+
+
+def _check_binary(given: Path) -> None:
+    """Refuse what is no tritonserver that starts here."""
+    hint = "deployment.tritonserver is the path of the program, such as /opt/tritonserver/bin/tritonserver"
+    if not given.is_file() or not os.access(given, os.X_OK):
+        raise ServerError(f"deployment.tritonserver: {given} is no program", hint)
+    if not {"model-repository", "http-address", "grpc-port"} <= known_flags(given, {}):
+        raise ServerError(f"deployment.tritonserver: {given} --help does not name Triton's flags", hint)
+
+
+def _find_stub(root: Path) -> Path:
+    """Find the stub for this Python: nvidia-pytriton has one for each version, other servers have one for theirs."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stub = root / "python_backend_stubs" / version / _STUB
-    if not stub.is_file():
-        have = ", ".join(sorted(path.name for path in (root / "python_backend_stubs").iterdir()))
+    stubs, own = root / "python_backend_stubs", root / "backends" / "python" / _STUB
+    if (stub := stubs / version / _STUB).is_file():
+        return stub
+    if stubs.is_dir():
+        have = ", ".join(sorted(path.name for path in stubs.iterdir()))
         raise ServerError(f"nvidia-pytriton has no stub for Python {version}", f"it has stubs for {have}")
-    return Installation(
-        root / "bin" / "tritonserver", root / "backends" / "python", stub, _stub_environment(stub, os.environ)
-    )
+    if not own.is_file() or not own.with_name("libtriton_python.so").is_file():
+        raise ServerError(
+            f"there is no Python backend at {own.parent}, which the drop-in engine runs in",
+            "deployment.tritonserver must have backends/python beside its bin",
+        )
+    built_for = re.search(rb"libpython(3\.\d+)", own.read_bytes())
+    if built_for is None or built_for[1].decode() != version:
+        has = built_for[1].decode() if built_for else "another Python"
+        raise ServerError(
+            f"{own} is built for Python {has}, and this one is {version}", "build that stub for this Python"
+        )
+    return own
 
 
 def _pytriton_root() -> Path:
@@ -181,7 +216,7 @@ def build_argv(
     binary: Path,
     arguments: ServeArguments,
     repository: Path,
-    ports: Ports,
+    doors: Doors,
     prefix: str,
     backends: Path | None,
     more: Sequence[str] = (),
@@ -195,7 +230,7 @@ def build_argv(
         binary: tritonserver.
         arguments: of the deployment.
         repository: as made by ``link_repository``.
-        ports: to listen on.
+        doors: to listen on.
         prefix: unique prefix of shared-memory regions.
         backends: our backend directory; None: the server's own.
         more: flags of ours; a person's own come after them.
@@ -205,12 +240,12 @@ def build_argv(
         str(binary),
         f"--model-repository={repository}",
         *own,
-        f"--http-address={arguments.host}",
-        f"--http-port={ports.http}",
-        f"--grpc-address={arguments.host}",
-        f"--grpc-port={ports.grpc}",
-        f"--metrics-address={arguments.host}",
-        f"--metrics-port={ports.metrics}",
+        f"--http-address={doors.host}",
+        f"--http-port={doors.ports.http}",
+        f"--grpc-address={doors.host}",
+        f"--grpc-port={doors.ports.grpc}",
+        f"--metrics-address={doors.host}",
+        f"--metrics-port={doors.ports.metrics}",
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={max(0, round(arguments.exit_timeout_s))}",
         f"--backend-config=python,shm-region-prefix-name={prefix}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 from collections.abc import Callable, Sequence
 
@@ -22,6 +23,8 @@ from handover.errors import ServerError, exit_status
 _BACKLOG = 1024
 _BODIES_IN_MEMORY = 4
 """Of the largest kind; smaller ones are more."""
+_BEAT_S = 1.0
+_LAST_ANSWERS_S, _LOOK_S = 1.0, 0.01
 _YOUNG_OBJECTS = 50_000
 
 
@@ -38,6 +41,8 @@ async def serve(arguments: GuardArguments) -> None:
     memory, checks = Memory(_BODIES_IN_MEMORY * arguments.max_body_bytes), Checks()
     loop = asyncio.get_running_loop()
 
+    doors = []
+
     async def open_door(port: int, triton_port: int, name: str, make: Callable[[Door], Client]) -> asyncio.Task[None]:
         door = Door((arguments.triton_host, triton_port), arguments.max_body_bytes, memory, checks)
         try:
@@ -47,6 +52,7 @@ async def serve(arguments: GuardArguments) -> None:
                 f"port {port} on {arguments.host} cannot be used for {name}: {error.strerror or error}",
                 f"choose another deployment.{name}_port, or 0 for a free one",
             ) from error
+        doors.append(door)
         return loop.create_task(door.watch())
 
     metrics = await open_door(
@@ -54,9 +60,21 @@ async def serve(arguments: GuardArguments) -> None:
     )
     grpc = await open_door(arguments.grpc_port, arguments.triton_grpc_port, "grpc", GrpcClient)
     http = await open_door(arguments.http_port, arguments.triton_http_port, "http", HttpClient)
+    beating = loop.create_task(_beat(arguments.heartbeat))
     await _stop_signal()
-    for watch in (metrics, grpc, http):
-        watch.cancel()
+    deadline = loop.time() + _LAST_ANSWERS_S
+    while any(map(len, doors)) and loop.time() < deadline:  # Triton has ended, what it has said is on its way
+        await asyncio.sleep(_LOOK_S)
+    for task in (metrics, grpc, http, beating):
+        task.cancel()
+
+
+async def _beat(pipe: int | None) -> None:
+    """Let the supervisor know that requests are looked at."""
+    while pipe is not None:
+        with contextlib.suppress(BlockingIOError):  # the supervisor reads nothing: it was stopped
+            os.write(pipe, b".")
+        await asyncio.sleep(_BEAT_S)
 
 
 async def _stop_signal() -> None:

@@ -26,3 +26,6 @@ class GuardArguments(ScriptArguments):
         default=MAX_BODY_BYTES,
         metadata={RANGE: BODY_BYTES, "help": "of a request, over HTTP with its compression taken off, or of a message"},
     )
+    heartbeat: int | None = field(
+        default=None, metadata={"help": "descriptor of a pipe that gets a byte a second; left out: there is none"}
+    )

@@ -49,6 +49,10 @@ class Door:
         self._connections[client] = None
         return True
 
+    def __len__(self) -> int:
+        """Number of connections."""
+        return len(self._connections)
+
     def leave(self, client: Client) -> None:
         """Forget a connection."""
         self._connections.pop(client, None)

@@ -31,6 +31,7 @@ class Body:
 
     def __init__(self, head: RequestHead, most_bytes: int, memory: Memory) -> None:
         self.content = bytearray()
+        self.is_decompressed = False
         self._is_chunked = head.is_chunked
         self._most, self._memory, self._taken = most_bytes, memory, 0
         self._left = 0 if self._is_chunked else head.body_bytes
@@ -131,13 +132,17 @@ class Body:
 
     async def check_slowly(self, head: RequestHead, checks: Checks) -> None:
         """Decompress a body where that is needed, and check it."""
+        if head.encoding and not head.is_inference:
+            raise RefusedError("Unsupported content-encoding, only 'identity' is supported.")
+        if head.encoding and head.encoding not in _COMPRESSED:
+            self.drop()  # Triton refuses it by the header
+            return
         if head.encoding:
-            if not head.is_inference or head.encoding not in _COMPRESSED:
-                raise RefusedError("Unsupported content-encoding: only inference takes gzip and deflate")
             work = partial(decompress, memoryview(bytes(self.content)), self._most)
             content = await checks.decompress(work)
             self.drop()
             self._keep(content)
+            self.is_decompressed = True
         if size := self._json_bytes(head, len(self.content)):
             await checks.parse(check_json, bytes(self.content[:size]), len(self.content) - size)
 

@@ -101,7 +101,7 @@ class HttpClient(Client):
             self._forward(head, body)
 
     def _forward(self, head: RequestHead, body: Body) -> None:
-        request = head.forwarded(len(body.content), bool(head.encoding)), body.content
+        request = head.forwarded(len(body.content), body.is_decompressed), body.content
         self._response.expect(head.method)
         if self._has_no_triton:
             self._refuse(RefusedError("the server does not take requests at this time", 503))

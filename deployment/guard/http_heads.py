@@ -1,4 +1,4 @@
-"""Heads of HTTP/1 requests and responses: read strictly, so that nobody behind reads another request than was read here."""
+"""Heads of HTTP/1: requests are read strictly, so that Triton cannot read another one than was checked here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _OWN = frozenset(
     {b"content-length", b"transfer-encoding", b"expect", b"te", b"trailer", b"upgrade", b"proxy-connection"}
 )
 _SINGLE = _OWN | {b"content-encoding", b"inference-header-content-length", b"host"}
-_INFER = re.compile(rb"/v2/models/(?:[\w.~!$&'()*+,;=:@-]|%(?!2F|3F|25|[01])[0-9A-Fa-f]{2})+(?:/versions/[0-9]+)?/infer")
+_INFER = re.compile(
+    rb"/v2/models/(?:[\w.~!$&'()*+,;=:@-]|%(?!2F|3F|25|[01])[0-9A-Fa-f]{2})+(?:/versions/[0-9]+)?/infer"
+)
 _BODILESS = (204, 304)
 
 
@@ -99,15 +101,17 @@ class RequestHead:
             raise RefusedError(f"{name.decode()} is no length")
         return int(given)
 
-    def forwarded(self, body_bytes: int, is_plain: bool) -> bytes:
+    def forwarded(self, body_bytes: int, is_decompressed: bool) -> bytes:
         """Write the head for Triton.
 
         Args:
             body_bytes: of the body that follows.
-            is_plain: the body was decompressed here.
+            is_decompressed: the body was decompressed here.
         """
         lines = [b"%s %s HTTP/1.%s" % (self.method, self.target, self.minor)]
-        lines += [line for line in self.headers if not is_plain or not line.lower().startswith(b"content-encoding:")]
+        lines += [
+            line for line in self.headers if not is_decompressed or not line.lower().startswith(b"content-encoding:")
+        ]
         if body_bytes or self.method not in (b"GET", b"HEAD"):
             lines.append(b"Content-Length: %d" % body_bytes)
         return b"\r\n".join((*lines, b"", b""))

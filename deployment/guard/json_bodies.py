@@ -61,7 +61,7 @@ def check_json(body: bytes, binary_bytes: int = 0) -> None:
 
 
 def _check_nesting(body: bytes) -> None:
-    """Refuse what nests deeply, or has lists and objects without end; both parsers take strings as they are taken here."""
+    """Refuse what nests deeply, or has lists without end; both parsers take strings as they are taken here."""
     if sum(map(body.count, (b"[", b"{"))) <= DEEPEST:
         return
     brackets = array("b", _STRING.sub(b"", body).translate(_STEPS, _NO_BRACKETS))

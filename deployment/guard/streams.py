@@ -39,7 +39,18 @@ class Stream:
         owed: bytes that the client has sent and has no new credit for.
     """
 
-    __slots__ = ("number", "window", "held", "since", "is_ended", "is_checking", "is_dropped", "unsent", "owed", "has_sent_end")
+    __slots__ = (
+        "number",
+        "window",
+        "held",
+        "since",
+        "is_ended",
+        "is_checking",
+        "is_dropped",
+        "unsent",
+        "owed",
+        "has_sent_end",
+    )
 
     def __init__(self, number: int, window: int) -> None:
         self.number, self.window = number, window

@@ -117,6 +117,14 @@ class TritonApi(Choice):
     trace = "trace"
 
 
+class Guard(Choice):
+    """When the guard stands in front of Triton; see docs/serving.md."""
+
+    auto = "auto"
+    always = "always"
+    never = "never"
+
+
 class BenchmarkKind(Choice):
     """How a deployment is measured: one request at a time, or under load."""
 
@@ -296,6 +304,9 @@ class DeploymentConfig:
     endpoint_tokenizer: str | None = None  # directory of an OpenAI API's tokenizer; None: that of this run's checkpoint
     label: str | None = None  # name of the deployment in tables and reports; None: the served model's name
     open_apis: list[TritonApi] = field(default_factory=list)  # those that clients may use without the secret header
+    guard: Guard = Guard.auto  # in front of Triton's ports: auto: where others than the server's host reach them
+    guard_max_body_bytes: int | None = number(None, BODY_BYTES)  # of a request through the guard; None: 128 MiB
+    tritonserver: str | None = None  # program to start; None: that of nvidia-pytriton, or of FasterTransformer's image
     edited_files: list[str] = field(default_factory=list)  # patterns; files of the repository edited after the export
     server_args: list[str] = field(default_factory=list)  # more flags for tritonserver
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deployment.engines.table import PROGRAMS, VLLM, EngineProgram
 from handover.errors import ConfigError, shortened
-from launcher.config.schema import ClusterType, Config, ContainerRuntime, Engine
+from launcher.config.schema import ClusterType, Config, ContainerRuntime, Engine, Guard
 from launcher.plan.stages.settings import serving_topology
 
 _TRITONS = "it is a setting of the Triton model repository or its engine"
@@ -79,12 +79,14 @@ def _check_keys(config: Config) -> None:
     own = ("access_log", "chat_template", "max_requests", "max_sequences", "max_body_bytes")
     of_api = "openai_port", "openai_processes", "api_keys_file", *(f"openai_{name}" for name in own)
     others = "grpc_port", "metrics_port", "open_apis", "gemm_autotune", "torch_kernels", "server_args"
+    others += "tritonserver", "guard_max_body_bytes"
     reasons = {
         **{f"deployment.{name}": (getattr(deployment, name) is not None, _API) for name in of_api},
         **{
             f"deployment.{name}": (bool(getattr(deployment, name)), "it is a setting of tritonserver")
             for name in others
         },
+        "deployment.guard": (deployment.guard is Guard.always, "it stands in front of tritonserver"),
         "export.triton_deployment.int8_mode": (triton.int8_mode, f"{_TRITONS}; its own quantization is a flag"),
         **{
             f"export.triton_deployment.{name}": (bool(getattr(triton, name)), _TRITONS)

@@ -17,12 +17,14 @@ from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.parallel.rank import LAUNCHER_VARIABLES, read_ranks, refuse_unassigned_rank
 from deployment import ports, tritonserver
 from deployment.arguments import ServeArguments
+from deployment.doors import Doors
 from deployment.ports import Ports, choose_ports
 from deployment.ranks import Rank, arguments_of, check_world_size, engine_environment, find_rank
 from deployment.served_models import ServedModel
 from deployment.tritonserver import Installation, assemble_backends, build_argv, link_repository, locate
 from handover.errors import ServerError
 
+DOORS = Doors("127.0.0.1", Ports(1, 2, 3), False)
 ARGUMENTS = ServeArguments(Path("/repo with space"), Path("/run/endpoint.json"), Path("/run/server.log"))
 
 
@@ -31,7 +33,7 @@ def test_the_command_line_binds_every_service_to_the_given_address() -> None:
         Path("/t/tritonserver"),
         ARGUMENTS,
         Path("/tmp/x/repository"),
-        Ports(1, 2, 3),
+        DOORS,
         "slipway-0-",
         Path("/tmp/x/backends"),
     )
@@ -56,7 +58,7 @@ def test_the_containers_server_keeps_its_own_backends() -> None:
     arguments = ServeArguments(
         Path("/repo"), Path("/e"), Path("/l"), engine="fastertransformer", server_args=("--log-verbose=1", "a; b")
     )
-    argv = build_argv(Path("tritonserver"), arguments, Path("/r"), Ports(1, 2, 3), "slipway-0-", None)
+    argv = build_argv(Path("tritonserver"), arguments, Path("/r"), DOORS, "slipway-0-", None)
     assert not any(flag.startswith(("--backend-directory", "--allow-gpu-metrics")) for flag in argv)
     assert argv[-2:] == ("--log-verbose=1", "a; b")
 

@@ -101,6 +101,9 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         exit_timeout_s=deployment.exit_timeout_s,
         restart=deployment.restart,
         open_apis=tuple(map(str, deployment.open_apis)),
+        guard=str(deployment.guard),
+        guard_max_body_bytes=deployment.guard_max_body_bytes,
+        tritonserver=_file(deployment.tritonserver),
         edited_files=tuple(deployment.edited_files),
         server_args=tuple(deployment.server_args),
     )
