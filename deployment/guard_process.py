@@ -16,6 +16,7 @@ from deployment.address import own_address
 from deployment.arguments import ServeArguments
 from deployment.doors import Doors
 from deployment.guard.arguments import MAX_BODY_BYTES, GuardArguments
+from deployment.known_faults import GRPC_ERRORS, faults_of
 from deployment.ports import Ports
 from deployment.processes import die_with_parent
 from deployment.restarts import MOST_RESTARTS, Restarts
@@ -38,9 +39,10 @@ class GuardProcess:
         arguments: of the deployment.
         ports: that it listens on.
         doors: where Triton listens.
+        version: of Triton, as far as it is known.
     """
 
-    def __init__(self, arguments: ServeArguments, ports: Ports, doors: Doors) -> None:
+    def __init__(self, arguments: ServeArguments, ports: Ports, doors: Doors, version: str) -> None:
         self._log = arguments.log.with_name("guard.log")
         self._address = own_address(arguments.host), ports.http
         self._restarts = Restarts()
@@ -53,6 +55,7 @@ class GuardProcess:
             triton_http_port=doors.ports.http,
             triton_grpc_port=doors.ports.grpc,
             triton_metrics_port=doors.ports.metrics,
+            takes_grpc_errors=GRPC_ERRORS not in faults_of(version),
             max_body_bytes=arguments.guard_max_body_bytes or MAX_BODY_BYTES,
         )
         self._process = self._start()

@@ -1,7 +1,7 @@
 """What is publicly known of tritonserver by version, and what this project does about it. Standard library only.
 
-SECURITY.md has the table. A fix is dated by the release that has it first: for NVIDIA's bulletins as they say, for others
-by the change in the server's own history, which is named.
+SECURITY.md has the table. A fix is dated by the release that has it first: for NVIDIA's bulletins as they say, for
+others by the change in the server's own history, which is named.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-UNKNOWN = ""
+NOTHING = ""
+"""Stops it."""
 GUARD, CLOSED, ABSENT = "the guard", "the closed APIs", "nothing of the kind is served"
 _IN_PYTRITON = {"0.7.0": "2.51.0"}
 """nvidia-pytriton's own version, and that of the server in it, which nothing in the package says."""
@@ -40,6 +41,14 @@ class Fault:
     change: str = ""
 
 
+GRPC_ERRORS = Fault(
+    (),
+    "memory of gRPC streams with the metadata triton_grpc_error is used after its end",
+    (2, 68, 0),
+    GUARD,
+    ("metadata triton_grpc_error",),
+    "#8708",
+)
 FAULTS = (
     Fault(
         ("CVE-2025-23310", "CVE-2025-23311"),
@@ -74,15 +83,15 @@ FAULTS = (
         ("CVE-2026-24206", "CVE-2026-24207"),
         "restrictions of APIs are passed by another path (CVSS 9.8); which one is not public",
         None,
-        UNKNOWN,
+        NOTHING,
     ),
-    Fault(("CVE-2026-24208", "CVE-2026-24209"), "path names lead out of a directory; which is not public", None, UNKNOWN),
+    Fault(("CVE-2026-24208", "CVE-2026-24209"), "path names lead out of a directory (not public)", None, NOTHING),
     Fault(("CVE-2026-24214",), "integers overflow in the DALI backend", None, ABSENT),
     Fault((), "deep JSON overflows the stack", (2, 58, 0), GUARD, ("deep objects", "deep, compressed"), "#8172"),
-    Fault((), "shapes in JSON overflow", (2, 68, 0), GUARD, ("2^62 elements", "a negative dimension"), "#8182 to #8676"),
+    Fault((), "shapes in JSON overflow", (2, 68, 0), GUARD, ("2^62 elements", "100 GB of values"), "#8182 to #8676"),
     Fault((), "compressed bodies have no limit", (2, 65, 0), GUARD, ("a bomb", "a bomb by deflate"), "#8570"),
-    Fault((), "cancelled gRPC calls race with their end", (2, 59, 0), UNKNOWN, (), "#7840, #8078, #8220"),
-    Fault((), "memory of gRPC streams that ask for gRPC's own errors is used after its end", (2, 68, 0), UNKNOWN, (), "#8708"),
+    Fault((), "cancelled gRPC calls race with their end", (2, 59, 0), NOTHING, (), "#7840, #8078, #8220"),
+    GRPC_ERRORS,
 )  # fmt: skip
 
 

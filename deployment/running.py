@@ -14,6 +14,7 @@ from backends.fastertransformer.direct.messages import DIRECTORY_VARIABLE
 from deployment.arguments import ServeArguments
 from deployment.doors import Doors, find_doors
 from deployment.guard_process import GuardProcess
+from deployment.known_faults import describe, find_version
 from deployment.leftovers import State
 from deployment.lifecycle import Lifecycle
 from deployment.openai_process import OpenAIProcess
@@ -25,6 +26,7 @@ from deployment.served_models import ServedModel
 from deployment.stop_request import StopRequest
 from deployment.supervise import ModelVersion, Server
 from deployment.tritonserver import SLIPWAY, Installation, assemble_backends, build_argv, link_repository, locate
+from deployment.versions import triton_version
 from handover.progress import say
 
 _QUESTION_TIMEOUT_S = 5.0
@@ -74,6 +76,7 @@ class Deployment(Lifecycle[Server]):
         self._ports = find_ports(arguments)
         self._doors = find_doors(arguments, self._ports)
         installation = locate(arguments.engine, arguments.tritonserver)
+        self._version = find_version(installation.binary)
         backends = assemble_backends(installation, directory)
         repository = link_repository(arguments.model_repository, directory, _is_watched(arguments))
         closed = self._restrict(installation)
@@ -112,7 +115,7 @@ class Deployment(Lifecycle[Server]):
         url = f"{doors.address}:{doors.ports.grpc}"
         if self._takes_requests:
             if doors.is_guarded:
-                self._guard = GuardProcess(self._arguments, ports, doors)
+                self._guard = GuardProcess(self._arguments, ports, doors, self._version)
                 self._guard.wait_until_up(self._stop.came)
             repository, timeout_s = self._arguments.model_repository, self._arguments.start_timeout_s
             if not self._wait_until_it_generates(server, Probe(url, repository, self._model, timeout_s)):
@@ -125,6 +128,8 @@ class Deployment(Lifecycle[Server]):
                 say(f"openai     {self._openai.url}/v1")
             start_s = time.monotonic() - started
             publish(self._arguments, state, ports, self._model, start_s, self._edited, url, self._sockets)
+            version = triton_version(url) or self._version
+            say(f"triton     {version or 'of unknown version'}: {describe(version, doors.is_guarded)}")
             numbers = f"http {ports.http}  grpc {ports.grpc}  metrics {ports.metrics}"
             say(f"serving    {numbers}  {self._arguments.endpoint}")
         return True

@@ -25,6 +25,13 @@ def describe_versions(url: str, has_torch: bool) -> str:
     if has_torch:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found["torch"] = importlib.metadata.version("torch")
-    with contextlib.suppress(InferenceServerException), triton.InferenceServerClient(url) as client:
-        found["triton"] = client.get_server_metadata(client_timeout=_TIMEOUT_S).version
+    if version := triton_version(url):
+        found["triton"] = version
     return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def triton_version(url: str) -> str:
+    """Ask a server at ``host:port`` of gRPC which Triton it is; empty where it does not say."""
+    with contextlib.suppress(InferenceServerException), triton.InferenceServerClient(url) as client:
+        return str(client.get_server_metadata(client_timeout=_TIMEOUT_S).version)
+    return ""

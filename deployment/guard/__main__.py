@@ -44,7 +44,9 @@ async def serve(arguments: GuardArguments) -> None:
     doors = []
 
     async def open_door(port: int, triton_port: int, name: str, make: Callable[[Door], Client]) -> asyncio.Task[None]:
-        door = Door((arguments.triton_host, triton_port), arguments.max_body_bytes, memory, checks)
+        door = Door(
+            (arguments.triton_host, triton_port), arguments.max_body_bytes, memory, checks, arguments.takes_grpc_errors
+        )
         try:
             await loop.create_server(lambda: make(door), arguments.host, port, backlog=_BACKLOG)
         except OSError as error:

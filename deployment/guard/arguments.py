@@ -26,6 +26,9 @@ class GuardArguments(ScriptArguments):
         default=MAX_BODY_BYTES,
         metadata={RANGE: BODY_BYTES, "help": "of a request, over HTTP with its compression taken off, or of a message"},
     )
+    takes_grpc_errors: bool = field(
+        default=False, metadata={"help": "whether this Triton is safe with streams that ask for gRPC's own errors"}
+    )
     heartbeat: int | None = field(
         default=None, metadata={"help": "descriptor of a pipe that gets a byte a second; left out: there is none"}
     )

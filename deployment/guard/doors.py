@@ -31,9 +31,18 @@ class Door:
         address: Triton's.
         most_bytes: of a request.
         memory, checks: shared by the doors.
+        takes_grpc_errors: whether this Triton is safe with streams that ask for gRPC's own errors.
     """
 
-    def __init__(self, address: tuple[str, int], most_bytes: int, memory: Memory, checks: Checks) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        most_bytes: int,
+        memory: Memory,
+        checks: Checks,
+        takes_grpc_errors: bool = False,
+    ) -> None:
+        self.takes_grpc_errors = takes_grpc_errors
         self.address, self.most_bytes, self.memory, self.checks = address, most_bytes, memory, checks
         self._connections: dict[Client, None] = {}
         self._said, self._unsaid = 0.0, 0

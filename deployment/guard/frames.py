@@ -7,12 +7,13 @@ from collections.abc import Iterator
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 7, 8, 9
 ACK = END_STREAM = 1
-END_HEADERS, PADDED = 4, 8
+END_HEADERS, PADDED, PRIORITY = 4, 8, 32
 FIRST_WINDOW, FIRST_FRAME_BYTES = 65_535, 16_384
-NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, CALM_DOWN = 0, 1, 3, 6, 11
+NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, COMPRESSION_ERROR, CALM_DOWN = 0, 1, 3, 6, 9, 11
 _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 4, 5
 _HEAD_BYTES = 9
 _SETTING_BYTES = 6
+_PRIORITY_BYTES = 5
 Frame = tuple[int, int, int, int, int]
 """Type, flags, stream; where in the bytes its payload begins and ends. The frame itself begins 9 bytes before."""
 
@@ -67,6 +68,15 @@ def unpadded(flags: int, payload: memoryview) -> memoryview:
     if not len(payload) or payload[0] >= len(payload):
         raise BrokenConnectionError(PROTOCOL_ERROR, "a frame has more padding than bytes")
     return payload[1 : len(payload) - payload[0]]
+
+
+def block_of(kind: int, flags: int, payload: memoryview) -> bytes:
+    """Return the part of a block of headers that is in a HEADERS or CONTINUATION frame."""
+    if kind == HEADERS:
+        payload = unpadded(flags, payload)
+        if flags & PRIORITY:
+            payload = payload[_PRIORITY_BYTES:]
+    return bytes(payload)
 
 
 def limits_of(settings: memoryview) -> tuple[int | None, int | None]:

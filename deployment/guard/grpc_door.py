@@ -15,6 +15,7 @@ from deployment.guard import frames
 from deployment.guard.checks import SHORT_BYTES
 from deployment.guard.doors import Client, Door, Triton, is_slow
 from deployment.guard.frames import BrokenConnectionError
+from deployment.guard.headers import HeaderWatch
 from deployment.guard.limits import RefusedError
 from deployment.guard.messages import Parts, check_request, check_short, decompress, refusal, take_apart
 from deployment.guard.streams import PREFIX_BYTES, Stream, Streams
@@ -34,7 +35,8 @@ class GrpcClient(Client):
         self._data = self._answer = b""
         self._has_preface = self._is_broken = False
         self._last_stream = 0
-        self._headers_of, self._headers_bytes = 0, 0
+        self._headers_of, self._headers = 0, b""
+        self._watch = HeaderWatch()
         self._answers_headers_of = 0
         self._for_client: list[bytes] = []
         self._for_triton: list[bytes] = []
@@ -105,7 +107,7 @@ class GrpcClient(Client):
             self._streams.receive(stream, end - begin, payload, bool(flags & frames.END_STREAM))
             return
         if kind in (frames.HEADERS, frames.CONTINUATION):
-            self._take_headers(kind, flags, stream, end - begin)
+            self._take_headers(kind, flags, stream, frames.block_of(kind, flags, data[begin:end]))
         elif kind == frames.RST_STREAM:
             self._streams.close(stream)
         elif kind == frames.SETTINGS and flags & frames.ACK:
@@ -114,20 +116,25 @@ class GrpcClient(Client):
             self._apply(*self._offered.popleft())
         self._for_triton.append(bytes(data[begin - 9 : end]))
 
-    def _take_headers(self, kind: int, flags: int, stream: int, size: int) -> None:
+    def _take_headers(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == frames.HEADERS:
             if stream <= self._last_stream or not stream % 2:
                 raise BrokenConnectionError(frames.PROTOCOL_ERROR, "a call has headers again, or an old number")
             if len(self._streams.by_number) >= _MOST_STREAMS:
                 raise BrokenConnectionError(frames.CALM_DOWN, "the connection has too many calls")
-            self._last_stream, self._headers_bytes = stream, 0
+            self._last_stream, self._headers = stream, b""
             self._streams.open(stream).is_ended = bool(flags & frames.END_STREAM)
         elif not self._headers_of:
             raise BrokenConnectionError(frames.PROTOCOL_ERROR, "headers go on that have not begun")
-        self._headers_bytes += size
-        if self._headers_bytes > _LONGEST_HEADERS:
+        self._headers += payload
+        if len(self._headers) > _LONGEST_HEADERS:
             raise BrokenConnectionError(frames.CALM_DOWN, "a call has too many headers")
         self._headers_of = 0 if flags & frames.END_HEADERS else stream
+        if self._headers_of or self.door.takes_grpc_errors:
+            return
+        asks_errors = self._watch.has_name(self._headers)
+        if (opened := self._streams.by_number.get(stream)) is not None:
+            opened.is_refused = asks_errors
 
     def _apply(self, window: int | None, largest: int | None) -> None:
         """Follow Triton's settings from when the client does."""
@@ -193,6 +200,8 @@ class GrpcClient(Client):
         is_compressed = message[0] != 0
         content = message[PREFIX_BYTES:]
         try:
+            if stream.is_refused and (is_compressed or take_apart(content) is not None):
+                raise RefusedError("metadata triton_grpc_error can end this version of the server: leave it out")
             if not is_compressed:
                 if len(content) <= _SHORT_MESSAGE and check_short(content):
                     return message

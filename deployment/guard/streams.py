@@ -33,6 +33,7 @@ class Stream:
         window: bytes that Triton takes now.
         held, since: a message that is not yet whole, or is being checked; when it began.
         is_ended: the client has sent everything.
+        is_refused: no message of it that asks for inference passes.
         is_checking: a long check is running; nothing of the stream passes before it is done.
         is_dropped: what else comes is not for Triton.
         unsent: bytes that Triton does not take yet.
@@ -44,6 +45,7 @@ class Stream:
         "window",
         "held",
         "since",
+        "is_refused",
         "is_ended",
         "is_checking",
         "is_dropped",
@@ -56,7 +58,7 @@ class Stream:
         self.number, self.window = number, window
         self.held = bytearray()
         self.since = 0.0
-        self.is_ended = self.is_checking = self.is_dropped = self.has_sent_end = False
+        self.is_ended = self.is_refused = self.is_checking = self.is_dropped = self.has_sent_end = False
         self.unsent: deque[memoryview] = deque()
         self.owed = 0
 

@@ -1,4 +1,4 @@
-"""The guard in front of the real tritonserver: what ends the server is refused, and all else is as without the guard."""
+"""The guard in front of the real tritonserver: what ends the server is refused, all else is as without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import grpc
@@ -36,6 +35,7 @@ from tritonclient.grpc.service_pb2 import (
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from benchmarks.made_up_repository import write_repository
+from deployment.guard import frames
 from deployment.known_faults import FAULTS
 from deployment.processes import command_line, descendants
 from handover.endpoint import Endpoint
@@ -133,11 +133,13 @@ BODY_ROUTES = (
     "/v2/trace/setting",
     "/v2/logging",
 )
+JSON_LENGTH = "Inference-Header-Content-Length"
+NO_BYTES = infer_json(tensor([1, 1 << 62], binary_data_size=0))
 DEEP = b"[" * 400_000
 HOSTILE: dict[str, bytes] = {
     "a million chunks": chunked(INFER, b"1\r\n[\r\n" * 1_000_000 + b"0\r\n\r\n"),
     **{f"deep lists at {route}": post(route, DEEP) for route in BODY_ROUTES},
-    **{f"lists that say they are tensors at {r}": post(r, DEEP, "Inference-Header-Content-Length: 0") for r in BODY_ROUTES[2:]},
+    **{f"lists as tensors at {route}": post(route, DEEP, f"{JSON_LENGTH}: 0") for route in BODY_ROUTES[2:]},
     "deep objects": post(INFER, b'{"a":' * 240_000),
     "deep behind strings": post(INFER, b'{"\\"[": "]]]]", "b": ' + DEEP),
     "deep, compressed": post(INFER, gzip.compress(DEEP), "Content-Encoding: gzip"),
@@ -147,20 +149,19 @@ HOSTILE: dict[str, bytes] = {
     "compressed where Triton ignores it": post("/v2/repository/index", gzip.compress(b"{}"), "Content-Encoding: gzip"),
     "2^62 elements": post(INFER, infer_json(tensor([1, 1 << 62], [1]))),
     "2^64 elements by two dimensions": post(INFER, infer_json(tensor([1 << 33, 1 << 33], [1]))),
-    "2^62 elements of no bytes": post(
-        INFER, binary := infer_json(tensor([1, 1 << 62], binary_data_size=0)), f"Inference-Header-Content-Length: {len(binary)}"
-    ),
+    "2^62 elements of no bytes": post(INFER, NO_BYTES, f"{JSON_LENGTH}: {len(NO_BYTES)}"),
     "elements in the first of two": post(
         INFER, b'{"inputs": [{"name": "input_ids", "datatype": "UINT32", "shape": [4611686018427387904], '
         b'"shape": [1], "data": [1]}]}'
     ),
+    "100 GB of values": post(INFER, infer_json(tensor([6, 2147483648], [1] * 20, "FP64"))),
     "a negative dimension": post(INFER, infer_json(tensor([-1], [1]))),
     "more values than the shape has": post(INFER, infer_json(tensor([1, 2], [1, 2, 3]))),
     "300,000 outputs": post(INFER, infer_json(tensor([1], [1]), outputs=[{"name": "a"}] * 300_000)),
     "2,000 inputs": post(INFER, infer_json(*[tensor([1], [1])] * 2000)),
-    "a header length beyond the body": post(INFER, b"{}", "Inference-Header-Content-Length: 3"),
-    "a header length below 0": post(INFER, b"{}", "Inference-Header-Content-Length: -5"),
-    "a header length of 2^64": post(INFER, b"{}", "Inference-Header-Content-Length: 18446744073709551616"),
+    "a header length beyond the body": post(INFER, b"{}", f"{JSON_LENGTH}: 3"),
+    "a header length below 0": post(INFER, b"{}", f"{JSON_LENGTH}: -5"),
+    "a header length of 2^64": post(INFER, b"{}", f"{JSON_LENGTH}: 18446744073709551616"),
     "two lengths": post(INFER, b"{}", "Content-Length: 400000"),
     "a length beyond the limit": post(INFER, b"", f"X: y\r\nContent-Length: {MOST_BYTES + 1}").replace(
         b"Content-Length: 0\r\n", b""
@@ -235,14 +236,68 @@ def test_a_message_that_could_end_the_server_is_refused_at_the_grpc_door(
 
 
 def test_a_stream_goes_on_after_a_message_that_was_refused(stubs: Any) -> None:
-    good = triton_grpc._utils._get_inference_request(
-        model_name=MODEL, inputs=inputs_of(triton_grpc, PROMPT), model_version="", request_id="good", outputs=None,
-        sequence_id=0, sequence_start=False, sequence_end=False, priority=0, timeout=None, parameters=None,
-    )  # fmt: skip
+    good = stream_request(PROMPT, "good")
     answers = list(stubs[0].ModelStreamInfer(iter([HOSTILE_MESSAGES["2^62 elements of no bytes"], good])))
     assert [bool(answer.error_message) for answer in answers] == [True] + [False] * 6
     direct = list(stubs[1].ModelStreamInfer(iter([good])))
     assert answers[1:] == direct
+
+
+ERRORS = "triton_grpc_error"
+UNFIT = {**PROMPT, "input_lengths": np.array([[9999]], np.uint32)}
+
+
+def stream_request(tensors: dict[str, Any], name: str = "") -> ModelInferRequest:
+    return triton_grpc._utils._get_inference_request(
+        model_name=MODEL, inputs=inputs_of(triton_grpc, tensors), model_version="", request_id=name, outputs=None,
+        sequence_id=0, sequence_start=False, sequence_end=False, priority=0, timeout=None, parameters=None,
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("alive")
+def test_streams_that_ask_for_errors_of_grpc_which_end_this_version_are_refused(sides: Sides) -> None:
+    """Without the guard some of them end the server: it uses a stream's memory after it has closed it."""
+    one = (("grpc.use_local_subchannel_pool", 1),)  # a connection of its own
+    with grpc.insecure_channel(f"127.0.0.1:{sides.guarded.grpc_port}", one) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        for number in range(3):  # the second time the metadata's name is an index
+            requests = [stream_request(PROMPT), stream_request(UNFIT), stream_request(PROMPT)][number:]
+            answers = list(stub.ModelStreamInfer(iter(requests), metadata=((ERRORS, "true"),)))
+            assert [ERRORS in answer.error_message for answer in answers] == [True] * len(requests)
+        assert len(list(stub.ModelStreamInfer(iter([stream_request(PROMPT)])))) == 6  # without it all is as always
+
+
+HUFFMAN = {"_": "100010", "c": "00100", "e": "00101", "g": "100110", "i": "00110", "n": "101010", "o": "00111",
+           "p": "101011", "r": "101100", "t": "01001"}  # fmt: skip
+"""Of RFC 7541, Appendix B, what is needed here."""
+
+
+@pytest.mark.parametrize("is_coded", [False, True])
+def test_such_metadata_is_found_in_either_form_of_hpack(sides: Sides, is_coded: bool) -> None:
+    bits = "".join(HUFFMAN[letter] for letter in ERRORS)
+    coded = int(bits.ljust(-len(bits) // 8 * -8, "1"), 2).to_bytes(-(-len(bits) // 8), "big")
+    name = bytes([0x80 | len(coded)]) + coded if is_coded else bytes([len(ERRORS)]) + ERRORS.encode()
+
+    def literal(name: bytes, value: bytes) -> bytes:
+        return b"\0" + name + bytes([len(value)]) + value
+
+    def plain(text: bytes) -> bytes:
+        return bytes([len(text)]) + text
+
+    path = b"/inference.GRPCInferenceService/ModelStreamInfer"
+    headers = b"\x83\x86" + literal(plain(b":path"), path) + literal(plain(b":authority"), b"t")
+    headers += literal(plain(b"content-type"), b"application/grpc") + literal(plain(b"te"), b"trailers")
+    headers += literal(name, b"true")
+    request = stream_request(PROMPT).SerializeToString()
+    with socket.create_connection(("127.0.0.1", sides.guarded.grpc_port), 20) as connection:
+        connection.sendall(frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0))
+        connection.sendall(frames.frame(frames.HEADERS, frames.END_HEADERS, 1, headers))
+        connection.sendall(frames.frame(frames.DATA, 0, 1, b"\0" + len(request).to_bytes(4, "big") + request))
+        found = b""
+        while ERRORS.encode() not in found:
+            more = connection.recv(65536)
+            assert more, found
+            found += more
 
 
 def without_times(answer: Any) -> Any:
@@ -278,7 +333,9 @@ BINARY_HEAD = infer_json(
     parameters={"binary_data_output": True},
 )  # fmt: skip
 BINARY = BINARY_HEAD + b"\x05\0\0\0world" + b"\x04\0\0\0"
-HEADED = {"Inference-Header-Content-Length": str(len(BINARY_HEAD))}
+HEADED = {JSON_LENGTH: str(len(BINARY_HEAD))}
+IN_GZIP = {"Content-Encoding": "gzip"}
+NO_TYPE = {**LENGTH, "datatype": "X"}
 STREAM = json.dumps({"INPUT_0": "the world", "INPUT_1": 5}).encode()
 ALIKE: dict[str, tuple[str, str, bytes | None, dict[str, str]]] = {
     "live": ("GET", "/v2/health/live", None, {}),
@@ -289,8 +346,8 @@ ALIKE: dict[str, tuple[str, str, bytes | None, dict[str, str]]] = {
     "JSON": ("POST", f"/v2/models/{UNARY}/infer", TEXT, {}),
     "JSON of a version": ("POST", f"/v2/models/{UNARY}/versions/1/infer", TEXT, {}),
     "binary": ("POST", f"/v2/models/{UNARY}/infer", BINARY, HEADED),
-    "gzip": ("POST", f"/v2/models/{UNARY}/infer", gzip.compress(TEXT), {"Content-Encoding": "gzip"}),
-    "gzip and binary": ("POST", f"/v2/models/{UNARY}/infer", gzip.compress(BINARY), {**HEADED, "Content-Encoding": "gzip"}),
+    "gzip": ("POST", f"/v2/models/{UNARY}/infer", gzip.compress(TEXT), IN_GZIP),
+    "gzip and binary": ("POST", f"/v2/models/{UNARY}/infer", gzip.compress(BINARY), {**HEADED, **IN_GZIP}),
     "an answer in gzip": ("POST", f"/v2/models/{UNARY}/infer", TEXT, {"Accept-Encoding": "gzip"}),
     "an encoding that is none": ("POST", f"/v2/models/{UNARY}/infer", TEXT, {"Content-Encoding": "br"}),
     "generate": ("POST", f"/v2/models/{UNARY}/generate", b'{"QUERY": "the world", "REQUEST_OUTPUT_LEN": 4}', {}),
@@ -299,7 +356,7 @@ ALIKE: dict[str, tuple[str, str, bytes | None, dict[str, str]]] = {
     "no such route": ("GET", "/v3", None, {}),
     "a tensor too few": ("POST", f"/v2/models/{UNARY}/infer", infer_json({**QUERY, "data": ["a"]}), {}),
     "another type": ("POST", f"/v2/models/{UNARY}/infer", infer_json({**LENGTH, "name": "QUERY", "data": [4]}), {}),
-    "a type that is none": ("POST", f"/v2/models/{UNARY}/infer", infer_json({**LENGTH, "datatype": "X", "data": [4]}), {}),
+    "a type that is none": ("POST", f"/v2/models/{UNARY}/infer", infer_json({**NO_TYPE, "data": [4]}), {}),
     "a decoupled model asked once": ("POST", INFER, infer_json(tensor([1, 1], [4])), {}),
     "a closed API": ("POST", "/v2/repository/index", b"{}", {}),
     "shared memory": ("GET", "/v2/systemsharedmemory/status", None, {}),
@@ -364,7 +421,6 @@ CALLS: dict[str, Callable[[GRPCInferenceServiceStub], Any]] = {
     "ready": lambda stub: stub.ModelReady(ModelReadyRequest(name=MODEL)),
     "a closed API": lambda stub: stub.LogSettings(LogSettingsRequest()),
     "shared memory": lambda stub: stub.SystemSharedMemoryRegister(SystemSharedMemoryRegisterRequest(name="x")),
-    "a time-out": lambda stub: stub.ServerMetadata(ServerMetadataRequest(), timeout=0),
 }
 
 
@@ -462,7 +518,7 @@ def test_others_are_answered_while_hostile_requests_are_looked_at(sides: Sides) 
 
 def test_the_table_of_known_faults_names_tests_that_are_here() -> None:
     names = {name for fault in FAULTS for name in fault.tests}
-    assert names and names <= {*HOSTILE, *HOSTILE_MESSAGES, *ALIKE, *CALLS}
+    assert names and names <= {*HOSTILE, *HOSTILE_MESSAGES, *ALIKE, *CALLS, f"metadata {ERRORS}"}
 
 
 def test_a_killed_guard_comes_back_while_the_server_goes_on(sides: Sides) -> None:
