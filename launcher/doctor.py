@@ -83,12 +83,17 @@ def check_python() -> Finding:
 
 def check_tritonserver() -> Finding:
     """The server and the libraries of its Python stub."""
+    from deployment.known_faults import describe, find_version
     from deployment.tritonserver import locate
 
     try:
-        return Finding("tritonserver", "ok", str(locate("slipway").binary))
+        binary = locate("slipway").binary
     except SlipwayError as error:
         return Finding("tritonserver", "bad", error.problem, error.hint)
+    version = find_version(binary)
+    guarded, alone = describe(version, True), describe(version, False)
+    text = f"{version or 'of unknown version'}  {binary}\n             behind the guard: {guarded}"
+    return Finding("tritonserver", "note", f"{text}\n             without it: {alone}")
 
 
 def check_space(results: Path) -> Finding:

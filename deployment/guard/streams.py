@@ -229,9 +229,9 @@ class Streams:
             self._window += count
             for stream in [each for each in self.by_number.values() if each.unsent]:
                 self._send_held(stream)
-        elif stream := self.by_number.get(number):
-            stream.window += count
-            self._send_held(stream)
+        elif (opened := self.by_number.get(number)) is not None:
+            opened.window += count
+            self._send_held(opened)
 
     def set_first_window(self, size: int) -> None:
         """Note what Triton takes of each call at first; those that are open get or lose the difference."""
