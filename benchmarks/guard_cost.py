@@ -1,11 +1,12 @@
 """Ask one server through the guard and past it, in alternation; print medians and ratios of both.
 
-    python3 -m benchmarks.guard_cost                          # a made-up model, decoupled; on a GPU --shape='[24,2048,16]'
+    python3 -m benchmarks.guard_cost                          # a made-up model, decoupled
     chrt -r 1 python3 -m benchmarks.guard_cost --rounds=60    # where other work shares the cores
+    python3 -m benchmarks.guard_cost --shape='[24,2048,16]' --data-type=fp16    # on a GPU
 
-Four kinds of request: a health question (what a hop costs), a request that is answered once (the tokenizer's model, gRPC
-and HTTP, binary), and streams (gRPC, and /generate_stream over HTTP), of which the time to the first token and the tokens
-per second of several at a time are measured. The bar on an H200's machine: the first token at most 0.3 ms later,
+Four kinds of request: a health question (what a hop costs), a request that is answered once (the tokenizer's model,
+gRPC and HTTP, binary), and streams (gRPC, and /generate_stream over HTTP), of which the time to the first token and the
+tokens per second of several at a time are measured. The bar on an H200's machine: the first token at most 0.3 ms later,
 throughput within 2%.
 """
 

@@ -107,17 +107,21 @@ def find_version(binary: Path) -> str:
 
 
 def faults_of(version: str) -> tuple[Fault, ...]:
-    """Give what is known of a version; of one that nobody names all that is known at all."""
+    """Give what is known of a version; where that is empty, all that is known at all."""
     numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
     return tuple(fault for fault in FAULTS if fault.fixed_in is None or not numbers or numbers < fault.fixed_in)
 
 
+def reachable(version: str, is_guarded: bool) -> list[Fault]:
+    """Give what of it clients reach."""
+    held = {CLOSED, ABSENT, *([GUARD] if is_guarded else [])}
+    return [fault for fault in faults_of(version) if fault.stopped_by not in held]
+
+
 def describe(version: str, is_guarded: bool) -> str:
     """Say in one line what is known of a version, and what of it reaches the server."""
-    faults = faults_of(version)
-    held = {CLOSED, ABSENT, *([GUARD] if is_guarded else [])}
-    open_ones = [fault for fault in faults if fault.stopped_by not in held]
-    known = f"{len(faults)} publicly known faults (SECURITY.md)"
+    open_ones = reachable(version, is_guarded)
+    known = f"{len(faults_of(version))} publicly known faults (SECURITY.md)"
     if not open_ones:
         return f"{known}, none of which clients reach"
     return f"{known}; clients reach {len(open_ones)}: {_names(open_ones)}"

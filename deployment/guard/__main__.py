@@ -22,7 +22,7 @@ from handover.errors import ServerError, exit_status
 
 _BACKLOG = 1024
 _BODIES_IN_MEMORY = 4
-"""Of the largest kind; smaller ones are more."""
+"""Largest ones at a time; of smaller ones there may be more."""
 _BEAT_S = 1.0
 _LAST_ANSWERS_S, _LOOK_S = 1.0, 0.01
 _YOUNG_OBJECTS = 50_000

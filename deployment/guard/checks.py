@@ -1,4 +1,4 @@
-"""Where checks run: short ones at once, long ones where they keep nobody waiting."""
+"""Where checks run: short ones at once, long ones where no other client waits for them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _SAY_EVERY_S = 1.0
 
 
 def is_slow(passed_s: float, come_bytes: int) -> bool:
-    """Whether what comes in takes too long, in which so many bytes have come."""
+    """Whether what comes in takes too long, given the bytes that have come."""
     return passed_s > _REQUEST_S + come_bytes / _LEAST_BYTES_PER_S
 
 

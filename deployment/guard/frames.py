@@ -52,7 +52,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes | memoryview = b"")
 
 
 def window_update(stream: int, count: int) -> bytes:
-    """Let the peer send so many bytes more; stream 0 is the connection."""
+    """Let the peer send that number of bytes more; stream 0 is the connection."""
     return b"\0\0\4\x08\0" + stream.to_bytes(4, "big") + count.to_bytes(4, "big")
 
 

@@ -112,7 +112,7 @@ class GrpcClient(Client):
             self._streams.close(stream)
         elif kind == frames.SETTINGS and flags & frames.ACK:
             if not self._offered:
-                raise BrokenConnectionError(frames.PROTOCOL_ERROR, "settings are acknowledged that nobody sent")
+                raise BrokenConnectionError(frames.PROTOCOL_ERROR, "settings are acknowledged that were not sent")
             self._apply(*self._offered.popleft())
         self._for_triton.append(bytes(data[begin - 9 : end]))
 

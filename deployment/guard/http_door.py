@@ -135,7 +135,7 @@ class HttpClient(Client):
         """Pass Triton's answer on."""
         self.transport.write(data)
         if self._response.is_over:
-            self.close()  # nobody has asked
+            self.close()  # no request waits for it
             return
         try:
             self._response.feed(data)

@@ -49,7 +49,7 @@ class Memory:
     """Bytes of requests that are not yet whole, or that Triton has not yet taken, of all connections together.
 
     Attributes:
-        most: so many at a time.
+        most: bytes at a time.
         used: now.
     """
 
