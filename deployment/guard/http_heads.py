@@ -13,7 +13,7 @@ _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.([01])")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*((?:[!-~\x80-\xff][\t -~\x80-\xff]*)?)")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
-# What is only for the next hop, or said anew because the body is forwarded with its length.
+# What is only for the next hop, or stated again because the body is forwarded with its length.
 _OWN = frozenset(
     {b"content-length", b"transfer-encoding", b"expect", b"te", b"trailer", b"upgrade", b"proxy-connection"}
 )
