@@ -7,7 +7,7 @@ import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from deployment.guard.limits import RefusedError
 from deployment.processes import die_with_parent
@@ -16,7 +16,7 @@ SHORT_BYTES = 64 << 10
 """What describes a request is checked at once up to this size, in a few milliseconds at most."""
 
 _MOST_WAITING = 16
-P, R = ParamSpec("P"), TypeVar("R")
+R = TypeVar("R")
 
 
 class Checks:
@@ -27,26 +27,26 @@ class Checks:
         self._decompressing = ThreadPoolExecutor(2)
         self._waiting = 0
 
-    async def parse(self, check: Callable[P, R], *arguments: P.args, **more: P.kwargs) -> R:
+    async def parse(self, check: Callable[[], R]) -> R:
         """Run a check of something long in the other process, which is started by the first of them."""
         if self._parsing is None:
             started = multiprocessing.get_context("spawn")
             self._parsing = ProcessPoolExecutor(1, started, initializer=die_with_parent)
         try:
-            return await self._run(self._parsing, check, *arguments, **more)
+            return await self._run(self._parsing, check)
         except BrokenProcessPool:
             self._parsing = None
             raise RefusedError("the request could not be checked", 503) from None
 
-    async def decompress(self, check: Callable[P, R], *arguments: P.args, **more: P.kwargs) -> R:
+    async def decompress(self, check: Callable[[], R]) -> R:
         """Decompress in a thread."""
-        return await self._run(self._decompressing, check, *arguments, **more)
+        return await self._run(self._decompressing, check)
 
-    async def _run(self, where: Executor, check: Callable[P, R], *arguments: P.args, **more: P.kwargs) -> R:
+    async def _run(self, where: Executor, check: Callable[[], R]) -> R:
         if self._waiting >= _MOST_WAITING:
             raise RefusedError("too many large or compressed requests are waiting; try again", 503)
         self._waiting += 1
         try:
-            return await asyncio.wrap_future(where.submit(check, *arguments, **more))
+            return await asyncio.wrap_future(where.submit(check))
         finally:
             self._waiting -= 1

@@ -180,7 +180,7 @@ class Triton(asyncio.Protocol):
     """A connection to Triton for one client."""
 
     def __init__(self, receive: Callable[[bytes], None], client: Client) -> None:
-        self.data_received = receive  # type: ignore[method-assign]
+        self.data_received = receive  # type: ignore[method-assign, assignment]
         self._client = client
         self.transport: Any = None
         self.is_lost = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from functools import partial
 
 from deployment.guard import frames
 from deployment.guard.checks import SHORT_BYTES
@@ -228,12 +229,12 @@ class GrpcClient(Client):
         checks = self.door.checks
         try:
             if parts is None:
-                plain = await checks.decompress(decompress, content, self.door.most_bytes)
+                plain = await checks.decompress(partial(decompress, content, self.door.most_bytes))
                 content = memoryview(plain)
                 passed = _with_prefix(plain)
                 parts = take_apart(content)
             if parts is not None:
-                await checks.parse(check_request, parts)
+                await checks.parse(partial(check_request, parts))
         except RefusedError as refused:
             passed = self._refuse(content, refused)
         stream.is_checking = False

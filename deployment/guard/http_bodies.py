@@ -128,7 +128,7 @@ class Body:
         """Check a body that is not compressed; RefusedError: Triton shall not see it."""
         size = self._json_bytes(head, len(self.content))
         if size:
-            check_json(self.content[:size], len(self.content) - size)
+            check_json(bytes(self.content[:size]), len(self.content) - size)
 
     async def check_slowly(self, head: RequestHead, checks: Checks) -> None:
         """Decompress a body where that is needed, and check it."""
@@ -144,7 +144,7 @@ class Body:
             self._keep(content)
             self.is_decompressed = True
         if size := self._json_bytes(head, len(self.content)):
-            await checks.parse(check_json, bytes(self.content[:size]), len(self.content) - size)
+            await checks.parse(partial(check_json, bytes(self.content[:size]), len(self.content) - size))
 
     @staticmethod
     def _json_bytes(head: RequestHead, size: int) -> int:

@@ -36,8 +36,9 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from benchmarks.made_up_repository import write_repository
 from deployment.guard import frames
-from deployment.known_faults import FAULTS
+from deployment.known_faults import FAULTS, find_version
 from deployment.processes import command_line, descendants
+from deployment.tritonserver import locate
 from handover.endpoint import Endpoint
 
 MOST_BYTES = 2 << 20
@@ -514,6 +515,12 @@ def test_others_are_answered_while_hostile_requests_are_looked_at(sides: Sides) 
     finally:
         for connection in connections:
             connection.close()
+
+
+def test_the_version_that_is_known_before_the_start_is_the_servers_own(sides: Sides) -> None:
+    version = find_version(locate("slipway").binary)
+    assert f"triton {version}" in sides.guarded.settings["versions"].split(", ")
+    assert f"triton     {version}: " in sides.deployment.text and "CVE-2026-24207" in sides.deployment.text
 
 
 def test_the_table_of_known_faults_names_tests_that_are_here() -> None:
