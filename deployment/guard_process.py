@@ -9,13 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from deployment.address import own_address
 from deployment.arguments import ServeArguments
 from deployment.doors import Doors
 from deployment.guard.arguments import MAX_BODY_BYTES, GuardArguments
+from deployment.heartbeat import Heartbeat, ending
 from deployment.known_faults import GRPC_ERRORS, faults_of
 from deployment.ports import Ports
 from deployment.processes import die_with_parent
@@ -27,9 +27,6 @@ _PROJECT = Path(__file__).resolve().parent.parent
 _PATIENCE_S = 60.0
 _QUESTION_S = 2.0
 _LAST_ANSWERS_S = 2.0
-_SILENT_S = 20.0
-_LONGEST_LOOK_S = 1.0
-"""Longest time between two looks that counts: the supervisor may have been stopped too."""
 
 
 class GuardProcess:
@@ -61,25 +58,21 @@ class GuardProcess:
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._silent_s, self._looked = 0.0, time.monotonic()
-        self._beats, beating = os.pipe()
-        os.set_blocking(self._beats, False)
-        os.set_blocking(beating, False)
-        arguments = replace(self._arguments, heartbeat=beating)
-        try:
-            with self._log.open("ab") as stream:
-                return subprocess.Popen(
-                    [sys.executable, "-m", "deployment.guard", *arguments.to_argv()],
-                    cwd=_PROJECT,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stream,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(beating,),
-                    start_new_session=True,  # Ctrl-C is for the supervisor, which stops this one last
-                    preexec_fn=die_with_parent,
-                )
-        finally:
-            os.close(beating)
+        self._heartbeat = Heartbeat()
+        with self._log.open("ab") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "deployment.guard", *self._arguments.to_argv()],
+                cwd=_PROJECT,
+                env={**os.environ, **self._heartbeat.variables},
+                pass_fds=self._heartbeat.files,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the supervisor, which stops this one last
+                preexec_fn=die_with_parent,
+            )
+        self._heartbeat.has_begun()
+        return process
 
     def wait_until_up(self, is_stopped: Callable[[float], bool]) -> None:
         """Wait until it listens, or the deployment is asked to stop.
@@ -105,40 +98,24 @@ class GuardProcess:
         Raises:
             ServerDiedError: it has died too often.
         """
-        event = self._find_event()
-        if not event:
+        ended = ending(self._process, self._heartbeat)
+        if not ended:
             return ""
-        self._kill()
         number = self._restarts.take()
         if number is None:
-            raise ServerDiedError(f"the guard {event}, for the fourth time within ten minutes{self._quoted_log()}")
+            raise ServerDiedError(f"the guard {ended}, for the fourth time within ten minutes{self._quoted_log()}")
+        self._heartbeat.close()
         self._process = self._start()
-        return f"it {event}; started again, {number} of {MOST_RESTARTS} within ten minutes"
-
-    def _find_event(self) -> str:
-        """Say what has happened to it; it beats once a second, unless it hangs or was stopped (SIGSTOP)."""
-        status = self._process.poll()
-        if status is not None:
-            return describe(status)
-        now = time.monotonic()
-        passed_s, self._looked = min(now - self._looked, _LONGEST_LOOK_S), now
-        self._silent_s += passed_s
-        with contextlib.suppress(BlockingIOError):
-            if os.read(self._beats, 4096):
-                self._silent_s = 0.0
-        return f"has done nothing for {_SILENT_S:g} s" if self._silent_s > _SILENT_S else ""
+        return f"it {ended}; started again, {number} of {MOST_RESTARTS} within ten minutes"
 
     def stop(self) -> None:
         """End it, once it has passed on what the server has answered; that has ended by now."""
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_ANSWERS_S)
-        self._kill()
-
-    def _kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        os.close(self._beats)
+        self._heartbeat.close()
 
     def _quoted_log(self) -> str:
         return "".join(f"\n    {line}" for line in last_lines(self._log))

@@ -15,8 +15,8 @@ from typing import Any
 
 from deployment.address import own_address
 from deployment.arguments import ServeArguments
-from deployment.heartbeat import Heartbeat, ending
 from deployment.doors import Doors
+from deployment.heartbeat import Heartbeat, ending
 from deployment.openai.arguments import OpenAIArguments
 from deployment.ports import Ports
 from deployment.processes import die_with_parent

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import signal
 from collections.abc import Callable, Sequence
 
@@ -18,12 +17,12 @@ from deployment.guard.doors import Client, Door
 from deployment.guard.grpc_door import GrpcClient
 from deployment.guard.http_door import HttpClient
 from deployment.guard.limits import Memory
+from deployment.heartbeat import Beating
 from handover.errors import ServerError, exit_status
 
 _BACKLOG = 1024
 _BODIES_IN_MEMORY = 4
 """Largest ones at a time; of smaller ones there may be more."""
-_BEAT_S = 1.0
 _LAST_ANSWERS_S, _LOOK_S = 1.0, 0.01
 _YOUNG_OBJECTS = 50_000
 
@@ -62,21 +61,13 @@ async def serve(arguments: GuardArguments) -> None:
     )
     grpc = await open_door(arguments.grpc_port, arguments.triton_grpc_port, "grpc", GrpcClient)
     http = await open_door(arguments.http_port, arguments.triton_http_port, "http", HttpClient)
-    beating = loop.create_task(_beat(arguments.heartbeat))
+    beating = loop.create_task(Beating().go_on())
     await _stop_signal()
     deadline = loop.time() + _LAST_ANSWERS_S
     while any(map(len, doors)) and loop.time() < deadline:  # Triton has ended, what it has said is on its way
         await asyncio.sleep(_LOOK_S)
     for task in (metrics, grpc, http, beating):
         task.cancel()
-
-
-async def _beat(pipe: int | None) -> None:
-    """Let the supervisor know that requests are looked at."""
-    while pipe is not None:
-        with contextlib.suppress(BlockingIOError):  # the supervisor reads nothing: it was stopped
-            os.write(pipe, b".")
-        await asyncio.sleep(_BEAT_S)
 
 
 async def _stop_signal() -> None:

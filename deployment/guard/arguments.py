@@ -29,6 +29,3 @@ class GuardArguments(ScriptArguments):
     takes_grpc_errors: bool = field(
         default=False, metadata={"help": "whether this Triton is safe with streams that ask for gRPC's own errors"}
     )
-    heartbeat: int | None = field(
-        default=None, metadata={"help": "descriptor of a pipe that gets a byte a second; left out: there is none"}
-    )
