@@ -210,7 +210,7 @@ class Row:
             yield f"failed: {self.error or 'no figures'}"
             return
         if self.failed_requests:
-            yield f"{self.failed_requests} requests failed"
+            yield f"{self.failed_requests} request{'s' if self.failed_requests > 1 else ''} failed"
         yield from self._overload()
         if self.slo_verdict == UNDECIDED:
             yield f"undecided whether the SLOs hold ({self.slo_limit or 'too few requests'})"

@@ -75,9 +75,9 @@ def measure_point(
     before = read_settled(target.endpoint, arguments.model)
     with CostMeter(target.endpoint, target.log, arguments.model) as costs:
         recorder = asyncio.run(_load(arguments, target, row, plan, requests))
+    idle_s, left = wait_until_idle(target.endpoint, arguments.model) if arguments.cancel_share else (None, 0)
     counters = before, read_after(target.endpoint, arguments.model, before, recorder.sent)
     row = dataclasses.replace(row, sent_requests=recorder.sent)
-    idle_s, left = wait_until_idle(target.endpoint, arguments.model) if arguments.cancel_share else (None, 0)
     windows, context = recorder.windows, _context(arguments, target)
     raw = PointRecords(tuple(windows), tuple(recorder.warmups), context.slos, counters, origin=origin_of(row))
     raw = dataclasses.replace(raw, started_at=wall_clock(raw.origin_ns))

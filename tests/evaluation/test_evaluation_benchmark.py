@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
-from evaluation import benchmark
+from evaluation import benchmark, recompute
 from evaluation.arguments import BenchmarkArguments
 from evaluation.client.request_tensors import NEVER_END_ID
 from evaluation.speed import sweep
@@ -113,6 +113,20 @@ def test_the_same_seed_gives_the_same_prompts_and_another_gives_others(tmp_path:
 
     assert prompts(0) == prompts(0)
     assert prompts(0) != prompts(1)
+
+
+def test_a_request_that_fails_once_is_sent_again_and_counted(tmp_path: Path) -> None:
+    def second_fails(tensors: Tensors) -> Tensors:
+        if len(fake.requests) == 2:
+            raise RefusalError("not now")
+        return count_up(tensors)
+
+    with FakeTriton(second_fails) as fake:
+        run(arguments(tmp_path, endpoint_of(fake, tmp_path / "e.json"), lengths=((3, 2),), batch_sizes=(1,)))
+    (row,) = STATIC_TABLE.read(tmp_path / "benchmark.csv")
+    assert (row.state, row.failed_requests, row.validity_reasons) == ("ok", 1, "1 request failed")
+    assert row.figures["e2e_mean_ms"] is not None
+    recompute.main([f"--output={tmp_path}"])
 
 
 def test_a_failed_point_has_a_row_that_says_so_with_empty_figures(tmp_path: Path) -> None:
