@@ -27,7 +27,7 @@ from support.llama_state import core_state, cut, local_norms
 def without_cuda() -> None:
     """Give megatron-core what it asks torch.cuda for, from the CPU."""
     ones = torch.ones
-    torch.ones = lambda *sizes, **given: ones(*sizes, **{**given, "device": None})  # type: ignore[assignment]
+    torch.ones = lambda *sizes, **given: ones(*sizes, **{**given, "device": None})
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *_: None
     parallel_random.initialize_rng_tracker()
