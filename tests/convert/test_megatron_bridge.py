@@ -160,6 +160,10 @@ def test_a_gemma_under_a_class_that_is_not_known_is_refused(name: str, tmp_path:
     ) as refused:
         open_source(find_archive(run))
     assert "gemma_provider.GemmaModelProvider" in refused.value.hint
+    plain = "megatron.bridge.models.gpt.model_config.BridgeGPTModelConfig"
+    run, _ = written(tmp_path / "built", name, plain, _builder_="mine.GemmaBuilder")
+    with pytest.raises(CheckpointError, match="class mine.GemmaBuilder is not known"):
+        open_source(find_archive(run))
 
 
 def test_another_class_of_the_users_own_is_named_and_one_of_other_models_refused(tmp_path: Path) -> None:

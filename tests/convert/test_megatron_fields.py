@@ -133,6 +133,16 @@ def test_a_field_without_effect_changes_nothing_and_is_not_remarked_on(name: str
     assert not [line for line in t5_config.remarks({**changes, **sides}) if "not known" in line]
 
 
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_a_limited_field_at_megatron_cores_default_is_in_nothings_way(name: str) -> None:
+    limits = {*core_fields.CORE_LIMITS, *core_fields.ROUTER_LIMITS}
+    classes = (DATA["megatron-core 0.16.1"][kind] for kind in ("ModelParallelConfig", "TransformerConfig"))
+    defaults = {field: value for kind in classes for field, value in kind.items() if field in limits}
+    plain = readers(name, {})
+    assert len(defaults) >= 30
+    assert all(outcome(words) == outcome(plain[source]) for source, words in readers(name, defaults).items())
+
+
 HONOURED: dict[str, Any] = {
     "num_layers": 3,
     "hidden_size": 128,

@@ -46,7 +46,7 @@ def scales_embeddings(model: Mapping[str, Any], config: Mapping[str, Any], file:
         CheckpointError: the class or the layers are of another architecture, or the class is not known and the fields
             are those of a Gemma.
     """
-    named = str(model.get("_target_") or "")
+    named, builder = (str(model.get(key) or "") for key in ("_target_", "_builder_"))
     foreign = [name for name in _unknown(model, config) if name.startswith(_OWN_PACKAGES)]
     if foreign:
         raise CheckpointError(
@@ -55,9 +55,10 @@ def scales_embeddings(model: Mapping[str, Any], config: Mapping[str, Any], file:
         )
     if _SCALED.fullmatch(named):
         return True
-    if not _PLAIN.fullmatch(named) and _looks_like_gemma(config):
+    unknown = next((name for name in (named, builder or named) if not _PLAIN.fullmatch(name)), None)
+    if unknown is not None and _looks_like_gemma(config):
         raise CheckpointError(
-            f"{file}: the model's class {shown(named) or '(none)'} is not known here, and its fields are a Gemma's, "
+            f"{file}: the model's class {shown(unknown) or '(none)'} is not known here, and its fields are a Gemma's, "
             "whose class scales embeddings; no field says whether this one does",
             f"write in its place as _target_ the class that computes the same: {_BRIDGE}gemma.gemma_provider."
             f"GemmaModelProvider or {_NEMO}gemma.GemmaModel scales them by the root of the width, "
