@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from deployment.openai.errors import ApiError
+from export_scripts.checkpoints.files.archive import open_archive
+from export_scripts.checkpoints.huggingface.files import model_type
+from export_scripts.checkpoints.tokenizers.given import OF_TRANSFORMERS
+from export_scripts.checkpoints.tokenizers.huggingface import find_tokenizer
+from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import (
+    FileTokenizer,
     TextError,
     TextIds,
     Tokenizer,
@@ -15,8 +21,12 @@ from export_scripts.repository.tokenizer_models.slipway_tokenizer import (
     load_text_ids,
     load_tokenizer,
 )
+from ft_format.config_ini import FILE_NAME as CONFIG_INI
+from handover.chat import CHAT_FILE
 from handover.errors import ArtefactError
+from handover.text_ids import TEXT_IDS_FILE
 
+_PIPELINE = "tokenizer.json"
 _WINDOW = 5
 """Tokens of a prompt that are decoded before its continuation: the bytes of any character, and the space before a
 word, are in them."""
@@ -36,6 +46,7 @@ class Texts:
         end_id: ends a text; behind each input of an encoder.
         ends_inputs: whether an encoder's input ends with end_id.
         directory: of the tokenizer's files.
+        special: special tokens that a chat template may name, where the files are not those of a conversion.
     """
 
     tokenizer: Tokenizer
@@ -44,6 +55,7 @@ class Texts:
     end_id: int
     ends_inputs: bool
     directory: Path
+    special: Mapping[str, str] = field(default_factory=dict)
     _texts_of_tokens: dict[int, str] = field(default_factory=dict, repr=False)
     _texts_alone: dict[int, str] = field(default_factory=dict, repr=False)
 
@@ -125,6 +137,11 @@ def load_texts(directory: Path, start_id: int, end_id: int, ends_inputs: bool) -
         ArtefactError: there is none in the directory, or it cannot be read.
     """
     try:
+        whole = None if ends_inputs else _of_transformers(directory)
+        if whole is not None:
+            pipeline, found = whole
+            around = TextIds(found.text_ids.before, found.text_ids.after)
+            return Texts(pipeline, around, start_id, end_id, ends_inputs, directory, found.special)
         tokenizer, ids = load_tokenizer(directory), load_text_ids(directory)
     except Exception as error:  # the libraries raise bare Exception, RuntimeError or OSError
         raise ArtefactError(
@@ -132,6 +149,23 @@ def load_texts(directory: Path, start_id: int, end_id: int, ends_inputs: bool) -
             "give --tokenizer, a directory with tokenizer.json, vocab.json and merges.txt, or tokenizer.model",
         ) from error
     return Texts(tokenizer, ids, start_id, end_id, ends_inputs, directory)
+
+
+def _of_transformers(directory: Path) -> tuple[FileTokenizer, TokenizerFiles] | None:
+    """Put a directory of transformers together, as a conversion does it; None: the files are a conversion's, or bare.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    is_converted = any((directory / name).is_file() for name in (CHAT_FILE, TEXT_IDS_FILE, CONFIG_INI))
+    if is_converted or not any((directory / name).is_file() for name in OF_TRANSFORMERS):
+        return None
+    archive = open_archive(directory)
+    found = find_tokenizer(archive, model_type(archive))
+    contents = found.contents(archive)
+    if not contents:
+        return None
+    return FileTokenizer(directory / _PIPELINE, contents[_PIPELINE].decode()), found
 
 
 class Detokenizer:

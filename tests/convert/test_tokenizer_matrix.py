@@ -12,6 +12,7 @@ from support.tokenizer_directories import Directory, of_descriptions, of_pairs, 
 from transformers import AutoTokenizer
 
 from deployment.openai.templates import ChatTemplate
+from deployment.openai.texts import load_texts
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.tokenizers.huggingface import find_tokenizer
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import FileTokenizer
@@ -134,3 +135,19 @@ def test_ids_conversations_and_texts_are_transformers_own(kind: str, tmp_path: P
     cases = {name: case_of(each, tmp_path / str(n)) for n, (name, each) in enumerate(directories.items())}
     found = {name: said for name, case in cases.items() if (said := differences(case))}
     assert not found, "\n".join(f"{name}: {each}" for name, said in found.items() for each in said[:3])
+
+
+def test_the_endpoint_reads_a_directory_of_transformers_as_a_conversion_does(tmp_path: Path) -> None:
+    """``--tokenizer``, where the served repository is not on the endpoint's machine."""
+    for number, directory in enumerate(
+        (of_pairs()["opt"], of_pieces()["chatml"], of_descriptions()["tokens beyond it"])
+    ):
+        case = case_of(directory, tmp_path / str(number))
+        texts = load_texts(tmp_path / f"{number}/source", 0, 1, False)
+        assert (texts.special, texts.ids[:2]) == (case.special, (case.around.before, case.around.after))
+        for text in TEXTS[:3]:
+            assert list(texts.encode(text)) == case.oracle(text)["input_ids"]
+        assert isinstance(texts.tokenizer, FileTokenizer)
+        chat = ChatTemplate(Chat(CHAT_ML, texts.special), texts.directory, texts.tokenizer.encode, texts.tokenizer)
+        expected = case.oracle.apply_chat_template(TURNS, chat_template=CHAT_ML, return_dict=False)
+        assert list(chat.encode(chat.render(TURNS, add_generation_prompt=False))) == expected

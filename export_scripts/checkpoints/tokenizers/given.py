@@ -14,7 +14,7 @@ from handover.text_ids import TextIds
 FOLDER = "given_tokenizer"
 """Folder of its files in a checkpoint's archive."""
 # What is looked for, the best first: tokenizer.json alone knows of tokens that were added to a vocabulary.
-_BESIDE = frozenset(("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"))
+OF_TRANSFORMERS = frozenset(("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"))
 """Files by which transformers' tokenizers are known."""
 _FORMS = (
     ("huggingface", ("tokenizer.json",)),
@@ -53,7 +53,7 @@ def tokenizer_in(archive: Archive, folder: str) -> TokenizerFiles | None:
         if all(name in names for name in wanted):
             found = TokenizerFiles({name: names[name] for name in wanted}, library)
             # Nothing is put around a text: training with NeMo or Megatron put nothing there either.
-            return replace(whole(archive, found, ""), text_ids=TextIds()) if names.keys() & _BESIDE else found
+            return replace(whole(archive, found, ""), text_ids=TextIds()) if names.keys() & OF_TRANSFORMERS else found
     models = [name for name in names.values() if name.endswith(".model")]
     if len(models) == 1:
         return TokenizerFiles({"tokenizer.model": models[0]}, "sentencepiece")

@@ -116,14 +116,18 @@ class FileTokenizer:
     As with the other two nothing is added to a text, and a special token's name in it is plain text; T5's marks for
     gaps are themselves.
 
+    Args:
+        file: to be read.
+        content: of the file, if it was read already or has yet to be written.
+
     Attributes:
         special: ids of the special tokens by name.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, content: str = "") -> None:
         import tokenizers
 
-        description = json.loads(file.read_text("utf-8"))
+        description = json.loads(content or file.read_text("utf-8"))
         for entry in description.get("added_tokens") or ():
             entry["special"] = entry["special"] and not _SENTINEL.fullmatch(entry["content"])
         self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(description))
