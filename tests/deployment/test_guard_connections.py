@@ -1,0 +1,143 @@
+"""How long the guard waits for what a client sends, and how many connections it holds; no server stands behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from deployment.guard import doors, frames
+from deployment.guard.checks import Checks
+from deployment.guard.doors import Client, Door
+from deployment.guard.grpc_door import GrpcClient
+from deployment.guard.http_door import HttpClient
+from deployment.guard.limits import Memory
+
+Talk = Callable[[Door, Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]], Awaitable[Any]]
+
+
+def talk(make: Callable[[Door], Client], talking: Talk, most_bytes: int = 1000) -> Any:
+    """Open a door with silence behind it, and let a client talk to it."""
+
+    async def run() -> Any:
+        loop = asyncio.get_running_loop()
+        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        door = Door(silent.sockets[0].getsockname()[:2], most_bytes, Memory(4 * most_bytes), Checks())
+        server = await loop.create_server(lambda: make(door), "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()[:2]
+        return await talking(door, lambda: asyncio.open_connection(*address))
+
+    return asyncio.run(asyncio.wait_for(run(), 20))
+
+
+async def settle(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+HALF_A_MESSAGE = frames.frame(frames.DATA, 0, 1, b"\0\0\0\1\0a")
+HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: t\r\n"
+
+
+@pytest.mark.parametrize(
+    "begun", [HEAD, HEAD + b"Content-Length: 10\r\n\r\n[", HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n[\r\n"]
+)
+def test_a_request_that_comes_in_too_slowly_is_told_so(begun: bytes) -> None:
+    async def talking(door: Door, connect: Any) -> tuple[bool, bool, bytes]:
+        reader, writer = await connect()
+        writer.write(begun)
+        await settle(lambda: any(client.is_coming for client in door._connections))
+        (client,) = door._connections
+        now = time.monotonic()
+        early, late = client.is_late(now + 29), client.is_late(now + 31)
+        client.give_up()
+        return early, late, await reader.read()
+
+    early, late, answer = talk(HttpClient, talking)
+    assert (early, late) == (False, True) and answer.startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        frames.PREFACE[:10],
+        frames.PREFACE + b"\0\0",
+        frames.PREFACE
+        + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x83")
+        + b"\0\0\6\0\0\0\0\0\1\0\0\0\1\0a",
+    ],
+)
+def test_a_message_that_comes_in_too_slowly_ends_its_connection(begun: bytes) -> None:
+    async def talking(door: Door, connect: Any) -> tuple[bool, bool, bytes]:
+        reader, writer = await connect()
+        writer.write(begun)
+        await settle(lambda: any(client.triton for client in door._connections))
+        await asyncio.sleep(0.1)
+        (client,) = door._connections
+        now = time.monotonic()
+        early, late = client.is_late(now + 29), client.is_late(now + 61)
+        client.give_up()
+        await reader.read()
+        return early, late, b""
+
+    assert talk(GrpcClient, talking)[:2] == (False, True)
+
+
+@pytest.mark.parametrize("make", [HttpClient, GrpcClient])
+def test_the_connection_that_was_idle_for_longest_gives_way(
+    make: Callable[[Door], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "_MOST_CONNECTIONS", 2)
+
+    async def talking(door: Door, connect: Any) -> list[bytes]:
+        pairs = []
+        for number in range(3):
+            pairs.append(await connect())
+            await settle(lambda number=number: len(door) == min(number + 1, 2))  # type: ignore[misc]
+            await asyncio.sleep(0.05)
+        ended = await asyncio.wait_for(pairs[0][0].read(), 5)
+        return [ended, *(b"open" for reader, _ in pairs[1:] if not reader.at_eof())]
+
+    assert talk(make, talking) == [b"", b"open", b"open"]
+
+
+def test_bodies_of_all_connections_together_have_a_limit() -> None:
+    async def talking(door: Door, connect: Any) -> list[bytes]:
+        begun = HEAD + b"Content-Length: 1000\r\n\r\n" + b"[" * 990
+        pairs = [await connect() for _ in range(5)]
+        for _, writer in pairs:
+            writer.write(begun)
+            await asyncio.sleep(0.05)
+        refused = await pairs[4][0].readline()
+        for _, writer in pairs:
+            writer.close()
+        await settle(lambda: door.memory.used == 0)
+        return [refused]
+
+    assert talk(HttpClient, talking) == [b"HTTP/1.1 503 Service Unavailable\r\n"]
+
+
+def test_a_broken_http2_connection_is_closed_with_a_reason() -> None:
+    cases = {
+        b"GET / HTTP/1.1\r\nHost: t\r\n\r\n": b"",
+        frames.PREFACE + frames.frame(frames.CONTINUATION, 0, 1): b"have not begun",
+        frames.PREFACE + frames.frame(frames.HEADERS, 0, 1) + frames.frame(frames.DATA, 0, 1): b"are interrupted",
+        frames.PREFACE + frames.frame(frames.HEADERS, frames.END_HEADERS, 2): b"an old number",
+        frames.PREFACE + frames.frame(frames.SETTINGS, frames.ACK, 0): b"acknowledged",
+        frames.PREFACE + b"\xff\xff\xff\0\0\0\0\0\1": b"a frame has",
+        frames.PREFACE + frames.frame(frames.DATA, frames.PADDED, 1, b"\5a"): b"padding",
+    }
+
+    async def talking(door: Door, connect: Any) -> list[bytes]:
+        answers = []
+        for sent in cases:
+            reader, writer = await connect()
+            writer.write(sent)
+            answers.append(await reader.read())
+        return answers
+
+    for answer, wanted in zip(talk(GrpcClient, talking), cases.values(), strict=True):
+        assert wanted in answer and bool(answer) == bool(wanted)
