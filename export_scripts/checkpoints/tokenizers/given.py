@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.huggingface.files import read_json
 from export_scripts.checkpoints.tokenizers import tiktoken
 from export_scripts.checkpoints.tokenizers.assembled import whole
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, tiktoken_files
@@ -52,6 +54,8 @@ def tokenizer_in(archive: Archive, folder: str) -> TokenizerFiles | None:
     for library, wanted in _FORMS:
         if all(name in names for name in wanted):
             found = TokenizerFiles({name: names[name] for name in wanted}, library)
+            if library == "huggingface" and not _says_more(archive, names):
+                return found
             # Nothing is put around a text: training with NeMo or Megatron put nothing there either.
             return replace(whole(archive, found, ""), text_ids=TextIds()) if names.keys() & OF_TRANSFORMERS else found
     models = [name for name in names.values() if name.endswith(".model")]
@@ -60,6 +64,14 @@ def tokenizer_in(archive: Archive, folder: str) -> TokenizerFiles | None:
     descriptions = [name for name in names.values() if name.endswith(".json")]
     lists = [name for name in descriptions if tiktoken.is_vocabulary(archive.read_bytes(name))]
     return tiktoken_files(lists[0]) if len(lists) == 1 else None
+
+
+def _says_more(archive: Archive, names: Mapping[str, str]) -> bool:
+    """Whether files beside a ``tokenizer.json`` have tokens that it lacks, or a template that may name some."""
+    if names.keys() & {"added_tokens.json", "chat_template.jinja", "chat_template.json"}:
+        return True
+    config = names.get("tokenizer_config.json")
+    return config is not None and not {"added_tokens_decoder", "chat_template"}.isdisjoint(read_json(archive, config))
 
 
 def refuse_unused(archive: Archive, tokenizer: TokenizerFiles) -> None:
