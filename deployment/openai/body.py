@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from deployment.openai.errors import ApiError
-from deployment.openai.fields import REFUSED, Field
+from deployment.openai.fields import NEUTRAL, REFUSED, Field
+from deployment.openai.values import asks_for_nothing
 from handover.errors import nearest, shortened
 
 Values = Mapping[str, Any]
@@ -55,15 +56,15 @@ def check_fields(body: Any, table: Mapping[str, Field]) -> Values:
     return values
 
 
-_NEUTRAL: tuple[Any, ...] = (None, [], False)
-"""Values with which a refused field asks for nothing."""
-
-
 def _refuse_unknown(name: str, value: Any, table: Mapping[str, Field]) -> None:
     if name in REFUSED:
-        if value in _NEUTRAL:
+        if asks_for_nothing(value) or any(
+            type(value) is type(each) and value == each for each in NEUTRAL.get(name, ())
+        ):
             return
         raise ApiError(f"{name} is not supported", REFUSED[name], param=name, code="unsupported_parameter")
+    if value is None:
+        return
     raise ApiError(
         f"unknown field '{shortened(name, 80)}'", nearest(shortened(name, 80), table), param=shortened(name, 80)
     )

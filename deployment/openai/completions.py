@@ -95,16 +95,21 @@ class CompletionForm:
     def _part(self, index: int, text: str, tokens: Sequence[int], scores: Sequence[Score | None]) -> dict[str, Any]:
         if not self.is_scored:
             return {"index": index, "text": text, "logprobs": None}
-        writer = self._scores.setdefault(index, CompletionScores(self.texts, self.names_ids))
-        return {"index": index, "text": text, "logprobs": writer.write(tokens, scores)}
+        return {"index": index, "text": text, "logprobs": self._writer(index).write(tokens, scores)}
+
+    def _writer(self, index: int) -> CompletionScores:
+        """Give what writes an answer's log probabilities, piece by piece."""
+        if index not in self._scores:
+            prompt = self.prompts[index // self.given].ids
+            self._scores[index] = CompletionScores(self.texts, prompt, self.is_echoed, self.names_ids)
+        return self._scores[index]
 
     def _scored(
         self, index: int, tokens: Iterable[int], scores: Iterable[Score | None]
     ) -> Iterator[dict[str, list[Any]]]:
         """Write scores batch by batch, at least one."""
         if self.is_scored:
-            writer = self._scores.setdefault(index, CompletionScores(self.texts, self.names_ids))
-            yield from in_batches(writer.write, tokens, scores)
+            yield from in_batches(self._writer(index).write, tokens, scores)
 
 
 def _ended(answer: Answer) -> dict[str, Any]:

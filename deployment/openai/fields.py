@@ -163,3 +163,14 @@ REFUSED: Mapping[str, str] = {
     "reasoning_effort": "the models have no such setting; write it into a message",
 }
 """Fields of OpenAI or vLLM that are refused: name and what to do instead."""
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "tool_choice": ("none",),
+    "function_call": ("none",),
+    "parallel_tool_calls": (True,),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "length_penalty": (1, 1.0),
+    "priority": (0,),
+    "reasoning_effort": ("none",),
+}
+"""Values with which a refused field asks for what is so anyhow, beside those that ask for nothing of any."""

@@ -72,7 +72,7 @@ _KINDS: Mapping[str, Callable[[Any, str], Guide | None]] = {
 
 def structured_outputs(value: Any, name: str) -> Guide | None:
     """Take vLLM's object, which has one of several keys."""
-    given = {key: each for key, each in object_of(value, name, tuple(_KINDS)).items() if each is not None}
+    given = object_of(value, name, tuple(_KINDS))
     found = {key: guide for key, each in given.items() if (guide := _KINDS[key](each, f"{name}.{key}"))}
     if len(found) > 1:
         raise ApiError(f"{name} has {' and '.join(found)}", "give one of them", param=name)

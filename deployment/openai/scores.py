@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, overload
 
 from deployment.openai.outputs import Array, Outputs
-from deployment.openai.texts import Texts, name_by_id
+from deployment.openai.texts import Detokenizer, Texts, name_by_id
 
 BATCH = 128
 """Tokens whose scores are read and written at once."""
@@ -105,20 +105,27 @@ class CompletionScores:
 
     Attributes:
         texts: of the model.
+        prompt: that the answer continues.
+        is_echoed: whether the prompt's tokens are written too.
         is_by_id: whether tokens are named by their ids, as vLLM does it: two tokens may have the same text.
-        offset: characters of the tokens that were written.
     """
 
     texts: Texts
+    prompt: tuple[int, ...] = ()
+    is_echoed: bool = False
     is_by_id: bool = False
-    offset: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        """Begin with no text."""
+        self._text = Detokenizer(self.texts, () if self.is_echoed else self.prompt)
+        self._offset = self._written = 0
 
     def write(self, tokens: Sequence[int], scores: Sequence[Score | None]) -> dict[str, Any]:
         """Write tokens; a prompt's first token has no score."""
         names, offsets = [self._name(token) for token in tokens], []
-        for name in names:
-            offsets.append(self.offset)
-            self.offset += len(name)
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += self._count_added(token)
         return {
             "tokens": names,
             "token_logprobs": [None if score is None else score.log_prob for score in scores],
@@ -127,6 +134,13 @@ class CompletionScores:
             ],
             "text_offset": offsets,
         }
+
+    def _count_added(self, token: int) -> int:
+        """Count the characters that a token adds to the text, which has nothing of the tokens before a prompt's own."""
+        place, before = self._written, self.texts.ids.before
+        self._written += 1
+        is_outside = self.is_echoed and place < len(before) and self.prompt[: len(before)] == before
+        return 0 if is_outside else len(self._text.add(token))
 
     def _top(self, name: str, score: Score) -> dict[str, float]:
         """Name the most probable tokens and the one that came; of tokens of one name the most probable counts."""
@@ -153,5 +167,4 @@ def write_chat_scores(texts: Texts, tokens: Sequence[int], scores: Sequence[Scor
 
 
 def _entry(texts: Texts, token: int, log_prob: float) -> dict[str, Any]:
-    text = texts.text_of(token)
-    return {"token": texts.name(token), "logprob": log_prob, "bytes": list(text.encode()) if text else None}
+    return {"token": texts.name(token), "logprob": log_prob, "bytes": list(texts.bytes_of(token)) or None}

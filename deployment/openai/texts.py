@@ -110,6 +110,11 @@ class Texts:
             known = self._texts_of_tokens[token] = text.replace("\ufffd", "")
         return known
 
+    def bytes_of(self, token: int) -> bytes:
+        """Return what a token adds to a text in UTF-8, parts of a character too; empty: it stands for no text."""
+        own = self.tokenizer.bytes_of(token)
+        return self.text_of(token).encode() if own is None else own
+
     def name(self, token: int) -> str:
         """Return a token's text; its number, as vLLM writes it, where its text is only a part of a character."""
         return self.text_of(token) or name_by_id(token)

@@ -161,7 +161,7 @@ def _message(value: Any, name: str) -> dict[str, Any]:
     if role not in _ROLES:
         raise refuse(f"{name}.role", role, f"one of {', '.join(_ROLES)}")
     made = {"role": role, "content": _content(given.get("content"), f"{name}.content")}
-    return made | ({"name": text(given["name"], f"{name}.name")} if given.get("name") is not None else {})
+    return made | ({"name": text(given["name"], f"{name}.name")} if "name" in given else {})
 
 
 def _content(value: Any, name: str) -> str | list[dict[str, str]]:
@@ -177,10 +177,16 @@ def _content(value: Any, name: str) -> str | list[dict[str, str]]:
     ]
 
 
+def asks_for_nothing(value: Any) -> bool:
+    """Say whether a value is as if its key were left out: null, and what clients write where they want nothing."""
+    return value is None or value is False or (isinstance(value, list | dict) and not value)
+
+
 def object_of(value: Any, name: str, legal: Sequence[str]) -> Mapping[str, Any]:
-    """Take an object of known keys."""
+    """Take an object of known keys; null is the same as leaving a key out, and other keys may ask for nothing."""
     if not isinstance(value, dict):
         raise refuse(name, value, f"an object with {', '.join(legal)}")
     for key in value.keys() - set(legal):
-        raise ApiError(f"{name} has an unknown key {_shown(key)}", nearest(shortened(key, 80), legal), param=name)
-    return value
+        if not asks_for_nothing(value[key]):
+            raise ApiError(f"{name} has an unknown key {_shown(key)}", nearest(shortened(key, 80), legal), param=name)
+    return {key: each for key, each in value.items() if key in legal and each is not None}

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient
+from openai.types.chat import ChatCompletionMessage
 from support.fake_triton import T5_INPUTS, FakeTriton, RefusalError, Tensors, count_up, count_up_t5
 from support.openai_endpoint import application_of
 from tokenizers import Tokenizer, models
 
-from deployment.openai.fields import COMPLETIONS, REFUSED
+from deployment.openai.body import check_fields
+from deployment.openai.errors import ApiError
+from deployment.openai.fields import CHAT, COMPLETIONS, NEUTRAL, REFUSED
 
 INPUTS = ("input_ids", "input_lengths", "request_output_len", "stop_words_list")
 
@@ -181,3 +184,37 @@ def test_no_more_requests_than_allowed_are_answered_at_a_time(letters: Path) -> 
 
     with FakeTriton(answer, INPUTS) as slow:
         run(slow, letters, ask, max_requests=2)
+
+
+def test_what_asks_for_nothing_is_as_if_it_were_left_out() -> None:
+    """A message of an answer, as openai's own client writes it, is part of the next request."""
+    said = ChatCompletionMessage(role="assistant", content="hi").model_dump()
+    assert {"refusal", "annotations", "audio", "function_call", "tool_calls"} <= said.keys()
+    said |= {"tool_calls": [], "name": None, "annotations": []}
+    parts = [{"type": "text", "text": "a", "annotations": None, "cache_control": None}]
+    read = check_fields({"messages": [said, {"role": "user", "content": parts}]}, CHAT)["messages"]
+    assert read[0] == {"role": "assistant", "content": "hi"} and read[1]["content"][0]["text"] == "a"
+    inner = {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": None, "description": None}}
+    for given in ({"stream_options": {"include_usage": None, "include_obfuscation": False}}, {"nonsense": None}):
+        assert check_fields({**given}, CHAT) == check_fields({}, CHAT)
+    assert check_fields({"response_format": {**inner, "grammar": None}}, CHAT)["response_format"]
+    for values in ({name: [None, [], False, *values]} for name, values in NEUTRAL.items()):
+        for name, several in values.items():
+            assert all(check_fields({name: value}, COMPLETIONS) for value in several)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("prompt_logprobs", 0),
+        ("tool_choice", "auto"),
+        ("priority", 1),
+        ("length_penalty", 2.0),
+        ("parallel_tool_calls", 1),
+    ],
+)
+def test_what_asks_for_something_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ApiError, match=f"{name} is not supported"):
+        check_fields({name: value}, COMPLETIONS)
+    with pytest.raises(ApiError, match="unknown key"):
+        check_fields({"messages": [{"role": "user", "content": "a", "tool_calls": [{"id": "1"}]}]}, CHAT)

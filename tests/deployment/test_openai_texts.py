@@ -15,6 +15,7 @@ from hypothesis import strategies as some
 from support.ft_checkpoint_maker import make_ft_checkpoint
 from transformers import GPT2Tokenizer, GPT2TokenizerFast
 
+from deployment.openai.scores import CompletionScores, Score, write_chat_scores
 from deployment.openai.stops import StopStrings
 from deployment.openai.texts import Detokenizer, load_texts
 
@@ -104,3 +105,33 @@ def test_a_stop_string_counts_wherever_tokens_end(text: str, words: list[str], c
         if stop:
             break
     assert (shown + ("" if stop else stops.rest()), stop) == ended_by(text, words)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "pipeline", "pieces"])
+def test_the_bytes_of_scored_tokens_are_those_of_the_text(kind: str, request: pytest.FixtureRequest) -> None:
+    """Also of tokens that are parts of a character, and of those that might have come in their place."""
+    directory, decode, encode = request.getfixturevalue(kind)
+    texts = load_texts(directory, 0, 1, False)
+    for text in TEXTS:
+        ids = encode(text)
+        entries = write_chat_scores(texts, ids, [Score(-1.0, ((token, -1.0),)) for token in ids])["content"]
+        assert bytes(byte for entry in entries for byte in entry["bytes"]).strip() == decode(ids).encode().strip()
+        assert [entry["top_logprobs"][0]["bytes"] for entry in entries] == [entry["bytes"] for entry in entries]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "pipeline", "pieces"])
+@pytest.mark.parametrize("is_echoed", [False, True])
+def test_the_offset_of_a_token_is_where_its_text_begins(
+    kind: str, is_echoed: bool, request: pytest.FixtureRequest
+) -> None:
+    directory, decode, encode = request.getfixturevalue(kind)
+    texts = load_texts(directory, 0, 1, False)
+    prompt = tuple(encode("the"))
+    for text in TEXTS:
+        ids = encode(f"the {text}")[len(prompt) :]
+        writer, shown = CompletionScores(texts, prompt, is_echoed), [*(prompt if is_echoed else ()), *ids]
+        offsets = [offset for token in shown for offset in writer.write([token], [None])["text_offset"]]
+        rest = [texts.decode([*prompt, *ids[:count]]) for count in range(len(ids))]
+        begins = [len(each) - (0 if is_echoed else len(decode(prompt))) for each in rest]
+        assert offsets[-len(ids) :] == begins
+        assert offsets[0] == 0 and sorted(offsets) == offsets

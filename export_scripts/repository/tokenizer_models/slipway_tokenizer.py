@@ -57,6 +57,9 @@ class Tokenizer(Protocol):
         beginning of the text of more tokens. Other bytes that are no UTF-8 become U+FFFD.
         """
 
+    def bytes_of(self, id_: int) -> bytes | None:
+        """Return the bytes that a token stands for wherever it is; None: those of its text, which the library knows."""
+
 
 class BytePairTokenizer:
     """GPT-2's byte-level BPE from ``vocab.json`` and ``merges.txt``.
@@ -81,6 +84,10 @@ class BytePairTokenizer:
         """Return the text of token ids."""
         return _decode_utf8(b"".join(map(self._bytes.get, ids, repeat(b""))))[0]
 
+    def bytes_of(self, id_: int) -> bytes | None:
+        """Return the bytes that a token stands for."""
+        return self._bytes.get(id_, b"")
+
 
 class SentencePieceTokenizer:
     """SentencePiece from ``tokenizer.model``."""
@@ -104,6 +111,11 @@ class SentencePieceTokenizer:
             first -= 1
         tail = bytes(int(self._processor.id_to_piece(id_)[1:-1], 16) for id_ in known[first:])  # pieces "<0xE4>"
         return str(self._processor.decode(known[: len(known) - _decode_utf8(tail)[1]]))
+
+    def bytes_of(self, id_: int) -> bytes | None:
+        """Return the byte of a piece that is one."""
+        is_byte = 0 <= id_ < self._size and self._processor.is_byte(id_)
+        return bytes([int(self._processor.id_to_piece(id_)[1:-1], 16)]) if is_byte else None
 
 
 class TextError(ValueError):
@@ -180,6 +192,13 @@ class FileTokenizer:
         tail = bytes(int(piece[1:-1], 16) for _, piece in known[first:])  # pieces "<0xE4>"
         complete = known[: len(known) - _decode_utf8(tail)[1]]
         return str(self._tokenizer.decode([id_ for id_, _ in complete], skip_special_tokens=False))
+
+    def bytes_of(self, id_: int) -> bytes | None:
+        """Return the bytes of a byte-level token, or the byte of a piece that is one."""
+        if self._is_byte_level:
+            return bytes(self._bytes[id_])
+        piece = "" if id_ in self._added else self._pieces[id_] or ""
+        return bytes([int(piece[3:-1], 16)]) if _BYTE_PIECE.fullmatch(piece) else None
 
     def _bytes_of(self, id_: int) -> bytes:
         if id_ in self._added:
