@@ -50,5 +50,6 @@ def check_tokenizer(target: Target, tokenizer: Tokenizer) -> None:
     if theirs is not None and list(theirs) != ours:
         raise ConfigError(
             f"the tokenizer is not that of {target.url}: it encodes {_SAMPLE!r} to {ours}, the endpoint to {theirs}",
-            "name the directory of the served model's own tokenizer files with --tokenizer",
+            "name the directory of the served model's own tokenizer files: main.py's deployment.endpoint_tokenizer, or"
+            " --tokenizer of this program",
         )

@@ -44,7 +44,7 @@ def encode_prompts(
         if isinstance(prompt, str) and tokenizer is None:
             raise ConfigError(
                 "parity: the served model's tokenizer is not on this machine",
-                "name a directory of tokenizer files with --tokenizer, or give prompts as input_ids",
+                "give main.py's deployment.endpoint_tokenizer (--tokenizer of this program), or prompts as input_ids",
             )
         ids: Ids = tuple(tokenizer.encode(prompt)) if isinstance(prompt, str) and tokenizer else tuple(map(int, prompt))
         if not ids or min(ids) < 0 or (vocab_size is not None and max(ids) >= vocab_size):

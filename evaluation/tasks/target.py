@@ -11,11 +11,12 @@ from typing import Protocol, TypeVar
 
 from evaluation.arguments import TaskArguments
 from evaluation.client.connecting import check_tokenizer
+from evaluation.client.endpoint_tokenizer import EndpointTokenizer
 from evaluation.client.errors import RequestError
 from evaluation.client.served_model import Target, open_target
 from evaluation.client.tokenizer import Tokenizer, load_tokenizer
 from evaluation.tasks.check import check_task
-from handover.errors import ConfigError
+from handover.errors import ConfigError, shortened
 from handover.progress import Progress
 
 Question = TypeVar("Question", bound=Hashable)
@@ -67,18 +68,30 @@ def check_takes_rows(target: Target) -> None:
 def find_tokenizer(target: Target, source: Path | None) -> Tokenizer:
     """Load the served model's tokenizer from a directory of its files; None for the served checkpoint's.
 
+    Where neither is on this machine, an OpenAI API that has ``/tokenize`` and ``/detokenize`` is asked for each text.
+
     Raises:
         ConfigError: the files are not on this machine, or they are not those of an OpenAI API.
     """
     source = source or target.served.directory
     if source is None:
-        raise ConfigError(
-            f"the tokenizer of the model at {target.url} is not on this machine",
-            "name a directory of tokenizer files with --tokenizer",
-        )
+        return _ask_endpoint(target)
     tokenizer = load_tokenizer(source)
     check_tokenizer(target, tokenizer)
     return tokenizer
+
+
+def _ask_endpoint(target: Target) -> Tokenizer:
+    try:
+        if target.capabilities:
+            return EndpointTokenizer(target)
+        problem = ""
+    except RequestError as error:
+        problem = f", and its API does not tokenize: {shortened(error.problem, 200)}"
+    raise ConfigError(
+        f"the tokenizer of the model at {target.url} is not on this machine{problem}",
+        "name a directory of its files: main.py's deployment.endpoint_tokenizer, or --tokenizer of this program",
+    )
 
 
 def ask_all(

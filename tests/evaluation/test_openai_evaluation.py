@@ -46,11 +46,14 @@ def stand_in(model: LearntModel, **changes: Any) -> StandIn:
     )
 
 
-def evaluate(served: StandIn, model: LearntModel, directory: Path, *flags: str) -> dict[str, dict[str, Any]]:
+def evaluate(
+    served: StandIn, model: LearntModel, directory: Path, *flags: str, has_files: bool = True
+) -> dict[str, dict[str, Any]]:
     data = directory / "data.jsonl"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in short_texts()))
     given = [f"--endpoint={served.url}", f"--output={directory / 'out'}", f"--data-path={data}", "--data-sha256=any"]
-    lambada.main([*given, f"--tokenizer={model.directory}", "--batch-size=5", *flags])
+    tokenizer = [f"--tokenizer={model.directory}"] if has_files else []
+    lambada.main([*given, *tokenizer, "--batch-size=5", *flags])
     content = json.loads((directory / "out" / "metrics.json").read_text())
     assert content["model"]["api"] == "OpenAI" and content["model"]["address"] == served.url
     return {metric["name"]: metric for metric in content["metrics"]}
@@ -107,8 +110,20 @@ def test_without_a_tokenizer_it_is_said_which_to_name(model: LearntModel, tmp_pa
     with serving(stand_in(model)) as served:
         flags = [f"--endpoint={served.url}", f"--output={tmp_path}", f"--data-path={tmp_path / 'd'}"]
         (tmp_path / "d").write_text(json.dumps({"text": "one two three"}) + "\n")
-        with pytest.raises(ConfigError, match="tokenizer of the model at http.*\n.*--tokenizer"):
+        said = "tokenizer of the model at http.*its API does not tokenize(?s:.*)deployment.endpoint_tokenizer"
+        with pytest.raises(ConfigError, match=said):
             lambada.main([*flags, "--data-sha256=any"])
+
+
+def test_a_tokenizer_that_is_not_here_is_asked_for_and_the_figures_are_the_same(
+    model: LearntModel, tmp_path: Path
+) -> None:
+    found = []
+    for has_files in (True, False):
+        (tmp_path / str(has_files)).mkdir()
+        with serving(stand_in(model, tokenizes=True)) as served:
+            found.append(evaluate(served, model, tmp_path / str(has_files), has_files=has_files))
+    assert found[0] == found[1] and found[1]["lambada_openai_accuracy"]["n"] == len(short_texts())
 
 
 @pytest.mark.parametrize("extensions", [frozenset({"return_token_ids"}), frozenset()])

@@ -35,6 +35,7 @@ class StandIn:
         end_id: the token that ends an answer.
         extensions: fields of vLLM that it knows; others are refused.
         takes_ids, echoes, takes_zero: whether token ids are prompts, echo has log probabilities, max_tokens may be 0.
+        tokenizes: whether it has vLLM's /tokenize and /detokenize.
         key: bearer key that it wants; empty for none.
         max_model_len: that it lists; None for none.
         owned_by, version: who it says that it is; an empty version is not told.
@@ -51,6 +52,7 @@ class StandIn:
     takes_ids: bool = True
     echoes: bool = True
     takes_zero: bool = True
+    tokenizes: bool = False
     key: str = ""
     max_model_len: int | None = 128
     owned_by: str = "stand-in"
@@ -176,6 +178,10 @@ class _Handler(JsonHandler):
         if body is not None and self.path == "/v1/completions":
             served.asked.append(body)
             return complete(served, body)
+        if body is not None and served.tokenizes and self.path == "/tokenize" and served.encode:
+            return {"tokens": list(served.encode(body["prompt"]))}
+        if body is not None and served.tokenizes and self.path == "/detokenize":
+            return {"prompt": served.text(body["tokens"])}
         if self.path == "/v1/models":
             card = {"id": NAME, "object": "model", "created": 1, "owned_by": served.owned_by, "root": "/models/tiny"}
             return {"object": "list", "data": [{**card, "max_model_len": served.max_model_len}]}
