@@ -88,9 +88,20 @@ _OTHER: dict[str, Any] = {
     **{"reorder_and_upcast_attn": True, "chunk_size_feed_forward": 2, "pretraining_tp": 2, "num_labels": 3},
     **{"problem_type": "regression", "bos_token_id": 3, "eos_token_id": 4, "pad_token_id": 5, "sep_token_id": 6},
     **{"decoder_start_token_id": 3, "torch_dtype": "float32", "architectures": ["A"], "transformers_version": "9.0"},
-    **{"number_of_conv_states": 2, "mlp_layer_types": ["dense", "dense"], "first_k_dense_replace": 1},
+    **{
+        "number_of_conv_states": 2,
+        "mlp_layer_types": ["dense", "dense"],
+        "first_k_dense_replace": 1,
+        "default_theta": 5.0,
+    },
+}
+_OF_SOME = {
+    **{("t5", "is_encoder_decoder"): False, ("mt5", "is_encoder_decoder"): False},
+    ("gpt_bigcode", "num_key_value_heads"): 4,
 }
 """Another value of each key than ``SIZES`` and the defaults have; one that is not here is no key of a file."""
+_POPPED = {"torch_dtype", "rope_scaling", "rope_theta", "partial_rotary_factor", "num_labels", "tie_word_embeddings"}
+"""What a class takes and does not keep by that name."""
 _UNTIED = {"tie_word_embeddings": False}
 
 
@@ -111,9 +122,15 @@ def outcome(config: dict[str, Any]) -> str:
         return f"refused: {error.problem}"
 
 
+def other_of(model_type: str, key: str) -> dict[str, Any]:
+    """Another value of a key; nothing for what is no key of a file."""
+    value = _OF_SOME.get((model_type, key), _OTHER.get(key))
+    return {} if value is None else {key: value}
+
+
 def changed(model_type: str, key: str) -> dict[str, Any]:
     """The configuration with another value of one key; the rotation's keys stand alone, as one hides the other."""
-    config = config_of(model_type) | ({key: _OTHER[key]} if key in _OTHER else {})
+    config = config_of(model_type) | other_of(model_type, key)
     if key in ("rope_theta", "original_max_position_embeddings") and "rope_parameters" in config:
         config["rope_parameters"] = {name: value for name, value in _LLAMA3.items()}
     return config
@@ -145,10 +162,15 @@ def test_what_becomes_of_each_key_is_what_the_table_says(model_type: str) -> Non
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_keys_without_effect_leave_transformers_logits_as_they_are(model_type: str) -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     ids = torch.arange(1, 17)[None]
     keys = [key for key, said in accounted_for(model_type).items() if said not in ("honoured", "refused")]
-    other = {key: _OTHER[key] for key in keys if key in _OTHER}
+    other = {name: value for key in keys for name, value in other_of(model_type, key).items()}
     assert len(other) > 15
+    made = [CONFIG_MAPPING[model_type].from_dict(config_of(model_type, **changes)) for changes in ({}, other)]
+    are_set = [key for key in other if getattr(made[0], key, None) != getattr(made[1], key, None)]
+    assert other.keys() - are_set <= _POPPED, "another value"
     plain, mutated = (logits(config_of(model_type, **changes), ids) for changes in ({}, other))
     assert (plain - mutated).abs().max() < 1e-5
 

@@ -208,6 +208,8 @@ def _beyond(config: Mapping[str, Any]) -> tuple[str, ...]:
     if config["relative_attention_max_distance"] != t5.MAX_DISTANCE:
         distance = shown(config["relative_attention_max_distance"])
         problems.append(f"relative_attention_max_distance: {distance}  (it computes with {t5.MAX_DISTANCE})")
+    if config.get("is_encoder_decoder", True) is not True:
+        problems.append(f"is_encoder_decoder: {shown(config['is_encoder_decoder'])}  (its decoder sees the encoder)")
     if config.get("tie_encoder_decoder"):
         problems.append("tie_encoder_decoder: True  (its decoder has weights of its own)")
     return tuple(problems)
