@@ -8,7 +8,7 @@ provider). A ``transformer_layer_spec`` may build other layers than a GPT's, as 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from export_scripts.weights.values import shown
@@ -47,7 +47,7 @@ def scales_embeddings(model: Mapping[str, Any], config: Mapping[str, Any], file:
             are those of a Gemma.
     """
     named, builder = (str(model.get(key) or "") for key in ("_target_", "_builder_"))
-    foreign = [name for name in _unknown(model, config) if name.startswith(_OWN_PACKAGES)]
+    foreign = [name for name in _unknown(model, config) if _is_foreign(name)]
     if foreign:
         raise CheckpointError(
             f"{file} names {', '.join(foreign)}, which is not known to build a GPT, a Llama or a relative",
@@ -69,7 +69,7 @@ def scales_embeddings(model: Mapping[str, Any], config: Mapping[str, Any], file:
 
 def class_remarks(model: Mapping[str, Any], config: Mapping[str, Any], file: str) -> tuple[str, ...]:
     """Name the classes of the user's own, in one line: what they compute beside their fields cannot be seen."""
-    unknown = [name for name in _unknown(model, config) if not name.startswith(_OWN_PACKAGES)]
+    unknown = [name for name in _unknown(model, config) if not _is_foreign(name)]
     if not unknown:
         return ()
     return (
@@ -89,17 +89,18 @@ def _unknown(model: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _names(value: Any) -> Iterator[str]:
-    """Name the functions of a layer's specification, those that ``functools.partial`` binds among them."""
-    if isinstance(value, Mapping):
-        name = str(value.get("_target_") or "")
-        if not name.endswith("functools.partial"):
-            yield from [name] if name else []
-            return
+def _is_foreign(name: str) -> bool:
+    """Whether NVIDIA's packages have a class or function for other models; a specification spelled out may be any."""
+    return name.startswith(_OWN_PACKAGES) and not name.endswith(".ModuleSpec")
+
+
+def _names(value: Any) -> list[str]:
+    """Name the function of a layer's specification, or the one that ``functools.partial`` binds."""
+    if isinstance(value, Mapping) and str(value.get("_target_")).endswith("functools.partial"):
         arguments = value.get("_args_")
-        yield from (each for first in (arguments or [])[:1] for each in _names(first))
-    elif isinstance(value, str) and value:
-        yield value
+        value = arguments[0] if isinstance(arguments, (list, tuple)) and arguments else None
+    name = value.get("_target_") if isinstance(value, Mapping) else value
+    return [name] if isinstance(name, str) and name else []
 
 
 def _looks_like_gemma(config: Mapping[str, Any]) -> bool:
