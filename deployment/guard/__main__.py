@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 from collections.abc import Callable, Sequence
 
@@ -30,6 +31,8 @@ _YOUNG_OBJECTS = 50_000
 def main(argv: Sequence[str]) -> None:
     """Serve until stopped."""
     arguments = GuardArguments.from_argv(argv, __doc__)
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # a shell's 1024 are few connections
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, 20, 100)  # lists of a request are no garbage: looking through them takes as long
     asyncio.run(serve(arguments))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,9 @@ from deployment.guard.limits import Memory
 from handover.progress import say
 
 _MOST_CONNECTIONS = 2048
+_FILES_PER_CONNECTION, _OTHER_FILES = 6, 64
+"""One to the client and one to Triton, at each of three doors."""
+
 _IDLE_S = 900.0
 _FIRST_S = 60.0
 _REQUEST_S, _LEAST_BYTES_PER_S = 30.0, 16 << 10
@@ -44,12 +48,14 @@ class Door:
     ) -> None:
         self.takes_grpc_errors = takes_grpc_errors
         self.address, self.most_bytes, self.memory, self.checks = address, most_bytes, memory, checks
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = max(1, min(_MOST_CONNECTIONS, (files - _OTHER_FILES) // _FILES_PER_CONNECTION))
         self._connections: dict[Client, None] = {}
         self._said, self._unsaid = 0.0, 0
 
     def enter(self, client: Client) -> bool:
         """Note a new connection; the one that was idle for longest gives way where there are too many."""
-        if len(self._connections) >= _MOST_CONNECTIONS:
+        if len(self._connections) >= self._most:
             idle = min((each for each in self._connections if each.is_idle), key=lambda each: each.since, default=None)
             if idle is None:
                 return False

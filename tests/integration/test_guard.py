@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO
 
 import grpc
@@ -405,10 +406,6 @@ def unary_request() -> ModelInferRequest:
     return request
 
 
-def unknown_method(stub: GRPCInferenceServiceStub, channel: grpc.Channel) -> Any:
-    return channel.unary_unary("/inference.GRPCInferenceService/None")(b"")
-
-
 CALLS: dict[str, Callable[[GRPCInferenceServiceStub], Any]] = {
     "inference": lambda stub: stub.ModelInfer(unary_request()),
     "inference, compressed": lambda stub: stub.ModelInfer(unary_request(), compression=grpc.Compression.Gzip),
@@ -441,7 +438,7 @@ def with_text(text: bytes) -> ModelInferRequest:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_an_answer_over_grpc_is_the_same_as_without_the_guard(stubs: Any, name: str) -> None:
-    guarded, direct = (code_of(lambda stub=stub: CALLS[name](stub)) for stub in stubs)
+    guarded, direct = (code_of(partial(CALLS[name], stub)) for stub in stubs)
     assert guarded == direct
 
 
@@ -449,9 +446,7 @@ def test_a_method_that_is_none_is_answered_by_the_server(sides: Sides) -> None:
     found = []
     for port in sides.grpc_ports:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            found.append(
-                code_of(lambda channel=channel: channel.unary_unary("/inference.GRPCInferenceService/No")(b""))
-            )
+            found.append(code_of(partial(channel.unary_unary("/inference.GRPCInferenceService/No"), b"")))
     assert found[0] == found[1] and found[0][0] is grpc.StatusCode.UNIMPLEMENTED
 
 
