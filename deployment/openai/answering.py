@@ -16,11 +16,10 @@ from deployment.openai.event_stream import EventStream
 from deployment.openai.generation import Piece, SequenceRequest, Sink, generate
 from deployment.openai.scores import Score
 from deployment.openai.service import Service
-from deployment.openai.triton import Triton
+from deployment.openai.shares import Share
 from deployment.openai.turns import Turns
 from deployment.openai.writing import write_choice
 
-_PART_LEFT = 8
 _ANY_TEXT = "\ue000"
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _SPACED = json.JSONEncoder()
@@ -146,7 +145,7 @@ async def answer_whole(service: Service, plan: Plan) -> tuple[bytes, dict[str, i
         ApiError: the server failed on a part of it; the other parts are cancelled.
     """
     answers = [Answer() for _ in plan.requests]
-    await _generate_all(service.triton, plan.requests, answers)
+    await _generate_all(service, plan.requests, answers)
     usage = plan.usage(answers)
     return await service.turns.run(_write_whole(plan, answers, usage)), usage
 
@@ -189,7 +188,7 @@ async def answer_stream(
     stream = EventStream(request)
     answers = [_StreamedAnswer(plan, index, stream, service.turns) for index in range(len(plan.requests))]
     try:
-        await _generate_all(service.triton, plan.requests, answers)
+        await _generate_all(service, plan.requests, answers)
     except ApiError as error:
         if not stream.has_begun:
             raise
@@ -277,20 +276,16 @@ def _event(content: str) -> bytes:
     return f"data: {content}\n\n".encode()
 
 
-async def _generate_all(triton: Triton, requests: Sequence[SequenceRequest], sinks: Sequence[Sink]) -> None:
-    """Generate all answers side by side, but for a part of the engine's rows that is left to other requests.
-
-    The first failure ends them all.
-    """
+async def _generate_all(service: Service, requests: Sequence[SequenceRequest], sinks: Sequence[Sink]) -> None:
+    """Generate all answers side by side, as many at a time as others leave room for; the first failure ends all."""
     if len(requests) == 1:
-        await generate(triton, requests[0], sinks[0])
+        await generate(service.triton, requests[0], sinks[0])
         return
-    rows = requests[0].model.rows
-    places = asyncio.Semaphore(max(1, rows - max(1, rows // _PART_LEFT)))
+    share = Share(service, requests[0].model.rows)
 
     async def generate_one(request: SequenceRequest, sink: Sink) -> None:
-        async with places:
-            await generate(triton, request, sink)
+        async with share:
+            await generate(service.triton, request, sink)
 
     tasks = [asyncio.create_task(generate_one(*each)) for each in zip(requests, sinks, strict=True)]
     try:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -24,6 +25,7 @@ from support.served import wait_for
 from tritonclient.grpc import service_pb2 as pb
 
 from deployment.openai.access import read_keys
+from deployment.openai.shares import Share
 from deployment.openai.streams import Streams
 from deployment.processes import list_processes, look_up
 from evaluation.speed.openai_wire import Dialect, OpenAIWire
@@ -422,6 +424,28 @@ def test_a_process_that_dies_is_replaced_three_times(slow: SlowTriton, letters: 
             assert endpoint.get("/health")[0] == 200
         os.kill(children()[0], signal.SIGKILL)
         endpoint.process.wait(30)
+
+
+@pytest.mark.parametrize(("rows", "active", "most"), [(8, 1, 7), (8, 2, 3), (8, 50, 1), (1, 1, 1), (64, 1, 56)])
+def test_a_request_with_many_answers_leaves_rows_to_others(rows: int, active: int, most: int) -> None:
+    running: list[int] = []
+
+    async def inside() -> None:
+        service: Any = SimpleNamespace(active=active)
+        share, now = Share(service, rows), 0
+
+        async def generate() -> None:
+            nonlocal now
+            async with share:
+                now += 1
+                running.append(now)
+                await asyncio.sleep(0.001)
+                now -= 1
+
+        await asyncio.gather(*(generate() for _ in range(100)))
+
+    asyncio.run(inside())
+    assert len(running) == 100 and max(running) == most
 
 
 def test_a_server_that_is_gone_is_said_to_be(letters: Path) -> None:
