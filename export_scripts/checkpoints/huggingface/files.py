@@ -31,7 +31,7 @@ _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _INDEX_SUFFIX = ".index.json"
 _WRAPPER = "module."
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx", ".ot")
-_BLOB = re.compile(r"models--[^/]+/blobs/[0-9a-f]{40,64}")
+_BLOB = re.compile(r"models--[^/]+/blobs/[^/]+")
 
 
 @dataclass(frozen=True)
