@@ -151,6 +151,18 @@ def test_without_a_chat_template_the_client_is_told_what_to_give(fake: FakeTrito
     run(fake, letters, ask)
 
 
+@pytest.mark.parametrize(
+    "body", [b'{"prompt": "A", "n": 1, "n": 2}', b'{"prompt": "A", "stream_options": {"x": 1, "x": 1}}']
+)
+def test_a_key_that_stands_twice_is_refused(fake: FakeTriton, letters: Path, body: bytes) -> None:
+    async def ask(client: TestClient[Any, Any]) -> None:
+        headers = {"Content-Type": "application/json"}
+        async with client.post("/v1/completions", data=body, headers=headers) as answer:
+            assert answer.status == 400 and "stands twice" in (await answer.json())["error"]["message"]
+
+    run(fake, letters, ask)
+
+
 def test_limits(fake: FakeTriton, letters: Path) -> None:
     async def ask(client: TestClient[Any, Any]) -> None:
         assert (await post(client, "/v1/completions", {"prompt": ["A"] * 3, "n": 2}))[0] == 400
