@@ -16,6 +16,7 @@ from typing import Any
 from handover.arguments import ScriptArguments
 
 PYTHON = "python3"
+VERDICT_FILE = "gate.json"
 """argv[0] of project code; an executor replaces it with the interpreter of the place."""
 
 
@@ -93,6 +94,11 @@ class StagePlan:
     always: bool = False
     independent: bool = False
     served_by: str = ""
+
+    @property
+    def verdict_file(self) -> str:
+        """Name of the file with the stage's verdict, which is a result whatever it says; empty for other stages."""
+        return VERDICT_FILE if self.stage == "gate" else ""
 
     def to_json(self) -> str:
         """Render as JSON with sorted keys."""

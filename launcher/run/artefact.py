@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from handover.durable import sync_tree
-from handover.errors import ArtefactError
+from handover.errors import ArtefactError, SlipwayError
 from handover.identity import files_of, identify
 from handover.manifest import FILE_NAME, REPLACED, Manifest, artefact_files, record_files
 from handover.provenance import CODE, made_by
@@ -77,6 +77,20 @@ class Work:
     def directory(self) -> Path:
         """Where the commands write."""
         return partial(self.plan.output)
+
+    @contextmanager
+    def publishing_verdict(self) -> Iterator[None]:
+        """Publish the verdict of commands that end with another status than 0: NO-GO is a result, as GO is."""
+        verdict = self.directory / self.plan.verdict_file if self.plan.verdict_file else None
+        if verdict is not None:
+            verdict.unlink(missing_ok=True)  # of a run that was cut off
+        try:
+            yield
+        except SlipwayError:
+            if verdict is not None and verdict.is_file():
+                self.finish_command()
+                self.publish()
+            raise
 
     def finish_command(self) -> None:
         """Remember that one more command is done, once what it wrote is on the disk."""
@@ -154,4 +168,6 @@ def begin(plan: StagePlan) -> Iterator[Work]:
             "move it away, or choose another results directory",
         )
     with work_directory.locked(plan.output):
-        yield Work(plan, fingerprint, work_directory.take_up(plan.output, fingerprint))
+        work = Work(plan, fingerprint, work_directory.take_up(plan.output, fingerprint))
+        with work.publishing_verdict():
+            yield work

@@ -472,3 +472,22 @@ def test_a_server_without_clients_runs_until_it_is_stopped(tmp_path: Path) -> No
 def test_the_exit_status_of_the_command_that_failed_comes_through(tmp_path: Path, code: str, status: int) -> None:
     results = run(plan_of(tmp_path, "convert", python(f"import os, sys; {code}")), plan_of(tmp_path, "export"))
     assert failure_status(results) == status
+
+
+@pytest.mark.parametrize("status", [1, 3])
+def test_a_verdict_that_is_not_go_is_published_and_its_status_comes_through(tmp_path: Path, status: int) -> None:
+    plan = replace(plan_of(tmp_path, "gate"), always=True)
+    says = python(WRITE + "(d / 'gate.json').write_text(sys.argv[2]); sys.exit(int(sys.argv[2]))")
+    says = replace(says, argv=(*says.argv, str(partial(plan.output)), str(status)))
+    results = run(replace(plan, commands=(says,)))
+    assert states(results) == ["failed"] and failure_status(results) == status
+    assert (plan.output / "gate.json").read_text() == str(status)
+    assert [record.path for record in Manifest.read(plan.output).files] == ["gate.json"]
+    assert not partial(plan.output).exists()
+
+
+def test_a_gate_that_could_not_decide_publishes_nothing_and_leaves_the_last_verdict(tmp_path: Path) -> None:
+    plan = replace(plan_of(tmp_path, "gate"), always=True)
+    run(replace(plan, commands=(writes(plan.output, "gate.json", "GO"),)))
+    results = run(replace(plan, commands=(python("import sys; sys.exit('no limits')"),)))
+    assert states(results) == ["failed"] and (plan.output / "gate.json").read_text() == "GO"

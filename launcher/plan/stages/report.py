@@ -9,7 +9,7 @@ from evaluation.report.thresholds import read_thresholds
 from handover.errors import ConfigError
 from launcher.config.schema import Config
 from launcher.plan.paths import RunPaths
-from launcher.plan.plan import StagePlan, partial, python_module
+from launcher.plan.plan import VERDICT_FILE, StagePlan, partial, python_module
 from launcher.plan.stages.settings import environment, resources
 
 
@@ -71,7 +71,7 @@ def _gate(config: Config, paths: RunPaths) -> StagePlan:
     """Plan the decision over the run's figures: it fails where the verdict is not GO."""
     output = paths.results / "gate"
     limits = _held_against(config)
-    arguments = GateArguments(results=paths.results, output=partial(output) / "gate.json", **limits)
+    arguments = GateArguments(results=paths.results, output=partial(output) / VERDICT_FILE, **limits)
     return StagePlan(
         stage="gate",
         name=f"gate_{config.export.run.model_train_name}",
