@@ -1,7 +1,8 @@
 """Compare the reports of runs: ``python3 -m evaluation.compare RESULTS_A RESULTS_B [...]``.
 
 The first run is the baseline of the others. A difference within the 95% intervals of both figures is called noise;
-where an interval is unknown, only the difference is shown.
+where an interval is unknown, only the difference is shown. Figures over other samples are not judged, nor those of rows
+whose requests failed or piled up.
 """
 
 from __future__ import annotations
@@ -83,13 +84,13 @@ def remarks(names: Sequence[str], reports: Sequence[Report]) -> list[str]:
 
 def render_csv(names: Sequence[str], rows: dict[str, list[Difference]]) -> str:
     """Render one line a figure, and for each report its value, interval, change and verdict."""
-    parts = ("value", "ci95", "change_percent", "verdict")
+    parts = ("value", "ci95", "change_percent", "verdict", "ci95_low", "ci95_high")
     table: list[list[object]] = [["figure", *(f"{name} {part}" for name in names for part in parts)]]
     for figure, differences in rows.items():
         table.append([figure])
         for shown in differences:
             change = None if shown.change is None else 100 * shown.change
-            table[-1] += [shown.value, shown.noise, change, shown.verdict]
+            table[-1] += [shown.value, shown.noise, change, shown.verdict, *(shown.interval or (None, None))]
     return csv_text(table)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 
 from evaluation.arguments import TextPairArguments
-from evaluation.tasks.metric import Metric
+from evaluation.tasks.metric import HIGHER, Metric
 from evaluation.tasks.texts.run import Predictions, Scored, run_text_task
 from handover.errors import exit_status
 
@@ -40,7 +40,7 @@ def score(written: Predictions) -> Scored:
         basis = {"bleu": found.format(width=2), "signature": str(bleu.get_signature())}
     failed = len(written.samples) - len(predictions)
     definition = "corpus BLEU of sacrebleu, 13a tokens, 0 to 100"
-    return [Metric("bleu", value, "BLEU", error, len(predictions), failed, definition)], written.samples, basis
+    return [Metric("bleu", value, "BLEU", error, len(predictions), failed, definition, HIGHER)], written.samples, basis
 
 
 if __name__ == "__main__":

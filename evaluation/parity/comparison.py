@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evaluation.speed import formulas
-from evaluation.tasks.metric import FAILS, FRACTION, HOLDS, Metric
+from evaluation.tasks.metric import FAILS, FRACTION, HIGHER, HOLDS, LOWER, Metric
 
 PROMPT, GENERATED = "prompt", "generated"
 _NATS = "nats"
@@ -134,12 +134,15 @@ def summarise(positions: Sequence[Position]) -> list[Metric]:
     differing = {position.prompt for position in positions if position.part == GENERATED and not position.agrees}
     identical = [prompt not in differing for prompt in prompts]
     figures = (
-        (formulas.accuracy(hits), FRACTION, None, len(hits), 0),
-        (formulas.accuracy(identical), FRACTION, None, len(prompts), 0),
-        (max(finite, default=None), _NATS, None, len(finite), failed),
-        (formulas.mean(finite), _NATS, formulas.standard_error(finite), len(finite), failed),
+        (formulas.accuracy(hits), FRACTION, None, len(hits), 0, HIGHER),
+        (formulas.accuracy(identical), FRACTION, None, len(prompts), 0, HIGHER),
+        (max(finite, default=None), _NATS, None, len(finite), failed, LOWER),
+        (formulas.mean(finite), _NATS, formulas.standard_error(finite), len(finite), failed, LOWER),
     )
-    return [Metric(name, *figure, text) for (name, text), figure in zip(_DEFINITIONS.items(), figures, strict=True)]
+    return [
+        Metric(name, *figure, text, better)
+        for (name, text), (*figure, better) in zip(_DEFINITIONS.items(), figures, strict=True)
+    ]
 
 
 def decide(positions: Sequence[Position], limits: Mapping[str, float]) -> ParityOutcome:

@@ -10,7 +10,7 @@ import numpy as np
 
 from evaluation.parity.passages import Passages, Scores
 from evaluation.parity.scales import Scale
-from evaluation.tasks.metric import Metric
+from evaluation.tasks.metric import LOWER, Metric
 
 _RMS_FACTOR, _MOST_FACTOR = 2.0, 4.0  # of the differences that rounded arithmetic causes
 _RMS_FLOOR, _MOST_FLOOR = 0.002, 0.02  # nats; sums are not exact in fp32 either
@@ -97,7 +97,7 @@ def _place(residuals: list[Scores]) -> str:
 
 def _metric(name: str, value: float, n: int, against: str) -> Metric:
     definition = f"root mean square difference of log probabilities of passages' tokens, against {against}"
-    return Metric(name, value if math.isfinite(value) else None, "nats", None, n, 0, definition)
+    return Metric(name, value if math.isfinite(value) else None, "nats", None, n, 0, definition, LOWER)
 
 
 def rms(numbers: Scores) -> float:

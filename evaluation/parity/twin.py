@@ -16,7 +16,7 @@ from evaluation.parity.distances import PassageFindings, distances, joined, rms
 from evaluation.parity.formats import Formats, quantise_head, quantise_layers, round_weights, rounded_arithmetic
 from evaluation.parity.passages import Passages, Scores
 from evaluation.parity.scales import Scale, Scales, scaled_by, suspects
-from evaluation.tasks.metric import FRACTION, Metric
+from evaluation.tasks.metric import FRACTION, LOWER, Metric
 
 _T = TypeVar("_T")
 Both = tuple[_T, _T]
@@ -170,7 +170,8 @@ class Twin:
         seen = _seen(scales)
         has_norms = math.isfinite(seen)
         definition = "error of a norm's scale that passages would show, of the norm that shows it least"
-        metric = Metric("norm_scale_resolution", seen if has_norms else None, FRACTION, None, count, 0, definition)
+        value = seen if has_norms else None
+        metric = Metric("norm_scale_resolution", value, FRACTION, None, count, 0, definition, LOWER)
         found = PassageFindings(metrics=(metric,), scales=tuple(scales))
         if averaged.suspected:
             return replace(found, broken=(self._name(averaged.suspected, averaged.sample),))

@@ -7,8 +7,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from evaluation.report.published import PARTIAL, newest_results
+from evaluation.report.published import PARTIAL, Remarks, change_of, newest_results
+from evaluation.speed.rate_search import SEARCH
 from evaluation.speed.slo_verdict import EXCEEDED, HOLDS
 from evaluation.speed.table import FAILED, LOAD_TABLE, OPEN, SUMMARY, TABLES, Row, Table
 
@@ -28,6 +30,7 @@ class Benchmark:
         rows: one row a point, in the file's order.
         finished: False for the results of a failed or interrupted stage.
         slos: limits of a good request in ms, by the name of a distribution; empty without limits.
+        found: what searches for the highest rate found, as ``search.json`` says it.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Benchmark:
     rows: tuple[Row, ...]
     finished: bool
     slos: Mapping[str, float] = field(default_factory=dict)
+    found: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def is_load(self) -> bool:
@@ -53,22 +57,24 @@ class Benchmark:
         return tuple(row for row in self.rows if row.state == FAILED)
 
 
-def read_benchmarks(root: Path, remarks: list[str]) -> Iterable[Benchmark]:
+def read_benchmarks(root: Path, remarks: Remarks) -> Iterable[Benchmark]:
     """Read all benchmarks of a run, static ones first.
 
     Args:
         root: directory of a run's benchmarks.
-        remarks: a list that sentences about missing or doubtful figures are added to.
+        remarks: sentences about missing or doubtful figures are added.
     """
     for table in TABLES:
         for path, finished in newest_results(root, table.file_name, remarks):
             name = path.parent.name.removesuffix(PARTIAL)
             try:
                 rows, slos = tuple(table.read(path)), read_slos(path.parent / SUMMARY)
+                found = _read_found(path.parent / f"{SEARCH}.json")
             except (ValueError, KeyError, TypeError) as error:
-                remarks.append(f"The table of benchmark {name} is damaged and left out ({error}).")
+                sentence = f"The table of benchmark {name} is damaged and left out ({error})."
+                remarks.leave_out(name, sentence, f"the table is damaged ({error})")
                 continue
-            benchmark = Benchmark(name, path.parent, table, rows, finished, slos)
+            benchmark = Benchmark(name, path.parent, table, rows, finished, slos, found)
             remarks += _remarks(benchmark)
             yield benchmark
 
@@ -81,6 +87,19 @@ def read_slos(path: Path) -> dict[str, float]:
         return {str(name): float(limit) for name, limit in (limits[0] if limits else {}).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def _read_found(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """Read what searches found; empty for a benchmark without one.
+
+    Raises:
+        ValueError, KeyError, TypeError: the file is damaged.
+    """
+    if not path.is_file():
+        return ()
+    if change := change_of(path):
+        raise ValueError(change)
+    return tuple({"workload": str(each["workload"]), **each} for each in json.loads(path.read_text())["found"])
 
 
 def _remarks(benchmark: Benchmark) -> list[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.report.benchmarks import Benchmark, read_benchmarks
-from evaluation.report.published import PARTIAL, newest_results
+from evaluation.report.directions import direction_of_metric
+from evaluation.report.published import PARTIAL, Remarks, newest_results
 from evaluation.tasks.metric import FAILS, Metric
 from handover.errors import ArtefactError
 from handover.manifest import ORIGIN, RANDOM_WEIGHTS, Manifest
@@ -106,6 +107,7 @@ class Findings:
         repository: manifest of the model repository; None without one.
         remarks: a sentence for everything that is missing, unfinished or contradictory.
         origin: what the FT checkpoint in the repository was made from; empty if unknown.
+        left_out: why the figures of an evaluation or a benchmark were left out, by its name.
     """
 
     title: str
@@ -115,6 +117,7 @@ class Findings:
     repository: Manifest | None
     remarks: tuple[str, ...]
     origin: Mapping[str, Any] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def collect_findings(results: Path, title: str, stages: Path) -> Findings:
@@ -125,7 +128,7 @@ def collect_findings(results: Path, title: str, stages: Path) -> Findings:
         title: name of the model; empty for that of the model which a foreign API serves.
         stages: the runner's ``stages.json``.
     """
-    remarks: list[str] = []
+    remarks = Remarks()
     outcomes = _read_stages(stages, remarks)
     evaluations = tuple(_read_evaluations(results / "evaluation", remarks))
     benchmarks = tuple(read_benchmarks(results / "benchmark", remarks))
@@ -137,7 +140,7 @@ def collect_findings(results: Path, title: str, stages: Path) -> Findings:
     remarks += _identity_remarks(evaluations, benchmarks, repository)
     origin = _read_origin(results / "model_repo", repository)
     title = title or _served_name(evaluations, benchmarks)
-    return Findings(title, outcomes, evaluations, benchmarks, repository, tuple(remarks), origin)
+    return Findings(title, outcomes, evaluations, benchmarks, repository, tuple(remarks), origin, remarks.left_out)
 
 
 def _served_name(evaluations: Sequence[Evaluation], benchmarks: Sequence[Benchmark]) -> str:
@@ -170,13 +173,14 @@ def _read_stages(path: Path, remarks: list[str]) -> tuple[StageOutcome, ...]:
     return ()
 
 
-def _read_evaluations(root: Path, remarks: list[str]) -> Iterable[Evaluation]:
+def _read_evaluations(root: Path, remarks: Remarks) -> Iterable[Evaluation]:
     for path, finished in newest_results(root, "metrics.json", remarks, is_written_last=True):
         task = path.parent.name.removesuffix(PARTIAL)
         try:
             evaluation = _evaluation(json.loads(path.read_text()), finished)
         except (ValueError, KeyError, TypeError) as error:
-            remarks.append(f"The figures of {task} are damaged and left out ({error}).")
+            sentence = f"The figures of {task} are damaged and left out ({error})."
+            remarks.leave_out(task, sentence, f"the file is damaged ({error})")
             continue
         if evaluation.verdict == FAILS:
             remarks.append(f"The evaluation {task} fails: {'; '.join(evaluation.reasons)}.")
@@ -197,7 +201,7 @@ def _evaluation(content: Mapping[str, Any], finished: bool) -> Evaluation:
     first = content.get("first_difference")
     return Evaluation(
         task=content["task"],
-        metrics=tuple(Metric(**metric) for metric in content["metrics"]),
+        metrics=tuple(_metric(metric) for metric in content["metrics"]),
         samples=content["samples"],
         failed=content["failed"],
         cut_contexts=content.get("cut_contexts", 0),
@@ -211,6 +215,11 @@ def _evaluation(content: Mapping[str, Any], finished: bool) -> Evaluation:
         against=content.get("source", {}).get("computed_by", ""),
         first_difference=f"prompt {first['prompt']}, generated token {first['token']}" if first else "",
     )
+
+
+def _metric(content: Mapping[str, Any]) -> Metric:
+    """Read a figure; files of versions before 2 do not say which direction is better."""
+    return Metric(**{"better": direction_of_metric(content["name"]), **content})
 
 
 def _read_repository(root: Path, remarks: list[str]) -> Manifest | None:

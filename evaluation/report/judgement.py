@@ -18,6 +18,8 @@ from handover.errors import ArtefactError
 GO, NO_GO, INCONCLUSIVE = "GO", "NO-GO", "INCONCLUSIVE"
 _OF_EVALUATIONS = {HOLDS: GO, FAILS: NO_GO, INCONCLUSIVE: INCONCLUSIVE}
 _ABSOLUTE = ("at_least", "at_most")
+_EXACTNESS = 1e-9
+"""Part of the numbers by which a limit may be passed: 0.8 - 0.1 is more than 0.7 in floating point."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ def decide(report: Report, thresholds: Mapping[str, Mapping[str, float]], baseli
     """Check every rule on every figure that its pattern matches, and the evaluations' own verdicts.
 
     A missing figure is inconclusive: a pattern without a match, a failed point, a figure that only the baseline has. A
-    report over several models is inconclusive too.
+    report over several models is inconclusive too, and so is what was left out of the report, by the name before the
+    pattern's point.
     """
     if len(report.digests) > 1:
         reason = f"the figures belong to {len(report.digests)} models: {', '.join(d[:19] for d in report.digests)}"
@@ -114,8 +117,7 @@ def decide(report: Report, thresholds: Mapping[str, Mapping[str, float]], baseli
             for name, reason in lacking.items():
                 yield Check(name, shown, INCONCLUSIVE, reason)
             for name in names:
-                base = baseline.figures.get(name) if baseline is not None else None
-                yield _check(report.figures[name], shown, rule, number, base)
+                yield _check(report.figures[name], shown, rule, number, baseline)
 
 
 def _lacking(pattern: str, report: Report, baseline: Report | None) -> Iterable[tuple[str, str]]:
@@ -124,6 +126,9 @@ def _lacking(pattern: str, report: Report, baseline: Report | None) -> Iterable[
     for place, error in report.failures.items():
         if fnmatchcase(f"{place}.{column}", pattern):
             yield f"{place}.{column}", f"the point failed: {error}"
+    for name, reason in report.left_out.items():
+        if fnmatchcase(name, pattern.partition(".")[0]):
+            yield f"{name}.{pattern.partition('.')[2]}", reason
     for name in baseline.figures if baseline is not None else ():
         if fnmatchcase(name, pattern) and name not in report.figures:
             yield name, "the baseline has it, the report has not"
@@ -135,27 +140,45 @@ def verdict(checks: Sequence[Check]) -> str:
     return NO_GO if NO_GO in found else INCONCLUSIVE if INCONCLUSIVE in found or not checks else GO
 
 
-def _check(figure: Measurement, shown: str, rule: str, number: float, base: Measurement | None) -> Check:
-    if rule not in _ABSOLUTE and base is None:
-        return Check(figure.name, shown, INCONCLUSIVE, "there is no baseline for this figure")
-    doubt = figure.doubt or (base.doubt if rule not in _ABSOLUTE and base is not None else "")
-    if doubt or not math.isfinite(figure.value):
-        return Check(figure.name, shown, INCONCLUSIVE, f"{figure.value:.6g}: {doubt or 'it is not a number'}")
-    is_floor = rule in FLOORS
-    limit = (FLOORS | CEILINGS)[rule](number, base.value if base is not None else 0.0)
-    excess = (limit - figure.value) if is_floor else (figure.value - limit)
-    against = "" if rule in _ABSOLUTE or base is None else f" (baseline {base.value:.6g})"
+def _check(figure: Measurement, shown: str, rule: str, number: float, baseline: Report | None) -> Check:
+    base = None if rule in _ABSOLUTE or baseline is None else baseline.figures.get(figure.name)
+    if doubt := _doubt(figure, base) or ("" if rule in _ABSOLUTE or base else _no_base(figure.name, baseline)):
+        return Check(figure.name, shown, INCONCLUSIVE, f"{figure.value:.6g}: {doubt}")
+    limit = (FLOORS | CEILINGS)[rule](number, 0.0 if base is None else base.value)
+    against = "" if base is None else f" (baseline {base.value:.6g})"
     reason = f"{figure.value:.6g}, limit {limit:.6g}{against}"
-    if excess <= 0:
+    excess = figure.distance(limit) * (1 if rule in FLOORS else -1)
+    exactness = _EXACTNESS * max(map(abs, (figure.value, limit, number, base.value if base else 0.0)))
+    if excess <= 0 or abs(figure.value - limit) <= exactness:
         return Check(figure.name, shown, GO, reason)
-    noise = _noise(figure, None if rule in _ABSOLUTE else base)
+    noise = _noise(figure, base)
     if excess <= noise:
-        return Check(figure.name, shown, INCONCLUSIVE, f"{reason}: past it by less than the noise of {noise:.3g}")
+        above = f"{noise:.3g}" + (" of its logarithm" if figure.is_logarithmic else "")
+        return Check(figure.name, shown, INCONCLUSIVE, f"{reason}: past it by less than the noise of {above}")
     return Check(figure.name, shown, NO_GO, reason)
+
+
+def _doubt(figure: Measurement, base: Measurement | None) -> str:
+    """Say why a figure, or what it is compared with, decides nothing; empty if it does."""
+    if figure.doubt or not math.isfinite(figure.value):
+        return figure.doubt or "it is not a number"
+    if base is None:
+        return ""
+    if base.doubt or not math.isfinite(base.value):
+        return f"the baseline is in doubt: {base.doubt or 'it is not a number'}"
+    if figure.is_of_other_samples(base):
+        return f"other samples: {figure.source[:18]}, the baseline is over {base.source[:18]}"
+    return ""
+
+
+def _no_base(name: str, baseline: Report | None) -> str:
+    left_out = {} if baseline is None else baseline.left_out
+    reason = next((why for left, why in left_out.items() if name.startswith(f"{left}.")), "")
+    return "there is no baseline for this figure" + (f": {reason}" if reason else "")
 
 
 def _noise(figure: Measurement, base: Measurement | None) -> float:
     """Return half of the 95% interval of the compared figures; 0 for two runs over the same samples."""
     if base is not None and figure.source and figure.source == base.source:
         return 0.0
-    return math.hypot(figure.noise or 0.0, base.noise or 0.0 if base is not None else 0.0)
+    return math.hypot(figure.noise or 0.0, (base.noise or 0.0) if base is not None else 0.0)

@@ -11,15 +11,32 @@ from handover.manifest import FILE_NAME, REPLACED, Manifest
 PARTIAL = ".partial"
 
 
+class Remarks(list[str]):
+    """Sentences for the report's head.
+
+    Attributes:
+        left_out: why the figures of an evaluation or a benchmark were left out, by its name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_out: dict[str, str] = {}
+
+    def leave_out(self, name: str, sentence: str, reason: str) -> None:
+        """Say that figures are left out, and remember why for whoever asks for one of them."""
+        self.append(sentence)
+        self.left_out[name] = reason
+
+
 def newest_results(
-    root: Path, file_name: str, remarks: list[str], is_written_last: bool = False
+    root: Path, file_name: str, remarks: Remarks, is_written_last: bool = False
 ) -> list[tuple[Path, bool]]:
     """List result files, each with whether it is published; an unpublished one only if no other exists.
 
     Args:
         root: directory of all results of a kind.
         file_name: name of the files.
-        remarks: a list; a sentence is added for each file that was changed after publication, which is left out.
+        remarks: a sentence is added for each file that was changed after publication, which is left out.
         is_written_last: whether an unpublished file that is newer than the published one takes its place: the later run
             was complete, and failed because of its result.
     """
@@ -32,14 +49,15 @@ def newest_results(
     results = []
     for name, path in sorted(chosen.items()):
         is_published = not path.parent.name.endswith(PARTIAL)
-        if is_published and (change := _change(path)):
-            remarks.append(f"The figures of {name} are not those that were measured, and left out: {change}.")
+        if is_published and (change := change_of(path)):
+            sentence = f"The figures of {name} are not those that were measured, and left out: {change}."
+            remarks.leave_out(name, sentence, f"the figures are not those that were measured: {change}")
         else:
             results.append((path, is_published))
     return results
 
 
-def _change(path: Path) -> str:
+def change_of(path: Path) -> str:
     """Describe how a file differs from its directory's manifest; empty if it does not, or without a manifest."""
     if not (path.parent / FILE_NAME).is_file():
         return ""

@@ -76,7 +76,9 @@ def describe_provenance(findings: Findings) -> TextTable:
     for evaluation in findings.evaluations:
         sha256 = f", sha256 {evaluation.data['sha256']}" if evaluation.data.get("sha256") else ""
         known = f" ({evaluation.data['known_as']})" if evaluation.data.get("known_as") else ""
-        facts.append((f"Data of {evaluation.task}", f"{evaluation.data.get('file', '')}{sha256}{known}"))
+        if file := evaluation.data.get("file"):
+            taken = f", {evaluation.samples:,} samples were taken"
+            facts.append((f"Data of {evaluation.task}", f"{file}{sha256}{known}{taken}"))
         facts.append((f"Evaluated ({evaluation.task})", _measured(evaluation.timestamp, evaluation.commit)))
         facts += [(_label(key), str(value)) for key, value in evaluation.model.items() if value and key not in told]
     for benchmark in findings.benchmarks:

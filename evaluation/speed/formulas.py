@@ -65,7 +65,10 @@ def perplexity(log_probs: Sequence[float]) -> float | None:
 def perplexity_standard_error(log_probs: Sequence[float]) -> float | None:
     """Standard error of the perplexity by the delta method: perplexity * standard_error(log p).
 
-    lm-eval bootstraps this figure; for LAMBADA's sizes both agree within a few percent.
+    lm-eval bootstraps this figure. Of thousands of samples both agree within a few percent; of 200 texts of an
+    untrained model the bootstrap's was a tenth larger, and of 40 nearly half: the figure is skewed. Divided by the
+    perplexity this is the standard error of its logarithm, which is not, and which intervals are made of
+    (``Metric.interval``).
     """
     value, error = perplexity(log_probs), standard_error(log_probs)
     return None if value is None or error is None else value * error

@@ -221,6 +221,11 @@ class Row:
         if self.is_random_weights:
             yield "the weights are random"
 
+    @property
+    def has_lost_answers(self) -> bool:
+        """Whether requests failed, or became due faster than they were answered."""
+        return bool(self.failed_requests) or any(self._overload())
+
     def _overload(self) -> Iterator[str]:
         """Say that answers did not keep up with what became due in an open loop."""
         due_per_s = self.figures.get("offered_requests_per_s") or self.level

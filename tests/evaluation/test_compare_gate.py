@@ -15,8 +15,10 @@ from support.results_maker import load_row, static_row, write_results
 
 from evaluation import compare
 from evaluation.report import differences, judgement
-from evaluation.report.measurements import direction, read_report
+from evaluation.report.directions import direction, direction_of_metric
+from evaluation.report.measurements import COUNTED, read_report
 from evaluation.report.thresholds import read_thresholds
+from evaluation.speed.table import TABLES
 from handover.errors import ArtefactError, ConfigError
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -44,12 +46,22 @@ def test_figures_are_named_by_where_they_were_measured(tmp_path: Path) -> None:
     assert report.digests == ("sha256:m",)
 
 
-def test_directions_follow_the_unit() -> None:
-    assert direction("a.e2e_p50_ms") == direction("lambada.perplexity") == "lower"
-    assert direction("x.server_memory_peak_bytes") == direction("x.server_start_s") == "lower"
-    assert direction("x.requests_per_s") == direction("x.output_tokens_per_s_per_gpu") == "higher"
-    assert direction("lambada.last_token_accuracy") == "higher"
-    assert direction("x.server_mean_batch") == direction("x.server_cpu_cores") == ""
+def test_every_figure_of_every_table_has_a_declared_direction() -> None:
+    assert direction("e2e_p50_ms") == direction("cancelled_requests") == "lower"
+    assert direction("server_memory_peak_bytes") == direction("server_start_s") == "lower"
+    assert direction("requests_per_s") == direction("output_tokens_per_s_per_gpu") == "higher"
+    assert direction("server_mean_batch") == direction("server_cpu_cores") == direction("clipped_share") == ""
+    columns = [column for table in TABLES for column in table.figures if not column.startswith("ci95_")]
+    assert {direction(column) for column in (*columns, *COUNTED)} == {"lower", "higher", ""}
+    with pytest.raises(KeyError, match="no direction is declared"):
+        direction("a_new_figure")
+
+
+def test_figures_of_earlier_metrics_have_directions() -> None:
+    assert direction_of_metric("passage_rounding") == direction_of_metric("norm_scale_resolution") == "lower"
+    assert direction_of_metric("lambada_openai_perplexity") == "lower"
+    assert direction_of_metric("2-gram_accuracy") == direction_of_metric("HasAns_f1") == "higher"
+    assert direction_of_metric("something_else") == ""
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 from evaluation.speed import formulas
 from evaluation.tasks.lambada.spans import Sample, Span
-from evaluation.tasks.metric import FRACTION, Metric, share
+from evaluation.tasks.metric import FRACTION, HIGHER, LOWER, PERPLEXITY, Metric, share
 
 LONGEST_GRAM = 4
 
@@ -121,7 +121,7 @@ def summarise(scores: Sequence[SampleScore]) -> list[Metric]:
     def perplexity(name: str, log_prob: Callable[[SampleScore], float | None], definition: str) -> Metric:
         known = [value for value in map(log_prob, scores) if value is not None]
         value, error = formulas.perplexity(known), formulas.perplexity_standard_error(known)
-        return Metric(name, value, "perplexity per word", error, len(known), len(scores) - len(known), definition)
+        return Metric(name, value, PERPLEXITY, error, len(known), len(scores) - len(known), definition, LOWER)
 
     return [
         hits(
@@ -168,7 +168,6 @@ def _grams(scores: Sequence[SampleScore]) -> list[Metric]:
         tokens = "the greedy token" if length == 1 else f"each of {length} greedy tokens"
         definition = f"{tokens} after any token of a text equals the text's own (FasterTransformer backend)"
         value = hits / places if places else None
-        figures.append(
-            Metric(f"{length}-gram_accuracy", value, FRACTION, None, places, len(scores) - len(known), definition)
-        )
+        name, failed = f"{length}-gram_accuracy", len(scores) - len(known)
+        figures.append(Metric(name, value, FRACTION, None, places, failed, definition, HIGHER))
     return figures

@@ -11,7 +11,7 @@ from evaluation.arguments import TextPairArguments
 from evaluation.client.model_connection import Continuation
 from evaluation.client.request_tensors import Sampling
 from evaluation.speed.formulas import NANOSECONDS_PER_S
-from evaluation.tasks.metric import Metric
+from evaluation.tasks.metric import HIGHER, Metric
 from evaluation.tasks.outcome import Outcome
 from evaluation.tasks.prompting import Completer, Prompter
 from evaluation.tasks.target import find_target, find_tokenizer
@@ -116,7 +116,8 @@ def _speed(written: Predictions) -> Metric:
     definition = (
         "tokens generated, those that end a text included, per second from the first request to the last answer"
     )
-    return Metric("tokens_per_s", value, "tokens/s", None, len(counts), len(written.samples) - len(counts), definition)
+    failed = len(written.samples) - len(counts)
+    return Metric("tokens_per_s", value, "tokens/s", None, len(counts), failed, definition, HIGHER)
 
 
 def _data(arguments: TextPairArguments) -> dict[str, str]:
