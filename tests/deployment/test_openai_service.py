@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -19,12 +20,14 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+from aiohttp import web
 from support.fake_triton import FakeTriton, count_up
 from support.openai_endpoint import OpenAIEndpoint, application_of, openai_endpoint
 from support.served import wait_for
 from tritonclient.grpc import service_pb2 as pb
 
 from deployment.openai.access import read_keys
+from deployment.openai.connections import Connections
 from deployment.openai.shares import Share
 from deployment.openai.streams import Streams
 from deployment.processes import list_processes, look_up
@@ -424,6 +427,33 @@ def test_a_process_that_dies_is_replaced_three_times(slow: SlowTriton, letters: 
             assert endpoint.get("/health")[0] == 200
         os.kill(children()[0], signal.SIGKILL)
         endpoint.process.wait(30)
+
+
+@pytest.mark.parametrize(
+    "begun", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n", b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"]
+)
+def test_a_connection_that_does_not_ask_in_time_is_closed(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FIRST_REQUEST_S", "IDLE_S"):
+        monkeypatch.setattr(f"deployment.openai.connections.{name}", 0.3)
+
+    async def inside() -> bytes:
+        runner = web.AppRunner(web.Application())
+        await runner.setup()
+        assert runner.server is not None
+        connections = Connections(runner.server, 10)
+        server = await asyncio.get_running_loop().create_server(connections, "127.0.0.1", 0)
+        sweeping = asyncio.create_task(connections.sweep())
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(begun)
+        found = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        sweeping.cancel()
+        server.close()
+        await runner.cleanup()
+        return found
+
+    with contextlib.suppress(ConnectionResetError):
+        assert asyncio.run(inside()).startswith(b"HTTP/1.1 404" if begun.endswith(b"\r\n\r\n") else b"")
 
 
 @pytest.mark.parametrize(("rows", "active", "most"), [(8, 1, 7), (8, 2, 3), (8, 50, 1), (1, 1, 1), (64, 1, 56)])
