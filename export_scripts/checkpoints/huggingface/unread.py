@@ -75,15 +75,14 @@ def _reasons(settings: Mapping[str, Any]) -> list[str]:
     """Say what of an architecture FasterTransformer has no counterpart for, one line each."""
     name = settings.get("model_type")
     experts = settings.get("num_local_experts") or settings.get("num_experts") or settings.get("n_routed_experts")
-    found = [_REASONS[name]] if isinstance(name, str) and name in _REASONS else []
+    found = ["attention_types  (every layer sees all positions)"] if _is_local(settings) else []
+    found += [_REASONS[name]] if isinstance(name, str) and name in _REASONS else []
     if not isinstance(name, str):
         found.append("config.json does not say what it is")
     if experts:
         found.append(f"experts: {experts}  (of mixtures Mixtral alone is read, with export.model.format=huggingface)")
     if settings.get("kv_lora_rank"):
         found.append(f"kv_lora_rank: {shown(settings['kv_lora_rank'])}  (keys and values are not made from a latent)")
-    if _is_local(settings):
-        found.append("attention_types  (every layer sees all positions)")
     found += [f"{key}: {shown(settings[key])}  (it has no such factor)" for key in _FACTORS if settings.get(key)]
     if name in _ENCODERS and not settings.get("is_decoder"):
         found.append("it is an encoder, which generates nothing  (it has decoders, and encoders with one)")
