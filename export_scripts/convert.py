@@ -177,13 +177,13 @@ def _write_small_files(conversion: Conversion, output: Path, journal: Journal) -
         data_type=settings.data_type,
         start_id=source.ids.start_id,
         end_id=source.ids.end_id,
-        extra=_with_exact_gelu(source),
+        extra=with_exact_gelu(source),
     )
     contents[CONFIG_INI] = render_config(source.family, values).encode()
     return [write_bytes(output / name, content, journal) for name, content in contents.items()]
 
 
-def _with_exact_gelu(source: Source) -> Sections:
+def with_exact_gelu(source: Source) -> Sections:
     """Add what FasterTransformer's name of the feed-forward's function does not say; see ``Source.activation``."""
     sections = {name: dict(keys) for name, keys in source.extra_config.items()}
     if source.activation:

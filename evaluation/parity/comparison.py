@@ -134,14 +134,14 @@ def summarise(positions: Sequence[Position]) -> list[Metric]:
     differing = {position.prompt for position in positions if position.part == GENERATED and not position.agrees}
     identical = [prompt not in differing for prompt in prompts]
     figures = (
-        (formulas.accuracy(hits), FRACTION, None, len(hits), 0, HIGHER),
-        (formulas.accuracy(identical), FRACTION, None, len(prompts), 0, HIGHER),
-        (max(finite, default=None), _NATS, None, len(finite), failed, LOWER),
-        (formulas.mean(finite), _NATS, formulas.standard_error(finite), len(finite), failed, LOWER),
+        (formulas.accuracy(hits), FRACTION, None, len(hits), 0),
+        (formulas.accuracy(identical), FRACTION, None, len(prompts), 0),
+        (max(finite, default=None), _NATS, None, len(finite), failed),
+        (formulas.mean(finite), _NATS, formulas.standard_error(finite), len(finite), failed),
     )
     return [
-        Metric(name, *figure, text, better)
-        for (name, text), (*figure, better) in zip(_DEFINITIONS.items(), figures, strict=True)
+        Metric(name, *figure, text, HIGHER if figure[1] == FRACTION else LOWER)
+        for (name, text), figure in zip(_DEFINITIONS.items(), figures, strict=True)
     ]
 
 

@@ -48,10 +48,12 @@ class Reference(Protocol):
     Attributes:
         name: name for the report.
         vocab_size: number of tokens in the vocabulary.
+        source: the training checkpoint; None where the model was made in memory.
     """
 
     name: str
     vocab_size: int
+    source: Source | None
 
     def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:
         """Score a prompt's tokens from the second on and the generated ones; for an encoder-decoder the latter alone.
@@ -104,8 +106,8 @@ def _hugging_face(source: Source) -> HuggingFaceReference:
     if source.source_map.name.startswith("Hugging Face"):
         kind = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
         model = kind.from_pretrained(source.archive.path, local_files_only=True, dtype=torch.float32).eval()
-        return HuggingFaceReference(name, model, is_t5)
-    return HuggingFaceReference(f"{name}: GPT-2 with the checkpoint's tensors", as_gpt2(source))
+        return HuggingFaceReference(name, model, is_t5, source)
+    return HuggingFaceReference(f"{name}: GPT-2 with the checkpoint's tensors", as_gpt2(source), source=source)
 
 
 def _about_nemo(source: Source) -> tuple[str, ...]:
@@ -122,25 +124,29 @@ def _about_nemo(source: Source) -> tuple[str, ...]:
 
 
 class HuggingFaceReference:
-    """Hugging Face's model of the checkpoint, in fp32 on the CPU."""
+    """Hugging Face's model of the checkpoint, in fp32 on the CPU.
 
-    def __init__(self, name: str, model: Any, is_t5: bool = False) -> None:
-        self.name, self._model, self._is_t5 = name, model, is_t5
+    Attributes:
+        model: of transformers.
+    """
+
+    def __init__(self, name: str, model: Any, is_t5: bool = False, source: Source | None = None) -> None:
+        self.name, self.model, self._is_t5, self.source = name, model, is_t5, source
         self.vocab_size = int(model.config.vocab_size)
 
     def twin(self, formats: Formats, is_ours: bool) -> Twin:
         """Convert the model to a served model's number formats, in place: it cannot score as the source any more."""
-        return Twin(self._model, self._is_t5, formats, is_ours)
+        return Twin(self.model, self._is_t5, formats, is_ours)
 
     @torch.inference_mode()
     def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:
         """Score tokens; see ``Reference``."""
         if self._is_t5:
-            start = self._model.config.decoder_start_token_id
+            start = self.model.config.decoder_start_token_id
             given = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([[start, *tokens[:-1]]])}
-            logits = self._model(**given).logits[0]
+            logits = self.model(**given).logits[0]
         else:
-            logits = self._model(torch.tensor([[*prompt, *tokens]])).logits[0, :-1]
+            logits = self.model(torch.tensor([[*prompt, *tokens]])).logits[0, :-1]
         return _normalised(logits)
 
 
@@ -148,6 +154,7 @@ class EngineReference:
     """The drop-in engine on one rank of weights that are read again, in fp32."""
 
     def __init__(self, source: Source, scratch: Path, given: GivenFiles = NOTHING_GIVEN) -> None:
+        self.source: Source | None = source
         shutil.rmtree(scratch, ignore_errors=True)
         wish = ConvertArguments(source.archive.path, scratch, 1, "fp32", workers_of(_PROCESSES), allow_nonfinite=True)
         try:

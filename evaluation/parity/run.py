@@ -20,9 +20,10 @@ from evaluation.client.served_model import DeployedModel, Target, open_target
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.parity.arguments import ParityArguments, check_arguments, served_precision
 from evaluation.parity.comparison import ParityOutcome, Position, Served, compare, decide
-from evaluation.parity.distances import PassageFindings
+from evaluation.parity.distances import PassageFindings, joined
+from evaluation.parity.numbers import compare_numbers
 from evaluation.parity.prompts import Ids, encode_prompts, read_prompts
-from evaluation.parity.references import Reference, open_reference
+from evaluation.parity.references import HuggingFaceReference, Reference, open_reference
 from evaluation.parity.results import write_results
 from evaluation.parity.survey import served_formats, survey
 from evaluation.tasks.metric import FAILS, INCONCLUSIVE
@@ -50,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
     precision = arguments.precision or said
     limits = arguments.limits_by_precision[precision]
     positions = _compare(answers, reference, limits["tie"])
-    findings = survey(arguments, target, reference, answers, precision)
+    findings = joined(_compare_numbers(target, reference), survey(arguments, target, reference, answers, precision))
     check_unchanged(arguments.endpoint, target.served.endpoint, arguments.model)
     outcome, notes = conclude(decide(positions, limits), findings), (*notes, *findings.notes)
     source = {
@@ -109,6 +110,13 @@ def conclude(outcome: ParityOutcome, findings: PassageFindings) -> ParityOutcome
     if findings.doubts:
         return replace(outcome, verdict=INCONCLUSIVE, reasons=findings.doubts)
     return replace(outcome, reasons=(*outcome.reasons, *findings.shown))
+
+
+def _compare_numbers(target: Target, reference: Reference) -> PassageFindings:
+    if reference.source is None:
+        return PassageFindings()
+    model = reference.model if isinstance(reference, HuggingFaceReference) else None
+    return compare_numbers(reference.source, target.served.directory, model)
 
 
 def _open(arguments: ParityArguments) -> Target:

@@ -98,11 +98,12 @@ class Twin:
             rounding = [self._scores(each) - own for each, own in zip(passages, ours, strict=True)]
         residuals = [theirs - own for theirs, own in zip(served, ours, strict=True)]
         sample = _Sample(passages[0], ours[0], residuals[0])
-        is_near = not distances(residuals, rounding, extra_rms).broken
+        is_near = not distances(residuals, rounding, extra_rms, self._formats.data_type).broken
         averaged = self._average(sample, resolution, most if is_near else 0, more)
         if not np.isfinite(averaged.sample.residuals).all():
             return PassageFindings((_NOT_FINITE,), notes=averaged.notes)
-        distance = distances([averaged.sample.residuals, residuals[1]], rounding, extra_rms)
+        all_residuals = [averaged.sample.residuals, residuals[1]]
+        distance = distances(all_residuals, rounding, extra_rms, self._formats.data_type)
         return replace(joined(distance, self._judge(averaged, resolution)), notes=averaged.notes)
 
     def _average(self, sample: _Sample, resolution: float, most: int, more: More) -> _Averaged:

@@ -1,0 +1,107 @@
+"""The numbers of a served model's configuration, compared with its source's directly.
+
+An epsilon that is a tenth of training's, or a rotation whose base is 1% off, changes log probabilities by less than
+rounding in 16 bits does: no passage shows it. Two accounts are compared with the served ``config.ini``: what this
+project's reader makes of the source, every key of it, and what transformers' own model of the source computes with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from evaluation.parity.distances import PassageFindings
+from export_scripts.checkpoints.source import Source
+from export_scripts.convert import with_exact_gelu
+from ft_format.config_ini import FILE_NAME, ConfigIni, ConfigIniError
+from ft_format.families.family import ConfigValues
+
+_NOT_THE_MODELS = {"model_name", "weight_data_type", "tensor_para_size"}
+"""Keys that, as the ids of start and end, say nothing of what is computed from given tokens."""
+_EXACTNESS = 1e-6
+_HEADS = "num_attention_heads"
+_FROM_CONFIG = {"head_num": _HEADS, "num_heads": _HEADS, "kv_head_num": "num_key_value_heads"}
+
+
+def compare_numbers(source: Source, served: Path | None, model: Any = None) -> PassageFindings:
+    """Compare the configuration of served shards with its source's.
+
+    Args:
+        source: the training checkpoint.
+        served: directory of the shards; None where it is not on this machine.
+        model: transformers' model of the source; None where there is none.
+    """
+    if served is None or not (served / FILE_NAME).is_file():
+        why = "the served model's files are not on this machine" if served is None else f"{served} has no {FILE_NAME}"
+        return PassageFindings(notes=(f"the configuration's numbers were not compared: {why}",))
+    try:
+        found = {name: section.texts for name, section in ConfigIni.read(served).items()}
+    except ConfigIniError as error:
+        return PassageFindings((error.problem,))
+    broken = [*_against_reader(found, source), *_against_model(found, model)]
+    count = sum(len(keys) for keys in found.values())
+    by = "the source's by this project's reader" + ("" if model is None else " and by transformers")
+    return PassageFindings(tuple(broken), shown=(f"{count} numbers of {FILE_NAME} are {by}",))
+
+
+def _against_reader(found: Mapping[str, Mapping[str, str]], source: Source) -> Iterator[str]:
+    """Yield the keys that differ from those that a conversion of the source for as many ranks writes."""
+    texts = next(iter(found.values()), {})
+    ranks = int(_number(texts.get("tensor_para_size", "1")) or 1)
+    dims, extra = source.dims.for_ranks(ranks), with_exact_gelu(source)
+    for name, keys in source.family.config(ConfigValues(dims, ranks, "", 0, 0)).items():
+        own = {key.lower(): value for key, value in {**keys, **extra.get(name, {})}.items()}
+        served = found.get(name.lower(), {})
+        known = [key for key in served if key in own or hasattr(dims, key)]  # others are of no such model
+        for key in sorted({*own, *known} - _NOT_THE_MODELS - set(source.family.id_keys)):
+            usual = getattr(type(dims), key, None)  # what a model has where its configuration leaves the key out
+            said, expected = served.get(key, usual), own.get(key, usual)
+            if said is not None and expected is not None and not _are_equal(said, expected):
+                yield _difference(key, said, expected)
+
+
+def _against_model(found: Mapping[str, Mapping[str, str]], model: Any) -> Iterator[str]:
+    """Yield what transformers' model of the source computes with and the configuration does not say."""
+    if model is None:
+        return
+    for served in found.values():
+        for key, expected in _numbers_of(model).items():
+            said = served.get(key)
+            if key == "kv_head_num" and said is not None:
+                said = f"{(_number(said) or 0) / (_number(served.get('kv_head_copies', '1')) or 1):g}"
+            if said is not None and not any(_are_equal(said, each) for each in expected):
+                yield _difference(key, said, " or ".join(f"{each:g}" for each in expected)) + " (transformers)"
+
+
+def _numbers_of(model: Any) -> dict[str, set[float]]:
+    """Return what a model of transformers computes with, by the keys of ``config.ini``, from its modules if it can."""
+    numbers = {key: getattr(model.config, name, None) for key, name in _FROM_CONFIG.items()}
+    found = {key: {float(value)} for key, value in numbers.items() if value is not None}
+    epsilons = {getattr(each, "variance_epsilon", getattr(each, "eps", None)) for each in model.modules()} - {None}
+    for key in ("layernorm_eps", "layer_norm_epsilon") if epsilons else ():
+        found[key] = {float(epsilon) for epsilon in epsilons}
+    rope = getattr(model.config, "rope_parameters", None)
+    if isinstance(rope, Mapping) and isinstance(rope.get("rope_theta"), (int, float)):
+        found["rope_theta"] = {float(rope["rope_theta"])}
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _are_equal(served: object, expected: object) -> bool:
+    """Compare two values as numbers if both are, else as words."""
+    number, value = (_number(str(int(each) if isinstance(each, bool) else each)) for each in (served, expected))
+    if value is None or number is None:
+        return str(served).strip().lower() == str(expected).strip().lower()
+    return math.isclose(number, value, rel_tol=_EXACTNESS)
+
+
+def _difference(key: str, served: object, expected: object) -> str:
+    return f"{key} is {served} in the served {FILE_NAME}, its source has {expected}"
