@@ -31,7 +31,7 @@ class Template:
         truncate_field: the field that is cut at its end where a prompt is too long; None if no field may be cut.
         examples: samples that precede the prompt, with their answers.
         example_separator: text between two samples.
-        stop: an answer ends before the first of these texts.
+        stop: an answer ends before the first of these texts, even where that is its beginning.
         no_answer: answers that say that the question has none, as in SQuAD v2.0; case and a final stop are ignored.
         virtual_token_splits: number of virtual tokens that each mark stands for.
     """
@@ -57,9 +57,12 @@ class Template:
         return f" {answer}" if before.endswith(" ") else answer
 
     def read_answer(self, text: str) -> str:
-        """Extract the answer from the generated text; empty where the text says that there is none."""
-        text = text.lstrip()
-        for stop in self.stop:
+        """Extract the answer from the generated text; empty where the text says that there is none.
+
+        As lm-evaluation-harness does it: the text ends before the first stop, wherever that is, and only then loses its
+        outer white space. A text that begins with a stop is no answer.
+        """
+        for stop in filter(None, self.stop):
             text = text.partition(stop)[0]
         answer = text.strip()
         says_none = answer.rstrip(".").casefold() in {each.rstrip(".").casefold() for each in self.no_answer}

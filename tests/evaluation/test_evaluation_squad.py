@@ -347,3 +347,23 @@ def test_a_t5_reads_the_whole_prompt_and_its_end(tmp_path: Path) -> None:
 def test_a_template_writes_an_answer_as_it_would_follow_the_prompt() -> None:
     assert Template("{question}:{answer}").label("x") == "x"
     assert Template("{question}: {answer}").label("x") == " x"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (" Paris\nQuestion:", "Paris"),
+        ('\n\n"I have no idea', ""),
+        ("\nParis", ""),
+        ("  Paris. \n", "Paris."),
+        ("Paris###\n", "Paris"),
+        ("###Paris", ""),
+    ],
+)
+def test_an_answer_ends_before_the_first_stop_as_lm_evaluation_harness_cuts_it(text: str, answer: str) -> None:
+    stops = ("\n", "", "###")
+    assert Template("{question}: {answer}", stop=stops).read_answer(text) == answer
+    harness = text
+    for stop in filter(None, stops):  # its models' generate_until: s.split(term)[0], then its filters strip
+        harness = harness.split(stop)[0]
+    assert harness.strip() == answer
