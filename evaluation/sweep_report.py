@@ -65,7 +65,8 @@ def main(argv: Sequence[str]) -> None:
 def summarise(points: Sequence[Point]) -> str:
     """Summarise the progress of the sweep, its highest throughput and its shortest latency."""
     measured = [point for point in points if point.candidates]
-    text = f"{len(measured)} of {len(points)} points are measured."
+    torn = sum(bool(point.error) for point in measured)
+    text = f"{len(measured)} of {len(points)} points are measured{f', {torn} of them failed in part' if torn else ''}."
     if not measured:
         return text
     owners = _labels(points)

@@ -79,9 +79,9 @@ def _numbers_of(model: Any) -> dict[str, set[float]]:
     """Return what a model of transformers computes with, by the keys of ``config.ini``, from its modules if it can."""
     numbers = {key: getattr(model.config, name, None) for key, name in _FROM_CONFIG.items()}
     found = {key: {float(value)} for key, value in numbers.items() if value is not None}
-    epsilons = {getattr(each, "variance_epsilon", getattr(each, "eps", None)) for each in model.modules()} - {None}
-    for key in ("layernorm_eps", "layer_norm_epsilon") if epsilons else ():
-        found[key] = {float(epsilon) for epsilon in epsilons}
+    norms = [getattr(each, "variance_epsilon", getattr(each, "eps", None)) for each in model.modules()]
+    if epsilons := {float(epsilon) for epsilon in norms if epsilon is not None}:
+        found |= {"layernorm_eps": epsilons, "layer_norm_epsilon": epsilons}
     rope = getattr(model.config, "rope_parameters", None)
     if isinstance(rope, Mapping) and isinstance(rope.get("rope_theta"), (int, float)):
         found["rope_theta"] = {float(rope["rope_theta"])}

@@ -10,7 +10,7 @@ from typing import Any
 from evaluation.report.benchmarks import Benchmark
 from evaluation.report.data import Evaluation, Findings
 from evaluation.report.formatting import TextTable
-from evaluation.report.judgement import Judgement
+from evaluation.report.judgement import GO, Judgement
 from evaluation.report.page import Plot
 from evaluation.report.plots import (
     draw_distribution,
@@ -44,7 +44,7 @@ from evaluation.report.text import (
 from evaluation.speed.figures import DISTRIBUTIONS
 from evaluation.speed.table import CLOSED, OPEN
 
-_NUMERIC = NUMERIC | {*RANKING_COLUMNS[1:-1], *BASELINE_COLUMNS, "Value", "Std. error", "Samples", "Time"}
+_NUMERIC = NUMERIC | {*RANKING_COLUMNS[1:-1], *BASELINE_COLUMNS, "Value", "95% interval", "Samples", "Time"}
 _LOADS = ((CLOSED, "requests in flight"), (OPEN, "requests per second"))
 _SHOWN = tuple(each for each in DISTRIBUTIONS if each.name in ("ttft", "itl", "e2e"))
 
@@ -57,7 +57,7 @@ def describe_report(findings: Findings, results: Path, judgement: Judgement | No
         results: directory that log paths are shown relative to.
         judgement: what the figures are held against.
     """
-    checks = judgement.checks if judgement is not None else ()
+    checks = judgement.worst_first if judgement is not None else ()
     gate = tuple((check.figure, check.rule, check.verdict, check.reason) for check in checks)
     stages = tuple(stage_cells(outcome, results) for outcome in findings.stages)
     bad = [outcome for outcome in findings.stages if outcome.is_bad]
@@ -68,6 +68,8 @@ def describe_report(findings: Findings, results: Path, judgement: Judgement | No
         "bad_stages": [replace(outcome, log=relative_path(outcome.log, results)) for outcome in bad],
         "gate": TextTable("", GATE_COLUMNS, gate),
         "gate_verdict": judgement.verdict if judgement is not None else "",
+        "gate_failed": [check for check in gate if check[2] != GO],
+        "judged": [(evaluation.task, evaluation.verdict) for evaluation in findings.evaluations if evaluation.verdict],
         "evaluations": [_accuracy(evaluation, judgement) for evaluation in findings.evaluations],
         "benchmarks": [_benchmark(each, f"benchmark{number}") for number, each in enumerate(findings.benchmarks)],
         **_recommendation(findings, results),

@@ -41,15 +41,17 @@ def show_figure(value: float | None) -> str:
 
 
 def show_percent(value: float | None) -> str:
-    """Show a fraction in percent, with two digits after the point."""
-    return "" if value is None else f"{100 * value:.2f}%"
+    """Show a fraction in percent, with two digits after the point; tiny ones with two digits that are not 0."""
+    if value is None:
+        return ""
+    return f"{100 * value:.2g}%" if 0 < abs(value) < 0.001 else f"{100 * value:.2f}%"
 
 
 def show_with_noise(value: float | None, noise: float | None) -> str:
     """Show a figure with half of its 95% interval; one that exceeds the figure itself is only called that."""
     if value is None or noise is None:
         return show_figure(value)
-    return f"{show_figure(value)} ±{show_figure(noise) if noise <= value else '>100%'}"
+    return f"{show_figure(value)} ±{show_figure(noise) if noise <= value else 'over 100%'}"
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Container[str] = ()) -> str:

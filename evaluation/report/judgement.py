@@ -16,6 +16,7 @@ from evaluation.tasks.metric import FAILS, HOLDS
 from handover.errors import ArtefactError
 
 GO, NO_GO, INCONCLUSIVE = "GO", "NO-GO", "INCONCLUSIVE"
+_ORDER = (NO_GO, INCONCLUSIVE, GO)
 _OF_EVALUATIONS = {HOLDS: GO, FAILS: NO_GO, INCONCLUSIVE: INCONCLUSIVE}
 _ABSOLUTE = ("at_least", "at_most")
 _EXACTNESS = 1e-9
@@ -59,6 +60,11 @@ class Judgement:
     def verdict(self) -> str:
         """GO, NO-GO or INCONCLUSIVE; empty without thresholds."""
         return verdict(self.checks) if self.checks else ""
+
+    @property
+    def worst_first(self) -> list[Check]:
+        """The checks: NO-GO, then INCONCLUSIVE, then GO."""
+        return sorted(self.checks, key=lambda check: _ORDER.index(check.verdict))
 
     def against_baseline(self, figure: str) -> tuple[str, str, str]:
         """Show the earlier run's figure, how the figure has changed since, and the verdict of ``difference``.
@@ -143,19 +149,24 @@ def verdict(checks: Sequence[Check]) -> str:
 def _check(figure: Measurement, shown: str, rule: str, number: float, baseline: Report | None) -> Check:
     base = None if rule in _ABSOLUTE or baseline is None else baseline.figures.get(figure.name)
     if doubt := _doubt(figure, base) or ("" if rule in _ABSOLUTE or base else _no_base(figure.name, baseline)):
-        return Check(figure.name, shown, INCONCLUSIVE, f"{figure.value:.6g}: {doubt}")
+        return Check(figure.name, shown, INCONCLUSIVE, f"{_shown(figure, figure.value)}: {doubt}")
     limit = (FLOORS | CEILINGS)[rule](number, 0.0 if base is None else base.value)
-    against = "" if base is None else f" (baseline {base.value:.6g})"
-    reason = f"{figure.value:.6g}, limit {limit:.6g}{against}"
+    against = "" if base is None else f" (baseline {_shown(figure, base.value)})"
+    reason = f"{_shown(figure, figure.value)}, limit {_shown(figure, limit)}{against}"
     excess = figure.distance(limit) * (1 if rule in FLOORS else -1)
     exactness = _EXACTNESS * max(map(abs, (figure.value, limit, number, base.value if base else 0.0)))
     if excess <= 0 or abs(figure.value - limit) <= exactness:
         return Check(figure.name, shown, GO, reason)
     noise = _noise(figure, base)
     if excess <= noise:
-        above = f"{noise:.3g}" + (" of its logarithm" if figure.is_logarithmic else "")
+        above = f"{noise:.3g} of its logarithm" if figure.is_logarithmic else _shown(figure, noise, 3)
         return Check(figure.name, shown, INCONCLUSIVE, f"{reason}: past it by less than the noise of {above}")
     return Check(figure.name, shown, NO_GO, reason)
+
+
+def _shown(figure: Measurement, number: float, digits: int = 6) -> str:
+    """Show a number in the unit that the report shows the figure in."""
+    return f"{100 * number:.{digits}g}%" if figure.is_fraction else f"{number:.{digits}g}"
 
 
 def _doubt(figure: Measurement, base: Measurement | None) -> str:

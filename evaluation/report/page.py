@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,16 @@ class Plot:
     svg: str
     caption: str
 
+    @property
+    def image(self) -> str:
+        """The SVG as one image with alternative text: its caption, and where its numbers are."""
+        title, _, further = escape(self.caption).partition(". ")
+        desc = f"{further} The numbers are in the tables of this section.".strip()
+        named = f'<svg role="img" aria-label="{escape(self.caption)}" '
+        svg = self.svg.replace("<svg ", named, 1)
+        end = svg.index(">") + 1
+        return f"{svg[:end]}<title>{title.rstrip('.')}</title><desc>{desc}</desc>{svg[end:]}"
+
 
 def render_page(template: str, **values: Any) -> str:
     """Fill a template.
@@ -47,13 +58,22 @@ def _table(content: TextTable, numeric: Container[str] = ()) -> str:
 
 
 def _breakable(head: str) -> str:
-    """Let a column's head, which is escaped, break after an underscore, and in ``tokens/s``."""
-    return re.sub(r"_|(?<=[a-z])/", r"\g<0><wbr>", str(head))
+    """Let a name, which is escaped, break after an underscore or a point, and in ``tokens/s``."""
+    return re.sub(r"[_.]|(?<=[a-z])/", r"\g<0><wbr>", str(head))
 
 
 def _style_of(verdict: str) -> str:
-    """CSS class of a cell with a verdict of a comparison."""
-    return {"better": "better", "worse": "worse"}.get(verdict, "")
+    """CSS class of a cell with a verdict of a comparison, of the gate or of an evaluation."""
+    good, bad = ("better", "GO", "HOLDS"), ("worse", "NO-GO", "FAILS")
+    return "better" if verdict in good else "worse" if verdict in bad else "unsure" if verdict.isupper() else ""
+
+
+_SIGNS = {"better": "✓", "worse": "✗", "unsure": "?"}
+
+
+def _signed(verdict: str) -> str:
+    """Put a sign before a verdict of the gate or of an evaluation, so that colour alone says nothing."""
+    return f"{_SIGNS[_style_of(verdict)]} {verdict}"
 
 
 _ENVIRONMENT = Environment(
@@ -64,5 +84,5 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_ENVIRONMENT.filters |= {"breakable": _breakable, "style_of": _style_of}
+_ENVIRONMENT.filters |= {"breakable": _breakable, "style_of": _style_of, "signed": _signed}
 _ENVIRONMENT.filters |= {"plain": escape_markdown, "bullets": markdown_list, "table": _table}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
@@ -41,6 +42,7 @@ _ABOVE_LEFT, _BELOW_RIGHT, _BELOW_LEFT, _ABOVE_RIGHT = (-6, 4), (6, -12), (-6, -
 """Where such a text begins or ends, in points."""
 _LOG_ABOVE = 8.0
 """Largest over smallest value from which an axis is logarithmic."""
+_LOGARITHMIC = " (logarithmic)"
 _FULL_DECADES, _MANY_DECADES = 2.6, 4.5
 """Decades from which an axis has ticks at 1 and 3, and at 1 only, in place of 1, 2 and 5."""
 
@@ -74,9 +76,19 @@ def draw_svg(name: str, draw: Callable[[Figure, Axes], None]) -> str:
         axes.set_axisbelow(True)
         axes.tick_params(length=0, pad=_TICK_PAD_PT)
         draw(figure, axes)
+        _mark_logarithms(axes)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True)
     return _inline(buffer.getvalue(), name)
+
+
+def _mark_logarithms(axes: Axes) -> None:
+    """Say of each axis that is logarithmic that it is."""
+    if axes.get_xscale() == "log" and axes.get_xlabel():
+        axes.set_xlabel(f"{axes.get_xlabel()}{_LOGARITHMIC}")
+    title = axes.get_title(loc="left")
+    if axes.get_yscale() == "log" and title:
+        next(each for each in axes.findobj(Text) if each.get_text() == title).set_text(f"{title}{_LOGARITHMIC}")
 
 
 def title_height(axes: Axes, text: str) -> None:

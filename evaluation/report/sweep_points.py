@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from evaluation.arguments import POINTS_NAME
@@ -28,7 +28,7 @@ class Point:
     """One configuration of a sweep.
 
     Attributes:
-        label: the settings in which the point differs from others: ``TP 2``.
+        label: name that its deployment was given, or the settings in which it differs from others: ``TP 2``.
         title: name of the model.
         results: results directory; empty if the point could not be planned.
         error: why the point failed; empty if it did not.
@@ -79,7 +79,44 @@ def read_points(directory: Path) -> list[Point]:
         entries = [[str(entry[key]) for key in keys] for entry in json.loads(file.read_text())]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtefactError(f"{file} cannot be read: {error}", "give the directory of a sweep (main.py -m)") from error
-    return [_point(*entry) for entry in entries]
+    shown = short_labels([label for label, *_ in entries])
+    return _with_given_names([_point(label, *rest) for label, (_, *rest) in zip(shown, entries, strict=True)])
+
+
+def short_labels(labels: Sequence[str]) -> list[str]:
+    """Shorten the paths and addresses in labels such as ``endpoint http://a:1/v1, TP 2`` to where they differ."""
+    settings = [[setting.partition(" ") for setting in label.split(", ")] for label in labels]
+    texts: dict[str, list[str]] = {}
+    for key, _, value in (setting for point in settings for setting in point):
+        if "/" in value:
+            texts.setdefault(key, []).append(value)
+    short = {(key, value): text for key, values in texts.items() for value, text in _differing(values)}
+    return [
+        ", ".join(f"{key}{space}{short.get((key, value), value)}" for key, space, value in point) for point in settings
+    ]
+
+
+def _differing(values: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Yield each path with the parts of it from the first to the last in which it differs from another."""
+    found = list(dict.fromkeys(values))
+    parts = [value.split("/") for value in found]
+    shortest = min(map(len, parts))
+    first = next((n for n in range(shortest) if len({part[n] for part in parts}) > 1), shortest - 1)
+    last = next((n for n in range(shortest - first) if len({part[-1 - n] for part in parts}) > 1), 0)
+    for value, part in zip(found, parts, strict=True):
+        yield value, "/".join(part[first : len(part) - last]) or part[-1]
+
+
+def _with_given_names(points: Sequence[Point]) -> list[Point]:
+    """Call points by the names that were given to their deployments, where each has one of its own."""
+    given = [
+        next((row.deployment_label for b in point.benchmarks for row in b.rows if row.deployment_label), "")
+        for point in points
+    ]
+    return [
+        replace(point, label=name) if name and given.count(name) == 1 else point
+        for point, name in zip(points, given, strict=True)
+    ]
 
 
 def sweep_columns(points: Sequence[Point]) -> tuple[str, ...]:

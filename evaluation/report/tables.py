@@ -56,6 +56,7 @@ _BRIEF_COLUMNS: _Columns = (
     ("TPOT p50, ms", _figure("tpot_p50_ms")),
     ("E2E p50, ms", _figure("e2e_p50_ms")),
     ("E2E p99, ms", _figure("e2e_p99_ms")),
+    ("Goodput, requests/s", _figure("goodput_requests_per_s")),
     _FAILED,
 )
 _SERVER_COLUMNS: _Columns = (
@@ -210,11 +211,13 @@ def _load_sentence(rows: Sequence[Row]) -> str:
     known = [row for row in rows if row.figures.get("output_tokens_per_s") is not None]
     if not known:
         return ""
-    best = max(known, key=lambda row: row.figures["output_tokens_per_s"] or 0.0)
+    valid = [row for row in known if not row.validity_reasons]
+    best = max(valid or known, key=lambda row: row.figures["output_tokens_per_s"] or 0.0)
+    doubt = "" if valid else f"; no point is VALID, this one: {best.validity_reasons}"
     latency = show_figure(best.figures.get("e2e_p50_ms"))
     sentence = (
         f"Under load it generates up to {show_figure(best.figures['output_tokens_per_s'])} tokens/s "
-        f"({best.label}, {best.workload} tokens, where a request takes {latency} ms)"
+        f"({best.label}, {best.workload} tokens, where a request takes {latency} ms{doubt})"
     )
     ttft = best.figures.get("ttft_p50_ms")
     return sentence + (f"; the first token is there after {show_figure(ttft)} ms." if ttft is not None else ".")

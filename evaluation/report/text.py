@@ -15,7 +15,7 @@ from handover.endpoint import WEIGHTS_DIGEST
 from handover.manifest import ORIGIN
 from handover.progress import human_bytes, human_time
 
-ACCURACY_COLUMNS = ("Figure", "Value", "Std. error", "Samples", "Definition")
+ACCURACY_COLUMNS = ("Figure", "Value", "95% interval", "Samples", "Definition")
 BASELINE_COLUMNS = ("Baseline", "Change")
 GATE_COLUMNS = ("Figure", "Rule", "Verdict", "Reason")
 _MOST_SCORES = 4  # of an evaluation in the summary; its table has all
@@ -57,7 +57,8 @@ def verdict_sentence(evaluation: Evaluation) -> str:
 def accuracy_cells(metric: Metric) -> tuple[str, ...]:
     """Return a metric's cells under ACCURACY_COLUMNS; missing values are empty."""
     show = show_percent if metric.unit == FRACTION else show_figure
-    value, error = show(metric.value), show(metric.stderr)
+    value = show(metric.value)
+    error = "" if metric.interval is None else "{} to {}".format(*map(show, metric.interval))
     samples = f"{metric.n:,}" + (f" ({metric.failed:,} failed)" if metric.failed else "")
     return metric.name, value, error, samples, metric.definition
 

@@ -22,7 +22,7 @@ from evaluation.report.engine_tables import MISSING, engine_tables
 from evaluation.report.formatting import show_figure
 from evaluation.report.plot_style import legend_above
 from evaluation.report.ranking import DeploymentCandidate, rank, ranking_title
-from evaluation.report.sweep_points import read_points
+from evaluation.report.sweep_points import read_points, short_labels
 from evaluation.speed.derived import derive
 from evaluation.speed.sweep import describe_deployment
 from evaluation.speed.table import Row
@@ -124,7 +124,7 @@ def test_the_plots_have_a_line_for_each_engine(sweep: Path) -> None:
     page = (sweep / "report.html").read_text()
     for title in ("Generated tokens/s for one user", "Latency of a request, ms (p99)", "Requests per second"):
         assert title in page
-    figures = page.split("<figure")[1:]
+    figures = [part.partition("</figure>")[0] for part in page.split("<figure")[1:]]
     assert [f.count("engine sglang (not comparable)") for f in figures] == [1] * len(figures)
     captions = [f.partition("<figcaption>")[2].partition("</figcaption>")[0] for f in figures]
     assert [c for c in captions if "every request" in c] == [
@@ -197,3 +197,12 @@ def test_a_legend_of_addresses_stays_within_its_plot() -> None:
     figure.canvas.draw()
     legend = axes.get_legend()
     assert legend is not None and legend.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_columns_are_headed_by_what_differs_between_paths_and_by_given_names() -> None:
+    long = ["endpoint http://a:8000/v1, TP 1", "endpoint http://b:8000/v1, TP 2"]
+    assert short_labels(long) == ["endpoint a:8000, TP 1", "endpoint b:8000, TP 2"]
+    files = [f"endpoint /home/me/runs/{name}/endpoint.json" for name in ("slipway", "vllm")]
+    assert short_labels(files) == ["endpoint slipway", "endpoint vllm"]
+    assert short_labels(["endpoint /home/me/one.json"]) == ["endpoint one.json"]
+    assert short_labels(["TP 1", "TP 2, int8_mode 1"]) == ["TP 1", "TP 2, int8_mode 1"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -14,6 +16,8 @@ from support.results_maker import load_row, static_row, write_results
 from evaluation import gate
 from evaluation.report.data import collect_findings
 from evaluation.report.document import describe_report
+from evaluation.report.formatting import show_percent, show_with_noise
+from evaluation.report.judgement import judge
 from evaluation.report.measurements import read_report
 from evaluation.report.page import render_page
 
@@ -184,3 +188,40 @@ def test_the_report_says_what_parity_found(tmp_path: Path) -> None:
     for page in (render_page(f"report.{kind}", **describe_report(findings, results)) for kind in ("html", "md")):
         assert sentence in page and "The first difference: prompt 1, generated token 4." in page
     assert read_report(results).figures["parity.max_log_prob_difference"].better == "lower"
+
+
+def test_the_report_begins_with_the_verdict_in_words_colour_and_sign_and_the_failed_rules(tmp_path: Path) -> None:
+    current, before = run_of(tmp_path, "new", {"last_token_accuracy": (0.4, 0.0)}), run_of(tmp_path, "old")
+    rules = tmp_path / "gate.yaml"
+    rules.write_text(yaml.safe_dump({"thresholds": RULES | {"static.none": {"at_most": 1}}}))
+    judgement = judge(current, before, rules)
+    findings = collect_findings(current, "demo", current / "stages.json")
+    page, text = (render_page(f"report.{k}", **describe_report(findings, current, judgement)) for k in ("html", "md"))
+    first = page.partition("What to know first")[2].partition("</section>")[0]
+    assert '<strong class="verdict worse">✗ NO-GO</strong>' in first
+    assert "40%, limit 45.5% (baseline 46%)" in first, "in the unit of the figure below"
+    listed = re.findall(r'<strong class="verdict \w+">. (NO-GO|INCONCLUSIVE|GO)</strong>\s', first)
+    assert listed == ["NO-GO", "INCONCLUSIVE"], "what passes is not listed here"
+    whole = page.partition("<h2>Gate: NO-GO</h2>")[2]
+    verdicts = re.findall(r"<strong class=.verdict \w+.>(.) (NO-GO|INCONCLUSIVE|GO)<", whole)
+    assert verdicts == [("✗", "NO-GO"), ("?", "INCONCLUSIVE"), *[("✓", "GO")] * 5]
+    assert text.index("**The gate says NO-GO.**") < text.index("## Gate")
+
+
+def test_every_plot_says_what_it_shows_to_who_does_not_see_it(tmp_path: Path) -> None:
+    current = run_of(tmp_path, "new")
+    findings = collect_findings(current, "demo", current / "stages.json")
+    page = render_page("report.html", **describe_report(findings, current))
+    images = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(images) == 2
+    for image in images:
+        root = ElementTree.fromstring(image)
+        title, desc = root[0], root[1]
+        assert root.get("role") == "img" and title.text and root.get("aria-label", "").startswith(title.text)
+        assert title.tag.endswith("title") and desc.tag.endswith("desc") and "tables of this section" in str(desc.text)
+    assert "Batch size, sequences (logarithmic)" in page
+
+
+def test_small_shares_keep_their_digits_and_wide_intervals_are_said_in_words() -> None:
+    assert [show_percent(share) for share in (0.000021, 0.0, 0.5, 0.00099)] == ["0.0021%", "0.00%", "50.00%", "0.099%"]
+    assert show_with_noise(10.0, 15.0) == "10.00 ±over 100%"
