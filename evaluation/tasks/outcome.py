@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from evaluation.client.served_identity import check_still_served
 from evaluation.client.served_model import Target
 from evaluation.speed.cells import plain
-from evaluation.speed.provenance import timestamp
+from evaluation.speed.provenance import describe_machine, timestamp
+from evaluation.speed.row import SCHEMA_VERSION
 from evaluation.tasks.metric import Metric
 from handover.durable import write_atomically
 from handover.errors import ServerError
@@ -21,6 +22,11 @@ from handover.manifest import Manifest, record_files
 from handover.provenance import read_commit
 
 METRICS_NAME, SUMMARY_NAME, TABLE_NAME, SAMPLES_NAME = "metrics.json", "summary.json", "metrics.csv", "samples.csv"
+
+ROW_COLUMNS = ("schema_version", "commit")
+TABLE_COLUMNS = (*ROW_COLUMNS, "model_digest", "cpu", "cores", "gpu", "gpus", "started_at", "timestamp")
+"""Columns at the end of tables of samples, and of ``metrics.csv``, that say where the figures are from."""
+_STARTED_AT = timestamp()
 
 
 class Sampled(Protocol):
@@ -120,8 +126,11 @@ def describe_results(
         "samples": samples,
         "failed": failed,
         **about,
+        "schema_version": SCHEMA_VERSION,
         "commit": read_commit(),
+        "started_at": _STARTED_AT,
         "timestamp": timestamp(),
+        "machine": _machine(),
     }
 
 
@@ -135,15 +144,33 @@ def write_results(
     """Write ``summary.json``, ``metrics.json`` and the rows of each CSV table by its name, the manifest last."""
     output.mkdir(parents=True, exist_ok=True)
     for name, rows in tables.items():
-        write_rows(output / name, rows)
+        write_rows(output / name, rows, provenance(metrics, TABLE_COLUMNS if name == TABLE_NAME else ROW_COLUMNS))
     write_atomically(output / SUMMARY_NAME, json.dumps(summary, indent=1) + "\n")
     write_atomically(output / METRICS_NAME, json.dumps(metrics, indent=1) + "\n")
     Manifest("evaluation", record_files(output), made_from, {"commit": str(metrics["commit"])}).write(output)
 
 
-def write_rows(path: Path, rows: Sequence[Any]) -> None:
-    """Write dataclasses of one type, or mappings with the same keys, as CSV: truth values as 0 and 1, None as empty."""
-    given = [row if isinstance(row, Mapping) else dataclasses.asdict(row) for row in rows]
+def provenance(metrics: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+    """Return what ``metrics.json`` says of the origin of its figures, by a table's columns; None: it is unknown."""
+    model = metrics.get("model") or {}
+    known = {**model, **metrics, **(metrics.get("machine") or {})}
+    ranks = [str(model.get(f"{kind}_para_size", "")) for kind in ("tensor", "pipeline")]
+    if known.get("gpu") and all(size.isdigit() for size in ranks):
+        known["gpus"] = int(ranks[0]) * int(ranks[1])
+    return {column: known.get(column) for column in columns}
+
+
+def _machine() -> dict[str, Any]:
+    machine = describe_machine()
+    return {"cpu": machine.cpu, "cores": machine.cores, "gpu": machine.gpu}
+
+
+def write_rows(path: Path, rows: Sequence[Any], origin: Mapping[str, Any]) -> None:
+    """Write dataclasses of one type, or mappings with the same keys, as CSV: truth values as 0 and 1, None as empty.
+
+    Each row ends with its origin.
+    """
+    given = [{**(row if isinstance(row, Mapping) else dataclasses.asdict(row)), **origin} for row in rows]
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerows([*row] for row in given[:1])

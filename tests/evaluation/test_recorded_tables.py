@@ -18,6 +18,7 @@ from evaluation.parity.comparison import Position
 from evaluation.report.measurements import read_report
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.table import LOAD_TABLE, NEWER_COLUMNS, STATIC_TABLE, Table
+from evaluation.tasks import outcome
 from evaluation.tasks.lambada.score import SampleScore as LambadaScore
 from evaluation.tasks.metric import Metric
 from evaluation.tasks.squad.score import QuestionScore as SquadScore
@@ -145,4 +146,20 @@ def test_the_sweeps_and_the_comparisons_tables_have_the_recorded_columns(tmp_pat
     ],
 )
 def test_the_tasks_tables_have_the_recorded_columns(name: str, row: Any) -> None:
-    assert ",".join(column.name for column in dataclasses.fields(row)) == RECORDED[name]
+    origin = outcome.TABLE_COLUMNS if name == outcome.TABLE_NAME else outcome.ROW_COLUMNS
+    assert ",".join((*(column.name for column in dataclasses.fields(row)), *origin)) == RECORDED[name]
+
+
+def test_every_row_of_a_tasks_tables_says_where_it_is_from(tmp_path: Path) -> None:
+    model = {"model_digest": "sha256:m", "tensor_para_size": "2", "pipeline_para_size": "3"}
+    metric = Metric("f1", 0.5, "fraction", 0.1, 2, 0, "d", "higher")
+    content = outcome.describe_results("squad", [metric], 2, 0, {"model": model})
+    content["machine"]["gpu"] = "8 x H100"
+    rows = [{"index": 0, "hit": True}, {"index": 1, "hit": False}]
+    outcome.write_results(tmp_path, {"metrics.csv": [metric], "samples.csv": rows}, {}, content, {})
+    with (tmp_path / "metrics.csv").open(newline="") as stream:
+        (row,) = csv.DictReader(stream)
+    assert (row["model_digest"], row["gpus"], row["gpu"], row["schema_version"]) == ("sha256:m", "6", "8 x H100", "2")
+    assert row["commit"] == content["commit"] and row["started_at"] <= row["timestamp"] and row["cpu"]
+    with (tmp_path / "samples.csv").open(newline="") as stream:
+        assert {(each["schema_version"], each["commit"]) for each in csv.DictReader(stream)} == {("2", row["commit"])}
