@@ -86,7 +86,8 @@ def pareto_plots(candidates: Sequence[DeploymentCandidate], name: str) -> list[P
         known = [each for each in candidates if each.tokens_per_s_per_gpu is not None]
         same = [candidate for candidate in known if candidate.workload == workload]
         if len(same) > 1:
-            caption = f"{workload} tokens: what a GPU gives over what a user gets. No point beats those on the line."
+            better = "No point beats those on the line; faint ones are beaten."
+            caption = f"{workload} tokens: what a GPU gives over what a user gets. {better}"
             plots.append(Plot(draw_pareto(same, f"{name}-{number}"), caption))
     return plots
 

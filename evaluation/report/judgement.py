@@ -153,6 +153,8 @@ def _check(figure: Measurement, shown: str, rule: str, number: float, baseline: 
     limit = (FLOORS | CEILINGS)[rule](number, 0.0 if base is None else base.value)
     against = "" if base is None else f" (baseline {_shown(figure, base.value)})"
     reason = f"{_shown(figure, figure.value)}, limit {_shown(figure, limit)}{against}"
+    if base is not None and figure.noise is None and not figure.source:
+        reason += "; its noise is not known"
     excess = figure.distance(limit) * (1 if rule in FLOORS else -1)
     exactness = _EXACTNESS * max(map(abs, (figure.value, limit, number, base.value if base else 0.0)))
     if excess <= 0 or abs(figure.value - limit) <= exactness:

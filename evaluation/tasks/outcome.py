@@ -165,12 +165,12 @@ def _machine() -> dict[str, Any]:
     return {"cpu": machine.cpu, "cores": machine.cores, "gpu": machine.gpu}
 
 
-def write_rows(path: Path, rows: Sequence[Any], origin: Mapping[str, Any]) -> None:
+def write_rows(path: Path, rows: Sequence[Any], origin: Mapping[str, Any] | None = None) -> None:
     """Write dataclasses of one type, or mappings with the same keys, as CSV: truth values as 0 and 1, None as empty.
 
-    Each row ends with its origin.
+    Each row ends with its origin, if it is given.
     """
-    given = [{**(row if isinstance(row, Mapping) else dataclasses.asdict(row)), **origin} for row in rows]
+    given = [{**(row if isinstance(row, Mapping) else dataclasses.asdict(row)), **(origin or {})} for row in rows]
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerows([*row] for row in given[:1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,21 @@ def test_columns_are_headed_by_what_differs_between_paths_and_by_given_names() -
     assert short_labels(files) == ["endpoint slipway", "endpoint vllm"]
     assert short_labels(["endpoint /home/me/one.json"]) == ["endpoint one.json"]
     assert short_labels(["TP 1", "TP 2, int8_mode 1"]) == ["TP 1", "TP 2, int8_mode 1"]
+
+
+def test_a_sweep_says_how_many_of_its_measured_points_failed_in_part(sweep: Path) -> None:
+    points = json.loads((sweep / "points.json").read_text())
+    points[1]["error"] = "benchmark load: 3 requests failed"
+    (sweep / "points.json").write_text(json.dumps(points))
+    sweep_report.main([f"--sweep={sweep}"])
+    page = (sweep / "report.html").read_text()
+    assert "3 of 3 points are measured, 1 of them failed in part." in page
+    assert page.index("<figure") < page.index("requests/s</caption>"), "the first plot comes before the loads' tables"
+
+
+def test_each_cell_says_its_column_where_rows_become_lists(sweep: Path) -> None:
+    sweep_report.main([f"--sweep={sweep}"])
+    page = (sweep / "report.html").read_text()
+    rows = re.findall(r"<tr>\n?(.*?)</tr>", page.partition("<tbody>")[2], re.DOTALL)
+    cells = [cell for row in rows for cell in re.findall(r"<td[^>]*>", row)]
+    assert cells and all(re.search('data-head="[^"]+"', cell) for cell in cells)

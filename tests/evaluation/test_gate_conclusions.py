@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 from support.results_maker import load_row, static_row, write_results
 
 from evaluation.report import differences, judgement
+from evaluation.report.benchmarks import Benchmark
 from evaluation.report.data import collect_findings
 from evaluation.report.measurements import Measurement, Report, read_report
+from evaluation.report.tables import brief_tables, speed_sentences
 from evaluation.report.text import describe_provenance
 from evaluation.speed import formulas
+from evaluation.speed.table import LOAD_TABLE
 from evaluation.tasks.metric import PERPLEXITY, Metric
 from handover.manifest import Manifest, record_files
 
@@ -212,3 +216,18 @@ def test_provenance_names_the_samples_that_were_taken(tmp_path: Path) -> None:
     facts = describe_provenance(collect_findings(results, "demo", results / "none.json")).rows
     (data,) = (fact[1] for fact in facts if fact[0] == "Data of lambada")
     assert data.endswith("(LAMBADA's first 200 texts), 40 samples were taken")
+
+
+def test_the_headline_comes_from_a_valid_point_and_the_terminal_shows_goodput() -> None:
+    rows = [
+        load_row(4, output_tokens_per_s=90.0, goodput_requests_per_s=3.5, e2e_p50_ms=7.0),
+        load_row(64, output_tokens_per_s=900.0, goodput_requests_per_s=4.5, e2e_p50_ms=9.0, failed_requests=5),
+    ]
+    load = Benchmark("load", Path(), LOAD_TABLE, tuple(rows), True)
+    (sentence,) = speed_sentences([load])
+    assert "up to 90.00 tokens/s (concurrency 4" in sentence
+    (sentence,) = speed_sentences([dataclasses.replace(load, rows=(rows[1],))])
+    assert "no point is VALID, this one: 5 requests failed" in sentence
+    (table,) = brief_tables(load)
+    column = table.columns.index("Goodput, requests/s")
+    assert [row[column] for row in table.rows] == ["3.50", "4.50"]
