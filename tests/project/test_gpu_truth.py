@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import gpu_truth
 from benchmarks.gpu_truth import Row, TruthArguments, compare_format, compare_fp32, made
-from benchmarks.truth_requests import KINDS, Told
+from benchmarks.truth_requests import KINDS, Told, draw_requests
 
 SHAPE = gpu_truth._TINY
 ARGUMENTS = TruthArguments(device="cpu", requests=len(KINDS))
@@ -33,6 +33,6 @@ def test_an_int8_model_is_compared_with_the_same_rounding(tmp_path: Path) -> Non
 
 
 def test_an_answer_that_takes_a_token_back_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    row, ask = Row("gpt2", "fp32"), gpu_truth.draw_requests(SHAPE, 1, 1, is_encoder=False)[0]
+    row, ask = Row("gpt2", "fp32"), draw_requests(SHAPE, 1, 1, is_encoder=False)[0]
     told = Told({"output_ids": torch.zeros(1, 1, 1).numpy()}, is_consistent=False)
     assert gpu_truth.check_answer(row, ask, told, None, None) == [] and row.failed == 1
