@@ -57,10 +57,11 @@ class Metric:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Ends of its 95% interval; None where it is unknown."""
+        """Ends of its 95% interval, those of a share within 0 and 1; None where it is unknown."""
         if self.value is None or self.noise is None:
             return None
-        return interval(self.value, self.noise, self.is_logarithmic)
+        low, high = interval(self.value, self.noise, self.is_logarithmic)
+        return (max(0.0, low), min(1.0, high)) if self.unit == FRACTION else (low, high)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name."""

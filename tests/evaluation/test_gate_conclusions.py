@@ -173,6 +173,7 @@ def test_the_interval_of_a_perplexity_is_exp_of_the_mean_log_probability_s() -> 
     assert found == pytest.approx((math.exp(centre - 1.96 * error), math.exp(centre + 1.96 * error)))
     accuracy = Metric("f1", 0.5, "fraction", 0.1, 40, 0, "d", "higher")
     assert accuracy.interval == pytest.approx((0.304, 0.696))
+    assert dataclasses.replace(accuracy, value=0.1).interval == pytest.approx((0.0, 0.296))
 
 
 def test_perplexities_are_compared_by_their_logarithms(tmp_path: Path) -> None:
