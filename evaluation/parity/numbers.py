@@ -21,6 +21,20 @@ from ft_format.families.family import ConfigValues
 _NOT_THE_MODELS = {"model_name", "weight_data_type", "tensor_para_size"}
 """Keys that, as the ids of start and end, say nothing of what is computed from given tokens."""
 _EXACTNESS = 1e-6
+_HUGGING_FACE = "config.json"
+_NAMES_OF_HUGGING_FACE = (
+    *("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps", "norm_epsilon", "rope_theta", "rotary_dim"),
+    *(
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "num_hidden_layers",
+        "hidden_size",
+        "intermediate_size",
+    ),
+    *("hidden_act", "activation_function", "hidden_activation", "sliding_window", "num_experts_per_tok"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "num_local_experts"),
+)
 _HEADS = "num_attention_heads"
 _FROM_CONFIG = {"head_num": _HEADS, "num_heads": _HEADS, "kv_head_num": "num_key_value_heads"}
 
@@ -33,6 +47,8 @@ def compare_numbers(source: Source, served: Path | None, model: Any = None) -> P
         served: directory of the shards; None where it is not on this machine.
         model: transformers' model of the source; None where there is none.
     """
+    if served is not None and model is not None and (served / _HUGGING_FACE).is_file():
+        return _compare_huggingface(served, model)
     if served is None or not (served / FILE_NAME).is_file():
         why = "the served model's files are not on this machine" if served is None else f"{served} has no {FILE_NAME}"
         return PassageFindings(notes=(f"the configuration's numbers were not compared: {why}",))
@@ -44,6 +60,25 @@ def compare_numbers(source: Source, served: Path | None, model: Any = None) -> P
     count = sum(len(keys) for keys in found.values())
     by = "the source's by this project's reader" + ("" if model is None else " and by transformers")
     return PassageFindings(tuple(broken), shown=(f"{count} numbers of {FILE_NAME} are {by}",))
+
+
+def _compare_huggingface(served: Path, model: Any) -> PassageFindings:
+    """Compare what transformers makes of a served directory of Hugging Face's with its model of the source."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(served, local_files_only=True)
+    if type(config) is not type(model.config):
+        return PassageFindings(notes=("the configuration's numbers were not compared: its class is another",))
+    pairs = {name: (getattr(config, name, None), getattr(model.config, name, None)) for name in _NAMES_OF_HUGGING_FACE}
+    ropes = [getattr(each, "rope_parameters", None) or {} for each in (config, model.config)]
+    pairs |= {f"rope_parameters.{name}": (ropes[0][name], ropes[1][name]) for name in ropes[0].keys() & ropes[1].keys()}
+    known = {name: pair for name, pair in pairs.items() if None not in pair}
+    broken = [
+        f"{name} is {said} in the served {_HUGGING_FACE}, its source has {expected}"
+        for name, (said, expected) in sorted(known.items())
+        if not _are_equal(said, expected)
+    ]
+    return PassageFindings(tuple(broken), shown=(f"{len(known)} numbers of {_HUGGING_FACE} are the source's",))
 
 
 def _against_reader(found: Mapping[str, Mapping[str, str]], source: Source) -> Iterator[str]:

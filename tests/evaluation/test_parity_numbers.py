@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_an_epsilon_that_rounding_hides_fails_parity(
     wrong = changed(llama / "bf16", tmp_path, "layernorm_eps", "1e-07")
     for shards, verdict in ((llama / "bf16", HOLDS), (wrong, FAILS)):
         with serve(shards, "Llama", data_type="bf16") as fake:
-            found = run(fake, llama / "source", tmp_path, limits=UNBOUNDED)
+            found = run(fake, llama / "source", tmp_path, limits=UNBOUNDED, passages=0)
         assert found["verdict"] == verdict, found
     assert all("layernorm_eps is 1e-07 in the served config.ini" in reason for reason in found["reasons"])
 
@@ -86,3 +87,17 @@ def test_in_fp32_a_tenth_of_the_floor_is_enough() -> None:
     residuals, exact = [np.full((4, 4), 5e-4)], [np.full((4, 4), 3e-6)]
     assert distances(residuals, exact, 0.0, "fp32").broken and not distances(residuals, exact, 0.0, "bf16").broken
     assert not distances([np.full((4, 4), 1e-5)], exact, 0.0, "fp32").broken
+
+
+@pytest.mark.parametrize("key", ["rms_norm_eps", "num_key_value_heads", "rope_theta"])
+def test_a_served_directory_of_hugging_face_has_its_source_s_numbers_too(key: str, llama: Path, tmp_path: Path) -> None:
+    reference, _ = open_reference(llama / "source", "huggingface", tmp_path / "scratch")
+    assert isinstance(reference, HuggingFaceReference) and reference.source is not None
+    sound = compare_numbers(reference.source, llama / "source", reference.model)
+    assert not sound.broken and "numbers of config.json are the source's" in sound.shown[0]
+    copy = shutil.copytree(llama / "source", tmp_path / "copy")
+    content = json.loads((copy / "config.json").read_text())
+    (content if key in content else content["rope_parameters"])[key] *= 2
+    (copy / "config.json").write_text(json.dumps(content))
+    (line,) = compare_numbers(reference.source, copy, reference.model).broken
+    assert key in line and "in the served config.json" in line
