@@ -90,6 +90,9 @@ def whole(archive: Archive, tokenizer: TokenizerFiles, model_type: str, extra_id
     if tokenizer.library not in ("huggingface", "bpe", "sentencepiece"):
         return tokenizer
     files = tokenizer.contents(archive)
+    # Of pieces of bytes, which no published T5 has, its class would write the names, <0x1D>; SentencePiece joins them.
+    if model_type in ("t5", "mt5") and set(files) == {_PIECES} and read_pieces(files[_PIECES]).has_bytes:
+        return tokenizer
     folder = next(iter(tokenizer.members.values())).rpartition("/")[0]
     made = assemble(archive, f"{folder}/" if folder else "", files, model_type, extra_ids)
     own = {} if made.content == files.get(_DESCRIPTION) else {_DESCRIPTION: made.content}

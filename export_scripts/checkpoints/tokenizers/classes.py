@@ -100,7 +100,12 @@ def class_of(model_type: str, declared: str, is_byte_level: bool) -> str:
         declared: ``tokenizer_class`` of ``tokenizer_config.json``, or else of ``config.json``.
         is_byte_level: whether there is a ``tokenizer.json`` of bytes.
     """
-    declared, registered = declared.removesuffix("Fast"), _REGISTERED.get(model_type, "")
+    name = _class_of(model_type, declared.removesuffix("Fast"), is_byte_level)
+    return GENERIC if is_byte_level and name in BUILDERS and name not in OF_PAIRS else name  # of pieces, not of bytes
+
+
+def _class_of(model_type: str, declared: str, is_byte_level: bool) -> str:
+    registered = _REGISTERED.get(model_type, "")
     is_odd = model_type in _NOT_BELIEVED
     if declared == "LlamaTokenizer" and is_byte_level and not is_odd and model_type not in _OF_MISTRAL:
         return GENERIC
