@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from export_scripts.repository.tokenizer_models.slipway_tokenizer import FileTokenizer
 from handover.errors import ArtefactError
 from handover.text_ids import TextIds, read_text_ids
 
@@ -65,8 +66,9 @@ class TextTokenizer:
 class PipelineTokenizer:
     """A tokenizer of Hugging Face's library ``tokenizers``."""
 
-    def __init__(self, pipeline: Any) -> None:
+    def __init__(self, pipeline: Any, encode: Callable[[str], list[int]] | None = None) -> None:
         self._pipeline = pipeline
+        self._encode = encode or (lambda text: list(pipeline.encode(text, add_special_tokens=False).ids))
 
     @classmethod
     def of_byte_pairs(cls, vocabulary: Path, merges: Path) -> PipelineTokenizer:
@@ -81,21 +83,22 @@ class PipelineTokenizer:
 
     @classmethod
     def of_file(cls, file: Path) -> PipelineTokenizer:
-        """Read any tokenizer of the library from ``tokenizer.json``."""
+        """Read any tokenizer of the library from ``tokenizer.json``.
+
+        A special token's name in a text is plain text, whatever the vocabulary: texts are encoded by what the server
+        encodes them with.
+        """
         from tokenizers import Tokenizer as Pipeline
 
         description = json.loads(file.read_text("utf-8"))
         for entry in description.get("added_tokens") or ():
             entry["special"] = entry["special"] and not _SENTINEL.fullmatch(entry["content"])
         pipeline = Pipeline.from_str(json.dumps(description))
-        pipeline.encode_special_tokens = True  # a special token's name in a text is plain text
-        pipeline.no_truncation()
-        pipeline.no_padding()
-        return cls(pipeline)
+        return cls(pipeline, FileTokenizer(file).encode)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""
-        return list(self._pipeline.encode(text, add_special_tokens=False).ids)
+        return self._encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import ByteLevelBPETokenizer
 
 from evaluation.client.tokenizer import load_tokenizer
+from export_scripts.repository.tokenizer_models.slipway_tokenizer import load_tokenizer as served_tokenizer
 from handover.errors import ArtefactError
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -66,3 +68,13 @@ def test_a_damaged_tokenizer_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "merges.txt").write_text("")
     with pytest.raises(ArtefactError, match="cannot be read"):
         load_tokenizer(tmp_path)
+
+
+def test_the_name_of_a_special_token_is_text_where_the_vocabulary_has_it_as_a_piece(tmp_path: Path) -> None:
+    """The served tokenizer takes it so; else an evaluated text would be another one than the server's."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((letter, -1.0) for letter in "▁a</s>")]
+    pipeline = tokenizers.Tokenizer(tokenizers.models.Unigram(vocab=pieces, unk_id=2))
+    pipeline.add_special_tokens([tokenizers.AddedToken("</s>", special=True)])
+    pipeline.save(str(tmp_path / "tokenizer.json"))
+    assert 1 not in load_tokenizer(tmp_path).encode("a</s>a")
+    assert load_tokenizer(tmp_path).encode("a</s>a") == served_tokenizer(tmp_path).encode("a</s>a")

@@ -138,7 +138,9 @@ def test_a_t5_translates_and_summarises_as_transformers_does(
             searches = {"num_beams": beams, "length_penalty": 0.0, "early_stopping": True} if beams > 1 else {}
             how = {"max_new_tokens": OUTPUT_LEN, "do_sample": False, "use_cache": False}  # see test_families
             output = model.generate(ids, **how, **searches)[0, 1:].tolist()
-            expected.append(" ".join(tokenizer.decode([token for token in output if token != 1]).split()))
+            written = tokenizer.decode([token for token in output if token != 1])
+            # What no piece stands for is "<unk>" in transformers' texts, and "⁇" in SentencePiece's.
+            expected.append(" ".join(written.split()).replace(" ⁇", "<unk>"))
         assert (run.results / "evaluation" / task / "predictions.txt").read_text().splitlines() == expected
         figures = {metric["name"]: metric["value"] for metric in found[task]["metrics"]}
         assert figures["tokens_per_s"] > 0
@@ -153,7 +155,7 @@ def test_given_answers_of_a_t5_are_scored_as_transformers_scores_them(
 ) -> None:
     """Tokens that its decoder begins with, rows of several lengths; the ensemble is given the inputs as texts."""
     run, model, tokenizer = t5
-    texts = ["The Normans gave their name.", "In the 10th century", "a region in France"]
+    texts = ["The Normans gave their name.", "In the tenth century", "a region in France"]  # of letters that it knows
     pairs = [
         ((*tokenizer.encode(text), 1), tuple(tokenizer.encode(answer)))
         for text, answer in zip(texts, ["to Normandy", "people", "who in the 10th and 11th"], strict=True)

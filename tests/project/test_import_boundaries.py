@@ -37,6 +37,10 @@ ALLOWED = {
         *("sentencepiece", "grpc", "yaml", "sacrebleu", "lm_eval", "pynvml", "psutil"),
         *("jinja2", "aiohttp"),
     },
+    "evaluation/client": {
+        *("ft_format", "handover", "evaluation", "numpy", "tritonclient", "tokenizers", "sentencepiece", "grpc"),
+        "export_scripts",  # the exported repository's own tokenizer, so that a text has one division into tokens
+    },
     "evaluation/parity": {
         *("ft_format", "handover", "evaluation", "export_scripts", "backends"),
         *("numpy", "torch", "transformers", "yaml"),
