@@ -34,7 +34,8 @@ class Compiling:
         self._pool = ThreadPoolExecutor(_AT_A_TIME, "grammars")
         self._waiting, self._lock, self._is_closed = 0, threading.Lock(), False
         # Before there are rows that would wait for it. If it fails, the requests that need it are told so.
-        self._pool.submit(grammars.prepare).exception()
+        with ThreadPoolExecutor(1, "vocabulary") as preparing:
+            preparing.submit(grammars.prepare)
 
     def submit(self, job: Job) -> None:
         """Compile a request's grammars, or refuse it, and return at once.
