@@ -232,7 +232,10 @@ def vocabulary_of_description(description: Mapping[str, Any], is_scored: bool) -
 
 def vocabulary_of_pairs(tokens: bytes, merges: bytes, where: str) -> Vocabulary:
     """Take ``vocab.json`` and ``merges.txt``."""
-    lines = [line.rstrip("\r") for line in merges.decode().split("\n")]
+    try:
+        lines = [line.rstrip("\r") for line in merges.decode().split("\n")]
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{where}merges.txt is not UTF-8: {error}", "copy it again") from error
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     ids = wholes(parse_json(tokens, f"{where}vocab.json"), f"{where}vocab.json")
     return Vocabulary(checked(ids, f"{where}vocab.json"), [(left, right) for left, right in pairs])
