@@ -14,6 +14,7 @@ OUR_PROGRAMS = (
         "evaluate",
         "export",
         "gate",
+        "guard",
         "gemm_autotune",
         "generate",
         "harness",
