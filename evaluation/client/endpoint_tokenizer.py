@@ -26,6 +26,8 @@ class EndpointTokenizer:
         RequestError: the API has no such paths.
     """
 
+    unknown = ""
+
     def __init__(self, target: Target) -> None:
         self._client, self._lock, self._model = OpenAIClient(target.served.endpoint), threading.Lock(), target.model
         ending = target.interface.is_encoder_decoder and target.served.end_id is not None

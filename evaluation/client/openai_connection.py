@@ -16,6 +16,7 @@ from evaluation.client.model_connection import OTHER_TOKEN, Continuation, Ids, M
 from evaluation.client.openai_capabilities import GREEDY, TOKEN_PREFIX, Capabilities
 from evaluation.client.openai_client import Choice, Completed, OpenAIClient
 from evaluation.client.request_tensors import Sampling
+from evaluation.client.tokenizer import text_for
 from handover.errors import ConfigError
 
 _GREEDY_SAMPLING = Sampling()
@@ -84,8 +85,7 @@ class OpenAIConnection:
     def _text(self, prompt: Ids) -> str | None:
         """Return the text that is encoded to a prompt; None if there is none."""
         assert self._tokenizer is not None, "a server that takes texts comes with its tokenizer"
-        text = self._tokenizer.decode(prompt)
-        return text if tuple(self._tokenizer.encode(text)) == prompt else None
+        return text_for(self._tokenizer, prompt)
 
     def _send(self, queries: Sequence[Query]) -> list[Generation]:
         kind, length = queries[0], queries[0].output_length

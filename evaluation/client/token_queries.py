@@ -12,7 +12,7 @@ from evaluation.client.answer_tensors import Completion, Generation, read_comple
 from evaluation.client.client import Client, ModelInterface
 from evaluation.client.model_connection import Ids, Query
 from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_ids, prepare_texts
-from evaluation.client.tokenizer import Tokenizer
+from evaluation.client.tokenizer import Tokenizer, text_for
 from handover.errors import ServerError
 
 
@@ -66,8 +66,8 @@ class Asker:
     def _text(self, prompt: Ids) -> str | None:
         """Return the text that is encoded to a prompt; None if there is none."""
         assert self._tokenizer is not None, "a text model comes with its tokenizer"
-        text = self._tokenizer.decode(prompt[: len(prompt) - len(self._ending)])
-        return text if (*self._tokenizer.encode(text), *self._ending) == prompt else None
+        own = prompt[: len(prompt) - len(self._ending)]
+        return text_for(self._tokenizer, own) if (*own, *self._ending) == prompt else None
 
     def _send(self, client: Client, texts: Sequence[str], queries: Sequence[Query]) -> list[Generation]:
         request = prepare_texts(

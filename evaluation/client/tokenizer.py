@@ -20,8 +20,15 @@ _SENTINEL = re.compile("<extra_id_[0-9]+>")
 """T5's sentinel tokens: the only special tokens that may occur in a text."""
 
 
+_UNKNOWN = "\u2047"
+"""What SentencePiece writes for what no piece stands for: a character that hardly any vocabulary has."""
+
+
 class Plain(Protocol):
     """A tokenizer without post-processing: neither direction adds or removes special tokens."""
+
+    unknown: str
+    """How what no piece stands for is decoded; empty where it is decoded to a text that is encoded to it again."""
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""
@@ -47,7 +54,7 @@ class TextTokenizer:
     """A tokenizer that adds start and end tokens to a text."""
 
     def __init__(self, plain: Plain, text_ids: TextIds) -> None:
-        self._plain, self.text_ids = plain, text_ids
+        self._plain, self.text_ids, self.unknown = plain, text_ids, plain.unknown
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, with the added start and end tokens."""
@@ -66,8 +73,8 @@ class TextTokenizer:
 class PipelineTokenizer:
     """A tokenizer of Hugging Face's library ``tokenizers``."""
 
-    def __init__(self, pipeline: Any, encode: Callable[[str], list[int]] | None = None) -> None:
-        self._pipeline = pipeline
+    def __init__(self, pipeline: Any, encode: Callable[[str], list[int]] | None = None, unknown: str = "") -> None:
+        self._pipeline, self.unknown = pipeline, unknown
         self._encode = encode or (lambda text: list(pipeline.encode(text, add_special_tokens=False).ids))
 
     @classmethod
@@ -94,7 +101,10 @@ class PipelineTokenizer:
         for entry in description.get("added_tokens") or ():
             entry["special"] = entry["special"] and not _SENTINEL.fullmatch(entry["content"])
         pipeline = Pipeline.from_str(json.dumps(description))
-        return cls(pipeline, FileTokenizer(file).encode)
+        model = description["model"]
+        place, vocabulary = model.get("unk_id"), model["vocab"]  # of a Unigram model; others have its name
+        unknown = model.get("unk_token") if place is None else vocabulary[place][0]
+        return cls(pipeline, FileTokenizer(file).encode, unknown or "")
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""
@@ -108,6 +118,8 @@ class PipelineTokenizer:
 class SentencePieceTokenizer:
     """A SentencePiece model, from ``tokenizer.model``."""
 
+    unknown = ""
+
     def __init__(self, model: Path) -> None:
         from sentencepiece import SentencePieceProcessor
 
@@ -120,6 +132,15 @@ class SentencePieceTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
         return str(self._processor.decode(list(ids)))
+
+
+def text_for(tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
+    """Return a text that is encoded to some token ids; None if there is none."""
+    text = tokenizer.decode(ids)
+    for given in (text, text.replace(tokenizer.unknown, _UNKNOWN) if tokenizer.unknown else text):
+        if list(tokenizer.encode(given)) == list(ids):
+            return given
+    return None
 
 
 def load_tokenizer(source: Path) -> TextTokenizer:

@@ -155,7 +155,11 @@ def test_given_answers_of_a_t5_are_scored_as_transformers_scores_them(
 ) -> None:
     """Tokens that its decoder begins with, rows of several lengths; the ensemble is given the inputs as texts."""
     run, model, tokenizer = t5
-    texts = ["The Normans gave their name.", "In the tenth century", "a region in France"]  # of letters that it knows
+    texts = [
+        "The Normans gave their name.",
+        "In the 10th century",
+        "a region in France",
+    ]  # it knows no figures
     pairs = [
         ((*tokenizer.encode(text), 1), tuple(tokenizer.encode(answer)))
         for text, answer in zip(texts, ["to Normandy", "people", "who in the 10th and 11th"], strict=True)
