@@ -42,6 +42,7 @@ def test_the_true_rate_lies_between_what_holds_and_what_is_exceeded(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("system", "limit_ms", "percentile"), KINDS)
 def test_of_a_hundred_searches_as_many_are_right_as_the_search_says(
     system: str, limit_ms: float, percentile: float
