@@ -37,7 +37,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from backends.fastertransformer.engine.engine import open_engine
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
 from backends.fastertransformer.engine.settings import read_settings
 from benchmarks.generate import Ask as Prompt
 from benchmarks.generate import tensors_of

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks import generate
 from benchmarks.compare_workloads import OFFLINE, Ask, Job, Record, run_offline, run_online

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from backends.fastertransformer.engine.arrays import Array
 from backends.fastertransformer.engine.engine import Engine
-from backends.fastertransformer.engine.request.parse import Array
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
 from benchmarks.generate import Ask, tensors_of
 from benchmarks.gpu_models import Size, peer_of
 from handover.errors import ServerError

@@ -31,16 +31,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backends.fastertransformer.engine.arrays import Array
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import CacheShape
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.model.config import ModelConfig
 from backends.fastertransformer.engine.model.families import read_config
-from backends.fastertransformer.engine.model.layouts import Partition, read_model
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import choose_precision
-from backends.fastertransformer.engine.model.weights import Reader, load_weights
-from backends.fastertransformer.engine.request.parse import Array
+from backends.fastertransformer.engine.model.reader import Reader
+from backends.fastertransformer.engine.model.weights import load_weights, read_model
+from backends.fastertransformer.engine.parallel.partition import Partition
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
 from benchmarks.generate import Ask, tensors_of

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
-from backends.fastertransformer.engine.model.positions import AttentionSpec, Rotary, Rotation, plain_frequencies
 from backends.fastertransformer.engine.model.precision import TORCH_TYPES
+from backends.fastertransformer.engine.ops.positions import AttentionSpec, Rotary, Rotation, plain_frequencies
 from benchmarks.gpu_kernels import time_graph
 from benchmarks.gpu_models import Rates, Table, measure_rates, need_gpu
 from handover.arguments import ScriptArguments

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from backends.fastertransformer.engine.model.linear import Int8Linear, Linear, Norm
 from backends.fastertransformer.engine.model.precision import TORCH_TYPES
-from backends.fastertransformer.engine.ops.ops import choose_ops
+from backends.fastertransformer.engine.ops import choose_ops
+from backends.fastertransformer.engine.ops.linear import Int8Linear, Linear, Norm
 from benchmarks.gpu_models import Table, find_size, measure_rates, median_seconds, need_gpu
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status

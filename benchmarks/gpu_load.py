@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from backends.fastertransformer.engine.request.parse import Array
+from backends.fastertransformer.engine.arrays import Array
 from benchmarks.continuous import EngineServer, PeerServer, Server, answer_all, peer_manager, sampling_options
 from benchmarks.generate import Ask
 from benchmarks.gpu_models import Table, engine_of, find_size, need_gpu

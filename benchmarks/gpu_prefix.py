@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backends.fastertransformer.engine.engine import Engine
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
 from benchmarks.generate import Ask, tensors_of
 from benchmarks.gpu_models import Table, engine_of, find_size, need_gpu
 from handover.arguments import ScriptArguments

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.fastertransformer.engine.request.parse import Array
+from backends.fastertransformer.engine.arrays import Array
 from benchmarks.generate import Ask, tensors_of
 from ft_format.config_ini import render
 from ft_format.families import llama

@@ -25,10 +25,11 @@ import numpy as np
 import torch
 
 from backends.fastertransformer.engine.model.families import read_config
-from backends.fastertransformer.engine.model.layouts import Partition, read_model
 from backends.fastertransformer.engine.model.precision import TORCH_TYPES, choose_precision
+from backends.fastertransformer.engine.model.reader import Reader
 from backends.fastertransformer.engine.model.shards import planned
-from backends.fastertransformer.engine.model.weights import Reader, load_weights
+from backends.fastertransformer.engine.model.weights import load_weights, read_model
+from backends.fastertransformer.engine.parallel.partition import Partition
 from benchmarks.gpu_models import Table, find_size, median_seconds, need_gpu, tidy
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status

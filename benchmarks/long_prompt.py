@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.generate import Ask, tensors_of
 from benchmarks.gpu_models import Table, find_size, tidy

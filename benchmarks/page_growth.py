@@ -18,9 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
+from backends.fastertransformer.engine.arrays import Array
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.request.parse import Request
-from backends.fastertransformer.engine.request.schema import NEVER, Array
+from backends.fastertransformer.engine.request.schema import NEVER
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.gpu_models import Table
 from handover.arguments import ScriptArguments

@@ -18,7 +18,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as messages
 
 from backends.fastertransformer.engine.engine import Engine
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
 from benchmarks.gpu_models import Table
 from benchmarks.made_up_repository import EMPTY
 from evaluation.client.request_tensors import NEVER_END_ID

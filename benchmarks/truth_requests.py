@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from backends.fastertransformer.engine.arrays import Array
 from backends.fastertransformer.engine.engine import Engine
-from backends.fastertransformer.engine.request.schema import NEVER, Array
+from backends.fastertransformer.engine.request.schema import NEVER
 from benchmarks.gpu_sizes import for_encoder
 
 from .truth_models import Shape

@@ -44,7 +44,7 @@ from fastertransformer.engine.model.precision import choose_device  # noqa: E402
 from fastertransformer.engine.parallel.group import Group  # noqa: E402
 from fastertransformer.engine.parallel.rank import read_ranks, refuse_unassigned_rank  # noqa: E402
 from fastertransformer.engine.request.arrival import arrival_s, credible_s  # noqa: E402
-from fastertransformer.engine.scheduling.answer import INVALID, Answer  # noqa: E402
+from fastertransformer.engine.rows.answer import INVALID, Answer  # noqa: E402
 from fastertransformer.engine.scheduling.arrivals import Unparsed  # noqa: E402
 from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
 from fastertransformer.published_metrics import PublishedMetrics  # noqa: E402

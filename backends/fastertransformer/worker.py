@@ -15,7 +15,7 @@ from .engine.loading import load_steps
 from .engine.model.precision import choose_device
 from .engine.parallel.group import Group
 from .engine.parallel.rank import VARIABLE, read_ranks
-from .engine.parallel.steps import follow
+from .engine.steps.ranks import follow
 
 
 def main() -> int:

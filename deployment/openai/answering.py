@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from deployment.openai.asked import SequenceRequest
 from deployment.openai.errors import ApiError
 from deployment.openai.event_stream import EventStream
-from deployment.openai.generation import Piece, SequenceRequest, Sink, generate
+from deployment.openai.generation import Piece, Sink, generate
 from deployment.openai.scores import Score
 from deployment.openai.service import Service
 from deployment.openai.shares import Share

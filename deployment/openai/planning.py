@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from itertools import product
 
+from deployment.openai.asked import SequenceRequest
 from deployment.openai.body import Values
-from deployment.openai.generation import SequenceRequest
 from deployment.openai.offered_models import Model
 from deployment.openai.preparing import Prompt
 from deployment.openai.service import Record

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 from tritonclient.grpc import InferenceServerException
@@ -15,15 +15,12 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from backends.fastertransformer.direct.messages import Array, Scalar
+from deployment.openai.asked import SequenceRequest
 from deployment.openai.direct import ClosingError, Connection, Direct, DirectError
 from deployment.openai.errors import ApiError
 from deployment.openai.outputs import Reader, ResponseOutputs
 from deployment.openai.streams import Streams
 from handover.errors import ServerError
-
-if TYPE_CHECKING:
-    from deployment.openai.generation import SequenceRequest
-
 
 _PATIENCE_S = 60.0
 _ARRIVAL = "slipway_arrival"

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from export_scripts.conversion.assembly import Assembly, Piece
 from export_scripts.conversion.dtypes import Array
 from ft_format.layout import KV_HEADS, QUERY_GROUP, Dims, TensorSpec, symbols_of
 
-if TYPE_CHECKING:
-    from export_scripts.conversion.assembly import Assembly, Piece
-
-_Change = Callable[["Piece", int, int, int], Iterator["Piece"]]
-_Terms = tuple[tuple["Piece", ...], ...]
+_Change = Callable[[Piece, int, int, int], Iterator[Piece]]
+_Terms = tuple[tuple[Piece, ...], ...]
 
 
 def with_copies(box: Assembly, target: TensorSpec, dims: Dims, tensor_para_size: int) -> Assembly:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
-from export_scripts.conversion.assembly import assemble
 from export_scripts.conversion.low_rank import LowRankSum
 from export_scripts.conversion.mapped import Reader, map_record
+from export_scripts.conversion.placement import assemble
 from export_scripts.conversion.scattered import box_around, scattered
 from export_scripts.conversion.transposition import Transposer
 from export_scripts.weights.layouts import qkv_by_group_to_block

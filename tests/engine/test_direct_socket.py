@@ -20,7 +20,7 @@ from backends.fastertransformer.direct.messages import GREETING, Asked, Kind, fr
 from backends.fastertransformer.direct.reply import Content, DirectReply, Problem
 from backends.fastertransformer.direct.server import DirectServer
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.scheduling.answer import Answer, TokensSoFar
+from backends.fastertransformer.engine.rows.answer import Answer, TokensSoFar
 from backends.fastertransformer.engine.settings import Settings
 from deployment.openai.direct import ClosingError, Connection, Direct, DirectError
 from deployment.openai.outputs import Outputs

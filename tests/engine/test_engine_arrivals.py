@@ -15,9 +15,9 @@ from support.greedy import NEVER, greedy
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.arrivals import Arrivals, Unparsed
-from backends.fastertransformer.engine.scheduling.sequence import Job
 from backends.fastertransformer.engine.settings import Settings
 
 

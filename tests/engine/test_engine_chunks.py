@@ -24,11 +24,11 @@ from transformers import GPT2LMHeadModel
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.model.config import Stack
 from backends.fastertransformer.engine.request.parse import parse_request
+from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.sequence import Job, Sequence
 from backends.fastertransformer.engine.scheduling import chunks as scheduling_chunks
-from backends.fastertransformer.engine.scheduling.answer import Answer
 from backends.fastertransformer.engine.scheduling.batch import Batch
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
-from backends.fastertransformer.engine.scheduling.sequence import Job, Sequence
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
 

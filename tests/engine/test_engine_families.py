@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers import T5EncoderModel
 
 from backends.fastertransformer.engine.engine import open_engine
-from backends.fastertransformer.engine.model.positions import alibi_slopes, bucket
+from backends.fastertransformer.engine.ops.positions import alibi_slopes, bucket
 from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

@@ -14,7 +14,7 @@ from support.asking import CPU, VOCABULARY, Tensors, ask, generated, padded, pro
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import RequestError
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
 
 NOT_FINISHED, END_ID, STOP_WORDS, LENGTH = range(4)
 NEVER, COUNT = 4000, 12

@@ -27,9 +27,9 @@ from backends.fastertransformer.engine.errors import EngineError, RequestError
 from backends.fastertransformer.engine.grammar.compiled import Grammars
 from backends.fastertransformer.engine.request.guides import Guide
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
-from backends.fastertransformer.engine.scheduling.sequence import Job
 from backends.fastertransformer.engine.steps.steps import Steps
 
 END_ID, LENGTH = 1, 3

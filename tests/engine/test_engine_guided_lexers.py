@@ -17,7 +17,7 @@ from backends.fastertransformer.engine.grammar.compiled import Grammars
 from backends.fastertransformer.engine.grammar.guided_row import Grammar, GuidedRow
 from backends.fastertransformer.engine.grammar.masks import RowMasks, mask_bytes
 from backends.fastertransformer.engine.request.guides import Guide
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
 
 GUIDE = Guide("regex", "(no|yes) [0-9a-f]{2,20}")
 # How many states a text makes depends on how often its letters change.

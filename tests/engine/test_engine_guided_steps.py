@@ -22,16 +22,16 @@ from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.grammar import masks
 from backends.fastertransformer.engine.grammar.compiled import Grammars
 from backends.fastertransformer.engine.grammar.guided_row import Grammar, GuidedRow
+from backends.fastertransformer.engine.ops.logits import NOT_FINITE
 from backends.fastertransformer.engine.ops.ops import Ops
 from backends.fastertransformer.engine.request.guides import Guide
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.request.sampling_params import SamplingParams
+from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.sampling.guided import GuidedRows
 from backends.fastertransformer.engine.sampling.sampler import PendingTokens
-from backends.fastertransformer.engine.sampling.sampling import NOT_FINITE
-from backends.fastertransformer.engine.scheduling.answer import Answer
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
-from backends.fastertransformer.engine.scheduling.sequence import Job
 from backends.fastertransformer.engine.steps.steps import Steps
 
 WAIT_S = 60

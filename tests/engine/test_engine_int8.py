@@ -14,12 +14,13 @@ from support.network_runs import CPU, prefill_logits, some_ids
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.model.families import read_config
-from backends.fastertransformer.engine.model.layouts import Partition, read_model
-from backends.fastertransformer.engine.model.linear import Int8Linear, Linear
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import Precision, choose_precision
+from backends.fastertransformer.engine.model.reader import Reader
 from backends.fastertransformer.engine.model.shards import made_up
-from backends.fastertransformer.engine.model.weights import Reader, load_weights
+from backends.fastertransformer.engine.model.weights import load_weights, read_model
+from backends.fastertransformer.engine.ops.linear import Int8Linear, Linear
+from backends.fastertransformer.engine.parallel.partition import Partition
 from backends.fastertransformer.engine.settings import Settings
 
 

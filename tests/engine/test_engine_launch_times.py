@@ -13,10 +13,10 @@ from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.launch_times import LaunchTimes
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
-from backends.fastertransformer.engine.scheduling.sequence import Job
 from backends.fastertransformer.engine.settings import Settings
 
 Gpt2 = tuple[GPT2LMHeadModel, Settings]

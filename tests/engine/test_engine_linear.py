@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from backends.fastertransformer.engine.model.linear import Int8Linear, Linear, Norm, padded_rows
-from backends.fastertransformer.engine.ops.ops import choose_ops
+from backends.fastertransformer.engine.ops import choose_ops
+from backends.fastertransformer.engine.ops.linear import Int8Linear, Linear, Norm, padded_rows
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 1), (5, 1), (65,), (3, 43), (0,), (2, 0)])

@@ -14,12 +14,11 @@ from support.network_runs import CPU, FP32, decode_logits, mixed_logits, open_ne
 from torch import Tensor
 
 from backends.fastertransformer.engine.errors import ConfigIniError, WeightsError
-from backends.fastertransformer.engine.model.config import RopeScaling
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.network import Network
-from backends.fastertransformer.engine.model.positions import plain_frequencies, scaled_frequencies
 from backends.fastertransformer.engine.model.precision import Precision
 from backends.fastertransformer.engine.model.weights import load_weights
+from backends.fastertransformer.engine.ops.positions import RopeScaling, plain_frequencies, scaled_frequencies
 
 TOLERANCE = 1e-4
 FAMILIES = [

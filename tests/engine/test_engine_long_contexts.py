@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from backends.fastertransformer.engine.cache.block_manager import pages_of
 from backends.fastertransformer.engine.ops import cached_attention
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
-from backends.fastertransformer.engine.scheduling.sequence import Job
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
 

@@ -10,7 +10,7 @@ import torch
 from support.gpt2_checkpoint import random_gpt2, write_shards
 from support.network_runs import decode_logits, in_a_row, mixed_logits, new_cache, open_network, prefill_logits
 
-from backends.fastertransformer.engine.cache.sizing import UNBOUNDED
+from backends.fastertransformer.engine.arrays import UNBOUNDED
 from backends.fastertransformer.engine.ops.cached_attention import entry_positions
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

@@ -14,7 +14,7 @@ from support.llama_shards import settings_of
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import CacheShape
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.scheduling.answer import FAILED, Answer
+from backends.fastertransformer.engine.rows.answer import FAILED, Answer
 
 NEVER = 4000  # an end_id outside the vocabulary
 BROKEN = 118  # a token of the Llama that is in no prompt here, and in no answer to one

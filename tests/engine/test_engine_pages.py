@@ -13,9 +13,9 @@ from backends.fastertransformer.engine.cache.kv_cache import PAGE, KvCache
 from backends.fastertransformer.engine.cache.page_pool import RowPages
 from backends.fastertransformer.engine.cache.sizing import CacheShape
 from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.model.positions import AttentionSpec
 from backends.fastertransformer.engine.ops.cached_attention import PagedView
 from backends.fastertransformer.engine.ops.ops import Ops
+from backends.fastertransformer.engine.ops.positions import AttentionSpec
 
 CPU = torch.device("cpu")
 SHAPE = CacheShape(layers=2, head_num=3, size_per_head=4, dtype=torch.float32)

@@ -25,8 +25,8 @@ from torch.distributed import TCPStore
 from transformers import T5EncoderModel
 
 from backends.fastertransformer.engine.engine import open_engine
-from backends.fastertransformer.engine.model.layouts import vocabulary_part
 from backends.fastertransformer.engine.parallel.comm import argmax_keys
+from backends.fastertransformer.engine.parallel.partition import vocabulary_part
 from backends.fastertransformer.engine.settings import Settings
 
 CPU = torch.device("cpu")

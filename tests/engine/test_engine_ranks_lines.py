@@ -22,8 +22,8 @@ from backends.fastertransformer.engine.parallel.control import ControlChannel
 from backends.fastertransformer.engine.parallel.group import Group
 from backends.fastertransformer.engine.parallel.handshake import connect
 from backends.fastertransformer.engine.parallel.rank import Ranks, read_ranks
-from backends.fastertransformer.engine.parallel.steps import packed, unpacked
 from backends.fastertransformer.engine.settings import Settings
+from backends.fastertransformer.engine.steps.ranks import packed, unpacked
 
 
 def place(directory: Path, **changes: object) -> Ranks:

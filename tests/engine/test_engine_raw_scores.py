@@ -15,8 +15,8 @@ from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import RequestError
+from backends.fastertransformer.engine.rows.answer import Answer
 from backends.fastertransformer.engine.scheduling import contexts
-from backends.fastertransformer.engine.scheduling.answer import Answer
 from backends.fastertransformer.engine.settings import Settings
 
 NEVER = 4000

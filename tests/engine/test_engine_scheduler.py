@@ -16,11 +16,11 @@ from support.paged_steps import paged_steps
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.loading import load_steps
-from backends.fastertransformer.engine.model.packed_rows import Rows
+from backends.fastertransformer.engine.ops.packed_rows import Rows
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
-from backends.fastertransformer.engine.scheduling.sequence import Job
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
 

@@ -19,9 +19,9 @@ from transformers import GPT2LMHeadModel
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.loading import load_steps
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
-from backends.fastertransformer.engine.scheduling.sequence import Job
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
 

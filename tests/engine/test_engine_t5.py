@@ -19,9 +19,9 @@ from transformers import T5EncoderModel
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
-from backends.fastertransformer.engine.scheduling.sequence import Job
 
 COUNT = 10
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.fastertransformer.engine.model.positions import AttentionSpec
 from backends.fastertransformer.engine.ops import torch_attention
+from backends.fastertransformer.engine.ops.positions import AttentionSpec
 from backends.fastertransformer.engine.ops.torch_attention import attend_masked
 
 ROWS, HEADS, KEYS, SIZE = 5, 6, 40, 16

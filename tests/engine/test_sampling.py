@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from backends.fastertransformer.engine.sampling.sampling import (
+from backends.fastertransformer.engine.ops.logits import (
     apply_min_length,
     apply_repetition_penalty,
     apply_temperature,
@@ -27,9 +27,9 @@ from backends.fastertransformer.engine.sampling.sampling import (
     keep_top_k,
     keep_top_p,
     narrow_to_top_k,
-    resolve_top_k_top_p,
-    token_log_probs,
 )
+from backends.fastertransformer.engine.ops.scoring import token_log_probs
+from backends.fastertransformer.engine.request.sampling_params import resolve_top_k_top_p
 
 NO_IDS = torch.zeros(1, 0, dtype=torch.long)
 

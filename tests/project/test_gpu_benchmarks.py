@@ -10,10 +10,11 @@ from support.gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from backends.fastertransformer.engine.model.families import read_config
-from backends.fastertransformer.engine.model.layouts import Partition, read_model
 from backends.fastertransformer.engine.model.precision import choose_precision
+from backends.fastertransformer.engine.model.reader import Reader
 from backends.fastertransformer.engine.model.shards import planned
-from backends.fastertransformer.engine.model.weights import Reader
+from backends.fastertransformer.engine.model.weights import read_model
+from backends.fastertransformer.engine.parallel.partition import Partition
 from benchmarks import gpu_agreement
 from benchmarks.continuous import News, answer_all
 from benchmarks.gpu_load import mixed_asks

@@ -62,6 +62,13 @@ ROOMS_OF_EVALUATION = {
     "report": {"speed", "tasks", "report"},
     "parity": {"client", "speed", "tasks", "parity"},
 }
+# What lies below engine/, from the ground up: each imports what stands before it, and nothing after it.
+FLOORS_OF_THE_ENGINE = [
+    *("errors", "arrays", "settings"),
+    *("cache", "ops", "parallel", "model", "request", "grammar", "rows", "steps", "sampling", "scheduling"),
+    *("compiling", "loading", "engine"),
+]
+ENGINE = "backends.fastertransformer.engine"
 LAUNCHER_STDLIB_ONLY = [
     "plan/plan",
     "runner",
@@ -119,6 +126,51 @@ def test_a_room_of_evaluation_imports_no_room_above_it_and_no_command(room: str)
     assert any(found.values())
     above = {name: rooms - ROOMS_OF_EVALUATION[room] for name, rooms in found.items()}
     assert not {name: rooms for name, rooms in above.items() if rooms}
+
+
+def imported_modules(name: str, modules: dict[str, Path]) -> set[str]:
+    """Those of the modules that one of them imports, within functions and for type checkers too."""
+    is_package, found = modules[name].name == "__init__.py", set[str]()
+    for node in ast.walk(ast.parse(modules[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            around = name.split(".")[: len(name.split(".")) - node.level + is_package] if node.level else []
+            origin = ".".join([*around, *([node.module] if node.module else [])])
+            found |= {each if (each := f"{origin}.{alias.name}") in modules else origin for alias in node.names}
+    return found & (modules.keys() - {name})
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """What each module of the product imports of it."""
+    packages = sorted({name.split("/")[0] for name in ALLOWED})
+    files = [file for package in packages for file in (PROJECT / package).rglob("*.py")]
+    dotted = {file: ".".join(file.relative_to(PROJECT).with_suffix("").parts) for file in files}
+    modules = {name.removesuffix(".__init__"): file for file, name in dotted.items()}
+    return {name: imported_modules(name, modules) for name in modules}
+
+
+def test_no_files_import_each_other_in_a_circle(imports: dict[str, set[str]]) -> None:
+    assert sum(map(len, imports.values())) > len(imports)
+    rest = dict(imports)
+    while leaves := [name for name, imported in rest.items() if not imported & rest.keys()]:
+        for name in leaves:
+            del rest[name]
+    # What is left lies on a circle, or imports what does.
+    assert not {name: imported & rest.keys() for name, imported in rest.items()}
+
+
+def test_each_floor_of_the_engine_imports_none_above_it(imports: dict[str, set[str]]) -> None:
+    floors = {
+        name: {each.split(".")[3] for each in imported if each.startswith(f"{ENGINE}.")}
+        for name, imported in imports.items()
+        if name.startswith(f"{ENGINE}.")
+    }
+    assert {name.split(".")[3] for name in floors} == set(FLOORS_OF_THE_ENGINE)
+    height = {floor: index for index, floor in enumerate(FLOORS_OF_THE_ENGINE)}
+    above = {name: {floor for floor in to if height[floor] > height[name.split(".")[3]]} for name, to in floors.items()}
+    assert not {name: to for name, to in above.items() if to}
 
 
 @pytest.mark.parametrize("module", LAUNCHER_STDLIB_ONLY)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from backends.fastertransformer.engine.engine import Engine
-from backends.fastertransformer.engine.scheduling.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer
 from backends.fastertransformer.engine.settings import Settings
 from support.asking import Tensors, ask, generated
 from support.gpt2_checkpoint import random_gpt2, write_shards

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backends.fastertransformer.engine.arrays import UNBOUNDED
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
-from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.cache.sizing import CacheShape
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.network import Network
-from backends.fastertransformer.engine.model.packed_rows import Rows
 from backends.fastertransformer.engine.model.precision import Precision
 from backends.fastertransformer.engine.model.weights import load_weights
+from backends.fastertransformer.engine.ops.packed_rows import Rows
 from support.huggingface_models import VOCAB
 
 CPU = torch.device("cpu")

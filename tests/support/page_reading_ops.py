@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from backends.fastertransformer.engine import loading
+from backends.fastertransformer.engine.arrays import MOST_SLOTS
 from backends.fastertransformer.engine.cache.kv_cache import PAGE, KvCache
-from backends.fastertransformer.engine.cache.sizing import MOST_SLOTS
-from backends.fastertransformer.engine.model.packed_rows import Rows
-from backends.fastertransformer.engine.model.positions import Attend, AttentionSpec
 from backends.fastertransformer.engine.ops.ops import Ops
+from backends.fastertransformer.engine.ops.packed_rows import Rows
+from backends.fastertransformer.engine.ops.positions import Attend, AttentionSpec
 from backends.fastertransformer.engine.ops.torch_attention import attend_masked, biased
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps

@@ -17,8 +17,8 @@ from torch import Tensor
 from backends.fastertransformer.engine.cache.kv_cache import PAGE, KvCache
 from backends.fastertransformer.engine.cache.sizing import CacheShape
 from backends.fastertransformer.engine.model.config import ModelConfig
-from backends.fastertransformer.engine.model.packed_rows import Rows
 from backends.fastertransformer.engine.ops.ops import Ops
+from backends.fastertransformer.engine.ops.packed_rows import Rows
 from backends.fastertransformer.engine.steps.steps import Steps
 
 CPU = torch.device("cpu")

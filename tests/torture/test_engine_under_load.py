@@ -14,7 +14,7 @@ from support.gpt2_checkpoint import random_gpt2, write_shards
 from support.llama_shards import shards_of
 from support.torture.engine_load import Load, make_known
 
-from backends.fastertransformer.engine.scheduling.sequence import Sequence
+from backends.fastertransformer.engine.rows.sequence import Sequence
 from backends.fastertransformer.engine.settings import Settings
 
 if TYPE_CHECKING:

@@ -11,16 +11,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
-from backends.fastertransformer.engine.model.linear import HeadNorms, Norm
-from backends.fastertransformer.engine.model.packed_rows import NumberedRows
-from backends.fastertransformer.engine.model.positions import (
-    AttentionSpec,
-    Relative,
-    Rotary,
-    Rotation,
-    plain_frequencies,
-)
+from backends.fastertransformer.engine.ops.linear import HeadNorms, Norm
 from backends.fastertransformer.engine.ops.ops import Ops
+from backends.fastertransformer.engine.ops.packed_rows import NumberedRows
+from backends.fastertransformer.engine.ops.positions import AttentionSpec, Relative, Rotary, Rotation, plain_frequencies
 
 HAS_GPU = torch.cuda.is_available()
 

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
-from backends.fastertransformer.engine.model.positions import Rotary, Rotation, plain_frequencies
-from backends.fastertransformer.engine.ops.ops import Ops
-from backends.fastertransformer.engine.sampling.sampling import (
+from backends.fastertransformer.engine.ops.logits import (
     NOT_FINITE,
     DrawLimits,
     argmax,
@@ -18,6 +16,8 @@ from backends.fastertransformer.engine.sampling.sampling import (
     keep_top_k,
     keep_top_p,
 )
+from backends.fastertransformer.engine.ops.ops import Ops
+from backends.fastertransformer.engine.ops.positions import Rotary, Rotation, plain_frequencies
 
 HAS_GPU = torch.cuda.is_available()
 

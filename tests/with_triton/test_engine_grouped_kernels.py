@@ -11,8 +11,8 @@ from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
 from backends.fastertransformer.engine.cache.prefix_index import pages_behind
-from backends.fastertransformer.engine.model.linear import HeadNorms, Norm
-from backends.fastertransformer.engine.model.positions import AttentionSpec, Rotary, Rotation
+from backends.fastertransformer.engine.ops.linear import HeadNorms, Norm
+from backends.fastertransformer.engine.ops.positions import AttentionSpec, Rotary, Rotation
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")

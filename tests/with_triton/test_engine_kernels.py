@@ -43,8 +43,8 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     ("kind", "rows"), [*itertools.product(KINDS, (1, 2, 8, 13)), ("int8, all", 40), ("int8, all", 150)]
 )
 def test_a_product_is_what_fp64_says(kind: str, rows: int, dtype: torch.dtype) -> None:
-    from backends.fastertransformer.engine.model.linear import Norm
     from backends.fastertransformer.engine.ops.kernels.gemm import Tiling, choose, multiply
+    from backends.fastertransformer.engine.ops.linear import Norm
 
     outputs, inputs = 200, 320  # neither fills its tiles
     x = drawn(rows, inputs, dtype=dtype, seed=1) + 0.5
@@ -99,8 +99,8 @@ def test_a_product_is_what_fp64_says(kind: str, rows: int, dtype: torch.dtype) -
 def test_a_gated_product_is_what_fp64_says(
     rows: int, activation: str, has_norm: bool, has_bias: bool, is_int8: bool, dtype: torch.dtype
 ) -> None:
-    from backends.fastertransformer.engine.model.linear import Norm
     from backends.fastertransformer.engine.ops.kernels.gemm import Gate, Tiling, multiply
+    from backends.fastertransformer.engine.ops.linear import Norm
 
     outputs, inputs = 101, 320  # neither fills its tiles
     x, norm = drawn(rows, inputs, dtype=dtype, seed=1), None
@@ -127,7 +127,7 @@ def test_a_gated_product_is_what_fp64_says(
 @pytest.mark.parametrize("rows", [1, 5, 20])
 def test_what_is_gated_is_what_torch_gives(rows: int) -> None:
     """Fewer and more rows than the kernels multiply, and biases of one matrix only."""
-    from backends.fastertransformer.engine.model.linear import Linear, Norm
+    from backends.fastertransformer.engine.ops.linear import Linear, Norm
     from backends.fastertransformer.engine.ops.ops import Ops
     from backends.fastertransformer.engine.ops.triton_ops import TritonOps
 
@@ -153,8 +153,8 @@ def test_what_is_gated_is_what_torch_gives(rows: int) -> None:
 def test_one_row_is_what_fp64_says_however_much_is_asked_for_ahead(
     block_n: int, ahead: int, warps: int, has_norm: bool, is_int8: bool, dtype: torch.dtype
 ) -> None:
-    from backends.fastertransformer.engine.model.linear import Norm
     from backends.fastertransformer.engine.ops.kernels.gemm import Tiling, multiply
+    from backends.fastertransformer.engine.ops.linear import Norm
 
     outputs, inputs = 37 if HAS_GPU else 11, 1104  # the interpreter takes its time; no block_n divides either
     x = drawn(1, inputs, dtype=dtype, seed=1)

@@ -22,11 +22,11 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import CacheShape
-from backends.fastertransformer.engine.model.linear import Norm
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.ops.kernels import gemm, launch, sampling
+from backends.fastertransformer.engine.ops.linear import Norm
 from backends.fastertransformer.engine.steps import graphs, warmup
 from backends.fastertransformer.engine.steps.steps import Steps
 from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint

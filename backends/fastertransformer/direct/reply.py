@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..engine.request.parse import Request
-from ..engine.scheduling.answer import TokensSoFar
+from ..engine.rows.answer import TokensSoFar
 from .messages import Array, Asked, Kind, frame, pack, pack_tokens
 
 _LONGEST_WAIT_S = 5e-3  # of an answer, before the engine makes no more of them for a while

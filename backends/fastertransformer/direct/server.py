@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..engine.errors import EngineError
-from ..engine.scheduling.answer import INVALID
+from ..engine.rows.answer import INVALID
 from ..engine.scheduling.arrivals import Source
 from .messages import CLOSING, GREETING, Array, Asked, Frame, Frames, Kind, MessageError, unpack
 from .reply import Content, DirectReply, Problem

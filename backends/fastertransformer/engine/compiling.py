@@ -12,8 +12,8 @@ from .errors import EngineError, RequestError, UnavailableError
 from .grammar.compiled import Grammars
 from .grammar.trials import GoneError
 from .request.guides import Guide
-from .scheduling.answer import CANCELLED, FAILED, INVALID, UNAVAILABLE, Answer
-from .scheduling.sequence import Job
+from .rows.answer import CANCELLED, FAILED, INVALID, UNAVAILABLE, Answer
+from .rows.sequence import Job
 
 _log = logging.getLogger(__name__)
 _AT_A_TIME = 16  # threads, most of which wait for trials

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 
 import torch
 
+from .arrays import Array
 from .compiling import CLOSED, Compiling
 from .errors import EngineError, GroupLostError
 from .grammar.compiled import Grammars
@@ -20,13 +21,13 @@ from .loading import Loaded, load
 from .model.config import ModelConfig
 from .model.precision import choose_device
 from .parallel.group import Group
-from .request.parse import Array, Request, parse_request
-from .scheduling.answer import FAILED, Answer
+from .request.parse import Request, parse_request
+from .rows.answer import FAILED, Answer
+from .rows.sequence import Job
 from .scheduling.arrivals import Arrivals, Source
 from .scheduling.metrics import EngineMetrics
 from .scheduling.queue_limits import QueueLimits
 from .scheduling.scheduler import Scheduler
-from .scheduling.sequence import Job
 from .scheduling.sessions import Session
 from .settings import Settings
 from .steps.threads import begin_thread

@@ -10,24 +10,24 @@ from dataclasses import dataclass
 
 import torch
 
+from .arrays import Array
 from .cache.kv_cache import KvCache
 from .cache.sizing import CacheShape, free_bytes
 from .errors import EngineError
 from .model.families import read_config
-from .model.layouts import Partition
 from .model.network import Network
 from .model.precision import choose_device, choose_precision
 from .model.prefixes import read_prefixes
 from .model.weights import load_weights
+from .ops import choose_ops
 from .ops.kernels import problem_on
-from .ops.ops import choose_ops
 from .parallel.comm import Comm
 from .parallel.group import Group
-from .parallel.steps import RankZeroSteps
+from .parallel.partition import Partition
 from .parallel.workers import WorkerProcesses, needs_workers
 from .request.prompts import read_prompt_tables
-from .request.schema import Array
 from .settings import Settings
+from .steps.ranks import RankZeroSteps
 from .steps.steps import Steps
 from .steps.threads import begin_thread, choose_threads
 from .steps.warmup import warm_up
@@ -112,8 +112,9 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
     with torch.inference_mode():
         part = _Part(settings, device, group)
         ops = choose_ops(device)
-        comm = Comm(ops, part.config, part.weights.like, group)
-        network = Network(part.config, part.weights, comm, ops)
+        config, like = part.config, part.weights.like
+        comm = Comm(ops, like, vocab_size=config.vocab_size, width=config.hidden_units, group=group)
+        network = Network(config, part.weights, comm, ops)
         prefixes = read_prefixes(*part.source)
         cache = part.reserve_cache(ops.is_head_major)
     description = part.describe(cache)
@@ -133,7 +134,9 @@ class _Part:
         self._settings, self._device, self._group = settings, device, group
         self.config = config = read_config(settings.checkpoint, settings.model_type)
         self._precision = choose_precision(settings.data_type, device, settings.int8_mode)
-        self.partition = group.partition(config) if group else Partition(range(config.num_layer))
+        encoder_layers = config.encoder.num_layer if config.encoder else 0
+        whole = Partition(range(config.num_layer))
+        self.partition = group.partition(config.num_layer, encoder_layers) if group else whole
         sizes = config, settings.tensor_para_size, self._precision, device, self.partition
         self.source = settings.checkpoint, *sizes
         self._sharers = group.ranks.local_size if group and device.type == "cpu" else 1  # of the device's memory

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.model.linear import padded_rows
-from backends.fastertransformer.engine.scheduling.answer import CANCELLED, Answer
+from backends.fastertransformer.engine.ops.linear import padded_rows
+from backends.fastertransformer.engine.rows.answer import CANCELLED, Answer
 from backends.fastertransformer.engine.settings import Settings
 from support.asking import CPU, Tensors, ask
 

@@ -15,8 +15,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..arrays import Array
 from ..errors import EngineError
-from ..request.schema import Array
 from .page_pool import PagePool, RowPages
 from .prefix_index import PAGE, PrefixIndex, pages_behind
 

@@ -24,11 +24,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from ..arrays import MOST_SLOTS, UNBOUNDED, Array, upload
 from ..errors import EngineError
-from ..request.schema import Array
 from .block_manager import PAGE, BlockManager, pages_of
 from .page_pool import RowPages
-from .sizing import MOST_SLOTS, UNBOUNDED, CacheNeed, CacheShape, upload
+from .sizing import CacheNeed, CacheShape
 
 __all__ = ["PAGE", "KvCache"]
 _UNUSED_BYTES = 1 << 30  # of known pages on a host, which has other uses for its memory

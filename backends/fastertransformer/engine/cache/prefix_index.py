@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from ..request.schema import Array
+from ..arrays import Array
 
 PAGE = 32  # tokens
 _MOST_GONE = 1 << 16  # contents that are remembered without a page; each takes half a KiB of the host's memory

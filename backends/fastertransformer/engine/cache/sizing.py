@@ -7,15 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
-
-from ..request.schema import Array
 
 CacheNeed = tuple[int, int, int]  # of a sequence: rows, entries of each row, entries of its encoder's output
 
-MOST_SLOTS = 1024  # so that per-slot tensors have one size and never move
-UNBOUNDED = 1 << 31  # window of a slot that keeps every token
-_STAGED_BYTES = 1 << 15  # up to this the driver copies asynchronously without pinned memory
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -45,14 +39,6 @@ class CacheShape:
     def token_bytes(self) -> int:
         """Bytes of the keys and values of one token."""
         return self.layers * 2 * self.head_num * self.size_per_head * self.dtype.itemsize
-
-
-def upload(array: Array, device: torch.device) -> Tensor:
-    """Copy to a device without waiting for what it is doing."""
-    content = torch.from_numpy(array)
-    if device.type == "cuda" and array.nbytes > _STAGED_BYTES:
-        content = content.pin_memory()
-    return content.to(device, non_blocking=True)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ft_format.layout import StoredTensor
 
-if TYPE_CHECKING:
-    from .layouts import Layout
+from ..ops.positions import RopeScaling
+from .layouts import StackWeights
 
 NO_POSITION_LIMIT = 16384  # FasterTransformer's FT_SEQ_LEN_MAX
 
@@ -22,23 +22,6 @@ class PromptType(IntEnum):
     SOFT = 1
     PREFIX = 2
     TUNED = 3
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How the angles of rotary positions are scaled.
-
-    Attributes:
-        factor: what angles are divided by.
-        low_freq_factor, high_freq_factor: Llama 3.1's: waves that fit into original_max_position less often than the
-            first are divided, those that fit more often than the second are not, and the others are in between.
-        original_max_position: of the model before its context was extended; 0: all angles are divided.
-    """
-
-    factor: float
-    low_freq_factor: float = 0.0
-    high_freq_factor: float = 0.0
-    original_max_position: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +103,31 @@ class Stack:
         """Tokens that a token sees at most, in any layer, itself among them; 0: in some layer it sees all before it."""
         windows = [self.window_of(layer) for layer in range(self.num_layer)]
         return max(windows) if all(windows) else 0
+
+
+StackReader = Callable[[Any, Any, range], StackWeights]
+"""Reads some layers of one of a model's stacks: by a Reader, of a ModelConfig."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which tensors a family's networks are made of.
+
+    Attributes:
+        embedding: name of the table of tokens.
+        decoder: reads layers of the decoder.
+        encoder: reads layers of the encoder; None: there is none.
+        positions: name of the table of positions; a model may lack it.
+        head_bias: name of the head's bias; a model may lack it.
+        embedding_norm: name of the norm behind the embedding; a model may lack it.
+    """
+
+    embedding: str
+    decoder: StackReader
+    encoder: StackReader | None = None
+    positions: str = ""
+    head_bias: str = ""
+    embedding_norm: str = "model.pre_decoder_layernorm"
 
 
 @dataclass(frozen=True, kw_only=True)

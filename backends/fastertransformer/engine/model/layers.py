@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..ops.linear import HeadNorms, Linear, Norm
 from ..ops.ops import Ops
+from ..ops.positions import Attend, CrossAttend
 from ..parallel.comm import Comm
 from .config import Stack
 from .layouts import CrossWeights, LayerWeights
-from .linear import HeadNorms, Linear, Norm
-from .positions import Attend, CrossAttend
 
 
 @dataclass(frozen=True)

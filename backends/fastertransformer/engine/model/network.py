@@ -20,14 +20,15 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
-from ..ops.ops import Ops, choose_ops
+from ..ops import choose_ops
+from ..ops.linear import Norm
+from ..ops.ops import Ops
+from ..ops.packed_rows import Rows
+from ..ops.positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies, scaled_frequencies
 from ..parallel.comm import Comm
 from .config import ModelConfig, Stack
 from .layers import LayerContext, run_layer, scale_by_task, split_heads
 from .layouts import ModelWeights, StackWeights
-from .linear import Norm
-from .packed_rows import Rows
-from .positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies, scaled_frequencies
 
 _BIASED = ("alibi", "relative")  # positions that attention adds a bias for
 
@@ -52,7 +53,8 @@ class Network:
         self.config = config
         self.weights = weights
         self.ops = ops or choose_ops(weights.like.device)
-        self.comm = comm or Comm(self.ops, config, weights.like)
+        alone = Comm(self.ops, weights.like, vocab_size=config.vocab_size, width=config.hidden_units)
+        self.comm = comm or alone
         self._like = weights.like
         spec = _attention_spec(config, weights.decoder, weights.like.device, is_both_ways=False)
         indices = weights.decoder.indices if weights.decoder else range(0)
@@ -165,7 +167,8 @@ class Network:
         x = self.ops.norm(x, weights.final_norm) if weights.final_norm else x
         self._write_source(x, rows, cache, tasks)
         if attentions is not None:
-            attentions[:] = self.comm.gather_attentions(attentions, (len(rows.ends) - 1, rows.longest))
+            shape = len(rows.ends) - 1, stack.head_num, rows.longest
+            attentions[:] = self.comm.gather_attentions(attentions, stack.num_layer, shape)
         return x[0]
 
     def _write_source(self, encoded: Tensor, rows: Rows, cache: KvCache, tasks: Tensor | None) -> None:

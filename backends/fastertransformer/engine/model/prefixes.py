@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..parallel.partition import Partition
 from .config import ModelConfig
-from .layouts import Partition
 from .precision import TORCH_TYPES, Precision
 from .shards import map_file
 

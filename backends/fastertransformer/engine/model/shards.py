@@ -1,6 +1,6 @@
 """Sources of shards: mapped files, shapes without content to plan with, or random numbers to measure with.
 
-Each gives a shard by its file name and shape, in the order in which layouts.read_model reads them.
+Each gives a shard by its file name and shape, in the order in which weights.read_model reads them.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..cache.block_manager import PAGE
 from ..cache.kv_cache import KvCache
-from ..model.packed_rows import Rows
-from ..model.positions import Attend, AttentionSpec
+from .packed_rows import Rows
+from .positions import Attend, AttentionSpec
 from .torch_attention import KvWrite, attend_masked, biased, is_in_window
 
 _MOST_MASKED = 1 << 24  # queries times keys whose mask is held at a time: 16 MiB, and 64 as fp32

@@ -9,20 +9,26 @@ B: rows of a call; T: tokens of all of them together; H: heads; D: size of a hea
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
-from ..model.linear import ACTIVATIONS, Linear, Norm
-from ..model.packed_rows import Rows
-from ..model.positions import Attend, AttentionSpec, CrossAttend
-from ..sampling import sampling
-from ..sampling.sampling import DrawLimits
 from . import cached_attention, torch_attention
-from .kernels import can_run_on
+from .linear import ACTIVATIONS, Linear, Norm
+from .logits import (
+    DrawLimits,
+    argmax,
+    draw,
+    draw_uniform,
+    keep_allowed,
+    keep_top_k,
+    keep_top_p,
+    narrow_to_top_k,
+    scale_of,
+)
+from .packed_rows import Rows
+from .positions import Attend, AttentionSpec, CrossAttend
 
 
 class Ops:
@@ -159,9 +165,9 @@ class Ops:
             positions: int64 [B]; each is increased by 1.
 
         Returns:
-            int64 [B]; see sampling.sampling.argmax.
+            int64 [B]; see logits.argmax.
         """
-        tokens = sampling.argmax(logits)
+        tokens = argmax(logits)
         ids.copy_(tokens.clamp(min=0))
         positions += 1
         return tokens
@@ -185,8 +191,8 @@ class Ops:
             top_p: fp32 [slots].
             temperature: fp32 [slots], with the stride of top_p; None: the logits have theirs.
         """
-        uniform = sampling.draw_uniform(seeds[slots], generated[slots])
-        scales = None if temperature is None else sampling.scale_of(temperature[slots])
+        uniform = draw_uniform(seeds[slots], generated[slots])
+        scales = None if temperature is None else scale_of(temperature[slots])
         return DrawLimits(top_k[slots], top_p[slots], uniform, scales)
 
     def draw_tokens(self, logits: Tensor, rows: Tensor, limits: DrawLimits) -> Tensor:
@@ -203,15 +209,15 @@ class Ops:
         top_k, top_p, uniform, scales = limits[:4]
         logits = logits[rows] if scales is None else logits[rows] * scales[:, None]
         if limits.keeps_all:
-            return sampling.draw(logits, uniform)
+            return draw(logits, uniform)
         if not limits.is_narrow:
-            kept = sampling.keep_top_k(logits, top_k, limits.largest)
-            return sampling.draw(sampling.keep_top_p(kept, top_p), uniform)
-        values, ids = sampling.narrow_to_top_k(logits, top_k, limits.largest)
-        return ids.gather(1, sampling.draw(sampling.keep_top_p(values, top_p), uniform)[:, None])[:, 0]
+            kept = keep_top_k(logits, top_k, limits.largest)
+            return draw(keep_top_p(kept, top_p), uniform)
+        values, ids = narrow_to_top_k(logits, top_k, limits.largest)
+        return ids.gather(1, draw(keep_top_p(values, top_p), uniform)[:, None])[:, 0]
 
     def keep_allowed(self, logits: Tensor, rows: Tensor | None, bits: Tensor) -> Tensor:
-        """Mask tokens that some rows' grammars do not allow, as sampling.keep_allowed says.
+        """Mask tokens that some rows' grammars do not allow, as keep_allowed says.
 
         Args:
             logits: fp32 [B, V]; may be overwritten with the result.
@@ -221,7 +227,7 @@ class Ops:
         Returns:
             fp32 [B, V].
         """
-        return sampling.keep_allowed(logits, rows, bits)
+        return keep_allowed(logits, rows, bits)
 
     def kv_write(self, memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k and v, [H, T, D], to the pages, int32 [T], and offsets, int64 [T], of a layer's memory."""
@@ -281,13 +287,3 @@ class Ops:
 
     def warm_up_sampling(self, vocab_size: int) -> None:
         """Compile what draw_tokens needs for logits of this many columns: torch needs nothing."""
-
-
-@lru_cache
-def choose_ops(device: torch.device) -> Ops:
-    """Choose the operations for a device: Triton's kernels where they can be compiled, else torch."""
-    if can_run_on(device):
-        from .triton_ops import TritonOps  # needs Triton, which torch for NVIDIA's GPUs brings along
-
-        return TritonOps(device)
-    return Ops(device)

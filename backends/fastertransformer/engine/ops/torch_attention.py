@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from ..cache.sizing import UNBOUNDED
-from ..model.packed_rows import Rows
-from ..model.positions import AttentionSpec
+from ..arrays import UNBOUNDED
+from .packed_rows import Rows
+from .positions import AttentionSpec
 
 _WINDOW_BLOCK = 512  # queries that are computed together where there is a window
 _MOST_SCORES = 1 << 24  # that are held at a time where they are capped: 64 MiB, and some copies

@@ -10,10 +10,6 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
-from ..model.linear import HeadNorms, Linear, Norm
-from ..model.packed_rows import Rows
-from ..model.positions import Attend, AttentionSpec, CrossAttend
-from ..sampling.sampling import DrawLimits
 from .kernels import (
     decode_attention,
     elementwise,
@@ -26,7 +22,11 @@ from .kernels import (
     row_plan,
     sampling,
 )
+from .linear import HeadNorms, Linear, Norm
+from .logits import DrawLimits
 from .ops import Ops
+from .packed_rows import Rows
+from .positions import Attend, AttentionSpec, CrossAttend
 from .torch_attention import flash_rows, has_flash_kernel
 
 # Up to this many rows, and where both sides of the matrix are this long, cuBLASLt is faster than cuBLAS: 24 to 128 rows

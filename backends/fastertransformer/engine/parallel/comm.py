@@ -16,13 +16,12 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from ..model.config import ModelConfig
-from ..model.layouts import vocabulary_part
-from ..model.linear import Linear
+from ..ops import scoring
+from ..ops.linear import Linear
+from ..ops.logits import NOT_FINITE
 from ..ops.ops import Ops
-from ..sampling import scoring
-from ..sampling.sampling import NOT_FINITE
 from .group import Group
+from .partition import vocabulary_part
 from .peer_memory import open_peer_memory
 
 PEER_MEMORY = "through peer memory"  # in the note of a process whose small all-reduces are
@@ -34,19 +33,26 @@ _NOT_FINITE_KEY = (1 << 63) - 1
 class Comm:
     """Communication of a process with the others of a group; without a group every collective returns its input.
 
-    ``config`` is the whole network's, and ``like`` gives device and type of hidden states. ``is_split`` says whether
-    several processes share each layer, and the vocabulary.
+    Args:
+        ops: of this process.
+        like: has device and type of hidden states.
+        vocab_size: tokens that the network predicts.
+        width: of a hidden state.
+        group: of all processes that hold the network.
+
+    Attributes:
+        is_split: whether several processes share each layer, and the vocabulary.
     """
 
-    def __init__(self, ops: Ops, config: ModelConfig, like: Tensor, group: Group | None = None) -> None:
-        self._ops, self._config, self._like, self._group = ops, config, like, group
+    def __init__(self, ops: Ops, like: Tensor, *, vocab_size: int, width: int, group: Group | None = None) -> None:
+        self._ops, self._like, self._width, self._group = ops, like, width, group
         self._stage, self._stages = (group.stage, group.stages) if group else (0, 1)
         self._tensor_rank, self._tensor_size = (group.tensor_rank, group.tensor_size) if group else (0, 1)
         self._neighbours = group.neighbours if group else None
         self.is_split = self._tensor_size > 1
-        self._peer_memory = open_peer_memory(group, like.device, _PEER_ROWS * config.hidden_units) if group else None
+        self._peer_memory = open_peer_memory(group, like.device, _PEER_ROWS * width) if group else None
         size = self._tensor_size
-        self._parts = [vocabulary_part(config.vocab_size, rank, size) for rank in range(size)]
+        self._parts = [vocabulary_part(vocab_size, rank, size) for rank in range(size)]
 
     @property
     def note(self) -> str:
@@ -69,7 +75,7 @@ class Comm:
         """Give the input of this stage, [*shape, hidden]: the embedding, or the output of the stage before."""
         if not self._group or self._stage == 0:
             return embed()
-        x = self._like.new_empty((*shape, self._config.hidden_units))
+        x = self._like.new_empty((*shape, self._width))
         dist.recv(x, self._group.rank - self._tensor_size)
         return x
 
@@ -141,18 +147,19 @@ class Comm:
         """Broadcast the last stage's output, which send_output has given rank 0; with one stage all have it."""
         return self.broadcast(x.contiguous()) if self._stages > 1 else x
 
-    def gather_attentions(self, parts: list[Tensor], shape: tuple[int, int]) -> list[Tensor]:
+    def gather_attentions(self, parts: list[Tensor], layers: int, shape: tuple[int, int, int]) -> list[Tensor]:
         """Collect the attentions of all encoder layers and heads: each process fills in its own, and all are summed.
 
-        ``parts`` are of this process's layers and heads, fp32 [B, H, S, S] each; ``shape`` is B and S.
+        Args:
+            parts: of this process's layers and heads, fp32 [B, H's part, S, S] each.
+            layers: of the whole encoder.
+            shape: B, H and S.
         """
         if not self._group:
             return parts
-        encoder, partition, (batch, length) = self._config.encoder, self._group.partition(self._config), shape
-        assert encoder and partition.encoder_layers is not None
-        size = (encoder.num_layer, batch, encoder.head_num, length, length)
+        size = (layers, *shape, shape[-1])
         whole = torch.zeros(size, dtype=torch.float32, device=self._like.device)
-        for layer, part in zip(partition.encoder_layers, parts, strict=True):
+        for layer, part in zip(self._group.part_of(layers), parts, strict=True):
             heads = self._tensor_rank * part.shape[1]
             whole[layer, :, heads : heads + part.shape[1]] = part
         dist.all_reduce(whole)

@@ -19,11 +19,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore  # torch.distributed.TCPStore; mypy finds it here only
 
 from ..errors import EngineError
-from ..model.config import ModelConfig
-from ..model.layouts import Partition
 from ..settings import Settings
 from .control import ControlChannel
 from .handshake import LOOPBACK
+from .partition import Partition
 from .rank import Ranks
 from .workers import WorkerProcesses
 
@@ -115,13 +114,14 @@ class Group:
         ending.start()
         ending.join(_SHUTDOWN_S)  # NCCL waits for the others, which may be gone
 
-    def partition(self, config: ModelConfig) -> Partition:
-        """Give this process's part of the network; layers are divided over stages as in FasterTransformer."""
-        encoder_layers = self._part(config.encoder.num_layer) if config.encoder else None
+    def partition(self, layers: int, encoder_layers: int = 0) -> Partition:
+        """Return this process's part of a network of so many layers, and of so many of an encoder if it has one."""
+        encoder = self.part_of(encoder_layers) if encoder_layers else None
         is_first = self.stage == 0
-        return Partition(self._part(config.num_layer), self.tensor_rank, is_first, is_first, encoder_layers)
+        return Partition(self.part_of(layers), self.tensor_rank, is_first, is_first, encoder)
 
-    def _part(self, layers: int) -> range:
+    def part_of(self, layers: int) -> range:
+        """Return this stage's layers of a stack; they are divided over stages as in FasterTransformer."""
         depth = -(-layers // self.stages)
         return range(layers)[self.stage * depth : (self.stage + 1) * depth]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cache.sizing import MOST_SLOTS
+from ..arrays import MOST_SLOTS
 from ..ops.kernels import can_run_on
 from .group import Group
 

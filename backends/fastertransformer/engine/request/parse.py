@@ -12,12 +12,12 @@ from operator import add
 
 import numpy as np
 
+from ..arrays import Array as Array
 from ..errors import RequestError
 from ..model.config import ModelConfig
 from .prompts import Context, place_prompts
 from .sampling_params import SamplingParams, sampling_params
 from .schema import INPUT_SCHEMAS, Inputs, InputSchema, checked, refuse_rows
-from .schema import Array as Array
 
 _SAMPLING_ONLY = (
     "frequency_penalty",

@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..arrays import Array
 from ..errors import RequestError
 from ..model.config import ModelConfig, PromptType
 from ..model.precision import TORCH_TYPES
 from ..model.shards import map_file
-from .schema import Array, Inputs, checked, refuse_rows
+from .schema import Inputs, checked, refuse_rows
 
 _EMBEDDING, _LENGTHS, _TYPE = "request_prompt_embedding", "request_prompt_lengths", "request_prompt_type"
 _TASK = "prompt_learning_task_name_ids"

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ..sampling.sampling import resolve_top_k_top_p
 from .guides import Guide, parse_guides
 from .schema import NEVER, SCALARS, Inputs
 from .token_lists import LogitBias, parse_logit_bias, parse_stop_token_ids
@@ -136,3 +135,11 @@ def _columns(sent: Inputs, vocab_size: int) -> dict[str, list[Any]]:
             columns[tops] = [min(count, vocab_size) for count in columns[tops]]
             columns[wish] = [wanted or count > 0 for wanted, count in zip(columns[wish], columns[tops], strict=True)]
     return columns
+
+
+def resolve_top_k_top_p(top_k: int, top_p: float) -> tuple[int, float]:
+    """Translate what clients send into what is meant, as FasterTransformer does.
+
+    top_k 0 and top_p 0: greedy (top_k 1). top_p 0 with top_k: no nucleus (top_p 1). top_k 0 with top_p: nucleus only.
+    """
+    return (top_k, top_p) if top_p else (max(1, top_k), 1.0)

@@ -13,16 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ..arrays import Array
 from ..errors import RequestError
 
-Array = npt.NDArray[Any]
-
-BEAM_WIDTH_LIMIT = 64  # FasterTransformer's kernels; see beam.py for the widths that its backend takes
+BEAM_WIDTH_LIMIT = 64  # FasterTransformer's kernels; see sampling/beam.py for the widths that its backend takes
 NEVER = 0xFFFFFFFF  # a token that never comes
 MOST_TOP_LOG_PROBS = 20  # as in the OpenAI API
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..arrays import Array
 from ..errors import RequestError
-from .schema import Array, Inputs, checked
+from .schema import Inputs, checked
 
 _IDS, _VALUES, _STOP = "logit_bias_ids", "logit_bias_values", "stop_token_ids"
 _NO_IDS, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0, np.float32)

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache.sizing import upload
+from ..arrays import upload
 from ..grammar.masks import RowMasks, mask_bytes
+from ..ops.logits import LEAST_ALLOWED, NOT_FINITE, draw_among
 from ..ops.ops import Ops
-from ..scheduling.sequence import Sequence
-from .sampling import LEAST_ALLOWED, NOT_FINITE, draw_among
+from ..rows.sequence import Sequence
 
 Pending = Several[Mapping[Sequence, int]]  # tokens that were chosen and that no sequence has yet, the oldest step first
 

@@ -16,16 +16,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache.sizing import MOST_SLOTS, upload
+from ..arrays import MOST_SLOTS, Array, upload
+from ..ops import scoring
+from ..ops.logits import (
+    NOT_FINITE,
+    DrawLimits,
+    add_bias,
+    apply_min_length,
+    apply_output_penalty,
+    apply_repetition_penalty,
+    apply_temperature,
+    ban,
+    decay_top_p,
+    draw_uniform_of,
+    hold_back,
+    keep_min_p,
+    scale_of,
+)
+from ..ops.scoring import token_log_probs
 from ..request.sampling_params import SamplingParams
-from ..request.schema import Array
-from ..scheduling.sequence import Sequence
+from ..rows.sequence import Sequence
 from ..steps.graphs import Chosen
 from ..steps.steps import Steps
-from . import sampling, scoring
 from .beam import candidates
 from .guided import GuidedRows
-from .sampling import DrawLimits
 from .token_counts import TokenCounts
 
 Owners = list[tuple[Sequence, int]]  # sequence and beam in each slot
@@ -34,7 +48,7 @@ Owners = list[tuple[Sequence, int]]  # sequence and beam in each slot
 class PendingTokens:
     """Tokens, int64 [N], that are being copied to the host; NOT_FINITE where logits are infinite or NaN.
 
-    ``log_probs`` is fp32 [2, N], see sampling.token_log_probs, 0 in rows that do not request them; None: no row does.
+    ``log_probs`` is fp32 [2, N], see token_log_probs, 0 in rows that do not request them; None: no row does.
     ``raw_scores`` is fp32 [n, 1 + 2 K], see scoring.py, of the rows in ``raw_slots``, which request them; K is the
     largest that one of them requests. None: no row requests them.
     """
@@ -166,7 +180,7 @@ class Sampler:
         if self.guided and self.guided.is_on_host:
             self._seeds = [(slot, rows[slot].random_seed) for slot in sampled]
             temperature = self._columns["temperature"]
-            scales = sampling.scale_of(temperature) if self._draw_scales else torch.ones_like(temperature)
+            scales = scale_of(temperature) if self._draw_scales else torch.ones_like(temperature)
             self._scales: list[float] = scales.tolist()
         # In every row the argmax of unchanged logits is taken, or of those that its grammar allows.
         self._is_greedy = not (needs_logits or any(each.needs_host for each, _ in owners))
@@ -211,7 +225,7 @@ class Sampler:
         else:
             chosen, log_probs, raw_scores = self._sample(logits, pending)
             self._steps.set_tokens(0, chosen)
-            tokens = torch.where(tokens == sampling.NOT_FINITE, sampling.NOT_FINITE, chosen)
+            tokens = torch.where(tokens == NOT_FINITE, NOT_FINITE, chosen)
         return PendingTokens(self._owners, tokens, log_probs, raw_scores, self._raw_slots)
 
     def _sample(
@@ -236,7 +250,7 @@ class Sampler:
         if len(index := self._scored):
             chosen = logits[index], self._columns["top_k"][index], tokens[index]
             log_probs = logits.new_zeros(2, len(logits))
-            log_probs[:, index] = torch.stack(sampling.token_log_probs(*chosen, self._largest_top_k))
+            log_probs[:, index] = torch.stack(token_log_probs(*chosen, self._largest_top_k))
         for sequence in self._searched:
             self._search(sequence, logits, tokens)
         if raw_rows is not None:
@@ -251,7 +265,7 @@ class Sampler:
             The logits, of which the rows are masked that a later step needs, and all tokens.
         """
         counts = self._columns["generated"].tolist()
-        uniform = {slot: sampling.draw_uniform_of(seed, counts[slot]) for slot, seed in self._seeds}
+        uniform = {slot: draw_uniform_of(seed, counts[slot]) for slot, seed in self._seeds}
         logits, drawn = self.guided.keep_or_draw(logits, pending, uniform, self._scales)
         if rest := [slot for slot in uniform if slot not in drawn]:
             slots = torch.tensor(rest)
@@ -271,22 +285,22 @@ class Sampler:
         columns = self._columns
         if self._has_bad_words:
             words = [(row.bad_words, row.tail(row.beams[beam], row.bad_words.reach)) for row, beam in self._owners]
-            logits = sampling.ban(logits, [bad.completions(tail) for bad, tail in words])
+            logits = ban(logits, [bad.completions(tail) for bad, tail in words])
         if self._bias:
-            logits = sampling.add_bias(logits, *self._bias)
+            logits = add_bias(logits, *self._bias)
         if self._has_output_penalty:
             penalties = columns["frequency_penalty"], columns["output_presence_penalty"]
-            logits = sampling.apply_output_penalty(logits, *penalties, self._counts.of(len(logits)))
+            logits = apply_output_penalty(logits, *penalties, self._counts.of(len(logits)))
         if self._has_temperature and not self._draw_scales:
-            logits = sampling.apply_temperature(logits, columns["temperature"])
+            logits = apply_temperature(logits, columns["temperature"])
         if self._has_penalty and self._occurred is not None:  # add_rows has made it
             penalties = columns["repetition_penalty"], columns["presence_penalty"]
-            logits = sampling.apply_repetition_penalty(logits, *penalties, self._occurred[: len(logits)])
+            logits = apply_repetition_penalty(logits, *penalties, self._occurred[: len(logits)])
         if self._has_min_length:
             limits = columns["min_length"], columns["generated"], columns["end_id"]
-            logits = sampling.apply_min_length(logits, *limits)
+            logits = apply_min_length(logits, *limits)
         if self._held_back:
-            logits = sampling.hold_back(logits, *self._held_back, columns["min_length"], columns["generated"])
+            logits = hold_back(logits, *self._held_back, columns["min_length"], columns["generated"])
         return logits
 
     def _draw_limits(self, slots: Tensor) -> DrawLimits:
@@ -303,7 +317,7 @@ class Sampler:
     def _draw(self, logits: Tensor, slots: Tensor, limits: DrawLimits) -> Tensor:
         """Draw a token for some slots, [n], from penalised logits [N, V]."""
         if self._has_min_p:
-            logits = sampling.keep_min_p(logits, self._columns["min_p"])
+            logits = keep_min_p(logits, self._columns["min_p"])
         return self._steps.network.ops.draw_tokens(logits, slots, limits)
 
     def _search(self, sequence: Sequence, logits: Tensor, tokens: Tensor) -> None:
@@ -329,7 +343,7 @@ class Sampler:
         self._counts.add(tokens)
         if self._has_moving_top_p:
             limits = columns["initial_top_p"], columns["top_p_decay"], columns["top_p_min"], columns["top_p_reset_ids"]
-            decayed = sampling.decay_top_p(columns["top_p"], *limits, tokens)
+            decayed = decay_top_p(columns["top_p"], *limits, tokens)
             # FasterTransformer's top-k layer has a top_p that stays.
             columns["top_p"].copy_(torch.where(columns["top_k"] == 0, decayed, columns["top_p"]))
 
@@ -339,7 +353,7 @@ def _decayed(row: SamplingParams, tokens: Several[int]) -> Tensor:
     top_p = initial = torch.tensor(row.top_p)
     decay, least, reset_id = map(torch.tensor, (row.top_p_decay, row.top_p_min, row.top_p_reset_ids))
     for token in torch.tensor(list(tokens)):
-        top_p = sampling.decay_top_p(top_p, initial, decay, least, reset_id, token)
+        top_p = decay_top_p(top_p, initial, decay, least, reset_id, token)
     return top_p
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..cache.sizing import upload
-from ..request.schema import Array
+from ..arrays import Array, upload
 
 
 class TokenCounts:

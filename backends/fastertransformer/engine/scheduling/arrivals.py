@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from .sequence import Job
+from ..rows.sequence import Job
 
 if TYPE_CHECKING:
     from .scheduler import Scheduler

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
+from ..arrays import Array
 from ..errors import EngineError
-from ..request.schema import Array
+from ..rows.sequence import Sequence
 from ..sampling.sampler import Owners, PendingTokens, Sampler
 from ..steps.graphs import Chosen
 from ..steps.steps import Steps
@@ -28,7 +29,6 @@ from .paging import (
     lacks_read_pages,
     pages_to_grow,
 )
-from .sequence import Sequence
 
 
 class Batch:

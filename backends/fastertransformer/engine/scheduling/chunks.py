@@ -7,11 +7,11 @@ wait, so at any time one row at most is half run.
 
 from __future__ import annotations
 
-from ..cache.sizing import UNBOUNDED
+from ..arrays import UNBOUNDED
 from ..model.config import Stack
+from ..rows.sequence import Sequence
 from ..steps.steps import Steps
 from .paging import tokens_found, tokens_to_run
-from .sequence import Sequence
 
 _WHOLE = 2  # a context of as many budgets is run at once: it delays other rows little, and fewer passes are faster
 _SHORT = 4  # one of as many budgets has chunks that large where rows decode in the same pass: they are few

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache.sizing import UNBOUNDED
+from ..arrays import UNBOUNDED, Array
 from ..request.prompts import Context
-from ..request.schema import Array
+from ..rows.sequence import Sequence
 from ..steps.steps import Steps
 from .paging import CONTINUED_ROWS
-from .sequence import Sequence
 
 Extend = Callable[..., Tensor]  # Steps.extend, or a step that decodes too
 _PASS_TOKENS = 4096  # of one pass of a conversation

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
 
 from ..cache.block_manager import BlockManager
-from .answer import CANCELLED, FAILED, UNAVAILABLE
-from .sequence import Job, Sequence
+from ..rows.answer import CANCELLED, FAILED, UNAVAILABLE
+from ..rows.sequence import Job, Sequence
 
 _STOP, _LENGTH, _ABORT, _ERROR = "stop", "length", "abort", "error"
 _GIVEN_UP = {CANCELLED: _ABORT, UNAVAILABLE: _ABORT, FAILED: _ERROR}  # by the code of the answer; others: refused

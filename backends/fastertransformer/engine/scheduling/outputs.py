@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from ..request.schema import Array
-from ..sampling.beam import FinishReason
-from .answer import Answer, TokensSoFar
-from .sequence import Job
-
-
-@dataclass(frozen=True)
-class Outline:
-    """What all answers to a request have in common.
-
-    Attributes:
-        ids: output_ids without generated tokens.
-        lengths: int32 [B, K], of what a row's answer begins with.
-        is_decoder: whether the model is an encoder-decoder.
-        has_log_probs: whether a row has is_return_log_probs.
-        has_raw_scores: whether a row has is_return_raw_log_probs.
-    """
-
-    ids: Array
-    lengths: Array
-    is_decoder: bool
-    has_log_probs: bool
-    has_raw_scores: bool
+from ..arrays import Array
+from ..rows.answer import Answer, Outline, TokensSoFar
+from ..rows.beam import FinishReason
+from ..rows.sequence import Job
 
 
 def answer_so_far(job: Job, is_final: bool) -> Answer:

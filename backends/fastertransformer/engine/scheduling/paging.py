@@ -6,11 +6,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ..arrays import UNBOUNDED, Array
 from ..cache.block_manager import PAGE, BlockManager, pages_of
 from ..cache.prefix_index import pages_behind
-from ..cache.sizing import UNBOUNDED
-from ..request.schema import Array
-from .sequence import Sequence
+from ..rows.sequence import Sequence
 
 NEW_ROWS, CONTINUED_ROWS, SHARING_ROWS = range(3)  # stages of a prefill pass
 

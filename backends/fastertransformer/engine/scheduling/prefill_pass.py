@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..cache.block_manager import BlockManager
+from ..rows.sequence import Sequence
 from .paging import tokens_found, tokens_to_run
-from .sequence import Sequence
 
 # Of one prefill pass, padding and the rows that decode in it included: bounds its memory and how long it delays others.
 # A few tokens more would take another tile of every product.

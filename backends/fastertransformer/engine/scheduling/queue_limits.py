@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .sequence import Job
+from ..rows.sequence import Job
 
 
 @dataclass(frozen=True)

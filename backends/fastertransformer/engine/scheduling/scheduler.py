@@ -19,16 +19,16 @@ from contextlib import suppress
 import torch
 
 from ..errors import EngineError, GroupLostError, RequestError
-from ..sampling.sampling import NOT_FINITE
+from ..ops.logits import NOT_FINITE
+from ..rows.answer import CANCELLED, FAILED, INVALID, UNAVAILABLE, Answer
+from ..rows.sequence import Job, Sequence
 from ..steps.steps import Steps
-from .answer import CANCELLED, FAILED, INVALID, UNAVAILABLE, Answer
 from .batch import Batch
 from .launch_times import LaunchTimes
 from .metrics import EngineMetrics
 from .outputs import answer_so_far
 from .paging import most_entries
 from .queue_limits import NO_LIMITS, QueueLimits
-from .sequence import Job, Sequence
 from .sessions import Session, Sessions
 from .waiting import WaitingQueue, jobs_of
 

@@ -13,25 +13,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
+from ..arrays import UNBOUNDED
 from ..cache.block_manager import PAGE
-from ..cache.sizing import UNBOUNDED
 from ..errors import RequestError
 from ..request.prompts import Context
+from ..rows.sequence import Job, Sequence, SessionRow
 from ..steps.steps import Steps
-from .sequence import Job, Sequence
-
-
-@dataclass
-class SessionRow:
-    """One row of a session, after a request."""
-
-    tokens: list[int] = field(default_factory=list)  # of the whole conversation
-    cached: int = 0  # how many of them have keys and values
-    saved: list[int] | None = None  # their pages; None: they are in the batch, or lost
 
 
 @dataclass

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from ..arrays import MOST_SLOTS
 from ..cache.block_manager import BlockManager
-from ..cache.sizing import MOST_SLOTS
+from ..rows.sequence import Job, Sequence
 from ..steps.steps import Steps
 from .batch import Batch
 from .chunks import Chunks
 from .metrics import EngineMetrics
 from .paging import pages_of_chunk, pages_to_begin, pages_to_grow, take_pages
 from .prefill_pass import PrefillPass
-from .sequence import Job, Sequence
 from .sessions import Sessions
 
 

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..arrays import MOST_SLOTS, upload
 from ..cache.kv_cache import KvCache
-from ..cache.sizing import MOST_SLOTS, upload
 from ..model.network import Network
-from ..model.packed_rows import NumberedRows, Rows
+from ..ops.packed_rows import NumberedRows, Rows
 
-Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the argmax tokens, see sampling.argmax
+Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the argmax tokens, see logits.argmax
 ROWS: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, *range(48, 257, 16))
 # Few enough to be captured in seconds, and close enough that beyond 64 tokens padding is less than a quarter.
 _SMALL_TOKENS = (*range(16, 128, 16), *range(128, 256, 32), *range(256, 1024, 64))

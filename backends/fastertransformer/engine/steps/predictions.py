@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..cache.sizing import upload
+from ..arrays import Array, upload
 from ..model.network import Network
-from ..request.schema import Array
-from ..sampling import scoring
-from ..sampling.sampling import argmax
+from ..ops import scoring
+from ..ops.logits import argmax
 from .collective import collective_step
 from .graphs import Chosen
 

@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..arrays import MOST_SLOTS, UNBOUNDED, Array, upload
 from ..cache.block_manager import pages_of
 from ..cache.kv_cache import KvCache, table_of
 from ..cache.page_pool import RowPages
-from ..cache.sizing import MOST_SLOTS, UNBOUNDED, upload
 from ..model.network import Network
 from ..model.prefixes import Prefix
-from ..request.schema import Array
 from .collective import collective_step
 
 

@@ -12,12 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from ..arrays import Array, upload
 from ..cache.kv_cache import KvCache
-from ..cache.sizing import upload
 from ..model.network import Network
-from ..model.packed_rows import NumberedRows, Rows
 from ..model.prefixes import Prefix
-from ..request.schema import Array
+from ..ops.packed_rows import NumberedRows, Rows
 from .collective import COLLECTIVE_STEPS, collective_step
 from .graphs import Chosen, StepGraphs
 from .predictions import Predictions

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..request.schema import Array
+from ..arrays import Array
 from .graphs import CONTINUED_TOKENS, MIXED_TOKENS, ROWS, TOKENS
 from .steps import Steps
 

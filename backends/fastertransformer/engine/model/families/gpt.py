@@ -12,9 +12,9 @@ from ft_format.families.family import Family
 from ft_format.families.gpt import GptDims
 from ft_format.values import one_of
 
-from ..config import ModelConfig
-from ..layouts import LayerWeights, Layout, StackWeights
-from ..weights import Reader
+from ..config import Layout, ModelConfig
+from ..layouts import LayerWeights, StackWeights
+from ..reader import Reader
 from .keys import ACTIVATION, PLAIN_GELU, decoder_keys, exact_form
 
 _NORM = one_of({"pre_layernorm": True, "post_layernorm": False})

@@ -12,9 +12,10 @@ from ft_format.families.llama import EMBEDDING_FILE
 from ft_format.families.llama_dims import LLAMA3_ROPE, RMS_NORM, LlamaDims
 
 from ...errors import ConfigIniError
-from ..config import ModelConfig, RopeScaling
-from ..layouts import LayerWeights, Layout, StackWeights
-from ..weights import Reader
+from ...ops.positions import RopeScaling
+from ..config import Layout, ModelConfig
+from ..layouts import LayerWeights, StackWeights
+from ..reader import Reader
 from .keys import decoder_keys
 
 

@@ -13,9 +13,9 @@ from ft_format.families.family import Family
 from ft_format.families.t5 import T5Dims
 from ft_format.values import INDEX, Values
 
-from ..config import NO_POSITION_LIMIT, ModelConfig, Stack
-from ..layouts import CrossWeights, LayerWeights, Layout, StackWeights
-from ..weights import Reader
+from ..config import NO_POSITION_LIMIT, Layout, ModelConfig, Stack
+from ..layouts import CrossWeights, LayerWeights, StackWeights
+from ..reader import Reader
 from .keys import ACTIVATION, common_keys, exact_form
 
 

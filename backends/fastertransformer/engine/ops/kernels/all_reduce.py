@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...sampling.sampling import NOT_FINITE
+from ..logits import NOT_FINITE
 from .launch import uses_pdl
 
 PROGRAMS, _BLOCK = 128, 256  # the same in every sum: each program counts them by itself

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...model.positions import Rotary
+from ..positions import Rotary
 from .elements import LOG2_E, rotary_factors
 from .launch import scratch_of, uses_pdl
 

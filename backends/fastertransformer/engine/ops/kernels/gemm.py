@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ...model.linear import Norm
+from ..linear import Norm
 from .elementwise import normalize
 from .gemv import gemv
 from .int8 import split_rows

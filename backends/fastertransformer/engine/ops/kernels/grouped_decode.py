@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...model.linear import HeadNorms
-from ...model.positions import AttentionSpec
+from ..linear import HeadNorms
+from ..positions import AttentionSpec
 from .decode_attention import LEAST_SCORE, pages_of, place_of
 from .elements import capped, rotary_factors
 from .grouped_pieces import MOST_PIECES, merge_pieces

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...model.positions import AttentionSpec
+from ..positions import AttentionSpec
 from .elements import capped
 from .grouped_decode import attend_groups
 from .grouped_pieces import merge_tiles

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...model.linear import Norm
+from ..linear import Norm
 from .elements import moments
 from .launch import norm_block, norm_kind, uses_pdl
 

@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...model.linear import HeadNorms
-from ...model.positions import Rotary
+from ..linear import HeadNorms
+from ..positions import Rotary
 from .elements import cos_sin, rotary_factors
 
 _BLOCK = 2048  # numbers that a program holds at a time

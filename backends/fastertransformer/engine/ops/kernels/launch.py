@@ -9,8 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from ...model.linear import Norm
-from ...model.positions import AttentionSpec
+from ..linear import Norm
+from ..positions import AttentionSpec
 from .elements import LOG2_E
 
 _MOST_NORM_BLOCK = 8192

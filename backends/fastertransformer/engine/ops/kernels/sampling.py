@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...sampling.sampling import LEAST_ALLOWED, NOT_FINITE, DrawLimits
+from ..logits import LEAST_ALLOWED, NOT_FINITE, DrawLimits
 from .launch import scratch_of, uses_pdl
 
 _BLOCK, _WARPS = 4096, 16  # of drawing

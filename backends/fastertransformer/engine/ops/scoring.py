@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-MASKED = float("-inf")
+from .logits import MASKED, masked_top_k
 
 
 def score_rows(logits: Tensor, tokens: Tensor, most: int) -> Tensor:
@@ -54,3 +54,23 @@ def merge_parts(parts: Sequence[Tensor], most: int) -> Tensor:
         tokens = tokens.flatten(1).gather(1, places)
     rows = len(total)
     return torch.cat((own.amax(dim=1) - total, largest.reshape(rows, -1) - total, tokens.reshape(rows, -1)), 1)
+
+
+def token_log_probs(logits: Tensor, top_k: Tensor, tokens: Tensor, largest: int) -> tuple[Tensor, Tensor]:
+    """Give the chosen tokens' log-probabilities in FasterTransformer's two meanings: [B, V], [B], [B] -> fp32 [B] each.
+
+    Both use the logits after temperature and penalties. The first, which ``cum_log_probs`` sums, is log softmax over
+    the whole vocabulary. The second, ``output_log_probs``, is for top-k sampling conditional on the token being among
+    the k (log softmax over the k largest, before top-p), and equal to the first without top-k. So a greedy token
+    (top_k 1) has output_log_probs 0: FasterTransformer says the same (``topk_stage2_sampling``: "the log_prob is the
+    probability of the selected token, conditioned on the event that it is selected"). Use cum_log_probs, or greedy by
+    top_k 0 with a tiny top_p, for the probability under the model.
+    """
+    chosen = logits.gather(1, tokens[:, None]).squeeze(1)
+    full = chosen - logits.logsumexp(dim=-1)
+    reported = torch.where(top_k == 1, torch.zeros_like(full), full)
+    largest = min(largest, logits.shape[-1])
+    if largest <= 1:
+        return full, reported
+    within = chosen - masked_top_k(logits, top_k, largest)[0].logsumexp(dim=-1)
+    return full, torch.where(top_k > 1, within, reported)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from .config import RopeScaling
 
 Attend = Callable[..., Tensor]
 """q, k, v and a layer's memory of the cache, [2, pages, Hkv, PAGE, D] -> attended, of q's shape.
@@ -88,6 +87,23 @@ def bucket(distance: Tensor, buckets: int, is_both_ways: bool) -> Tensor:
     exact = buckets // 2
     far = exact + ((distance.clamp(min=1) / exact).log() / math.log(_MAX_DISTANCE / exact) * (buckets - exact)).long()
     return offset + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How the angles of rotary positions are scaled.
+
+    Attributes:
+        factor: what angles are divided by.
+        low_freq_factor, high_freq_factor: Llama 3.1's: waves that fit into original_max_position less often than the
+            first are divided, those that fit more often than the second are not, and the others are in between.
+        original_max_position: of the model before its context was extended; 0: all angles are divided.
+    """
+
+    factor: float
+    low_freq_factor: float = 0.0
+    high_freq_factor: float = 0.0
+    original_max_position: int = 0
 
 
 class Rotary(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from ..request.schema import Array
+from ..arrays import Array
 
 # Names of Triton's error codes.
 INVALID, FAILED, CANCELLED, UNAVAILABLE = "INVALID_ARG", "INTERNAL", "CANCELLED", "UNAVAILABLE"
@@ -44,3 +44,22 @@ class Answer:
     code: str = ""
     tokens: TokensSoFar | None = None
     logged: str = ""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What all answers to a request have in common.
+
+    Attributes:
+        ids: output_ids without generated tokens.
+        lengths: int32 [B, K], of what a row's answer begins with.
+        is_decoder: whether the model is an encoder-decoder.
+        has_log_probs: whether a row has is_return_log_probs.
+        has_raw_scores: whether a row has is_return_raw_log_probs.
+    """
+
+    ids: Array
+    lengths: Array
+    is_decoder: bool
+    has_log_probs: bool
+    has_raw_scores: bool

@@ -5,23 +5,42 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
+from ..arrays import UNBOUNDED, Array
 from ..cache.page_pool import RowPages
-from ..cache.sizing import UNBOUNDED
 from ..grammar.guided_row import Grammar
 from ..request.parse import Request
-from ..request.schema import Array
-from ..sampling.beam import DEAD, Beam, Candidate, FinishReason
-from .answer import Answer
-from .row_times import RowTimes
+from .answer import Answer, Outline
+from .beam import DEAD, Beam, Candidate, FinishReason
 
-if TYPE_CHECKING:
-    from .outputs import Outline
-    from .sessions import SessionRow
+
+@dataclass
+class RowTimes:
+    """Times by the clock of EngineMetrics; None: it has not happened.
+
+    Attributes:
+        begun_s: the row joined the batch for the first time.
+        first_s: the host had its first token, or what it has instead of tokens.
+        last_s: the host had its last token so far.
+        steps: of which the tokens were counted. A step that is repeated after a failure is not counted twice.
+    """
+
+    begun_s: float | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+    steps: int = -1
+
+
+@dataclass
+class SessionRow:
+    """One row of a session, after a request."""
+
+    tokens: list[int] = field(default_factory=list)  # of the whole conversation
+    cached: int = 0  # how many of them have keys and values
+    saved: list[int] | None = None  # their pages; None: they are in the batch, or lost
 
 
 @dataclass(eq=False)
@@ -236,7 +255,7 @@ class Sequence:
 
     @property
     def beam_length(self) -> int:
-        """The length by which beam search divides scores in the coming step; see beam.py."""
+        """The length by which beam search divides scores in the coming step; see sampling/beam.py."""
         if self.source:
             return self.count + 1
         return len(self.context.ids) + len(self.beams[0].tokens) - self.beams[0].has_ended

@@ -55,14 +55,6 @@ def argmax(logits: Tensor) -> Tensor:
     return torch.where(logits[:, 0].isfinite(), logits.argmax(dim=-1), NOT_FINITE)
 
 
-def resolve_top_k_top_p(top_k: int, top_p: float) -> tuple[int, float]:
-    """Translate what clients send into what is meant, as FasterTransformer does.
-
-    top_k 0 and top_p 0: greedy (top_k 1). top_p 0 with top_k: no nucleus (top_p 1). top_k 0 with top_p: nucleus only.
-    """
-    return (top_k, top_p) if top_p else (max(1, top_k), 1.0)
-
-
 def ban(logits: Tensor, banned: Sequence[Iterable[int]]) -> Tensor:
     """Mask tokens before temperature, penalty and log-probabilities: logits [B, V], token ids by row -> [B, V].
 
@@ -168,7 +160,7 @@ def keep_top_k(logits: Tensor, top_k: Tensor, largest: int) -> Tensor:
     """
     if largest == 0:
         return logits
-    values, ids = _top_k(logits, top_k, largest)
+    values, ids = masked_top_k(logits, top_k, largest)
     return torch.where((top_k == 0)[:, None], logits, torch.full_like(logits, MASKED).scatter(1, ids, values))
 
 
@@ -177,12 +169,12 @@ def narrow_to_top_k(logits: Tensor, top_k: Tensor, largest: int) -> tuple[Tensor
 
     What is drawn among them is what is drawn among all after keep_top_k, without sorting a whole vocabulary.
     """
-    values, ids = _top_k(logits, top_k, largest)
+    values, ids = masked_top_k(logits, top_k, largest)
     ids, order = ids.sort(dim=-1)
     return values.gather(1, order), ids
 
 
-def _top_k(logits: Tensor, top_k: Tensor, largest: int) -> tuple[Tensor, Tensor]:
+def masked_top_k(logits: Tensor, top_k: Tensor, largest: int) -> tuple[Tensor, Tensor]:
     """Give the largest logits of each row, descending, [B, largest], masked behind its k-th, and their tokens."""
     values, ids = logits.topk(min(largest, logits.shape[-1]), dim=-1)
     beyond = torch.arange(values.shape[1], device=logits.device) >= top_k[:, None]
@@ -293,23 +285,3 @@ def _mix(bits: Tensor) -> Tensor:
 def _shifted(bits: Tensor, count: int) -> Tensor:
     """Shift to the right and fill up with zeros: int64's own shift fills up with the sign."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
-
-
-def token_log_probs(logits: Tensor, top_k: Tensor, tokens: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Give the chosen tokens' log-probabilities in FasterTransformer's two meanings: [B, V], [B], [B] -> fp32 [B] each.
-
-    Both use the logits after temperature and penalties. The first, which ``cum_log_probs`` sums, is log softmax over
-    the whole vocabulary. The second, ``output_log_probs``, is for top-k sampling conditional on the token being among
-    the k (log softmax over the k largest, before top-p), and equal to the first without top-k. So a greedy token
-    (top_k 1) has output_log_probs 0: FasterTransformer says the same (``topk_stage2_sampling``: "the log_prob is the
-    probability of the selected token, conditioned on the event that it is selected"). Use cum_log_probs, or greedy by
-    top_k 0 with a tiny top_p, for the probability under the model.
-    """
-    chosen = logits.gather(1, tokens[:, None]).squeeze(1)
-    full = chosen - logits.logsumexp(dim=-1)
-    reported = torch.where(top_k == 1, torch.zeros_like(full), full)
-    largest = min(largest, logits.shape[-1])
-    if largest <= 1:
-        return full, reported
-    within = chosen - _top_k(logits, top_k, largest)[0].logsumexp(dim=-1)
-    return full, torch.where(top_k > 1, within, reported)

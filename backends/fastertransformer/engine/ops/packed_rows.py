@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache.sizing import upload
-from ..request.schema import Array
+from ..arrays import Array, upload
 
 
 class Rows(NamedTuple):

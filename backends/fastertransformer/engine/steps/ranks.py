@@ -20,9 +20,9 @@ from ..cache.kv_cache import KvCache
 from ..errors import GroupLostError
 from ..model.network import Network
 from ..model.prefixes import Prefix
-from ..steps.steps import Steps
-from .control import ControlChannel
-from .group import Group, first_line
+from ..parallel.control import ControlChannel
+from ..parallel.group import Group, first_line
+from .steps import Steps
 
 _log = logging.getLogger(__name__)
 _CONTINUE = b"continue"

@@ -1,0 +1,1 @@
+"""The rows of requests while they are generated, and their answers."""
