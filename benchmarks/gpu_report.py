@@ -1,15 +1,16 @@
-"""Put what was measured on GPUs into one page and one picture, beside the CSVs that it comes from.
+"""Put what was measured on GPUs into one page, beside the CSVs that it comes from, and one picture, for the site.
 
-    python3 -m benchmarks.gpu_report --directory=results/reference/h200
+    python3 -m benchmarks.gpu_report --directory=results/reference/h200 --picture=docs/images/latency.png
 
 Reads every decode*.csv of benchmarks.gpu_decode, scaling*.csv of gpu_scaling, prefill*.csv of gpu_prefill, load*.csv of
-gpu_load, kernels*.csv of gpu_kernels, sums*.csv of gpu_sums and weights*.csv of gpu_weights there; writes report.md and
-latency.png: the use cases of NVIDIA's published tables at one row a request, by number of GPUs.
+gpu_load, kernels*.csv of gpu_kernels, sums*.csv of gpu_sums and weights*.csv of gpu_weights there; writes report.md.
+The picture has the use cases of NVIDIA's published tables at one row a request, by number of GPUs.
 """
 
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +29,12 @@ Lines = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class ReportArguments(ScriptArguments):
-    """Where the CSVs are."""
+    """Where the CSVs are, and where the picture goes."""
 
     directory: Path = field(
-        default=Path("results/reference/h200"), metadata={"help": "of the CSVs; report.md and latency.png go there too"}
+        default=Path("results/reference/h200"), metadata={"help": "of the CSVs; report.md goes there too"}
     )
+    picture: Path = field(default=Path("docs/images/latency.png"), metadata={"help": "file of the picture"})
 
 
 def read(directory: Path, kind: str) -> dict[str, Lines]:
@@ -99,9 +101,9 @@ def _lengths(line: dict[str, str]) -> tuple[str, str]:
     return line["input_length"], line["output_length"]
 
 
-def write_page(directory: Path, latencies: Lines) -> str:
+def write_page(directory: Path, latencies: Lines, picture: Path) -> str:
     """Write all of it as Markdown."""
-    parts = ["# Measured on GPUs", "![latency by model and GPUs](latency.png)"]
+    parts = ["# Measured on GPUs", f"![latency by model and GPUs]({os.path.relpath(picture, directory)})"]
     columns = ("Model", "Use case", "Input", "Output", "Average latency, ms", "TP", "PP", "GPUs", "Weights", "x floor")
     rows = [
         [line["model"], _USE_CASES[_lengths(line)], *_lengths(line), line["ours_ms"]]
@@ -153,11 +155,12 @@ def draw(latencies: Lines, path: Path) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Read, write, draw."""
-    directory = ReportArguments.from_argv(argv, description=__doc__).directory
+    arguments = ReportArguments.from_argv(argv, description=__doc__)
+    directory = arguments.directory
     if not (found := latencies(directory)):
         raise ConfigError(f"{directory} has no decode*.csv", "benchmarks.gpu_decode writes them: --csv")
-    (directory / "report.md").write_text(write_page(directory, found))
-    draw(found, directory / "latency.png")
+    (directory / "report.md").write_text(write_page(directory, found, arguments.picture))
+    draw(found, arguments.picture)
 
 
 if __name__ == "__main__":

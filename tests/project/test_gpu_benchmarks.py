@@ -86,7 +86,7 @@ def test_a_load_keeps_so_many_requests_under_way_and_measures_between_their_toke
 def test_the_page_has_the_use_cases_at_one_row_by_gpus(tmp_path: Path) -> None:
     (tmp_path / "decode.csv").write_text(DECODED)
     (tmp_path / "scaling.csv").write_text(SCALED)
-    main([f"--directory={tmp_path}"])
+    main([f"--directory={tmp_path}", f"--picture={tmp_path / 'latency.png'}"])
     lines = (tmp_path / "report.md").read_text().splitlines()
     cases = [line for line in lines if "Question answering" in line]
     assert [line.split(" | ")[4:8] for line in cases] == [
