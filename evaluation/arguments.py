@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from handover.arguments import ScriptArguments
 from handover.ranges import BATCH, BEAMS, COUNT, IDS, IN_FLIGHT, PRICE, RANGE, REPEATS, SEED, TOKENS, UNCOUNTED, WEEK_S
@@ -14,7 +15,13 @@ from handover.ranges import BATCH, BEAMS, COUNT, IDS, IN_FLIGHT, PRICE, RANGE, R
 
 @dataclass(frozen=True)
 class TaskArguments(ScriptArguments):
-    """Arguments of every task."""
+    """Arguments of every task.
+
+    Attributes:
+        needs_scores: whether the task scores tokens that are given to the model's decoder.
+    """
+
+    needs_scores: ClassVar[bool] = False
 
     endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
     output: Path = field(metadata={"help": "directory for metrics.json and samples.csv"})
@@ -45,6 +52,8 @@ class TaskArguments(ScriptArguments):
 class LambadaArguments(TaskArguments):
     """Score a running deployment on LAMBADA."""
 
+    needs_scores = True
+
     data_sha256: str | None = field(
         default=None, metadata={"help": "digest the data file must have; 'any' accepts any; by default a known file"}
     )
@@ -73,7 +82,7 @@ class SquadArguments(TaskArguments):
 class TextPairArguments(TaskArguments):
     """Have texts translated or summarised, and compare with references."""
 
-    prompt: Path = field(default=Path(), metadata={"help": "YAML file with prompt_template, examples, ..."})
+    prompt: Path = field(kw_only=True, metadata={"help": "YAML file with prompt_template, examples, ..."})
     reference_path: Path | None = field(
         default=None, metadata={"help": "a reference a line; without it data-path is JSON lines"}
     )

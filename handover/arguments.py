@@ -15,6 +15,9 @@ from handover.errors import ConfigError, shortened
 from handover.ranges import RANGE, check_ranges
 from handover.regular_file import is_special
 
+SECTION, IS_TEXT = "section", "is_text"
+"""Keys of a field's metadata, about the key of the configuration that it is too: the type that it has there, where that
+is another, and that its strings are texts, which may hold several lines."""
 Arguments = TypeVar("Arguments", bound="ScriptArguments")
 
 
@@ -64,6 +67,23 @@ class ScriptArguments:
                 parser.error(f"argument {_flag(field)}: {shortened(str(getattr(given, field.name)))} has another form")
         check_ranges(given)
         return given
+
+
+def same(arguments: type[ScriptArguments], name: str, **changed: Any) -> Any:
+    """Declare a dataclass field as a script's argument of that name is: default, range and sentence.
+
+    Args:
+        arguments: the script's.
+        name: of the argument.
+        changed: what is different here, such as ``default``.
+    """
+    (field,) = (field for field in dataclasses.fields(arguments) if field.name == name)
+    default = changed.pop("default", field.default)
+    metadata = {**field.metadata, **changed}
+    if isinstance(default, tuple):  # OmegaConf has lists and mappings, which a dataclass makes for each instance
+        made = typing.get_origin(metadata.get(SECTION)) or list
+        return dataclasses.field(default_factory=lambda: made(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def _flag(field: dataclasses.Field[Any]) -> str:

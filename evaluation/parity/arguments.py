@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import ClassVar
 
-from handover.arguments import ScriptArguments
+from handover.arguments import IS_TEXT, SECTION, ScriptArguments
 from handover.errors import ConfigError, nearest
 from handover.ranges import (
     BATCH,
@@ -16,28 +17,43 @@ from handover.ranges import (
     PASSAGES,
     RANGE,
     SCALE_ERROR,
+    SHARE,
     TOKENS,
     WEEK_S,
     check_ranges,
+    number,
 )
 
 AUTO, HUGGING_FACE, ENGINE = "auto", "huggingface", "engine"
 REFERENCES = (AUTO, HUGGING_FACE, ENGINE)
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 LEAST_PASSAGES = 16
-LIMITS = ("max_log_prob_difference", "mean_log_prob_difference", "greedy_agreement", "tie")
+
+
+@dataclass
+class ParityLimits:
+    """How far a served model may be from its source."""
+
+    max_log_prob_difference: float = number("???", NATS)  # nats, of any one token
+    mean_log_prob_difference: float = number("???", NATS)  # nats, over all tokens
+    greedy_agreement: float = number("???", SHARE)  # share of tokens where both prefer the same one, at least
+    tie: float = number("???", NATS)  # nats between two tokens that count as equally probable
+
+
+LIMITS = tuple(entry.name for entry in fields(ParityLimits))
 
 
 @dataclass(frozen=True)
 class ParityArguments(ScriptArguments):
     """Compare a running deployment with the checkpoint that it was made from."""
 
+    needs_scores: ClassVar[bool] = False
     endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
     output: Path = field(metadata={"help": "directory for metrics.json, summary.json, prompts.csv and positions.csv"})
     checkpoint: Path = field(metadata={"help": "what was converted: the source of the served model"})
     adapter: Path | None = field(default=None, metadata={"help": "LoRA adapter that was merged into it"})
     checkpoint_tokenizer: Path | None = field(default=None, metadata={"help": "tokenizer in the place of its own"})
-    prompts: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of texts"})
+    prompts: tuple[str, ...] = field(default=(), metadata={IS_TEXT: True, "help": "JSON list of texts"})
     data_path: Path | None = field(
         default=None, metadata={"help": 'more prompts: JSON lines with "text", "prompt" or "input_ids"'}
     )
@@ -68,7 +84,8 @@ class ParityArguments(ScriptArguments):
         default=0.02, metadata={RANGE: SCALE_ERROR, "help": "error of a norm's scale that has to be seen"}
     )
     limits: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = field(
-        default=(), metadata={"help": "JSON list of [precision, [[limit, number], ...]]"}
+        default=(),
+        metadata={SECTION: dict[str, ParityLimits], "help": "JSON list of [precision, [[limit, number], ...]]"},
     )
     batch_size: int = field(default=16, metadata={RANGE: BATCH, "help": "prompts a request"})
     model: str = field(default="fastertransformer", metadata={"help": "model to ask; it must take token ids"})
@@ -91,6 +108,22 @@ class ParityArguments(ScriptArguments):
     def limits_by_precision(self) -> dict[str, dict[str, float]]:
         """The limits as a mapping."""
         return {precision: dict(limits) for precision, limits in self.limits}
+
+
+def check_files(arguments: ParityArguments, converted: Path | None) -> None:
+    """Check the arguments and look for the files, as ``evaluation.task_table.Task`` says.
+
+    Raises:
+        ConfigError: see ``check_arguments``, or a file is missing.
+    """
+    check_arguments(arguments)
+    if converted is not None and not arguments.checkpoint.exists():
+        raise ConfigError(
+            f"parity compares with the source, and there is no {arguments.checkpoint}",
+            "give export.model.checkpoint_path",
+        )
+    if arguments.data_path is not None and not arguments.data_path.is_file():
+        raise ConfigError(f"there is no file {arguments.data_path}", "mend data_path")
 
 
 def check_arguments(arguments: ParityArguments) -> None:
@@ -120,11 +153,11 @@ def check_arguments(arguments: ParityArguments) -> None:
 
 
 def _check_limits(precision: str, limits: Mapping[str, float]) -> None:
-    for name, number in limits.items():
+    for name, limit in limits.items():
         if name not in LIMITS:
             raise ConfigError(f"parity: limits.{precision} holds '{name}'", nearest(name, LIMITS))
-        if not isinstance(number, (int, float)) or number not in NATS:
-            raise ConfigError(f"parity: limits.{precision}.{name} is {number}", f"it is a number, {NATS}")
+        if not isinstance(limit, (int, float)) or limit not in NATS:
+            raise ConfigError(f"parity: limits.{precision}.{name} is {limit}", f"it is a number, {NATS}")
     missing = [name for name in LIMITS if name not in limits]
     if missing:
         raise ConfigError(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from handover.errors import ConfigError
 
-_SCORING = ("lambada",)
 
-
-def check_task(task: str, model: str, is_encoder_decoder: bool, can_score_answers: bool) -> None:
-    """Refuse a model whose answers do not contain what the task needs.
+def check_scores(task: str, model: str, is_encoder_decoder: bool, can_score_answers: bool) -> None:
+    """Refuse a model whose answers do not contain what a task needs that scores given words.
 
     Args:
         task: name of the task.
@@ -20,7 +18,7 @@ def check_task(task: str, model: str, is_encoder_decoder: bool, can_score_answer
         ConfigError: LAMBADA needs the log probability of the last word of a text, which FasterTransformer's T5 does
             not return, and no OpenAI API either.
     """
-    if is_encoder_decoder and task in _SCORING and not can_score_answers:
+    if is_encoder_decoder and not can_score_answers:
         raise ConfigError(
             f"{model} is an encoder-decoder (T5), and {task} scores given words, which needs decoder_input_ids",
             "serve it with the drop-in engine (deployment.engine=slipway, exported by this version) and ask it by gRPC,"

@@ -15,7 +15,7 @@ from evaluation.client.endpoint_tokenizer import EndpointTokenizer
 from evaluation.client.errors import RequestError
 from evaluation.client.served_model import Target, open_target
 from evaluation.client.tokenizer import Tokenizer, load_tokenizer
-from evaluation.tasks.check import check_task
+from evaluation.tasks.check import check_scores
 from handover.errors import ConfigError, shortened
 from handover.progress import Progress
 
@@ -47,7 +47,8 @@ def find_target(task: str, arguments: TaskArguments) -> Target:
         sys.stdout.write(f"{target.capabilities.line()}\n")
     check_takes_rows(target)
     interface = target.interface
-    check_task(task, _name(target), interface.is_encoder_decoder, interface.can_score)
+    if arguments.needs_scores:
+        check_scores(task, _name(target), interface.is_encoder_decoder, interface.can_score)
     return target
 
 

@@ -5,7 +5,7 @@ The keys are those of NeMo-Megatron-Launcher where it has them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -14,39 +14,24 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from handover.ranges import (
-    BATCH,
-    BODY_BYTES,
-    CHUNK,
-    COUNT,
-    DAY_MS,
-    DAY_S,
-    GPUS,
-    IDS,
-    IN_FLIGHT,
-    INSTANCES,
-    LIMIT_S,
-    PARALLEL,
-    PORT,
-    PRICE,
-    PROCESSES,
-    REPEATS,
-    SESSIONS,
-    SHARE,
-    TEN_MINUTES_US,
-    TOKEN_ID,
-    TOKENS,
-    UNCOUNTED,
-    WEEK_S,
-    YEAR_S,
-    Range,
-    number,
-)
-from launcher.config.evaluation import LambadaConfig, ParityConfig, SquadConfig, TaskConfig, TextPairConfig
-from launcher.config.load import LoadConfig
+from deployment.arguments import EngineArguments, ServeArguments
+from evaluation.arguments import BenchmarkArguments
+from evaluation.speed.load_arguments import LoadArguments
+from evaluation.task_table import TASKS
+from export_scripts.arguments import ConvertArguments, ExportArguments
+from handover.arguments import same
+from handover.ranges import BATCH, DAY_MS, DAY_S, GPUS, PARALLEL, PROCESSES, WEEK_S, Range, number
+from launcher.config.options import options_of
 from launcher.config.run_names import find_training_dir, name_variant, sweep_directory, work_directory
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
+_OF_THE_RUN = (
+    *("endpoint", "endpoint_key_env", "output", "model_digest", "model_repository", "tokenizer", "timeout_s"),
+    *("checkpoint", "adapter", "checkpoint_tokenizer"),
+)
+"""Arguments of evaluations and benchmarks that are no keys of their sections: the run says what they are."""
+_OF_BENCHMARKS = "model", "vocab_size", "gpu_hour_price", "gpus", "label", "slos"
+"""Arguments of a load that are no keys of its section: both kinds of benchmarks, or a deployment, have them."""
 
 
 class Choice(str, Enum):
@@ -202,12 +187,12 @@ class ModelConfig:
     format: ModelFormat = ModelFormat.fastertransformer  # huggingface: a directory for transformers; it is not served
     tensor_model_parallel_size: int = number(1, PARALLEL)
     weight_data_type: DataType = DataType.fp16
-    processes: int = number(16, PROCESSES)  # tensors converted at a time, at most; never more than processors
+    processes: int = same(ConvertArguments, "processes", default=16)
     load_checkpoints_to_cpu: bool = False
-    allow_nonfinite: bool = False  # convert NaN and infinity as they are; otherwise they are refused
-    start_id: int | None = number(None, TOKEN_ID)  # token that begins an empty prompt; None: the checkpoint's own
-    end_id: int | None = number(None, TOKEN_ID)  # token that ends a text; None: the checkpoint's own
-    checkpoint_sha256: str | None = None  # that the checkpoint must have: export_scripts.inspect --sha256 prints it
+    allow_nonfinite: bool = same(ConvertArguments, "allow_nonfinite")
+    start_id: int | None = same(ConvertArguments, "start_id")
+    end_id: int | None = same(ConvertArguments, "end_id")
+    checkpoint_sha256: str | None = same(ConvertArguments, "checkpoint_sha256")
     random_weights: bool = False  # make weights of the shape that checkpoint_path, a model_config.yaml, describes
 
 
@@ -216,23 +201,19 @@ class TritonDeploymentConfig:
     """The Triton model repository."""
 
     triton_model_dir: str = MISSING
-    max_batch_size: int = number(1, BATCH)
+    max_batch_size: int = same(ExportArguments, "max_batch_size", default=1)
     pipeline_model_parallel_size: int = number(1, PARALLEL)
     int8_mode: bool = False
     enable_custom_all_reduce: bool = False
     data_type: DataType = DataType.fp16
-    max_queue_delay_us: int = number(
-        0, TEN_MINUTES_US
-    )  # how long the dynamic batcher holds a request back to fill a batch
-    decoupled: bool = False  # send each token as it is made, over gRPC streams and /generate_stream
-    interactive_sessions: int = number(
-        0, SESSIONS
-    )  # conversations at a time that keep their state in the server; 0: no state
-    session_idle_s: float = number(60.0, YEAR_S)  # a conversation without a request for so long is forgotten
-    request_timeout_s: float = number(0.0, LIMIT_S)  # the drop-in engine gives up a request after so long; 0: never
-    prefill_chunk_tokens: int | None = number(None, CHUNK)  # of a step that runs part of a prompt; null: its own choice
-    tokenizer_instances: int = number(1, INSTANCES)  # processes that tokenize prompts side by side
-    text_deltas: bool = False  # the ensemble also gives OUTPUT_DELTA, the text that each answer adds; drop-in only
+    max_queue_delay_us: int = same(ExportArguments, "max_queue_delay_us")
+    decoupled: bool = same(ExportArguments, "decoupled")
+    interactive_sessions: int = same(ExportArguments, "interactive_sessions")
+    session_idle_s: float = same(ExportArguments, "session_idle_s")
+    request_timeout_s: float = same(ExportArguments, "request_timeout_s")
+    prefill_chunk_tokens: int | None = same(ExportArguments, "prefill_chunk_tokens")
+    tokenizer_instances: int = same(ExportArguments, "tokenizer_instances")
+    text_deltas: bool = same(ExportArguments, "text_deltas")
 
 
 @dataclass
@@ -255,8 +236,10 @@ class StageRunConfig:
 
 @dataclass
 class EvaluationRunConfig(StageRunConfig):
-    """The same for all evaluations."""
+    """The same for all evaluations; each has a directory of its own in ``results_dir``."""
 
+    name: str = "evaluate_${export.run.model_train_name}"
+    results_dir: str = "${export.run.results_dir}/evaluation"
     tasks: Any = None  # NeMo-Megatron-Launcher's: a name or several, which evaluation=[...] must have chosen
 
 
@@ -275,28 +258,28 @@ class DeploymentConfig:
     engine: Engine = Engine.slipway
     container: str | None = None  # image for the server alone, such as FasterTransformer's; None: container
     host: str | None = None  # None: loopback; the node's address where the server runs alone as a Slurm job
-    http_port: int = number(0, PORT)  # 0: a free one
-    grpc_port: int = number(0, PORT)
-    metrics_port: int = number(0, PORT)
-    openai_port: int | None = number(None, PORT)  # of the OpenAI API, see docs/openai.md; None: it is off
-    openai_processes: int | None = number(None, INSTANCES)  # that share its port; None: one
-    api_keys_file: str | None = None  # a bearer key a line for the OpenAI API; None: it needs none
-    openai_access_log: str | None = None  # file that gets a JSON line a request; None: there is no access log
-    openai_chat_template: str | None = None  # file of Jinja; None: the tokenizer's own
-    openai_max_requests: int | None = number(None, IN_FLIGHT)  # at a time; None: 1024
-    openai_max_sequences: int | None = number(None, IN_FLIGHT)  # answers of one request; None: 512
-    openai_max_body_bytes: int | None = number(None, BODY_BYTES)  # of one request; None: 8 MiB
+    http_port: int = same(ServeArguments, "http_port")
+    grpc_port: int = same(ServeArguments, "grpc_port")
+    metrics_port: int = same(ServeArguments, "metrics_port")
+    openai_port: int | None = same(ServeArguments, "openai_port")  # see docs/openai.md
+    openai_processes: int | None = same(ServeArguments, "openai_processes")
+    api_keys_file: str | None = same(ServeArguments, "api_keys_file")
+    openai_access_log: str | None = same(ServeArguments, "openai_access_log")
+    openai_chat_template: str | None = same(ServeArguments, "openai_chat_template")
+    openai_max_requests: int | None = same(ServeArguments, "openai_max_requests")
+    openai_max_sequences: int | None = same(ServeArguments, "openai_max_sequences")
+    openai_max_body_bytes: int | None = same(ServeArguments, "openai_max_body_bytes")
     start_timeout_s: int = number(300, WEEK_S)  # until a real generation has come back
     torch_kernels: bool = False  # serve on a GPU although no C compiler is there for its kernels: six times slower
     gemm_autotune: bool = False  # engine=fastertransformer: find the fastest matrix products before serving
     gemm_binary: str = "/workspace/build/fastertransformer_backend/build/bin/gpt_gemm"  # in the container
     command: Any = None  # of an engine with a program of its own: text or a list; None: vllm serve and the like
-    max_model_len: int | None = number(None, TOKENS)  # of the same: tokens of prompt and answer; None: the model's
-    max_num_seqs: int | None = number(None, COUNT)  # of the same: requests that are computed together; None: its own
-    gpu_memory_utilization: float | None = number(None, SHARE)  # of the same: share of a GPU's memory; None: its own
-    engine_args: list[str] = field(default_factory=list)  # of the same: more flags
+    max_model_len: int | None = same(EngineArguments, "max_model_len")
+    max_num_seqs: int | None = same(EngineArguments, "max_num_seqs")
+    gpu_memory_utilization: float | None = same(EngineArguments, "gpu_memory_utilization")
+    engine_args: list[str] = same(EngineArguments, "engine_args")
     exit_timeout_s: int = number(10, DAY_S)  # for requests in flight when the server is stopped
-    restart: int = number(0, UNCOUNTED)  # times that a server which has died is started again, at most
+    restart: int = same(ServeArguments, "restart")
     endpoint: str | None = None  # evaluate and benchmark attach to this one instead of their own
     endpoint_key_env: str | None = (
         None  # environment variable with the bearer key of an OpenAI API, see docs/endpoints.md
@@ -305,10 +288,10 @@ class DeploymentConfig:
     label: str | None = None  # name of the deployment in tables and reports; None: the served model's name
     open_apis: list[TritonApi] = field(default_factory=list)  # those that clients may use without the secret header
     guard: Guard = Guard.auto  # in front of Triton's ports: auto: where others than the server's host reach them
-    guard_max_body_bytes: int | None = number(None, BODY_BYTES)  # of a request through the guard; None: 128 MiB
-    tritonserver: str | None = None  # program to start; None: that of nvidia-pytriton, or of FasterTransformer's image
-    edited_files: list[str] = field(default_factory=list)  # patterns; files of the repository edited after the export
-    server_args: list[str] = field(default_factory=list)  # more flags for tritonserver
+    guard_max_body_bytes: int | None = same(ServeArguments, "guard_max_body_bytes")
+    tritonserver: str | None = same(ServeArguments, "tritonserver")
+    edited_files: list[str] = same(ServeArguments, "edited_files")
+    server_args: list[str] = same(ServeArguments, "server_args")
 
 
 @dataclass
@@ -319,24 +302,27 @@ class GateConfig:
     baseline: str | None = None  # results directory of an earlier run, shown beside this one
 
 
+def _with_tasks(section: type[Any]) -> type[Any]:
+    """Add a section for each evaluation of ``TASKS``; None where it is not chosen."""
+    for name, task in TASKS.items():
+        section.__annotations__[name] = options_of(task.arguments, leave_out=_OF_THE_RUN)(type(name, (), {})) | None
+        setattr(section, name, None)
+    return section
+
+
 @dataclass
+@_with_tasks
 class EvaluationConfig:
     """conf/evaluation: the evaluate stage; what ``evaluation=[...]`` names has its section, the others are None."""
 
     run: EvaluationRunConfig = field(default_factory=EvaluationRunConfig)
     model: EvaluationModelConfig = field(default_factory=EvaluationModelConfig)
     gate: GateConfig = field(default_factory=GateConfig)
-    lambada: LambadaConfig | None = None
-    squad: SquadConfig | None = None
-    translation: TextPairConfig | None = None
-    summarization: TextPairConfig | None = None
-    parity: ParityConfig | None = None
 
     @property
-    def tasks(self) -> dict[str, TaskConfig]:
-        """The evaluations that were chosen, by name, in the order of their sections here."""
-        sections = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return {name: section for name, section in sections.items() if isinstance(section, TaskConfig)}
+    def tasks(self) -> dict[str, Any]:
+        """The sections of the evaluations that were chosen, by name, in the order of ``TASKS``."""
+        return {name: section for name in TASKS if (section := getattr(self, name)) is not None}
 
 
 @dataclass
@@ -349,20 +335,27 @@ class SloConfig:
     e2e_ms: float | None = number(None, DAY_MS)
 
 
+@options_of(LoadArguments, (*_OF_THE_RUN, *_OF_BENCHMARKS), parts=("search",))
+class LoadConfig:
+    """conf/benchmark/load.yaml: a serving load."""
+
+    prompt_file: str | None
+
+
 @dataclass
 class BenchmarkConfig:
     """conf/benchmark: the benchmark stage."""
 
     run: StageRunConfig = field(default_factory=StageRunConfig)
     kind: BenchmarkKind = BenchmarkKind.static
-    model: str = "fastertransformer"
-    vocab_size: int | None = number(None, IDS)  # of the random prompts; None: what the served model's config.ini says
-    batch_sizes: list[int] = number([], BATCH)  # static; capped at max_batch_size
-    lengths: list[list[int]] = number([], TOKENS)  # static; pairs of input and output length in tokens
-    warmup: int = number(1, UNCOUNTED)  # static; requests before each point that do not count
-    repeats: int = number(5, REPEATS)  # static; requests a point
-    gpu_hour_price: float | None = number(None, PRICE)  # in any currency, for the cost of tokens; None: no cost figures
-    gpus: int | None = number(None, COUNT)  # that serve; None: what the deployment says, which foreign APIs do not
+    model: str = same(BenchmarkArguments, "model")
+    vocab_size: int | None = same(BenchmarkArguments, "vocab_size")
+    batch_sizes: list[int] = same(BenchmarkArguments, "batch_sizes", default=())  # static, as the next three
+    lengths: list[list[int]] = same(BenchmarkArguments, "lengths")
+    warmup: int = same(BenchmarkArguments, "warmup")
+    repeats: int = same(BenchmarkArguments, "repeats")
+    gpu_hour_price: float | None = same(BenchmarkArguments, "gpu_hour_price")
+    gpus: int | None = same(BenchmarkArguments, "gpus")
     load: LoadConfig = field(default_factory=LoadConfig)
     slos: SloConfig = field(default_factory=SloConfig)
 
@@ -395,10 +388,14 @@ def register() -> None:
     for free in (schema.cluster.additional_parameters, schema.env_vars):
         OmegaConf.set_struct(free, False)  # their keys are not ours: no '+' is needed to add one
     ConfigStore.instance().store(name="schema", node=schema)
+    for task in TASKS:
+        if not (PROJECT_DIR / "conf" / "evaluation" / f"{task}.yaml").is_file():  # its arguments' defaults are enough
+            ConfigStore.instance().store(group="evaluation", name=task, node={task: {}})
     OmegaConf.register_new_resolver("project_dir", lambda: str(PROJECT_DIR), replace=True)
     OmegaConf.register_new_resolver("work_dir", partial(work_directory, PROJECT_DIR), replace=True)
     OmegaConf.register_new_resolver("training_dir", partial(find_training_dir, PROJECT_DIR), replace=True)
     OmegaConf.register_new_resolver("variant", name_variant, replace=True)
+    OmegaConf.register_new_resolver("evaluations", lambda: ",".join(TASKS), replace=True)
     OmegaConf.register_new_resolver("sweep_dir", sweep_directory, replace=True, use_cache=True)
 
 

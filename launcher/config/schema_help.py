@@ -6,6 +6,7 @@ import dataclasses
 import typing
 from typing import Any
 
+from evaluation.task_table import TASKS
 from handover.errors import nearest
 from launcher.config.schema import PROJECT_DIR, Config
 
@@ -64,4 +65,5 @@ def options(group: str) -> list[str]:
     if group.split("/")[0] not in legal_keys(""):
         return []
     root = PROJECT_DIR / "conf" / group
-    return [path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")]
+    files = [path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")]
+    return files + [task for task in TASKS if group == "evaluation" and task not in files]

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from handover.arguments import IS_TEXT
 from handover.errors import ConfigError, shortened
 from handover.ranges import check_ranges
-from launcher.config.evaluation import IS_TEXT
 from launcher.config.schema import Config
 
 _WORDS: dict[Any, str] = {

@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from evaluation.arguments import LambadaArguments
 from handover.errors import ConfigError
 from handover.regular_file import read_bytes, read_text
 
@@ -16,6 +17,12 @@ KNOWN_FILES = {
     FULL_FILE_SHA256: "LAMBADA test set, OpenAI's preprocessing, 5153 texts",
     SUBSET_SHA256: "first 200 texts of the LAMBADA test set, OpenAI's preprocessing",
 }
+
+
+def check_files(arguments: LambadaArguments, converted: Path | None) -> None:
+    """Read the texts, which no conversion makes."""
+    check_data(arguments.data_path, arguments.data_sha256)
+    read_texts(arguments.data_path, arguments.samples)
 
 
 def check_data(path: Path, expected: str | None) -> str:

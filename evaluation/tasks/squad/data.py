@@ -13,8 +13,9 @@ from typing import Any
 
 from evaluation.arguments import SquadArguments
 from evaluation.tasks.prompt_template import Template, read_template
-from handover.errors import ConfigError
+from handover.errors import ConfigError, nearest
 from handover.regular_file import read_text
+from handover.templates import read_templates
 
 V1, V2 = "1.1", "2.0"
 FIELDS = ("context", "question", "answer", "title", "taskname")
@@ -51,6 +52,21 @@ class Dataset:
 
     version: str
     questions: tuple[Question, ...]
+
+
+def check_files(arguments: SquadArguments, converted: Path | None) -> None:
+    """Read the files, and look for the p-tuned task in a checkpoint that was converted before.
+
+    Raises:
+        ConfigError: see ``check_squad``, or the checkpoint has no such task.
+    """
+    check_squad(arguments)
+    if arguments.taskname is None or converted is None or not converted.is_dir():
+        return
+    names = [str(template.get("taskname")) for template in read_templates(converted)]
+    if arguments.taskname not in names:
+        hint = nearest(arguments.taskname, names) if names else "put the p-tuned .nemo beside the model's, and convert"
+        raise ConfigError(f"{converted} has no p-tuned task {arguments.taskname}", hint)
 
 
 def check_squad(arguments: SquadArguments) -> tuple[Dataset, Template | None]:

@@ -26,6 +26,11 @@ class Pair:
     reference: str
 
 
+def check_files(arguments: TextPairArguments, converted: Path | None) -> None:
+    """Read the files, of which none is made by a conversion."""
+    check_pairs(arguments)
+
+
 def check_pairs(arguments: TextPairArguments) -> tuple[list[Pair], Template]:
     """Read the pairs and the prompt.
 

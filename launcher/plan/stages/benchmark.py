@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from pathlib import Path
+from typing import Any
 
 from evaluation.arguments import BenchmarkArguments
 from evaluation.speed.load_arguments import LoadArguments, check_arguments
 from evaluation.speed.trace import read_trace
 from handover.errors import ConfigError
+from launcher.config.options import filled
 from launcher.config.schema import BenchmarkKind, Config, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, partial, python_module
@@ -55,24 +56,11 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
 
 
 def _static(config: Config, paths: RunPaths) -> Command:
-    sweep = config.benchmark
-    arguments = BenchmarkArguments(
-        endpoint=asked_endpoint(config, paths),
-        output=partial(paths.benchmark),
-        model=sweep.model,
-        batch_sizes=tuple(sweep.batch_sizes),
-        lengths=tuple((pair[0], pair[1]) for pair in sweep.lengths),
-        warmup=sweep.warmup,
-        repeats=sweep.repeats,
-        vocab_size=sweep.vocab_size,
-        max_batch_size=config.export.triton_deployment.max_batch_size,
-        model_repository=expected_repository(config, paths),
-        endpoint_key_env=config.deployment.endpoint_key_env,
-        gpu_hour_price=sweep.gpu_hour_price,
-        gpus=sweep.gpus,
-        label=config.deployment.label,
+    max_batch_size = config.export.triton_deployment.max_batch_size
+    own = _of_the_run(config, paths)
+    return python_module(
+        "evaluation.benchmark", filled(BenchmarkArguments, config.benchmark, max_batch_size=max_batch_size, **own)
     )
-    return python_module("evaluation.benchmark", arguments)
 
 
 def _load(config: Config, paths: RunPaths) -> Command:
@@ -81,26 +69,17 @@ def _load(config: Config, paths: RunPaths) -> Command:
 
 def load_arguments(config: Config, paths: RunPaths) -> LoadArguments:
     """Arguments of the serving load; what is a file is absolute."""
-    load = config.benchmark.load
-    given = dataclasses.asdict(load)
-    given |= {name: tuple(given[name]) for name in ("concurrencies", "request_rates", "lengths")}
-    given |= {name: _absolute(given[name]) for name in ("prompt_file", "trace")}
-    given |= {f"search_{name}": value for name, value in given.pop("search").items()}
     limits = dataclasses.asdict(config.benchmark.slos)
-    return LoadArguments(
-        endpoint=asked_endpoint(config, paths),
-        output=partial(paths.benchmark),
-        model=config.benchmark.model,
-        vocab_size=config.benchmark.vocab_size,
-        slos=tuple((name.removesuffix("_ms"), limit) for name, limit in limits.items() if limit is not None),
-        model_repository=expected_repository(config, paths),
-        endpoint_key_env=config.deployment.endpoint_key_env,
-        gpu_hour_price=config.benchmark.gpu_hour_price,
-        gpus=config.benchmark.gpus,
-        label=config.deployment.label,
-        **given,
-    )
+    slos = tuple((name.removesuffix("_ms"), limit) for name, limit in limits.items() if limit is not None)
+    own = _of_the_run(config, paths)
+    return filled(LoadArguments, config.benchmark, config.benchmark.load, slos=slos, **own)
 
 
-def _absolute(file: str | None) -> Path | None:
-    return None if file is None else Path(file).expanduser().absolute()
+def _of_the_run(config: Config, paths: RunPaths) -> dict[str, Any]:
+    return {
+        "endpoint": asked_endpoint(config, paths),
+        "output": partial(paths.benchmark),
+        "model_repository": expected_repository(config, paths),
+        "endpoint_key_env": config.deployment.endpoint_key_env,
+        "label": config.deployment.label,
+    }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from export_scripts.arguments import HUGGINGFACE, ConvertArguments
 from handover.errors import ConfigError
+from launcher.config.options import filled
 from launcher.config.schema import Config, Engine, ModelFormat, ModelType, Stage
 from launcher.plan.engine_checks import check_served
 from launcher.plan.paths import RunPaths
@@ -91,18 +92,13 @@ def writes_huggingface(config: Config) -> bool:
 def _arguments(config: Config, paths: RunPaths) -> ConvertArguments:
     model = config.export.model
     is_huggingface = writes_huggingface(config)
-    return ConvertArguments(
+    return filled(
+        ConvertArguments,
+        model,
         checkpoint=paths.checkpoint,
         output=partial(output(config, paths)),
         tensor_para_size=1 if is_huggingface else model.tensor_model_parallel_size,
-        weight_data_type=str(model.weight_data_type),
-        processes=model.processes,
-        load_checkpoints_to_cpu=model.load_checkpoints_to_cpu,
-        allow_nonfinite=model.allow_nonfinite,
         random_weights=model.random_weights or None,
-        start_id=model.start_id,
-        end_id=model.end_id,
-        checkpoint_sha256=model.checkpoint_sha256,
         hub_name=paths.hub_name,
         adapter=paths.adapter,
         tokenizer=paths.tokenizer,

@@ -10,6 +10,7 @@ from pathlib import Path
 from deployment.arguments import NODE, GemmAutotuneArguments, ServeArguments
 from handover.errors import ConfigError
 from handover.manifest import FILE_NAME
+from launcher.config.options import filled
 from launcher.config.schema import ClusterType, Config, Engine, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, python_module
@@ -77,36 +78,17 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     if deployment.engine.is_program:
         return [deploy_program.plan(config, paths)]
     layout = serving_topology(config)
-    keys, template = _file(deployment.api_keys_file), _file(deployment.openai_chat_template)
     has_clients = deployment.endpoint is None and bool({Stage.evaluate, Stage.benchmark} & set(config.stages))
-    arguments = ServeArguments(
+    arguments = filled(
+        ServeArguments,
+        deployment,
         model_repository=paths.model_repository,
         endpoint=paths.endpoint,
         log=paths.deployment / "server.log",
-        http_port=deployment.http_port,
-        grpc_port=deployment.grpc_port,
-        metrics_port=deployment.metrics_port,
-        openai_port=deployment.openai_port,
-        openai_processes=deployment.openai_processes,
-        api_keys_file=keys,
-        openai_access_log=_file(deployment.openai_access_log),
-        openai_chat_template=template,
-        openai_max_requests=deployment.openai_max_requests,
-        openai_max_sequences=deployment.openai_max_sequences,
-        openai_max_body_bytes=deployment.openai_max_body_bytes,
         host=deployment.host or ("127.0.0.1" if has_clients else NODE),
-        engine=str(deployment.engine),
         cuda_devices=layout.cuda_devices or "",
-        start_timeout_s=deployment.start_timeout_s,
-        exit_timeout_s=deployment.exit_timeout_s,
-        restart=deployment.restart,
-        open_apis=tuple(map(str, deployment.open_apis)),
-        guard=str(deployment.guard),
-        guard_max_body_bytes=deployment.guard_max_body_bytes,
-        tritonserver=_file(deployment.tritonserver),
-        edited_files=tuple(deployment.edited_files),
-        server_args=tuple(deployment.server_args),
     )
+    files = arguments.api_keys_file, arguments.openai_chat_template
     gpus_per_node, tasks_per_node = layout.gpus // layout.nodes, _tasks_per_node(config)
     stage = StagePlan(
         stage="deploy",
@@ -116,7 +98,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
             replace(python_module("deployment.serve", arguments), tasks_per_node=tasks_per_node),
         ),
         resources=resources(config, deployment.run.time_limit, layout.nodes, gpus_per_node, deployment.container),
-        inputs=(paths.model_repository, *(path for path in (keys, template) if path is not None)),
+        inputs=(paths.model_repository, *(path for path in files if path is not None)),
         output=paths.deployment,
         log=paths.log("deploy"),
         env=environment(config) | ({"SLIPWAY_TORCH_KERNELS": "1"} if deployment.torch_kernels else {}),
@@ -148,10 +130,6 @@ def _check_gpus_per_task(config: Config) -> None:
             f"cluster.gpus_per_task={given}: of the server's tasks, {tasks} on a node, each takes {needed} GPUs",
             f"take cluster.gpus_per_task={needed}, or null: the job then has the GPUs that the model takes",
         )
-
-
-def _file(given: str | None) -> Path | None:
-    return Path(given).absolute() if given else None
 
 
 def _check_ports(config: Config) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from deployment.arguments import NODE, EngineArguments
 from handover.errors import ConfigError
 from handover.manifest import FILE_NAME
+from launcher.config.options import filled
 from launcher.config.schema import Config, Stage
 from launcher.plan.engine_checks import check_engine, command_of
 from launcher.plan.paths import RunPaths
@@ -31,27 +32,19 @@ def plan(config: Config, paths: RunPaths) -> StagePlan:
     """Plan the server: one process on one node, which starts those of its other GPUs itself."""
     deployment, layout = config.deployment, serving_topology(config)
     has_clients = deployment.endpoint is None and bool({Stage.evaluate, Stage.benchmark} & set(config.stages))
-    arguments = EngineArguments(
-        engine=str(deployment.engine),
+    arguments = filled(
+        EngineArguments,
+        deployment,
         model_repository=paths.model_repository,
         model_name=config.export.run.model_train_name,
         endpoint=paths.endpoint,
         log=paths.deployment / "server.log",
         data_type=str(config.export.triton_deployment.data_type),
         command=command_of(config),
-        http_port=deployment.http_port,
         host=deployment.host or ("127.0.0.1" if has_clients else NODE),
         tensor_para_size=config.export.model.tensor_model_parallel_size,
         pipeline_para_size=config.export.triton_deployment.pipeline_model_parallel_size,
-        max_model_len=deployment.max_model_len,
-        max_num_seqs=deployment.max_num_seqs,
-        gpu_memory_utilization=deployment.gpu_memory_utilization,
-        engine_args=tuple(deployment.engine_args),
         cuda_devices=layout.cuda_devices or "",
-        start_timeout_s=deployment.start_timeout_s,
-        exit_timeout_s=deployment.exit_timeout_s,
-        restart=deployment.restart,
-        edited_files=tuple(deployment.edited_files),
     )
     return StagePlan(
         stage="deploy",

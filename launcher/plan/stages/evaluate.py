@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
-from evaluation.arguments import LambadaArguments, SquadArguments, TaskArguments, TextPairArguments
+from evaluation.arguments import TaskArguments
 from evaluation.parity.arguments import ParityArguments
-from evaluation.tasks.check import check_task
+from evaluation.task_table import TASKS
+from evaluation.tasks.check import check_scores
 from ft_format.config_ini import FILE_NAME, ConfigIni
 from handover.errors import ArtefactError, ConfigError
-from launcher.config.evaluation import (
-    DataTaskConfig,
-    LambadaConfig,
-    ParityConfig,
-    SquadConfig,
-    TaskConfig,
-    TextPairConfig,
-)
 from launcher.config.nemo_keys import HARNESS
+from launcher.config.options import filled
 from launcher.config.schema import Config, Engine, Stage
 from launcher.config.schema_help import legal_options, options
-from launcher.plan.evaluation_files import check_files
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.clients import api_tokenizer, check_server, served_by
 from launcher.plan.stages.settings import asked_endpoint, environment, expected_repository, resources
-
-_ARGUMENTS: dict[type[TaskConfig], type[TaskArguments]] = {
-    LambadaConfig: LambadaArguments,
-    SquadConfig: SquadArguments,
-    TextPairConfig: TextPairArguments,
-}
-_PATHS = (Path, Path | None)
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
@@ -50,14 +34,13 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     if not config.evaluation.tasks:
         raise ConfigError("evaluate: no evaluation is chosen", f"evaluation=[...]: {legal_options('evaluation', '')}")
     _check_launcher_keys(config)
+    converted = None if Stage.convert in stages else paths.ft_checkpoint
     for name, task in config.evaluation.tasks.items():
-        place = f"evaluation.{name}"
-        if isinstance(task, DataTaskConfig) and task.data_path is None:
-            raise ConfigError(f"{place}.data_path is not set", "name the file to evaluate on")
+        _check_given(name, task)
         try:
-            check_files(task_arguments(config, paths, name, task), paths, stages)
+            TASKS[name].check_files(task_arguments(config, paths, name, task), converted)
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error.problem}", error.hint) from None
+            raise ConfigError(f"evaluation.{name}: {error.problem}", error.hint) from None
 
 
 def check_model(config: Config, model: str, is_encoder_decoder: bool) -> None:
@@ -74,8 +57,9 @@ def check_model(config: Config, model: str, is_encoder_decoder: bool) -> None:
     can_score_answers = (
         config.deployment.engine is not Engine.fastertransformer or config.deployment.endpoint is not None
     )
-    for task in config.evaluation.tasks:
-        check_task(task, model, is_encoder_decoder, can_score_answers)
+    for name in config.evaluation.tasks:
+        if TASKS[name].arguments.needs_scores:
+            check_scores(name, model, is_encoder_decoder, can_score_answers)
 
 
 def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
@@ -83,38 +67,26 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     return [_plan(config, paths, name, task) for name, task in config.evaluation.tasks.items()]
 
 
-def task_arguments(config: Config, paths: RunPaths, name: str, task: TaskConfig) -> TaskArguments | ParityArguments:
+def task_arguments(config: Config, paths: RunPaths, name: str, task: Any) -> TaskArguments | ParityArguments:
     """Arguments of one evaluation; what is a file is absolute."""
-    kind: type[TaskArguments | ParityArguments] = ParityArguments
-    given: dict[str, Any] = {entry.name: getattr(task, entry.name) for entry in dataclasses.fields(task)}
-    if isinstance(task, ParityConfig):
-        limits = {precision: tuple(dataclasses.asdict(limit).items()) for precision, limit in task.limits.items()}
-        given |= {
-            "checkpoint": paths.checkpoint,
-            "adapter": paths.adapter,
-            "checkpoint_tokenizer": paths.tokenizer,
-            "prompts": tuple(task.prompts),
-            "limits": tuple(limits.items()),
-        }
-    else:
-        kind = _ARGUMENTS[type(task)]
-    hints = typing.get_type_hints(kind)
-    for key, value in given.items():
-        if isinstance(value, str) and hints[key] in _PATHS:
-            given[key] = Path(value).expanduser().absolute()
+    kind = TASKS[name].arguments
     batch_size = config.evaluation.model.eval_batch_size or task.batch_size
-    given["batch_size"] = min(batch_size, config.export.triton_deployment.max_batch_size)
-    return kind(
+    source = {"checkpoint": paths.checkpoint, "adapter": paths.adapter, "checkpoint_tokenizer": paths.tokenizer}
+    names = {entry.name for entry in dataclasses.fields(kind)}
+    return filled(
+        kind,
+        task,
         endpoint=asked_endpoint(config, paths),
         output=partial(paths.evaluation / name),
+        batch_size=min(batch_size, config.export.triton_deployment.max_batch_size),
         model_repository=expected_repository(config, paths),
         endpoint_key_env=config.deployment.endpoint_key_env,
         tokenizer=api_tokenizer(config, paths),
-        **given,
+        **{argument: path for argument, path in source.items() if argument in names},
     )
 
 
-def _plan(config: Config, paths: RunPaths, name: str, task: TaskConfig) -> StagePlan:
+def _plan(config: Config, paths: RunPaths, name: str, task: Any) -> StagePlan:
     run, attached = config.evaluation.run, config.deployment.endpoint
     arguments = task_arguments(config, paths, name, task)
     return StagePlan(
@@ -130,6 +102,15 @@ def _plan(config: Config, paths: RunPaths, name: str, task: TaskConfig) -> Stage
         independent=True,
         served_by=served_by(config, paths),
     )
+
+
+def _check_given(name: str, task: Any) -> None:
+    """Refuse an evaluation without what its program cannot do without; the run gives what is no key."""
+    for entry in dataclasses.fields(TASKS[name].arguments):
+        is_needed = entry.default is entry.default_factory is dataclasses.MISSING
+        if is_needed and not getattr(task, entry.name, entry.name):
+            hint = "name the file to evaluate on" if entry.name == "data_path" else f"give the {entry.metadata['help']}"
+            raise ConfigError(f"evaluation.{name}.{entry.name} is not set", hint)
 
 
 def _check_exported_model(config: Config, paths: RunPaths) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from export_scripts.arguments import ExportArguments, ExportVllmArguments
 from handover.errors import ConfigError
+from launcher.config.options import filled
 from launcher.config.schema import Config, Engine, Stage
 from launcher.plan.engine_checks import check_engine
 from launcher.plan.paths import RunPaths
@@ -40,24 +41,14 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     if config.deployment.engine is Engine.vllm_triton:
         return [_for_vllm(config, paths)]
     run, triton = config.export.run, config.export.triton_deployment
-    arguments = ExportArguments(
+    arguments = filled(
+        ExportArguments,
+        triton,
         ft_checkpoint=paths.ft_checkpoint,
         output=partial(paths.model_repository),
         model_name=run.model_train_name,
         tensor_para_size=config.export.model.tensor_model_parallel_size,
         pipeline_para_size=triton.pipeline_model_parallel_size,
-        data_type=str(triton.data_type),
-        int8_mode=int(triton.int8_mode),
-        enable_custom_all_reduce=int(triton.enable_custom_all_reduce),
-        max_batch_size=triton.max_batch_size,
-        max_queue_delay_us=triton.max_queue_delay_us,
-        decoupled=triton.decoupled,
-        interactive_sessions=triton.interactive_sessions,
-        session_idle_s=triton.session_idle_s,
-        request_timeout_s=triton.request_timeout_s,
-        prefill_chunk_tokens=triton.prefill_chunk_tokens,
-        tokenizer_instances=triton.tokenizer_instances,
-        text_deltas=triton.text_deltas,
     )
     stage = StagePlan(
         stage="export",
@@ -74,8 +65,10 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
 
 def _for_vllm(config: Config, paths: RunPaths) -> StagePlan:
     """Plan the repository of Triton's vLLM backend, over the Hugging Face directory."""
-    run, deployment = config.export.run, config.deployment
-    arguments = ExportVllmArguments(
+    run = config.export.run
+    arguments = filled(
+        ExportVllmArguments,
+        config.deployment,
         huggingface=paths.huggingface,
         output=partial(paths.model_repository),
         repository=paths.model_repository,
@@ -83,9 +76,6 @@ def _for_vllm(config: Config, paths: RunPaths) -> StagePlan:
         data_type=str(config.export.triton_deployment.data_type),
         tensor_para_size=config.export.model.tensor_model_parallel_size,
         pipeline_para_size=config.export.triton_deployment.pipeline_model_parallel_size,
-        max_model_len=deployment.max_model_len,
-        max_num_seqs=deployment.max_num_seqs,
-        gpu_memory_utilization=deployment.gpu_memory_utilization,
     )
     return StagePlan(
         stage="export",
