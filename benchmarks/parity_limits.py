@@ -9,7 +9,7 @@ shapes, and weights that make attention and logits about as sharp as a trained m
 by export_scripts.convert and run by the engine in this process; the source is transformers' forward pass in fp32. Every
 row is what ``evaluation=parity`` would say: a sound model that does not hold, or a damaged one that does not fail, is
 one too many. The planted defects are those of ``benchmarks.parity_planted``, in the demonstration checkpoint.
-A T5 (``t5``) is more sensitive than the limits allow for; see docs/measuring.md.
+A T5 (``t5``) is more sensitive than the limits allow for; see docs/accuracy.md.
 """
 
 from __future__ import annotations

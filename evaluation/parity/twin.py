@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 Both = tuple[_T, _T]
 More = Callable[[int, int], tuple[Passages, Scores]]
 """Makes further passages and has the server score them; arguments: number of existing passages, number to make."""
-LEAST_Z = 7.0  # of a sound model the largest of a hundred tensors has 3 to 4, see docs/measuring.md
+LEAST_Z = 7.0  # of a sound model the largest of a hundred tensors has 3 to 4, see docs/accuracy.md
 _ROWS = 8  # passages that are computed at once
 _SPARE = 1.2  # more passages than the noise needs: how large it is, is itself measured, to a tenth with 48 passages
 _NOT_FINITE = "log probabilities of passages are not finite numbers"

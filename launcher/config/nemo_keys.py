@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 _CHECKPOINT = "export.model.checkpoint_path says which model is served and asked"
 _BESIDE = (
-    "put it beside the model's .nemo and give export.model.checkpoint_path their directory; docs/measuring.md, SQuAD"
+    "put it beside the model's .nemo and give export.model.checkpoint_path their directory; docs/accuracy.md, SQuAD"
 )
 _GREEDY = "answers are greedy; evaluation.squad.tokens_to_generate says how long, beam_width is translation's"
 _PLACES = "the served model's are meant: export.model.tensor_model_parallel_size and "
@@ -63,7 +63,7 @@ _KEYS = {
 }
 HARNESS = (
     "lm-evaluation-harness scores the others on the same server: python -m evaluation.harness run --model slipway "
-    "--model_args url=ENDPOINT.json --tasks boolq,piqa,... (docs/measuring.md)"
+    "--model_args url=ENDPOINT.json --tasks boolq,piqa,... (docs/accuracy.md)"
 )
 _P_TUNED = "evaluation=squad evaluation.squad.taskname=squad evaluation.squad.prompt=null"
 _SQUAD_T5 = "evaluation=squad; evaluation.squad.prompt=evaluation/prompts/squad_t5.yaml for a T5"

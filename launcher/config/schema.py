@@ -298,7 +298,7 @@ class DeploymentConfig:
 class GateConfig:
     """What the run is held against; the last stage says GO, NO-GO or INCONCLUSIVE, and the exit status follows."""
 
-    thresholds: str | None = None  # YAML file of limits, see docs/measuring.md; None: there is no gate
+    thresholds: str | None = None  # YAML file of limits, see docs/reports.md; None: there is no gate
     baseline: str | None = None  # results directory of an earlier run, shown beside this one
 
 

@@ -166,7 +166,7 @@ def test_every_figure_is_declared_with_a_unit_and_a_formula() -> None:
 
 
 def test_the_guide_has_every_column_with_its_formula() -> None:
-    guide = (Path(__file__).resolve().parents[2] / "docs" / "measuring.md").read_text()
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "latency.md").read_text()
     formulas = {f"{item.name}_{{mean,p50,p90,p95,p99}}_ms": item.formula for item in (*DISTRIBUTIONS, *FROM_SEND)}
     formulas |= {item.name: item.formula for item in (*SCALARS, *NEWER_SCALARS)}
     for name, formula in (formulas | SERVER_FIGURES | COST_FIGURES | ENERGY_FIGURES | DERIVED_FIGURES).items():

@@ -29,7 +29,7 @@ from handover.endpoint import Endpoint
 from handover.errors import ArtefactError
 from handover.manifest import Manifest
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "measuring.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "latency.md"
 BEGAN_NS = 7_000_000_000_123_456_789  # a clock's reading that is no exact floating point number
 STREAMED = RequestRecord(-5, 0, 90, 3, (40, 70, 90), (1, 3, 1), is_streamed=True)
 UNARY = RequestRecord(10, 12, 95, 4, (95,), (5,))
@@ -152,7 +152,7 @@ def recomputed(output: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, s
 
 
 def documented_lines() -> str:
-    """The ten lines of pandas in the page about measuring."""
+    """The ten lines of pandas in the page about latency."""
     (block,) = re.findall(r"```python\n(import json.*?)```", DOCUMENT.read_text(), re.DOTALL)
     return str(block)
 

@@ -1,7 +1,7 @@
 """The load generator, NVIDIA's aiperf and Triton's perf_analyzer measure one endpoint in one run and agree within 5%.
 
 The requests of a closed loop take 1.6 s, so that what a tool pauses between an answer and the next request is less than
-1% of a request: docs/measuring.md has the figures of shorter ones, of which aiperf sends fewer a second.
+1% of a request: results/notebook/clients.md has the figures of shorter ones, of which aiperf sends fewer a second.
 """
 
 from __future__ import annotations
