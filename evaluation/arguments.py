@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from handover.arguments import ScriptArguments
-from handover.ranges import BATCH, BEAMS, COUNT, IDS, IN_FLIGHT, PRICE, RANGE, REPEATS, SEED, TOKENS, UNCOUNTED, WEEK_S
+from handover.arguments import ScriptArguments, option
+from handover.ranges import BATCH, BEAMS, COUNT, IDS, IN_FLIGHT, PRICE, REPEATS, SEED, TOKENS, UNCOUNTED, WEEK_S
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,15 @@ class TaskArguments(ScriptArguments):
     endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
     output: Path = field(metadata={"help": "directory for metrics.json and samples.csv"})
     data_path: Path = field(metadata={"help": "the task's data file"})
-    samples: int | None = field(default=None, metadata={RANGE: COUNT, "help": "take the first ones; all by default"})
-    batch_size: int = field(default=16, metadata={RANGE: BATCH, "help": "prompts a request"})
-    concurrency: int = field(default=2, metadata={RANGE: IN_FLIGHT, "help": "requests in flight"})
-    model: str = field(
-        default="fastertransformer", metadata={"help": "model to ask, by token ids or, of an ensemble, by text"}
-    )
-    tokenizer: Path | None = field(default=None, metadata={"help": "tokenizer files, if not beside the shards"})
-    model_digest: str | None = field(default=None, metadata={"help": "digest of the model that must be served"})
-    model_repository: Path | None = field(
-        default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
-    )
-    timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
-    endpoint_key_env: str | None = field(
-        default=None, metadata={"help": "environment variable with the bearer key of an OpenAI API"}
-    )
+    samples: int | None = option(None, "take the first ones; all by default", COUNT)
+    batch_size: int = option(16, "prompts a request", BATCH)
+    concurrency: int = option(2, "requests in flight", IN_FLIGHT)
+    model: str = option("fastertransformer", "model to ask, by token ids or, of an ensemble, by text")
+    tokenizer: Path | None = option(None, "tokenizer files, if not beside the shards")
+    model_digest: str | None = option(None, "digest of the model that must be served")
+    model_repository: Path | None = option(None, "the repository that must be served; its manifest says the digest")
+    timeout_s: float = option(600.0, "limit of one request in seconds", WEEK_S)
+    endpoint_key_env: str | None = option(None, "environment variable with the bearer key of an OpenAI API")
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -54,23 +48,17 @@ class LambadaArguments(TaskArguments):
 
     needs_scores = True
 
-    data_sha256: str | None = field(
-        default=None, metadata={"help": "digest the data file must have; 'any' accepts any; by default a known file"}
-    )
+    data_sha256: str | None = option(None, "digest the data file must have; 'any' accepts any; by default a known file")
 
 
 @dataclass(frozen=True)
 class SquadArguments(TaskArguments):
     """Score a running deployment on SQuAD."""
 
-    prompt: Path | None = field(default=None, metadata={"help": "YAML file with prompt_template, examples, ..."})
-    taskname: str | None = field(
-        default=None, metadata={"help": "p-tuned task of the served checkpoint, whose template is taken for the prompt"}
-    )
-    use_request_prompt_embedding: bool = field(
-        default=False, metadata={"help": "requests bring the task's table instead of naming it"}
-    )
-    tokens_to_generate: int = field(default=32, metadata={RANGE: TOKENS, "help": "tokens of an answer at most"})
+    prompt: Path | None = option(None, "YAML file with prompt_template, examples, ...")
+    taskname: str | None = option(None, "p-tuned task of the served checkpoint, whose template is taken for the prompt")
+    use_request_prompt_embedding: bool = option(False, "requests bring the task's table instead of naming it")
+    tokens_to_generate: int = option(32, "tokens of an answer at most", TOKENS)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -83,12 +71,10 @@ class TextPairArguments(TaskArguments):
     """Have texts translated or summarised, and compare with references."""
 
     prompt: Path = field(kw_only=True, metadata={"help": "YAML file with prompt_template, examples, ..."})
-    reference_path: Path | None = field(
-        default=None, metadata={"help": "a reference a line; without it data-path is JSON lines"}
-    )
-    recover_bpe: bool = field(default=False, metadata={"help": "lines hold SentencePiece's pieces"})
-    max_output_len: int = field(default=128, metadata={RANGE: TOKENS, "help": "tokens of an answer at most"})
-    beam_width: int = field(default=1, metadata={RANGE: BEAMS, "help": "beams; 1 is greedy"})
+    reference_path: Path | None = option(None, "a reference a line; without it data-path is JSON lines")
+    recover_bpe: bool = option(False, "lines hold SentencePiece's pieces")
+    max_output_len: int = option(128, "tokens of an answer at most", TOKENS)
+    beam_width: int = option(1, "beams; 1 is greedy", BEAMS)
 
     @property
     def data_files(self) -> tuple[Path, ...]:
@@ -107,36 +93,23 @@ class BenchmarkArguments(ScriptArguments):
 
     endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
     output: Path = field(metadata={"help": "directory for benchmark.csv"})
-    model: str = field(default="fastertransformer", metadata={"help": "model to ask"})
-    batch_sizes: tuple[int, ...] = field(
-        default=(1, 2, 4, 8, 16, 32, 64, 128, 256), metadata={RANGE: BATCH, "help": "JSON list"}
+    model: str = option("fastertransformer", "model to ask")
+    batch_sizes: tuple[int, ...] = option((1, 2, 4, 8, 16, 32, 64, 128, 256), "JSON list", BATCH)
+    lengths: tuple[tuple[int, int], ...] = option(
+        (), "JSON list of [input, output] in tokens; the published pairs if empty", TOKENS
     )
-    lengths: tuple[tuple[int, int], ...] = field(
-        default=(),
-        metadata={RANGE: TOKENS, "help": "JSON list of [input, output] in tokens; the published pairs if empty"},
-    )
-    warmup: int = field(default=1, metadata={RANGE: UNCOUNTED, "help": "requests before each point that do not count"})
-    repeats: int = field(default=5, metadata={RANGE: REPEATS, "help": "requests a point"})
-    max_batch_size: int = field(default=256, metadata={RANGE: BATCH, "help": "larger batch sizes are left out"})
-    seed: int = field(default=0, metadata={RANGE: SEED, "help": "of the random prompts"})
-    vocab_size: int | None = field(
-        default=None, metadata={RANGE: IDS, "help": "of the random ids; by default the served model's"}
-    )
-    model_digest: str | None = field(default=None, metadata={"help": "digest of the model that must be served"})
-    model_repository: Path | None = field(
-        default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
-    )
-    timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
-    gpu_hour_price: float | None = field(
-        default=None, metadata={RANGE: PRICE, "help": "of one GPU, in any currency, for the cost of a million tokens"}
-    )
-    gpus: int | None = field(
-        default=None, metadata={RANGE: COUNT, "help": "GPUs that serve; by default what the deployment says"}
-    )
-    label: str | None = field(default=None, metadata={"help": "name of the deployment in tables and reports"})
-    endpoint_key_env: str | None = field(
-        default=None, metadata={"help": "environment variable with the bearer key of an OpenAI API"}
-    )
+    warmup: int = option(1, "requests before each point that do not count", UNCOUNTED)
+    repeats: int = option(5, "requests a point", REPEATS)
+    max_batch_size: int = option(256, "larger batch sizes are left out", BATCH)
+    seed: int = option(0, "of the random prompts", SEED)
+    vocab_size: int | None = option(None, "of the random ids; by default the served model's", IDS)
+    model_digest: str | None = option(None, "digest of the model that must be served")
+    model_repository: Path | None = option(None, "the repository that must be served; its manifest says the digest")
+    timeout_s: float = option(600.0, "limit of one request in seconds", WEEK_S)
+    gpu_hour_price: float | None = option(None, "of one GPU, in any currency, for the cost of a million tokens", PRICE)
+    gpus: int | None = option(None, "GPUs that serve; by default what the deployment says", COUNT)
+    label: str | None = option(None, "name of the deployment in tables and reports")
+    endpoint_key_env: str | None = option(None, "environment variable with the bearer key of an OpenAI API")
 
 
 @dataclass(frozen=True)
@@ -154,10 +127,8 @@ class ReportArguments(ScriptArguments):
     output: Path = field(metadata={"help": "directory for the report"})
     title: str = field(metadata={"help": "name of the model"})
     stages: Path = field(metadata={"help": "stages.json of the runner"})
-    baseline: Path | None = field(
-        default=None, metadata={"help": "results directory of an earlier run, to stand beside this one"}
-    )
-    thresholds: Path | None = field(default=None, metadata={"help": "YAML file of limits: the gate's verdict is shown"})
+    baseline: Path | None = option(None, "results directory of an earlier run, to stand beside this one")
+    thresholds: Path | None = option(None, "YAML file of limits: the gate's verdict is shown")
 
 
 @dataclass(frozen=True)
@@ -166,8 +137,8 @@ class GateArguments(ScriptArguments):
 
     results: Path = field(metadata={"help": "results directory of the run", "positional": True})
     thresholds: Path = field(metadata={"help": "YAML file of limits"})
-    baseline: Path | None = field(default=None, metadata={"help": "results directory of the run to compare with"})
-    output: Path | None = field(default=None, metadata={"help": "JSON file for the verdict and its reasons"})
+    baseline: Path | None = option(None, "results directory of the run to compare with")
+    output: Path | None = option(None, "JSON file for the verdict and its reasons")
 
 
 POINTS_NAME = "points.json"

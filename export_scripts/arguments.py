@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from handover.arguments import ScriptArguments
+from handover.arguments import ScriptArguments, option
 from handover.errors import ConfigError
 from handover.ranges import (
     BATCH,
@@ -39,47 +39,27 @@ class ConvertArguments(ScriptArguments):
 
     checkpoint: Path = field(metadata={"help": "archive, unpacked directory, or directory that holds one of them"})
     output: Path = field(metadata={"help": "directory to write into"})
-    tensor_para_size: int = field(
-        default=1, metadata={RANGE: PARALLEL, "help": "number of shards of each split tensor; Hugging Face has one"}
+    tensor_para_size: int = option(1, "number of shards of each split tensor; Hugging Face has one", PARALLEL)
+    weight_data_type: str = option("fp16", "fp32, fp16 or bf16: on disk")
+    processes: int = option(1, "parallel workers at most", PROCESSES)
+    load_checkpoints_to_cpu: bool = option(
+        True, "accepted and without effect: no GPU is used, its detour is not quicker"
     )
-    weight_data_type: str = field(default="fp16", metadata={"help": "fp32, fp16 or bf16: on disk"})
-    processes: int = field(default=1, metadata={RANGE: PROCESSES, "help": "parallel workers at most"})
-    load_checkpoints_to_cpu: bool = field(
-        default=True, metadata={"help": "accepted and without effect: no GPU is used, its detour is not quicker"}
+    allow_nonfinite: bool = option(False, "convert NaN and infinity as they are")
+    random_weights: bool | None = option(
+        None, "make weights of the shape that --checkpoint, a model_config.yaml, describes"
     )
-    allow_nonfinite: bool = field(default=False, metadata={"help": "convert NaN and infinity as they are"})
-    random_weights: bool | None = field(
-        default=None, metadata={"help": "make weights of the shape that --checkpoint, a model_config.yaml, describes"}
+    start_id: int | None = option(None, "token that begins an empty prompt; without it the checkpoint's own", TOKEN_ID)
+    end_id: int | None = option(None, "token that ends a text; without it the checkpoint's own", TOKEN_ID)
+    checkpoint_sha256: str | None = option(
+        None, "SHA-256 of the checkpoint, as export_scripts.inspect --sha256 prints it"
     )
-    start_id: int | None = field(
-        default=None,
-        metadata={RANGE: TOKEN_ID, "help": "token that begins an empty prompt; without it the checkpoint's own"},
-    )
-    end_id: int | None = field(
-        default=None, metadata={RANGE: TOKEN_ID, "help": "token that ends a text; without it the checkpoint's own"}
-    )
-    checkpoint_sha256: str | None = field(
-        default=None,
-        metadata={"help": "SHA-256 of the checkpoint, as export_scripts.inspect --sha256 prints it"},
-    )
-    hub_name: str | None = field(
-        default=None, metadata={"help": "name on huggingface.co, fetched into --checkpoint if it is not there yet"}
-    )
-    adapter: Path | None = field(
-        default=None, metadata={"help": "LoRA adapter to merge: a .nemo, a directory of NeMo 2 or of PEFT"}
-    )
-    tokenizer: Path | None = field(
-        default=None, metadata={"help": "tokenizer's directory or file, in the place of the checkpoint's own"}
-    )
-    format: str | None = field(
-        default=None, metadata={"help": "fastertransformer or huggingface: what is written; the first without it"}
-    )
-    largest_file_bytes: int | None = field(
-        default=None,
-        metadata={
-            RANGE: FILE_BYTES,
-            "help": "format huggingface: bytes of tensors in a file of weights, at most; 5 GB without it",
-        },
+    hub_name: str | None = option(None, "name on huggingface.co, fetched into --checkpoint if it is not there yet")
+    adapter: Path | None = option(None, "LoRA adapter to merge: a .nemo, a directory of NeMo 2 or of PEFT")
+    tokenizer: Path | None = option(None, "tokenizer's directory or file, in the place of the checkpoint's own")
+    format: str | None = option(None, "fastertransformer or huggingface: what is written; the first without it")
+    largest_file_bytes: int | None = option(
+        None, "format huggingface: bytes of tensors in a file of weights, at most; 5 GB without it", FILE_BYTES
     )
 
     def __post_init__(self) -> None:
@@ -101,41 +81,23 @@ class ExportArguments(ScriptArguments):
     int8_mode: int = field(metadata={RANGE: FLAG, "help": "1: weight-only int8"})
     enable_custom_all_reduce: int = field(metadata={RANGE: FLAG, "help": "1: FasterTransformer's own all-reduce"})
     max_batch_size: int = field(metadata={RANGE: BATCH, "help": "largest batch that Triton forms or accepts"})
-    max_queue_delay_us: int = field(
-        default=0, metadata={RANGE: TEN_MINUTES_US, "help": "microseconds a request may wait to fill a batch"}
+    max_queue_delay_us: int = option(0, "microseconds a request may wait to fill a batch", TEN_MINUTES_US)
+    decoupled: bool = option(False, "stream each token as it is made")
+    interactive_sessions: int = option(
+        0, "conversations at a time that keep their state in the server; 0: requests have none", SESSIONS
     )
-    decoupled: bool = field(default=False, metadata={"help": "stream each token as it is made"})
-    interactive_sessions: int = field(
-        default=0,
-        metadata={
-            RANGE: SESSIONS,
-            "help": "conversations at a time that keep their state in the server; 0: requests have none",
-        },
+    session_idle_s: float = option(60.0, "seconds without a request that end a conversation", YEAR_S)
+    request_timeout_s: float = option(
+        0.0, "seconds after which the drop-in engine gives up a request; 0: it never does", LIMIT_S
     )
-    session_idle_s: float = field(
-        default=60.0, metadata={RANGE: YEAR_S, "help": "seconds without a request that end a conversation"}
+    prefill_chunk_tokens: int | None = option(
+        None,
+        "tokens of a step in which the drop-in engine runs a part of a long prompt while other rows "
+        "decode; 0: it runs prompts whole; without it the engine chooses",
+        CHUNK,
     )
-    request_timeout_s: float = field(
-        default=0.0,
-        metadata={
-            RANGE: LIMIT_S,
-            "help": "seconds after which the drop-in engine gives up a request; 0: it never does",
-        },
-    )
-    prefill_chunk_tokens: int | None = field(
-        default=None,
-        metadata={
-            RANGE: CHUNK,
-            "help": "tokens of a step in which the drop-in engine runs a part of a long prompt while other rows "
-            "decode; 0: it runs prompts whole; without it the engine chooses",
-        },
-    )
-    tokenizer_instances: int = field(
-        default=1, metadata={RANGE: INSTANCES, "help": "processes that tokenize prompts side by side"}
-    )
-    text_deltas: bool = field(
-        default=False, metadata={"help": "the ensemble also gives OUTPUT_DELTA, the text that each answer adds"}
-    )
+    tokenizer_instances: int = option(1, "processes that tokenize prompts side by side", INSTANCES)
+    text_deltas: bool = option(False, "the ensemble also gives OUTPUT_DELTA, the text that each answer adds")
 
 
 @dataclass(frozen=True)
@@ -147,14 +109,10 @@ class ExportVllmArguments(ScriptArguments):
     repository: Path = field(metadata={"help": "where the repository will lie: model.json has absolute paths"})
     model_name: str = field(metadata={"help": "name under which Triton serves the model"})
     data_type: str = field(metadata={"help": "fp32, fp16 or bf16: of the computation"})
-    tensor_para_size: int = field(default=1, metadata={RANGE: PARALLEL, "help": "GPUs that share a layer"})
-    pipeline_para_size: int = field(default=1, metadata={RANGE: PARALLEL, "help": "groups of layers"})
-    max_model_len: int | None = field(
-        default=None, metadata={RANGE: TOKENS, "help": "tokens of prompt and answer; left out: what the model allows"}
-    )
-    max_num_seqs: int | None = field(
-        default=None, metadata={RANGE: COUNT, "help": "requests that are computed together; left out: vLLM's choice"}
-    )
-    gpu_memory_utilization: float | None = field(
-        default=None, metadata={RANGE: SHARE, "help": "share of a GPU's memory to use; left out: vLLM's choice"}
+    tensor_para_size: int = option(1, "GPUs that share a layer", PARALLEL)
+    pipeline_para_size: int = option(1, "groups of layers", PARALLEL)
+    max_model_len: int | None = option(None, "tokens of prompt and answer; left out: what the model allows", TOKENS)
+    max_num_seqs: int | None = option(None, "requests that are computed together; left out: vLLM's choice", COUNT)
+    gpu_memory_utilization: float | None = option(
+        None, "share of a GPU's memory to use; left out: vLLM's choice", SHARE
     )

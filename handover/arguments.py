@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from handover.errors import ConfigError, shortened
-from handover.ranges import RANGE, check_ranges
+from handover.ranges import RANGE, Range, check_ranges
 from handover.regular_file import is_special
 
 SECTION, IS_TEXT = "section", "is_text"
@@ -25,9 +25,9 @@ Arguments = TypeVar("Arguments", bound="ScriptArguments")
 class ScriptArguments:
     """Base of the argument dataclasses.
 
-    Field types may be str, int, float, bool, Path, ``X | None`` of those, and ``tuple[...]`` (any
-    nesting of JSON values). ``field(metadata={"help": ...})`` documents a flag with its unit;
-    ``metadata={"positional": True}`` makes it an argument without a flag.
+    Field types may be str, int, float, bool, Path, ``X | None`` of those, and ``tuple[...]`` (any nesting of JSON
+    values). ``option(...)``, or ``field(metadata={"help": ...})`` of one that must be given, documents a flag with its
+    unit; ``metadata={"positional": True}`` makes it an argument without a flag.
     """
 
     def to_argv(self) -> tuple[str, ...]:
@@ -67,6 +67,19 @@ class ScriptArguments:
                 parser.error(f"argument {_flag(field)}: {shortened(str(getattr(given, field.name)))} has another form")
         check_ranges(given)
         return given
+
+
+def option(default: Any, help: str, allowed: Range | None = None, **metadata: Any) -> Any:
+    """Declare a dataclass field that is an argument with a default.
+
+    Args:
+        default: of the argument.
+        help: what it means, with its unit.
+        allowed: numbers that are legal, of an argument that is one or holds some.
+        metadata: more of it.
+    """
+    metadata |= {"help": help} | ({} if allowed is None else {RANGE: allowed})
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def same(arguments: type[ScriptArguments], name: str, **changed: Any) -> Any:

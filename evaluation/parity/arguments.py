@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 
-from handover.arguments import IS_TEXT, SECTION, ScriptArguments
+from handover.arguments import ScriptArguments, option
 from handover.errors import ConfigError, nearest
 from handover.ranges import (
     BATCH,
@@ -15,7 +15,6 @@ from handover.ranges import (
     NATS,
     PASSAGE_TOKENS,
     PASSAGES,
-    RANGE,
     SCALE_ERROR,
     SHARE,
     TOKENS,
@@ -51,52 +50,31 @@ class ParityArguments(ScriptArguments):
     endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
     output: Path = field(metadata={"help": "directory for metrics.json, summary.json, prompts.csv and positions.csv"})
     checkpoint: Path = field(metadata={"help": "what was converted: the source of the served model"})
-    adapter: Path | None = field(default=None, metadata={"help": "LoRA adapter that was merged into it"})
-    checkpoint_tokenizer: Path | None = field(default=None, metadata={"help": "tokenizer in the place of its own"})
-    prompts: tuple[str, ...] = field(default=(), metadata={IS_TEXT: True, "help": "JSON list of texts"})
-    data_path: Path | None = field(
-        default=None, metadata={"help": 'more prompts: JSON lines with "text", "prompt" or "input_ids"'}
+    adapter: Path | None = option(None, "LoRA adapter that was merged into it")
+    checkpoint_tokenizer: Path | None = option(None, "tokenizer in the place of its own")
+    prompts: tuple[str, ...] = option((), "JSON list of texts", is_text=True)
+    data_path: Path | None = option(None, 'more prompts: JSON lines with "text", "prompt" or "input_ids"')
+    samples: int | None = option(None, "prompts to take, from the first on; all by default", COUNT)
+    output_length: int = option(32, "tokens to generate for each prompt", TOKENS)
+    reference: str = option(AUTO, "auto, huggingface or engine: what computes the source")
+    precision: str | None = option(
+        None, "fp32, fp16, bf16 or int8, for a server that does not say it: whose limits count"
     )
-    samples: int | None = field(
-        default=None, metadata={RANGE: COUNT, "help": "prompts to take, from the first on; all by default"}
+    passages: int = option(48, "made-up passages to average over, 16 or more; 0: none", PASSAGES)
+    max_passages: int = option(512, "most passages, where fewer cannot show an error of scale_error", PASSAGES)
+    longest_passage: int = option(
+        2048, "tokens of those that visit every position, as far as the model goes", PASSAGE_TOKENS
     )
-    output_length: int = field(default=32, metadata={RANGE: TOKENS, "help": "tokens to generate for each prompt"})
-    reference: str = field(default=AUTO, metadata={"help": "auto, huggingface or engine: what computes the source"})
-    precision: str | None = field(
-        default=None,
-        metadata={"help": "fp32, fp16, bf16 or int8, for a server that does not say it: whose limits count"},
+    scale_error: float = option(0.02, "error of a norm's scale that has to be seen", SCALE_ERROR)
+    limits: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = option(
+        (), "JSON list of [precision, [[limit, number], ...]]", section=dict[str, ParityLimits]
     )
-    passages: int = field(
-        default=48, metadata={RANGE: PASSAGES, "help": "made-up passages to average over, 16 or more; 0: none"}
-    )
-    max_passages: int = field(
-        default=512,
-        metadata={
-            RANGE: PASSAGES,
-            "help": "most passages, where fewer cannot show an error of scale_error",
-        },
-    )
-    longest_passage: int = field(
-        default=2048,
-        metadata={RANGE: PASSAGE_TOKENS, "help": "tokens of those that visit every position, as far as the model goes"},
-    )
-    scale_error: float = field(
-        default=0.02, metadata={RANGE: SCALE_ERROR, "help": "error of a norm's scale that has to be seen"}
-    )
-    limits: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = field(
-        default=(),
-        metadata={SECTION: dict[str, ParityLimits], "help": "JSON list of [precision, [[limit, number], ...]]"},
-    )
-    batch_size: int = field(default=16, metadata={RANGE: BATCH, "help": "prompts a request"})
-    model: str = field(default="fastertransformer", metadata={"help": "model to ask; it must take token ids"})
-    tokenizer: Path | None = field(default=None, metadata={"help": "tokenizer files, if not beside the shards"})
-    model_repository: Path | None = field(
-        default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
-    )
-    timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
-    endpoint_key_env: str | None = field(
-        default=None, metadata={"help": "environment variable with the bearer key of an OpenAI API"}
-    )
+    batch_size: int = option(16, "prompts a request", BATCH)
+    model: str = option("fastertransformer", "model to ask; it must take token ids")
+    tokenizer: Path | None = option(None, "tokenizer files, if not beside the shards")
+    model_repository: Path | None = option(None, "the repository that must be served; its manifest says the digest")
+    timeout_s: float = option(600.0, "limit of one request in seconds", WEEK_S)
+    endpoint_key_env: str | None = option(None, "environment variable with the bearer key of an OpenAI API")
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from evaluation.speed.figures import LATENCIES
 from evaluation.speed.slo_verdict import fewest_requests
 from evaluation.speed.workload import WORKLOAD_HINT, Workload
-from handover.arguments import ScriptArguments
+from handover.arguments import ScriptArguments, option
 from handover.errors import ConfigError, nearest
 from handover.ranges import (
     COUNT,
@@ -20,7 +20,6 @@ from handover.ranges import (
     PERCENTILE,
     PRECISION,
     PRICE,
-    RANGE,
     RATE,
     RELATIVE,
     REPEATS,
@@ -41,122 +40,62 @@ class LoadArguments(ScriptArguments):
 
     endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
     output: Path = field(metadata={"help": "directory for load.csv, summary.json and a directory a point"})
-    model: str = field(
-        default="fastertransformer",
-        metadata={"help": "model to ask; takes token ids, or text"},
+    model: str = option("fastertransformer", "model to ask; takes token ids, or text")
+    lengths: tuple[str, ...] = option(
+        (), f"JSON list of workloads; {WORKLOAD_HINT}; 60/20 (or what the model holds) if empty"
     )
-    lengths: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": f"JSON list of workloads; {WORKLOAD_HINT}; 60/20 (or what the model holds) if empty"},
+    prompt_file: Path | None = option(
+        None, "JSON lines with ids, texts or ShareGPT conversations; takes the place of lengths"
     )
-    prompt_file: Path | None = field(
-        default=None,
-        metadata={"help": "JSON lines with ids, texts or ShareGPT conversations; takes the place of lengths"},
+    trace: Path | None = option(None, "Mooncake's JSON lines: the one point is its replay, without lengths and loads")
+    trace_speed: float = option(1.0, "of the trace's time; 2: requests come twice as fast as recorded", SPEED)
+    trace_block_size: int = option(512, "tokens of a block that a hash id stands for", TOKENS)
+    think_s: float = option(0.0, "mean seconds between turns of a conversation, exponential", DAY_S)
+    concurrencies: tuple[int, ...] = option((), "JSON list: closed loop, requests always in flight", IN_FLIGHT)
+    request_rates: tuple[float, ...] = option(
+        (), "JSON list: open loop, requests per second whatever the server does", RATE
     )
-    trace: Path | None = field(
-        default=None,
-        metadata={"help": "Mooncake's JSON lines: the one point is its replay, without lengths and loads"},
+    arrival: str = option("poisson", f"of the open loop: {' or '.join(ARRIVALS)}")
+    ramp_s: float = option(0.0, "seconds in which the load grows linearly to its level", DAY_S)
+    streaming: bool | None = option(None, "whether answers must be streamed; by default what the model does")
+    warmup: int = option(0, "answers that do not count; 0: as many as are in flight, twice", UNCOUNTED)
+    requests: int = option(0, "answers a repeat; 0: 20, or four times those in flight", UNCOUNTED)
+    repeat_s: float = option(
+        10.0, "open loop without a number of requests: seconds that a repeat takes, at most 200 answers long", DAY_S
     )
-    trace_speed: float = field(
-        default=1.0, metadata={RANGE: SPEED, "help": "of the trace's time; 2: requests come twice as fast as recorded"}
+    min_repeats: int = option(3, "repeats before a point may end early", REPEATS)
+    repeats: int = option(10, "repeats at most", REPEATS)
+    stable_within: float = option(
+        0.05, "a point ends when the 95% intervals of throughput and latency are this narrow, relative", RELATIVE
     )
-    trace_block_size: int = field(
-        default=512, metadata={RANGE: TOKENS, "help": "tokens of a block that a hash id stands for"}
+    cancel_share: float = option(0.0, "share of requests whose client hangs up; of streams only", MOST_SHARE)
+    cancel_after: int = option(4, "tokens of the answer after which it hangs up", TOKENS)
+    samples: int = option(
+        0, "different requests, sent again and again; 0: all are different, 8192 of a search", UNCOUNTED
     )
-    think_s: float = field(
-        default=0.0, metadata={RANGE: DAY_S, "help": "mean seconds between turns of a conversation, exponential"}
+    remark: str = option("", "stands in every row and in the report")
+    search_percentile: float | None = option(
+        None, "search for the highest rate at which it keeps every SLO", PERCENTILE
     )
-    concurrencies: tuple[int, ...] = field(
-        default=(), metadata={RANGE: IN_FLIGHT, "help": "JSON list: closed loop, requests always in flight"}
+    search_low: float = option(2.0, "lowest rate of the search, requests/s", RATE)
+    search_high: float = option(1024.0, "highest rate of the search, requests/s", RATE)
+    search_precision: float = option(0.05, "distance of the rates that hold and do not, relative", PRECISION)
+    search_duration_s: float = option(60.0, "seconds of measuring before a rate holds", WEEK_S)
+    search_max_duration_s: float = option(600.0, "seconds after which a rate stays undecided", WEEK_S)
+    max_in_flight: int = option(1024, "open loop: more wait in the client", IN_FLIGHT)
+    max_point_s: float = option(300.0, "seconds after which a point ends in any case", WEEK_S)
+    slos: tuple[tuple[str, float], ...] = option(
+        (), 'JSON list of [name, ms]: "ttft", "tpot", "e2e" of a request that is good', DAY_MS
     )
-    request_rates: tuple[float, ...] = field(
-        default=(), metadata={RANGE: RATE, "help": "JSON list: open loop, requests per second whatever the server does"}
-    )
-    arrival: str = field(default="poisson", metadata={"help": f"of the open loop: {' or '.join(ARRIVALS)}"})
-    ramp_s: float = field(
-        default=0.0, metadata={RANGE: DAY_S, "help": "seconds in which the load grows linearly to its level"}
-    )
-    streaming: bool | None = field(
-        default=None, metadata={"help": "whether answers must be streamed; by default what the model does"}
-    )
-    warmup: int = field(
-        default=0, metadata={RANGE: UNCOUNTED, "help": "answers that do not count; 0: as many as are in flight, twice"}
-    )
-    requests: int = field(
-        default=0, metadata={RANGE: UNCOUNTED, "help": "answers a repeat; 0: 20, or four times those in flight"}
-    )
-    repeat_s: float = field(
-        default=10.0,
-        metadata={
-            RANGE: DAY_S,
-            "help": "open loop without a number of requests: seconds that a repeat takes, at most 200 answers long",
-        },
-    )
-    min_repeats: int = field(default=3, metadata={RANGE: REPEATS, "help": "repeats before a point may end early"})
-    repeats: int = field(default=10, metadata={RANGE: REPEATS, "help": "repeats at most"})
-    stable_within: float = field(
-        default=0.05,
-        metadata={
-            RANGE: RELATIVE,
-            "help": "a point ends when the 95% intervals of throughput and latency are this narrow, relative",
-        },
-    )
-    cancel_share: float = field(
-        default=0.0, metadata={RANGE: MOST_SHARE, "help": "share of requests whose client hangs up; of streams only"}
-    )
-    cancel_after: int = field(
-        default=4, metadata={RANGE: TOKENS, "help": "tokens of the answer after which it hangs up"}
-    )
-    samples: int = field(
-        default=0,
-        metadata={
-            RANGE: UNCOUNTED,
-            "help": "different requests, sent again and again; 0: all are different, 8192 of a search",
-        },
-    )
-    remark: str = field(default="", metadata={"help": "stands in every row and in the report"})
-    search_percentile: float | None = field(
-        default=None,
-        metadata={RANGE: PERCENTILE, "help": "search for the highest rate at which it keeps every SLO"},
-    )
-    search_low: float = field(default=2.0, metadata={RANGE: RATE, "help": "lowest rate of the search, requests/s"})
-    search_high: float = field(default=1024.0, metadata={RANGE: RATE, "help": "highest rate of the search, requests/s"})
-    search_precision: float = field(
-        default=0.05, metadata={RANGE: PRECISION, "help": "distance of the rates that hold and do not, relative"}
-    )
-    search_duration_s: float = field(
-        default=60.0, metadata={RANGE: WEEK_S, "help": "seconds of measuring before a rate holds"}
-    )
-    search_max_duration_s: float = field(
-        default=600.0, metadata={RANGE: WEEK_S, "help": "seconds after which a rate stays undecided"}
-    )
-    max_in_flight: int = field(default=1024, metadata={RANGE: IN_FLIGHT, "help": "open loop: more wait in the client"})
-    max_point_s: float = field(
-        default=300.0, metadata={RANGE: WEEK_S, "help": "seconds after which a point ends in any case"}
-    )
-    slos: tuple[tuple[str, float], ...] = field(
-        default=(),
-        metadata={RANGE: DAY_MS, "help": 'JSON list of [name, ms]: "ttft", "tpot", "e2e" of a request that is good'},
-    )
-    seed: int = field(default=0, metadata={RANGE: SEED, "help": "of prompts, lengths and arrivals"})
-    vocab_size: int | None = field(
-        default=None, metadata={RANGE: IDS, "help": "of the random ids; by default the served model's"}
-    )
-    model_digest: str | None = field(default=None, metadata={"help": "digest of the model that must be served"})
-    model_repository: Path | None = field(
-        default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
-    )
-    timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
-    gpu_hour_price: float | None = field(
-        default=None, metadata={RANGE: PRICE, "help": "of one GPU, in any currency, for the cost of a million tokens"}
-    )
-    gpus: int | None = field(
-        default=None, metadata={RANGE: COUNT, "help": "GPUs that serve; by default what the deployment says"}
-    )
-    label: str | None = field(default=None, metadata={"help": "name of the deployment in tables and reports"})
-    endpoint_key_env: str | None = field(
-        default=None, metadata={"help": "environment variable with the bearer key of an OpenAI API"}
-    )
+    seed: int = option(0, "of prompts, lengths and arrivals", SEED)
+    vocab_size: int | None = option(None, "of the random ids; by default the served model's", IDS)
+    model_digest: str | None = option(None, "digest of the model that must be served")
+    model_repository: Path | None = option(None, "the repository that must be served; its manifest says the digest")
+    timeout_s: float = option(600.0, "limit of one request in seconds", WEEK_S)
+    gpu_hour_price: float | None = option(None, "of one GPU, in any currency, for the cost of a million tokens", PRICE)
+    gpus: int | None = option(None, "GPUs that serve; by default what the deployment says", COUNT)
+    label: str | None = option(None, "name of the deployment in tables and reports")
+    endpoint_key_env: str | None = option(None, "environment variable with the bearer key of an OpenAI API")
 
 
 def check_arguments(arguments: LoadArguments) -> None:
