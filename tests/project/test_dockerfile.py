@@ -27,7 +27,7 @@ def test_hadolint_finds_nothing(recipe: Path) -> None:
 
 def test_what_it_copies_is_there_and_not_ignored() -> None:
     sources = re.findall(r"^COPY (\S+) \S+$", DOCKERFILE.read_text(), re.MULTILINE)
-    assert sources == ["requirements-gpu.lock", "backends/fastertransformer", "ft_format"]
+    assert sources == ["requirements.lock", "requirements-gpu.lock", "backends/fastertransformer", "ft_format"]
     assert (PROJECT / "backends" / "fastertransformer" / "model.py").is_file()
     ignored = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()
     assert [line[1:] for line in ignored if line.startswith("!")] == sources
@@ -42,9 +42,8 @@ def test_fasterTransformers_recipe_puts_its_parts_where_the_launcher_looks_for_t
 
 def test_its_triton_is_the_one_of_the_lock_file() -> None:
     """Triton's release notes: container 24.10 is server 2.51.0, as is nvidia-pytriton 0.7.0."""
-    for name in ("requirements.lock", "requirements-gpu.lock"):
-        lock = (PROJECT / name).read_text()
-        assert "nvidia-pytriton==0.7.0 " in lock and "tritonclient[grpc, http]==2.51.0 " in lock
+    lock = (PROJECT / "requirements.lock").read_text()
+    assert "nvidia-pytriton==0.7.0 " in lock and "tritonclient[grpc, http]==2.51.0 " in lock
     assert re.findall(r"^FROM (\S+)$", DOCKERFILE.read_text(), re.MULTILINE) == [
         "nvcr.io/nvidia/tritonserver:24.10-py3"
     ]
