@@ -15,7 +15,7 @@ _TIMEOUT_S = 5
 
 
 def describe_versions(url: str, has_torch: bool) -> str:
-    """Name the programs behind a server: ``slipway 0.2.0, python 3.11.2, torch 2.13.0, triton 2.51.0``.
+    """Name the programs behind a server: ``slipway 0.3.0, python 3.11.2, torch 2.13.0, triton 2.51.0``.
 
     Args:
         url: ``host:port`` of gRPC; the server itself says which Triton it is.

@@ -6,7 +6,7 @@ import hashlib
 import subprocess
 from pathlib import Path
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 """Version of the project; the wheel takes it from here."""
 CODE = "code"
 """Key of ``made_by``: digest of the sources, which tells edits apart that a commit does not know."""
