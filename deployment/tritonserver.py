@@ -20,7 +20,8 @@ from handover.errors import ServerError, nearest
 
 SLIPWAY, FASTERTRANSFORMER = "slipway", "fastertransformer"
 _PROJECT = Path(__file__).resolve().parent.parent
-_ENGINE_SOURCE, _FORMAT_SOURCE = _PROJECT / "backends" / "fastertransformer", _PROJECT / "ft_format"
+_ENGINE_SOURCE = _PROJECT / "backends" / "fastertransformer"
+_FACTS = tuple(_PROJECT / name for name in ("models", "ft_format"))  # that the engine imports
 _CONTAINER_BINARY = Path("/opt/tritonserver/bin/tritonserver")
 _STUB = "triton_python_backend_stub"
 _LOADER_FAILED = 127
@@ -148,7 +149,7 @@ def _missing_libraries(stub: Path, environment: Mapping[str, str]) -> str:
 
 
 def assemble_backends(installation: Installation, directory: Path, engine_source: Path = _ENGINE_SOURCE) -> Path | None:
-    """Lay out a backend directory with the Python backend, our engine and the package ``ft_format`` that it imports.
+    """Lay out a backend directory with the Python backend, our engine and the packages that it imports.
 
     Args:
         installation: where the parts come from.
@@ -172,7 +173,7 @@ def assemble_backends(installation: Installation, directory: Path, engine_source
         installation.python_backend / "triton_python_backend_utils.py"
     )
     (python / _STUB).symlink_to(installation.stub)
-    for source, name in ((engine_source, FASTERTRANSFORMER), (_FORMAT_SOURCE, _FORMAT_SOURCE.name)):
+    for source, name in ((engine_source, FASTERTRANSFORMER), *((source, source.name) for source in _FACTS)):
         shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     return root
 

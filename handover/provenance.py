@@ -13,7 +13,7 @@ CODE = "code"
 _ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = "slipway" if (_ROOT / "cli.py").is_file() else "python main.py"
 """What its users type: the console command where the package is installed."""
-_PACKAGES = ("ft_format", "handover", "launcher", "export_scripts", "deployment", "evaluation", "backends")
+_PACKAGES = ("models", "ft_format", "handover", "launcher", "export_scripts", "deployment", "evaluation", "backends")
 
 
 def read_commit() -> str:

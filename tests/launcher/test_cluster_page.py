@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-OURS = {"ft_format", "handover", "launcher", "export_scripts", "deployment", "evaluation"}
+OURS = {"models", "ft_format", "handover", "launcher", "export_scripts", "deployment", "evaluation"}
 PROGRAMS = {
     "convert": ["export_scripts.convert"],
     "export": ["export_scripts.export"],

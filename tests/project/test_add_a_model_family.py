@@ -29,7 +29,7 @@ def blocks(kind: str) -> list[tuple[str, list[str]]]:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources with the text's changes."""
     root = tmp_path_factory.mktemp("sources")
-    for package in ("export_scripts", "ft_format", "handover"):
+    for package in ("export_scripts", "ft_format", "handover", "models"):
         shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
     for path, lines in blocks("python"):
         assert not (root / path).exists(), "the text adds a file"

@@ -27,7 +27,13 @@ def test_hadolint_finds_nothing(recipe: Path) -> None:
 
 def test_what_it_copies_is_there_and_not_ignored() -> None:
     sources = re.findall(r"^COPY (\S+) \S+$", DOCKERFILE.read_text(), re.MULTILINE)
-    assert sources == ["requirements.lock", "requirements-gpu.lock", "backends/fastertransformer", "ft_format"]
+    assert sources == [
+        "requirements.lock",
+        "requirements-gpu.lock",
+        "backends/fastertransformer",
+        "models",
+        "ft_format",
+    ]
     assert (PROJECT / "backends" / "fastertransformer" / "model.py").is_file()
     ignored = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()
     assert [line[1:] for line in ignored if line.startswith("!")] == sources

@@ -11,41 +11,74 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 STDLIB = set(sys.stdlib_module_names)
-OURS = {"ft_format", "handover", "launcher", "export_scripts", "deployment", "evaluation"}
+OURS = {"models", "ft_format", "handover", "launcher", "export_scripts", "deployment", "evaluation"}
 
 ALLOWED = {
-    "ft_format": {"ft_format"},
-    "handover": {"ft_format", "handover", "isal"},
+    "models": {"models"},
+    "ft_format": {"models", "ft_format"},
+    "handover": {"models", "ft_format", "handover", "isal"},
     "launcher": {
-        *("ft_format", "handover", "launcher", "export_scripts", "deployment", "evaluation"),
+        *("models", "ft_format", "handover", "launcher", "export_scripts", "deployment", "evaluation"),
         *("hydra", "omegaconf", "submitit"),
     },
     "export_scripts": {
-        *("ft_format", "handover", "export_scripts", "numpy", "torch", "yaml", "tokenizers", "sentencepiece"),
+        *("models", "ft_format", "handover", "export_scripts", "numpy", "torch", "yaml", "tokenizers", "sentencepiece"),
         *("tritonclient", "google", "triton_python_backend_utils"),
     },
     "deployment": {
-        *("ft_format", "handover", "deployment", "export_scripts", "backends", "numpy", "tritonclient", "google"),
+        *(
+            "models",
+            "ft_format",
+            "handover",
+            "deployment",
+            "export_scripts",
+            "backends",
+            "numpy",
+            "tritonclient",
+            "google",
+        ),
     },
     "deployment/openai": {
-        *("ft_format", "handover", "deployment", "export_scripts", "backends", "numpy", "tritonclient"),
+        *("models", "ft_format", "handover", "deployment", "export_scripts", "backends", "numpy", "tritonclient"),
         *("aiohttp", "brotli", "grpc", "jinja2", "tokenizers"),
     },
     "deployment/guard": {"handover", "deployment", "tritonclient", "google"},  # before strangers: little code of others
     "evaluation": {
-        *("ft_format", "handover", "evaluation", "numpy", "pandas", "matplotlib", "rich", "tritonclient", "tokenizers"),
+        *(
+            "models",
+            "ft_format",
+            "handover",
+            "evaluation",
+            "numpy",
+            "pandas",
+            "matplotlib",
+            "rich",
+            "tritonclient",
+            "tokenizers",
+        ),
         *("sentencepiece", "grpc", "yaml", "sacrebleu", "lm_eval", "pynvml", "psutil"),
         *("jinja2", "aiohttp"),
     },
     "evaluation/client": {
-        *("ft_format", "handover", "evaluation", "numpy", "tritonclient", "tokenizers", "sentencepiece", "grpc"),
+        *(
+            "models",
+            "ft_format",
+            "handover",
+            "evaluation",
+            "numpy",
+            "tritonclient",
+            "tokenizers",
+            "sentencepiece",
+            "grpc",
+        ),
         "export_scripts",  # the exported repository's own tokenizer, so that a text has one division into tokens
     },
     "evaluation/parity": {
-        *("ft_format", "handover", "evaluation", "export_scripts", "backends"),
+        *("models", "ft_format", "handover", "evaluation", "export_scripts", "backends"),
         *("numpy", "torch", "transformers", "yaml"),
     },
     "backends/fastertransformer": {
+        "models",
         "ft_format",
         "numpy",
         "torch",

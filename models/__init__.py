@@ -1,0 +1,64 @@
+"""What a model is, stated once: its blocks, its tensors, and ``config.json`` in both directions.
+
+The tensors of a decoder are those that transformers saves, and ``config.json`` is its description. Everything that
+converts, exports, serves or measures such a model asks this package, the engine inside Triton's stub included; an
+exported model carries its copy. It therefore needs the standard library only and imports no other package.
+
+    architecture = models.find(config["model_type"])
+    decoder = architecture.read(config)      # sizes, blocks, layers; architecture.write(decoder) is the inverse
+    decoder.tensors()                        # name -> axes, shape, tensor-parallel axis
+    decoder.layer_tensors(3)["query"]        # "model.layers.3.self_attn.q_proj"
+
+A new family is a file in ``architectures/`` of the blocks that it has, the names that differ and the keys of its
+``config.json``, and a line in ``ARCHITECTURES``. Only what no block computes yet goes elsewhere: a field of a block in
+``blocks/``, with the keys that say it beside it. See docs/add_a_model_family.md.
+"""
+
+from __future__ import annotations
+
+from models.architecture import Architecture
+from models.architectures.gemma import GEMMA
+from models.architectures.gemma2 import GEMMA2
+from models.architectures.llama import LLAMA
+from models.architectures.mistral import MISTRAL
+from models.architectures.mixtral import MIXTRAL
+from models.architectures.nemotron import NEMOTRON
+from models.architectures.qwen2 import QWEN2
+from models.architectures.qwen3 import QWEN3
+from models.architectures.starcoder2 import STARCODER2
+from models.decoder import Decoder
+from models.errors import ModelError
+
+__all__ = ["ARCHITECTURES", "Architecture", "Decoder", "ModelError", "expressing", "find"]
+
+ARCHITECTURES: tuple[Architecture, ...] = (
+    *(LLAMA, MISTRAL, QWEN2, QWEN3, NEMOTRON, STARCODER2, GEMMA, GEMMA2, MIXTRAL),
+)
+"""The first that can express a model is taken: Llama before Mistral, whose only difference is the window."""
+
+
+def find(model_type: object) -> Architecture:
+    """Find an architecture by transformers' name of it.
+
+    Raises:
+        ModelError: there is none; with the names that there are.
+    """
+    for each in ARCHITECTURES:
+        if each.model_type == model_type:
+            return each
+    legal = ", ".join(each.model_type for each in ARCHITECTURES)
+    raise ModelError(f"config.json: model_type is {model_type!r}", f"known are {legal}")
+
+
+def expressing(decoder: Decoder) -> Architecture:
+    """Choose the architecture for a model whose source names none.
+
+    Raises:
+        ModelError: none has all of it; what is in the way of each.
+    """
+    reasons = []
+    for each in ARCHITECTURES:
+        if not (lacks := each.lacks(decoder)):
+            return each
+        reasons += [f"{each.class_name}: {lack}" for lack in lacks]
+    raise ModelError("no architecture of transformers can express this checkpoint\n  " + "\n  ".join(reasons))

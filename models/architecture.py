@@ -1,0 +1,150 @@
+"""What one architecture of transformers is: which blocks, which names, which keys of ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any
+
+from models.blocks.attention import Attention
+from models.blocks.feed_forward import FeedForward
+from models.blocks.norms import Norms
+from models.blocks.windows import FULL, SLIDING
+from models.config_json import ConfigJson, shown
+from models.decoder import NAMES, Decoder
+from models.errors import ModelError
+from models.keys import Keys
+
+STORAGE = "norms.is_zero_centred"
+"""The field that says how numbers are stored and not what they mean: whoever writes a model may change it."""
+_ONE_SIDED = "a token sees those before it alone"
+LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "is_causal": ((True,), _ONE_SIDED),
+    "use_bidirectional_attention": ((False, None), _ONE_SIDED),
+    "per_layer_config": ((None, {}), "its layers are alike"),
+    "attention_chunk_size": ((None,), "a token sees all before it"),
+    "kv_sharing_modes": ((None,), "each layer has keys and values of its own"),
+}
+"""Keys that transformers' common code reads of any configuration: the values that are followed, and what there is
+instead. Read by ``masking_utils.py``, ``cache_utils.py``, ``integrations/heterogeneity``."""
+_OF_A_DECODER = {"is_encoder_decoder": ((False, None), "it is a decoder alone")}
+
+
+def _defaults() -> dict[str, Any]:
+    """List the fields that a description has unless it says otherwise."""
+    blocks: dict[str, type] = {"": Decoder, "attention.": Attention, "feed_forward.": FeedForward, "norms.": Norms}
+    named = {f"{block}{each.name}": each.default for block, kind in blocks.items() for each in fields(kind)}
+    return {name: value for name, value in named.items() if value is not MISSING and name != "model_type"}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture of transformers, read and written.
+
+    Attributes:
+        model_type: transformers' name of it.
+        class_name: of the class that generates.
+        keys: of ``config.json``, in the order in which they are written.
+        has: fields of the description that no key says, where they are not a ``Decoder``'s defaults.
+        names: of tensors by role, where they are not Llama's.
+        defaults: of ``config.json``: what the class in transformers takes for a key that is not there.
+        aliases: keys that transformers takes for another, which they go before.
+    """
+
+    model_type: str
+    class_name: str
+    keys: tuple[Keys, ...]
+    has: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, config: Mapping[str, Any]) -> Decoder:
+        """Read what ``config.json`` describes.
+
+        Raises:
+            ModelError: a value that no model can have, or that this architecture's description has no field for.
+        """
+        if found := self.problems(config):
+            raise ModelError(f"{self.model_type} is read without\n  " + "\n  ".join(found), "see config.json")
+        given = self.completed(config)
+        said = {name: value for keys in self.keys for name, value in keys.read(given).items()}
+        return Decoder.of({**self.has, **said}, model_type=self.model_type, names=self._all_names)
+
+    def write(self, decoder: Decoder) -> dict[str, Any]:
+        """Write a description as ``config.json`` has it: the architecture's own keys.
+
+        Raises:
+            ModelError: the architecture lacks something of it; see ``lacks``.
+        """
+        if found := self.lacks(decoder):
+            raise ModelError(f"{self.class_name} cannot express this model\n  " + "\n  ".join(found))
+        said = decoder.fields()
+        return {key: value for keys in self.keys for key, value in keys.write(said).items()}
+
+    def problems(self, config: Mapping[str, Any]) -> list[str]:
+        """List the keys that no description here has a field for, ``key: value  (reason)`` a line each."""
+        given = self.completed(config)
+        found = beyond(_OF_A_DECODER, config) + attention_problems(config, "layers.window" in self._said)
+        return found + [problem for keys in self.keys for problem in keys.problems(given)]
+
+    def lacks(self, decoder: Decoder) -> list[str]:
+        """List what of a model this architecture has not, ``field: value  (reason)`` a line each."""
+        said, has = decoder.fields(), {**_defaults(), "layers.window": (0,) * decoder.num_layer, **self.has}
+        fixed = has.keys() & said.keys() - {*self._said, STORAGE}
+        found = [
+            f"{name}: {shown(said[name])}  ({self.model_type} has {shown(has[name])})"
+            for name in sorted(fixed)
+            if said[name] != has[name]
+        ]
+        if decoder.model_type not in ("", self.model_type):
+            found.append(f"model_type: {decoder.model_type}  (it is {self.model_type})")
+        return found + [lack for keys in self.keys for lack in keys.lacks(said)]
+
+    def named(self, decoder: Decoder) -> Decoder:
+        """Return the model as this architecture saves it: with its names, and norms stored as it stores them."""
+        norms = replace(decoder.norms, is_zero_centred=self.has.get(STORAGE, False))
+        return replace(decoder, norms=norms, model_type=self.model_type, names=self._all_names)
+
+    def completed(self, config: Mapping[str, Any]) -> ConfigJson:
+        """Call keys by the names that the class has for them, and add its defaults."""
+        given = {key: value for key, value in config.items() if key not in self.aliases}
+        others = {self.aliases[key]: config[key] for key in self.aliases if config.get(key) is not None}
+        return ConfigJson({**self.defaults, **given, **others})
+
+    @property
+    def _said(self) -> set[str]:
+        return {name for keys in self.keys for name in keys.says}
+
+    @property
+    def _all_names(self) -> Mapping[str, str]:
+        return {**NAMES, **self.names}
+
+
+def attention_problems(config: Mapping[str, Any], has_windows: bool) -> list[str]:
+    """List what transformers' common code reads of any configuration and no model here has, one line each.
+
+    Args:
+        config: the configuration.
+        has_windows: whether the class has layers that see a window; the cache of another is cut by one even so.
+    """
+    reason = "transformers' own model of this type has no such layers"
+    said = config.get("layer_types") or []
+    if not isinstance(said, (list, tuple)):
+        raise ModelError(f"config.json: layer_types is {shown(said)}, not a list")
+    kinds = {str(kind) for kind in said} - {FULL, "attention", *([SLIDING] if has_windows else [])}
+    found = beyond(LIMITS, config)
+    if kinds:
+        found.append(f"layer_types: {', '.join(map(shown, sorted(kinds)))}  ({reason})")
+    if not has_windows and config.get("sliding_window") is not None:
+        found.append(f"sliding_window: {shown(config['sliding_window'])}  ({reason})")
+    return found
+
+
+def beyond(limits: Mapping[str, tuple[Iterable[Any], str]], config: Mapping[str, Any]) -> list[str]:
+    """List the keys whose value is none of those that are followed, one line each."""
+    return [
+        f"{key}: {shown(config[key])}  ({reason})"
+        for key, (legal, reason) in limits.items()
+        if key in config and config[key] not in legal
+    ]

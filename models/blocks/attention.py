@@ -1,0 +1,153 @@
+"""Attention with grouped queries: several heads of queries share one head of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from models.config_json import ConfigJson
+from models.errors import ModelError
+from models.keys import Fields, Keys
+from models.tensor import Axis, Tensor
+
+NO_NORM, BY_HEAD, WHOLE = "", "head", "projection"
+"""How queries and keys are normalised before they are rotated: not, each head by itself, or all heads together."""
+NAMES = {
+    **{"query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj"},
+    **{"attention_output": "self_attn.o_proj", "query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"},
+}
+_QUERY = ("kv_head_num", "heads_per_group", "size_per_head")
+_KEY = ("kv_head_num", "size_per_head")
+_NORMS: Mapping[str, tuple[Axis, Axis]] = {BY_HEAD: ("size_per_head", "size_per_head"), WHOLE: (_QUERY, _KEY)}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One kind of attention; heads of a group follow one another.
+
+    Attributes:
+        head_num, kv_head_num: heads of the queries, and of the keys and values; the second divides the first.
+        size_per_head: width of each; heads times width need not be the width of the model.
+        has_qkv_bias, has_output_bias: biases of the inputs, and of the output.
+        qk_norm: NO_NORM, BY_HEAD or WHOLE.
+        scalar: scores are divided by its root; 0: by that of size_per_head.
+        softcap: c of c * tanh(score / c); 0: there is none.
+    """
+
+    head_num: int
+    kv_head_num: int
+    size_per_head: int
+    has_qkv_bias: bool = False
+    has_output_bias: bool = False
+    qk_norm: str = NO_NORM
+    scalar: float = 0.0
+    softcap: float = 0.0
+
+    @property
+    def heads_per_group(self) -> int:
+        """Heads that share one key and value."""
+        return self.head_num // self.kv_head_num
+
+    def norms(self) -> dict[str, Tensor]:
+        """List the weights of the norms of queries and keys, by role."""
+        if not self.qk_norm:
+            return {}
+        cut = 0 if self.qk_norm == WHOLE else None
+        axes = zip(("query_norm", "key_norm"), _NORMS[self.qk_norm], strict=True)
+        return {f"{role}.weight": Tensor((each,), cut) for role, each in axes}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """List the linear layers, by role."""
+        heads = {"query": _QUERY, "key": _KEY, "value": _KEY}
+        found = {f"{role}.weight": Tensor((axis, "hidden_units"), 0) for role, axis in heads.items()}
+        found["attention_output.weight"] = Tensor(("hidden_units", _QUERY), 1)
+        if self.has_qkv_bias:
+            found |= {f"{role}.bias": Tensor((axis,), 0) for role, axis in heads.items()}
+        if self.has_output_bias:
+            found["attention_output.bias"] = Tensor(("hidden_units",))
+        return found
+
+
+@dataclass(frozen=True)
+class Heads(Keys):
+    """How many heads there are, and how wide they are.
+
+    Attributes:
+        is_square_unsaid: head_dim is left out where heads times width is the model's width.
+    """
+
+    is_square_unsaid: bool = False
+    says = ("attention.head_num", "attention.kv_head_num", "attention.size_per_head")
+
+    def read(self, config: ConfigJson) -> dict[str, Any]:
+        heads = config.size("num_attention_heads")
+        kv_heads = config.size("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise ModelError(f"config.json: num_key_value_heads {kv_heads} does not divide {heads} heads")
+        return dict(zip(self.says, (heads, kv_heads, config.head_size), strict=True))
+
+    def write(self, fields: Fields) -> dict[str, Any]:
+        heads, kv_heads, size = (fields[name] for name in self.says)
+        said = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+        return said if self.is_square_unsaid and self._is_square(fields) else {**said, "head_dim": size}
+
+    def lacks(self, fields: Fields) -> list[str]:
+        if not self.is_square_unsaid or self._is_square(fields):
+            return []
+        return [f"{self.says[2]}: {fields[self.says[2]]}  (it is hidden_size / num_attention_heads)"]
+
+    def _is_square(self, fields: Fields) -> bool:
+        heads, _, size = (fields[name] for name in self.says)
+        return bool(heads * size == fields["hidden_units"])
+
+
+@dataclass(frozen=True)
+class Biases(Keys):
+    """Which linear layers have biases.
+
+    Attributes:
+        attention: key that says it of attention; empty: no key does.
+        mlp: that says it of the feed-forward; empty: it has none.
+        has_qkv: where no key says it of attention: whether its inputs have them.
+    """
+
+    attention: str = ""
+    mlp: str = ""
+    has_qkv: bool = False
+    says = ("attention.has_qkv_bias", "attention.has_output_bias", "feed_forward.has_bias")
+
+    def read(self, config: ConfigJson) -> dict[str, Any]:
+        of_all = bool(self.attention and config.get(self.attention))
+        biases = (of_all or self.has_qkv, of_all, bool(self.mlp and config.get(self.mlp)))
+        return dict(zip(self.says, biases, strict=True))
+
+    def write(self, fields: Fields) -> dict[str, Any]:
+        qkv, _, mlp = (fields[name] for name in self.says)
+        return {key: has for key, has in ((self.attention, qkv), (self.mlp, mlp)) if key}
+
+    def lacks(self, fields: Fields) -> list[str]:
+        meant = self.read(ConfigJson(self.write(fields)))
+        is_said_twice = self.mlp and self.mlp == self.attention and len({fields[name] for name in self.says}) > 1
+        if not is_said_twice and all(fields[name] == meant[name] for name in self.says):
+            return []
+        which = [name for name in self.says if fields[name]]
+        return [f"{', '.join(which) or self.says[0]}: {bool(which)}  (it has other biases)"]
+
+
+class Caps(Keys):
+    """Gemma 2's: what scores are divided by, and what caps scores and logits."""
+
+    says = ("attention.scalar", "attention.softcap", "final_softcap")
+    _SCALAR, _SCORES, _LOGITS = "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"
+
+    def read(self, config: ConfigJson) -> dict[str, Any]:
+        scalar = config.number(self._SCALAR)
+        caps = (0.0 if config.get(key) is None else config.above_zero(key) for key in (self._SCORES, self._LOGITS))
+        return dict(zip(self.says, (0.0 if scalar == config.head_size else scalar, *caps), strict=True))
+
+    def write(self, fields: Fields) -> dict[str, Any]:
+        scalar, scores, logits = (fields[name] for name in self.says)
+        scalar = scalar or fields["attention.size_per_head"]
+        said = int(scalar) if scalar == int(scalar) else scalar  # transformers' type of the key is a whole number's
+        return {self._SCALAR: said, self._SCORES: scores or None, self._LOGITS: logits or None}

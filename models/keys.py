@@ -1,0 +1,77 @@
+"""A key of ``config.json``, or several that say one thing, and the fields of the description that they stand for.
+
+A field is named by its block: ``attention.head_num``; see ``Decoder.fields``. What one direction reads, the other
+writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from models.config_json import ConfigJson
+
+Fields = Mapping[str, Any]
+"""A description, or a part of one, by the names of its fields."""
+
+
+class Keys:
+    """Keys of ``config.json`` that belong together.
+
+    Attributes:
+        says: the fields that they stand for.
+    """
+
+    says: tuple[str, ...] = ()
+
+    def read(self, config: ConfigJson) -> dict[str, Any]:
+        """Read the fields.
+
+        Raises:
+            ModelError: a value that no model can have.
+        """
+        raise NotImplementedError
+
+    def write(self, fields: Fields) -> dict[str, Any]:
+        """Write the keys."""
+        raise NotImplementedError
+
+    def problems(self, config: ConfigJson) -> list[str]:
+        """List keys that say what no field stands for, ``key: value  (reason)`` a line each."""
+        return []
+
+    def lacks(self, fields: Fields) -> list[str]:
+        """List fields that these keys cannot say, ``field: value  (reason)`` a line each."""
+        return []
+
+
+@dataclass(frozen=True)
+class Key(Keys):
+    """One key that stands for one field.
+
+    Attributes:
+        key, field: their names.
+        kind: reads the value.
+        unset: what is written where the field says that nothing is known, 0.
+    """
+
+    key: str
+    field: str
+    kind: Callable[[ConfigJson, str], Any] = ConfigJson.size
+    unset: Any = 0
+
+    @property
+    def says(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.field,)
+
+    def read(self, config: ConfigJson) -> dict[str, Any]:
+        return {self.field: self.kind(config, self.key)}
+
+    def write(self, fields: Fields) -> dict[str, Any]:
+        return {self.key: fields[self.field] or self.unset}
+
+
+def flag(config: ConfigJson, key: str) -> bool:
+    """Read a key that is true or false; null is false."""
+    return bool(config.get(key))

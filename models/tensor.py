@@ -1,0 +1,30 @@
+"""One tensor of a model: its axes by symbol, and along which of them tensor parallelism cuts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+
+Axis = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor as transformers saves it: a linear layer's weight is [out, in].
+
+    Attributes:
+        axes: symbols of sizes of the model; a tuple of symbols is one axis on disk that has inner structure, as
+            ("kv_head_num", "size_per_head").
+        split_axis: axis that tensor parallelism cuts; None: every rank has all of it.
+        shape: sizes of ``axes``; empty in a block's own list, which knows no sizes.
+    """
+
+    axes: tuple[Axis, ...]
+    split_axis: int | None = None
+    shape: tuple[int, ...] = ()
+
+    def sized(self, size_of: Callable[[str], int]) -> Tensor:
+        """Resolve the symbols."""
+        sizes = [prod(map(size_of, axis)) if isinstance(axis, tuple) else size_of(axis) for axis in self.axes]
+        return replace(self, shape=tuple(sizes))
