@@ -64,6 +64,12 @@ def test_pages_are_at_most_120_columns_wide() -> None:
     ] == []
 
 
+def test_every_table_that_was_measured_has_a_line() -> None:
+    tables = PROJECT / "results" / "reference" / "h200"
+    listed = re.findall(r"^\| `(.+\.csv)` \|", (tables / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(file.name for file in tables.glob("*.csv"))
+
+
 def test_the_changelog_has_a_section_for_this_version() -> None:
     lines = (PROJECT / "CHANGELOG.md").read_text().splitlines()
     releases = [line.split()[1] for line in lines if line.startswith("## ") and line != "## Unreleased"]
