@@ -10,7 +10,6 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from backends.fastertransformer.direct.messages import DIRECTORY_VARIABLE
 from deployment.arguments import ServeArguments
 from deployment.doors import Doors, find_doors
 from deployment.guard_process import GuardProcess
@@ -27,6 +26,7 @@ from deployment.stop_request import StopRequest
 from deployment.supervise import ModelVersion, Server
 from deployment.tritonserver import SLIPWAY, Installation, assemble_backends, build_argv, link_repository, locate
 from deployment.versions import triton_version
+from ft_format.socket_messages import DIRECTORY_VARIABLE
 from handover.progress import say
 
 _QUESTION_TIMEOUT_S = 5.0

@@ -35,7 +35,6 @@ sys.path[:0] = [str(_BACKENDS), *([] if (_BACKENDS / "ft_format").is_dir() else 
 # products, and are about what a wake-up takes. Read when torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
-from fastertransformer.direct.messages import DIRECTORY_VARIABLE, socket_name  # noqa: E402
 from fastertransformer.direct.reply import DirectReply  # noqa: E402
 from fastertransformer.direct.server import DirectServer  # noqa: E402
 from fastertransformer.engine.engine import Engine, open_engine  # noqa: E402
@@ -43,12 +42,14 @@ from fastertransformer.engine.errors import EngineError  # noqa: E402
 from fastertransformer.engine.model.precision import choose_device  # noqa: E402
 from fastertransformer.engine.parallel.group import Group  # noqa: E402
 from fastertransformer.engine.parallel.rank import read_ranks, refuse_unassigned_rank  # noqa: E402
-from fastertransformer.engine.request.arrival import arrival_s, credible_s  # noqa: E402
 from fastertransformer.engine.rows.answer import INVALID, Answer  # noqa: E402
 from fastertransformer.engine.scheduling.arrivals import Unparsed  # noqa: E402
 from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
 from fastertransformer.published_metrics import PublishedMetrics  # noqa: E402
 from fastertransformer.replies import Replies, Reply  # noqa: E402
+
+from ft_format.arrival import arrival_s, credible_s  # noqa: E402
+from ft_format.socket_messages import DIRECTORY_VARIABLE, socket_name  # noqa: E402
 
 faulthandler.enable()  # a stub that a signal kills prints its stack to the server's log
 

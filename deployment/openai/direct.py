@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from backends.fastertransformer.direct.messages import (
+from deployment.openai.outputs import Array, ArrayOutputs, Outputs, Reader, TokenOutputs
+from ft_format.socket_messages import (
     CLOSING,
     GREETING,
     Asked,
@@ -25,7 +26,6 @@ from backends.fastertransformer.direct.messages import (
     unpack,
     unpack_tokens,
 )
-from deployment.openai.outputs import Array, ArrayOutputs, Outputs, Reader, TokenOutputs
 
 _TOKENS = ("output_ids", "sequence_length")
 """The outputs of a request that wants its tokens and nothing more."""

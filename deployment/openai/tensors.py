@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backends.fastertransformer.direct.messages import Array, Scalar
 from deployment.openai.body import Values
 from deployment.openai.errors import ApiError
 from deployment.openai.fields import Field
@@ -16,6 +15,7 @@ from deployment.openai.guides import guide_of
 from deployment.openai.offered_models import Model
 from deployment.openai.scores import GENERATED, GIVEN
 from export_scripts.repository.tokenizer_models.slipway_words import encode_word_lists
+from ft_format.socket_messages import Array, Scalar
 
 _NEVER_END_ID = 2**31 - 1
 """An end_id that no vocabulary holds."""

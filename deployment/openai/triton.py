@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,16 @@ from tritonclient.grpc import aio as triton
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
-from backends.fastertransformer.direct.messages import Array, Scalar
 from deployment.openai.asked import SequenceRequest
 from deployment.openai.direct import ClosingError, Connection, Direct, DirectError
 from deployment.openai.errors import ApiError
 from deployment.openai.outputs import Reader, ResponseOutputs
 from deployment.openai.streams import Streams
+from ft_format import arrival
+from ft_format.socket_messages import Array, Scalar
 from handover.errors import ServerError
 
 _PATIENCE_S = 60.0
-_ARRIVAL = "slipway_arrival"
-"""Parameter of a request that the drop-in engine reads: boot id of the host, a slash, nanoseconds of time.monotonic."""
 _CODES = {"INVALID_ARG": "INVALID_ARGUMENT"}
 """gRPC's names of codes that have another one in Triton's Python API."""
 _STATUS = {"INVALID_ARGUMENT": 400, "UNAVAILABLE": 503, "NOT_FOUND": 503, "RESOURCE_EXHAUSTED": 503}
@@ -95,7 +93,7 @@ class Triton:
 
     async def _ask_by_grpc(self, given: SequenceRequest, reader: Reader) -> None:
         request = _request(given.model.engine, given.tensors, given.outputs, given.request_id)
-        request.parameters[_ARRIVAL].string_param = f"{_boot_id()}/{given.arrived_ns}"
+        request.parameters[arrival.PARAMETER].string_param = arrival.written(given.arrived_ns)
         reader.get_ready()
         try:
             async with aclosing(self._streams.ask(request)) as answers:
@@ -121,14 +119,6 @@ async def _ask_directly(connection: Connection, given: SequenceRequest, reader: 
     named = given.request_id, given.arrived_ns
     shown = None if given.is_searched else given.shown
     await connection.ask(given.tensors, given.outputs, shown, streamed, *named, reader)
-
-
-@cache
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # the engine then counts from where it gets a request
-        return ""
 
 
 def _request(model: str, tensors: Mapping[str, Array | Scalar], outputs: Sequence[str], request_id: str) -> Any:

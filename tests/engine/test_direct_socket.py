@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from support.gpt2_checkpoint import random_gpt2, write_shards
 
-from backends.fastertransformer.direct.messages import GREETING, Asked, Kind, frame, pack, socket_name
 from backends.fastertransformer.direct.reply import Content, DirectReply, Problem
 from backends.fastertransformer.direct.server import DirectServer
 from backends.fastertransformer.engine.engine import Engine, open_engine
@@ -24,6 +23,7 @@ from backends.fastertransformer.engine.rows.answer import Answer, TokensSoFar
 from backends.fastertransformer.engine.settings import Settings
 from deployment.openai.direct import ClosingError, Connection, Direct, DirectError
 from deployment.openai.outputs import Outputs
+from ft_format.socket_messages import GREETING, Asked, Kind, frame, pack, socket_name
 
 IDS, COUNT = [5, 6, 7, 8], 12
 TOKENS = ("output_ids", "sequence_length")

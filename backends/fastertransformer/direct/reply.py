@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from ft_format.socket_messages import Array, Asked, Kind, frame, pack, pack_tokens
+
 from ..engine.request.parse import Request
 from ..engine.rows.answer import TokensSoFar
-from .messages import Array, Asked, Kind, frame, pack, pack_tokens
 
 _LONGEST_WAIT_S = 5e-3  # of an answer, before the engine makes no more of them for a while
 Tensors = Mapping[str, Array]

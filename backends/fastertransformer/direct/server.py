@@ -23,10 +23,11 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from ft_format.socket_messages import CLOSING, GREETING, Array, Asked, Frame, Frames, Kind, MessageError, unpack
+
 from ..engine.errors import EngineError
 from ..engine.rows.answer import INVALID
 from ..engine.scheduling.arrivals import Source
-from .messages import CLOSING, GREETING, Array, Asked, Frame, Frames, Kind, MessageError, unpack
 from .reply import Content, DirectReply, Problem
 
 _log = logging.getLogger(__name__)

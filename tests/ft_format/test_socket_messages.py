@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
-from backends.fastertransformer.direct.messages import Frames, Kind, MessageError, Scalar, frame, pack, unpack
+from ft_format.socket_messages import Frames, Kind, MessageError, Scalar, frame, pack, unpack
 
 NUMBERS = of_numpy.arrays(
     st.sampled_from(["<u4", "<i4", "<u8", "<f4", "<f2", "|b1"]), of_numpy.array_shapes(min_dims=0, min_side=0)

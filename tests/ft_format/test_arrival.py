@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.fastertransformer.engine.request.arrival import arrival_s
+from ft_format.arrival import arrival_s
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 OPENED_S = 5000.25
