@@ -21,9 +21,9 @@ import numpy as np
 from backends.fastertransformer.engine.arrays import Array
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.request.parse import Request
-from backends.fastertransformer.engine.request.schema import NEVER
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.gpu_models import Table
+from ft_format.tensors import NO_TOKEN
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status
 
@@ -67,7 +67,7 @@ class Ask:
 
     def request(self, engine: Engine, count: int, word: Sequence[int] = ()) -> Request:
         """Make the request, which ends after ``count`` tokens at most, or with a word."""
-        one = {"input_lengths": len(self.prompt), "request_output_len": count, "end_id": NEVER, "runtime_top_k": 200}
+        one = {"input_lengths": len(self.prompt), "request_output_len": count, "end_id": NO_TOKEN, "runtime_top_k": 200}
         tensors = {name: np.array([[value]], np.uint32) for name, value in one.items()}
         tensors |= {"input_ids": self.prompt[None], "random_seed": np.array([[self.seed]], np.uint64)}
         if word:

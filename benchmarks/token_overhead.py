@@ -21,11 +21,11 @@ from backends.fastertransformer.engine.engine import Engine
 from backends.fastertransformer.engine.rows.answer import Answer
 from benchmarks.gpu_models import Table
 from benchmarks.made_up_repository import EMPTY
-from evaluation.client.request_tensors import NEVER_END_ID
 from evaluation.speed.wire import encode
 from evaluation.speed.workload import LoadPrompt
 from export_scripts.repository.names import ENGINE, ENSEMBLE, PREPROCESSING
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import load_tokenizer
+from ft_format.tensors import NO_TOKEN
 from handover.errors import ServerError
 
 NEW_STREAM = ", a new stream"
@@ -127,7 +127,7 @@ def _tensors(prompt: LoadPrompt) -> dict[str, np.ndarray[Any, Any]]:
         "input_ids": np.array([prompt.ids], np.uint32),
         "input_lengths": np.array([[len(prompt.ids)]], np.uint32),
         "request_output_len": np.array([[prompt.output_length]], np.uint32),
-        "end_id": np.array([[NEVER_END_ID]], np.uint32),
+        "end_id": np.array([[NO_TOKEN]], np.uint32),
     }
 
 

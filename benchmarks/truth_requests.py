@@ -12,8 +12,8 @@ import numpy as np
 
 from backends.fastertransformer.engine.arrays import Array
 from backends.fastertransformer.engine.engine import Engine
-from backends.fastertransformer.engine.request.schema import NEVER
 from benchmarks.gpu_sizes import for_encoder
+from ft_format.tensors import NO_TOKEN
 
 from .truth_models import Shape
 
@@ -100,7 +100,7 @@ def _ask(rng: random.Random, kind: str, prompt: list[int], shape: Shape, is_enco
         "input_ids": np.array([prompt], np.uint32),
         "input_lengths": _column(len(prompt), np.uint32),
         "request_output_len": _column(count, np.uint32),
-        "end_id": _column(NEVER, np.uint32),
+        "end_id": _column(NO_TOKEN, np.uint32),
     }
     top_k, bad, width = 0, tuple[int, ...](), 1
     if kind == "beams":

@@ -30,13 +30,13 @@ from benchmarks.server_memory import Holdings, look
 from export_scripts.repository.interfaces.gpt import engine
 from export_scripts.repository.interfaces.serving import Serving
 from export_scripts.repository.pbtxt import to_text
+from ft_format.tensors import NO_TOKEN
 from handover.arguments import ScriptArguments
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, exit_status
 
 WHOLE, STREAMED = "whole", "streamed"
 _USAGE, _FREED_S = "vllm:kv_cache_usage_perc{", 10.0
-NEVER_END_ID = 2**31 - 1
 _SAMPLED = {"runtime_top_k": (4, np.uint32), "temperature": (0.8, np.float32), "random_seed": (7, np.uint64)}
 
 
@@ -98,7 +98,7 @@ def tensors_of(rows: Sequence[Known], counts: Sequence[int], is_sampled: bool) -
         "input_ids": ids,
         "input_lengths": np.array([[len(row.prompt)] for row in rows], np.uint32),
         "request_output_len": np.array([[count] for count in counts], np.uint32),
-        "end_id": NEVER_END_ID * column,
+        "end_id": NO_TOKEN * column,
     }
     if is_sampled:
         tensors |= {name: (value * column).astype(dtype) for name, (value, dtype) in _SAMPLED.items()}

@@ -23,7 +23,7 @@ from evaluation.arguments import BenchmarkArguments
 from evaluation.client.answer_tensors import read_generations
 from evaluation.client.client import Client
 from evaluation.client.errors import UnreachableError
-from evaluation.client.request_tensors import NEVER_END_ID, IdsRequest, prepare_ids
+from evaluation.client.request_tensors import IdsRequest, prepare_ids
 from evaluation.client.served_model import DeployedModel, Target, open_target
 from evaluation.speed.costs import CostMeter, server_log
 from evaluation.speed.derived import derive
@@ -42,6 +42,7 @@ from evaluation.speed.sweep import (
     usual_lengths,
 )
 from evaluation.speed.table import FAILED, OK, STATIC_TABLE, Row
+from ft_format.tensors import NO_TOKEN
 from handover.errors import ConfigError, ServerError, exit_status
 
 MOST_FAILURES = 2
@@ -138,7 +139,7 @@ def _open_batches(arguments: BenchmarkArguments, target: Target) -> Iterator[Mea
 
         def prepare(ids: Batch, output_length: int) -> IdsRequest:
             is_encoder_decoder = target.interface.is_encoder_decoder
-            return prepare_ids(ids, output_length, end_id=NEVER_END_ID, is_encoder_decoder=is_encoder_decoder)
+            return prepare_ids(ids, output_length, end_id=NO_TOKEN, is_encoder_decoder=is_encoder_decoder)
 
         yield lambda row, prompts: measure_point(
             partial(_send, client, target.model), row, (prepare(ids, row.output_length) for ids in prompts)

@@ -23,6 +23,7 @@ from deployment.openai.values import (
     token_ids,
     top_candidates,
 )
+from ft_format.tensors import INPUTS
 from handover.ranges import SEED, TOKENS, Range
 
 Reader = Callable[[Any, str], Any]
@@ -33,16 +34,16 @@ ENDPOINT = "the endpoint"
 UNUSED = "nowhere: it is accepted and has no effect"
 
 _CHOICES = Range(1, 128)
-_TOP = Range(0, 20)
+_TOP = Range(0, INPUTS["num_top_log_probs"].most)
 _TEMPERATURE = Range(0, 2)
 _NUCLEUS = Range(0, 1, is_above=True)
-_SHARE = Range(0, 1)
+_SHARE = Range(INPUTS["min_p"].least, INPUTS["min_p"].most)
 _PENALTY = Range(-2, 2)
 _FACTOR = Range(0, 100, is_above=True)
 _TOP_K = Range(-1, SEED.most)
 _SEEDS = Range(-(2**63), 2**64 - 1)
 _NEW_TOKENS = Range(0, TOKENS.most)
-_BEAMS = Range(1, 64)
+_BEAMS = Range(1, INPUTS["beam_width"].most)
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,9 @@ from deployment.openai.offered_models import Model
 from deployment.openai.scores import GENERATED, GIVEN
 from export_scripts.repository.tokenizer_models.slipway_words import encode_word_lists
 from ft_format.socket_messages import Array, Scalar
+from ft_format.tensors import ARGMAX_NUCLEUS, INPUTS, NO_TOKEN
 
-_NEVER_END_ID = 2**31 - 1
-"""An end_id that no vocabulary holds."""
-_ARGMAX_NUCLEUS = 1e-6
-"""A nucleus that the most probable token alone fills. With top_k 1 FasterTransformer reports log probabilities among
-the top 1, which are all 0; with a nucleus they are over the vocabulary."""
 _SEED_BITS = 2**64
-_BOOL, _INT32, _UINT32, _UINT64, _FLOAT32 = "|b1", "<i4", "<u4", "<u8", "<f4"
 Tensors = dict[str, Array | Scalar]
 
 
@@ -46,14 +41,12 @@ class Wanted:
         return (() if self.top is None else GENERATED if self.top else GENERATED[:1]) + given
 
 
-def _wanted(wanted: Wanted) -> dict[str, tuple[float, str]]:
-    columns: dict[str, tuple[float, str]] = {}
+def _wanted(wanted: Wanted) -> dict[str, float]:
+    columns: dict[str, float] = {}
     if wanted.top is not None:
-        columns["is_return_raw_log_probs"] = (True, _BOOL)
-        columns["num_top_log_probs"] = (wanted.top, _UINT32)
+        columns |= {"is_return_raw_log_probs": True, "num_top_log_probs": wanted.top}
     if wanted.prompt_top is not None:
-        columns["is_return_context_log_probs"] = (True, _BOOL)
-        columns["num_context_top_log_probs"] = (wanted.prompt_top, _UINT32)
+        columns |= {"is_return_context_log_probs": True, "num_context_top_log_probs": wanted.prompt_top}
     return columns
 
 
@@ -100,17 +93,16 @@ def sequence_tensors(
     lengths = (
         ("sequence_length", "max_output_len") if model.is_encoder_decoder else ("input_lengths", "request_output_len")
     )
-    end_id = _NEVER_END_ID if values["ignore_eos"] else model.texts.end_id
-    columns: dict[str, tuple[float, str]] = {
-        lengths[0]: (len(prompt), _UINT32),
-        lengths[1]: (max_tokens, _UINT32),
-        "end_id": (end_id, _UINT32),
-        "random_seed": (seed % _SEED_BITS, _UINT64),
+    columns = {
+        lengths[0]: len(prompt),
+        lengths[1]: max_tokens,
+        "end_id": NO_TOKEN if values["ignore_eos"] else model.texts.end_id,
+        "random_seed": seed % _SEED_BITS,
         **_wanted(wanted),
         **_sampling(values),
     }
     tensors: Tensors = {"input_ids": np.array([prompt], np.uint32)}
-    tensors |= {name: Scalar(*each) for name, each in columns.items()}
+    tensors |= {name: Scalar(value, INPUTS[name].kind) for name, value in columns.items()}
     return tensors | _stop_tensors(values, model) | _bias_tensors(values) | _guide_tensors(values)
 
 
@@ -139,24 +131,23 @@ def _guide_tensors(values: Values) -> Tensors:
     return {name: np.array([[text.encode()]], object) for name, text in zip(names, guide, strict=True)}
 
 
-def _sampling(values: Values) -> dict[str, tuple[float, str]]:
+def _sampling(values: Values) -> dict[str, float]:
     """Choose how tokens are drawn; a temperature of 0 is greedy, as is the top 1."""
-    beams = {"beam_width": (values["beam_width"], _UINT32)} if values["beam_width"] > 1 else {}
     wanted = {
-        "repetition_penalty": (values["repetition_penalty"], _FLOAT32, 1.0),
-        "output_presence_penalty": (values["presence_penalty"], _FLOAT32, 0.0),
-        "frequency_penalty": (values["frequency_penalty"], _FLOAT32, 0.0),
-        "min_p": (values["min_p"], _FLOAT32, 0.0),
-        "min_length": (values["min_tokens"], _INT32, 0),
+        "repetition_penalty": values["repetition_penalty"],
+        "output_presence_penalty": values["presence_penalty"],
+        "frequency_penalty": values["frequency_penalty"],
+        "min_p": values["min_p"],
+        "min_length": values["min_tokens"],
+        "beam_width": values["beam_width"],
     }
-    given = {name: (value, kind) for name, (value, kind, neutral) in wanted.items() if value != neutral}
+    given = {name: value for name, value in wanted.items() if value != INPUTS[name].default}
     top_k = max(0, values["top_k"])
-    if values["temperature"] == 0 or top_k == 1 or beams:
-        drawn = {"runtime_top_k": (0, _UINT32), "runtime_top_p": (_ARGMAX_NUCLEUS, _FLOAT32)}
-    else:
-        drawn = {
-            "runtime_top_k": (top_k, _UINT32),
-            "runtime_top_p": (values["top_p"], _FLOAT32),
-            "temperature": (values["temperature"], _FLOAT32),
-        }
-    return {**drawn, **given, **beams}
+    if values["temperature"] == 0 or top_k == 1 or "beam_width" in given:
+        return {"runtime_top_k": 0, "runtime_top_p": ARGMAX_NUCLEUS, **given}
+    return {
+        "runtime_top_k": top_k,
+        "runtime_top_p": values["top_p"],
+        "temperature": values["temperature"],
+        **given,
+    }

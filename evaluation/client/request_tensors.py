@@ -13,9 +13,8 @@ import numpy.typing as npt
 from tritonclient import grpc as triton
 from tritonclient.utils import np_to_triton_dtype
 
-NEVER_END_ID = 2**31 - 1
-"""An end_id that no vocabulary holds, so that every requested token is generated. It fits FT's int."""
-
+from export_scripts.repository.tokenizer_models.slipway_words import lay_out_words
+from ft_format.tensors import ARGMAX_NUCLEUS, INPUTS
 
 _GPT_LENGTHS = ("input_lengths", "request_output_len")
 _T5_LENGTHS = ("sequence_length", "max_output_len")
@@ -44,13 +43,8 @@ class Sampling:
     beam_width: int = 1
 
 
-GREEDY_UNDER_THE_MODEL = Sampling(top_k=0, top_p=1e-6)
-"""Greedy, with log probabilities under the model.
-
-With top_k 1 FasterTransformer reports a token's probability among the top 1, so ``output_log_probs`` is 0
-(``topk_stage2_sampling``). Its top-p kernels report log softmax over the vocabulary, and the most probable of
-fewer than a million tokens alone always fills a nucleus of 1e-6.
-"""
+GREEDY_UNDER_THE_MODEL = Sampling(top_k=0, top_p=ARGMAX_NUCLEUS)
+"""Greedy, with log probabilities under the model."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +101,7 @@ def prepare_ids(
         prompts: token ids of each row, at least one; shorter rows are padded with token 0, which is not read.
         output_lengths: number of tokens to generate, for all rows or for each.
         sampling: sampling parameters; None for greedy decoding.
-        end_id: token that ends a row; None for the model's own, NEVER_END_ID for none.
+        end_id: token that ends a row; None for the model's own, NO_TOKEN for none.
         log_probs: request the log probabilities of generated tokens.
         context_log_probs: add the prompt's tokens to the sum in cum_log_prob; implies log_probs.
         prompt_log_probs: request the log probability of each prompt token or, of an encoder-decoder, of each token of
@@ -124,12 +118,12 @@ def prepare_ids(
     given_name, wanted_name = _T5_LENGTHS if is_encoder_decoder else _GPT_LENGTHS
     inputs = [
         *_padded("input_ids", given_name, prompts),
-        _tensor(wanted_name, np.array([[length] for length in wanted], np.uint32)),
+        _column(wanted_name, wanted),
         *_sampling_tensors(sampling or Sampling(), rows),
     ]
     inputs += _answer_tensors(rows, end_id, context_log_probs, prompt_log_probs, log_probs)
     if any(stop_words):
-        inputs.append(_tensor("stop_words_list", word_lists(stop_words)))
+        inputs.append(_tensor("stop_words_list", lay_out_words(stop_words)))
     if learnt is not None:
         inputs += _learnt_tensors(learnt, rows, is_encoder_decoder)
         prompts = [[token for token in prompt if token < learnt.first_id] for prompt in prompts]  # as in answers
@@ -137,21 +131,6 @@ def prepare_ids(
         inputs += _begun_tensors(begun)
         prompts = begun or [()] * rows
     return IdsRequest(tuple(map(tuple, prompts)), wanted, tuple(inputs), is_encoder_decoder)
-
-
-def word_lists(rows: Sequence[Sequence[Sequence[int]]]) -> npt.NDArray[np.int32]:
-    """Lay words out as FasterTransformer does, int32 [rows, 2, n]: all tokens, then the end of each word, else -1.
-
-    Args:
-        rows: words of each row as token ids; empty words are left out.
-    """
-    flat = [[token for word in words for token in word] for words in rows]
-    lists = np.zeros((len(rows), 2, max(1, *map(len, flat))), np.int32)
-    lists[:, 1] = -1
-    for row, words in enumerate(rows):
-        ends = np.cumsum([len(word) for word in words if word], dtype=np.int32)
-        lists[row, 0, : len(flat[row])], lists[row, 1, : len(ends)] = flat[row], ends
-    return lists
 
 
 def prepare_texts(
@@ -201,7 +180,7 @@ def add_session(
         memory_len: number of latest tokens that the model attends to; None for all, or after the first turn.
     """
     limits = {"session_len": session_len, "memory_len": memory_len}
-    inputs = [*inputs, *(_tensor(name, np.array([[n]], np.uint32)) for name, n in limits.items() if n is not None)]
+    inputs = [*inputs, *(_column(name, [n]) for name, n in limits.items() if n is not None)]
     for tensor in inputs:
         tensor.set_shape([1, *tensor.shape()])
     return tuple(inputs)
@@ -216,20 +195,19 @@ def _answer_tensors(
         "is_return_context_cum_log_probs": context_log_probs,
         "is_return_context_log_probs": prompt_log_probs,
     }
-    tensors = [_tensor(name, np.ones((rows, 1), np.bool_)) for name, is_asked in asked.items() if is_asked]
-    return tensors if end_id is None else [_tensor("end_id", np.full((rows, 1), end_id, np.uint32)), *tensors]
+    tensors = [_column(name, [True] * rows) for name, is_asked in asked.items() if is_asked]
+    return tensors if end_id is None else [_column("end_id", [end_id] * rows), *tensors]
 
 
 def _learnt_tensors(learnt: LearntPrompt, rows: int, is_encoder_decoder: bool) -> list[triton.InferInput]:
     """Build the tensors that name the task or contain its vectors; T5 has no tensor for the kind of prompt."""
     if learnt.table is None:
-        return [_tensor("prompt_learning_task_name_ids", np.full((rows, 1), learnt.task, np.uint32))]
+        return [_column("prompt_learning_task_name_ids", [learnt.task] * rows)]
     tensors = [
         _tensor("request_prompt_embedding", np.repeat(learnt.table[None], rows, axis=0)),
-        _tensor("request_prompt_lengths", np.full((rows, 1), len(learnt.table), np.uint32)),
+        _column("request_prompt_lengths", [len(learnt.table)] * rows),
     ]
-    kind = [] if is_encoder_decoder else [_tensor("request_prompt_type", np.full((rows, 1), _P_TUNING, np.uint32))]
-    return tensors + kind
+    return tensors if is_encoder_decoder else [*tensors, _column("request_prompt_type", [_P_TUNING] * rows)]
 
 
 def _begun_tensors(begun: Sequence[Sequence[int]]) -> list[triton.InferInput]:
@@ -238,26 +216,27 @@ def _begun_tensors(begun: Sequence[Sequence[int]]) -> list[triton.InferInput]:
 
 def _padded(name: str, lengths_name: str, rows: Sequence[Sequence[int]]) -> list[triton.InferInput]:
     """Build a padded tensor of token ids, and the tensor of their numbers."""
-    ids = np.zeros((len(rows), max(map(len, rows))), np.uint32)
+    ids = np.zeros((len(rows), max(map(len, rows))), INPUTS[name].kind)
     for row, line in enumerate(rows):
         ids[row, : len(line)] = line
-    return [_tensor(name, ids), _tensor(lengths_name, np.array([[len(line)] for line in rows], np.uint32))]
+    return [_tensor(name, ids), _column(lengths_name, list(map(len, rows)))]
 
 
 def _sampling_tensors(sampling: Sampling, rows: int) -> list[triton.InferInput]:
-    def full(name: str, value: float, dtype: npt.DTypeLike) -> triton.InferInput:
-        return _tensor(name, np.full((rows, 1), value, dtype))
+    columns: dict[str, Sequence[float]] = {
+        "runtime_top_k": [sampling.top_k] * rows,
+        "runtime_top_p": [sampling.top_p] * rows,
+        "temperature": [sampling.temperature] * rows,
+        "repetition_penalty": [sampling.repetition_penalty] * rows,
+        "random_seed": [sampling.random_seed + row for row in range(rows)],
+        **({"beam_width": [sampling.beam_width] * rows} if sampling.beam_width > 1 else {}),
+    }
+    return [_column(name, values) for name, values in columns.items()]
 
-    beams = [full("beam_width", sampling.beam_width, np.uint32)] if sampling.beam_width > 1 else []
-    seeds = sampling.random_seed + np.arange(rows, dtype=np.uint64).reshape(rows, 1)
-    return [
-        full("runtime_top_k", sampling.top_k, np.uint32),
-        full("runtime_top_p", sampling.top_p, np.float32),
-        full("temperature", sampling.temperature, np.float32),
-        full("repetition_penalty", sampling.repetition_penalty, np.float32),
-        _tensor("random_seed", seeds.astype(np.uint64)),
-        *beams,
-    ]
+
+def _column(name: str, values: Sequence[float]) -> triton.InferInput:
+    """Build a tensor of one value a row."""
+    return _tensor(name, np.array(values, INPUTS[name].kind).reshape(-1, 1))
 
 
 def _tensor(name: str, values: npt.NDArray[Any]) -> triton.InferInput:

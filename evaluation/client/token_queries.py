@@ -11,8 +11,9 @@ from dataclasses import replace
 from evaluation.client.answer_tensors import Completion, Generation, read_completions
 from evaluation.client.client import Client, ModelInterface
 from evaluation.client.model_connection import Ids, Query
-from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_ids, prepare_texts
+from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, prepare_ids, prepare_texts
 from evaluation.client.tokenizer import Tokenizer, text_for
+from ft_format.tensors import NO_TOKEN
 from handover.errors import ServerError
 
 
@@ -46,7 +47,7 @@ class Asker:
                 [query.prompt for query in queries],
                 [query.output_length for query in queries],
                 sampling=GREEDY_UNDER_THE_MODEL,
-                end_id=NEVER_END_ID,
+                end_id=NO_TOKEN,
                 log_probs=queries[0].wants_log_probs,
                 context_log_probs=queries[0].wants_sum,
                 prompt_log_probs=queries[0].wants_each,
@@ -74,7 +75,7 @@ class Asker:
             texts,
             [query.output_length for query in queries],
             GREEDY_UNDER_THE_MODEL,
-            end_id=NEVER_END_ID,
+            end_id=NO_TOKEN,
             context_log_probs=queries[0].wants_sum,
             prompt_log_probs=queries[0].wants_each,
             begun=[query.begun for query in queries],

@@ -14,9 +14,10 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2 as messages
 
-from evaluation.client.request_tensors import NEVER_END_ID, prepare_ids, prepare_texts
+from evaluation.client.request_tensors import prepare_ids, prepare_texts
 from evaluation.speed.record import RequestRecord
 from evaluation.speed.workload import LoadPrompt
+from ft_format.tensors import NO_TOKEN
 from handover.errors import ServerError
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -50,10 +51,10 @@ def encode(model: str, prompt: LoadPrompt, is_encoder_decoder: bool = False, is_
     """Encode a request for greedy decoding without an end token, so that every requested token is generated."""
     request = messages.ModelInferRequest(model_name=model)
     if is_text:
-        inputs = prepare_texts([prompt.text], prompt.output_length, end_id=NEVER_END_ID)
+        inputs = prepare_texts([prompt.text], prompt.output_length, end_id=NO_TOKEN)
     else:
         inputs = prepare_ids(
-            [prompt.ids], prompt.output_length, end_id=NEVER_END_ID, is_encoder_decoder=is_encoder_decoder
+            [prompt.ids], prompt.output_length, end_id=NO_TOKEN, is_encoder_decoder=is_encoder_decoder
         ).inputs
     for tensor in inputs:
         request.inputs.append(tensor._get_tensor())

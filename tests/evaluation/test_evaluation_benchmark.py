@@ -14,9 +14,9 @@ from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
 from evaluation import benchmark, recompute
 from evaluation.arguments import BenchmarkArguments
-from evaluation.client.request_tensors import NEVER_END_ID
 from evaluation.speed import sweep
 from evaluation.speed.table import STATIC_TABLE, Row
+from ft_format.tensors import NO_TOKEN
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest
@@ -102,7 +102,7 @@ def test_requests_ask_for_exactly_what_the_point_says(tmp_path: Path) -> None:
         assert tensors["input_ids"].shape == (4, 5)
         assert tensors["input_ids"].max() < 100
         assert set(tensors["request_output_len"].flat) == {3}
-        assert set(tensors["end_id"].flat) == {NEVER_END_ID}
+        assert set(tensors["end_id"].flat) == {NO_TOKEN}
     assert len({tensors["input_ids"].tobytes() for tensors in fake.requests}) == len(fake.requests)
 
 

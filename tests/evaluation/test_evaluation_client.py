@@ -14,9 +14,10 @@ from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 from evaluation.client.answer_tensors import Generation
 from evaluation.client.client import Client
 from evaluation.client.errors import RequestError, UnreachableError
-from evaluation.client.request_tensors import NEVER_END_ID, Sampling, prepare_ids
+from evaluation.client.request_tensors import Sampling, prepare_ids
 from evaluation.client.served_identity import check_identity, find_endpoint
 from evaluation.client.served_model import inspect_endpoint
+from ft_format.tensors import NO_TOKEN
 from handover.endpoint import Endpoint
 from handover.errors import ServerError
 from handover.manifest import Manifest, record_files
@@ -43,9 +44,7 @@ def test_a_busy_server_has_a_minute_to_say_what_it_serves() -> None:
 def test_a_request_has_the_names_shapes_and_types_of_the_gpt_guide() -> None:
     with FakeTriton(count_up) as fake, Client(fake.url) as client:
         sampling = Sampling(top_k=4, top_p=0.5, temperature=0.7, repetition_penalty=1.2, random_seed=9)
-        client.generate(
-            prepare_ids([[5], [1, 2, 3]], 2, sampling=sampling, end_id=NEVER_END_ID, context_log_probs=True)
-        )
+        client.generate(prepare_ids([[5], [1, 2, 3]], 2, sampling=sampling, end_id=NO_TOKEN, context_log_probs=True))
     (tensors,) = fake.requests
     assert tensors["input_ids"].tolist() == [[5, 0, 0], [1, 2, 3]]
     types = {name: values.dtype.name for name, values in tensors.items()}

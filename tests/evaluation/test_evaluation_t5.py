@@ -13,10 +13,11 @@ from evaluation import benchmark, generate, lambada
 from evaluation import load as sweep
 from evaluation.arguments import BenchmarkArguments, LambadaArguments
 from evaluation.client.client import Client
-from evaluation.client.request_tensors import NEVER_END_ID, prepare_ids
+from evaluation.client.request_tensors import prepare_ids
 from evaluation.client.served_model import inspect_endpoint
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
+from ft_format.tensors import NO_TOKEN
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 
@@ -52,7 +53,7 @@ def test_the_static_sweep_sends_t5s_tensors(tmp_path: Path) -> None:
     assert [(row.batch_size, row.state, row.failed_requests) for row in rows] == [(1, "ok", 0), (2, "ok", 0)]
     (last,) = fake.requests[-1:]
     assert last["sequence_length"].tolist() == [[3], [3]] and last["max_output_len"].tolist() == [[2], [2]]
-    assert last["end_id"].tolist() == [[NEVER_END_ID]] * 2
+    assert last["end_id"].tolist() == [[NO_TOKEN]] * 2
 
 
 def test_the_load_sends_t5s_tensors(tmp_path: Path) -> None:

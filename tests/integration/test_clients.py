@@ -24,7 +24,7 @@ from evaluation import benchmark, generate, lambada
 from evaluation import load as load_sweep
 from evaluation.arguments import LambadaArguments
 from evaluation.client.client import SCORES_INPUT, Client, ModelInterface
-from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_ids
+from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, prepare_ids
 from evaluation.report import write as report
 from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
 from evaluation.tasks.lambada.score import Verdict
@@ -33,6 +33,7 @@ from evaluation.tasks.lambada.spans import prepare_sample
 from evaluation.tasks.target import find_target, find_tokenizer
 from export_scripts.arguments import ExportArguments
 from export_scripts.repository.model_repository import build_repository
+from ft_format.tensors import NO_TOKEN
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest, record_files
@@ -131,9 +132,7 @@ def test_log_probabilities_of_prompt_and_generation_are_teacher_forced_ones(
     prompts = [model.encode(text)[:length] for text, length in zip(short_texts(), (3, 9, 17), strict=False)]
     with Client(endpoint.grpc_url) as client:
         generations = client.generate(
-            prepare_ids(
-                prompts, [4, 2, 3], sampling=GREEDY_UNDER_THE_MODEL, end_id=NEVER_END_ID, context_log_probs=True
-            )
+            prepare_ids(prompts, [4, 2, 3], sampling=GREEDY_UNDER_THE_MODEL, end_id=NO_TOKEN, context_log_probs=True)
         )
     for prompt, generation, length in zip(prompts, generations, (4, 2, 3), strict=True):
         assert len(generation.tokens) == length

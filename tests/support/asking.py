@@ -11,16 +11,12 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.settings import Settings
+from ft_format.tensors import INPUTS
 from support.gpt2_checkpoint import random_gpt2, write_shards
 
 END, VOCABULARY, POSITIONS = 96, 97, 48  # of the tiny GPT-2
 CPU = torch.device("cpu")
 Tensors = dict[str, np.ndarray[Any, Any]]
-
-_FLOATS = ("runtime_top_p", "temperature", "repetition_penalty", "presence_penalty", "len_penalty", "top_p_decay")
-_MORE_FLOATS = ("top_p_min", "beam_search_diversity_rate", "frequency_penalty", "output_presence_penalty", "min_p")
-_TYPES: dict[str, Any] = dict.fromkeys((*_FLOATS, *_MORE_FLOATS), np.float32)
-_TYPES |= {"random_seed": np.uint64, "min_length": np.int32, "ignore_eos": np.bool_}
 
 
 def tiny_gpt2(directory: Path, **ini: object) -> tuple[GPT2LMHeadModel, Settings]:
@@ -45,9 +41,8 @@ def ask(rows: list[list[int]], output_lengths: Any, **scalars: Any) -> Tensors:
     tensors = {"input_ids": ids, "input_lengths": column([len(row) for row in rows], np.uint32)}
     tensors["request_output_len"] = column(output_lengths, np.uint32)
     for name, value in scalars.items():
-        dtype = np.bool_ if name.startswith("is_") else _TYPES.get(name, np.uint32)
         is_whole = isinstance(value, np.ndarray) and value.ndim > 2
-        tensors[name] = value if is_whole else column(value, dtype)
+        tensors[name] = value if is_whole else column(value, INPUTS[name].kind)
     return tensors
 
 

@@ -7,7 +7,7 @@ repository ``all_models/gpt``: a client of one is a client of the other. What di
   with it ``cum_log_probs`` covers the prompt.
 - ``is_return_context_log_probs`` (optional), ``context_log_probs`` and ``context_argmax_ids`` are the drop-in engine's
   alone: they score every token of a text at once. FasterTransformer ignores the first and never gives the others.
-- What the OpenAI API has beyond FasterTransformer (``serving.BEYOND_INPUTS`` and ``BEYOND_OUTPUTS``) comes last, is
+- What the OpenAI API has beyond FasterTransformer comes last, is
   optional, and is the drop-in engine's alone too.
 - ``presence_penalty`` and ``min_length`` (optional) are inputs too: ParallelGpt reads both, its guide leaves them out.
 - With ``text_deltas`` the engine gives ``text_start`` and the ensemble ``OUTPUT_DELTA``; that only the drop-in serves.
@@ -22,59 +22,32 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from export_scripts.repository.interfaces.serving import (
-    BEYOND_INPUTS,
-    BEYOND_OUTPUTS,
-    CONTEXT_SCORE_OUTPUTS,
-    CONTEXT_SCORES,
-    FACTUAL_NUCLEUS,
     READING,
-    SAMPLING,
-    WORD_LISTS,
     Serving,
-    per_request,
+    declare_inputs,
+    declare_outputs,
     same_names,
     with_deltas,
 )
 from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
 from export_scripts.repository.pbtxt import ModelSpec, Step, TensorSpec
+from ft_format import tensors
 
-_CONTEXT_EMBEDDINGS = per_request("is_return_context_embeddings", "BOOL")
-_PROMPT_LEARNING = (
-    per_request("prompt_learning_task_name_ids", "UINT32"),
-    TensorSpec("request_prompt_embedding", "FP16", (-1, -1), optional=True),
-    per_request("request_prompt_lengths", "UINT32"),
-    per_request("request_prompt_type", "UINT32"),
-)
 _GPT_ALONE = ("is_return_context_embeddings", "response_input_lengths", "context_embeddings")
 """What FasterTransformer's GPT-J, GPT-NeoX and Llama neither read nor give."""
 
-ENGINE_INPUTS = (
-    TensorSpec("input_ids", "UINT32", (-1,), ragged=True),
-    TensorSpec("input_lengths", "UINT32", scalar=True),
-    TensorSpec("request_output_len", "UINT32", (-1,)),
-    *SAMPLING,
-    *CONTEXT_SCORES,
-    _CONTEXT_EMBEDDINGS,
-    *WORD_LISTS,
-    *_PROMPT_LEARNING,
-    *FACTUAL_NUCLEUS,
-    *BEYOND_INPUTS,
+_OUTPUT_LEN = "request_output_len"
+ENGINE_INPUTS = tuple(
+    replace(each, dims=(-1,), scalar=False)
+    if each.name == _OUTPUT_LEN
+    else each  # as in FasterTransformer's repository
+    for each in declare_inputs(
+        each
+        for each in tensors.INPUTS.values()
+        if "gpt" in each.families and each not in (*tensors.SESSION, *tensors.CONTROLS)
+    )
 )
-ENGINE_OUTPUTS = (
-    TensorSpec("output_ids", "UINT32", (-1, -1)),
-    TensorSpec("sequence_length", "UINT32", (-1,)),
-    TensorSpec("response_input_lengths", "INT32", (-1,)),
-    TensorSpec("cum_log_probs", "FP32", (-1,)),
-    TensorSpec("output_log_probs", "FP32", (-1, -1)),
-    TensorSpec("context_embeddings", "FP32", (-1, -1)),
-    *CONTEXT_SCORE_OUTPUTS,
-    *BEYOND_OUTPUTS,
-)
-_ENSEMBLE_OUTPUTS = (
-    *("sequence_length", "cum_log_probs", "output_log_probs"),
-    *("context_log_probs", "context_argmax_ids"),
-    *(tensor.name for tensor in BEYOND_OUTPUTS),
-)
+ENGINE_OUTPUTS = declare_outputs("gpt")
 _PREPROCESSED = {
     "input_ids": "_INPUT_ID",
     "input_lengths": "_REQUEST_INPUT_LEN",
@@ -82,6 +55,7 @@ _PREPROCESSED = {
     "stop_words_list": "_STOP_WORDS_IDS",
     "bad_words_list": "_BAD_WORDS_IDS",
 }
+_NOT_PASSED_ON = {*_PREPROCESSED, *_GPT_ALONE, "output_ids"}
 
 
 def engine(serving: Serving) -> ModelSpec:
@@ -134,9 +108,8 @@ def postprocessing(serving: Serving) -> ModelSpec:
 
 def ensemble(serving: Serving) -> ModelSpec:
     """Configure ``ensemble``: text in, text out, through the three other models."""
-    passed_on = _known(serving, (*SAMPLING, *CONTEXT_SCORES, *_PROMPT_LEARNING, *FACTUAL_NUCLEUS, *BEYOND_INPUTS))
-    given = {tensor.name: tensor for tensor in _known(serving, ENGINE_OUTPUTS)}
-    outputs = {name: given[name] for name in _ENSEMBLE_OUTPUTS if name in given}
+    passed_on = [each for each in ENGINE_INPUTS if each.name not in _NOT_PASSED_ON]
+    outputs = {each.name: each for each in ENGINE_OUTPUTS if each.name not in _NOT_PASSED_ON}
     spec = ModelSpec(
         name=ENSEMBLE,
         max_batch_size=serving.max_batch_size,
@@ -177,7 +150,7 @@ def _ensemble_steps(serving: Serving, passed_on: Iterable[TensorSpec], given: It
     )
 
 
-def _known(serving: Serving, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+def _known(serving: Serving, declared: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Leave out what the family does not know."""
     unknown = () if serving.family == "gpt" else _GPT_ALONE
-    return tuple(tensor for tensor in tensors if tensor.name not in unknown)
+    return tuple(tensor for tensor in declared if tensor.name not in unknown)

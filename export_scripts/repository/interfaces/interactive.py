@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from export_scripts.repository.interfaces.serving import declare_inputs
 from export_scripts.repository.names import ENGINE
 from export_scripts.repository.pbtxt import ModelSpec, SequenceSpec, TensorSpec
+from ft_format.tensors import SESSION
 
-SESSION_INPUTS = (
-    TensorSpec("session_len", "UINT32", scalar=True, optional=True),
-    TensorSpec("memory_len", "UINT32", scalar=True, optional=True),
-)
+_SESSION = declare_inputs(SESSION)
 _TEXTS = ("OUTPUT", "OUTPUT_0", "OUTPUT_DELTA")
 
 
@@ -33,8 +32,8 @@ def make_interactive(spec: ModelSpec, max_sessions: int, idle_timeout_s: float) 
         idle_timeout_s: seconds without a request after which a conversation is forgotten.
     """
     speaks_to_engine = spec.backend == ENGINE or any(step.model_name == ENGINE for step in spec.steps)
-    passed_on = {tensor.name: tensor.name for tensor in SESSION_INPUTS}
-    session: tuple[TensorSpec, ...] = SESSION_INPUTS if speaks_to_engine else ()
+    passed_on = {tensor.name: tensor.name for tensor in _SESSION}
+    session: tuple[TensorSpec, ...] = _SESSION if speaks_to_engine else ()
     if spec.steps:
         session = tuple(replace(tensor, scalar=False) for tensor in session)
     return replace(

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from export_scripts.repository.names import ENGINE, PREPROCESSING
 from export_scripts.repository.pbtxt import ModelSpec, Step, TensorSpec
+from ft_format import tensors
 from ft_format.families import MODEL_TYPE_OF
+from ft_format.tensors import Tensor
 
 
 @dataclass(frozen=True)
@@ -90,69 +92,29 @@ class Serving:
         return {"start_id": str(self.start_id), "end_id": str(self.end_id)}
 
 
-def per_request(name: str, data_type: str) -> TensorSpec:
-    """Describe an optional tensor of one value a request."""
-    return TensorSpec(name, data_type, scalar=True, optional=True)
+_TRITON_TYPES = {
+    **{tensors.BOOL: "BOOL", tensors.FLOAT: "FP32", tensors.HALF: "FP16", tensors.TEXT: "STRING"},
+    **{tensors.INT: "INT32", tensors.UINT: "UINT32", tensors.SEED: "UINT64"},
+}
 
 
-SAMPLING = (
-    per_request("runtime_top_k", "UINT32"),
-    per_request("runtime_top_p", "FP32"),
-    per_request("beam_search_diversity_rate", "FP32"),
-    per_request("temperature", "FP32"),
-    per_request("len_penalty", "FP32"),
-    per_request("repetition_penalty", "FP32"),
-    per_request("presence_penalty", "FP32"),
-    per_request("min_length", "INT32"),
-    per_request("random_seed", "UINT64"),
-    per_request("is_return_log_probs", "BOOL"),
-    per_request("beam_width", "UINT32"),
-    per_request("start_id", "UINT32"),
-    per_request("end_id", "UINT32"),
-)
-CONTEXT_SCORES = (
-    per_request("is_return_context_cum_log_probs", "BOOL"),
-    per_request("is_return_context_log_probs", "BOOL"),
-)
-CONTEXT_SCORE_OUTPUTS = (
-    TensorSpec("context_log_probs", "FP32", (-1,)),
-    TensorSpec("context_argmax_ids", "UINT32", (-1,)),
-)
-BEYOND_INPUTS = (
-    per_request("frequency_penalty", "FP32"),
-    per_request("output_presence_penalty", "FP32"),
-    per_request("min_p", "FP32"),
-    TensorSpec("logit_bias_ids", "INT32", (-1,), optional=True),
-    TensorSpec("logit_bias_values", "FP32", (-1,), optional=True),
-    TensorSpec("stop_token_ids", "INT32", (-1,), optional=True),
-    per_request("ignore_eos", "BOOL"),
-    per_request("is_return_raw_log_probs", "BOOL"),
-    per_request("num_top_log_probs", "UINT32"),
-    per_request("num_context_top_log_probs", "UINT32"),
-    per_request("guided_decoding_guide_type", "STRING"),
-    per_request("guided_decoding_guide", "STRING"),
-)
-"""What the OpenAI API has beyond FasterTransformer, whose backend ignores these tensors; see docs/tensors.md."""
-BEYOND_OUTPUTS = (
-    TensorSpec("finish_reason", "INT32", (-1,)),
-    TensorSpec("output_raw_log_probs", "FP32", (-1, -1)),
-    TensorSpec("output_top_log_probs", "FP32", (-1, -1, -1)),
-    TensorSpec("output_top_ids", "UINT32", (-1, -1, -1)),
-    TensorSpec("context_top_log_probs", "FP32", (-1, -1)),
-    TensorSpec("context_top_ids", "UINT32", (-1, -1)),
-)
-"""What answers them. FasterTransformer's backend gives its own model's tensors alone, whatever is declared."""
-WORD_LISTS = (
-    TensorSpec("stop_words_list", "INT32", (2, -1), optional=True),
-    TensorSpec("bad_words_list", "INT32", (2, -1), optional=True),
-)
-TEXT_START = TensorSpec("text_start", "INT32", (-1,))
-"""Number of tokens before those that the answer before did not have; only the drop-in engine gives it."""
-FACTUAL_NUCLEUS = (
-    per_request("top_p_decay", "FP32"),
-    per_request("top_p_min", "FP32"),
-    per_request("top_p_reset_ids", "UINT32"),
-)
+def declare(tensor: Tensor) -> TensorSpec:
+    """Declare an output of the engine."""
+    return TensorSpec(tensor.name, _TRITON_TYPES[tensor.kind], tensor.shape or (1,))
+
+
+def declare_inputs(inputs: Iterable[Tensor]) -> tuple[TensorSpec, ...]:
+    """Declare inputs of the engine."""
+    return tuple(
+        replace(declare(each), scalar=not each.shape, optional=each.is_optional, ragged=each.is_ragged)
+        for each in inputs
+    )
+
+
+def declare_outputs(family: str) -> tuple[TensorSpec, ...]:
+    """Declare what the engine gives for a family, without what only some exports ask for."""
+    known = (each for each in tensors.OUTPUTS if family in each.families and each is not tensors.TEXT_START)
+    return tuple(map(declare, known))
 
 
 READING = Step(
@@ -179,10 +141,10 @@ def with_deltas(serving: Serving, spec: ModelSpec) -> ModelSpec:
     if not serving.text_deltas:
         return spec
     if spec.name == ENGINE:
-        return replace(spec, outputs=(*spec.outputs, TEXT_START))
+        return replace(spec, outputs=(*spec.outputs, declare(tensors.TEXT_START)))
     delta = TensorSpec("OUTPUT_DELTA", "STRING", (-1, -1))
     if not spec.steps:
-        start = replace(TEXT_START, name="TEXT_START", optional=True)
+        start = TensorSpec("TEXT_START", "INT32", (-1,), optional=True)
         return replace(spec, inputs=(*spec.inputs, start), outputs=(*spec.outputs, delta))
     *others, generating, writing = spec.steps
     generating = replace(generating, outputs={**generating.outputs, "text_start": "_TEXT_START"})

@@ -16,54 +16,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from export_scripts.repository.interfaces.serving import (
-    BEYOND_INPUTS,
-    BEYOND_OUTPUTS,
-    CONTEXT_SCORE_OUTPUTS,
-    CONTEXT_SCORES,
-    FACTUAL_NUCLEUS,
     READING,
-    SAMPLING,
-    WORD_LISTS,
     Serving,
-    per_request,
+    declare_inputs,
+    declare_outputs,
     same_names,
     with_deltas,
 )
 from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
 from export_scripts.repository.pbtxt import ModelSpec, Step, TensorSpec
+from ft_format import tensors
 
-_TASKS = (
-    per_request("prompt_learning_task_name_ids", "UINT32"),
-    per_request("request_prompt_lengths", "UINT32"),
-    TensorSpec("request_prompt_embedding", "FP16", (-1, -1), optional=True),
-    per_request("ia3_tasks", "INT32"),
-)
-_DECODER_INPUTS = (
-    TensorSpec("decoder_input_ids", "UINT32", (-1,), ragged=True, optional=True),
-    per_request("decoder_input_lengths", "UINT32"),
-    *CONTEXT_SCORES,
-)
-_INPUTS = (
-    TensorSpec("input_ids", "UINT32", (-1,), ragged=True),
-    TensorSpec("sequence_length", "UINT32", scalar=True),
-    TensorSpec("max_output_len", "UINT32", scalar=True),
-    *SAMPLING,
-    *WORD_LISTS,
-    *_TASKS,
-    *FACTUAL_NUCLEUS,
-    *_DECODER_INPUTS,
-    *BEYOND_INPUTS,
-)
-_OUTPUTS = (
-    TensorSpec("output_ids", "INT32", (-1, -1)),
-    TensorSpec("sequence_length", "INT32", (-1,)),
-    TensorSpec("cum_log_probs", "FP32", (-1,)),
-    TensorSpec("output_log_probs", "FP32", (-1, -1)),
-    *CONTEXT_SCORE_OUTPUTS,
-    *BEYOND_OUTPUTS,
-)
+_REQUIRED = ("input_ids", "sequence_length", "max_output_len")
+_PROMPTS = ("prompt_learning_task_name_ids", "request_prompt_lengths", "request_prompt_embedding")
+_TASKS = declare_inputs((*(tensors.INPUTS[name] for name in _PROMPTS), tensors.IA3_TASKS))
+_LATER = declare_inputs((*tensors.NUCLEUS, *tensors.DECODER_INPUTS, *tensors.CONTEXT_SCORES, *tensors.BEYOND_INPUTS))
+_SAMPLING, _WORDS = declare_inputs(tensors.SAMPLING), declare_inputs(tensors.WORD_LISTS)
+_PASSED_ON = (*_SAMPLING, *_TASKS, *_LATER)
+_INPUTS = (*declare_inputs(tensors.INPUTS[name] for name in _REQUIRED), *_SAMPLING, *_WORDS, *_TASKS, *_LATER)
+_OUTPUTS = declare_outputs("t5")
 _TEXT_OUTPUTS = _OUTPUTS[1:]
-_PASSED_ON = (*SAMPLING, *_TASKS, *FACTUAL_NUCLEUS, *_DECODER_INPUTS, *BEYOND_INPUTS)
 
 
 def engine(serving: Serving) -> ModelSpec:

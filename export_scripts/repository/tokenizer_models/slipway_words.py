@@ -19,31 +19,37 @@ class Encoder(Protocol):
 
 
 def encode_word_lists(tokenizer: Encoder, rows: Sequence[str], always: Sequence[int] = ()) -> NDArray[np.int32]:
-    """Encode one CSV line of words a request row as FasterTransformer's bad or stop words.
-
-    The layout is that of ``to_word_list_format`` in FasterTransformer backend's GPT repository: first
-    the ids of all words, one after another, padded with 0; then the end offset of each word, padded
-    with -1. A row without words is [[0], [-1]]. A space after a comma belongs to the word.
+    """Encode one CSV line of words a request row; see ``lay_out_words``. A space after a comma belongs to the word.
 
     Args:
         tokenizer: of the model.
         rows: a CSV line each.
         always: tokens that are words of every row.
+    """
+    return lay_out_words(
+        [(_encode_words(tokenizer, row) if row else []) + [[token] for token in always] for row in rows]
+    )
+
+
+def lay_out_words(rows: Sequence[Sequence[Sequence[int]]]) -> NDArray[np.int32]:
+    """Lay words out as ``to_word_list_format`` in FasterTransformer backend's GPT repository does.
+
+    First the ids of all words, one after another, padded with 0; then the end of each word, padded with -1. A row
+    without words is [[0], [-1]].
+
+    Args:
+        rows: words of each row as token ids; empty words are left out.
 
     Returns:
         [batch, 2, ids of the longest row, at least 1].
     """
-    words = [(_encode_words(tokenizer, row) if row else []) + [[token] for token in always] for row in rows]
-    length = max([1, *(sum(map(len, row)) for row in words)])
-    result = np.zeros((len(words), 2, length), dtype=np.int32)
-    result[:, 1] = -1
-    if not any(words):  # the rule
-        return result
-    for index, row in enumerate(words):
-        flat = [token for ids in row for token in ids]
-        result[index, 0, : len(flat)] = flat
-        result[index, 1, : len(row)] = np.cumsum([len(ids) for ids in row])
-    return result
+    flat = [[token for word in words for token in word] for words in rows]
+    lists = np.zeros((len(rows), 2, max([1, *map(len, flat)])), np.int32)
+    lists[:, 1] = -1
+    for row, words in enumerate(rows):
+        ends = np.cumsum([len(word) for word in words if word], dtype=np.int32)
+        lists[row, 0, : len(flat[row])], lists[row, 1, : len(ends)] = flat[row], ends
+    return lists
 
 
 def _encode_words(tokenizer: Encoder, row: str) -> list[list[int]]:

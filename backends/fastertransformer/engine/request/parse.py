@@ -12,20 +12,16 @@ from operator import add
 
 import numpy as np
 
+from ft_format.tensors import INPUTS
+
 from ..arrays import Array as Array
 from ..errors import RequestError
 from ..model.config import ModelConfig
 from .prompts import Context, place_prompts
 from .sampling_params import SamplingParams, sampling_params
-from .schema import INPUT_SCHEMAS, Inputs, InputSchema, checked, refuse_rows
+from .schema import INPUT_SCHEMAS, SCALARS, Inputs, InputSchema, checked, refuse_rows
 
-_SAMPLING_ONLY = (
-    "frequency_penalty",
-    "output_presence_penalty",
-    "min_p",
-    "is_return_raw_log_probs",
-    "num_top_log_probs",
-)
+_SAMPLING_ONLY = [name for name in SCALARS if not INPUTS[name].works_with_beams]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ft_format.tensors import NO_TOKEN
+
 from .guides import Guide, parse_guides
-from .schema import NEVER, SCALARS, Inputs
+from .schema import SCALARS, Inputs
 from .token_lists import LogitBias, parse_logit_bias, parse_stop_token_ids
 from .words import WordList, parse_word_lists
 
@@ -18,14 +20,14 @@ class SamplingParams:
     """The parameters of one row; the names are those of FasterTransformer's tensors where the meaning is the same."""
 
     max_tokens: int  # 0: only the context is computed
-    end_id: int  # one outside the vocabulary is never generated; NEVER with ignore_eos
+    end_id: int  # one outside the vocabulary is never generated; NO_TOKEN with ignore_eos
     pad_id: int = 0  # behind the row's tokens in an answer: the end_id that was sent
     beam_width: int = 1  # of all rows of the request; 1 is sampling
     top_k: int = 1  # and top_p, as resolve_top_k_top_p gives them
     top_p: float = 1.0
     top_p_decay: float = 1.0  # and top_p_min, in (0, 1]
     top_p_min: float = 1e-6
-    top_p_reset_ids: int = NEVER
+    top_p_reset_ids: int = NO_TOKEN
     temperature: float = 1.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -129,7 +131,7 @@ def _columns(sent: Inputs, vocab_size: int) -> dict[str, list[Any]]:
     columns = {name: values.tolist() for name, values in sent.scalars.items()}
     columns["random_seed"] = sent.scalars["random_seed"].astype(np.int64).tolist()
     if any(columns["ignore_eos"]):
-        columns["end_id"] = np.where(sent.scalars["ignore_eos"], NEVER, sent.scalars["end_id"]).tolist()
+        columns["end_id"] = np.where(sent.scalars["ignore_eos"], NO_TOKEN, sent.scalars["end_id"]).tolist()
     for tops, wish in _TOPS.items():
         if any(columns[tops]):
             columns[tops] = [min(count, vocab_size) for count in columns[tops]]

@@ -1,10 +1,4 @@
-"""Which input tensors each family of models has, and what they may hold.
-
-Names, types and shapes: FasterTransformer's GPT and T5 guides; ``min_length`` and ``presence_penalty``, which its
-Triton guides leave out, are in the tables of ``ParallelGpt``'s and ``T5Decoding``'s inputs.
-This engine's own are ``is_return_context_log_probs``, T5's ``decoder_input_ids``, and what the OpenAI API has beyond
-FasterTransformer (from ``frequency_penalty`` on, and the guides); docs/tensors.md says where each name comes from.
-"""
+"""Checks a request's tensors against what ``ft_format/tensors.py`` says of each: type, shape, range and default."""
 
 from __future__ import annotations
 
@@ -16,12 +10,10 @@ from itertools import zip_longest
 
 import numpy as np
 
+from ft_format.tensors import CONTROLS, DECODERS, INPUTS, REQUIRED, TEXT, names_of
+
 from ..arrays import Array
 from ..errors import RequestError
-
-BEAM_WIDTH_LIMIT = 64  # FasterTransformer's kernels; see sampling/beam.py for the widths that its backend takes
-NEVER = 0xFFFFFFFF  # a token that never comes
-MOST_TOP_LOG_PROBS = 20  # as in the OpenAI API
 
 
 @dataclass(frozen=True)
@@ -72,52 +64,16 @@ def refuse_rows(name: str, values: Array, is_bad: Array, rule: str) -> None:
         raise RequestError(f"{name} is {values[row]} in row {row}; it must be {rule}")
 
 
-_FLOAT, _UINT, _BOOL = (np.float32,), (np.uint32,), (np.bool_,)
-_SMALLEST = float(np.finfo(np.float32).tiny)
-_REQUIRED = Scalar(_UINT, None)
-_WISHES = (
-    "log_probs",
-    "context_cum_log_probs",
-    "context_log_probs",
-    "context_embeddings",
-    "attentions",
-    "raw_log_probs",
-)
 SCALARS = {
-    "beam_width": Scalar(_UINT, 1, high=BEAM_WIDTH_LIMIT),
-    "runtime_top_k": Scalar(_UINT, 0),
-    "runtime_top_p": Scalar(_FLOAT, 0.0, 0.0, 1.0),
-    "top_p_decay": Scalar(_FLOAT, 1.0),
-    "top_p_min": Scalar(_FLOAT, 1e-6),
-    "top_p_reset_ids": Scalar(_UINT, NEVER),
-    "temperature": Scalar(_FLOAT, 1.0, 0.0),
-    "repetition_penalty": Scalar(_FLOAT, 1.0, _SMALLEST),
-    "presence_penalty": Scalar(_FLOAT, 0.0),
-    "len_penalty": Scalar(_FLOAT, 0.0),
-    "beam_search_diversity_rate": Scalar(_FLOAT, 0.0),
-    "min_length": Scalar((np.int32, np.uint32), 0, low=0),
-    "random_seed": Scalar((np.uint64, np.int32), 0),  # int32: stores and clients of FasterTransformer 1.x
-    "session_len": Scalar(_UINT, 0),
-    "memory_len": Scalar(_UINT, 0),
-    "prompt_learning_task_name_ids": Scalar(_UINT, 0),
-    "request_prompt_lengths": Scalar(_UINT, 0),
-    "request_prompt_type": Scalar(_UINT, 0),
-    "ia3_tasks": Scalar((np.int32,), -1),
-    "decoder_input_lengths": Scalar(_UINT, 0),
-    "start_id": Scalar(_UINT, None),
-    "end_id": Scalar(_UINT, None),
-    "frequency_penalty": Scalar(_FLOAT, 0.0),
-    "output_presence_penalty": Scalar(_FLOAT, 0.0),
-    "min_p": Scalar(_FLOAT, 0.0, 0.0, 1.0),
-    "ignore_eos": Scalar(_BOOL, False),
-    "num_top_log_probs": Scalar(_UINT, 0, high=MOST_TOP_LOG_PROBS),
-    "num_context_top_log_probs": Scalar(_UINT, 0, high=MOST_TOP_LOG_PROBS),
-    **{f"is_return_{wish}": Scalar(_BOOL, False) for wish in _WISHES},
+    name: Scalar(
+        tuple(np.dtype(kind).type for kind in (each.kind, *each.older_kinds)), each.default, each.least, each.most
+    )
+    for name, each in INPUTS.items()
+    if not each.shape and each.kind != TEXT and each not in (*REQUIRED, *CONTROLS)
 }
-_TOKEN_LISTS = ("logit_bias_ids", "logit_bias_values", "stop_token_ids")
+"""Inputs of one value a row that may be left out."""
+_REQUIRED = Scalar((np.uint32,), None)
 GUIDES = ("guided_decoding_guide_type", "guided_decoding_guide")
-_LISTS = ("bad_words_list", "stop_words_list", "request_prompt_embedding", "decoder_input_ids", *_TOKEN_LISTS, *GUIDES)
-_CONTROLS = ("START", "END")  # of Triton's sequence batcher
 
 
 @dataclass(frozen=True)
@@ -142,7 +98,7 @@ class InputSchema:
 
     lengths: str  # of the inputs
     output: str  # the most tokens to generate; empty: nothing is generated
-    absent: frozenset[str]  # what cannot be sent; such scalars have their defaults
+    names: frozenset[str]  # of all inputs; scalars that are not among them have their defaults
 
     @cached_property
     def scalars(self) -> dict[str, Scalar]:
@@ -152,11 +108,6 @@ class InputSchema:
     def defaults(self, batch: int, **own: float) -> Mapping[str, Array]:
         """Give what every row has where a tensor is not sent, [B] each; ``own`` defaults take the scalars' place."""
         return _defaults(self, batch, *own.items())
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """The names of all inputs."""
-        return frozenset(("input_ids", *self.scalars, *_LISTS, *_CONTROLS)) - self.absent
 
 
 @lru_cache(maxsize=256)  # most tensors of a request are not sent
@@ -172,10 +123,8 @@ def _defaults(schema: InputSchema, batch: int, *own: tuple[str, float]) -> Mappi
     return found
 
 
-_ENCODERS = frozenset(("ia3_tasks", "is_return_attentions"))  # the latter of an encoder alone
-_T5_ONLY = _ENCODERS | {"decoder_input_ids", "decoder_input_lengths"}
-_GPT_ONLY = frozenset(("is_return_context_embeddings", "session_len", "memory_len", *_CONTROLS))
-_GPT = InputSchema("input_lengths", "request_output_len", absent=_T5_ONLY)
-_T5 = InputSchema("sequence_length", "max_output_len", absent=_GPT_ONLY | {"is_return_attentions"})
-_ENCODER = InputSchema("sequence_length", "", absent=frozenset((*SCALARS, *_LISTS, *_CONTROLS)) - _ENCODERS)
-INPUT_SCHEMAS = {"gpt": _GPT, "gptj": _GPT, "gptneox": _GPT, "llama": _GPT, "t5": _T5, "t5-encoder": _ENCODER}
+INPUT_SCHEMAS = {
+    **{name: InputSchema("input_lengths", "request_output_len", names_of(name)) for name in sorted(DECODERS)},
+    "t5": InputSchema("sequence_length", "max_output_len", names_of("t5")),
+    "t5-encoder": InputSchema("sequence_length", "", names_of("t5-encoder")),
+}
