@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deployment.arguments import ServeArguments
 from deployment.doors import Doors, find_doors
-from deployment.guard_process import GuardProcess
+from deployment.guard_process import LAST_ANSWERS_S, GuardProcess
 from deployment.known_faults import describe, find_version
 from deployment.leftovers import State
 from deployment.lifecycle import Lifecycle
@@ -116,7 +116,7 @@ class Deployment(Lifecycle[Server]):
         if self._takes_requests:
             if doors.is_guarded:
                 self._guard = GuardProcess(self._arguments, ports, doors, self._version)
-                self._guard.wait_until_up(self._stop.came)
+                self._guard.wait_until_up(self._stop.came, f"does not listen on port {ports.http}")
             repository, timeout_s = self._arguments.model_repository, self._arguments.start_timeout_s
             if not self._wait_until_it_generates(server, Probe(url, repository, self._model, timeout_s)):
                 return False
@@ -124,7 +124,7 @@ class Deployment(Lifecycle[Server]):
         if self._takes_requests:
             if ports.openai is not None:
                 self._openai = OpenAIProcess(self._arguments, ports, doors, self._sockets)
-                self._openai.wait_until_up(self._stop.came)
+                self._openai.wait_until_up(self._stop.came, f"does not answer at {self._openai.url}")
                 say(f"openai     {self._openai.url}/v1")
             start_s = time.monotonic() - started
             publish(self._arguments, state, ports, self._model, start_s, self._edited, url, self._sockets)
@@ -154,7 +154,7 @@ class Deployment(Lifecycle[Server]):
             super()._end(server, state)
         finally:
             if self._guard is not None:
-                self._guard.stop()
+                self._guard.stop(LAST_ANSWERS_S)
                 self._guard = None
 
     def _asking_whether_served(self, doors: Doors) -> Callable[[ModelVersion], bool] | None:
