@@ -23,6 +23,7 @@ from export_scripts.repository.interfaces.interactive import make_interactive
 from export_scripts.repository.interfaces.serving import Serving, alias, can_be_aliased
 from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING, check_model_name
 from export_scripts.repository.pbtxt import ModelSpec, to_text
+from ft_format import byte_pieces
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.families import SECTIONS, find_family
@@ -119,8 +120,8 @@ class _Repository:
     def add_tokenizer_model(self, spec: ModelSpec, source: Path) -> None:
         self.add_config(spec)
         self._copy(source, f"{spec.name}/1/model.py")
-        for module in ("slipway_tokenizer.py", "slipway_words.py"):
-            self._copy(_SOURCES / module, f"{spec.name}/1/{module}")
+        for module in (_SOURCES / "slipway_tokenizer.py", _SOURCES / "slipway_words.py", Path(byte_pieces.__file__)):
+            self._copy(module, f"{spec.name}/1/{module.name}")
         for record in self.checkpoint.files:
             if record.path in TOKENIZER_FILES:
                 self._link(record, f"{spec.name}/1/{record.path}")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Sequence
-from itertools import product, repeat
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product, repeat, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
-_BYTES = (*_PRINTED, *(byte for byte in range(256) if byte not in _PRINTED))
-_BYTE_LETTERS = {chr(byte if byte in _PRINTED else 256 + _BYTES.index(byte) - len(_PRINTED)): byte for byte in _BYTES}
-"""The character that byte-level BPE writes for each byte: itself where it prints, else one from 256 on."""
-_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+try:  # in the model repository
+    from byte_pieces import byte_of, of_letters  # type: ignore[import-not-found]
+except ModuleNotFoundError:  # in the project
+    from ft_format.byte_pieces import byte_of, of_letters
+
 _SENTINEL = re.compile("<extra_id_[0-9]+>")
 """T5's marks for gaps: the one kind of special token that belongs into a text."""
 
@@ -73,7 +73,8 @@ class BytePairTokenizer:
 
         self._tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab_file), str(merges_file)))
         self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        self._bytes = {id_: _token_bytes(token) for token, id_ in json.loads(vocab_file.read_text("utf-8")).items()}
+        pieces = json.loads(vocab_file.read_text("utf-8")).items()
+        self._bytes: dict[int, bytes] = {id_: of_letters(piece) for piece, id_ in pieces}
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""
@@ -106,16 +107,13 @@ class SentencePieceTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
         known = [i for i in ids if 0 <= i < self._size]
-        first = len(known)
-        while first and self._processor.is_byte(known[first - 1]):
-            first -= 1
-        tail = bytes(int(self._processor.id_to_piece(id_)[1:-1], 16) for id_ in known[first:])  # pieces "<0xE4>"
-        return str(self._processor.decode(known[: len(known) - _decode_utf8(tail)[1]]))
+        return str(self._processor.decode(known[: len(known) - _incomplete(map(self.bytes_of, reversed(known)))]))
 
     def bytes_of(self, id_: int) -> bytes | None:
         """Return the byte of a piece that is one."""
         is_byte = 0 <= id_ < self._size and self._processor.is_byte(id_)
-        return bytes([int(self._processor.id_to_piece(id_)[1:-1], 16)]) if is_byte else None
+        byte: bytes | None = byte_of(self._processor.id_to_piece(id_)) if is_byte else None
+        return byte
 
 
 class TextError(ValueError):
@@ -185,25 +183,21 @@ class FileTokenizer:
         """Return the text of token ids."""
         if self._is_byte_level:
             return _decode_utf8(b"".join(map(self._bytes.__getitem__, ids)))[0]
-        known = [(int(id_), piece) for id_ in ids if (piece := self._pieces[id_]) is not None]
-        first = len(known)
-        while first and _BYTE_PIECE.fullmatch(known[first - 1][1]):
-            first -= 1
-        tail = bytes(int(piece[1:-1], 16) for _, piece in known[first:])  # pieces "<0xE4>"
-        complete = known[: len(known) - _decode_utf8(tail)[1]]
-        return str(self._tokenizer.decode([id_ for id_, _ in complete], skip_special_tokens=False))
+        known = [int(id_) for id_ in ids if self._pieces[id_] is not None]
+        complete = known[: len(known) - _incomplete(byte_of(self._pieces[id_]) for id_ in reversed(known))]
+        return str(self._tokenizer.decode(complete, skip_special_tokens=False))
 
     def bytes_of(self, id_: int) -> bytes | None:
         """Return the bytes of a byte-level token, or the byte of a piece that is one."""
         if self._is_byte_level:
             return bytes(self._bytes[id_])
-        piece = "" if id_ in self._added else self._pieces[id_] or ""
-        return bytes([int(piece[3:-1], 16)]) if _BYTE_PIECE.fullmatch(piece) else None
+        byte: bytes | None = byte_of("" if id_ in self._added else self._pieces[id_] or "")
+        return byte
 
     def _bytes_of(self, id_: int) -> bytes:
         if id_ in self._added:
             return self._added[id_].encode("utf-8")
-        return _token_bytes(self._tokenizer.id_to_token(int(id_)) or "")
+        return bytes(of_letters(self._tokenizer.id_to_token(int(id_)) or ""))
 
 
 class _Known(dict[int, Any]):
@@ -254,13 +248,6 @@ def _has_part(description: Any, kind: str) -> bool:
     return description.get("type") == kind or any(_has_part(part, kind) for part in parts)
 
 
-def _token_bytes(token: str) -> bytes:
-    """Return what a token of byte-level BPE stands for; one with a foreign character stands for itself."""
-    if set(token) <= _BYTE_LETTERS.keys():
-        return bytes(_BYTE_LETTERS[letter] for letter in token)
-    return token.encode("utf-8")
-
-
 def _decode_utf8(data: bytes) -> tuple[str, int]:
     """Return the text and the number of bytes at its end that begin a character which is not complete."""
     try:
@@ -269,6 +256,12 @@ def _decode_utf8(data: bytes) -> tuple[str, int]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(data)
         return text, len(decoder.getstate()[0])
+
+
+def _incomplete(pieces_from_last: Iterable[bytes | None]) -> int:
+    """Count the last pieces that begin a character which is not complete, of a sequence given from its end."""
+    tail = [*takewhile(lambda byte: byte is not None, pieces_from_last)]
+    return _decode_utf8(b"".join(filter(None, reversed(tail))))[1]
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:

@@ -1,26 +1,19 @@
 """What each token adds to a text, as bytes, by the tokenizer's files beside the shards.
 
-No tokenizer is run: only the vocabulary is read, and how its pieces stand for bytes. There are two ways. A byte-level
-BPE (GPT-2's) writes each byte as one character. SentencePiece and what comes from it write a space as U+2581, and bytes
-that no piece has as ``<0xE4>``.
+No tokenizer is run: only the vocabulary is read, and which of two ways its pieces stand for bytes in.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ft_format.byte_pieces import SPACE, byte_of, of_letters
+
 from ..errors import RequestError
 
-_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
-# The character that a byte-level BPE writes for each byte: itself where it prints, else one from 256 on.
-_LETTERS = {chr(byte): byte for byte in _PRINTED} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
-_SPACE = "\u2581"
-_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 _NAMES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 
 
@@ -54,7 +47,7 @@ def read_token_bytes(directory: Path, vocab_size: int) -> list[bytes]:
 
 
 def _read_byte_pairs(file: Path) -> Iterable[tuple[int, bytes]]:
-    return ((token, _of_letters(piece)) for piece, token in json.loads(file.read_text("utf-8")).items())
+    return ((token, of_letters(piece)) for piece, token in json.loads(file.read_text("utf-8")).items())
 
 
 def _read_sentencepiece(file: Path) -> Iterable[tuple[int, bytes]]:
@@ -75,8 +68,8 @@ def _read_tokenizer_file(file: Path) -> Iterable[tuple[int, bytes]]:
     content = json.loads(file.read_text("utf-8"))
     parts = list(_parts(content.get("decoder")))
     if any(part.get("type") == "ByteLevel" for part in parts):
-        read = _of_letters
-    elif any(part.get("type") == "Metaspace" or part.get("pattern") == {"String": _SPACE} for part in parts):
+        read = of_letters
+    elif any(part.get("type") == "Metaspace" or part.get("pattern") == {"String": SPACE} for part in parts):
         read = _of_piece
     else:
         kinds = ", ".join(str(part.get("type")) for part in parts) or "none"
@@ -100,14 +93,6 @@ def _parts(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
             yield from _parts(part)
 
 
-def _of_letters(piece: str) -> bytes:
-    """Give the bytes of a byte-level BPE's piece; one with another character stands for itself."""
-    if set(piece) <= _LETTERS.keys():
-        return bytes(_LETTERS[letter] for letter in piece)
-    return piece.encode()
-
-
 def _of_piece(piece: str) -> bytes:
-    if byte := _BYTE_PIECE.fullmatch(piece):
-        return bytes([int(byte[1], 16)])
-    return piece.replace(_SPACE, " ").encode()
+    byte = byte_of(piece)
+    return piece.replace(SPACE, " ").encode() if byte is None else byte
