@@ -17,12 +17,12 @@ os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 import hydra
 from omegaconf import DictConfig
 
-from launcher import console
+from launcher import sweep
 from launcher.config import command_line
 from launcher.config.run_names import forget_dry_runs
 from launcher.config.schema import register
 from launcher.config.wording import explained
-from launcher.submit import sweep
+from launcher.run import console
 
 register()
 if _ends_quietly:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from handover.errors import ConfigError
 from handover.manifest import FILE_NAME
-from launcher.config.schema import ClusterType, Config, Stage
-from launcher.config.secrets import passed_by_name
+from launcher.clusters.table import cluster_of
+from launcher.config.schema import Config, Stage
 from launcher.plan import checks
 from launcher.plan.mounts import with_mounts
 from launcher.plan.paths import RunPaths
@@ -20,7 +20,6 @@ from launcher.plan.stages import convert, report
 from launcher.plan.stages.table import STAGES
 from launcher.run.results import StageResult, write_results
 from launcher.submit import Executor, Job
-from launcher.submit.bcp import BcpExecutor, is_first_instance
 from launcher.submit.jobs import forget_ended, kept_if_refused
 
 
@@ -31,8 +30,8 @@ def launch(config: Config, sweep: Path | None = None) -> None:
         config: of the run.
         sweep: directory of the sweep that it is a point of.
     """
-    if config.cluster_type is ClusterType.bcp and not is_first_instance():
-        return  # every instance of a BCP job runs main.py; the first starts everything
+    if not cluster_of(config).starts_runs():
+        return
     paths = RunPaths.of(config)
     stages = ordered_stages(config, paths)
     checks.check(config, paths, stages)
@@ -98,18 +97,10 @@ def make_jobs(config: Config, paths: RunPaths, plans: Sequence[StagePlan]) -> li
 
 
 def executor_for(config: Config, paths: RunPaths) -> Executor:
-    """The executor of the cluster type; imported only where it is used."""
-    if config.cluster_type is ClusterType.interactive:
-        from launcher.submit.interactive import InteractiveExecutor
-
-        return InteractiveExecutor()
-    if config.cluster_type is ClusterType.bcm:
-        from launcher.submit.slurm import SlurmExecutor
-
-        arguments = [*config.cluster.container_args, *passed_by_name(config)]
-        cluster = replace(config.cluster, container_args=arguments)
-        return SlurmExecutor(cluster, config.export.run.dependency or None, paths.project, paths.mounts)
-    return BcpExecutor(config.launcher_scripts_path, redirect=not config.bcp_no_redirect)
+    """The executor of the cluster; imported only where it is used."""
+    module = importlib.import_module(f"launcher.submit.{cluster_of(config).executor}")
+    executor: Executor = module.open_executor(config, paths)
+    return executor
 
 
 def show_size(config: Config, paths: RunPaths) -> None:

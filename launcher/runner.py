@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -19,15 +20,17 @@ from handover.durable import remove_temporaries
 from handover.endpoint import FILE_NAME as ENDPOINT_FILE
 from handover.endpoint import RUN_VARIABLE, is_published
 from handover.errors import ArtefactError, ServerError, SlipwayError, worded
-from launcher import console
 from launcher.plan.plan import Command, Resources, StagePlan
-from launcher.run import artefact, work_directory
-from launcher.run.command_wrapper import Place
+from launcher.run import artefact, console, work_directory
+from launcher.run.bcprun import BcpNodes
+from launcher.run.place import Place
 from launcher.run.process import describe_status, indented, run_quietly
 from launcher.run.results import StageResult, failure_status, write_results
-from launcher.run.slurm_variables import forget_size
+from launcher.run.srun import SlurmSteps
 from launcher.run.steps import Step
 
+PLACES = (Place, BcpNodes, SlurmSteps)
+"""Where a job's runner may be told that its commands run."""
 Wrap = Callable[[Command, Resources, Mapping[str, str]], tuple[str, ...]]
 
 _POLL_S = 0.2
@@ -270,13 +273,13 @@ def main(argv: Sequence[str]) -> int:
     """Run the plans in the given files on this host."""
     parser = argparse.ArgumentParser(prog="launcher.runner", description=main.__doc__)
     parser.add_argument("plans", nargs="+", type=Path, help="plan files, in order")
-    parser.add_argument("--place", type=Place.from_json, default=Place(), help="how commands are started, as JSON")
+    place = partial(Place.read, places=PLACES)
+    parser.add_argument("--place", type=place, default=Place(), help="how commands are started, as JSON")
     parser.add_argument("--force", default="", help="stages to redo, with commas")
     parser.add_argument("--stages-file", type=Path, help="file for the results")
     options = parser.parse_args(list(argv))
     force = [stage for stage in options.force.split(",") if stage]
-    if options.place.starter == "srun":
-        forget_size(os.environ)
+    options.place.prepare(os.environ)
     try:
         plans = [StagePlan.from_json(file.read_text()) for file in options.plans]
         results = run_job(plans, options.place.wrap, force, options.stages_file, options.place.stop_signals)

@@ -15,7 +15,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from handover.errors import ConfigError
-from launcher.config.schema import ClusterType, Config, ContainerRuntime
+from launcher.config.schema import Config, ContainerRuntime
 
 _ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "APIKEY")
 _PLACES = ("PATH", "FILE", "DIR", "URL")  # a name that ends so says where a secret is
@@ -83,7 +83,7 @@ def plain_variables(config: Config) -> dict[str, str]:
 def passed_by_name(config: Config) -> list[str]:
     """Flags that have a container of docker, which inherits nothing, take secrets from the environment of the job."""
     key = config.deployment.endpoint_key_env
-    contained = config.cluster_type is ClusterType.bcm and config.cluster.container_runtime is ContainerRuntime.docker
+    contained = config.cluster.container_runtime is ContainerRuntime.docker
     named = {name for name in config.env_vars if is_secret(name)} | ({key} if key else set())
     return [f"--env={name}" for name in sorted(named)] if contained else []
 

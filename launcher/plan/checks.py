@@ -8,7 +8,8 @@ from pathlib import Path
 
 from export_scripts.repository.names import check_model_name
 from handover.errors import ConfigError, SlipwayError
-from launcher.config.schema import ClusterType, Config, ContainerRuntime, Stage
+from launcher.clusters.table import cluster_of
+from launcher.config.schema import Config, ContainerRuntime, Stage
 from launcher.plan.mounts import check_mountable, usual_mounts
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages import convert, report
@@ -16,8 +17,6 @@ from launcher.plan.stages.settings import serving_topology
 from launcher.plan.stages.table import STAGES
 from launcher.plan.time_limit import limit_s
 from launcher.plan.topology import Topology
-from launcher.submit.bcp import check_job
-from launcher.submit.sbatch_options import check_options
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
@@ -51,22 +50,12 @@ def _check_time_limits(config: Config) -> None:
 
 
 def _check_cluster(config: Config) -> None:
-    """Hold containers against the kind of cluster, and TP x PP against its nodes and GPUs."""
-    interactive = config.cluster_type is ClusterType.interactive
-    if interactive and (config.container or config.deployment.container):
-        raise ConfigError(
-            "cluster_type=interactive starts no container", "unset container, or start main.py inside the container"
-        )
-    if config.cluster_type is ClusterType.bcp and config.deployment.container:
-        raise ConfigError(
-            "deployment.container: a job of Base Command Platform has one container, for all stages",
-            "unset deployment.container, and start the job in an image that has what every stage needs",
-        )
-    if config.cluster_type is ClusterType.bcm:
-        check_options(config.cluster.additional_parameters)
+    """Hold the run against the kind of cluster, and TP x PP against its nodes and GPUs."""
+    cluster = cluster_of(config)
+    cluster.check(config)
     layout: Topology = serving_topology(config)
-    if config.cluster_type is ClusterType.bcp and not config.dry_run:
-        check_job(layout.nodes)
+    if not config.dry_run:
+        cluster.check_nodes(layout.nodes)
     limit = config.cluster.nodes
     if limit is not None and layout.nodes > limit:
         raise ConfigError(
@@ -80,7 +69,7 @@ def _check_cluster(config: Config) -> None:
 def _check_mounts(config: Config, paths: RunPaths) -> None:
     is_contained = config.container or config.deployment.container
     is_started = config.cluster.container_runtime is not ContainerRuntime.none
-    if is_contained and is_started and config.cluster_type is ClusterType.bcm:
+    if is_contained and is_started and cluster_of(config).starts_containers:
         check_mountable(usual_mounts(config, paths))
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from deployment.engines.table import PROGRAMS, VLLM, EngineProgram
 from handover.errors import ConfigError, shortened
-from launcher.config.schema import ClusterType, Config, ContainerRuntime, Engine, Guard
+from launcher.clusters.table import cluster_of
+from launcher.config.schema import Config, ContainerRuntime, Engine, Guard
 from launcher.plan.stages.settings import serving_topology
 
 _TRITONS = "it is a setting of the Triton model repository or its engine"
@@ -106,7 +107,7 @@ def _check_command(config: Config) -> None:
     """Look for the program where the stage runs on this very host."""
     command = command_of(config) or program_of(config).command
     is_contained = config.container or config.deployment.container
-    runs_here = config.cluster_type is ClusterType.interactive and not config.dry_run
+    runs_here = cluster_of(config).runs_here and not config.dry_run
     if runs_here and not (is_contained and config.cluster.container_runtime is not ContainerRuntime.none):
         program = str(Path(command[0]).expanduser()) if command[0].startswith("~") else command[0]
         if shutil.which(program) is None:

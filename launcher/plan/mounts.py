@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from handover.errors import ConfigError
-from launcher.config.schema import ClusterType, Config
+from launcher.clusters.table import cluster_of
+from launcher.config.schema import Config
 from launcher.plan.paths import RunPaths
-from launcher.plan.plan import StagePlan
-from launcher.run.containers import outermost
+from launcher.plan.plan import StagePlan, outermost
 
 
 def usual_mounts(config: Config, paths: RunPaths) -> list[str]:
@@ -27,7 +27,7 @@ def with_mounts(config: Config, paths: RunPaths, plans: Sequence[StagePlan]) -> 
         ConfigError: a path cannot be mounted.
     """
     contained = [plan for plan in plans if plan.resources.container is not None]
-    if not contained or config.cluster_type is not ClusterType.bcm:
+    if not contained or not cluster_of(config).starts_containers:
         return list(plans)
     seen = [Path(mount) for mount in usual_mounts(config, paths)]
     wanted = [path for plan in contained for path in (*plan.inputs, plan.output.parent)]

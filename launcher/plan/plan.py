@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from handover.arguments import ScriptArguments
@@ -143,3 +143,9 @@ class StagePlan:
 def partial(output: Path) -> Path:
     """The sibling in which an artefact grows until it is published."""
     return output.with_name(output.name + ".partial")
+
+
+def outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    """Leave out what the mount of another directory shows anyway, such as results below the repository."""
+    chosen = list(dict.fromkeys(paths))
+    return tuple(path for path in chosen if not set(map(str, PurePath(path).parents)) & set(chosen))

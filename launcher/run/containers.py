@@ -1,4 +1,4 @@
-"""How each container runtime is told to run a command: pure functions from words to words.
+"""How each container runtime is told to run a command: a class each, from words to words.
 
 Directories are mounted at the same path inside, so that a plan means the same on the host and in the container.
 Standard library only.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePath
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME")
 _RANK_VARIABLES = (  # what a process that mpirun started knows itself and its daemon by: OpenMPI 4 with its PMIx
@@ -21,10 +22,55 @@ _RANK_VARIABLES = (  # what a process that mpirun started knows itself and its d
 )
 
 
-def outermost(paths: Iterable[str]) -> tuple[str, ...]:
-    """Leave out what the mount of another directory shows anyway, such as results below the repository."""
-    chosen = list(dict.fromkeys(paths))
-    return tuple(path for path in chosen if not set(map(str, PurePath(path).parents)) & set(chosen))
+Step = Callable[..., tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container in which a command runs.
+
+    Attributes:
+        image: as the runtime names it.
+        mounts: directories to mount at the same path.
+        directory: to start in.
+        env: whose values shall hold although the image has its own.
+        with_gpus: show the node's GPUs.
+        more: flags for docker and apptainer.
+        nodes: on which it runs, from the first.
+        tasks_per_node: processes on each.
+    """
+
+    image: str
+    mounts: Sequence[str]
+    directory: str
+    env: Mapping[str, str]
+    with_gpus: bool
+    more: Sequence[str]
+    nodes: int = 1
+    tasks_per_node: int = 1
+
+
+class Runtime(ABC):
+    """What starts containers.
+
+    Attributes:
+        srun_options: that this Slurm's srun must know.
+    """
+
+    srun_options: tuple[str, ...] = ()
+
+    @abstractmethod
+    def start(self, container: Container, step: Step) -> tuple[str, ...]:
+        """Return what precedes a command that runs in a container.
+
+        Args:
+            container: to start.
+            step: srun's words, with more flags.
+        """
+
+    def removal(self, image: str) -> tuple[str, ...]:
+        """Command that removes a job's container from a node; empty where none is left."""
+        return ()
 
 
 def container_name(image: str) -> str:
@@ -33,46 +79,58 @@ def container_name(image: str) -> str:
     return f"slipway-{os.environ.get('SLURM_JOB_ID', 'JOB')}-{digest}"
 
 
-def pyxis(image: str, mounts: Sequence[str], directory: str, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Flags that pyxis gives srun (https://github.com/NVIDIA/pyxis).
+class Pyxis(Runtime):
+    """Flags of srun (https://github.com/NVIDIA/pyxis). An image is as enroot names it, or a squashfs file."""
 
-    Args:
-        image: as enroot names it, or a squashfs file.
-        mounts: directories to mount at the same path.
-        directory: to start in.
-        env: whose values shall hold although the image has its own; the rest of the environment is inherited.
+    srun_options = ("--container-image", "--container-env")
+
+    def start(self, container: Container, step: Step) -> tuple[str, ...]:
+        """Return a step with its container; what is not named of the environment is inherited."""
+        listed = ",".join(f"{path}:{path}" for path in container.mounts)
+        # no_exec: a step has a container of its own, with its own environment, over files that are there already.
+        flags = (f"--container-image={container.image}", f"--container-name={container_name(container.image)}:no_exec")
+        names = (f"--container-env={','.join(sorted(container.env))}",) if container.env else ()
+        return step(*flags, f"--container-mounts={listed}", f"--container-workdir={container.directory}", *names)
+
+    def removal(self, image: str) -> tuple[str, ...]:
+        """Command that removes the named container; where pyxis does so itself, there is none of that name."""
+        return ("enroot", "remove", "--force", f"pyxis_{container_name(image)}")
+
+
+class Apptainer(Runtime):
+    """A program that srun starts. An image is a file, a URI, or the name of one in a registry, as for docker."""
+
+    def start(self, container: Container, step: Step) -> tuple[str, ...]:
+        """Return a step that starts apptainer; what is not named of the environment is inherited."""
+        image, env = container.image, container.env
+        is_name = "://" not in image and not image.startswith(("/", ".")) and not image.endswith(".sif")
+        binds = (f"--bind={path}:{path}" for path in container.mounts)
+        variables = (f"--env={_quote_field(f'{name}={env[name]}')}" for name in sorted(env))
+        flags = (*binds, *variables, f"--pwd={container.directory}", *(["--nv"] if container.with_gpus else []))
+        source = f"docker://{image}" if is_name else image
+        return (*step(), "apptainer", "exec", *flags, *container.more, source)
+
+
+class Docker(Runtime):
+    """A Docker container for each process, as if on the host but for its files.
+
+    It shares the host's network, processes and shared memory, which MPI needs between ranks, and writes as the user
+    who runs the job. It inherits no variable.
     """
-    listed = ",".join(f"{path}:{path}" for path in mounts)
-    # no_exec: a step has a container of its own, with its own environment, over files that are there already.
-    flags = (f"--container-image={image}", f"--container-name={container_name(image)}:no_exec")
-    names = (f"--container-env={','.join(sorted(env))}",) if env else ()
-    return (*flags, f"--container-mounts={listed}", f"--container-workdir={directory}", *names)
+
+    def start(self, container: Container, step: Step) -> tuple[str, ...]:
+        """Return docker's words; a lone process needs no mpirun, as the runner is on the first node already."""
+        env, nodes, tasks_per_node = container.env, container.nodes, container.tasks_per_node
+        is_rank = nodes * tasks_per_node > 1
+        words = ["docker", "run", "--rm", "--network=host", "--pid=host", "--ipc=host", "--cap-add=IPC_LOCK"]
+        words += [f"--user={os.getuid()}:{os.getgid()}", *(["--gpus=all"] if container.with_gpus else [])]
+        words += [f"--volume={path}:{path}" for path in container.mounts] + [f"--workdir={container.directory}"]
+        words += [f"--env={name}" for name in (*_JOB_VARIABLES, *(_RANK_VARIABLES if is_rank else ()))]
+        words += [f"--env={name}={env[name]}" for name in sorted(env)]
+        return (*(_mpirun(nodes, tasks_per_node) if is_rank else ()), *words, *container.more, container.image)
 
 
-def pyxis_removal(image: str) -> tuple[str, ...]:
-    """Command that removes a job's container from a node; where pyxis does so itself, there is none of that name."""
-    return ("enroot", "remove", "--force", f"pyxis_{container_name(image)}")
-
-
-def apptainer(
-    image: str, mounts: Sequence[str], directory: str, env: Mapping[str, str], with_gpus: bool, more: Sequence[str]
-) -> tuple[str, ...]:
-    """Prefix of a command that runs in an Apptainer image.
-
-    Args:
-        image: a file, a URI, or the name of an image in a registry, as pyxis and docker take it.
-        mounts: directories to mount at the same path.
-        directory: to start in.
-        env: whose values shall hold although the image has its own; the rest of the environment is inherited.
-        with_gpus: show the node's GPUs.
-        more: flags.
-    """
-    is_name = "://" not in image and not image.startswith(("/", ".")) and not image.endswith(".sif")
-    source = f"docker://{image}" if is_name else image
-    binds = tuple(f"--bind={path}:{path}" for path in mounts)
-    variables = tuple(f"--env={_quote_field(f'{name}={env[name]}')}" for name in sorted(env))
-    gpus = ("--nv",) if with_gpus else ()
-    return ("apptainer", "exec", *binds, *variables, f"--pwd={directory}", *gpus, *more, source)
+RUNTIMES: Mapping[str, Runtime] = {"pyxis": Pyxis(), "docker": Docker(), "apptainer": Apptainer()}
 
 
 def _quote_field(pair: str) -> str:
@@ -80,38 +138,7 @@ def _quote_field(pair: str) -> str:
     return '"' + pair.replace('"', '""') + '"' if pair.count("=") > 1 else pair
 
 
-def docker(
-    image: str,
-    mounts: Sequence[str],
-    directory: str,
-    env: Mapping[str, str],
-    is_rank: bool,
-    with_gpus: bool,
-    more: Sequence[str],
-) -> tuple[str, ...]:
-    """Prefix of a command that runs in a Docker container of its own, as if on the host but for its files.
-
-    The container shares the host's network, processes and shared memory, which MPI needs between ranks, and
-    writes as the user who runs the job.
-
-    Args:
-        image: its name.
-        mounts: directories to mount at the same path.
-        directory: to start in.
-        env: variables to set, as docker inherits none.
-        is_rank: pass on what mpirun tells the process.
-        with_gpus: show the node's GPUs.
-        more: flags.
-    """
-    words = ["docker", "run", "--rm", "--network=host", "--pid=host", "--ipc=host", "--cap-add=IPC_LOCK"]
-    words += [f"--user={os.getuid()}:{os.getgid()}", *(["--gpus=all"] if with_gpus else [])]
-    words += [f"--volume={path}:{path}" for path in mounts] + [f"--workdir={directory}"]
-    words += [f"--env={name}" for name in (*_JOB_VARIABLES, *(_RANK_VARIABLES if is_rank else ()))]
-    words += [f"--env={name}={env[name]}" for name in sorted(env)]
-    return (*words, *more, image)
-
-
-def mpirun(nodes: int, tasks_per_node: int) -> tuple[str, ...]:
+def _mpirun(nodes: int, tasks_per_node: int) -> tuple[str, ...]:
     """Prefix that starts a command on the first nodes of the allocation; OpenMPI asks Slurm for their names.
 
     Its daemons are started as an overlapping step, so that they do not wait for one that runs already.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from handover.reasons import names_error
-from launcher import console
+from launcher.run import console
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 _PR_SET_PDEATHSIG = 1

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import SIGTERM, Signals
 
-from launcher import console
+from launcher.run import console
 from launcher.run.process import Child
 
 _PATIENCE_S, _PAUSE_S = 600.0, 5.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from handover.errors import ConfigError
 from launcher.plan.time_limit import limit_s
-from launcher.submit.slurm_clients import ask
+from launcher.run.slurm_clients import ask
 
 
 @dataclass(frozen=True)

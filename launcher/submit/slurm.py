@@ -14,6 +14,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,21 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import _make_sbatch_string
 
 from handover.errors import ConfigError, nearest
-from launcher import console
-from launcher.config.schema import ClusterConfig
+from launcher.config.schema import ClusterConfig, Config
+from launcher.config.secrets import passed_by_name
+from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, Resources, StagePlan
 from launcher.plan.time_limit import limit_s, total
-from launcher.run.command_wrapper import Place, interpreter_in
+from launcher.run import console
+from launcher.run.containers import RUNTIMES
+from launcher.run.place import interpreter_in
+from launcher.run.slurm_clients import ask
 from launcher.run.slurm_variables import defaults, unread
+from launcher.run.srun import SlurmSteps
 from launcher.submit import Job
 from launcher.submit.jobs import SubmittedJob, read_jobs, write_jobs
 from launcher.submit.partitions import partitions, word_of_endless_wait
 from launcher.submit.sbatch import Sbatch
-from launcher.submit.slurm_clients import ask
 
 _CPUS_PER_TASK = 4  # of a job that shares its nodes: a server, its stubs and clients; Slurm itself would give one
 _UNWRITABLE = (
@@ -57,8 +62,7 @@ class SlurmExecutor:
 
     def __init__(self, cluster: ClusterConfig, dependency: str | None, directory: Path, mounts: Sequence[Path]) -> None:
         self.cluster, self.dependency = cluster, dependency
-        self.place = Place(
-            "srun",
+        self.place = SlurmSteps(
             directory=str(directory),
             mounts=tuple(map(str, mounts)),
             srun_args=tuple(cluster.srun_args),
@@ -108,10 +112,10 @@ class SlurmExecutor:
     def _check_pyxis(self, jobs: Sequence[Job]) -> None:
         """Without pyxis, srun would refuse the container only once the first job has waited for its turn."""
         wanted = any(plan.resources.container for job in jobs for plan in job.plans)
-        if not wanted or self.place.runtime != "pyxis":
+        if not wanted or not (options := RUNTIMES[self.place.runtime].srun_options):
             return
         known = _output("srun", "--help")
-        for option in ("--container-image", "--container-env"):
+        for option in options:
             if option not in known:
                 what = "has no pyxis" if option == "--container-image" else "has a pyxis from before the end of 2022"
                 raise ConfigError(
@@ -240,6 +244,12 @@ class SlurmExecutor:
             extra.setdefault("ntasks", nodes * tasks)
             return {"gpus_per_task": cluster.gpus_per_task, "gpus_per_node": tasks * cluster.gpus_per_task}
         return {"gpus_per_node": cluster.gpus_per_node if needed and cluster.exclusive else needed or None}
+
+
+def open_executor(config: Config, paths: RunPaths) -> SlurmExecutor:
+    """Return the executor of a run, whose containers get its secrets by name."""
+    cluster = replace(config.cluster, container_args=[*config.cluster.container_args, *passed_by_name(config)])
+    return SlurmExecutor(cluster, config.export.run.dependency or None, paths.project, paths.mounts)
 
 
 def _check_folders(jobs: Sequence[Job]) -> None:

@@ -13,7 +13,7 @@ from launcher.pipeline import ordered_stages, plan_stages
 from launcher.plan import checks
 from launcher.plan.mounts import with_mounts
 from launcher.plan.paths import RunPaths
-from launcher.run import containers
+from launcher.run.containers import RUNTIMES, Container
 
 CONTAINED = ["cluster_type=bcm", "container=image", "stages=[convert]"]
 
@@ -25,7 +25,8 @@ def as_pflag_reads(text: str) -> str:
 
 @pytest.mark.parametrize("value", ["GROUP", "a,b", "k=v", "k=v,w=x", 'say "x"=1, then', ""])
 def test_apptainer_gets_a_variables_value_whole(value: str) -> None:
-    words = containers.apptainer("image", ("/a",), "/a", {"NAME": value}, False, ())
+    container = Container("image", ("/a",), "/a", {"NAME": value}, False, ())
+    words = RUNTIMES["apptainer"].start(container, lambda: ())
     (given,) = [word.removeprefix("--env=") for word in words if word.startswith("--env=")]
     assert as_pflag_reads(given) == f"NAME={value}"
 

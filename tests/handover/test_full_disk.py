@@ -15,9 +15,9 @@ from support.nemo_archive import NEMO
 
 from handover.durable import write_atomically
 from handover.errors import exit_status
-from launcher import console
 from launcher.plan.plan import Command, Resources, StagePlan, partial
-from launcher.run.command_wrapper import Place
+from launcher.run import console
+from launcher.run.place import Place
 from launcher.run.process import Child
 from launcher.runner import run_job
 

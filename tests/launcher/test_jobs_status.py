@@ -10,11 +10,12 @@ import pytest
 from support.slurm.fake_slurm import NO_ACCOUNTING, FakeSlurm
 
 from handover.errors import ConfigError, SlipwayError
-from launcher.config import compose
+from launcher.clusters.table import detect_cluster
 from launcher.config.schema import ClusterType
 from launcher.doctor import check_node
+from launcher.run import slurm_clients
 from launcher.run.results import StageResult, write_results
-from launcher.submit import jobs, slurm_clients
+from launcher.submit import jobs
 from launcher.submit.jobs import SubmittedJob
 from launcher.submit.slurm_states import slurm_states
 
@@ -188,8 +189,8 @@ def test_a_dead_controller_is_no_reason_to_run_on_the_login_node(
     slurm.says("sbatch", "exit 1")
     slurm.says("scontrol", said)
     if expected:
-        assert compose.detect_cluster() is expected
+        assert detect_cluster() is expected
         return
     with pytest.raises(ConfigError, match=r"controller does not answer .*ping: Slurmctld.* head is DOWN\)") as refused:
-        compose.detect_cluster()
+        detect_cluster()
     assert "cluster_type=interactive" in refused.value.hint and "doctor" in refused.value.hint

@@ -19,7 +19,7 @@ from launcher.config.schema import Config, DataType, Engine, Stage, TritonApi, r
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages.clients import check_server
 
-RUN = ["stages=[deploy,evaluate,benchmark]", "export.run.model_train_name=m"]
+RUN = ["stages=[deploy,evaluate,benchmark]", "export.run.model_train_name=m", "cluster_type=bcp"]
 
 
 @pytest.fixture(autouse=True)

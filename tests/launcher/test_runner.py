@@ -20,7 +20,7 @@ from handover.manifest import WORK_FILE, Manifest
 from launcher.plan.plan import Command, Resources, StagePlan, partial
 from launcher.run import artefact
 from launcher.run.artefact import begin, is_current, run_fingerprint
-from launcher.run.command_wrapper import Place
+from launcher.run.place import Place
 from launcher.run.results import StageResult, failure_status
 from launcher.run.work_directory import lock_of
 from launcher.runner import run_job

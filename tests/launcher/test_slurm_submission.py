@@ -10,14 +10,14 @@ import pytest
 from support.slurm.fake_slurm import FakeSlurm
 
 from handover.errors import ConfigError
-from launcher.config import compose
+from launcher.clusters.bcm import check_options
+from launcher.clusters.table import detect_cluster
 from launcher.config.schema import PROJECT_DIR, ClusterConfig, ContainerRuntime
 from launcher.doctor import check_node
 from launcher.plan.plan import Command, Resources, StagePlan
 from launcher.run.results import StageResult, write_results
 from launcher.submit import Job, jobs
 from launcher.submit.jobs import read_jobs
-from launcher.submit.sbatch_options import check_options
 from launcher.submit.slurm import SlurmExecutor
 
 
@@ -169,7 +169,7 @@ def test_no_program_of_slurm_is_started_with_variables_of_the_session(
     SlurmExecutor(ClusterConfig(), None, root, []).submit([job_in(None, root)], ())
     write_results(root / "logs" / "stages.json", [StageResult("convert", "convert")])
     jobs.cancel(root)
-    compose.detect_cluster()
+    detect_cluster()
     check_node(root, [])
     for program in answers:
         lines = (root / f"{program}.env").read_text().splitlines()

@@ -18,7 +18,7 @@ from evaluation.report.sweep_points import read_points
 from handover.errors import ArtefactError
 from handover.manifest import FileRecord, Manifest
 from launcher.config.schema import PROJECT_DIR
-from launcher.submit.sweep import name_setting, swept_keys
+from launcher.sweep import name_setting, swept_keys
 
 
 def point(root: Path, label: str, latencies_ms: dict[int, float], shapes: list[tuple[int, ...]]) -> dict[str, str]:

@@ -106,9 +106,7 @@ ENGINE = "backends.fastertransformer.engine"
 LAUNCHER_STDLIB_ONLY = [
     "plan/plan",
     "runner",
-    "console",
-    *(f"run/{name}" for name in ("results", "artefact", "work_directory", "process", "command_wrapper", "containers")),
-    *("run/slurm_variables", "run/steps"),
+    *(f"run/{file.stem}" for file in sorted((PROJECT / "launcher" / "run").glob("*.py"))),
 ]
 
 

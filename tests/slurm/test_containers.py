@@ -20,7 +20,7 @@ from support.slurm.cluster import NODES, SlurmCluster
 from support.slurm.launches import NEMO, PROJECT, assert_clean, launch, override
 
 from launcher.plan.plan import Command, Resources, StagePlan, partial
-from launcher.run.command_wrapper import Place
+from launcher.run.srun import SlurmSteps
 
 FAKES = Path(__file__).with_name("fakes")
 IMAGE = "registry.example/team/image:1.0"
@@ -145,7 +145,7 @@ def run_as_job(slurm: SlurmCluster, root: Path, directory: Path, runtime: str, *
     files = [root / f"{plan.stage}.json" for plan in plans]
     for file, plan in zip(files, plans, strict=True):
         file.write_text(plan.to_json())
-    place = Place("srun", directory=str(directory), mounts=(str(root), str(directory)), runtime=runtime)
+    place = SlurmSteps(directory=str(directory), mounts=(str(root), str(directory)), runtime=runtime)
     runner = [sys.executable, "-m", "launcher.runner", f"--place={place.to_json()}", *map(str, files)]
     output = root / "job.txt"
     options = ["--parsable", "--nodes=2", f"--output={output}", f"--chdir={PROJECT}", "--time=2"]

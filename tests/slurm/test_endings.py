@@ -31,7 +31,7 @@ from support.slurm.launches import (
 )
 
 from launcher.plan.plan import Command, Resources, StagePlan, partial
-from launcher.run.command_wrapper import Place
+from launcher.run.srun import SlurmSteps
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +165,7 @@ def test_a_step_that_finds_no_controller_is_tried_again(slurm: SlurmCluster, tmp
     made = Command(("/bin/sh", "-c", f"mkdir -p {partial(output)}; echo run >> {partial(output)}/made"))
     plan = StagePlan("convert", "away", (first, made), Resources(), (), output, tmp_path / "logs" / "convert.log")
     (tmp_path / "plan.json").write_text(plan.to_json())
-    place = Place("srun", directory=str(PROJECT)).to_json()
+    place = SlurmSteps(directory=str(PROJECT)).to_json()
     runner = shlex.join([sys.executable, "-m", "launcher.runner", f"--place={place}", str(tmp_path / "plan.json")])
     where = [f"--chdir={PROJECT}", f"--output={tmp_path}/job.txt", f"--wrap=exec {runner}"]
     job = slurm.run("sbatch", "--parsable", *where).strip()

@@ -12,7 +12,7 @@ from support.slurm.launches import PROJECT, Launched
 from deployment.arguments import ServeArguments
 from launcher.plan.plan import Resources, python_module
 from launcher.plan.topology import topology
-from launcher.run.command_wrapper import Place
+from launcher.run.srun import SlurmSteps
 
 TABLE = {  # TP, PP -> nodes and CUDA_VISIBLE_DEVICES of the guide's command line; None: it sets none
     (1, 1): (1, "0"),
@@ -52,7 +52,7 @@ def test_the_task_sees_the_gpus_of_the_guides_table(
             cuda_devices=topology(tp, pp, gpus_per_node=8).cuda_devices or "",
         )
         command = python_module("deployment.serve", arguments)
-        step = Place("srun", directory=str(PROJECT)).wrap(command, Resources(nodes, gpus_per_node=min(8, tp * pp)))
+        step = SlurmSteps(directory=str(PROJECT)).wrap(command, Resources(nodes, gpus_per_node=min(8, tp * pp)))
         lines.append(f"SEEN={shlex.quote(str(folder))}.seen {shlex.join(step)} &")
     script = "\n".join((*lines, "wait", "exit 0"))
     where = ["--nodes=2", f"--chdir={PROJECT}", f"--output={tmp_path}/job.txt", f"--wrap={script}"]

@@ -14,7 +14,7 @@ from launcher.pipeline import ordered_stages, plan_stages
 from launcher.plan.mounts import with_mounts
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan
-from launcher.run.command_wrapper import interpreter_in
+from launcher.run.place import interpreter_in
 
 _ON_NODES = "/opt/slipway"
 PLACES = [f"launcher_scripts_path={_ON_NODES}", "base_results_dir=/mount/results"]

@@ -10,8 +10,9 @@ from pathlib import Path
 from deployment.arguments import NODE, GemmAutotuneArguments, ServeArguments
 from handover.errors import ConfigError
 from handover.manifest import FILE_NAME
+from launcher.clusters.table import cluster_of
 from launcher.config.options import filled
-from launcher.config.schema import ClusterType, Config, Engine, Stage
+from launcher.config.schema import Config, Engine, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, python_module
 from launcher.plan.stages import deploy_program
@@ -39,7 +40,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     _check_gpus_per_task(config)
     if engine.is_program:
         deploy_program.check(config, paths, stages)
-        if config.cluster_type is ClusterType.interactive:
+        if cluster_of(config).runs_here:
             _check_ports(config)
         return
     if engine is Engine.vllm_triton:
@@ -64,7 +65,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
         raise ConfigError(
             f"there is no model repository at {paths.model_repository}", "add export to stages: stages=[export,deploy]"
         )
-    if config.cluster_type is ClusterType.interactive:
+    if cluster_of(config).runs_here:
         _check_ports(config)
 
 
@@ -116,7 +117,7 @@ def _tasks_per_node(config: Config) -> int:
 def _check_gpus_per_task(config: Config) -> None:
     """Hold ``cluster.gpus_per_task``, which shapes the allocation alone, against what the server's tasks use."""
     given, layout = config.cluster.gpus_per_task, serving_topology(config)
-    if not given or config.cluster_type is not ClusterType.bcm:
+    if not given or not cluster_of(config).allocates:
         return
     if not layout.gpus:
         raise ConfigError(

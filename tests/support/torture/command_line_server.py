@@ -63,7 +63,7 @@ def serve() -> None:
     import launcher.config.nemo_keys
     import launcher.submit.interactive
     import launcher.submit.slurm
-    import launcher.submit.sweep  # noqa: F401
+    import launcher.sweep  # noqa: F401
 
     for line in sys.stdin:
         sys.stdout.write(json.dumps(_run(**json.loads(line))) + "\n")

@@ -24,12 +24,12 @@ from omegaconf import DictConfig
 from evaluation.arguments import POINTS_NAME, SweepReportArguments
 from handover.durable import write_atomically
 from handover.errors import ConfigError, SlipwayError
-from launcher import console, pipeline
-from launcher.config import compose
+from launcher import compose, pipeline
 from launcher.config.schema import PROJECT_DIR, Config, Engine
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import python_module
 from launcher.plan.stages.report import report_title
+from launcher.run import console
 
 _IN_THE_PATH = (
     "base_results_dir",

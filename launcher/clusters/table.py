@@ -1,0 +1,36 @@
+"""Every kind of cluster by its ``cluster_type``.
+
+A new one is a name in ``ClusterType`` with its file in conf/cluster, a class in a module of this folder with a line in
+``CLUSTERS``, and an executor in ``launcher.submit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.clusters.bcm import Slurm
+from launcher.clusters.bcp import BaseCommandPlatform
+from launcher.clusters.cluster import Cluster
+from launcher.clusters.interactive import Interactive
+from launcher.config.schema import ClusterType, Config
+
+CLUSTERS: Mapping[ClusterType, Cluster] = {
+    ClusterType.bcp: BaseCommandPlatform(),
+    ClusterType.bcm: Slurm(),
+    ClusterType.interactive: Interactive(),
+}
+"""In the order in which they are looked for."""
+
+
+def cluster_of(config: Config) -> Cluster:
+    """Return the cluster of a run."""
+    return CLUSTERS[config.cluster_type]
+
+
+def detect_cluster() -> ClusterType:
+    """Return the kind of cluster where this process runs: a BCP job, a host of a Slurm cluster, or neither.
+
+    Raises:
+        ConfigError: of a cluster whose controller does not answer.
+    """
+    return next(name for name, cluster in CLUSTERS.items() if cluster.is_here())

@@ -1,0 +1,47 @@
+"""What differs from one cluster to another is in its class: nothing else asks which one it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.composed import compose
+
+from launcher.clusters.table import CLUSTERS, cluster_of
+from launcher.config.schema import ClusterType, register
+from launcher.pipeline import executor_for
+from launcher.plan.paths import RunPaths
+from launcher.plan.plan import Command, Resources
+from launcher.run.place import Place
+from launcher.runner import PLACES
+
+LAUNCHER = Path(__file__).resolve().parents[2] / "launcher"
+BRANCH = re.compile(r"cluster_type (?:is|==|!=|in) |ClusterType\.(?!auto\b)\w+|\.starter [=!]=|\.runtime [=!]=")
+TABLES = {"clusters/table.py", "config/schema.py"}
+
+
+def test_no_other_module_asks_which_cluster_or_place_it_is() -> None:
+    """``compose`` alone asks whether the configured one is among the clusters: auto is none."""
+    found = [
+        f"{file.relative_to(LAUNCHER)}: {line.strip()}"
+        for file in sorted(LAUNCHER.rglob("*.py"))
+        for line in file.read_text().splitlines()
+        if BRANCH.search(line) and str(file.relative_to(LAUNCHER)) not in TABLES
+    ]
+    assert [line.split(":")[0] for line in found] == ["compose.py"], "\n".join(found)
+
+
+@pytest.mark.parametrize("name", [name for name in ClusterType if name is not ClusterType.auto])
+def test_every_kind_of_cluster_has_a_class_and_an_executor(name: ClusterType) -> None:
+    register()
+    config = compose([f"cluster_type={name}"])
+    assert cluster_of(config) is CLUSTERS[name]
+    argv = executor_for(config, RunPaths.of(config)).wrap(Command(("true",)), Resources(), {})
+    assert argv[0] == {ClusterType.bcm: "srun", ClusterType.bcp: "bcprun", ClusterType.interactive: "true"}[name]
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_place_is_read_as_it_was_written(kind: type[Place]) -> None:
+    place = kind(directory="/opt/it's here")
+    assert Place.read(place.to_json(), PLACES) == place
