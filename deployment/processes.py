@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from handover.parent import end_with_parent
+
 _PROC = Path("/proc")
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -139,9 +140,9 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent() -> None:
-    """In a fresh child: ask Linux for a SIGKILL when the parent dies, even by SIGKILL; leave SIGUSR1 to the parent.
+    """End with the parent, in a fresh child, and leave SIGUSR1 to the parent.
 
     A Slurm step's signal reaches every process of the step.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()

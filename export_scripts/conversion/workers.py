@@ -5,7 +5,6 @@ Threads would do but for the interpreter's lock: on 16 processors, eight of them
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import multiprocessing
 import os
@@ -17,12 +16,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from handover.errors import ArtefactError
+from handover.parent import end_with_parent
 
 Result = TypeVar("Result")
 Advance = Callable[[int], None]
 """Told the bytes that were written since the last time."""
 
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>: the signal that a process gets when its parent ends
 _POLL_S = 0.1
 
 
@@ -86,7 +85,7 @@ def _next(done: SimpleQueue[Future[Result]]) -> Future[Result] | None:
 def _begin(parent: int) -> None:
     """Set a new process up: an interrupt is the parent's affair, and the parent's end is ours."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != parent:
         os._exit(1)
 

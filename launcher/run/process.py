@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import ctypes
 import functools
 import os
 import signal
@@ -19,11 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from handover.parent import end_with_parent
 from handover.reasons import names_error
 from launcher.run import console
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
-_PR_SET_PDEATHSIG = 1
 _MOST_ERRORS = 10
 _TAIL_LINES = 30  # a server's error and the 15 lines of its log that it quotes
 
@@ -58,7 +57,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=functools.partial(_die_with_parent, stop_signals[0]),
+            preexec_fn=functools.partial(end_with_parent, stop_signals[0]),
         )
         self.pid = self._process.pid
         self._stop_signals = tuple(stop_signals)
@@ -161,8 +160,3 @@ def describe_status(status: int) -> str:
     if status - 128 in set(signal.Signals):  # what a shell and srun make of it
         return f"exit status {status}, killed by {signal.Signals(status - 128).name}"
     return f"exit status {status}"
-
-
-def _die_with_parent(number: signal.Signals) -> None:
-    """Ask Linux for a signal when our parent dies, even by SIGKILL."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
