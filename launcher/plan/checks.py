@@ -13,7 +13,7 @@ from launcher.config.schema import Config, ContainerRuntime, Stage
 from launcher.plan.mounts import check_mountable, usual_mounts
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages import convert, report
-from launcher.plan.stages.settings import serving_topology
+from launcher.plan.stages.settings import Known, serving_topology
 from launcher.plan.stages.table import STAGES
 from launcher.plan.time_limit import limit_s
 from launcher.plan.topology import Topology
@@ -26,13 +26,36 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     check_model_name(config.export.run.model_train_name)
     _check_cluster(config)
     _check_mounts(config, paths)
-    convert.check_format(config, stages)
+    _check_format(config, stages)
+    known = Known()
     for stage in stages:
-        STAGES[stage].check(config, paths, stages)
+        STAGES[stage].check(config, paths, stages, known)
     if Stage.evaluate in stages or Stage.benchmark in stages:
         report.check(config)
     _check_writable(paths.results)
     _check_writable(convert.output(config, paths))
+
+
+def _check_format(config: Config, stages: Collection[Stage]) -> None:
+    """Refuse stages that need FasterTransformer's shards where none are written."""
+    model = config.export.model
+    if not convert.writes_huggingface(config):
+        return
+    is_asked_for = config.deployment.engine.reads_shards
+    if is_asked_for and (needing := [stage.name for stage in (Stage.export, Stage.deploy) if stage in stages]):
+        raise ConfigError(
+            f"export.model.format=huggingface with stages=[{','.join(stage.name for stage in stages)}]: "
+            f"no shards of FasterTransformer are written, which {' and '.join(needing)} must have",
+            "take stages=[convert] for the Hugging Face directory, and a run of its own with "
+            "export.model.format=fastertransformer to serve the model, or an engine that reads such a directory: "
+            "deployment.engine=vllm",
+        )
+    if model.random_weights:
+        why = "export.model.format=huggingface" if is_asked_for else f"deployment.engine={config.deployment.engine}"
+        raise ConfigError(
+            f"export.model.random_weights=true with {why}: weights are made up for FasterTransformer's shards alone",
+            "take export.model.format=fastertransformer and deployment.engine=slipway",
+        )
 
 
 def _check_lengths(config: Config) -> None:

@@ -21,6 +21,7 @@ from handover.manifest import FT_CANNOT, Manifest
 from launcher.config.schema import Stage, register
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages import convert as stage
+from launcher.plan.stages.settings import Known
 
 INPUTS = {
     *("input_ids", "start_id", "end_id", "input_lengths", "request_output_len", "runtime_top_k", "runtime_top_p"),
@@ -104,8 +105,8 @@ def test_a_run_in_which_fastertransformer_would_serve_another_model_is_refused_w
     given = [f"base_results_dir={tmp_path / 'results'}", f"export.model.checkpoint_path={tmp_path / 'source'}"]
     stages = [Stage.convert, Stage.export, Stage.deploy]
     drop_in = compose([*given, "deployment.engine=slipway"])
-    stage.check(drop_in, RunPaths.of(drop_in), stages)
+    stage.check(drop_in, RunPaths.of(drop_in), stages, Known())
     config = compose([*given, "deployment.engine=fastertransformer"])
-    stage.check(config, RunPaths.of(config), stages[:2])
+    stage.check(config, RunPaths.of(config), stages[:2], Known())
     with pytest.raises(ConfigError, match=r"would compute another model(.|\n)*size_per_head = 8  \("):
-        stage.check(config, RunPaths.of(config), stages)
+        stage.check(config, RunPaths.of(config), stages, Known())

@@ -15,10 +15,10 @@ from launcher.config.schema import BenchmarkKind, Config, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, partial, python_module
 from launcher.plan.stages.clients import check_server, served_by
-from launcher.plan.stages.settings import asked_endpoint, environment, expected_repository, resources
+from launcher.plan.stages.settings import Known, asked_endpoint, environment, expected_repository, resources
 
 
-def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
     """Look for the server and read what a load is made of.
 
     Raises:

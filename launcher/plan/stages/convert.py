@@ -17,14 +17,13 @@ from launcher.config.schema import Config, Engine, ModelFormat, ModelType, Stage
 from launcher.plan.engine_checks import check_served
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
-from launcher.plan.stages.evaluate import check_model
-from launcher.plan.stages.settings import environment, resources
+from launcher.plan.stages.settings import Known, environment, resources
 
 _GPT, _T5 = "gpt", "t5"
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
 
 
-def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
     """Open the checkpoint as the conversion will, and compare what it is with what shall be done with it.
 
     Raises:
@@ -56,9 +55,9 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
             )
         return
     if writes_huggingface(config):
-        _check_huggingface(config, paths, stages)
+        _check_huggingface(config, paths, stages, known)
         return
-    _check_shards(config, paths, stages)
+    _check_shards(config, paths, stages, known)
 
 
 def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
@@ -106,39 +105,7 @@ def _arguments(config: Config, paths: RunPaths) -> ConvertArguments:
     )
 
 
-def check_format(config: Config, stages: Collection[Stage]) -> None:
-    """Refuse stages that need FasterTransformer's shards where none are written.
-
-    Raises:
-        ConfigError: naming the stages, and what to do.
-    """
-    model = config.export.model
-    if not writes_huggingface(config):
-        return
-    is_asked_for = config.deployment.engine.reads_shards
-    if is_asked_for and (needing := [stage.name for stage in (Stage.export, Stage.deploy) if stage in stages]):
-        raise ConfigError(
-            f"export.model.format=huggingface with stages=[{','.join(stage.name for stage in stages)}]: "
-            f"no shards of FasterTransformer are written, which {' and '.join(needing)} must have",
-            "take stages=[convert] for the Hugging Face directory, and a run of its own with "
-            "export.model.format=fastertransformer to serve the model, or an engine that reads such a directory: "
-            "deployment.engine=vllm",
-        )
-    if model.random_weights:
-        raise ConfigError(
-            f"export.model.random_weights=true with {_why_huggingface(config)}: weights are made up for "
-            "FasterTransformer's shards alone",
-            "take export.model.format=fastertransformer and deployment.engine=slipway",
-        )
-
-
-def _why_huggingface(config: Config) -> str:
-    if config.deployment.engine.reads_shards:
-        return "export.model.format=huggingface"
-    return f"deployment.engine={config.deployment.engine}"
-
-
-def _check_shards(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+def _check_shards(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
     """Work the conversion to FasterTransformer's shards out, and ask what the later stages need of it.
 
     Raises:
@@ -163,11 +130,10 @@ def _check_shards(config: Config, paths: RunPaths, stages: Collection[Stage]) ->
             "put tokenizer.json, vocab.json and merges.txt, or tokenizer.model beside the weights, or name them by "
             "export.model.tokenizer; stages=[convert] does without",
         )
-    if Stage.evaluate in stages and not config.deployment.endpoint:
-        check_model(config, str(checkpoint), source.family.name == _T5)
+    known.model, known.is_encoder_decoder = str(checkpoint), source.family.name == _T5
 
 
-def _check_huggingface(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+def _check_huggingface(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
     """Work the conversion out, as it will, and ask whether the engine serves the result.
 
     Raises:
@@ -182,8 +148,7 @@ def _check_huggingface(config: Config, paths: RunPaths, stages: Collection[Stage
     _say_family(config, str(paths.checkpoint), source.family.name, source.source_map.name)
     if not config.deployment.engine.reads_shards and {Stage.export, Stage.deploy} & set(stages):
         check_served(config, str(paths.checkpoint), planned.architecture, vars(source.dims))
-    if Stage.evaluate in stages and not config.deployment.endpoint:
-        check_model(config, str(paths.checkpoint), source.family.name == _T5)
+    known.model, known.is_encoder_decoder = str(paths.checkpoint), source.family.name == _T5
 
 
 def _check_engine(config: Config, checkpoint: str, beyond: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from launcher.config.schema import Config, Engine, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, python_module
 from launcher.plan.stages import deploy_program
-from launcher.plan.stages.settings import environment, resources, serving_topology
+from launcher.plan.stages.settings import Known, environment, resources, serving_topology
 
 _OF_OPENAI = (
     "api_keys_file",
@@ -29,7 +29,7 @@ _OF_OPENAI = (
 """Settings of the OpenAI API, which ask for it to be on."""
 
 
-def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
     """Look for the repository and try the ports.
 
     Raises:

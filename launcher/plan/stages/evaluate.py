@@ -19,17 +19,17 @@ from launcher.config.schema_help import legal_options, options
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.clients import api_tokenizer, check_server, served_by
-from launcher.plan.stages.settings import asked_endpoint, environment, expected_repository, resources
+from launcher.plan.stages.settings import Known, asked_endpoint, environment, expected_repository, resources
 
 
-def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
     """Look for the server, read the files of every evaluation as the stage will, and look at an exported model.
 
     Raises:
         ConfigError: no evaluation is chosen, a file is missing or malformed, or the model cannot be asked this.
     """
-    if Stage.convert not in stages and not config.deployment.endpoint:
-        _check_exported_model(config, paths)
+    if not config.deployment.endpoint:
+        _check_model(config, known if Stage.convert in stages else _exported_model(config, paths))
     check_server(config, paths, stages)
     if not config.evaluation.tasks:
         raise ConfigError("evaluate: no evaluation is chosen", f"evaluation=[...]: {legal_options('evaluation', '')}")
@@ -41,25 +41,6 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
             TASKS[name].check_files(task_arguments(config, paths, name, task), converted)
         except ConfigError as error:
             raise ConfigError(f"evaluation.{name}: {error.problem}", error.hint) from None
-
-
-def check_model(config: Config, model: str, is_encoder_decoder: bool) -> None:
-    """Refuse evaluations that cannot be computed from the answers of this run's model.
-
-    Args:
-        config: of the run.
-        model: what is scored, for the message.
-        is_encoder_decoder: the model is a T5.
-
-    Raises:
-        ConfigError: one of them cannot.
-    """
-    can_score_answers = (
-        config.deployment.engine is not Engine.fastertransformer or config.deployment.endpoint is not None
-    )
-    for name in config.evaluation.tasks:
-        if TASKS[name].arguments.needs_scores:
-            check_scores(name, model, is_encoder_decoder, can_score_answers)
 
 
 def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
@@ -113,15 +94,23 @@ def _check_given(name: str, task: Any) -> None:
             raise ConfigError(f"evaluation.{name}.{entry.name} is not set", hint)
 
 
-def _check_exported_model(config: Config, paths: RunPaths) -> None:
+def _exported_model(config: Config, paths: RunPaths) -> Known:
     """Look at the model that was exported before; what is not there, other checks report."""
     from export_scripts.repository.names import ENGINE
 
     size = config.export.model.tensor_model_parallel_size
     shards = paths.model_repository / ENGINE / "1" / f"{size}-gpu"
-    if (shards / FILE_NAME).is_file():
-        is_t5 = "encoder" in ConfigIni.read(shards, ArtefactError)
-        check_model(config, str(paths.model_repository), is_t5)
+    if not (shards / FILE_NAME).is_file():
+        return Known()
+    return Known(str(paths.model_repository), "encoder" in ConfigIni.read(shards, ArtefactError))
+
+
+def _check_model(config: Config, known: Known) -> None:
+    """Refuse evaluations that cannot be computed from the answers of this run's model."""
+    can_score_answers = config.deployment.engine is not Engine.fastertransformer
+    for name in config.evaluation.tasks:
+        if known.model and TASKS[name].arguments.needs_scores:
+            check_scores(name, known.model, known.is_encoder_decoder, can_score_answers)
 
 
 def _check_launcher_keys(config: Config) -> None:

@@ -11,10 +11,10 @@ from launcher.config.schema import Config, Engine, Stage
 from launcher.plan.engine_checks import check_engine
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
-from launcher.plan.stages.settings import environment, resources
+from launcher.plan.stages.settings import Known, environment, resources
 
 
-def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
     """Refuse a repository that its engine could not serve.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config.schema import Config, ContainerRuntime
@@ -9,6 +10,19 @@ from launcher.config.secrets import plain_variables
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Resources
 from launcher.plan.topology import Topology, topology
+
+
+@dataclass
+class Known:
+    """What the check of a stage has found out, for those of the stages after it.
+
+    Attributes:
+        model: the checkpoint that is converted; empty where none is opened.
+        is_encoder_decoder: it is a T5.
+    """
+
+    model: str = ""
+    is_encoder_decoder: bool = False
 
 
 def environment(config: Config) -> dict[str, str]:

@@ -12,16 +12,20 @@ from launcher.config.schema import Config, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan
 from launcher.plan.stages import benchmark, convert, deploy, evaluate, export
+from launcher.plan.stages.settings import Known
 
 
 class StageModule(Protocol):
     """What a module of a stage has. Neither function writes anything, nor changes the configuration."""
 
-    def check(self, config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
-        """Refuse what can be known to fail, given the stages of the run; the first problem is raised."""
+    def check(self, config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
+        """Refuse what can be known to fail, given the stages of the run; the first problem is raised.
+
+        What it finds out for those after it goes to ``known``.
+        """
 
     def plan(self, config: Config, paths: RunPaths) -> list[StagePlan]:
-        """Say what the stage will run."""
+        """Return what the stage will run."""
 
 
 STAGES: Mapping[Stage, StageModule] = {
