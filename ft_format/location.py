@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ft_format.config_ini import FILE_NAME
+from models.directory import CONFIG_FILE
 
 
 def checkpoint_places(path: str, version: Path, tensor_para_size: int | str) -> tuple[Path, ...]:
-    """List the directories in which the drop-in engine looks for a model's config.ini; the first that has one is taken.
+    """List the directories in which the drop-in engine looks for a model; the first that has one is taken.
 
     A relative model_checkpoint_path is looked for below ``<repository>/<model>/<version>``, then below
     ``<repository>/<model>``; an empty one means ``<T>-gpu``. An absolute one that is gone, because the repository was
@@ -26,6 +27,11 @@ def checkpoint_places(path: str, version: Path, tensor_para_size: int | str) -> 
     return (Path(path), usual) if Path(path).is_absolute() else (version / path, version.parent / path)
 
 
+def is_hub_directory(directory: Path) -> bool:
+    """Whether a directory is one of Hugging Face's and has no shards."""
+    return (directory / CONFIG_FILE).is_file() and not (directory / FILE_NAME).is_file()
+
+
 def first_checkpoint(places: Sequence[Path]) -> Path | None:
-    """Return the first of the directories that has a config.ini; None: none has."""
-    return next((place for place in places if (place / FILE_NAME).is_file()), None)
+    """Return the first of the directories that has a config.ini or a config.json; None: none has."""
+    return next((place for place in places if any((place / name).is_file() for name in (FILE_NAME, CONFIG_FILE))), None)

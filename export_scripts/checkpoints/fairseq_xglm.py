@@ -21,12 +21,12 @@ from export_scripts.checkpoints.huggingface.files import TorchTensor
 from export_scripts.checkpoints.huggingface.tied_head import untied_where_it_differs
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer_files
-from export_scripts.checkpoints.tokenizers.nemo import SpecialIds
 from export_scripts.weights.architecture import Settings
 from export_scripts.weights.huggingface_xglm import XGLM
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
 from handover.text_ids import TextIds
+from models.directory import SpecialIds
 
 NAME = "fairseq's XGLM (directory with model.pt and dict.txt)"
 _WEIGHTS, _DICTIONARY = "model.pt", "dict.txt"

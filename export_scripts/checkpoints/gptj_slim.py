@@ -15,16 +15,16 @@ from pathlib import Path
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.npz_file import NpzArray, read_npz
-from export_scripts.checkpoints.huggingface.files import CONFIG_FILE, read_json
+from export_scripts.checkpoints.huggingface.files import read_json
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer_files
-from export_scripts.checkpoints.tokenizers.nemo import SpecialIds
 from export_scripts.conversion.dtypes import Array
 from export_scripts.weights.architecture import Settings
 from export_scripts.weights.gptj_slim import ARRAYS_A_LAYER, JOIN_AXES, OTHER_ARRAYS, array_names, source_map
 from export_scripts.weights.schema import LazyTensor, ModelDims
 from ft_format.families import gptj
 from handover.errors import CheckpointError
+from models.directory import CONFIG_FILE, SpecialIds
 
 NAME = "GPT-J's original checkpoint (directory with shard_0/0.npz and so on)"
 _SHARD = re.compile(r"shard_(\d+)/\d+\.npz$")

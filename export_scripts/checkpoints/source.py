@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
-from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
+from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.weights.schema import LazyTensor, SourceMap
 from ft_format.config_ini import Sections
 from ft_format.families.family import Family
 from ft_format.layout import Dims, TensorSpec, whole_tensors
+from models.directory import SpecialIds
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizers.nemo import SpecialIds
 from handover.arguments import ScriptArguments
 from handover.errors import CheckpointError, exit_status
+from models.directory import SpecialIds
 
 LIBRARIES = ("bpe", "sentencepiece")
 _PACKAGE = "nemo_toolkit"

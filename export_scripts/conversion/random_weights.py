@@ -18,7 +18,7 @@ import numpy as np
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
+from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.conversion.check import Conversion
 from export_scripts.conversion.description import is_description, read_description
 from export_scripts.conversion.dtypes import Array
@@ -29,6 +29,7 @@ from ft_format.families import gpt, gptneox
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FILE_NAME as MANIFEST
 from handover.manifest import RANDOM_WEIGHTS, Manifest
+from models.directory import SpecialIds
 
 _SERVED = (gpt.FAMILY.name, gptneox.FAMILY.name)
 _DEVIATION = np.float32(0.02)

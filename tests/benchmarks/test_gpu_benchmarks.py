@@ -138,7 +138,7 @@ def test_a_models_config_has_the_bytes_that_are_counted(name: str, tmp_path: Pat
     config = read_config(tmp_path, size.model_type)
     meta = torch.device("meta")
     precision = choose_precision("bf16", torch.device("cuda"))
-    reader = Reader(config, 1, precision, meta, False, None, planned(torch.bfloat16, []))
+    reader = Reader(config, 1, precision, meta, False, None, planned([]))
     read_model(reader, config, Partition(range(config.num_layer)), has_head=name == "T5 v1.1 XXL")
     whole = size.weight_bytes(2) + size.once_bytes(2)
     assert whole < reader.size_bytes < 1.06 * whole  # embeddings that are not heads, norms and biases

@@ -12,7 +12,7 @@ from backends.fastertransformer.engine.errors import WeightsError
 from backends.fastertransformer.engine.model import staging
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.precision import choose_precision
-from backends.fastertransformer.engine.model.shards import made_up
+from backends.fastertransformer.engine.model.shards import Piece, made_up
 from backends.fastertransformer.engine.model.staging import StagedFiles
 from backends.fastertransformer.engine.model.weights import load_weights
 
@@ -20,13 +20,18 @@ CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def piece(file: str, shape: tuple[int, ...]) -> Piece:
+    return Piece(file, shape, torch.float32, file)
+
+
 def test_made_up_numbers_are_random_and_the_same_for_a_file_every_time() -> None:
     shards = made_up(torch.float32, CPU)
-    matrix, other = (shards(f"model.layers.0.mlp.{name}.weight.0.bin", (64, 256)) for name in ("in", "out"))
+    matrix, other = (shards(piece(f"model.layers.0.mlp.{name}.weight.0.bin", (64, 256))) for name in ("in", "out"))
     assert matrix.std().item() == pytest.approx(0.02, rel=0.05)
     assert not torch.equal(matrix, other)
-    assert torch.equal(matrix, shards("model.layers.0.mlp.in.weight.0.bin", (64, 256)))
-    assert shards("model.layers.0.input_layernorm.weight.bin", (64,)).mean().item() == pytest.approx(1.0, abs=0.02)
+    assert torch.equal(matrix, shards(piece("model.layers.0.mlp.in.weight.0.bin", (64, 256))))
+    norm = shards(piece("model.layers.0.input_layernorm.weight.bin", (64,)))
+    assert norm.mean().item() == pytest.approx(1.0, abs=0.02)
 
 
 def test_a_made_up_network_has_every_tensor_and_needs_no_shard(tmp_path: Path) -> None:
@@ -53,10 +58,10 @@ def test_staged_files_are_what_the_files_hold(
     contents = [np.random.default_rng(size).standard_normal(shape, np.float32) for size, shape in enumerate(shapes)]
     for index, content in enumerate(contents):
         content.tofile(tmp_path / f"{index}.bin")
-    order = [(f"{index}.bin", shape) for index, shape in enumerate(shapes)]
-    with StagedFiles(tmp_path, torch.float32, DEVICE) as files:
+    order = [piece(f"{index}.bin", shape) for index, shape in enumerate(shapes)]
+    with StagedFiles(tmp_path, DEVICE) as files:
         shards = files.in_order(order)
-        found = [shards(*each).cpu().numpy() for each in order]
+        found = [shards(each).cpu().numpy() for each in order]
     for content, read in zip(contents, found, strict=True):
         np.testing.assert_array_equal(read, content)
 
@@ -64,15 +69,15 @@ def test_staged_files_are_what_the_files_hold(
 def test_a_file_that_is_cut_short_while_others_are_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = [("first.bin", (100,)), ("second.bin", (100,))]
+    order = [piece("first.bin", (100,)), piece("second.bin", (100,))]
     np.zeros(100, np.float32).tofile(tmp_path / "first.bin")
     np.zeros(99, np.float32).tofile(tmp_path / "second.bin")
     monkeypatch.setattr(staging, "AHEAD_BYTES", 0)
-    with StagedFiles(tmp_path, torch.float32, DEVICE) as files:
+    with StagedFiles(tmp_path, DEVICE) as files:
         shards = files.in_order(order)
-        shards(*order[0])
+        shards(order[0])
         with pytest.raises(WeightsError, match=r"second.bin: 396 bytes, expected 400"):
-            shards(*order[1])
+            shards(order[1])
 
 
 def test_a_file_that_becomes_shorter_while_it_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +85,9 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_named(tmp_path: Path, m
     np.zeros(99, np.float32).tofile(tmp_path / "cut.bin")
     monkeypatch.setattr(staging, "check_file", lambda *_: None)  # it was whole then
     monkeypatch.setattr(staging, "_PART_BYTES", 200)  # many of its parts are missing, more than there are buffers
-    order = [("cut.bin", (4000,)), ("whole.bin", (4000,))]
-    with StagedFiles(tmp_path, torch.float32, DEVICE) as files:
+    order = [piece("cut.bin", (4000,)), piece("whole.bin", (4000,))]
+    with StagedFiles(tmp_path, DEVICE) as files:
         shards = files.in_order(order)
         with pytest.raises(WeightsError, match=r"cut.bin: has become shorter while it was read"):
-            shards(*order[0])
-        assert not shards(*order[1]).any()
+            shards(order[0])
+        assert not shards(order[1]).any()

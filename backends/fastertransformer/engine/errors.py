@@ -19,8 +19,12 @@ class ConfigIniError(EngineError):
     """config.ini is missing, incomplete, or describes a network that this engine does not have."""
 
 
+class ConfigJsonError(EngineError):
+    """config.json is missing, incomplete, or describes a network that this engine does not have."""
+
+
 class WeightsError(EngineError):
-    """Shards are missing or have the wrong size."""
+    """Shards or tensors are missing or have the wrong size."""
 
 
 class RequestError(EngineError):

@@ -132,7 +132,8 @@ class _Part:
 
     def __init__(self, settings: Settings, device: torch.device, group: Group | None) -> None:
         self._settings, self._device, self._group = settings, device, group
-        self.config = config = read_config(settings.checkpoint, settings.model_type)
+        ranks = settings.tensor_para_size if group else 1
+        self.config = config = read_config(settings.checkpoint, settings.model_type, ranks)
         self._precision = choose_precision(settings.data_type, device, settings.int8_mode)
         encoder_layers = config.encoder.num_layer if config.encoder else 0
         whole = Partition(range(config.num_layer))

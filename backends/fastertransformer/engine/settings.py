@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ft_format.config_ini import FILE_NAME
 from ft_format.families import MODEL_TYPES
 from ft_format.location import checkpoint_places, first_checkpoint
 from ft_format.values import COUNT, INDEX, Values, fraction, one_of, seconds
@@ -48,7 +47,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {  # of the environmen
 class Settings:
     """The parameters of one model."""
 
-    checkpoint: Path  # directory of the shards, ``<T>-gpu``
+    checkpoint: Path  # directory of the shards, ``<T>-gpu``, or of Hugging Face's
     tensor_para_size: int  # ranks that the shards were written for; a single process concatenates and runs them all
     pipeline_para_size: int  # stages of layers over several processes; shards do not depend on it
     data_type: str  # fp32, fp16 or bf16 at run time, whatever the shards are
@@ -119,13 +118,13 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
 
 
 def find_checkpoint(path: str, model_directory: Path, version: str, tensor_para_size: int) -> Path:
-    """Find the directory of the shards; see ``ft_format.location`` for the places.
+    """Find the directory of the weights; see ``ft_format.location`` for the places.
 
     Raises:
-        EngineError: no place holds a config.ini; the message lists them.
+        EngineError: no place holds a model; the message lists them.
     """
     places = checkpoint_places(path, model_directory / version, tensor_para_size)
     if (found := first_checkpoint(places)) is None:
         listed = ", ".join(map(str, places))
-        raise EngineError(f"model_checkpoint_path = '{path}': no {FILE_NAME} in {listed}")
+        raise EngineError(f"model_checkpoint_path = '{path}': no config.ini or config.json in {listed}")
     return found

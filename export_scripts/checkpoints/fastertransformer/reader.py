@@ -16,7 +16,7 @@ from export_scripts.checkpoints.fastertransformer.config import FtConfig, withou
 from export_scripts.checkpoints.fastertransformer.table import table_of
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
+from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.conversion.dtypes import STORAGE, Array, item_bytes
 from export_scripts.conversion.mapped import map_record
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
@@ -28,6 +28,7 @@ from handover.manifest import FILE_NAME as MANIFEST
 from handover.manifest import Manifest, artefact_files
 from handover.templates import TEMPLATES_FILE
 from handover.text_ids import TEXT_IDS_FILE, TextIds
+from models.directory import SpecialIds
 
 NAME = "FT checkpoint (a <T>-gpu directory with config.ini)"
 _FILE = re.compile(r"(?P<name>.+?)(?:\.(?P<rank>\d+))?\.bin")

@@ -19,7 +19,7 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER
-from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
+from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.conversion.dtypes import Array, item_bytes
 from export_scripts.conversion.scattered import scattered
 from export_scripts.weights.schema import LlamaDims
@@ -30,6 +30,7 @@ from ft_format.families.family import LAYERS, SIZE
 from ft_format.layout import TensorSpec
 from ft_format.values import FLAG, INDEX, Values, decimal, fraction
 from handover.errors import CheckpointError
+from models.directory import SpecialIds
 
 NAME = "TurboMind's early directories (triton_models/weights with config.ini)"
 _WEIGHTS, _TOKENIZER = "triton_models/weights/", "triton_models/tokenizer/"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from handover.errors import CheckpointError
+from models import safetensors
 
 DESCRIPTION_BYTES = 40 << 20
 """Most that is read of one file, weights apart; the largest vocabularies have about that."""
@@ -63,18 +63,7 @@ def parse_json(content: bytes, where: str) -> Any:
     Raises:
         CheckpointError: it is none, nested without end, or has a key twice.
     """
-    try:
-        return json.loads(content, object_pairs_hook=_without_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where} is not JSON: {error}") from error
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} is there twice")
-    return result
+    return safetensors.parse_json(content, where, CheckpointError)
 
 
 def is_shape(sizes: Sequence[int]) -> bool:

@@ -1,8 +1,4 @@
-"""Tensors of a safetensors file, mapped in place.
-
-Format: https://github.com/huggingface/safetensors, "Format": eight bytes with the header's length, a JSON object with
-type, shape and begin and end of each tensor's bytes, then these bytes without holes, row-major, little-endian.
-"""
+"""Tensors of a safetensors file, mapped in place."""
 
 from __future__ import annotations
 
@@ -13,19 +9,10 @@ from math import prod
 import numpy as np
 
 from export_scripts.checkpoints.files.archive import Archive
-from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.conversion.dtypes import STORAGE, Array
 from export_scripts.conversion.mapped import map_record
-from export_scripts.weights.values import Fields, shown
 from handover.errors import CheckpointError
-
-_LENGTH_BYTES = 8
-# The format allows 100 MB. A quarter of it has room for 200,000 tensors, and parsed it takes some 500 MB.
-_LARGEST_HEADER_BYTES = 25_000_000
-_METADATA = "__metadata__"
-# The format's name of a type: ours, and bytes of an element. What is no weight keeps the format's name.
-_TYPES = {"F32": ("fp32", 4), "F16": ("fp16", 2), "BF16": ("bf16", 2), "F64": ("fp64", 8), "BOOL": ("bool", 1)}
-_OTHER_BYTES = {"I8": 1, "U8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8}
+from models.safetensors import read_header
 
 
 @dataclass(frozen=True)
@@ -68,34 +55,6 @@ def read_safetensors(archive: Archive, name: str) -> Mapping[str, SafeTensor]:
     Raises:
         CheckpointError: it is truncated, damaged, or no safetensors file.
     """
-    where, size_bytes = f"{archive.path}: {name}", archive.sizes[name]
     with archive.open(name) as stream:
-        header_bytes = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-        if not 2 <= header_bytes <= min(_LARGEST_HEADER_BYTES, size_bytes - _LENGTH_BYTES):
-            raise CheckpointError(f"{where} is truncated or no safetensors file", "copy it again")
-        content = stream.read(header_bytes)
-    header = {key: value for key, value in Fields(parse_json(content, where), where).items() if key != _METADATA}
-    fields = {key: Fields(entry, f"{where}: {shown(key)}") for key, entry in header.items()}
-    tensors = {key: _tensor(archive, name, _LENGTH_BYTES + header_bytes, entry) for key, entry in fields.items()}
-    spans = sorted(_span(entry) for entry in fields.values())
-    ends = [0, *(end for _, end in spans)]
-    if [begin for begin, _ in spans] != ends[:-1] or ends[-1] != size_bytes - _LENGTH_BYTES - header_bytes:
-        raise CheckpointError(f"{where} is truncated, or its tensors overlap", "copy the checkpoint again")
-    return tensors
-
-
-def _tensor(archive: Archive, file: str, base: int, entry: Fields) -> SafeTensor:
-    """Describe one tensor; CheckpointError where its bytes are not those of its type and shape."""
-    kind, shape, (begin, end) = entry.text("dtype"), entry.sizes("shape"), _span(entry)
-    data_type, item_bytes = _TYPES.get(kind) or (kind, _OTHER_BYTES.get(kind, 0))
-    if item_bytes and end - begin != item_bytes * prod(shape):
-        raise CheckpointError(
-            f"{archive.path}: {file} has a damaged header: {end - begin} bytes for {shown(kind)} {shown(list(shape))}",
-            "copy the checkpoint again",
-        )
-    return SafeTensor(archive, file, base + begin, shape, data_type)
-
-
-def _span(entry: Fields) -> tuple[int, int]:
-    begin, end = (*entry.sizes("data_offsets"), 0, 0)[:2]
-    return begin, end
+        header = read_header(stream, archive.sizes[name], f"{archive.path}: {name}", CheckpointError)
+    return {key: SafeTensor(archive, name, each.offset, each.shape, each.data_type) for key, each in header.items()}

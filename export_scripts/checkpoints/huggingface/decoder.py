@@ -11,7 +11,6 @@ from pathlib import Path
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface.files import (
     ADAPTER_FILE,
-    CONFIG_FILE,
     Weights,
     is_checkpoint,
     open_model_weights,
@@ -35,6 +34,7 @@ from export_scripts.weights.huggingface_xglm import XGLM
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import DecoderDims, LazyTensor
 from handover.errors import CheckpointError
+from models.directory import CONFIG_FILE
 
 NAME = "Hugging Face (directory with config.json and safetensors or pytorch_model.bin)"
 ARCHITECTURES: tuple[Architecture, ...] = (GPT2, OPT, BLOOM, XGLM, GPTJ, GPTNEOX, GPT_BIGCODE, *LLAMA_FAMILY)

@@ -23,12 +23,11 @@ from export_scripts.conversion.dtypes import Array
 from export_scripts.weights.schema import LazyTensor
 from export_scripts.weights.values import shown
 from handover.errors import CheckpointError
+from models.directory import CONFIG_FILE, INDEX_SUFFIX, WEIGHTS_FILE, index_problems, read_index
 
-CONFIG_FILE = "config.json"
 ADAPTER_FILE = "adapter_config.json"
 # In transformers' order of preference.
-_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
-_INDEX_SUFFIX = ".index.json"
+_WEIGHT_FILES = (WEIGHTS_FILE, "pytorch_model.bin")
 _WRAPPER = "module."
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx", ".ot")
 _BLOB = re.compile(r"models--[^/]+/blobs/[^/]+")
@@ -181,7 +180,7 @@ def open_model_weights(archive: Archive, config: Mapping[str, Any]) -> Weights:
             "put it there, or take the key out",
         )
     named = posixpath.normpath(named)
-    return _unwrapped(_open_index(archive, named) if named.endswith(_INDEX_SUFFIX) else _open_file(archive, named))
+    return _unwrapped(_open_index(archive, named) if named.endswith(INDEX_SUFFIX) else _open_file(archive, named))
 
 
 def open_weights(archive: Archive, names: Sequence[str] = _WEIGHT_FILES) -> Weights:
@@ -197,13 +196,13 @@ def open_weights(archive: Archive, names: Sequence[str] = _WEIGHT_FILES) -> Weig
     for name in names:
         if name in archive:
             return _unwrapped(_open_file(archive, name))
-        if name + _INDEX_SUFFIX in archive:
-            return _unwrapped(_open_index(archive, name + _INDEX_SUFFIX))
+        if name + INDEX_SUFFIX in archive:
+            return _unwrapped(_open_index(archive, name + INDEX_SUFFIX))
     others = sorted(n for n in archive.sizes if n.endswith((".h5", ".msgpack", ".gguf", ".ot", ".onnx", ".bin")))
     found = f"; it has {', '.join(others[:4])}" if others else ""
     raise CheckpointError(
         f"{archive.path} has no weights that are read{found}",
-        f"these are: {', '.join(names)}, or their shards with a {_INDEX_SUFFIX}",
+        f"these are: {', '.join(names)}, or their shards with a {INDEX_SUFFIX}",
     )
 
 
@@ -224,10 +223,7 @@ def _open_file(archive: Archive, name: str) -> Weights:
 
 
 def _open_index(archive: Archive, index: str) -> Weights:
-    weight_map = read_json(archive, index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise CheckpointError(f"{archive.path}: {index} has no weight_map")
-    weight_map = {key: posixpath.normpath(name) for key, name in weight_map.items()}  # "./" may stand before a name
+    weight_map = read_index(read_json(archive, index), f"{archive.path}: {index}", CheckpointError)
     names = sorted(set(weight_map.values()))
     if missing := [name for name in names if name not in archive]:
         raise CheckpointError(
@@ -236,16 +232,13 @@ def _open_index(archive: Archive, index: str) -> Weights:
         )
     tensors: dict[str, LazyTensor] = {}
     other_keys: list[str] = []
-    problems = []
+    held: dict[str, list[str]] = {}
     for name in names:
         shard = _open_file(archive, name)
         other_keys += shard.other_keys
-        given = {key for key, file in weight_map.items() if file == name}
-        held = {*shard.tensors, *shard.other_keys}
-        problems += [f"{key}  is not in {name}" for key in sorted(given - held)]
-        problems += [f"{key}  is in {name} and not in the index" for key in sorted(held - given)]
+        held[name] = [*shard.tensors, *shard.other_keys]
         tensors.update(shard.tensors)
-    if problems:
+    if problems := index_problems(weight_map, held):
         raise CheckpointError(
             f"{archive.path}: {index} and its shards differ in {len(problems)} keys\n  " + "\n  ".join(problems),
             "copy or download the checkpoint again",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from export_scripts.checkpoints.files.archive import Archive
-from export_scripts.checkpoints.huggingface.files import ADAPTER_FILE, CONFIG_FILE
+from export_scripts.checkpoints.huggingface.files import ADAPTER_FILE
 from export_scripts.checkpoints.lora import nemo, nemo2, peft
 from export_scripts.checkpoints.lora.adapter import KIND, Adapter
 from export_scripts.checkpoints.lora.update import MergedTensor, Update
@@ -18,6 +18,7 @@ from export_scripts.checkpoints.nemo.companions import companions_of
 from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
+from models.directory import CONFIG_FILE
 
 _HALVES = ("_w", "_v")
 """What follows the name of a gated weight's first and second half."""

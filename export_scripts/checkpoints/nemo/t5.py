@@ -27,12 +27,13 @@ from export_scripts.checkpoints.nemo.t5_config import (
 from export_scripts.checkpoints.nemo.t5_sentinels import sentinels_of
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.given import given_tokenizer
-from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, find_tokenizer, special_ids
+from export_scripts.checkpoints.tokenizers.nemo import find_tokenizer, special_ids
 from export_scripts.weights import nemo_t5
 from export_scripts.weights.schema import rows_of
 from export_scripts.weights.values import Fields
 from ft_format.families import t5
 from handover.errors import CheckpointError
+from models.directory import SpecialIds
 
 NAME = "NeMo T5 (.nemo archive or unpacked directory)"
 _CLASS = re.compile(r"Megatron(T5|T0|BART)")

@@ -16,7 +16,7 @@ from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
-from export_scripts.checkpoints.huggingface.files import CONFIG_FILE, read_json
+from export_scripts.checkpoints.huggingface.files import read_json
 from export_scripts.checkpoints.tokenizers import classes
 from export_scripts.checkpoints.tokenizers.classes import GENERIC, OF_PAIRS, Vocabulary
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
@@ -27,6 +27,7 @@ from export_scripts.checkpoints.tokenizers.vocabularies import checked, tokens_i
 from export_scripts.weights.values import quoted, wholes
 from handover.errors import CheckpointError, shortened
 from handover.text_ids import TextIds
+from models.directory import CONFIG_FILE
 
 _DESCRIPTION, _PIECES, _PAIRS = "tokenizer.json", "tokenizer.model", ("vocab.json", "merges.txt")
 

@@ -16,13 +16,13 @@ from export_scripts.checkpoints.huggingface.files import read_json
 from export_scripts.checkpoints.tokenizers.assembled import whole
 from export_scripts.checkpoints.tokenizers.fairseq_pieces import with_fairseq_ids
 from export_scripts.checkpoints.tokenizers.given import given_tokenizer
-from export_scripts.checkpoints.tokenizers.nemo import NOT_NAMED, SpecialIds, TokenizerFiles
+from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.weights.remarks import ShardRemark
-from export_scripts.weights.values import quoted
 from handover.errors import CheckpointError
+from models import directory
+from models.directory import GENERATION_FILE, SpecialIds
 
 TOKENIZER_FILE = "tokenizer.json"
-_GENERATION_FILE = "generation_config.json"
 # Our names of the two, and those of the hub and of FasterTransformer's scripts.
 _BYTE_PAIRS = (("vocab.json", "merges.txt"), ("gpt2-vocab.json", "gpt2-merges.txt"))
 _SENTENCEPIECE = "tokenizer.model"
@@ -63,31 +63,5 @@ def find_tokenizer_files(archive: Archive) -> TokenizerFiles:
 
 
 def special_ids(archive: Archive, config: Mapping[str, Any], start_key: str = "bos_token_id") -> SpecialIds:
-    """Read the ids as transformers' ``generate`` takes them: ``generation_config.json`` goes before ``config.json``.
-
-    Args:
-        archive: the files.
-        config: ``config.json``, with the architecture's defaults.
-        start_key: the key of what a text, or a decoder's answer, begins with; where no file names it a decoder-only
-            model begins with its end token.
-    """
-    named = {**config, **{key: v for key, v in read_json(archive, _GENERATION_FILE).items() if v is not None}}
-    end_ids, pad_ids = _ids(named, "eos_token_id"), _ids(named, "pad_token_id")
-    start_ids = _ids(named, start_key) or (end_ids if start_key == "bos_token_id" else pad_ids)
-    start_id, end_id = (next(iter(ids), NOT_NAMED) for ids in (start_ids, end_ids))
-    return SpecialIds(start_id, end_id, next(iter(pad_ids), None), tuple(dict.fromkeys(end_ids[1:])))
-
-
-def _ids(named: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    """Read one id or a list of them.
-
-    Raises:
-        CheckpointError: it is neither.
-    """
-    value = named.get(key)
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(each, int) and not isinstance(each, bool) for each in values):
-        raise CheckpointError(
-            f"{key} is {quoted(value)}, not a number", f"it stands in {_GENERATION_FILE} or config.json"
-        )
-    return tuple(values)
+    """Read the ids as transformers' ``generate`` takes them; see ``models.directory.special_ids``."""
+    return directory.special_ids(config, read_json(archive, GENERATION_FILE), CheckpointError, start_key)

@@ -25,6 +25,7 @@ from export_scripts.checkpoints.tokenizers.vocabularies import (
 from export_scripts.weights.values import quoted, shown
 from handover.errors import CheckpointError
 from handover.text_ids import TextIds
+from models.directory import SpecialIds
 
 # Configuration key: (FasterTransformer's file name, how the file is called where the key holds a foreign path).
 _FILES = {
@@ -66,27 +67,6 @@ class TokenizerFiles:
             name: self.rewrites[name](content) if name in self.rewrites else content for name, content in raw.items()
         }
         return {**written, **self.made}
-
-
-NOT_NAMED = -1
-"""In the place of an id that nothing in a checkpoint names."""
-
-
-@dataclass(frozen=True)
-class SpecialIds:
-    """Ids as a checkpoint names them, beyond its vocabulary too; ``special_ids.with_settled_ids`` makes sense of them.
-
-    Attributes:
-        start_id: of the token that begins a text; or NOT_NAMED.
-        end_id: of the token that ends one; or NOT_NAMED.
-        pad_id: of the token that fills a batch up; None: not known.
-        more_end_ids: of other tokens that end a text as well.
-    """
-
-    start_id: int
-    end_id: int
-    pad_id: int | None = None
-    more_end_ids: tuple[int, ...] = ()
 
 
 def find_tokenizer(archive: Archive, config: Mapping[str, Any]) -> TokenizerFiles:

@@ -137,7 +137,9 @@ class ModelConfig(Stack):
     Attributes:
         family: the name of its family in ft_format. In t5-encoder, what is said of the decoder is the encoder's.
         layout: which tensors the network reads; None: only dimensions are needed.
-        tensors: every tensor of the checkpoint by name, by the family's table in ft_format.
+        tensors: every tensor of the checkpoint by name, by the family's table in ft_format, or in models.
+        file_shapes: their shapes in the files of a Hugging Face directory, where a head of keys or values that several
+            ranks have is there once; empty: the checkpoint is FasterTransformer's shards.
         head: name of the output projection among them; empty: it is the embedding.
         has_tied_head: whether the embedding takes the head's place where that has no file.
         has_decoder: whether tokens are generated; else the encoder's output is the answer.
@@ -165,6 +167,7 @@ class ModelConfig(Stack):
     family: str = "gpt"
     layout: Layout | None = field(default=None, repr=False, compare=False)
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict, repr=False, compare=False)
+    file_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
     head: str = "model.lm_head.weight"
     has_tied_head: bool = True
     has_decoder: bool = True

@@ -11,8 +11,8 @@ from ..ops.linear import Int8Linear, Linear, Norm
 from ..ops.positions import alibi_slopes
 from ..parallel.partition import vocabulary_part
 from .config import ModelConfig, Stack
-from .precision import Precision
-from .shards import Shards
+from .precision import TORCH_TYPES, Precision
+from .shards import Piece, Shards
 
 
 class Reader:
@@ -38,7 +38,7 @@ class Reader:
         self._shards, self._tensor_para_size, self._rank = shards, tensor_para_size, rank
         self._ranks = range(tensor_para_size) if rank is None else range(rank, rank + 1)
         self._precision, self._device, self._is_cpu = precision, device, is_cpu
-        self._tensors = config.tensors
+        self._tensors, self._dtype = config.tensors, TORCH_TYPES[config.weight_data_type]
         self.head_type = torch.float32 if is_cpu else precision.compute
         self.size_bytes = self.saved_bytes = self.largest_bytes = 0
         self._buffers: dict[torch.dtype, Tensor] = {}
@@ -58,11 +58,16 @@ class Reader:
         shares = [width // self._tensor_para_size for width in parts] or [shape[axis or 0]]
         wholes = torch.split(target, [share * len(files) for share in shares], axis or 0)
         for rank, file in enumerate(files):
-            shard = self._shards(file, shape)
-            if self._precision.rounded not in (shard.dtype, target.dtype):
-                shard = self._scratch(shape, self._precision.rounded).copy_(shard)
+            shard = self._bring(Piece(file, shape, self._dtype, file), target.dtype)
             for whole, part in zip(wholes, torch.split(shard, shares, axis or 0), strict=True):
                 whole.chunk(len(files), axis or 0)[rank].copy_(part)
+
+    def _bring(self, piece: Piece, dtype: torch.dtype) -> Tensor:
+        """Read a piece of a file, rounded to the type of the computation if it is to be stored in another one."""
+        shard = self._shards(piece)
+        if self._precision.rounded in (shard.dtype, dtype):
+            return shard
+        return self._scratch(piece.shape, self._precision.rounded).copy_(shard)
 
     def _scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Give memory that is valid until the next tensor is read.
@@ -115,18 +120,17 @@ class Reader:
             table: token embedding, [vocab, hidden]; None with a name.
             bias: of the whole vocabulary, or None.
         """
-        is_int8 = self._precision.is_int8 and not self._is_cpu
-        if name and is_int8:
-            matrix: Tensor | None = self._side_by_side([name], first=1)
-        else:
-            matrix = self.tensor(name, dtype=self.head_type) if name else table
-        assert matrix is not None
-        shape = matrix.shape
+        is_int8, is_lent = self._precision.is_int8 and not self._is_cpu, False
+        vocab_size = self._tensors[name].shape[0] if name else 0 if table is None else len(table)
+        part = range(vocab_size)
         if self._rank is not None:
-            part = vocabulary_part(shape[0], self._rank, self._tensor_para_size)
-            rows = slice(part.start, part.stop)
-            self.size_bytes -= matrix[len(part) :].nbytes if name and not is_int8 else 0
-            matrix, bias = matrix[rows], None if bias is None else bias[rows]
+            part = vocabulary_part(vocab_size, self._rank, self._tensor_para_size)
+        if name:
+            matrix, is_lent = self._head_rows(name, part, is_int8)
+        else:
+            assert table is not None
+            matrix = table[part.start : part.stop]
+        bias = None if bias is None else bias[part.start : part.stop]
         if is_int8:
             linear, bias_bytes = Int8Linear(matrix, bias), 0 if bias is None else bias.nbytes
             self._count(linear.size_bytes - bias_bytes)
@@ -135,7 +139,13 @@ class Reader:
             return linear
         if self._is_cpu and not name:
             self._count(matrix.nbytes)
-        return Linear(matrix, bias, is_lent=name is not None and len(matrix) < shape[0])
+        return Linear(matrix, bias, is_lent)
+
+    def _head_rows(self, name: str, part: range, is_int8: bool) -> tuple[Tensor, bool]:
+        """Read rows of the head, which the caller quantizes if it is int8 -> these, and whether others lie beside."""
+        matrix = self._side_by_side([name], first=1) if is_int8 else self.tensor(name, dtype=self.head_type)
+        self.size_bytes -= matrix[len(part) :].nbytes if not is_int8 else 0
+        return matrix[part.start : part.stop], len(part) < len(matrix)
 
     def column_parallel(self, *names: str) -> Linear:
         """Read matrices that are split by their output; the matrices of several names follow each other."""
@@ -160,14 +170,18 @@ class Reader:
         return self._linear([f"{name}.weight"], bias)
 
     def _linear(self, names: Sequence[str], bias: Tensor | None) -> Linear:
-        """Read matrices side by side, [in, out] or [in, 3, out] -> [out, in]."""
-        matrix = self._side_by_side(names, first=1)  # [in, out]
+        """Read matrices behind each other -> [out, in]."""
+        matrix, is_lent = self._matrix(names)
         kind = Int8Linear if self._precision.is_int8 else Linear
-        linear, full_bytes = kind(matrix.T, bias, is_lent=True), matrix.nbytes
+        linear, full_bytes = kind(matrix, bias, is_lent), matrix.nbytes
         self._count(linear.size_bytes)
         self.saved_bytes += full_bytes + (bias.nbytes if bias is not None else 0) - linear.size_bytes
         self.largest_bytes = max(self.largest_bytes, full_bytes)
         return linear
+
+    def _matrix(self, names: Sequence[str]) -> tuple[Tensor, bool]:
+        """Read matrices side by side, [in, out] or [in, 3, out] -> [out, in], in memory that the next one reuses."""
+        return self._side_by_side(names, first=1).T, True
 
     def _side_by_side(self, names: Sequence[str], first: int = 0) -> Tensor:
         """Read tensors of one shape: their axes from ``first`` on become one, along which they are concatenated.

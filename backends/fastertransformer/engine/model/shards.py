@@ -1,6 +1,7 @@
-"""Sources of shards: mapped files, shapes without content to plan with, or random numbers to measure with.
+"""Sources of stored numbers: mapped files, shapes without content to plan with, or random numbers to measure with.
 
-Each gives a shard by its file name and shape, in the order in which weights.read_model reads them.
+Each returns a piece of a file, in the order in which weights.read_model reads them: a whole shard, or a part of a file
+of safetensors.
 """
 
 from __future__ import annotations
@@ -8,74 +9,124 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import WeightsError
 
-Shards = Callable[[str, tuple[int, ...]], Tensor]
-Order = list[tuple[str, tuple[int, ...]]]
-"""File name and shape of each shard, as they are asked for."""
+
+class Piece(NamedTuple):
+    """Numbers of a file that belong to one tensor.
+
+    Attributes:
+        name: of the tensor's part, for random numbers.
+        shape: of the numbers.
+        dtype: of the numbers in the file.
+        file: name of the file; empty where no file is read.
+        offset: of the first byte; 0: the piece is the whole file, for one of safetensors begins with its header.
+        stride_bytes: from a row, the first axis, to the next one; 0: they follow each other.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    file: str
+    offset: int = 0
+    stride_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the numbers."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that follow each other: of a row, or of all numbers."""
+        return self.size_bytes // self.shape[0] if self.stride_bytes else self.size_bytes
+
+    @property
+    def end(self) -> int:
+        """The place behind its last byte in the file."""
+        rows = self.shape[0] if self.stride_bytes else 1
+        return self.offset + (rows - 1) * self.stride_bytes + self.row_bytes
+
+
+Shards = Callable[[Piece], Tensor]
+Order = list[Piece]
+"""Pieces as they are asked for."""
 
 _STD = 0.02  # of weights, as GPT-2 and NeMo initialize them
 
 
-def mapped(directory: Path, dtype: torch.dtype) -> Shards:
+def mapped(directory: Path) -> Shards:
     """Map files: nothing is read before it is copied."""
-    return lambda file, shape: map_file(directory / file, shape, dtype)
+    return lambda piece: map_piece(directory, piece)
 
 
-def map_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Map a file of raw numbers; an empty tensor has no file.
+def map_piece(directory: Path, piece: Piece) -> Tensor:
+    """Map a piece of a file; one without numbers has no file.
 
     Raises:
         WeightsError: the file is missing or has another size.
     """
-    if not (size := torch.Size(shape).numel()):
-        return torch.empty(shape, dtype=dtype)
-    check_file(path, shape, dtype)
-    return torch.from_file(str(path), size=size, dtype=dtype).view(shape)
+    if not piece.size_bytes:
+        return torch.empty(piece.shape, dtype=piece.dtype)
+    check_file(directory, piece)
+    content = torch.from_file(str(directory / piece.file), size=piece.end, dtype=torch.uint8)
+    rows = piece.shape[0] if piece.stride_bytes else 1
+    found = content.as_strided((rows, piece.row_bytes), (piece.stride_bytes or piece.row_bytes, 1), piece.offset)
+    if piece.offset % piece.dtype.itemsize:  # the format does not align what lies behind another type
+        found = found.clone()
+    return found.view(piece.dtype).view(piece.shape)
 
 
-def check_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raise a WeightsError if a file is missing or has another size; an empty tensor has no file."""
-    if torch.Size(shape).numel() and (problem := _problem(path, shape, dtype)):
-        raise WeightsError(f"{path}: {problem}")
+def map_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Map a file of raw numbers; see map_piece."""
+    return map_piece(path.parent, Piece(path.name, shape, dtype, path.name))
 
 
-def planned(dtype: torch.dtype, order: Order) -> Shards:
-    """Give shapes without content, on torch's meta device, and list what was asked for."""
+def check_file(directory: Path, piece: Piece) -> None:
+    """Raise a WeightsError if a file is missing or has another size; a piece without numbers has no file."""
+    if problem := _problem(directory, piece):
+        raise WeightsError(f"{directory / piece.file}: {problem}")
 
-    def shard(file: str, shape: tuple[int, ...]) -> Tensor:
-        order.append((file, shape))
-        return torch.empty(shape, dtype=dtype, device="meta")
+
+def planned(order: Order) -> Shards:
+    """Return shapes without content, on torch's meta device, and list what was asked for."""
+
+    def shard(piece: Piece) -> Tensor:
+        order.append(piece)
+        return torch.empty(piece.shape, dtype=piece.dtype, device="meta")
 
     return shard
 
 
-def problems_of(directory: Path, order: Order, dtype: torch.dtype) -> list[str]:
+def problems_of(directory: Path, order: Order) -> list[str]:
     """Name the files that are missing or have another size, and say why."""
-    found = ((file, _problem(directory / file, shape, dtype)) for file, shape in order)
+    found = ((piece.file, _problem(directory, piece)) for piece in order)
     return [f"{file}: {problem}" for file, problem in found if problem]
 
 
-def _problem(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+def _problem(directory: Path, piece: Piece) -> str:
     """Say what is wrong with a file's size, if anything."""
-    expected_bytes = torch.Size(shape).numel() * dtype.itemsize
+    if not piece.size_bytes:
+        return ""
     try:
-        found, is_whole = f"{(size := path.stat().st_size)} bytes", size == expected_bytes
+        size = (directory / piece.file).stat().st_size
+        found, is_whole = f"{size} bytes", size >= piece.end if piece.offset else size == piece.size_bytes
     except OSError as error:
         found, is_whole = f"{error.strerror or error}, 0 bytes", False
-    return "" if is_whole else f"{found}, expected {expected_bytes} for {list(shape)}"
+    return "" if is_whole else f"{found}, expected {piece.end} for {list(piece.shape)}"
 
 
 def made_up(dtype: torch.dtype, device: torch.device) -> Shards:
-    """Make random numbers, the same for a file every time: norms' weights around 1, other tensors around 0."""
+    """Make random numbers, the same for a piece every time: norms' weights around 1, other tensors around 0."""
 
-    def shard(file: str, shape: tuple[int, ...]) -> Tensor:
-        generator = torch.Generator(device).manual_seed(zlib.crc32(file.encode()))
-        mean = 1.0 if len(shape) == 1 and "weight" in file.split(".") else 0.0
-        return torch.empty(shape, dtype=dtype, device=device).normal_(mean, _STD, generator=generator)
+    def shard(piece: Piece) -> Tensor:
+        generator = torch.Generator(device).manual_seed(zlib.crc32(piece.name.encode()))
+        mean = 1.0 if len(piece.shape) == 1 and "weight" in piece.name.split(".") else 0.0
+        return torch.empty(piece.shape, dtype=dtype, device=device).normal_(mean, _STD, generator=generator)
 
     return shard

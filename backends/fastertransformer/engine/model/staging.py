@@ -1,11 +1,14 @@
 """Copy files to a GPU at the rate of its link: several threads read ahead into pinned memory, which the GPU copies.
 
-A shard that is mapped and copied is transferred page by page, by one thread, through a buffer of the driver's, at a
+A file that is mapped and copied is transferred page by page, by one thread, through a buffer of the driver's, at a
 fraction of the link's rate. Here threads read parts of the files, in the order in which the shards will be requested,
 and each piece of a part is copied to the GPU while the next one is read. All pieces together stay in the processor's
 cache, from which the GPU copies them. A thread that releases Python's global lock (GIL) waits for all other threads
 afterwards, which took as long as reading. So each piece releases it once, to be read; the copy is started by the
 driver's own function, which is called with the GIL held, where torch's would release it.
+
+The columns of a matrix that a rank takes are pieces of its rows. They are copied out of the mapped file, for a call a
+row would take longer than the row: of a row of 57 KB, an eighth. What lies between them is not read.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import ctypes
 import mmap
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,11 +26,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
 from ..errors import WeightsError
-from .shards import Order, Shards, check_file
+from .shards import Order, Piece, Shards, check_file
 
 AHEAD_BYTES = 1 << 30  # prefetched at most; a larger file is read by itself
 _PART_BYTES = 32 << 20  # what a thread reads of a file at a time
@@ -57,10 +63,10 @@ class StagedFiles:
     It starts to pin its memory in the background when it is constructed, while the caller still plans.
     """
 
-    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self._directory, self._dtype, self._device = directory, dtype, device
-        self._coming: deque[tuple[str, tuple[int, ...]]] = deque()  # file and shape
-        self._read: deque[tuple[str, Tensor, list[Future[None]]]] = deque()
+    def __init__(self, directory: Path, device: torch.device) -> None:
+        self._directory, self._device = directory, device
+        self._coming: deque[Piece] = deque()
+        self._read: deque[tuple[Piece, Tensor, list[Future[None]]]] = deque()
         self._ahead_bytes = 0
         self._is_gpu = device.type == "cuda"
         self._stream: Any = _cuda.Stream(device) if self._is_gpu else None
@@ -87,50 +93,51 @@ class StagedFiles:
         self._coming.extend(order)
         return self._give
 
-    def _give(self, file: str, shape: tuple[int, ...]) -> Tensor:
+    def _give(self, piece: Piece) -> Tensor:
         while self._coming and (not self._read or self._ahead_bytes < AHEAD_BYTES):
-            self._begin(*self._coming.popleft())
-        name, content, parts = self._read.popleft()
-        assert name == file, f"{file} was requested, {name} is next"
+            self._begin(self._coming.popleft())
+        following, content, parts = self._read.popleft()
+        assert following == piece, f"{piece} was requested, {following} is next"
         for part in parts:
             part.result()
         self._ahead_bytes -= content.nbytes
         if self._is_gpu:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        return content.view(self._dtype).view(shape)
+        return content.view(piece.dtype).view(piece.shape)
 
-    def _begin(self, file: str, shape: tuple[int, ...]) -> None:
-        """Start reading a file."""
-        path, size = self._directory / file, torch.Size(shape).numel() * self._dtype.itemsize
-        check_file(path, shape, self._dtype)
-        content = torch.empty(size, dtype=torch.uint8, device=self._device)
+    def _begin(self, piece: Piece) -> None:
+        """Start reading a piece of a file."""
+        check_file(self._directory, piece)
+        content = torch.empty(piece.size_bytes, dtype=torch.uint8, device=self._device)
         free = None
         if self._is_gpu:  # the memory may be that of a tensor which is still being used
             free = torch.cuda.current_stream(self._device).record_event()
-        starts = range(0, size, _PART_BYTES)
+        step = _whole_rows(_PART_BYTES, piece)
         parts = [
-            self._pool.submit(self._bring, path, start, content[start : start + _PART_BYTES], free) for start in starts
+            self._pool.submit(self._bring, piece, start, content[start : start + step], free)
+            for start in range(0, piece.size_bytes, step)
         ]
-        self._read.append((file, content, parts))
-        self._ahead_bytes += size
+        self._read.append((piece, content, parts))
+        self._ahead_bytes += piece.size_bytes
 
-    def _bring(self, path: Path, start: int, target: Tensor, free: Any) -> None:
+    def _bring(self, piece: Piece, start: int, target: Tensor, free: Any) -> None:
         """Read a part, and copy it to the device."""
         self._pinned.result()
         if self._is_gpu:
             self._stream.wait_event(free)
-        address, size = target.data_ptr(), len(target)
-        with path.open("rb", buffering=0) as source:
-            for done in range(0, size, _PIECE_BYTES):
-                self._send(source.fileno(), start + done, address + done, min(_PIECE_BYTES, size - done))
+        address, size, step = target.data_ptr(), len(target), _whole_rows(_PIECE_BYTES, piece)
+        with (self._directory / piece.file).open("rb", buffering=0) as source:
+            read = _columns if piece.stride_bytes else _bytes
+            fill = read(source.fileno(), piece, start, size)
+            for done in range(0, size, step):
+                self._send(fill, done, address + done, min(step, size - done))
 
-    def _send(self, file: int, start: int, address: int, size: int) -> None:
+    def _send(self, fill: Callable[[memoryview, int], None], start: int, address: int, size: int) -> None:
         buffer = self._buffers.popleft()
         try:
             if self._is_gpu and not buffer.is_sent.query():
                 buffer.is_sent.synchronize()
-            if os.preadv(file, [buffer.view[:size]], start) != size:
-                raise WeightsError(f"{os.readlink(f'/proc/self/fd/{file}')}: has become shorter while it was read")
+            fill(buffer.view[:size], start)
             if not self._is_gpu:
                 ctypes.memmove(address, buffer.memory.data_ptr(), size)
                 return
@@ -154,6 +161,53 @@ class StagedFiles:
         if self._is_gpu:
             place = self._memory.data_ptr(), self._memory.nbytes
             _cuda.check_error(_cuda.cudart().cudaHostRegister(*place, 0))
+
+
+def _whole_rows(most_bytes: int, piece: Piece) -> int:
+    """Return at most so many bytes; of columns, those of whole rows.
+
+    Raises:
+        WeightsError: a row has more.
+    """
+    if not piece.stride_bytes:
+        return most_bytes
+    if piece.row_bytes > most_bytes:
+        raise WeightsError(f"{piece.file}: a row of {piece.name} has {piece.row_bytes} bytes; the most is {most_bytes}")
+    return most_bytes // piece.row_bytes * piece.row_bytes
+
+
+def _bytes(file: int, piece: Piece, start: int, size: int) -> Callable[[memoryview, int], None]:
+    """Return what reads bytes of a piece that follow each other, from a place behind ``start`` on."""
+
+    def fill(view: memoryview, done: int) -> None:
+        if os.preadv(file, [view], piece.offset + start + done) != len(view):
+            raise _shortened(file)
+
+    return fill
+
+
+def _columns(file: int, piece: Piece, start: int, size: int) -> Callable[[memoryview, int], None]:
+    """Return what copies ``size`` bytes of columns, from a place behind ``start`` on, out of the mapped file."""
+    width, stride = piece.row_bytes, piece.stride_bytes
+    begin = piece.offset + start // width * stride
+    length = (size // width - 1) * stride + width
+    os.posix_fadvise(file, begin, length, os.POSIX_FADV_WILLNEED)  # from a disk, ahead of the faults
+    spare = begin % mmap.ALLOCATIONGRANULARITY
+    try:
+        memory = mmap.mmap(file, spare + length, mmap.MAP_SHARED, mmap.PROT_READ, offset=begin - spare)
+    except ValueError:
+        raise _shortened(file) from None
+    rows = as_strided(np.frombuffer(memory, np.uint8, offset=spare), (size // width, width), (stride, 1))
+
+    def fill(view: memoryview, done: int) -> None:
+        target = np.frombuffer(view, np.uint8).reshape(-1, width)
+        np.copyto(target, rows[done // width :][: len(target)])
+
+    return fill
+
+
+def _shortened(file: int) -> WeightsError:
+    return WeightsError(f"{os.readlink(f'/proc/self/fd/{file}')}: has become shorter while it was read")
 
 
 @lru_cache

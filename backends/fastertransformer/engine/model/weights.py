@@ -1,16 +1,19 @@
-"""Read FasterTransformer's shards into tensors, or refuse them.
+"""Read FasterTransformer's shards, or the tensors of a Hugging Face directory, or refuse them.
 
 A shard is the raw little-endian content of one tensor's slice, without a header; ft_format says which files there are.
 FasterTransformer only warns where a file is missing or short and serves uninitialised memory; here that is an error
-which names every such file.
+which names every such file. A directory of Hugging Face's has whole tensors, of which each rank reads its slices.
 
-The family's table in ft_format lists the tensors, with their shapes and the axes that ranks split. ``read_model`` and
-the family's Layout say once which tensors a network reads; a Reader checks the files, counts the memory, or loads.
+The family's table in ft_format, or models, lists the tensors, with their shapes and the axes that ranks split.
+``read_model`` and the family's Layout say once which tensors a network reads; a Reader checks the files, counts the
+memory, or loads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,8 +22,9 @@ from ..cache.sizing import free_bytes
 from ..errors import WeightsError
 from ..parallel.partition import Partition
 from .config import ModelConfig
+from .hub_reader import HubReader, locate
 from .layouts import ModelWeights
-from .precision import TORCH_TYPES, Precision
+from .precision import Precision
 from .reader import Reader
 from .shards import Order, made_up, mapped, planned, problems_of
 from .staging import AHEAD_BYTES, StagedFiles
@@ -36,12 +40,12 @@ def load_weights(
     sharers: int = 1,
     are_made_up: bool = False,
 ) -> ModelWeights:
-    """Read shards, one tensor at a time, if they are complete and the device has memory for all of them.
+    """Read weights, one tensor at a time, if they are complete and the device has memory for all of them.
 
     Args:
-        directory: of the shards, ``<T>-gpu``.
+        directory: of the shards, ``<T>-gpu``, or of Hugging Face's.
         config: of the whole model.
-        tensor_para_size: ranks that the shards were written for.
+        tensor_para_size: ranks that the shards were written for; any number for Hugging Face's.
         precision: number formats.
         device: of the tensors.
         partition: None for the whole network: any number of shards, concatenated in this process.
@@ -49,27 +53,20 @@ def load_weights(
         are_made_up: whether the weights are random and no shard is read: to measure a model without a checkpoint.
 
     Raises:
-        WeightsError: shards of any rank are missing or have another size (all are named), tensor_para_size does not
-            fit, or the device has too little memory.
+        WeightsError: shards of any rank, or tensors, are missing or have another size (all are named),
+            tensor_para_size does not fit, or the device has too little memory.
     """
-    _check_ranks(directory, config, tensor_para_size)
-    source_type, whole = TORCH_TYPES[config.weight_data_type], Partition(range(config.num_layer))
-    is_cpu = device.type == "cpu"
+    partition, is_cpu = partition or Partition(range(config.num_layer)), device.type == "cpu"
+    if not config.file_shapes or partition.rank is not None:  # one process has whole tensors
+        _check_ranks(directory, config, tensor_para_size)
     is_staged = not (is_cpu or are_made_up)
-    with StagedFiles(directory, source_type, device) if is_staged else nullcontext() as staged:
-        has_head = not are_made_up and (directory / f"{config.head}.bin").exists()  # a tied one may lack it
-        partition, plans = partition or whole, {}
-        for each in {whole, partition}:
-            # On torch's meta device tensors have no content: the code that loads also counts the memory and the files.
-            order: Order = []
-            how = config, tensor_para_size, precision, torch.device("meta"), is_cpu, each.rank
-            plans[each] = Reader(*how, planned(source_type, order)), order
-            read_model(plans[each][0], config, each, has_head)
-        problems = [] if are_made_up else problems_of(directory, plans[whole][1], source_type)
-        if problems:
-            noun = "shard is" if len(problems) == 1 else "shards are"
-            raise WeightsError(f"{len(problems)} {noun} unusable in {directory}:\n  " + "\n  ".join(problems))
-        plan, order = plans[partition]
+    with StagedFiles(directory, device) if is_staged else nullcontext() as staged:
+        make, has_head = _kind_of_reader(directory, config, are_made_up)
+        how = config, tensor_para_size, precision
+        on_meta = partial(make, *how, torch.device("meta"), is_cpu)
+        plan, order = _planned(on_meta, config, partition, has_head)
+        if not (are_made_up or config.file_shapes):
+            _check_shards(directory, _planned(on_meta, config, Partition(range(config.num_layer)), has_head)[1])
         need_bytes = plan.size_bytes + 2 * plan.largest_bytes + AHEAD_BYTES * is_staged
         _check_room(directory, precision, need_bytes, device, sharers)
         if staged:
@@ -78,9 +75,37 @@ def load_weights(
                 torch.empty(need_bytes, dtype=torch.uint8, device=device)
             shards = staged.in_order(order)
         else:
-            shards = made_up(precision.compute, device) if are_made_up else mapped(directory, source_type)
-        reader = Reader(config, tensor_para_size, precision, device, is_cpu, partition.rank, shards)
-        return read_model(reader, config, partition, has_head)
+            shards = made_up(precision.compute, device) if are_made_up else mapped(directory)
+        return read_model(make(*how, device, is_cpu, partition.rank, shards), config, partition, has_head)
+
+
+def _kind_of_reader(directory: Path, config: ModelConfig, are_made_up: bool) -> tuple[Callable[..., Reader], bool]:
+    """Return what makes the checkpoint's reader, and whether the head is there; a tied one may lack it.
+
+    Raises:
+        WeightsError: tensors of a Hugging Face directory are missing, or not the model's.
+    """
+    if not config.file_shapes:
+        return Reader, not are_made_up and (directory / f"{config.head}.bin").exists()
+    located = {} if are_made_up else locate(directory, config)
+    return partial(HubReader, located), config.head in located
+
+
+def _planned(
+    make: Callable[..., Reader], config: ModelConfig, partition: Partition, has_head: bool
+) -> tuple[Reader, Order]:
+    """Read a partition on torch's meta device: what loads also counts the memory, and lists the pieces of the files."""
+    order: Order = []
+    reader = make(partition.rank, planned(order))
+    read_model(reader, config, partition, has_head)
+    return reader, order
+
+
+def _check_shards(directory: Path, order: Order) -> None:
+    """Raise a WeightsError if shards of any rank are missing or have another size."""
+    if problems := problems_of(directory, order):
+        noun = "shard is" if len(problems) == 1 else "shards are"
+        raise WeightsError(f"{len(problems)} {noun} unusable in {directory}:\n  " + "\n  ".join(problems))
 
 
 def _check_room(directory: Path, precision: Precision, need_bytes: int, device: torch.device, sharers: int) -> None:
