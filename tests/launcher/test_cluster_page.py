@@ -26,6 +26,7 @@ PACKAGES = {
     "yaml": "pyyaml",
 }  # by another name than what is imported
 OPTIONAL = {"isal"}
+COPIED = {"byte_pieces"}  # an exported tokenizer imports its copy of ft_format.byte_pieces
 
 
 def file_of(module: str) -> Path | None:
@@ -53,7 +54,7 @@ def packages(programs: list[str]) -> set[str]:
         module = waiting.pop()
         root = module.split(".")[0]
         if root not in OURS:
-            foreign |= {root} - set(sys.stdlib_module_names) - {"__future__", "backends"}
+            foreign |= {root} - set(sys.stdlib_module_names) - COPIED - {"__future__", "backends"}
         elif module not in seen and (file := file_of(module)):
             seen.add(module)
             waiting += imports(file)
