@@ -28,7 +28,7 @@ NODE = "node"
 
 @dataclass(frozen=True)
 class GemmAutotuneArguments(ScriptArguments):
-    """Let FasterTransformer's gpt_gemm find the fastest matrix products for a model."""
+    """Find the fastest matrix products for a model by FasterTransformer's gpt_gemm."""
 
     model_repository: Path = field(metadata={"help": "Triton model repository"})
     binary: Path = field(metadata={"help": "gpt_gemm of the container"})

@@ -84,7 +84,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _flags(server_args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Give flags that matter here, and their values; Triton takes a flag by the beginning of its name too."""
+    """Yield flags that matter here, and their values; Triton takes a flag by the beginning of its name too."""
     for position, argument in enumerate(server_args):
         name, separator, value = argument.lstrip("-").partition("=")
         following = server_args[position + 1] if position + 1 < len(server_args) else ""

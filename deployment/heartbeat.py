@@ -60,7 +60,7 @@ class Heartbeat:
 
 
 def ending(process: subprocess.Popen[bytes], heartbeat: Heartbeat) -> str:
-    """Say how a process has ended, which is killed if it stands still; empty: it goes on."""
+    """Return how a process has ended, which is killed if it stands still; empty: it goes on."""
     status = process.poll()
     if status is not None:
         return describe(status)
@@ -81,13 +81,13 @@ class Beating:
             os.set_blocking(self._file, False)
 
     def beat(self) -> None:
-        """Say that this process goes on."""
+        """Report that this process goes on."""
         if self._file >= 0:
             with contextlib.suppress(OSError):  # the other end is full, or closed
                 os.write(self._file, b".")
 
     async def go_on(self) -> None:
-        """Say it for as long as the event loop goes on."""
+        """Report it for as long as the event loop goes on."""
         while True:
             self.beat()
             await asyncio.sleep(_EVERY_S)

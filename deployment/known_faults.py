@@ -96,7 +96,7 @@ FAULTS = (
 
 
 def find_version(binary: Path) -> str:
-    """Say which version a tritonserver is, without starting it; empty where neither it nor what lies beside it says."""
+    """Return which version a tritonserver is, without starting it; empty where neither it nor its files say."""
     stated = binary.parents[1] / "TRITON_VERSION"  # of NVIDIA's containers
     with contextlib.suppress(OSError):
         return stated.read_text().strip().removesuffix("dev")
@@ -107,19 +107,19 @@ def find_version(binary: Path) -> str:
 
 
 def faults_of(version: str) -> tuple[Fault, ...]:
-    """Give what is known of a version; where that is empty, all that is known at all."""
+    """Return what is known of a version; where that is empty, all that is known at all."""
     numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
     return tuple(fault for fault in FAULTS if fault.fixed_in is None or not numbers or numbers < fault.fixed_in)
 
 
 def reachable(version: str, is_guarded: bool) -> list[Fault]:
-    """Give what of it clients reach."""
+    """Return what of it clients reach."""
     held = {CLOSED, ABSENT, *([GUARD] if is_guarded else [])}
     return [fault for fault in faults_of(version) if fault.stopped_by not in held]
 
 
 def describe(version: str, is_guarded: bool) -> str:
-    """Say in one line what is known of a version, and what of it reaches the server."""
+    """Return in one line what is known of a version, and what of it reaches the server."""
     open_ones = reachable(version, is_guarded)
     known = f"{len(faults_of(version))} publicly known faults (SECURITY.md)"
     if not open_ones:

@@ -33,10 +33,10 @@ class Supervised(Protocol):
         """End it, and return its exit status; None: at once."""
 
     def word_of_crash(self, status: int) -> str:
-        """Say how it ended, if not in good order."""
+        """Return how it ended, if not in good order."""
 
     def find_crash(self) -> str:
-        """Say what ended by a signal of its own fault (SIGBUS, SIGSEGV, SIGABRT), before ``stop``; empty: nothing."""
+        """Return what ended by a signal of its own fault (SIGBUS, SIGSEGV, SIGABRT) before ``stop``, or empty."""
 
 
 S = TypeVar("S", bound=Supervised)
@@ -108,7 +108,7 @@ class Lifecycle(ABC, Generic[S]):
                 self._end(server, state)
 
     def _has_crashed_once(self, server: S) -> bool:
-        """Say whether the server crashed before it has ever served, for the first time; tell the operator.
+        """Return whether the server crashed before it has ever served, for the first time; tell the operator.
 
         Such a crash is rarely the model's fault: on busy cores shared memory that a stub has just made may be broken.
         """

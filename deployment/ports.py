@@ -73,7 +73,7 @@ def _hold(host: str, service: str, port: int) -> socket.socket:
 
 
 def _free_ports() -> list[int]:
-    """Give some ports that the kernel never assigns by itself; none where it assigns all of them, or without Linux."""
+    """Return some ports that the kernel never assigns by itself; none where it assigns all, or without Linux."""
     try:
         end = int(_KERNELS_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):

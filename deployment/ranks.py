@@ -149,7 +149,7 @@ def _plain(value: str) -> str:
 
 
 def arguments_of(rank: int, arguments: ServeArguments) -> ServeArguments:
-    """Give a rank other than the first files and ports of its own."""
+    """Return the arguments of a rank: other than the first, it has files and ports of its own."""
     if rank == 0:
         return arguments
     return dataclasses.replace(

@@ -59,7 +59,7 @@ class Restriction:
             self.secret = ""
 
     def write(self, endpoint: Path) -> None:
-        """Let the owner of this deployment have the header: ``curl -H @endpoint.header``."""
+        """Write the header for the owner of this deployment: ``curl -H @endpoint.header``."""
         file = header_file(endpoint)
         file.unlink(missing_ok=True)
         if self.secret:

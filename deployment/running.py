@@ -158,7 +158,7 @@ class Deployment(Lifecycle[Server]):
                 self._guard = None
 
     def _asking_whether_served(self, doors: Doors) -> Callable[[ModelVersion], bool] | None:
-        """Give a question for the server, where models come and go through Triton's model control API; else None."""
+        """Return a question for the server, where models come and go through Triton's model control API; else None."""
         if not _is_watched(self._arguments):
             return None
 

@@ -161,11 +161,11 @@ class Server:
         return status
 
     def word_of_crash(self, status: int) -> str:
-        """Say how the server ended where that was by a signal that the supervisor did not send; empty otherwise."""
+        """Return how the server ended where that was by a signal that the supervisor did not send; empty otherwise."""
         return f"tritonserver {describe(status)}" if status < 0 and -status not in _OUR_SIGNALS else ""
 
     def find_crash(self) -> str:
-        """Say which program crashed, the stub before the server that ends with it; see ``Supervised``."""
+        """Return which program crashed, the stub before the server that ends with it; see ``Supervised``."""
         self._note_ended_stubs()
         signals = self._ended_stubs.values()
         if crashed := next((number for number in signals if number in _CRASH_SIGNALS), 0):
@@ -260,11 +260,11 @@ def last_lines(log: Path) -> list[str]:
 
 
 def word_of_crash_signal(program: str, status: int | None) -> str:
-    """Say by which crash signal a program ended; empty if it runs or ended otherwise."""
+    """Return by which crash signal a program ended; empty if it runs or ended otherwise."""
     is_crash = status is not None and -status in _CRASH_SIGNALS
     return f"{program} ended by {signal.Signals(-status).name}" if status is not None and is_crash else ""
 
 
 def describe(status: int) -> str:
-    """Say how a process ended."""
+    """Return how a process ended."""
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"

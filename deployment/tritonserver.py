@@ -179,7 +179,7 @@ def assemble_backends(installation: Installation, directory: Path, engine_source
 
 
 def link_repository(repository: Path, directory: Path, is_watched: bool = False) -> Path:
-    """Give the repository a path of plain letters, below which nothing of the published one is written.
+    """Link the repository at a path of plain letters, below which nothing of the published one is written.
 
     Triton starts a stub through ``bash -c`` with the model's path unquoted in it: a space there breaks
     the command, and ``; touch x`` in a results directory would be run. The stub reads no variables of Python's, so

@@ -276,7 +276,7 @@ def _line(row: Row) -> str:
 
 
 def _reason(row: Row) -> str:
-    """Say which figure decides the verdict on a rate."""
+    """Return which figure decides the verdict on a rate."""
     growth, low, high = (row.figures[name] for name in BACKLOG_FIGURES)
     if row.slo_limit == CLIENT_LAG:
         return f"the client itself was late, by {row.figures['client_lag_p99_ms']:.3g} ms (p99)"

@@ -46,7 +46,7 @@ class Digest(Protocol):
         """Go on with the next bytes."""
 
     def hexdigest(self) -> str:
-        """Give the digest of all so far."""
+        """Return the digest of all so far."""
 
 
 class BlockSums:
@@ -76,11 +76,11 @@ class BlockSums:
                 self._sum = self._size_bytes = 0
 
     def sums(self) -> bytes:
-        """Give the CRC-32 of each block so far, the last one as far as it goes."""
+        """Return the CRC-32 of each block so far, the last one as far as it goes."""
         return bytes(self._sums) + (self._sum.to_bytes(4, "big") if self._has_begun else b"")
 
     def hexdigest(self) -> str:
-        """Give the digest of all so far."""
+        """Return the digest of all so far."""
         return hashlib.sha256(self.sums()).hexdigest()
 
 
@@ -132,7 +132,7 @@ class SummedRange:
     sums: bytes
 
     def whole_blocks(self, file_bytes: int) -> dict[int, bytes]:
-        """Give the CRC-32 of the blocks that lie in the range as a whole, by their number in a file of that size."""
+        """Return the CRC-32 of the blocks that lie in the range as a whole, by their number in a file of that size."""
         first, end = self.offset // BLOCK_BYTES, self.offset + self.size_bytes
         found = {}
         for number, start in enumerate(range(0, len(self.sums), 4), first):

@@ -26,7 +26,7 @@ _NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # file systems that cannot do it for a
 
 
 def temporary_beside(path: Path) -> Path:
-    """Give a new name in the same directory, for what is to become a file or a directory of that path."""
+    """Return a new name in the same directory, for what is to become a file or a directory of that path."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.slipway-tmp")
 
 
@@ -92,7 +92,7 @@ def sync(path: Path | str) -> None:
 
 
 def begin_sync(descriptor: int, offset: int = 0, size_bytes: int = 0) -> None:
-    """Let the disk begin with what was written to a file, without waiting for it.
+    """Have the disk begin with what was written to a file, without waiting for it.
 
     Nothing is durable by that: it leaves less to do for ``sync``, which has to follow. Where the system or the file
     system cannot do it, nothing happens.
@@ -122,7 +122,7 @@ def sync_tree(root: Path) -> None:
 
 
 def _files_below(root: Path) -> Iterator[str]:
-    """Give one path of each file; hard links to the same one are left out."""
+    """Yield one path of each file; hard links to the same one are left out."""
     seen = set()
     for folder, _, names in os.walk(root):
         for name in names:

@@ -63,7 +63,7 @@ class ServerError(SlipwayError):
 
 
 def nearest(word: str, legal: Iterable[str]) -> str:
-    """Say which legal word was probably meant, and list all of them."""
+    """Return which legal word was probably meant, and list all of them."""
     options = sorted(legal)
     close = get_close_matches(word, options, n=1, cutoff=0.5)
     meant = f"did you mean '{close[0]}'? " if close else ""

@@ -70,7 +70,7 @@ def _samples(path: Path, most_bytes: int) -> Iterator[bytes]:
 
 
 def _pieces(stream: IO[bytes], size_bytes: int) -> Iterator[tuple[int, int]]:
-    """Give start and length of each member of a tar, its header included; of anything else, of the whole file."""
+    """Yield start and length of each member of a tar, its header included; of anything else, of the whole file."""
     start = 0
     for _ in range(_MOST_MEMBERS):
         stream.seek(start)

@@ -105,11 +105,11 @@ class EngineServer:
         return status
 
     def word_of_crash(self, status: int) -> str:
-        """Say how the server ended where that was by a signal that the supervisor did not send; empty otherwise."""
+        """Return how the server ended where that was by a signal that the supervisor did not send; empty otherwise."""
         return f"{self._title} {describe(status)}" if status < 0 and -status not in _OUR_SIGNALS else ""
 
     def find_crash(self) -> str:
-        """Say whether the server itself crashed; see ``Supervised``."""
+        """Return whether the server itself crashed; see ``Supervised``."""
         return word_of_crash_signal(self._title, self._process.poll())
 
     def explain(self, problem: str) -> ServerError:

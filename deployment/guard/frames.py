@@ -32,7 +32,7 @@ class BrokenConnectionError(Exception):
 
 
 def split(data: bytes | bytearray, position: int, most_bytes: int) -> Iterator[Frame]:
-    """Give the whole frames from a position on; BrokenConnectionError: one is longer than allowed."""
+    """Yield the whole frames from a position on; BrokenConnectionError: one is longer than allowed."""
     end = len(data)
     while end - position >= _HEAD_BYTES:
         size = data[position] << 16 | data[position + 1] << 8 | data[position + 2]
@@ -52,12 +52,12 @@ def frame(kind: int, flags: int, stream: int, payload: bytes | memoryview = b"")
 
 
 def window_update(stream: int, count: int) -> bytes:
-    """Let the peer send that number of bytes more; stream 0 is the connection."""
+    """Return the frame that lets the peer send that number of bytes more; stream 0 is the connection."""
     return b"\0\0\4\x08\0" + stream.to_bytes(4, "big") + count.to_bytes(4, "big")
 
 
 def goaway(code: int, last_stream: int, problem: str) -> bytes:
-    """Say why the connection ends, and which call of the client was the last."""
+    """Return the frame that says why the connection ends, and which call of the client was the last."""
     return frame(GOAWAY, 0, 0, last_stream.to_bytes(4, "big") + code.to_bytes(4, "big") + problem.encode())
 
 

@@ -253,7 +253,7 @@ class GrpcClient(Client):
         return _with_prefix(refusal(content, refused.problem))
 
     def give_up(self) -> None:
-        """Say why the connection ends."""
+        """Tell the client why the connection ends."""
         code = frames.NO_ERROR if self.is_idle else frames.CALM_DOWN
         self._break(BrokenConnectionError(code, "the connection was idle, or a message took too long to come in"))
 
@@ -267,7 +267,7 @@ class GrpcClient(Client):
         self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of what is held."""
+        """Release what is held."""
         super().connection_lost(exc)
         self._streams.close_all()
         for task in self._checks:

@@ -115,7 +115,7 @@ class Body:
             )
 
     def drop(self) -> None:
-        """Let the bytes go."""
+        """Release the bytes."""
         self._memory.give_back(self._taken)
         self._taken = 0
         self.content = bytearray()

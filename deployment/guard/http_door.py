@@ -149,7 +149,7 @@ class HttpClient(Client):
                 self._go_on()
 
     def give_up(self) -> None:
-        """Say why the connection ends, where a request is coming in."""
+        """Tell the client why the connection ends, where a request is coming in."""
         if self.is_coming:
             self._refuse(RefusedError("the request took too long to come in", 408))
         else:
@@ -175,7 +175,7 @@ class HttpClient(Client):
         asyncio.get_running_loop().call_later(_LINGER_S, self.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of what the client has sent."""
+        """Release what the client has sent."""
         super().connection_lost(exc)
         if self._checking is not None:
             self._checking.cancel()

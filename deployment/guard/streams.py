@@ -102,7 +102,7 @@ class Streams:
             self._memory.give_back(len(stream.held) + sum(map(len, stream.unsent)))
 
     def coming(self) -> list[Stream]:
-        """Give the calls of which a message is coming in."""
+        """Return the calls of which a message is coming in."""
         return [each for each in self.by_number.values() if each.held and not each.is_checking]
 
     def close_all(self) -> None:
@@ -180,7 +180,7 @@ class Streams:
         self._send(stream, passed, stream.is_ended and not stream.held)
 
     def _exceed(self, stream: Stream, problem: str) -> None:
-        """Let Triton refuse a message that is not held, and take nothing more of its call."""
+        """Have Triton refuse a message that is not held, and take nothing more of its call."""
         self._memory.give_back(len(stream.held))
         stream.held = bytearray()
         self._send(stream, self._refuse(problem), True)
@@ -217,7 +217,7 @@ class Streams:
         self._give_credit(stream)
 
     def _give_credit(self, stream: Stream) -> None:
-        """Let the client send more of a call whose bytes have gone on, or are part of a message that must get whole."""
+        """Allow more of a call whose bytes have gone on, or are part of a message that must get whole."""
         is_free = not (stream.unsent or stream.is_checking or stream.is_ended)
         if is_free and stream.owed * 4 >= self.first_window:
             self._to_client(window_update(stream.number, stream.owed))

@@ -80,7 +80,7 @@ class AccessLog:
             self._file = path.open("a", buffering=1, encoding="utf-8")
 
     async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let a request be answered, and note it."""
+        """Answer a request, and note it."""
         started, status = time.monotonic(), _HUNG_UP
         try:
             response = await handler(request)

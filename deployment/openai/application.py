@@ -79,7 +79,7 @@ async def _authorised(request: web.Request, handler: Handler) -> web.StreamRespo
 
 @web.middleware
 async def _worded(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give every failure OpenAI's form; an unexpected failure is logged, and said without its details."""
+    """Turn every failure into OpenAI's form; an unexpected failure is logged, and said without its details."""
     try:
         return await handler(request)
     except ApiError as error:

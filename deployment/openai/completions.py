@@ -98,7 +98,7 @@ class CompletionForm:
         return {"index": index, "text": text, "logprobs": self._writer(index).write(tokens, scores)}
 
     def _writer(self, index: int) -> CompletionScores:
-        """Give what writes an answer's log probabilities, piece by piece."""
+        """Return what writes an answer's log probabilities, piece by piece."""
         if index not in self._scores:
             prompt = self.prompts[index // self.given].ids
             self._scores[index] = CompletionScores(self.texts, prompt, self.is_echoed, self.names_ids)
@@ -144,7 +144,7 @@ def _plan(request: web.Request, values: Values, model: Model, prompts: Sequence[
 
 
 def _wanted(values: Values, model: Model, drawn: int) -> Wanted:
-    """Say which log probabilities are needed: those that are asked for, and those that tell the best answers."""
+    """Return which log probabilities are needed: those that are asked for, and those that tell the best answers."""
     top = values["logprobs"]
     if top is None:
         return Wanted(0 if drawn > values["n"] else None)

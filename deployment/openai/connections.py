@@ -121,7 +121,7 @@ class Connection(web.RequestHandler):
         return response
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Say that a connection has failed, without what was sent; called by aiohttp."""
+        """Log that a connection has failed, without what was sent; called by aiohttp."""
         _LOG.error("a connection has failed (%s)", type(kw.get("exc_info")).__name__)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]

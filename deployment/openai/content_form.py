@@ -22,7 +22,7 @@ def takes_parts(tree: nodes.Template) -> bool:
 
 
 def _unasked(node: nodes.Node, names: _Names) -> Iterator[nodes.Node]:
-    """Give every part of a template but those that depend on what kind of content there is."""
+    """Yield every part of a template but those that depend on what kind of content there is."""
     yield node
     if isinstance(node, nodes.If | nodes.CondExpr) and any(
         map(names.asks, (node.test, *node.test.find_all(nodes.Test)))
@@ -104,7 +104,7 @@ def _assigned(tree: nodes.Template) -> Iterator[tuple[nodes.Node, nodes.Node]]:
 
 
 def _passed(tree: nodes.Template, macros: dict[str, nodes.Macro]) -> Iterator[tuple[nodes.Node, nodes.Node]]:
-    """Give a macro's arguments what its calls pass."""
+    """Yield each argument of a macro with what its calls pass."""
     for call in tree.find_all(nodes.Call):
         macro = macros.get(call.node.name) if isinstance(call.node, nodes.Name) else None
         if macro is not None:

@@ -289,12 +289,12 @@ class _Exchange:
         self._read_on()
 
     def lose(self) -> None:
-        """Say that no more messages come: the engine has gone."""
+        """Note that no more messages come: the engine has gone."""
         self._is_lost = True
         self._read_on()
 
     def _read_on(self) -> None:
-        """Let the reader have what waits, as far as its client keeps up."""
+        """Hand the reader what waits, as far as its client keeps up."""
         while self._waiting and not self._news.done():
             given = self._waiting.popleft()
             self._has_begun, self.is_complete = True, given.kind in _LAST

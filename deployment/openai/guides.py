@@ -80,7 +80,7 @@ def structured_outputs(value: Any, name: str) -> Guide | None:
 
 
 def guide_of(values: Mapping[str, Any]) -> Guide | None:
-    """Give the guide of a request; None: it has none.
+    """Return the guide of a request; None: it has none.
 
     Raises:
         ApiError: it has several, or asks for what cannot follow one.

@@ -45,7 +45,7 @@ class Mailbox(Generic[T]):
         self._messages.clear()
 
     def end(self, error: Exception | None = None) -> None:
-        """Say that no more messages come, and why."""
+        """Note that no more messages come, and why."""
         self._is_over, self._error = True, error
         settle(self._news)
 

@@ -40,7 +40,7 @@ class Prompt:
     max_tokens: int
 
     def pack(self) -> tuple[bytes, str, int]:
-        """Give what can be sent to another process quickly."""
+        """Return what can be sent to another process quickly."""
         return array("I", self.ids).tobytes(), self.text, self.max_tokens
 
     @classmethod
@@ -77,7 +77,7 @@ def limit_tokens(model: Model, given: int, max_tokens: int | None, name: str) ->
 
 
 def _read_prompts(model: Model, values: Values) -> tuple[Prompt, ...]:
-    """Give the prompts of ``/v1/completions`` as tokens; ApiError: one is too long or has a token that is none."""
+    """Return the prompts of ``/v1/completions`` as tokens; ApiError: one is too long or has a token that is none."""
     return tuple(_prompt(model, values, given) for given in required(values, "prompt"))
 
 
@@ -95,7 +95,7 @@ def _prompt(model: Model, values: Values, given: str | tuple[int, ...]) -> Promp
 
 
 def _read_conversation(model: Model, values: Values) -> tuple[Prompt, ...]:
-    """Give the conversation of ``/v1/chat/completions`` as tokens."""
+    """Return the conversation of ``/v1/chat/completions`` as tokens."""
     ids = _encode_messages(model, required(values, "messages"), True)
     if not ids:
         raise ApiError("the chat template makes no token of these messages", "give another message", param="messages")

@@ -87,7 +87,7 @@ class _Child:
 
 
 def _say_replaced(ended: str, restarts: Restarts) -> None:
-    """Say that a process takes the place of one that has ended; ServerError: that has happened too often."""
+    """Log that a process takes the place of one that has ended; ServerError: that has happened too often."""
     problem = f"a process of the OpenAI endpoint {ended}"
     number = restarts.take()
     if number is None:

@@ -27,7 +27,7 @@ class _OneASecond(logging.Filter):
         self._next, self._left_out = 0.0, 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether a record is written."""
+        """Return whether a record is written."""
         now = time.monotonic()
         if now < self._next:
             self._left_out += 1
@@ -52,14 +52,14 @@ class _OneLine(logging.Formatter):
 
 
 def describe(kind: type[BaseException], place: TracebackType | None) -> str:
-    """Say what an exception is and where it was raised, without what it says."""
+    """Return what an exception is and where it was raised, without what it says."""
     frames = traceback.extract_tb(place)[-_MOST_FRAMES:]
     shown = " < ".join(f"{Path(each.filename).name}:{each.lineno}" for each in reversed(frames))
     return f": {kind.__name__} at {shown or 'an unknown place'}"
 
 
 def keep_log_quiet() -> None:
-    """Let everything that this process logs be written in this way."""
+    """Write everything that this process logs in this way."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_OneASecond())
     handler.setFormatter(_OneLine())

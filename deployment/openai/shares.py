@@ -34,7 +34,7 @@ class Share:
             self._running += 1
 
     async def __aexit__(self, *_: object) -> None:
-        """Give the place back."""
+        """Free the place."""
         async with self._turn:
             self._running -= 1
             self._limit = min(self._limit + 1, self._fair())

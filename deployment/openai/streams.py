@@ -162,6 +162,6 @@ class Streams:
             raise
 
     def _end(self, call: Any) -> None:
-        """Let a stream that waits go."""
+        """Release a stream that waits."""
         self._idle.pop(call).cancel()
         call.cancel()

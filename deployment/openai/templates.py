@@ -99,7 +99,7 @@ class ChatTemplate:
             raise ApiError(str(error), "write another text", param="messages") from error
 
     def _given(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Give a message the form of content that the template expects; every text but the role is the client's."""
+        """Return a message in the form that the template expects; every text but the role is the client's."""
         content = message.get("content")
         if isinstance(content, str) and self._takes_parts:
             content = [{"type": "text", "text": content}]
@@ -156,8 +156,8 @@ class _Names:
         return text
 
 
-def _to_json(value: Any, *how: Any, **named: Any) -> str:
-    return _ESCAPED.sub(lambda found: found[1] + BREAK, to_json(value, *how, **named))
+def _to_json(value: Any, *given: Any, **named: Any) -> str:
+    return _ESCAPED.sub(lambda found: found[1] + BREAK, to_json(value, *given, **named))
 
 
 def _refuse(message: str) -> str:

@@ -261,7 +261,7 @@ class TextPool:
 
 
 def _worded(limits: Limits, is_late: bool, status: int) -> ApiError:
-    """Say why a process has not answered."""
+    """Return why a process has not answered."""
     if is_late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in _TOO_MUCH):
         return ApiError(
             f"the request takes more than {limits.cpu_s} s of a processor, or more memory than one request may",

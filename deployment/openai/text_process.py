@@ -188,7 +188,7 @@ def _answer(
 
 
 def _read_templates(models: Models, engine: str) -> str:
-    """Say why a model's chat template cannot be read; empty: it can, or there is none."""
+    """Return why a model's chat template cannot be read; empty: it can, or there is none."""
     try:
         read_template(models.find(engine))
     except ApiError as error:

@@ -178,7 +178,7 @@ def _content(value: Any, name: str) -> str | list[dict[str, str]]:
 
 
 def asks_for_nothing(value: Any) -> bool:
-    """Say whether a value is as if its key were left out: null, and what clients write where they want nothing."""
+    """Return whether a value is as if its key were left out: null, and what clients write where they want nothing."""
     return value is None or value is False or (isinstance(value, list | dict) and not value)
 
 

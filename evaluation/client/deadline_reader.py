@@ -43,6 +43,6 @@ class DeadlineReader(io.RawIOBase):
         return self._socket.recv_into(buffer)
 
     def close(self) -> None:
-        """Let the socket go."""
+        """Release the socket."""
         self._file.close()
         super().close()

@@ -219,7 +219,7 @@ class HttpConnection:
             self.close()
 
     def _refusal(self, answer: http.client.HTTPResponse, path: str) -> UnreachableError | RequestError:
-        """Say what a refusing status means, in the server's own words where it has some."""
+        """Return what a refusing status means, in the server's own words where it has some."""
         with answer:
             content = self._read(answer)
         place, status = f"{self.url}{path}", answer.status
@@ -244,7 +244,7 @@ class HttpConnection:
         return said.replace(self._key, "***") if self._key else said
 
     def _broken(self, error: Exception, path: str) -> UnreachableError | RequestError:
-        """Say what a connection that could not be made, or that broke before an answer, means."""
+        """Return what a connection that could not be made, or that broke before an answer, means."""
         reason = shortened(str(error) or type(error).__name__)
         if isinstance(error, _BROKE):
             return RequestError(f"{self.url}{path} gave no answer: {reason}")

@@ -71,7 +71,7 @@ class Capabilities:
         return dict(self.refusals).get(ability, "")
 
     def line(self) -> str:
-        """Say on one line what the endpoint is and what it can do."""
+        """Return on one line what the endpoint is and what it can do."""
         abilities = {
             "token ids as prompts": self.takes_ids,
             "log probabilities of prompts (echo)": self.scores_prompts,

@@ -132,7 +132,7 @@ def _open(arguments: ParityArguments) -> Target:
 
 
 def _check_api(target: Target, can: Capabilities) -> None:
-    """Say what the endpoint is, and refuse one that does not tell what parity compares.
+    """Print what the endpoint is, and refuse one that does not tell what parity compares.
 
     Raises:
         ConfigError: it does not tell the log probabilities or the ids of tokens.

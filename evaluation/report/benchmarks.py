@@ -141,7 +141,7 @@ def _load_remarks(load: Benchmark) -> list[str]:
 
 
 def _client_remarks(load: Benchmark) -> list[str]:
-    """Say where the client itself took a share of a limit, by its own work or by the limit of what may be in flight."""
+    """Return where the client itself took a share of a limit, by its own work or by what may be in flight."""
     limits = [limit for name, limit in load.slos.items() if name in ("ttft", "e2e")]
     if not limits:
         return []
@@ -158,7 +158,7 @@ def _client_remarks(load: Benchmark) -> list[str]:
 
 
 def _overload_remarks(load: Benchmark) -> list[str]:
-    """Say where answers did not keep up with arrivals, and where the number of GPUs is not known."""
+    """Return where answers did not keep up with arrivals, and where the number of GPUs is not known."""
     over = [row for row in load.measured if "overloaded" in row.validity_reasons]
     said = [f"Benchmark {load.name}, {row.label}: {row.validity_reasons}." for row in over]
     if any(row.gpus is None for row in load.measured):

@@ -66,7 +66,7 @@ def group_comparable(items: Sequence[_Judged]) -> dict[str, list[_Judged]]:
 
 
 def why_not_comparable(parity: str, reasons: str) -> str:
-    """Say why a run is not comparable with other engines; empty if it is."""
+    """Return why a run is not comparable with other engines; empty if it is."""
     if parity == HOLDS:
         return ""
     if not parity:

@@ -74,7 +74,7 @@ def column_names(points: Sequence[Point]) -> list[str]:
 
 
 def comparability_remarks(points: Sequence[Point]) -> list[str]:
-    """Say of each run that is not comparable why it is not; nothing where there is one engine."""
+    """Return for each run that is not comparable why it is not; nothing where there is one engine."""
     if not has_several_engines(points):
         return []
     reasons = [(point.label, why_not_comparable(point.parity, point.parity_reasons)) for point in _known(points)]

@@ -172,7 +172,7 @@ def _shown(figure: Measurement, number: float, digits: int = 6) -> str:
 
 
 def _doubt(figure: Measurement, base: Measurement | None) -> str:
-    """Say why a figure, or what it is compared with, decides nothing; empty if it does."""
+    """Return why a figure, or what it is compared with, decides nothing; empty if it does."""
     if figure.doubt or not math.isfinite(figure.value):
         return figure.doubt or "it is not a number"
     if base is None:

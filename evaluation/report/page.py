@@ -58,7 +58,7 @@ def _table(content: TextTable, numeric: Container[str] = ()) -> str:
 
 
 def _breakable(head: str) -> str:
-    """Let a name, which is escaped, break after an underscore or a point, and in ``tokens/s``."""
+    """Return a name, which is escaped, that may break after an underscore or a point, and in ``tokens/s``."""
     return re.sub(r"[_.]|(?<=[a-z])/", r"\g<0><wbr>", str(head))
 
 

@@ -83,7 +83,7 @@ def draw_svg(name: str, draw: Callable[[Figure, Axes], None]) -> str:
 
 
 def _mark_logarithms(axes: Axes) -> None:
-    """Say of each axis that is logarithmic that it is."""
+    """Mark each axis that is logarithmic as such."""
     if axes.get_xscale() == "log" and axes.get_xlabel():
         axes.set_xlabel(f"{axes.get_xlabel()}{_LOGARITHMIC}")
     title = axes.get_title(loc="left")
@@ -218,7 +218,7 @@ def label_points(figure: Figure, axes: Axes, labels: Sequence[tuple[str, Point]]
 
 
 def _box_at(figure: Figure, place: Point, corner: Point, letters: int) -> Bbox:
-    """Give where a text lies that stands at a corner of a place, with a letter's room beside it, in pixels."""
+    """Return where a text lies that stands at a corner of a place, with a letter's room beside it, in pixels."""
     to_px, width = figure.dpi / 72, _DIGIT_PX * (letters + 1)
     left, bottom = place[0] + corner[0] * to_px, place[1] + corner[1] * to_px
     return Bbox.from_bounds(left - width if corner[0] < 0 else left, bottom, width, _ROOM_PX)

@@ -23,7 +23,7 @@ class Remarks(list[str]):
         self.left_out: dict[str, str] = {}
 
     def leave_out(self, name: str, sentence: str, reason: str) -> None:
-        """Say that figures are left out, and remember why for whoever asks for one of them."""
+        """Print that figures are left out, and remember why for whoever asks for one of them."""
         self.append(sentence)
         self.left_out[name] = reason
 

@@ -182,7 +182,7 @@ def ranking_title(ranking: Ranking, budget: Budget | None) -> str:
 
 
 def left_out(ranking: Ranking) -> str:
-    """Say how many candidates are not valid, and why; empty where all are."""
+    """Return how many candidates are not valid, and why; empty where all are."""
     counts = [f"{count}: {reason}" for reason, count in ranking.invalid.items()]
     return f"left out as not valid: {', '.join(counts)}" if counts else ""
 

@@ -98,7 +98,7 @@ def _prompts(arguments: LoadArguments, target: LoadTarget, row: Row, count: int)
 
 
 def _cut_short(prompt: LoadPrompt, arguments: LoadArguments, random: np.random.Generator) -> LoadPrompt:
-    """Let the client of some requests hang up, of those whose answer is long enough."""
+    """Return a prompt whose client hangs up, of a share of those whose answer is long enough."""
     if not arguments.cancel_share or random.random() >= arguments.cancel_share:
         return prompt
     if prompt.output_length <= arguments.cancel_after:

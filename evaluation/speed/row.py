@@ -227,7 +227,7 @@ class Row:
         return bool(self.failed_requests) or any(self._overload())
 
     def _overload(self) -> Iterator[str]:
-        """Say that answers did not keep up with what became due in an open loop."""
+        """Yield a reason where answers did not keep up with what became due in an open loop."""
         due_per_s = self.figures.get("offered_requests_per_s") or self.level
         answered_per_s, lasted_s = self.figures.get("requests_per_s"), self.duration_s
         if self.mode != OPEN or answered_per_s is None or not lasted_s:

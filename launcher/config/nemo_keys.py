@@ -70,7 +70,7 @@ _SQUAD_T5 = "evaluation=squad; evaluation.squad.prompt=evaluation/prompts/squad_
 
 
 def key_hint(key: str, overrides: Sequence[str]) -> str:
-    """Say what a key of the launcher's evaluation is called here; empty for any other.
+    """Return what a key of the launcher's evaluation is called here; empty for any other.
 
     Args:
         key: the unknown one, dotted; its section where that is unknown already.
@@ -84,7 +84,7 @@ def key_hint(key: str, overrides: Sequence[str]) -> str:
 
 
 def option_hint(option: str) -> str:
-    """Say which evaluation a file of the launcher's conf/evaluation is here; empty for any other."""
+    """Return which evaluation a file of the launcher's conf/evaluation is here; empty for any other."""
     family, _, name = option.rpartition("/")
     if name == "evaluate_lambada":
         return "it is evaluation=lambada here"

@@ -56,7 +56,7 @@ def _section(node: type, word: str) -> type | None:
 
 
 def legal_options(group: str, option: str) -> str:
-    """Say which option of a config group was probably meant, and list them all."""
+    """Return which option of a config group was probably meant, and list them all."""
     return nearest(option, options(group))
 
 

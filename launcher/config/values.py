@@ -85,7 +85,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _words(hint: Any) -> str:
-    """Say a type in a user's words."""
+    """Return a type in a user's words."""
     arms = typing.get_args(hint)
     origin = typing.get_origin(hint)
     if origin in (types.UnionType, typing.Union):

@@ -51,7 +51,7 @@ def is_current(plan: StagePlan) -> bool:
 
 
 def code_remark(plan: StagePlan) -> str:
-    """Say that the published output was made by other code than this; empty where it was not, or is not known."""
+    """Return words for an output that was made by other code than this; empty where it was not, or is not known."""
     then, now = Manifest.read(plan.output).made_by, made_by()
     if then.get(CODE, now[CODE]) == now[CODE]:
         return ""

@@ -104,7 +104,7 @@ class Child:
 
     @contextlib.contextmanager
     def _said_once(self, where: str) -> Iterator[None]:
-        """Say the first time that something cannot be written; the next is tried again, for space may come free."""
+        """Report the first time that something cannot be written; the next is tried again, for space may come free."""
         try:
             yield
         except (OSError, ValueError) as error:  # a closed stream raises the latter
@@ -154,7 +154,7 @@ def indented(lines: str) -> str:
 
 
 def describe_status(status: int) -> str:
-    """Say what an exit status means."""
+    """Return what an exit status means."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
     if status - 128 in set(signal.Signals):  # what a shell and srun make of it

@@ -154,7 +154,7 @@ def _has_temporaries(parent: Path, names: set[str]) -> bool:
 
 
 def publish(output: Path, keep: Path | None) -> None:
-    """Give the directory the artefact's name.
+    """Rename the directory to the artefact's name.
 
     Args:
         output: the artefact.

@@ -29,7 +29,7 @@ class Partition:
     most_nodes: str
 
     def refuses(self, time_limit: str, nodes: int) -> str:
-        """Say what of a job it never runs; empty if there is nothing."""
+        """Return what of a job it never runs; empty if there is nothing."""
         with contextlib.suppress(ConfigError):  # a notation that is not known here says nothing
             if limit_s(time_limit) > limit_s(self.time_limit):
                 return f"its time limit {time_limit} is above the {self.time_limit} of partition {self.name}"
@@ -48,7 +48,7 @@ def partitions() -> list[Partition]:
 
 
 def word_of_endless_wait(parameters: Mapping[str, Any], known: list[Partition]) -> str:
-    """Say why Slurm would accept a job and never run it; empty where one of its partitions does.
+    """Return why Slurm would accept a job and never run it; empty where one of its partitions does.
 
     Args:
         parameters: of the job, as they are rendered.

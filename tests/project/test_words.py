@@ -33,6 +33,9 @@ WORDS = {
 }
 """Pattern of a word (in any case, unless it says otherwise) and what is said in its place."""
 
+DOCSTRING = re.compile(r'"""(?:Give|Say|Let)s? ')
+DOCSTRINGS_OF = ("deployment/", "evaluation/", "handover/", "launcher/")
+
 PENDING: tuple[str, ...] = ()
 """Files or folders that still have some of them. Clean one and take it off."""
 
@@ -70,6 +73,15 @@ def test_the_word_is_not_used(word: str, lines: list[tuple[str, int, str]]) -> N
     assert not found, "\n".join([f"write instead: {WORDS[word]}", *found])
 
 
+def test_a_docstring_says_return_print_or_what_else_is_done(lines: list[tuple[str, int, str]]) -> None:
+    found = [
+        f"{name}:{number}: {line.strip()[:100]}"
+        for name, number, line in lines
+        if name.startswith(DOCSTRINGS_OF) and DOCSTRING.search(line)
+    ]
+    assert not found, "\n".join(["begin with the verb of what is done: Return, Yield, Print, Release", *found])
+
+
 def test_a_word_is_found_where_it_stands() -> None:
     """The patterns find what they are meant for, and leave ordinary English alone."""
     caught = [
@@ -83,4 +95,5 @@ def test_a_word_is_found_where_it_stands() -> None:
     spared = ["in-flight batching", "a manner of speaking", "renewed", "she sends messages", '"""Offsets of rows."""']
     patterns = [re.compile(word, re.IGNORECASE) for word in WORDS]
     assert all(any(pattern.search(text) for pattern in patterns) for text in caught)
+    assert DOCSTRING.search('    """Give the size."""') and not DOCSTRING.search('"""Given sizes."""')
     assert not [text for text in spared if any(pattern.search(text) for pattern in patterns)]

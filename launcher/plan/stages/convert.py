@@ -79,7 +79,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
 
 
 def output(config: Config, paths: RunPaths) -> Path:
-    """Say where the result goes."""
+    """Return where the result goes."""
     return paths.huggingface if writes_huggingface(config) else paths.ft_checkpoint
 
 
@@ -182,7 +182,7 @@ def _check_family(config: Config, checkpoint: str, family: str) -> None:
 
 
 def _say_family(config: Config, checkpoint: str, family: str, source: str) -> None:
-    """Say what a checkpoint is where the configuration is that of GPT, the default, and the checkpoint is none."""
+    """Print what a checkpoint is where the configuration is that of GPT, the default, and the checkpoint is none."""
     if family == _GPT or config.export.run.model_type is not ModelType.gpt3:
         return
     default = "export=gpt3/export_gpt3, the default, stays: of it come"
