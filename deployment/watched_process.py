@@ -64,7 +64,7 @@ class WatchedProcess(ABC):
         """Wait until it takes requests, or the deployment is asked to stop.
 
         Args:
-            is_stopped: waits for so many seconds; returns whether it is to stop.
+            is_stopped: waits for that many seconds; returns whether it is to stop.
             silence: what is wrong if it does not take any.
 
         Raises:

@@ -33,7 +33,7 @@ WORDS = {
 }
 """Pattern of a word (in any case, unless it says otherwise) and what is said in its place."""
 
-DOCSTRING = re.compile(r'"""(?:Give|Say|Let)s? ')
+DOCSTRING = re.compile(r'"""(?:Give|Say|Let) ')
 DOCSTRINGS_OF = ("deployment/", "evaluation/", "handover/", "launcher/")
 
 PENDING: tuple[str, ...] = ()

@@ -164,7 +164,7 @@ class StagedFiles:
 
 
 def _whole_rows(most_bytes: int, piece: Piece) -> int:
-    """Return at most so many bytes; of columns, those of whole rows.
+    """Return at most that many bytes; of columns, those of whole rows.
 
     Raises:
         WeightsError: a row has more.

@@ -115,7 +115,7 @@ class Group:
         ending.join(_SHUTDOWN_S)  # NCCL waits for the others, which may be gone
 
     def partition(self, layers: int, encoder_layers: int = 0) -> Partition:
-        """Return this process's part of a network of so many layers, and of so many of an encoder if it has one."""
+        """Return this process's part of a network of that many layers, and of that many of an encoder if it has one."""
         encoder = self.part_of(encoder_layers) if encoder_layers else None
         is_first = self.stage == 0
         return Partition(self.part_of(layers), self.tensor_rank, is_first, is_first, encoder)
