@@ -151,7 +151,7 @@ class TritonPythonModel:
         parsed = self._engine.parse(tensors)
         is_plain = isinstance(reply, DirectReply) and reply.wants_tokens_alone(parsed)
         ways = reply.has_gone, session, arrived_s, reply.is_behind, is_plain
-        self._engine.submit(parsed, answer, is_streaming, *ways)
+        self._engine.submit(parsed, answer, is_streaming, *ways, name=reply.name)
 
     def _listen(self, args: Mapping[str, str]) -> DirectServer | None:
         """Listen on a socket for the OpenAI endpoint, where the deployment wants one and requests stand for themselves.

@@ -265,7 +265,7 @@ class Replies:
         The thread does it: two threads that change one metric crash tritonserver (Triton 2.51).
         """
         if isinstance(content, Problem):
-            self._ready.put(_Failure(reply.asked.name, content))
+            self._ready.put(_Failure(reply.name, content))
 
     def _note_problem(self, name: str, problem: Problem) -> None:
         if problem.code == "CANCELLED":

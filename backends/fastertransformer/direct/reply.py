@@ -46,6 +46,7 @@ class DirectReply:
 
     def __init__(self, announce: Callable[[DirectReply], None], number: int, asked: Asked, deadline: float) -> None:
         self.asked, self.number, self.opened = asked, number, time.monotonic()
+        self.name = asked.name
         self.is_cancelled = False
         self._announce, self._deadline, self._lock = announce, deadline, threading.Lock()
         self._newest: tuple[float, Content, bool] | None = None  # when the first of those not taken came

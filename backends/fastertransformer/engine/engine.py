@@ -88,6 +88,7 @@ class Engine:
         arrived_s: float | None = None,
         is_behind: Callable[[], bool] | None = None,
         wants_tokens_alone: bool = False,
+        name: str = "",
     ) -> None:
         """Submit a parsed request, and return at once.
 
@@ -102,10 +103,11 @@ class Engine:
             is_behind: is called before an answer that is not the last; while it returns true that answer is left out.
             wants_tokens_alone: whether answers have the generated tokens and nothing more: of a request with one row
                 and one beam. A token of a stream then takes the least time.
+            name: the client's; see Job.client.
         """
         if self._is_closed:
             raise EngineError(CLOSED)
-        job = Job(request, answer, is_streaming, is_cancelled, is_behind, session, wants_tokens_alone)
+        job = Job(request, answer, is_streaming, is_cancelled, is_behind, session, wants_tokens_alone, name=name)
         job.submitted_s = job.submitted_s if arrived_s is None else arrived_s
         if request.has_guides:
             self._compiling.submit(job)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from torch import Tensor
@@ -43,6 +45,9 @@ class SessionRow:
     saved: list[int] | None = None  # their pages; None: they are in the batch, or lost
 
 
+_PART = re.compile(r"(.+)-[0-9]+", re.DOTALL)  # the name of one of several answers
+
+
 @dataclass(eq=False)
 class Job:
     """A request that has been submitted.
@@ -59,6 +64,7 @@ class Job:
         has_begun: whether a sequence has been in the batch.
         grammars: of each row; None: it has none. Empty: no row has one.
         arrived_s: when it joined the queue; None: it has not.
+        name: the client's name of it; empty: it has none.
         submitted_s: when it was submitted, or had arrived before that, of time.monotonic.
         outline: of its answers; None: it has none yet.
     """
@@ -74,8 +80,21 @@ class Job:
     has_begun: bool = False
     grammars: tuple[Grammar | None, ...] = ()
     arrived_s: float | None = None
+    name: str = ""
     submitted_s: float = field(default_factory=time.monotonic)
     outline: Outline | None = None
+
+    @cached_property
+    def client(self) -> Hashable:
+        """What it has in common with the other requests that stand for one request of a client.
+
+        The endpoint asks for the answers of one request side by side, by names that differ in a number at their end.
+        Those of a session are one after another.
+        """
+        if self.session is not None:
+            return "session", self.session
+        part = _PART.fullmatch(self.name)
+        return part[1] if part else self
 
     @property
     def is_done(self) -> bool:
@@ -115,6 +134,7 @@ class Sequence:
         start: entries of the cache before its context: a session's, or a prefix prompt's.
         lacks_past: whether the session's entries were lost, and must be computed again.
         window: entries of the cache that are kept at most.
+        due: when it is its turn to join the batch; see turns.py.
         times: for the metrics.
     """
 
@@ -131,6 +151,7 @@ class Sequence:
     session_row: SessionRow | None = None
     lacks_past: bool = False
     window: int = UNBOUNDED
+    due: float = 0.0
     times: RowTimes = field(default_factory=RowTimes)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from .paging import tokens_found, tokens_to_run
 
 _WHOLE = 2  # a context of as many budgets is run at once: it delays other rows little, and fewer passes are faster
 _SHORT = 4  # one of as many budgets has chunks that large where rows decode in the same pass: they are few
-_MOST_TOKENS = 2048  # of the budget when many contexts wait
+_MOST_TOKENS, _MOST_CPU_TOKENS = 2048, 256  # of the budget when many contexts wait
 _ATTENTION = 3.25  # how much longer an operation of a chunk's attention takes than one of a product (Llama 8B, H200)
 _SPARE = 1.3  # a budget of 256 leaves so much of the time of two steps without a chunk (Llama 8B, 32 rows, H200)
 _MULTIPLE = 32  # of tokens; mixed steps are captured for such numbers
@@ -45,7 +45,8 @@ class Chunks:
         """
         if not (decoding and self._budget and self._can_be_cut(sequence)):
             return 0
-        most = max(self._budget, _MOST_TOKENS)
+        is_cpu = self._steps.device.type == "cpu"
+        most = max(self._budget, min(_MOST_TOKENS, _MOST_CPU_TOKENS) if is_cpu else _MOST_TOKENS)
         whole = 0 if sequence.pages else _WHOLE * min(self._budget * waiting, most)
         if tokens_to_run(sequence, 0) <= whole:
             return 0

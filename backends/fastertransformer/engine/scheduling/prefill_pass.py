@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from ..cache.block_manager import BlockManager
 from ..rows.sequence import Sequence
@@ -11,6 +13,8 @@ from .paging import tokens_found, tokens_to_run
 # Of one prefill pass, padding and the rows that decode in it included: bounds its memory and how long it delays others.
 # A few tokens more would take another tile of every product.
 _PREFILL_TOKENS = 4096
+_CPU_TOKENS = 512  # of one on a CPU, where larger ones run no faster
+_SCORED = 2  # tokens whose logits are asked for count as many on a CPU: the demonstration's take 1.3 to 2 times as long
 _HELD_TOKENS = 8 * _PREFILL_TOKENS  # that the rows of one pass continue, padding included
 
 
@@ -21,12 +25,14 @@ class _Sizes:
     Rows that continue what is in the cache already are padded to the longest on the device, and so is that.
 
     Attributes:
+        most: tokens that one pass runs.
         tokens: of rows that continue nothing, and of those that decode.
         continued: rows that continue something.
         longest: the most tokens that one of these runs.
         held: the most tokens that one of these continues.
     """
 
+    most: int
     tokens: int = 0
     continued: int = 0
     longest: int = 0
@@ -36,15 +42,23 @@ class _Sizes:
         """Count the context of one more sequence."""
         found = tokens_found(sequence, blocks)
         before, tokens = sequence.start + found, tokens_to_run(sequence, found)
+        if self.most <= _CPU_TOKENS and sequence.needs_hidden:
+            tokens *= _SCORED
         if not before:
-            return _Sizes(self.tokens + tokens, self.continued, self.longest, self.held)
-        return _Sizes(self.tokens, self.continued + 1, max(self.longest, tokens), max(self.held, before))
+            return replace(self, tokens=self.tokens + tokens)
+        longest, held = max(self.longest, tokens), max(self.held, before)
+        return replace(self, continued=self.continued + 1, longest=longest, held=held)
 
     @property
     def is_one_pass(self) -> bool:
         """Whether one pass runs them all."""
         padded, held = self.continued * self.longest, self.continued * self.held
-        return self.tokens + padded <= _PREFILL_TOKENS and held <= _HELD_TOKENS
+        return self.tokens + padded <= self.most and held <= _HELD_TOKENS
+
+
+def most_tokens(device: torch.device) -> int:
+    """Return how many tokens one prefill pass runs on a device, unless it runs one row alone."""
+    return min(_PREFILL_TOKENS, _CPU_TOKENS) if device.type == "cpu" else _PREFILL_TOKENS
 
 
 class PrefillPass:
@@ -53,13 +67,14 @@ class PrefillPass:
     Args:
         decoding: rows that decode beside it.
         blocks: the cache's pages.
+        most: see most_tokens.
 
     Attributes:
         sequences: that were chosen.
     """
 
-    def __init__(self, decoding: int, blocks: BlockManager) -> None:
-        self._blocks, self._sizes = blocks, _Sizes(tokens=decoding)
+    def __init__(self, decoding: int, blocks: BlockManager, most: int) -> None:
+        self._blocks, self._sizes = blocks, _Sizes(most, decoding)
         self._is_closed = False
         self.sequences: list[Sequence] = []
 

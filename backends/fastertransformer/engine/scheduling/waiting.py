@@ -13,14 +13,17 @@ from .batch import Batch
 from .chunks import Chunks
 from .metrics import EngineMetrics
 from .paging import pages_of_chunk, pages_to_begin, pages_to_grow, take_pages
-from .prefill_pass import PrefillPass
+from .prefill_pass import PrefillPass, most_tokens
 from .sessions import Sessions
+from .turns import AT_ONCE, Turns
+
+_FIRST_PART = 4  # of a pass, which the first rows of a request may fill before it is another one's turn
 
 
 class WaitingQueue:
     """Sequences in the order in which they join the batch; the first one that does not fit stops the others.
 
-    It is the order of their arrival, but for those that arrive during one step: see ``order_arrivals``.
+    It is the order of their turns, see turns.py, and of those that arrive during one step see ``order_arrivals``.
 
     Args:
         steps: the network and its cache.
@@ -46,6 +49,8 @@ class WaitingQueue:
         chunk_tokens: int,
     ) -> None:
         self._blocks, self._batch, self._sessions, self._metrics = steps.cache.blocks, batch, sessions, metrics
+        self._most_tokens = most_tokens(steps.device)
+        self._turns = Turns(self._most_tokens // _FIRST_PART)
         self._max_rows, self._is_inflight = max_rows, is_inflight
         self._chunks, self._sequences = Chunks(steps, chunk_tokens), deque[Sequence]()
         self._arrived: list[Sequence] = []  # since the last step; these are the last ones of all
@@ -68,20 +73,24 @@ class WaitingQueue:
         self._arrived += added
 
     def order_arrivals(self) -> None:
-        """Put first, of the sequences that arrived since the last step, those of the request with the most tokens.
+        """Say when the sequences are due that arrived since the last step, and put all in this order.
 
-        A burst ends when its longest answer does, and that one ends the sooner the sooner it begins. No sequence is
-        overtaken by one that arrived in a later step. What a session begins with must come before what it goes on with.
+        First are those of the request with the most tokens: a burst ends when its longest answer does, and that one
+        ends the sooner the sooner it begins. What a session begins with must come before what it goes on with.
         """
         arrived, self._arrived = self._arrived, []
-        if len(arrived) < 2 or any(each.session_row for each in arrived):
+        if not arrived:
             return
         for _ in arrived:
             self._sequences.pop()
-        self._sequences.extend(sorted(arrived, key=lambda each: -each.job.request.max_tokens))
+        if not any(each.session_row for each in arrived):
+            arrived.sort(key=lambda each: -each.job.request.max_tokens)
+        self._turns.assign(arrived)
+        self._sequences = deque(sorted([*self._sequences, *arrived], key=lambda each: each.due))
 
     def return_first(self, sequence: Sequence) -> None:
         """Add a sequence that has been in the batch before all others."""
+        sequence.due = AT_ONCE
         self._sequences.appendleft(sequence)
 
     def remove(self, sequences: Iterable[Sequence]) -> None:
@@ -121,13 +130,19 @@ class WaitingQueue:
         if not fits:
             return [], 0
         take_pages(sequence, blocks, tokens)
+        sequence.due = AT_ONCE
         self._note_begun(sequence)
         return [sequence], tokens
 
     def admit(self) -> list[Sequence]:
         """Take waiting sequences that fit into the batch, in order, up to one prefill pass."""
-        decoding = self._batch.decoding
-        room, prefill = self._measure_room(), PrefillPass(decoding, self._blocks)
+        prefill = PrefillPass(self._batch.decoding, self._blocks, self._most_tokens)
+        self._fill(prefill)
+        self._turns.advance(prefill.sequences, self._sequences)
+        return prefill.sequences
+
+    def _fill(self, prefill: PrefillPass) -> None:
+        decoding, room = self._batch.decoding, self._measure_room()
         while self.is_filling and self._sequences:
             sequence, taken = self._sequences[0], prefill.sequences
             if not room.fits(sequence):
@@ -144,9 +159,8 @@ class WaitingQueue:
                 prefill.add(sequence)
                 self._note_begun(sequence)
             else:
-                return taken
+                return
         self.is_filling = self._is_inflight
-        return prefill.sequences
 
     def _note_begun(self, sequence: Sequence) -> None:
         sequence.job.has_begun = True
