@@ -5,16 +5,35 @@ from __future__ import annotations
 import asyncio
 import json
 from http import HTTPStatus
+from typing import NamedTuple
 
 from deployment.guard.doors import Client, Door, Triton
 from deployment.guard.http_bodies import Body
 from deployment.guard.http_heads import LONGEST_HEAD, RequestHead, ResponseEnd
+from deployment.guard.json_bodies import check_json
 from deployment.guard.limits import RefusedError
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _MOST_AHEAD = 64 << 10
 """Bytes of the next request that are read while one is answered."""
 _LINGER_S = 2.0
+_SHORT_BODY = 4096
+
+
+class _Known(NamedTuple):
+    """What is known of a request by its head, which most requests of a connection have in common.
+
+    Attributes:
+        head: as the client sends it, with the empty line.
+        forwarded: the head for Triton.
+        method: of the request.
+        size: of the request, with its body.
+    """
+
+    head: bytes
+    forwarded: bytes
+    method: bytes
+    size: int
 
 
 class HttpClient(Client):
@@ -25,6 +44,8 @@ class HttpClient(Client):
         self._takes_bodies = takes_bodies
         self._data = bytearray()
         self._head: RequestHead | None = None
+        self._given_head = b""
+        self._known: _Known | None = None
         self._body: Body | None = None
         self._waiting: tuple[bytes, bytes | bytearray] | None = None
         self._has_no_triton = self._is_ended = False
@@ -53,8 +74,12 @@ class HttpClient(Client):
 
     def _go_on(self) -> None:
         try:
-            if self._head is None and not self._read_head():
-                return
+            if self._head is None:
+                if self._known and self.triton and self._data.startswith(self._known.head):
+                    self._pass_alike(self._known, self.triton)
+                    return
+                if not self._read_head():
+                    return
             head, body = self._head, self._body
             assert head is not None and body is not None
             if not body.is_whole:
@@ -80,7 +105,8 @@ class HttpClient(Client):
             raise RefusedError("the request's head is too long", 431)
         if end < 0:
             return False
-        head = RequestHead.parse(bytes(self._data[:end]))
+        self._given_head = bytes(self._data[: end + 4])
+        head = RequestHead.parse(self._given_head[:end])
         del self._data[: end + 4]
         if not self._takes_bodies and (head.is_chunked or head.body_bytes or head.method not in (b"GET", b"HEAD")):
             raise RefusedError("metrics are only read: by GET, without a body", 405)
@@ -88,6 +114,20 @@ class HttpClient(Client):
         if head.values.get(b"expect", b"").lower() == b"100-continue" and not self._body.is_whole and not self._data:
             self.transport.write(_CONTINUE)
         return True
+
+    def _pass_alike(self, known: _Known, triton: Triton) -> None:
+        """Check and pass on a request whose head is known, once it is whole."""
+        if self.is_idle:
+            self.begin()
+        if len(self._data) < known.size:
+            return
+        self.is_coming = False
+        body = bytes(self._data[len(known.head) : known.size])
+        if body:
+            check_json(body)
+        del self._data[: known.size]
+        self._response.expect(known.method)
+        triton.transport.write(known.forwarded + body)
 
     async def _check_slowly(self, head: RequestHead, body: Body) -> None:
         try:
@@ -102,6 +142,9 @@ class HttpClient(Client):
 
     def _forward(self, head: RequestHead, body: Body) -> None:
         request = head.forwarded(len(body.content), body.is_decompressed), body.content
+        if head.is_plain and len(body.content) <= _SHORT_BODY:
+            size = len(self._given_head) + len(body.content)
+            self._known = _Known(self._given_head, request[0], head.method, size)
         self._response.expect(head.method)
         if self._has_no_triton:
             self._refuse(RefusedError("the server does not take requests at this time", 503))

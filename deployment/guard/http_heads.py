@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from deployment.guard.limits import RefusedError
 
@@ -82,10 +83,16 @@ class RequestHead:
         """Length of the JSON before binary tensors, where this is a request that may have such; else None."""
         return self._length(b"inference-header-content-length") if self.is_inference else None
 
-    @property
+    @cached_property
     def is_inference(self) -> bool:
         """Whether Triton takes it for inference, whose body may be compressed, and end in binary tensors."""
         return _INFER.fullmatch(self.target.partition(b"?")[0]) is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the body, if there is one, is JSON alone as it is sent, and sent at once."""
+        is_sent_at_once = not self.is_chunked and b"expect" not in self.values
+        return is_sent_at_once and not self.encoding and self.json_bytes is None
 
     @property
     def encoding(self) -> bytes:

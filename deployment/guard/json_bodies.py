@@ -74,7 +74,7 @@ def _check_nesting(body: bytes) -> None:
 def _parse(body: bytes) -> Any:
     try:
         # Bytes that are no UTF-8 stay what they are: Triton takes them.
-        return json.loads(body.decode("utf-8", "surrogateescape"), object_pairs_hook=_without_repetition)
+        return _DECODER.decode(body.decode("utf-8", "surrogateescape"))
     except ValueError as error:
         raise RefusedError(f"failed to parse the request JSON buffer: {error}") from None
 
@@ -85,6 +85,9 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         raise RefusedError("the JSON has an object with a key that is there twice")
     return made
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_repetition)
 
 
 def _check_input(tensor: dict[str, Any], binary_bytes: int) -> int:

@@ -120,6 +120,47 @@ def test_bodies_of_all_connections_together_have_a_limit() -> None:
     assert talk(HttpClient, talking) == [b"HTTP/1.1 503 Service Unavailable\r\n"]
 
 
+BODY = b'{"text": "a"}'
+ALIKE = b"POST /v2/models/m/generate_stream HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+def pass_requests(parts: list[bytes], count: int) -> tuple[bytes, bytes]:
+    """Send the parts of requests to a door; returns what the server behind it gets, and what the client does."""
+
+    async def run() -> tuple[bytes, bytes]:
+        got = bytearray()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                got.extend(head + await reader.readexactly(len(BODY)))
+                writer.write(ANSWER)
+
+        loop = asyncio.get_running_loop()
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        door = Door(server.sockets[0].getsockname()[:2], 1000, Memory(4000), Checks())
+        public = await loop.create_server(lambda: HttpClient(door), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*public.sockets[0].getsockname()[:2])
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(0.005)
+        answers = await reader.readexactly(count * len(ANSWER))
+        writer.write(ALIKE + b"[" * len(BODY))
+        return bytes(got), answers + await reader.readline()
+
+    return asyncio.run(asyncio.wait_for(run(), 20))
+
+
+@pytest.mark.parametrize("size", [1, 7, len(ALIKE), len(ALIKE + BODY), 1000])
+def test_requests_that_begin_alike_are_passed_on_whole_and_each_is_checked(size: int) -> None:
+    sent = 3 * (ALIKE + BODY)
+    parts = [sent[begin : begin + size] for begin in range(0, len(sent), size)]
+    got, answers = pass_requests(parts, 3)
+    assert got == sent
+    assert answers == 3 * ANSWER + b"HTTP/1.1 400 Bad Request\r\n"
+
+
 def test_a_broken_http2_connection_is_closed_with_a_reason() -> None:
     cases = {
         b"GET / HTTP/1.1\r\nHost: t\r\n\r\n": b"",
