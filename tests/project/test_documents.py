@@ -53,9 +53,8 @@ def test_every_page_is_in_the_sites_navigation() -> None:
 
 def test_pages_are_at_most_120_columns_wide() -> None:
     """But for what Markdown cannot break: a row of a table, and a word that is longer by itself, as an address is."""
-    roots = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
-    below = ("docs/**/*.md", "results/notebook/*.md", "results/reference/**/README.md")
-    pages = [page for name in (*roots, *below) for page in PROJECT.glob(name)]
+    roots = ("*.md", "docs/**/*.md", "examples/*/*.md", "results/notebook/*.md", "results/reference/**/README.md")
+    pages = [page for name in (*roots, "tests/data/*/*.md") for page in PROJECT.glob(name)]
     assert [
         f"{page.relative_to(PROJECT)}:{number}"
         for page in pages
