@@ -102,7 +102,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         check_tokenizer(target, self._tokenizer)
         positions = max_length or served.max_positions or (_T5_POSITIONS if is_t5 else None)
         self.max_length: int = _known(positions, "max_length", "the model's positions")
-        known = read_special_ids(directory) if target.capabilities else (served.start_id, served.end_id)
+        known = read_special_ids(directory) if target.is_openai else (served.start_id, served.end_id)
         self._end_id: int = _known(known[1] if end_id is None else end_id, "end_id")
         start_id = self._end_id if is_t5 else known[0]  # to an encoder start_id means nothing
         self._prefix_id: int = _known(start_id if prefix_token_id is None else prefix_token_id, "prefix_token_id")

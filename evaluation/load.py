@@ -112,7 +112,7 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
         mode=CLOSED,
         remark=arguments.remark,
         triton_model=arguments.model,
-        max_batch_size=None if target.capabilities else interface.max_batch_size,
+        max_batch_size=None if target.is_openai else interface.max_batch_size,
         max_queue_delay_us=interface.max_queue_delay_us,
         is_streaming=is_streaming,
         gpu_hour_price=arguments.gpu_hour_price,
@@ -159,7 +159,7 @@ def _open(arguments: LoadArguments) -> Target:
 
 def _choose_streaming(arguments: LoadArguments, target: Target) -> bool:
     """Return whether answers will be streamed: as a model of Triton's does it, or as an OpenAI API is asked."""
-    is_streaming = arguments.streaming is not False if target.capabilities else target.interface.is_decoupled
+    is_streaming = arguments.streaming is not False if target.is_openai else target.interface.is_decoupled
     if arguments.streaming not in (None, is_streaming):
         have = "streams its answers (decoupled)" if is_streaming else "does not stream (it is not decoupled)"
         raise ConfigError(f"model '{arguments.model}' {have}", f"take streaming={str(is_streaming).lower()}")

@@ -83,6 +83,11 @@ class Target:
         return self.served.endpoint.address
 
     @property
+    def is_openai(self) -> bool:
+        """Whether it is asked by an OpenAI API."""
+        return isinstance(self.interface, Capabilities)
+
+    @property
     def capabilities(self) -> Capabilities | None:
         """What the OpenAI API can do; None for a server that is asked by gRPC."""
         return self.interface if isinstance(self.interface, Capabilities) else None
@@ -163,7 +168,7 @@ def target_inside(target: Target) -> Target | None:
     Raises:
         ServerError: no server answers.
     """
-    if target.ids_model is None or target.capabilities:
+    if target.ids_model is None or target.is_openai:
         return None
     with Client(target.url) as client:
         return replace(target, model=target.ids_model, interface=client.describe(target.ids_model))

@@ -240,5 +240,5 @@ class Row:
             yield f"overloaded: {answered_per_s:.4g} requests/s were answered of {due_per_s:.4g} that were due"
 
     def value(self, name: str) -> Any:
-        """One field, property or figure by its name; None for a figure that is missing."""
-        return getattr(self, name) if hasattr(self, name) else self.figures.get(name)
+        """One figure, or else field or property, by its name; None for a figure that is missing."""
+        return self.figures[name] if name in self.figures else getattr(self, name, None)

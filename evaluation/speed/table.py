@@ -44,6 +44,10 @@ NEWER_COLUMNS = (
 """Columns that tables of earlier versions do not have; such tables are still read. A new column is added here."""
 
 _FIELDS = typing.get_type_hints(Row)
+FIGURES = frozenset(
+    (*FIGURE_COLUMNS, *NEWER_FIGURES, *SERVER_FIGURES, *COST_FIGURES, *ENERGY_FIGURES, *DERIVED_FIGURES, *SLO_FIGURES)
+) | {*BACKLOG_FIGURES, "sequences_per_s", "server_idle_s"}
+"""What a row has in ``figures``; its other columns are its fields and properties."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Table:
     @property
     def figures(self) -> dict[str, str]:
         """The columns that hold figures, with the figures' names in rows."""
-        return {column: name for column, name in self.columns.items() if not hasattr(Row, name) and name not in _FIELDS}
+        return {column: name for column, name in self.columns.items() if name in FIGURES}
 
     def write(self, path: Path, rows: Iterable[Row]) -> None:
         """Write the table atomically; a missing value is an empty cell."""

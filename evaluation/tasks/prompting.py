@@ -67,7 +67,7 @@ class Prompter:
             )
         if template.virtual_token_splits and learnt is None:
             raise ConfigError("the prompt has learnt tokens, and no task that learnt them", "give the task's name")
-        if learnt is not None and (target.capabilities or not target.interface.takes_ids):
+        if learnt is not None and (target.is_openai or not target.interface.takes_ids):
             raise ConfigError(
                 "learnt tokens are ids of Triton's model fastertransformer: no text and no OpenAI API can hold them",
                 "take model=fastertransformer at host:port of Triton's gRPC",

@@ -66,7 +66,7 @@ class Scorer:
         self._ids = connect(inside, timeout_s, files) if inside else None
         interface, self._name = (inside or target).interface, (inside or target).model
         self._is_t5, self._may_score = interface.is_encoder_decoder, interface.can_score
-        self._is_api, self._spare = bool(target.capabilities), 0
+        self._is_api, self._spare = target.is_openai, 0
         can = target.capabilities
         if can and (not can.scores_alone or can.card.owned_by == _COUNTS_ONE):
             self._spare = 1  # with each score a token is generated, or room for one is needed

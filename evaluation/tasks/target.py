@@ -84,7 +84,7 @@ def find_tokenizer(target: Target, source: Path | None) -> Tokenizer:
 
 def _ask_endpoint(target: Target) -> Tokenizer:
     try:
-        if target.capabilities:
+        if target.is_openai:
             return EndpointTokenizer(target)
         problem = ""
     except RequestError as error:

@@ -76,7 +76,7 @@ class SpanScorer:
         return answer is not None and answer.prompt_argmax is not None
 
     def _by_generation(self, spans: Mapping[Span, bool]) -> dict[Span, SpanAnswer]:
-        if self._target.capabilities:  # without echo an OpenAI API gives no prompt's log probability: it is missing
+        if self._target.is_openai:  # without echo an OpenAI API gives no prompt's log probability: it is missing
             spans = dict.fromkeys(spans, False)
         queries = {span: _queries(span, wants_log_prob) for span, wants_log_prob in spans.items()}
         answers = self._ask(query for each in queries.values() for query in each)
