@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -59,6 +60,29 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     """Sync nothing in this process: what is synced, and when, is what tests/torture/test_power_loss.py is about."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture
+def unfreezing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each engine that is closed look for garbage among all objects, as it does outside of this suite."""
+    monkeypatch.setattr(gc, "unfreeze", _unfreeze)
+
+
+_unfreeze, _AT_ONCE = gc.unfreeze, 20
+
+
+@pytest.fixture(scope="session", autouse=True)
+def garbage_of_several_engines_at_once() -> Iterator[None]:
+    """Look for the garbage of twenty closed engines at once: among what the suite imports it takes half a second."""
+    closed = itertools.count(1)
+
+    def unfreeze() -> None:
+        if next(closed) % _AT_ONCE == 0:
+            _unfreeze()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gc, "unfreeze", unfreeze)
         yield
 
 

@@ -228,6 +228,7 @@ def test_what_the_last_batch_left_in_the_cache_does_not_matter(engine_settings: 
     assert generated_rows(answer(engine, tensors)) == expected
 
 
+@pytest.mark.usefixtures("unfreezing")
 def test_a_served_model_is_no_work_for_the_garbage_collector(engine_settings: Settings) -> None:
     engine = open_engine(engine_settings, CPU)
     assert gc.get_freeze_count() > 10_000  # torch alone has more objects

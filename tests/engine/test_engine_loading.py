@@ -30,6 +30,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(write_shards(random_gpt2(), tmp_path), 1, 1, "fp32", cpu_threads=1)
 
 
+@pytest.mark.usefixtures("unfreezing")
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_closing_an_engine_frees_its_weights_and_its_cache(settings: Settings, device: str) -> None:
     gc.collect()
