@@ -6,7 +6,8 @@ RUN := $(VENV)/bin/python
 # shared out: tests/conftest.py.
 SHARED_OUT := --numprocesses=3 --dist=loadgroup
 # Of thousands of modules few are imported: these are compiled then, and pip compiles none (--no-compile).
-PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
+# It is called by the place that a link to it names, as its programs are: .ci/run keeps environments elsewhere.
+PIP = $$(realpath $(VENV))/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -93,7 +94,7 @@ lock: ## resolve the lock files again (needs uv); what is pinned stays, unless p
 	python3 .ci/lock.py
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $$(realpath -m $(VENV))
 
 $(VENV)/.runtime: requirements.lock | $(VENV)/bin/python
 	$(PIP) --require-hashes -r requirements.lock
@@ -107,7 +108,8 @@ $(VENV)/.tests: requirements-test.lock requirements.lock | $(VENV)/bin/python
 	touch $(VENV)/.runtime $@
 
 # What third parties' tests need lies beside them; .ci/run keeps what is made of it for the next run.
-INSTALL = $(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $<
+INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
+  $$(realpath $(@D))/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $<
 
 .venv-nemo/.ready: tests/with_nemo/requirements.txt
 	$(INSTALL)
