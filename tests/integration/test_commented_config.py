@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pandas
+import pytest
 from support.served import PROJECT
 
 NEMO = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
@@ -35,6 +36,7 @@ def metrics(results: Path) -> object:
     return json.loads((results / "evaluation" / "lambada" / "metrics.json").read_text())["metrics"]
 
 
+@pytest.mark.long
 def test_a_store_whose_config_ini_has_comments_is_served_evaluated_and_measured(tmp_path: Path) -> None:
     run(tmp_path, "[convert,export,deploy,evaluate]")
     (results,) = (tmp_path / "tiny").glob("export_*")

@@ -106,7 +106,7 @@ def test_a_model_has_as_many_processes_as_instances(endpoint: Endpoint, client: 
 
 
 def test_loading_and_unloading_leaves_nothing_behind(endpoint: Endpoint) -> None:
-    unloaded = [gone for _, gone in cycle(endpoint, "plain", 4)]
+    unloaded = [gone for _, gone in cycle(endpoint, "plain", 3)]
     for gone in unloaded[1:]:
         assert (gone.stubs, gone.regions) == (unloaded[0].stubs, unloaded[0].regions)
     assert unloaded[-1].server_mb - unloaded[1].server_mb < 8
