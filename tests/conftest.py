@@ -16,10 +16,10 @@ import pytest
 pytest.register_assert_rewrite("support")  # its asserts say what differs, as those of the tests do
 
 ALLOWED_SKIPS = ("no GPU",)
-# Folders whose tests share a cluster or the stages' results.
-TOGETHER = {"slurm", "torture"}
+# Folders whose tests share a cluster, the stages' results or a server.
+TOGETHER = {"slurm", "torture", "decoupled_gpt", "t5"}
 # Folders that take longest come first, so that no process is left with one of them while the others have nothing to do.
-FIRST = ("slurm", "integration", "torture", "bcp", "engine", "project", "convert")
+FIRST = ("slurm", "torture", "decoupled_gpt", "t5", "integration", "bcp", "engine", "benchmarks", "convert")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

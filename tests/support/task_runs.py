@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from evaluation import generate
 from support.served import PROJECT, Deployment
 
 SQUAD = PROJECT / "tests" / "data" / "squad" / "v2.0.json"
@@ -22,8 +25,16 @@ TEMPLATE = {
 }
 
 
+# Measurements of seconds.
+QUICK = (
+    *("benchmark.batch_sizes=[1,2]", "benchmark.lengths=[[4,4]]", "benchmark.repeats=2"),
+    *("benchmark.load.concurrencies=[2]", "benchmark.load.lengths=[4/4]", "benchmark.load.requests=4"),
+    *("benchmark.load.min_repeats=1", "benchmark.load.repeats=1"),
+)
+
+
 class Run:
-    """A checkpoint that main.py converts, exports and serves, and evaluations of it."""
+    """A checkpoint that main.py converts, exports and serves, and what is asked of its server."""
 
     def __init__(self, root: Path, checkpoint: Path, *overrides: str) -> None:
         self.root, self.checkpoint, self.overrides = root, checkpoint, overrides
@@ -42,14 +53,32 @@ class Run:
         command = [sys.executable, str(PROJECT / "main.py"), *given, *self.overrides, *overrides]
         return subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False, timeout=120)
 
-    def evaluate(self, task: str, *overrides: str) -> dict[str, Any]:
-        attached = (f"deployment.endpoint={self.deployment.endpoint_file}", f"evaluation={task}", "force=[evaluate]")
-        done = self.main("[evaluate]", *attached, *overrides)
+    def ask(self, stages: str, *overrides: str) -> str:
+        done = self.main(stages, f"deployment.endpoint={self.deployment.endpoint_file}", *overrides)
         assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def evaluate(self, task: str, *overrides: str) -> dict[str, Any]:
+        printed = self.ask("[evaluate]", f"evaluation={task}", "force=[evaluate]", *overrides)
         names = task.strip("[]").split(",")
         texts = {name: (self.results / "evaluation" / name / "metrics.json").read_text() for name in names}
-        assert all(metric["name"] in done.stdout for text in texts.values() for metric in json.loads(text)["metrics"])
+        assert all(metric["name"] in printed for text in texts.values() for metric in json.loads(text)["metrics"])
         return {name: json.loads(text) for name, text in texts.items()}
+
+
+PROMPTS = ["Thank you for the", "She said"]
+
+
+def completions(run: Run, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """What the client prints of two prompts."""
+    prompts = ["--prompts", *PROMPTS, "--output-len", str(OUTPUT_LEN)]
+    generate.main([*prompts, "--endpoint", str(run.deployment.endpoint_file), *options])
+    return capsys.readouterr().out
+
+
+def blocks(answers: list[str]) -> str:
+    """The same of these answers."""
+    return "\n\n".join(f"> {prompt}\n{text}" for prompt, text in zip(PROMPTS, answers, strict=True)) + "\n"
 
 
 def predictions_of(run: Run) -> dict[str, str]:

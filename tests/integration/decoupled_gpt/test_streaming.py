@@ -6,8 +6,6 @@ import json
 import queue
 import re
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 from pytriton.client import DecoupledModelClient
-from support.served import Deployment, infer, inputs_of
+from support.served import infer, inputs_of
 from transformers import GPT2Tokenizer
 
 from backends.fastertransformer.engine.engine import open_engine
@@ -24,31 +22,10 @@ from backends.fastertransformer.engine.settings import Settings
 from evaluation import generate, request
 from evaluation.client.client import Client
 from evaluation.client.request_tensors import prepare_ids
-from export_scripts.arguments import ConvertArguments, ExportArguments
-from export_scripts.convert import convert
-from export_scripts.repository.model_repository import build_repository
 from handover.endpoint import Endpoint
 
-DATA = Path(__file__).resolve().parents[1] / "data"
 PROMPT, IDS, COUNT = "the world", [5, 6, 7], 20
 NEVER = 2**31 - 1
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("convert") / "1-gpu"
-    convert(ConvertArguments(DATA / "nemo" / "gpt122_tp1_pp1.nemo", output, 1, "fp32"))
-    return output
-
-
-@pytest.fixture(scope="module")
-def endpoint(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    output = tmp_path_factory.mktemp("export") / "model_repo"
-    arguments = ExportArguments(checkpoint, output, "gpt", 1, 1, "fp32", 0, 0, max_batch_size=8, decoupled=True)
-    build_repository(replace(arguments, text_deltas=True))
-    deployment = Deployment(output, tmp_path_factory.mktemp("deployment"))
-    yield deployment.wait_until_published()
-    assert deployment.stop() == 0, deployment.text
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +36,6 @@ def expected(checkpoint: Path) -> list[int]:
     engine.close()
     row: list[int] = answer["output_ids"][0, 0].tolist()
     return row
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoint: Path) -> GPT2Tokenizer:
-    return GPT2Tokenizer(str(checkpoint / "vocab.json"), str(checkpoint / "merges.txt"))
 
 
 def ids_request(count: int = COUNT) -> dict[str, np.ndarray]:
@@ -108,8 +80,8 @@ def stream(url: str, model: str, tensors: dict[str, np.ndarray], stop_after: int
     return answers
 
 
-def cancelled_requests(endpoint: Endpoint) -> int:
-    with urlopen(f"http://127.0.0.1:{endpoint.metrics_port}/metrics", timeout=10) as metrics:
+def cancelled_requests(triton: Endpoint) -> int:
+    with urlopen(f"http://127.0.0.1:{triton.metrics_port}/metrics", timeout=10) as metrics:
         lines = metrics.read().decode()
     pattern = r'slipway_request_cancelled{model="fastertransformer",version="1"} (\d+)'
     found = re.search(pattern, lines)
@@ -118,19 +90,17 @@ def cancelled_requests(endpoint: Endpoint) -> int:
 
 
 @pytest.mark.parametrize("model", ["fastertransformer", "gpt"])
-def test_every_token_is_an_answer_and_an_empty_one_ends_them(
-    endpoint: Endpoint, expected: list[int], model: str
-) -> None:
-    answers = stream(endpoint.grpc_url, model, ids_request())
+def test_every_token_is_an_answer_and_an_empty_one_ends_them(triton: Endpoint, expected: list[int], model: str) -> None:
+    answers = stream(triton.grpc_url, model, ids_request())
     lengths = [int(answer.as_numpy("sequence_length")[0, 0]) for answer, _ in answers]
     assert lengths == list(range(len(IDS) + 1, len(IDS) + COUNT + 1))
     for (answer, _), length in zip(answers, lengths, strict=True):
         assert answer.as_numpy("output_ids")[0, 0, :length].tolist() == expected[:length]
 
 
-def test_every_answer_of_a_stream_holds_the_scores_of_its_tokens(endpoint: Endpoint) -> None:
+def test_every_answer_of_a_stream_holds_the_scores_of_its_tokens(triton: Endpoint) -> None:
     wanted = {"num_top_log_probs": np.full((1, 1), 3, np.uint32)}
-    answers = [answer for answer, _ in stream(endpoint.grpc_url, "fastertransformer", ids_request(6) | wanted)]
+    answers = [answer for answer, _ in stream(triton.grpc_url, "fastertransformer", ids_request(6) | wanted)]
     tops, raw = ([answer.as_numpy(f"output_{name}") for answer in answers] for name in ("top_ids", "raw_log_probs"))
     assert [each.shape for each in tops] == [(1, 1, count, 3) for count in range(1, 7)]
     for count, answer in enumerate(answers):  # greedy: each token is the most probable one
@@ -140,8 +110,8 @@ def test_every_answer_of_a_stream_holds_the_scores_of_its_tokens(endpoint: Endpo
     assert [int(answer.as_numpy("finish_reason")[0, 0]) for answer in answers] == [0] * 5 + [3]
 
 
-def test_the_ensemble_gives_the_text_so_far(endpoint: Endpoint, checkpoint: Path, tokenizer: GPT2Tokenizer) -> None:
-    answers = stream(endpoint.grpc_url, "ensemble", text_request())
+def test_the_ensemble_gives_the_text_so_far(triton: Endpoint, checkpoint: Path, tokenizer: GPT2Tokenizer) -> None:
+    answers = stream(triton.grpc_url, "ensemble", text_request())
     assert len(answers) == COUNT
     texts = [answer.as_numpy("OUTPUT_0")[0].decode() for answer, _ in answers]
     assert all(longer.startswith(shorter) for shorter, longer in zip([PROMPT, *texts], texts, strict=False))
@@ -156,19 +126,19 @@ def test_the_ensemble_gives_the_text_so_far(endpoint: Endpoint, checkpoint: Path
     assert PROMPT + "".join(deltas) == texts[-1] and max(map(len, deltas)) < len(texts[-1]) // 2
 
 
-def test_pytritons_client_gets_every_answer(endpoint: Endpoint, expected: list[int]) -> None:
-    with DecoupledModelClient(f"grpc://{endpoint.grpc_url}", "fastertransformer") as client:
+def test_pytritons_client_gets_every_answer(triton: Endpoint, expected: list[int]) -> None:
+    with DecoupledModelClient(f"grpc://{triton.grpc_url}", "fastertransformer") as client:
         tensors = {name: array[0] for name, array in ids_request().items()}
         lengths = [int(answer["sequence_length"].max()) for answer in client.infer_sample(**tensors)]
     assert lengths == list(range(len(IDS) + 1, len(IDS) + COUNT + 1))
 
 
-def test_generate_stream_sends_one_event_a_token(endpoint: Endpoint) -> None:
+def test_generate_stream_sends_one_event_a_token(triton: Endpoint) -> None:
     for model, body in (
         ("ensemble", {"INPUT_0": PROMPT, "INPUT_1": 5}),
         ("fastertransformer", {"input_ids": IDS, "input_lengths": 3, "request_output_len": 5}),
     ):
-        url = f"http://127.0.0.1:{endpoint.http_port}/v2/models/{model}/generate_stream"
+        url = f"http://127.0.0.1:{triton.http_port}/v2/models/{model}/generate_stream"
         with urlopen(Request(url, json.dumps(body).encode()), timeout=30) as answer:
             assert answer.headers["Content-Type"].startswith("text/event-stream")
             events = [json.loads(line[6:]) for line in answer.read().decode().splitlines() if line.startswith("data: ")]
@@ -177,20 +147,20 @@ def test_generate_stream_sends_one_event_a_token(endpoint: Endpoint) -> None:
         assert lengths == list(range(lengths[0], lengths[0] + 5))
 
 
-def test_a_cancelled_stream_ends_the_work(endpoint: Endpoint) -> None:
-    before = cancelled_requests(endpoint)
+def test_a_cancelled_stream_ends_the_work(triton: Endpoint) -> None:
+    before = cancelled_requests(triton)
     deadline = time.monotonic() + 60
-    while cancelled_requests(endpoint) == before:  # on a busy machine many have had their last token before
+    while cancelled_requests(triton) == before:  # on a busy machine many have had their last token before
         assert time.monotonic() < deadline
-        stream(endpoint.grpc_url, "fastertransformer", ids_request(28), stop_after=2)
+        stream(triton.grpc_url, "fastertransformer", ids_request(28), stop_after=2)
         time.sleep(0.05)
-    assert len(stream(endpoint.grpc_url, "fastertransformer", ids_request())) == COUNT
+    assert len(stream(triton.grpc_url, "fastertransformer", ids_request())) == COUNT
 
 
-def test_a_refusal_ends_its_stream_alone(endpoint: Endpoint) -> None:
+def test_a_refusal_ends_its_stream_alone(triton: Endpoint) -> None:
     arrived: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     too_long = ids_request(1000)
-    with triton_grpc.InferenceServerClient(endpoint.grpc_url) as client:
+    with triton_grpc.InferenceServerClient(triton.grpc_url) as client:
         client.start_stream(lambda result, error: arrived.put((result, error)))
         for tensors in (too_long, ids_request(1)):
             client.async_stream_infer("fastertransformer", inputs_of(triton_grpc, tensors))
@@ -200,27 +170,27 @@ def test_a_refusal_ends_its_stream_alone(endpoint: Endpoint) -> None:
     assert any("max_pos_seq_len" in str(error) for _, error in found)
 
 
-def test_unary_requests_are_refused_by_triton_itself(endpoint: Endpoint) -> None:
+def test_unary_requests_are_refused_by_triton_itself(triton: Endpoint) -> None:
     with (
-        triton_grpc.InferenceServerClient(endpoint.grpc_url) as client,
+        triton_grpc.InferenceServerClient(triton.grpc_url) as client,
         pytest.raises(Exception, match="decoupled transaction policy"),
     ):
         infer(client, triton_grpc, "ensemble", text_request())
 
 
 def test_our_clients_ask_a_decoupled_store(
-    endpoint: Endpoint, expected: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    triton: Endpoint, expected: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Client(endpoint.grpc_url) as client:
+    with Client(triton.grpc_url) as client:
         for model in ("fastertransformer", "gpt"):
             (generation,) = client.generate(prepare_ids([IDS], COUNT, end_id=NEVER), model)
             assert [*IDS, *generation.tokens] == expected
-    generate.main(["--stream", "--prompts", PROMPT, "--output-len", "6", "--endpoint", endpoint.grpc_url])
+    generate.main(["--stream", "--prompts", PROMPT, "--output-len", "6", "--endpoint", triton.grpc_url])
     streamed = capsys.readouterr().out
-    generate.main(["--prompts", PROMPT, "--output-len", "6", "--endpoint", endpoint.grpc_url])
+    generate.main(["--prompts", PROMPT, "--output-len", "6", "--endpoint", triton.grpc_url])
     assert capsys.readouterr().out == streamed and len(streamed) > len(f"> {PROMPT}\n\n")
     tensors = [{"name": t.name(), "data": [[1]], "dtype": "uint32"} for t in prepare_ids([[1]], 1).inputs[:3]]
     path = tmp_path / "request.json"
     path.write_text(json.dumps({"config": {"stream_api": True}, "request": tensors}))
-    request.main([str(path), "--url", endpoint.grpc_url])
+    request.main([str(path), "--url", triton.grpc_url])
     assert capsys.readouterr().out.count("Partial result:\noutput_ids:") == 1

@@ -6,7 +6,6 @@ Oracles: what the engine itself counts, and the same requests by gRPC.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,24 +16,9 @@ from evaluation.arguments import BenchmarkArguments
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.raw_records import read_records
 from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE, Row
-from export_scripts.arguments import ConvertArguments, ExportArguments
-from export_scripts.convert import convert
-from export_scripts.repository.model_repository import build_repository
+from handover.endpoint import Endpoint
 
-DATA = Path(__file__).resolve().parents[1] / "data"
 GIVEN, WANTED = 12, 10
-
-
-@pytest.fixture(scope="module")
-def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The endpoint file of a streaming deployment, and the base URL of its OpenAI API."""
-    shards, repository = tmp_path_factory.mktemp("convert") / "1-gpu", tmp_path_factory.mktemp("export") / "model_repo"
-    convert(ConvertArguments(DATA / "nemo" / "gpt122_tp1_pp1.nemo", shards, 1, "fp32"))
-    build_repository(ExportArguments(shards, repository, "gpt", 1, 1, "fp32", 0, 0, max_batch_size=8, decoupled=True))
-    deployment = Deployment(repository, tmp_path_factory.mktemp("deployment"), openai_port=0)
-    published = deployment.wait_until_published()
-    yield str(deployment.endpoint_file), f"http://127.0.0.1:{published.openai_port}/v1"
-    assert deployment.stop() == 0, deployment.text
 
 
 def measure(endpoint: str, output: Path) -> list[Row]:
@@ -53,9 +37,13 @@ def measure(endpoint: str, output: Path) -> list[Row]:
     return LOAD_TABLE.read(output / "load.csv")
 
 
-def test_a_load_by_http_is_the_load_by_grpc(deployed: tuple[str, str], tmp_path: Path) -> None:
-    file, url = deployed
-    by_grpc = measure(file, tmp_path / "grpc")
+@pytest.fixture
+def url(triton: Endpoint) -> str:
+    return f"http://127.0.0.1:{triton.openai_port}/v1"
+
+
+def test_a_load_by_http_is_the_load_by_grpc(deployment: Deployment, url: str, tmp_path: Path) -> None:
+    by_grpc = measure(str(deployment.endpoint_file), tmp_path / "grpc")
     time.sleep(2)  # until the engine's counters, published five times a second, have this load's last requests
     by_http = measure(url, tmp_path / "http")
     assert [row.endpoint_kind for row in (*by_grpc, *by_http)] == ["triton", "triton", "openai", "openai"]
@@ -75,8 +63,7 @@ def test_a_load_by_http_is_the_load_by_grpc(deployed: tuple[str, str], tmp_path:
     recompute.main([f"--output={tmp_path}"])
 
 
-def test_whole_answers_and_a_static_sweep(deployed: tuple[str, str], tmp_path: Path) -> None:
-    _, url = deployed
+def test_whole_answers_and_a_static_sweep(url: str, tmp_path: Path) -> None:
     given = BenchmarkArguments(
         url, tmp_path, batch_sizes=(1, 4), lengths=((GIVEN, WANTED),), warmup=1, repeats=3, vocab_size=100
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,41 +19,16 @@ import openai
 import pytest
 from jsonschema import Draft202012Validator
 from support.openai_endpoint import OpenAIEndpoint, openai_endpoint
-from support.served import Deployment
 from transformers import GPT2Tokenizer
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import Settings
-from export_scripts.arguments import ConvertArguments, ExportArguments
-from export_scripts.convert import convert
-from export_scripts.repository.model_repository import build_repository
 from handover.endpoint import Endpoint
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 PROMPT, COUNT = "the world", 12
 TEMPLATE = "{% for each in messages %}{{ each.role }} {{ each.content }} {% endfor %}you"
 NEVER = 2**31 - 1
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("convert") / "1-gpu"
-    convert(ConvertArguments(DATA / "nemo" / "gpt122_tp1_pp1.nemo", output, 1, "fp32"))
-    return output
-
-
-@pytest.fixture(scope="module")
-def triton(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    output = tmp_path_factory.mktemp("export") / "model_repo"
-    build_repository(ExportArguments(checkpoint, output, "gpt", 1, 1, "fp32", 0, 0, max_batch_size=8, decoupled=True))
-    deployment = Deployment(output, tmp_path_factory.mktemp("deployment"), openai_port=0)
-    published = deployment.wait_until_published()
-    assert f"openai     http://127.0.0.1:{published.openai_port}/v1" in deployment.text
-    yield published
-    assert deployment.stop() == 0, deployment.text
-    assert deployment.processes == {}  # the endpoint has ended with the server
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", published.openai_port or 0))
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +60,6 @@ def engine(checkpoint: Path) -> Iterator[Engine]:
     opened = open_engine(Settings(checkpoint, 1, 1, "fp32"))
     yield opened
     opened.close()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoint: Path) -> GPT2Tokenizer:
-    return GPT2Tokenizer(str(checkpoint / "vocab.json"), str(checkpoint / "merges.txt"))
 
 
 def generated(engine: Engine, ids: list[int], count: int = COUNT, **sampling: np.ndarray) -> list[int]:
