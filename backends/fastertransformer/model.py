@@ -13,6 +13,7 @@ decoupled model, token by token. The OpenAI endpoint of the same deployment asks
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import math
 import os
@@ -107,6 +108,7 @@ class TritonPythonModel:
                 self._direct.close()
             self._metrics.close()
             self._replies.close()
+            gc.freeze()  # the interpreter ends: looking for garbage in all of torch would take it half a second
 
     def _read(self, request: Any, reply: Reply) -> Callable[[], None]:
         """Copy what Triton takes back when execute has returned; returns the call that submits it."""
