@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from handover.errors import ConfigError
 from launcher.clusters.cluster import Cluster
+from launcher.clusters.slurm_clients import NOT_FOUND, ask
 from launcher.config.schema import Config
-from launcher.run.slurm_clients import NOT_FOUND, ask
 
 _UNCONFIGURED = "Could not establish a configuration source"  # Slurm's words where there is no slurm.conf at all
 

@@ -22,6 +22,8 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import _make_sbatch_string
 
 from handover.errors import ConfigError, nearest
+from launcher.clusters.slurm_clients import ask
+from launcher.clusters.slurm_variables import defaults, unread
 from launcher.config.schema import ClusterConfig, Config
 from launcher.config.secrets import passed_by_name
 from launcher.plan.paths import RunPaths
@@ -30,8 +32,6 @@ from launcher.plan.time_limit import limit_s, total
 from launcher.run import console
 from launcher.run.containers import RUNTIMES
 from launcher.run.place import interpreter_in
-from launcher.run.slurm_clients import ask
-from launcher.run.slurm_variables import defaults, unread
 from launcher.run.srun import SlurmSteps
 from launcher.submit import Job
 from launcher.submit.jobs import SubmittedJob, read_jobs, write_jobs

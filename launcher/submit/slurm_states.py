@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from handover.errors import SlipwayError
-from launcher.run.slurm_clients import Answer, ask, ask_at_once
+from launcher.clusters.slurm_clients import Answer, ask, ask_at_once
 
 _ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "RESIZING", "STOPPED")
 _CANCEL_S = 30.0

@@ -103,9 +103,11 @@ FLOORS_OF_THE_ENGINE = [
     *("compiling", "loading", "engine"),
 ]
 ENGINE = "backends.fastertransformer.engine"
+FLOORS_OF_LAUNCHER = ("config", "clusters", "plan", "run", "submit")
 LAUNCHER_STDLIB_ONLY = [
     "plan/plan",
     "runner",
+    *("clusters/slurm_clients", "clusters/slurm_variables"),
     *(f"run/{file.stem}" for file in sorted((PROJECT / "launcher" / "run").glob("*.py"))),
 ]
 
@@ -204,6 +206,18 @@ def test_each_floor_of_the_engine_imports_none_above_it(imports: dict[str, set[s
     height = {floor: index for index, floor in enumerate(FLOORS_OF_THE_ENGINE)}
     above = {name: {floor for floor in to if height[floor] > height[name.split(".")[3]]} for name, to in floors.items()}
     assert not {name: to for name, to in above.items() if to}
+
+
+@pytest.mark.parametrize("floor", FLOORS_OF_LAUNCHER)
+def test_a_floor_of_the_launcher_imports_no_floor_above_it(floor: str) -> None:
+    below = {*FLOORS_OF_LAUNCHER[: FLOORS_OF_LAUNCHER.index(floor) + 1], *(["runner"] if floor == "submit" else [])}
+    names = {
+        (file.name, node.module.split(".")[1] if node.module.count(".") else node.names[0].name)
+        for file in (PROJECT / "launcher" / floor).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "launcher"
+    }
+    assert names and not {(file, name) for file, name in names if name not in below}
 
 
 @pytest.mark.parametrize("module", LAUNCHER_STDLIB_ONLY)

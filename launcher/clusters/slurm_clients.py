@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from launcher.run.slurm_variables import for_clients
+from launcher.clusters.slurm_variables import for_clients
 
 _QUESTION_S = 5.0
 NOT_FOUND, NO_ANSWER = 127, 124
