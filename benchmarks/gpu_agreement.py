@@ -146,16 +146,16 @@ def run(steps: Steps) -> Tensor:
     ids = torch.randint(0, steps.config.vocab_size, (3, 64), generator=generator).numpy()
     lengths, nothing = np.array([40, 9, 23]), np.full(3, -1)
     source = 40 if steps.config.encoder else 0
-    steps.allocate(0, [steps.cache.blocks.take(96, source=source) for _ in range(3)], lengths + 8)
+    steps.slots.allocate(0, [steps.cache.blocks.take(96, source=source) for _ in range(3)], lengths + 8)
     contexts = np.concatenate([row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)])
     if source:
         steps.encode(contexts, lengths, nothing, 0)
     begun = steps.extend(contexts, np.zeros_like(lengths), lengths, 0).split(lengths.tolist())
     hidden = [torch.stack([row[:9] for row in begun])]
     hidden.append(steps.extend(ids[:, 40:48].flatten(), lengths, np.full(3, 8), 0).view(3, 8, -1))
-    logits = [steps.logits(torch.cat(hidden, 1)).cpu()]
+    logits = [steps.predictions.logits(torch.cat(hidden, 1)).cpu()]
     for step in range(8, 24):
-        steps.ids[:3] = torch.from_numpy(ids[:, 40 + step])
+        steps.slots.ids[:3] = torch.from_numpy(ids[:, 40 + step])
         logits.append(steps.decode(3)[0][:, None].cpu())
     return torch.cat(logits, 1)
 

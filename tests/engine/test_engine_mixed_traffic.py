@@ -93,7 +93,7 @@ def test_a_pass_that_would_read_what_a_row_has_not_is_refused(
     scheduler.step()
     begun = scheduler._waiting.begun
     assert begun and begun.skipped and not answers
-    begun.pages[0].pages[begun.skipped // PAGE - 1] = 0
+    begun.reservation.rows[0].pages[begun.skipped // PAGE - 1] = 0
     while not scheduler.is_idle:
         scheduler.step()
     assert "pages of the KV cache that it does not have" in str(answers[0].problem)

@@ -259,12 +259,12 @@ def test_on_a_cpu_a_row_that_finds_pages_has_contiguous_copies(settings: Setting
         others = served.blocks.take(used * PAGE)
         answers = served.submit(ask(rows, 40, end_id=NEVER))
         served.scheduler.step()
-        pages = [sequence.pages[0].pages for sequence in served.scheduler._batch]
+        pages = [sequence.reservation.rows[0].pages for sequence in served.scheduler._batch]
         if used:
             assert pages[0][:2] == pages[1][:2] == known[:2] and pages[2][:3] == known[-3:]
         else:
             assert all(row == list(range(row[0], row[0] + len(row))) for row in pages)
-            served.steps.clear(np.setdiff1d(known, pages[0]))  # the first one's are behind those it has found
+            served.steps.slots.clear(np.setdiff1d(known, pages[0]))  # the first one's are behind those it has found
         served.run()
         assert served.found == 64 + 64 + 96 and answers[-1].tensors
         for row, line in enumerate(rows):

@@ -71,14 +71,14 @@ def run(scheduler: Scheduler, most: int = 20_000) -> int:
 def watched(scheduler: Scheduler) -> Iterator[list[Sequence]]:
     """Note which rows are set back, and that it is always the one that came last, or of one moment asks for least."""
     found: list[Sequence] = []
-    set_back = Sequence.set_back
+    preempt = Sequence.preempt
 
     def note(sequence: Sequence) -> None:
-        assert len(scheduler._batch) > 0 and not sequence.pages
+        assert len(scheduler._batch) > 0 and not sequence.reservation.rows
         order = scheduler.arrived  # type: ignore[attr-defined]
         assert all(order[each.job] <= order[sequence.job] for each in scheduler._batch)
         found.append(sequence)
-        set_back(sequence)
+        preempt(sequence)
 
     add, step, moment = scheduler.add, scheduler.step, 0
     scheduler.arrived = {}  # type: ignore[attr-defined]
@@ -94,7 +94,7 @@ def watched(scheduler: Scheduler) -> Iterator[list[Sequence]]:
         step()
 
     with (
-        patch.object(Sequence, "set_back", note),
+        patch.object(Sequence, "preempt", note),
         patch.object(scheduler, "add", number),
         patch.object(scheduler, "step", note_and_step),
     ):
@@ -164,8 +164,8 @@ def alone(config: ModelConfig, tensors: Tensors, reach: int) -> Tensors:
 def check_pages(scheduler: Scheduler, blocks: BlockManager) -> None:
     """Every page is free or used by as many rows as are counted: by one, if its tokens are not known."""
     half_run = list(scheduler._waiting)[:1]  # no other that waits has pages
-    assert not any(sequence.pages for sequence in list(scheduler._waiting)[1:])
-    rows = [row for sequence in [*scheduler._batch, *half_run] for row in sequence.pages]
+    assert not any(sequence.reservation.rows for sequence in list(scheduler._waiting)[1:])
+    rows = [row for sequence in [*scheduler._batch, *half_run] for row in sequence.reservation.rows]
     used = [page for row in rows for page in (*row.pages, *row.copies) if page]
     assert len(set(used)) == blocks.count - blocks.free
     for page in set(used):

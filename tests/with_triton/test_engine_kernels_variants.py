@@ -58,16 +58,16 @@ def take_steps(steps: Steps, lengths: Sequence[int], more: int) -> None:
     source = counts if steps.config.encoder else np.zeros_like(counts)
     blocks = steps.cache.blocks
     rows = [blocks.take(length + more + 1, source=each) for length, each in zip(lengths, source.tolist(), strict=True)]
-    steps.allocate(0, rows, counts + more)
+    steps.slots.allocate(0, rows, counts + more)
     ids = np.ones(sum(lengths), int)
     if steps.config.encoder:
         steps.encode(ids, counts, nothing, 0)
     hidden = steps.extend(ids, np.zeros_like(counts), counts, 0)
     if not steps.config.encoder:
-        steps.argmax(hidden[: len(lengths)])
+        steps.predictions.argmax(hidden[: len(lengths)])
     steps.extend(np.ones(more * len(lengths), int), counts, np.full_like(counts, more), 0)
     steps.decode(len(lengths))
-    steps.free(len(lengths), 0, counts[:0], counts[:0])
+    steps.slots.free(len(lengths), 0, counts[:0], counts[:0])
     blocks.release(rows)
 
 

@@ -36,7 +36,7 @@ def take_all(steps: Steps) -> list[Tensor]:
         source = counts + 2 if steps.config.encoder else np.zeros_like(counts)
         blocks = steps.cache.blocks
         rows = [blocks.take(length + 9, source=each) for length, each in zip(lengths, source.tolist(), strict=True)]
-        steps.allocate(0, rows, counts + 2)
+        steps.slots.allocate(0, rows, counts + 2)
         if steps.config.encoder:
             encoded, _ = steps.encode(random.integers(0, vocab_size, source.sum()), source, nothing, 0)
             found.append(encoded.clone())
@@ -44,13 +44,13 @@ def take_all(steps: Steps) -> list[Tensor]:
         found.append(steps.extend(ids, np.zeros_like(counts), counts, 0).clone())
         ids = random.integers(0, vocab_size, 2 * len(lengths))
         hidden = steps.extend(ids, counts, np.full_like(counts, 2), 0).view(len(lengths), 2, -1)[:, -1].clone()
-        logits, tokens = steps.argmax(hidden)
+        logits, tokens = steps.predictions.argmax(hidden)
         found.append(logits.clone())
-        steps.set_tokens(0, tokens)
+        steps.slots.set_tokens(0, tokens)
         for _ in range(2):
             logits, tokens = steps.decode(len(lengths))
             found += [logits.clone(), tokens.clone()]
-        steps.free(len(lengths), 0, counts[:0], counts[:0])
+        steps.slots.free(len(lengths), 0, counts[:0], counts[:0])
         blocks.release(rows)
     return found
 

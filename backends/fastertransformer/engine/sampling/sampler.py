@@ -215,16 +215,16 @@ class Sampler:
         tokens, log_probs, raw_scores = _joined([each[1] for each in parts]), None, None
         if self._is_greedy and not self.guided:
             if before < len(tokens):
-                self._steps.set_tokens(before, tokens[before:].clamp(min=0))
+                self._steps.slots.set_tokens(before, tokens[before:].clamp(min=0))
             return PendingTokens(self._owners, tokens, None, None, [])
-        logits = _joined([self._steps.full_logits(each) for each in parts])
+        logits = _joined([self._steps.predictions.full_logits(each) for each in parts])
         if self._is_greedy:
             argmax, tokens = tokens, self.guided.choose(logits, tokens, [each.by_sequence() for each in pending])
             if before < len(tokens) or tokens is not argmax:
-                self._steps.set_tokens(0, tokens.clamp(min=0))
+                self._steps.slots.set_tokens(0, tokens.clamp(min=0))
         else:
             chosen, log_probs, raw_scores = self._sample(logits, pending)
-            self._steps.set_tokens(0, chosen)
+            self._steps.slots.set_tokens(0, chosen)
             tokens = torch.where(tokens == NOT_FINITE, NOT_FINITE, chosen)
         return PendingTokens(self._owners, tokens, log_probs, raw_scores, self._raw_slots)
 
@@ -322,7 +322,7 @@ class Sampler:
 
     def _search(self, sequence: Sequence, logits: Tensor, tokens: Tensor) -> None:
         """Choose a sequence's next beams and write their tokens into [N]."""
-        slots, pages = np.array(sequence.slots), sequence.pages
+        slots, pages = np.array(sequence.slots), sequence.reservation.rows
         index = upload(slots, self._device)
         log_probs = logits[index].log_softmax(-1)
         chosen = sequence.branch(candidates(log_probs, sequence.beams, sequence.sampling, sequence.beam_length))
@@ -330,7 +330,7 @@ class Sampler:
         if (moved := parents != np.arange(len(slots))).any():
             children, origins = np.flatnonzero(moved).tolist(), parents[moved].tolist()
             both = [pages[child] for child in children], [pages[origin] for origin in origins]
-            self._steps.copy(*both, sequence.cached_entries)
+            self._steps.slots.copy(*both, sequence.cached_entries)
             self.move_rows(slots[moved], slots[parents[moved]])
         tokens[index] = torch.tensor([each.token for each in chosen], device=self._device)
 

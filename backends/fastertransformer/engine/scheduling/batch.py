@@ -13,22 +13,12 @@ from torch import Tensor
 
 from ..arrays import Array
 from ..errors import EngineError
+from ..rows.reservation import Stage
 from ..rows.sequence import Sequence
 from ..sampling.sampler import Owners, PendingTokens, Sampler
 from ..steps.graphs import Chosen
 from ..steps.steps import Steps
 from .contexts import Extend, can_mix, run_chunk, run_contexts
-from .paging import (
-    NEW_ROWS,
-    SHARING_ROWS,
-    forget_known,
-    free_pages,
-    give_back,
-    grow,
-    keep_known,
-    lacks_read_pages,
-    pages_to_grow,
-)
 
 
 class Batch:
@@ -59,14 +49,14 @@ class Batch:
         first, extend = len(self._owners), self._choose_extend(new)
         self._sequences += new
         # The first beams are adjacent, for one pass of the network prefills them, stage by stage.
-        new = sorted(new, key=lambda sequence: sequence.stage)
+        new = sorted(new, key=lambda sequence: sequence.reservation.stage)
         self._owners += [(sequence, 0) for sequence in new]
         self._owners += [(sequence, beam) for sequence in new for beam in range(1, sequence.width)]
         rows = self._owners[first:]
         self._upload_changes()
-        self._steps.allocate(
+        self._steps.slots.allocate(
             first,
-            [sequence.pages[beam] for sequence, beam in rows],
+            [sequence.reservation.rows[beam] for sequence, beam in rows],
             np.array([sequence.next_position for sequence, _ in rows]),
             np.array([sequence.window for sequence, _ in rows]),
             np.array([-1 if beam or sequence.skipped else sequence.context.prefix for sequence, beam in rows]),
@@ -77,10 +67,11 @@ class Batch:
         blocks = self._steps.cache.blocks
         blocks.prefixes.fresh.clear()
         for sequence in new:
-            if sequence.stage == SHARING_ROWS:
-                keep_known(sequence, blocks)
+            if sequence.reservation.stage == Stage.SHARING:
+                sequence.reservation.publish()
         nothing = np.empty((2, 0), np.int64)
-        blocks.copy_shared((each.pages[0] for each in new), lambda pages: self._steps.copy_pages(pages, nothing))
+        first_beams = (each.reservation.rows[0] for each in new)
+        blocks.copy_shared(first_beams, lambda pages: self._steps.slots.copy_pages(pages, nothing))
         self._sampler.add_rows(first, rows)  # while a GPU runs the contexts
         return hidden
 
@@ -89,13 +80,14 @@ class Batch:
         first, nothing = len(self._owners), np.array([], np.int64)
         extend = self._choose_extend([sequence], count)
         self._upload_changes()
-        position, window = np.array([sequence.start + sequence.skipped]), np.array([sequence.window])
+        position, window = np.array([sequence.position]), np.array([sequence.window])
         task = np.array([-1 if sequence.skipped else sequence.context.prefix])
-        self._steps.allocate(first, sequence.pages, position, window, task)
+        self._steps.slots.allocate(first, sequence.reservation.rows, position, window, task)
         run_chunk(extend, sequence, count, first)
-        self._steps.free(first + 1, first, nothing, nothing)  # a decode step's padding writes to slots behind its rows
+        # A decode step's padding writes to slots that follow its rows.
+        self._steps.slots.free(first + 1, first, nothing, nothing)
         self._steps.cache.blocks.prefixes.fresh.clear()
-        give_back(sequence, self._steps.cache.blocks)
+        sequence.reservation.give_back()
 
     @property
     def decoding(self) -> int:
@@ -111,8 +103,8 @@ class Batch:
         Raises:
             EngineError: a row that is continued lacks pages that every pass over it reads.
         """
-        lacking = [each for each in new if lacks_read_pages(each, self._steps.cache.blocks)]
-        if any(each.stage != NEW_ROWS for each in lacking):
+        lacking = [each for each in new if each.reservation.lacks_read_pages]
+        if any(each.reservation.stage != Stage.NEW for each in lacking):
             raise EngineError("a row's context would be continued from pages of the KV cache that it does not have")
         rows = new[0].width if len(new) == 1 and new[0].count and count is None else len(new)
         tokens = count or rows // len(new) * sum(len(each.inputs()) - each.skipped for each in new)
@@ -121,7 +113,7 @@ class Batch:
             decoding > 0
             and not lacking
             and self._steps.can_mix(decoding, tokens, rows)
-            and len({each.stage for each in new}) == 1
+            and len({each.reservation.stage for each in new}) == 1
             and all(can_mix(each, count) for each in new)
         )
         if not self.is_mixed:
@@ -135,9 +127,9 @@ class Batch:
 
     def grow(self) -> bool:
         """Take the pages that the next step needs, the oldest sequence first; false: there are too few."""
-        blocks = self._steps.cache.blocks
         for sequence in self._sequences:
-            if sequence.launched >= sequence.room and sequence.needs_step and not grow(sequence, blocks):
+            reservation = sequence.reservation
+            if sequence.launched >= reservation.room and sequence.needs_step and not reservation.grow():
                 return False
         self._clear_dirty()
         return True
@@ -145,12 +137,12 @@ class Batch:
     def _clear_dirty(self) -> None:
         """Zero pages that were freed with numbers that are not finite."""
         if dirty := self._steps.cache.blocks.take_dirty():
-            self._steps.clear(np.array(dirty))
+            self._steps.slots.clear(np.array(dirty))
 
     @property
     def pages_to_grow(self) -> int:
         """Pages that the sequences may soon need, a page for each of their rows that is to grow."""
-        return sum(map(pages_to_grow, self._sequences))
+        return sum(sequence.reservation.pages_to_grow for sequence in self._sequences)
 
     @property
     def youngest(self) -> Sequence:
@@ -160,7 +152,7 @@ class Batch:
     def _upload_changes(self) -> None:
         """Upload what the device's block tables lack."""
         if (changes := self._steps.cache.blocks.take_changes()) is not None:
-            self._steps.update(changes)
+            self._steps.slots.update(changes)
 
     def launch(self, hidden: Tensor | None) -> None:
         """Launch a step that gives every slot its next token.
@@ -168,8 +160,7 @@ class Batch:
         Args:
             hidden: last hidden state of the slots that were just prefilled, [n, hidden]; None: every slot decodes.
         """
-        for sequence in self._sequences:
-            sequence.launched += 1
+        Sequence.note_launch(self._sequences)
         before = len(self._owners) - (0 if hidden is None else len(hidden))
         parts = []
         if before:
@@ -177,7 +168,7 @@ class Batch:
             parts.append(self._decoded or self._steps.decode(before))
         self.is_mixed, self._decoded = False, None
         if hidden is not None:
-            parts.append(self._steps.argmax(hidden))
+            parts.append(self._steps.predictions.argmax(hidden))
         if self._has_changed:
             self._sampler.set_owners(list(self._owners))
             self._has_changed = False
@@ -185,21 +176,27 @@ class Batch:
 
     def clear(self, sequences: list[Sequence]) -> None:
         """Zero the cache of sequences, so that infinite numbers do not remain for the next sequences in their slots."""
-        rows = [row for sequence in sequences for row in sequence.pages]
-        shared = {*forget_known(sequences, self._steps.cache.blocks, is_dirty=True)}  # are cleared when all have ended
+        rows = [row for sequence in sequences for row in sequence.reservation.rows]
+        shared = {*self._forget(sequences, is_dirty=True)}  # are cleared when all have ended
         pages = [page for row in rows for page in (*row.pages, *row.source) if page not in shared]
-        self._steps.clear(np.array(pages, np.int64))
+        self._steps.slots.clear(np.array(pages, np.int64))
 
     def keep(self, sequences: list[Sequence]) -> None:
         """Make the pages of sequences that are about to be freed known to later ones."""
         for sequence in sequences:
-            keep_known(sequence, self._steps.cache.blocks)
+            sequence.reservation.publish()
 
     def forget(self, sequences: list[Sequence]) -> None:
         """Let no other sequence find the pages of sequences that were in a failed step."""
-        forget_known(sequences, self._steps.cache.blocks)
+        self._forget(sequences)
         self._steps.cache.blocks.prefixes.fresh.clear()
         self.is_mixed, self._decoded = False, None
+
+    def _forget(self, sequences: list[Sequence], is_dirty: bool = False) -> list[int]:
+        """Withdraw the pages of failed sequences from the prefix cache; returns those that other rows use."""
+        rows = [row for sequence in sequences for row in sequence.reservation.rows]
+        pages = dict.fromkeys(page for row in rows for page in row.pages)
+        return self._steps.cache.blocks.prefixes.forget(pages, is_dirty)
 
     def drop(self, sequence: Sequence) -> None:
         """Free the pages of a sequence whose context was run in part."""
@@ -212,15 +209,14 @@ class Batch:
         if not sequences:
             return
         freed = set(sequences)
-        blocks = self._steps.cache.blocks
         for sequence in sequences:
-            free_pages(sequence, blocks)
+            sequence.leave()
         self._sequences = [sequence for sequence in self._sequences if sequence not in freed]
         stays = np.array([sequence not in freed for sequence, _ in self._owners])
         kept = int(stays.sum())
         gaps = np.flatnonzero(~stays[:kept])
         sources = kept + np.flatnonzero(stays[kept:])
-        self._steps.free(len(self._owners), kept, gaps, sources)
+        self._steps.slots.free(len(self._owners), kept, gaps, sources)
         self._clear_dirty()
         if len(gaps):
             self._sampler.move_rows(gaps, sources)
@@ -232,8 +228,9 @@ class Batch:
             self.pending.clear()
 
     def _assign_slots(self) -> None:
-        for sequence in self._sequences:
-            sequence.slots = [0] * sequence.width
+        slots = {sequence: [0] * sequence.width for sequence in self._sequences}
         for slot, (sequence, beam) in enumerate(self._owners):
-            sequence.slots[beam] = sequence.pages[beam].slot = slot
+            slots[sequence][beam] = slot
+        for sequence, own in slots.items():
+            sequence.join(own)
         self._has_changed = True

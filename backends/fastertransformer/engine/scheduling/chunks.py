@@ -11,7 +11,6 @@ from ..arrays import UNBOUNDED
 from ..model.config import Stack
 from ..rows.sequence import Sequence
 from ..steps.steps import Steps
-from .paging import tokens_found, tokens_to_run
 
 _WHOLE = 2  # a context of as many budgets is run at once: it delays other rows little, and fewer passes are faster
 _SHORT = 4  # one of as many budgets has chunks that large where rows decode in the same pass: they are few
@@ -47,11 +46,11 @@ class Chunks:
             return 0
         is_cpu = self._steps.device.type == "cpu"
         most = max(self._budget, min(_MOST_TOKENS, _MOST_CPU_TOKENS) if is_cpu else _MOST_TOKENS)
-        whole = 0 if sequence.pages else _WHOLE * min(self._budget * waiting, most)
-        if tokens_to_run(sequence, 0) <= whole:
+        whole = 0 if sequence.reservation.rows else _WHOLE * min(self._budget * waiting, most)
+        if sequence.tokens_to_run(0) <= whole:
             return 0
-        found = tokens_found(sequence, self._steps.cache.blocks)
-        left = tokens_to_run(sequence, found)
+        found = sequence.reservation.tokens_found
+        left = sequence.tokens_to_run(found)
         if left <= whole:
             return 0
         budget = min(self._budget_behind(sequence.start + found) * waiting, most)
@@ -84,8 +83,8 @@ class Chunks:
         contexts of their own, and sessions, whose earlier tokens are run too.
         """
         row = sequence.session_row
-        lacks_past = bool(row and sequence.start and row.saved is None) and not sequence.pages
-        is_restarted = sequence.isolate_until is not None or (sequence.count > 0 and sequence.width > 1)
+        lacks_past = bool(row and sequence.start and row.saved is None) and not sequence.reservation.rows
+        is_restarted = sequence.has_failed or (sequence.count > 0 and sequence.width > 1)
         return self._steps.can_chunk and sequence.window == UNBOUNDED and not (lacks_past or is_restarted)
 
 

@@ -15,7 +15,6 @@ from ..arrays import UNBOUNDED, Array
 from ..request.prompts import Context
 from ..rows.sequence import Sequence
 from ..steps.steps import Steps
-from .paging import CONTINUED_ROWS
 
 Extend = Callable[..., Tensor]  # Steps.extend, or a step that decodes too
 _PASS_TOKENS = 4096  # of one pass of a conversation
@@ -25,13 +24,8 @@ _LOGITS_BYTES = 64 << 20  # of one block of logits for the input's log-probabili
 def run_chunk(extend: Extend, sequence: Sequence, count: int, slot: int) -> None:
     """Run the next ``count`` tokens of a sequence's context, whose first beam has its pages in a slot."""
     ids, lengths, embeddings = _packed([_rest(sequence, 0, count)])
-    hidden = extend(ids, np.array([sequence.start + sequence.skipped]), lengths, slot, embeddings)
-    if sequence.needs_hidden:
-        sequence.chunks.append(hidden.clone())
-    else:
-        sequence.chunks = [hidden[-1:].clone()]
-    sequence.skipped += count
-    sequence.stage = CONTINUED_ROWS
+    hidden = extend(ids, np.array([sequence.position]), lengths, slot, embeddings)
+    sequence.note_chunk(count, hidden)
 
 
 def can_mix(sequence: Sequence, count: int | None = None) -> bool:
@@ -42,7 +36,7 @@ def can_mix(sequence: Sequence, count: int | None = None) -> bool:
     several passes.
     """
     is_part = count is not None or bool(sequence.chunks)
-    is_plain = sequence.window == UNBOUNDED and sequence.isolate_until is None and sequence.source is None
+    is_plain = sequence.window == UNBOUNDED and not sequence.has_failed and sequence.source is None
     return is_plain and (sequence.session_row is None or is_part) and _rest(sequence, 0, count).embeddings is None
 
 
@@ -72,12 +66,13 @@ def run_contexts(
         extend = extend or steps.extend
         states = [_continue_session(extend, new[0])] if new[0].session_row else _extend(extend, begun, first)
     for sequence, state in zip(new, states, strict=False):
+        chunks = sequence.take_chunks()
         if sequence.needs_hidden:
-            _add_context_outputs(steps, sequence, torch.cat((*sequence.chunks, state)))
-        sequence.chunks = []
+            _add_context_outputs(steps, sequence, torch.cat((*chunks, state)))
     if others := owners[len(begun) :]:
-        pages, sources = ([each.pages[beam] for each, beam in others], [each.pages[0] for each, _ in others])
-        steps.copy(pages, sources, max(sequence.first_entries for sequence in new))
+        pages = [each.reservation.rows[beam] for each, beam in others]
+        sources = [each.reservation.rows[0] for each, _ in others]
+        steps.slots.copy(pages, sources, max(sequence.first_entries for sequence in new))
     if steps.config.encoder:
         return None
     last = {owner: state[-1] for owner, state in zip(begun, states, strict=True)}
@@ -100,10 +95,10 @@ def _extend(extend: Extend, rows: Several[tuple[Sequence, int]], first: int) -> 
     New rows have a pass of their own, which is faster. Rows that share what others of this prefill compute come last.
     """
     states: list[Tensor] = []
-    for _, group in groupby(rows, lambda row: row[0].stage):
+    for _, group in groupby(rows, lambda row: row[0].reservation.stage):
         part = list(group)
         ids, lengths, embeddings = _packed([_rest(*row) for row in part])
-        starts = np.array([sequence.start + sequence.skipped for sequence, _ in part])
+        starts = np.array([sequence.position for sequence, _ in part])
         hidden = extend(ids, starts, lengths, first + len(states), embeddings)
         states += torch.split(hidden.clone() if len(part) < len(rows) else hidden, lengths.tolist())
     return states
@@ -114,10 +109,10 @@ def _continue_session(extend: Extend, sequence: Sequence) -> Tensor:
 
     If the keys and values of the session's earlier tokens were lost, these tokens are run before it.
     """
-    start, ids = sequence.start + sequence.skipped, sequence.inputs()[sequence.skipped :]
+    start, ids = sequence.position, sequence.inputs()[sequence.skipped :]
     window, slot = sequence.window, sequence.slots[0]
     count = len(ids)
-    if sequence.lacks_past:
+    if sequence.reservation.lacks_past:
         assert sequence.session_row
         start, ids = 0, np.concatenate((np.array(sequence.session_row.tokens[:start], np.int64), ids))
     states = []
@@ -137,11 +132,12 @@ def _encode(steps: Steps, new: list[Sequence], first: int) -> None:
     encoded, attentions = steps.encode(ids, lengths, tasks, first, embeddings, int(wants_attentions))
     states = torch.split(encoded, lengths.tolist())
     for row, sequence in enumerate(new if is_encoder_only else ()):
-        sequence.is_done, length = True, lengths[row]
-        sequence.context_outputs["output_hidden_state"] = states[row].float().cpu().numpy()
+        sequence.finish_encoding()
+        length = lengths[row]
+        sequence.add_context_outputs(output_hidden_state=states[row].float().cpu().numpy())
         if sequence.job.request.is_return_attentions:
             of_row = torch.stack([layer[row, :, :length, :length] for layer in attentions])
-            sequence.context_outputs["output_attentions"] = of_row.cpu().numpy()
+            sequence.add_context_outputs(output_attentions=of_row.cpu().numpy())
 
 
 def _add_context_outputs(steps: Steps, sequence: Sequence, hidden: Tensor) -> None:
@@ -149,21 +145,21 @@ def _add_context_outputs(steps: Steps, sequence: Sequence, hidden: Tensor) -> No
     params = sequence.sampling
     if params.is_return_context_embeddings:
         embedding = hidden.float().sum(0).cpu().numpy()
-        sequence.context_outputs["context_embeddings"] = np.repeat(embedding[None], sequence.width, 0)
+        sequence.add_context_outputs(context_embeddings=np.repeat(embedding[None], sequence.width, 0))
     if not (params.is_return_context_cum_log_probs or params.is_return_context_log_probs):
         return
     most = max(int(params.is_return_context_log_probs), params.num_context_top_log_probs)
     scores = _score_context(steps, hidden, sequence.context.ids, most)
     if params.is_return_context_cum_log_probs:
-        sequence.beams[0].score = float(scores[:, 0].sum(dtype=np.float64))
+        sequence.begin_score(float(scores[:, 0].sum(dtype=np.float64)))
     if params.is_return_context_log_probs:
         own, shown = scores[sequence.context.own_tokens], len(sequence.shown)
         own = own[max(0, len(own) - shown) :]  # without a start_id
         own = np.pad(own, ((shown - len(own), 0), (0, 0)))  # 0 for what was answered before
         log_probs, best = own[:, 1 : 1 + most], own[:, 1 + most :].astype(np.uint32)
-        sequence.context_outputs |= {"context_log_probs": own[:, 0], "context_argmax_ids": best[:, 0]}
+        sequence.add_context_outputs(context_log_probs=own[:, 0], context_argmax_ids=best[:, 0])
         if params.num_context_top_log_probs:
-            sequence.context_outputs |= {"context_top_log_probs": log_probs, "context_top_ids": best}
+            sequence.add_context_outputs(context_top_log_probs=log_probs, context_top_ids=best)
 
 
 def _score_context(steps: Steps, hidden: Tensor, ids: Array, most: int) -> Array:
@@ -175,7 +171,7 @@ def _score_context(steps: Steps, hidden: Tensor, ids: Array, most: int) -> Array
     block = max(1, _LOGITS_BYTES // (4 * steps.config.vocab_size))
     for first in range(1, len(ids), block):
         targets = slice(first, min(first + block, len(ids)))
-        scores[targets] = steps.score(hidden[first - 1 : targets.stop - 1], ids[targets], most)
+        scores[targets] = steps.predictions.score(hidden[first - 1 : targets.stop - 1], ids[targets], most)
     return scores.cpu().numpy()
 
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..cache.block_manager import BlockManager
 from ..rows.sequence import Sequence
-from .paging import tokens_found, tokens_to_run
 
 # Of one prefill pass, padding and the rows that decode in it included: bounds its memory and how long it delays others.
 # A few tokens more would take another tile of every product.
@@ -38,10 +36,10 @@ class _Sizes:
     longest: int = 0
     held: int = 0
 
-    def plus(self, sequence: Sequence, blocks: BlockManager) -> _Sizes:
+    def plus(self, sequence: Sequence) -> _Sizes:
         """Count the context of one more sequence."""
-        found = tokens_found(sequence, blocks)
-        before, tokens = sequence.start + found, tokens_to_run(sequence, found)
+        found = sequence.reservation.tokens_found
+        before, tokens = sequence.start + found, sequence.tokens_to_run(found)
         if self.most <= _CPU_TOKENS and sequence.needs_hidden:
             tokens *= _SCORED
         if not before:
@@ -66,15 +64,14 @@ class PrefillPass:
 
     Args:
         decoding: rows that decode beside it.
-        blocks: the cache's pages.
         most: see most_tokens.
 
     Attributes:
         sequences: that were chosen.
     """
 
-    def __init__(self, decoding: int, blocks: BlockManager, most: int) -> None:
-        self._blocks, self._sizes = blocks, _Sizes(most, decoding)
+    def __init__(self, decoding: int, most: int) -> None:
+        self._sizes = _Sizes(most, decoding)
         self._is_closed = False
         self.sequences: list[Sequence] = []
 
@@ -83,11 +80,11 @@ class PrefillPass:
         if not self.sequences:
             return True
         is_alone = self._is_closed or _is_prefilled_alone(sequence)
-        return not is_alone and self._sizes.plus(sequence, self._blocks).is_one_pass
+        return not is_alone and self._sizes.plus(sequence).is_one_pass
 
     def add(self, sequence: Sequence) -> None:
         """Choose a sequence, which has its pages."""
-        self._sizes = self._sizes.plus(sequence, self._blocks)
+        self._sizes = self._sizes.plus(sequence)
         self._is_closed |= _is_prefilled_alone(sequence)
         self.sequences.append(sequence)
 
@@ -95,4 +92,4 @@ class PrefillPass:
 def _is_prefilled_alone(sequence: Sequence) -> bool:
     """Say whether no other sequence shares its prefill: of one that failed, a session, set-back beams, a last chunk."""
     is_special = sequence.session_row is not None or (sequence.count > 0 and sequence.width > 1)
-    return is_special or sequence.isolate_until is not None or bool(sequence.chunks)
+    return is_special or sequence.has_failed or bool(sequence.chunks)

@@ -27,7 +27,6 @@ from .batch import Batch
 from .launch_times import LaunchTimes
 from .metrics import EngineMetrics
 from .outputs import answer_so_far
-from .paging import most_entries
 from .queue_limits import NO_LIMITS, QueueLimits
 from .sessions import Session, Sessions
 from .waiting import WaitingQueue, jobs_of
@@ -93,7 +92,7 @@ class Scheduler:
             self._finish(job, Answer(None, problem, code=UNAVAILABLE))
             return
         try:
-            job.sequences = [Sequence(job, row) for row in range(len(job.request.rows))]
+            job.sequences = [Sequence(job, row, self._steps.cache.blocks) for row in range(len(job.request.rows))]
             self.sessions.join(job)
             for sequence in job.sequences:
                 self._check_need(sequence)
@@ -111,7 +110,7 @@ class Scheduler:
 
     def _check_need(self, sequence: Sequence) -> None:
         cache = self._steps.cache
-        entries, source = most_entries(sequence, cache.blocks), sequence.source_length
+        entries, source = sequence.reservation.most_entries, sequence.source_length
         if (need := cache.bytes_of([(sequence.width, entries, source)])) > cache.budget_bytes:
             tokens = entries + source
             raise RequestError(
@@ -175,7 +174,7 @@ class Scheduler:
                 sequence = self._batch.youngest
                 self._batch.keep([sequence])
                 self._batch.free([sequence])
-                sequence.set_back()
+                sequence.preempt()
                 self.metrics.preemptions += 1
                 self._waiting.return_first(sequence)
             elif not self._waiting.evict_session():

@@ -15,13 +15,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
-from ..arrays import UNBOUNDED
-from ..cache.block_manager import PAGE
 from ..errors import RequestError
-from ..request.prompts import Context
-from ..rows.sequence import Job, Sequence, SessionRow
+from ..rows.sequence import Job, Sequence
+from ..rows.transcript import SessionRow
 from ..steps.steps import Steps
 
 
@@ -92,22 +88,14 @@ class Sessions:
         if request.starts_session:
             self.end(job.session)
         for sequence, row in zip(job.sequences, known.rows, strict=True):
-            _continue(sequence, row, known.memory_len)
+            sequence.continue_session(row, known.memory_len)
         known.is_busy = True
         self.known[job.session] = known
 
     def save(self, sequence: Sequence) -> None:
         """Save the entries of a row whose slot is about to be freed, if it is a session's."""
-        if not sequence.session_row or sequence.job.request.ends_session:
-            return
-        tokens = [*sequence.shown.tolist(), *sequence.beams[0].tokens]
-        if sequence.beams[0].has_ended:
-            tokens.pop()
-        cached = min(sequence.cached, len(tokens))
-        if sequence.room != UNBOUNDED:  # its last step had no page to write to
-            cached = min(cached, PAGE * len(sequence.pages[0].pages))
-        saved = self._blocks.save(sequence.pages[0], min(cached, sequence.window))
-        sequence.session_row = SessionRow(tokens, cached, saved)
+        if sequence.session_row and not sequence.job.request.ends_session:
+            sequence.save_session()
 
     def finish(self, job: Job, has_failed: bool) -> None:
         """End a request: its session has its rows from now on, or the earlier ones if it has failed."""
@@ -131,9 +119,7 @@ class Sessions:
             self._drop(row)
 
     def _drop(self, row: SessionRow) -> None:
-        if row.saved is not None:
-            self._blocks.free_saved(row.saved)
-            row.saved = None
+        self._blocks.free_saved(row.take_saved())
 
     def expire(self) -> None:
         """Drop the sessions that have been idle for too long."""
@@ -170,13 +156,3 @@ def _check_lengths(sequence: Sequence, row: SessionRow, session: Session, positi
     if row.tokens and row.cached == len(row.tokens) and not len(sequence.shown):
         what = "continues a session with no input and nothing left to go on from"
         raise RequestError(f"row {sequence.row} {what}")
-
-
-def _continue(sequence: Sequence, row: SessionRow, window: int) -> None:
-    """Let a sequence continue a row of a session."""
-    before, new = np.array(row.tokens, np.int64), sequence.context.ids
-    if row.tokens and not len(sequence.shown):  # no input: start_id is for a beginning
-        new = new[:0]
-    sequence.context = Context(np.concatenate((before[row.cached :], new)))
-    sequence.shown = np.concatenate((before, sequence.shown))
-    sequence.session_row, sequence.start, sequence.window = row, row.cached, window or UNBOUNDED

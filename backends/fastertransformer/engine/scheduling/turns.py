@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from ..rows.sequence import Sequence
-
-AT_ONCE = float("-inf")  # due before all others
+from ..rows.sequence import AT_ONCE, Sequence
 
 
 class Turns:
@@ -32,7 +30,7 @@ class Turns:
         for sequence in sequences:
             client = sequence.job.client
             begin = max(self._now, self._ends.get(client, AT_ONCE))
-            sequence.due = max(self._now, begin - self._first_tokens)
+            sequence.set_due(max(self._now, begin - self._first_tokens))
             self._ends[client] = begin + _tokens(sequence)
 
     def advance(self, joining: Iterable[Sequence], waiting: Iterable[Sequence]) -> None:

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Iterator
 
 from ..arrays import MOST_SLOTS
 from ..cache.block_manager import BlockManager
-from ..rows.sequence import Job, Sequence
+from ..rows.sequence import Job, Sequence, State
 from ..steps.steps import Steps
 from .batch import Batch
 from .chunks import Chunks
 from .metrics import EngineMetrics
-from .paging import pages_of_chunk, pages_to_begin, pages_to_grow, take_pages
 from .prefill_pass import PrefillPass, most_tokens
 from .sessions import Sessions
-from .turns import AT_ONCE, Turns
+from .turns import Turns
 
 _FIRST_PART = 4  # of a pass, which the first rows of a request may fill before it is another one's turn
 
@@ -90,7 +89,6 @@ class WaitingQueue:
 
     def return_first(self, sequence: Sequence) -> None:
         """Add a sequence that has been in the batch before all others."""
-        sequence.due = AT_ONCE
         self._sequences.appendleft(sequence)
 
     def remove(self, sequences: Iterable[Sequence]) -> None:
@@ -106,7 +104,8 @@ class WaitingQueue:
     @property
     def begun(self) -> Sequence | None:
         """The sequence whose context was run in part; it is the first that waits. None: there is none."""
-        return self._sequences[0] if self._sequences and self._sequences[0].pages else None
+        first = self._sequences[0] if self._sequences else None
+        return first if first and first.state is State.PREFILLING else None
 
     def drop_begun(self) -> bool:
         """Free the pages of the sequence whose context was run in part; false: there is none."""
@@ -122,21 +121,21 @@ class WaitingQueue:
         sequence, blocks = self._sequences[0], self._blocks
         if not (tokens := self._chunks.choose_tokens(sequence, self._batch.decoding, len(self._sequences))):
             return [], 0
-        if sequence.pages:
-            missing = pages_of_chunk(sequence, tokens, blocks)
+        reservation = sequence.reservation
+        if sequence.state is State.PREFILLING:
+            missing = reservation.pages_of_chunk(tokens)
             fits = not missing or missing + self._batch.pages_to_grow <= blocks.free
         else:
-            fits = self._measure_room().fits(sequence) and pages_of_chunk(sequence, tokens, blocks) <= blocks.free
+            fits = self._measure_room().fits(sequence) and reservation.pages_of_chunk(tokens) <= blocks.free
         if not fits:
             return [], 0
-        take_pages(sequence, blocks, tokens)
-        sequence.due = AT_ONCE
-        self._note_begun(sequence)
+        sequence.begin_prefill(tokens)
+        self._metrics.begin(sequence)
         return [sequence], tokens
 
     def admit(self) -> list[Sequence]:
         """Take waiting sequences that fit into the batch, in order, up to one prefill pass."""
-        prefill = PrefillPass(self._batch.decoding, self._blocks, self._most_tokens)
+        prefill = PrefillPass(self._batch.decoding, self._most_tokens)
         self._fill(prefill)
         self._turns.advance(prefill.sequences, self._sequences)
         return prefill.sequences
@@ -147,24 +146,20 @@ class WaitingQueue:
             sequence, taken = self._sequences[0], prefill.sequences
             if not room.fits(sequence):
                 # Where no other sequence is in the way, sessions are; and a whole context may take fewer pages than the
-                # rest of one, see paging.py.
+                # rest of one, see Reservation.
                 if self._batch or taken or not (self.evict_session() or self.drop_begun()):
                     break
             elif prefill.takes(sequence) and not self._chunks.choose_tokens(
                 sequence, decoding, len(taken) + len(self._sequences)
             ):
                 self._sequences.popleft()
-                take_pages(sequence, self._blocks)
+                sequence.begin_prefill()
                 room.take(sequence)
                 prefill.add(sequence)
-                self._note_begun(sequence)
+                self._metrics.begin(sequence)
             else:
                 return
         self.is_filling = self._is_inflight
-
-    def _note_begun(self, sequence: Sequence) -> None:
-        sequence.job.has_begun = True
-        self._metrics.begin(sequence)
 
     def _measure_room(self) -> _Room:
         return _Room(self._batch, self._max_rows, self._blocks)
@@ -191,13 +186,13 @@ class _Room:
         if self._rows and (self._is_held or sequence.is_isolated):
             return False
         has_slots = self._rows < self._max_rows and self._slots + sequence.width <= MOST_SLOTS
-        return has_slots and pages_to_begin(sequence, self._blocks) + self._spare_pages <= self._blocks.free
+        return has_slots and sequence.reservation.pages_to_begin + self._spare_pages <= self._blocks.free
 
     def take(self, sequence: Sequence) -> None:
         """Count a sequence that fits, and has its pages."""
         self._rows, self._slots = self._rows + 1, self._slots + sequence.width
         self._is_held |= sequence.is_isolated
-        self._spare_pages += pages_to_grow(sequence)
+        self._spare_pages += sequence.reservation.pages_to_grow
 
 
 def jobs_of(sequences: Iterable[Sequence]) -> list[Job]:

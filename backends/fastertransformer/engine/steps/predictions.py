@@ -8,21 +8,24 @@ from ..arrays import Array, upload
 from ..model.network import Network
 from ..ops import scoring
 from ..ops.logits import argmax
-from .collective import collective_step
+from .collective import Collective, collective_step
 from .graphs import Chosen
 
 
-class Predictions:
+class Predictions(Collective):
     """Predicts from hidden states of rank 0, in all processes that have a part of the head.
 
     Args:
         network: all of it, or this process's part.
+
+    Attributes:
+        decoded: this process's logits of the last decode.
     """
 
     def __init__(self, network: Network) -> None:
         self.network, self.config, self.device = network, network.config, network.weights.like.device
         self._given: Tensor | None = None  # rank 0's hidden states, for predict
-        self._decoded: Tensor | None = None  # this process's logits of the last decode
+        self.decoded: Tensor | None = None
 
     def argmax(self, hidden: Tensor) -> Chosen:
         """Give the logits and the argmax tokens that follow hidden states, [N, hidden]."""
@@ -73,6 +76,6 @@ class Predictions:
     @collective_step
     def gather_logits(self) -> Tensor:
         """Gather the processes' parts of the last decode step's logits, [N, V], in rank 0."""
-        if not self.network.weights.head or self._decoded is None:
+        if not self.network.weights.head or self.decoded is None:
             return self.network.weights.like
-        return self.network.comm.gather_logits(self._decoded)
+        return self.network.comm.gather_logits(self.decoded)

@@ -10,7 +10,6 @@ import logging
 import marshal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from ..model.network import Network
 from ..model.prefixes import Prefix
 from ..parallel.control import ControlChannel
 from ..parallel.group import Group, first_line
+from .collective import Collective
 from .steps import Steps
 
 _log = logging.getLogger(__name__)
@@ -40,6 +40,21 @@ class RankZeroSteps(Steps):
     def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix], group: Group) -> None:
         super().__init__(network, cache, prefixes)
         self.group = group
+        self.announce = self.slots.announce = self.predictions.announce = self._announce
+
+    def _announce(self, step: Callable[..., Any], part: Collective, arguments: tuple[Any, ...]) -> Any:
+        """Announce a step and take it; raises a GroupLostError if it fails here and not in all ranks."""
+        self.raise_if_rank_lost()
+        try:
+            self.group.control.send(packed(step.__name__, arguments))
+        except OSError as error:
+            raise self.group_lost(error) from error
+        try:
+            return step(part, *arguments)
+        except Exception as error:
+            if _has_failed_everywhere(error, self.group.control):
+                raise
+            raise self.group_lost(error) from error
 
     def raise_if_rank_lost(self) -> None:
         """Override Steps."""
@@ -65,30 +80,6 @@ class RankZeroSteps(Steps):
         self.group.close()
 
 
-def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a step announce itself, and raise a GroupLostError if it fails here and not in all ranks."""
-
-    @wraps(step)
-    def take(self: RankZeroSteps, /, *arguments: Any) -> Any:
-        self.raise_if_rank_lost()
-        try:
-            self.group.control.send(packed(step.__name__, arguments))
-        except OSError as error:
-            raise self.group_lost(error) from error
-        try:
-            return step(self, *arguments)
-        except Exception as error:
-            if _has_failed_everywhere(error, self.group.control):
-                raise
-            raise self.group_lost(error) from error
-
-    return take
-
-
-for _name, _step in Steps.collective.items():
-    setattr(RankZeroSteps, _name, _announced(_step))
-
-
 def follow(steps: Steps, group: Group) -> None:
     """Take every step that rank 0 announces, until it announces its shutdown.
 
@@ -96,11 +87,12 @@ def follow(steps: Steps, group: Group) -> None:
         EngineError: rank 0 or another process was lost, or a step failed.
     """
     control = group.control
+    taken = steps.collective | steps.slots.collective | steps.predictions.collective
     with group.loss_is_an_error(_OUT_OF_STEP), torch.inference_mode():
         while message := control.receive()[0]:
             name, arguments = unpacked(message)
             try:
-                Steps.collective[name](steps, *arguments)
+                taken[name](*arguments)
             except Exception as error:
                 if not _may_continue(error, control):
                     raise

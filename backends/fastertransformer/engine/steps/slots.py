@@ -15,10 +15,10 @@ from ..cache.kv_cache import KvCache, table_of
 from ..cache.page_pool import RowPages
 from ..model.network import Network
 from ..model.prefixes import Prefix
-from .collective import collective_step
+from .collective import Collective, collective_step
 
 
-class RowSlots:
+class RowSlots(Collective):
     """The slots of one process: rows are placed in them, moved, copied and freed.
 
     Args:

@@ -6,8 +6,7 @@ step's arguments are numbers and numpy arrays, and its result stays on the devic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
@@ -17,14 +16,14 @@ from ..cache.kv_cache import KvCache
 from ..model.network import Network
 from ..model.prefixes import Prefix
 from ..ops.packed_rows import NumberedRows, Rows
-from .collective import COLLECTIVE_STEPS, collective_step
+from .collective import Collective, collective_step
 from .graphs import Chosen, StepGraphs
 from .predictions import Predictions
 from .slots import RowSlots
 from .threads import StepThreads
 
 
-class Steps(RowSlots, Predictions):
+class Steps(Collective):
     """The steps of one process.
 
     Args:
@@ -33,14 +32,16 @@ class Steps(RowSlots, Predictions):
         prefixes: of this process's layers and heads, by task.
 
     Attributes:
-        collective: by name, the steps that all processes take together; their arguments are passed by position.
+        slots: what is in them.
+        predictions: logits.
+        config: of the network.
+        device: of the network and the cache.
     """
 
-    collective: ClassVar[Mapping[str, Callable[..., Any]]] = COLLECTIVE_STEPS
-
     def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix] = ()) -> None:
-        RowSlots.__init__(self, network, cache, prefixes)
-        Predictions.__init__(self, network)
+        self.network, self.cache = network, cache
+        self.config, self.device = network.config, network.weights.like.device
+        self.slots, self.predictions = RowSlots(network, cache, prefixes), Predictions(network)
         self._threads = StepThreads(network)
         self._graphs: StepGraphs | None = None
 
@@ -141,11 +142,11 @@ class Steps(RowSlots, Predictions):
         ones, nothing = np.ones(first, np.int64), np.zeros(first, np.int64)
         every = np.concatenate((ones, lengths))
         rows = NumberedRows.of(np.concatenate((nothing, ids)), np.concatenate((nothing, starts)), every, 0)
-        own = self.ids[:first], self.positions[:first]
+        own = self.slots.ids[:first], self.slots.positions[:first]
         found = self._graphs.mix(rows, *own) if self._graphs else None
         hidden, logits = found or self._mix(rows, *own)
         chosen = self._choose(hidden[:first], logits, first)
-        self._decoded = chosen[0]
+        self.predictions.decoded = chosen[0]
         return chosen, hidden[first:]
 
     def _mix(self, rows: NumberedRows, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -171,22 +172,23 @@ class Steps(RowSlots, Predictions):
         """
         chosen = None
         if self._graphs:
-            with self.hidden(count, self._graphs.rows_of_step(count)):  # its padding would write to rows that joined
+            # Its padding would write to rows that have joined.
+            with self.slots.hidden(count, self._graphs.rows_of_step(count)):
                 chosen = self._graphs.decode(count)
         chosen = chosen or self._decode(count)
-        self._decoded = chosen[0]
+        self.predictions.decoded = chosen[0]
         return chosen
 
     def _decode(self, count: int, out: Tensor | None = None) -> Chosen:
         self._threads.fit(count)
         rows = slice(0, count)
-        ids, positions = self.ids[rows], self.positions[rows]
+        ids, positions = self.slots.ids[rows], self.slots.positions[rows]
         hidden = self.network.decode(ids, positions, rows, self.cache)
         return self._choose(hidden, self.network.logits(hidden, out) if self.network.weights.head else None, count)
 
     def _choose(self, hidden: Tensor, logits: Tensor | None, count: int) -> Chosen:
         """Set the argmax of the first rows as their next input, and advance their positions; see decode."""
-        ids, positions = self.ids[:count], self.positions[:count]
+        ids, positions = self.slots.ids[:count], self.slots.positions[:count]
         if logits is None:
             positions += 1
             return hidden, ids
@@ -205,7 +207,7 @@ class Steps(RowSlots, Predictions):
         if self._graphs is None:
             self._graphs = StepGraphs(self.network, self.cache, self._decode)
         self._graphs.capture(rows, tokens, continued, mixed)
-        self.positions.zero_()
+        self.slots.positions.zero_()
         self.cache.clear_sources()
 
     def release_graphs(self) -> None:

@@ -81,17 +81,17 @@ def _take_inputs(steps: Steps, deadline: float) -> None:
             return
         hidden = _take_input(steps, _rows_of(steps, tokens))
         if not steps.config.encoder:
-            steps.argmax(hidden[-1:])
+            steps.predictions.argmax(hidden[-1:])
     if steps.config.encoder:
         steps.extend(*_rows_of(steps, _INPUT_TOKENS[0]), 0)
     longest = steps.config.max_pos_seq_len
     half = min(_CONTINUED, longest) // 2
     if half and steps.cache.bytes_of([(1, 2 * half, 0)]) <= steps.cache.budget_bytes:
         length, row, nothing = np.array([half]), steps.cache.blocks.take(2 * half), np.array([], np.int64)
-        steps.allocate(0, [row], length)
+        steps.slots.allocate(0, [row], length)
         steps.extend(np.zeros(half, np.int64), length, length, 0)
-        steps.clear(np.array(row.pages))  # the cache was uninitialized and may have given inf
-        steps.free(1, 0, nothing, nothing)
+        steps.slots.clear(np.array(row.pages))  # the cache was uninitialized and may have given inf
+        steps.slots.free(1, 0, nothing, nothing)
         steps.cache.blocks.release([row])
 
 
