@@ -149,5 +149,5 @@ def test_a_prefix_that_is_not_whole_is_refused(is_gone: bool, tmp_path: Path) ->
 def test_a_prefix_is_rounded_as_weights_are(tmp_path: Path) -> None:
     _, settings = write("gptj", tmp_path)
     engine = open_engine(replace(settings, data_type="fp16"), CPU)
-    kept = torch.stack(list(engine._steps._prefixes[0])).numpy()
+    kept = torch.stack(list(engine._steps.slots._prefixes[0])).numpy()
     np.testing.assert_array_equal(kept, PREFIXES[0].astype(np.float16))

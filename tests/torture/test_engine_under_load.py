@@ -39,14 +39,14 @@ def settings_of(name: str, folder: Path) -> Settings:
 def test_engine_under_load(
     name: str, campaign: Campaign, tally: Tally, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_back, preempted = Sequence.set_back, 0
+    set_back, preempted = Sequence.preempt, 0
 
     def count(sequence: Sequence) -> None:
         nonlocal preempted
         preempted += 1
         set_back(sequence)
 
-    monkeypatch.setattr(Sequence, "set_back", count)
+    monkeypatch.setattr(Sequence, "preempt", count)
     settings = settings_of(name, tmp_path)
     load = Load(settings, make_known(settings, campaign.trials(12, 360)))
     counts, prefixes = load.outcome.counts, load.engine._steps.cache.blocks.prefixes
