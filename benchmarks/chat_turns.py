@@ -37,7 +37,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from backends.fastertransformer.engine.engine import open_engine
-from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.settings import read_settings
 from benchmarks.generate import Ask as Prompt
 from benchmarks.generate import tensors_of
@@ -308,8 +308,8 @@ class InProcess(Side):
         first_ms = 1000 * (time.perf_counter() - sent)
         while not answer.is_final:
             answer = answers.get(timeout=self._arguments.timeout_s)
-        if answer.tensors is None:
-            raise ServerError(answer.problem or "a request failed")
+        if isinstance(answer, Failure):
+            raise ServerError(answer.problem)
         return Reply(first_ms, tuple(answer.tensors["output_ids"].ravel()[len(prompt) :].tolist()))
 
     def _cpu_s(self) -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer, Tensors
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks import generate
 from benchmarks.compare_workloads import OFFLINE, Ask, Job, Record, run_offline, run_online
@@ -65,10 +65,10 @@ class Client:
 
         def take(answer: Answer) -> None:
             moment = time.perf_counter()
-            if answer.tensors is not None:
+            if isinstance(answer, Tensors):
                 record.times.append((moment, int(answer.tensors["sequence_length"][0, 0]) - len(ask.prompt)))
             if answer.is_final:
-                loop.call_soon_threadsafe(ended.set_result, answer.problem)
+                loop.call_soon_threadsafe(ended.set_result, getattr(answer, "problem", None))
 
         self._engine.submit(self._engine.parse(tensors), take, is_streaming=True)
         problem = await ended

@@ -13,7 +13,7 @@ import numpy as np
 
 from backends.fastertransformer.engine.arrays import Array
 from backends.fastertransformer.engine.engine import Engine
-from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from benchmarks.generate import Ask, tensors_of
 from benchmarks.gpu_models import Size, peer_of
 from handover.errors import ServerError
@@ -69,7 +69,7 @@ class EngineServer:
     def next_news(self) -> News:
         """See Server."""
         index, moment_s, answer = self._answers.get()
-        if answer.tensors is None:
+        if isinstance(answer, Failure):
             raise ServerError(f"a request failed: {answer.problem}")
         return News(index, moment_s, answer.is_final)
 

@@ -74,7 +74,7 @@ class Request:
     def _take(self, answer: Answer) -> None:
         self.last_s = time.perf_counter()
         self.first_s = self.first_s or self.last_s
-        self.problem = answer.problem or ""
+        self.problem = getattr(answer, "problem", "")
         if answer.is_final:
             self._is_done.set()
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.generate import Ask, tensors_of
 from benchmarks.gpu_models import Table, find_size, tidy
@@ -87,10 +87,10 @@ class Stream:
     def _take(self, answer: Answer) -> None:
         now = time.perf_counter()
         with self._changed:
-            if answer.tensors:
+            if not isinstance(answer, Failure):
                 self.times.append(now)
             elif not self._is_stopped:
-                self.problem = answer.problem or "no answer"
+                self.problem = answer.problem
             self._changed.notify_all()
 
     def wait(self, count: int) -> None:

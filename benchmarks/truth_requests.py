@@ -12,6 +12,7 @@ import numpy as np
 
 from backends.fastertransformer.engine.arrays import Array
 from backends.fastertransformer.engine.engine import Engine
+from backends.fastertransformer.engine.rows.answer import Tensors
 from benchmarks.gpu_sizes import for_encoder
 from ft_format.tensors import NO_TOKEN
 
@@ -157,12 +158,12 @@ def serve(engine: Engine, asks: list[Ask], burst: int, seed: int) -> list[Told]:
         ask, own = asks[place], told[place]
 
         def take(answer: Any) -> None:
-            if answer.tensors is not None:
+            if isinstance(answer, Tensors):
                 tokens = tokens_of(ask, answer.tensors)
                 own.is_consistent &= tokens[: len(before[place])] == before[place]
                 own.tensors, before[place] = answer.tensors, tokens
                 own.parts += 1
-            own.problem = answer.problem or ""
+            own.problem = getattr(answer, "problem", "")
             if answer.is_final:
                 done.release()
 

@@ -43,7 +43,7 @@ from fastertransformer.engine.errors import EngineError  # noqa: E402
 from fastertransformer.engine.model.precision import choose_device  # noqa: E402
 from fastertransformer.engine.parallel.group import Group  # noqa: E402
 from fastertransformer.engine.parallel.rank import read_ranks, refuse_unassigned_rank  # noqa: E402
-from fastertransformer.engine.rows.answer import INVALID, Answer  # noqa: E402
+from fastertransformer.engine.rows.answer import INVALID, Answer, Failure  # noqa: E402
 from fastertransformer.engine.scheduling.arrivals import Unparsed  # noqa: E402
 from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
 from fastertransformer.published_metrics import PublishedMetrics  # noqa: E402
@@ -140,20 +140,23 @@ class TritonPythonModel:
         session: int | str | None = None,
     ) -> None:
         def answer(given: Answer) -> None:
-            if isinstance(reply, DirectReply) and given.tokens is not None:
-                reply.send(given.tokens, given.is_final)
-            elif given.tensors is not None:
-                reply.send(given.tensors, given.is_final)
-            else:
-                problem, logged = (
-                    ("request_timeout_s is over", "") if reply.has_expired else (given.problem, given.logged)
-                )
-                reply.fail(problem or "no answer", given.code or "INTERNAL", logged)
+            if isinstance(given, Failure) and reply.has_expired:
+                given = Failure("request_timeout_s is over", given.code)
+            reply.send(given)
 
         parsed = self._engine.parse(tensors)
         is_plain = isinstance(reply, DirectReply) and reply.wants_tokens_alone(parsed)
-        ways = reply.has_gone, session, arrived_s, reply.is_behind, is_plain
-        self._engine.submit(parsed, answer, is_streaming, *ways, name=reply.name)
+        self._engine.submit(
+            parsed,
+            answer,
+            is_streaming=is_streaming,
+            is_cancelled=reply.has_gone,
+            session=session,
+            arrived_s=arrived_s,
+            is_behind=reply.is_behind,
+            wants_tokens_alone=is_plain,
+            name=reply.name,
+        )
 
     def _listen(self, args: Mapping[str, str]) -> DirectServer | None:
         """Listen on a socket for the OpenAI endpoint, where the deployment wants one and requests stand for themselves.
@@ -174,14 +177,14 @@ class TritonPythonModel:
 
 @contextmanager
 def _failing(reply: Reply) -> Iterator[None]:
-    """Let a request fail alone."""
+    """Turn an exception into an error reply to this request only."""
     try:
         yield
     except EngineError as error:
-        reply.fail(str(error), INVALID)
+        reply.send(Failure(str(error), INVALID))
     except Exception as error:
         pb_utils.Logger.log_error(f"a request could not be read: {error!r}")
-        reply.fail(f"the request could not be read: {error!r}", "INTERNAL")
+        reply.send(Failure(f"the request could not be read: {error!r}"))
 
 
 def _parameters(request: Any) -> str:

@@ -27,15 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .direct.reply import Content as DirectContent
-from .direct.reply import DirectReply, Problem
+from .direct.reply import DirectReply
+from .engine.rows.answer import CANCELLED, Answer, Failure, Tensors
 
-Tensors = Mapping[str, npt.NDArray[Any]]
-Content = Tensors | Problem
-"""Tensors, or a problem."""
-
-_NOTHING: Tensors = {}
-"""The content of the response that only says that there are no more."""
+_NOTHING = Tensors({})  # of the response that only says that there are no more
 _TEXT_START = "text_start"
 _LONGEST_NAME = 128  # characters of a request's name that are logged
 _LONGEST_WAIT_S = 0.1  # of an answer that is followed by another
@@ -68,7 +63,7 @@ class Reply:
         self.is_cancelled = False  # whether the client has disconnected or cancelled the request
         self.sender = request.get_response_sender()  # must not be used once ``sent`` is set
         self.wanted = frozenset(request.requested_output_names())
-        self.waiting: deque[tuple[float, Any, bool]] = deque()  # answers: time, content, and whether it is final
+        self.waiting: deque[tuple[float, Answer]] = deque()  # and when each came
         self.opened, self.sent = time.monotonic(), threading.Event()
         self.last_lengths: npt.NDArray[Any] | None = None  # sequence_length of the last answer, [B, beam]
         self._announce, self._deadline, self._lock, self._calls = announce, deadline, threading.Lock(), 0
@@ -99,44 +94,36 @@ class Reply:
         """Whether the request's time limit is exceeded."""
         return time.monotonic() > self._deadline
 
-    def send(self, content: Content, is_final: bool) -> None:
-        """Send one answer, or an error (see fail); a decoupled model may send several answers."""
+    def send(self, answer: Answer) -> None:
+        """Send one answer; a decoupled model may send several."""
         with self._lock:
             is_first = not self.waiting
-            self.waiting.append((time.monotonic(), content, is_final))
+            self.waiting.append((time.monotonic(), answer))
         if is_first:
             self._announce(self, False)
 
-    def fail(self, problem: str, code: str, logged: str = "") -> None:
-        """Send an error as the final answer: INVALID_ARG (HTTP 400), INTERNAL, CANCELLED (499), UNAVAILABLE (503)."""
-        self.send(Problem(problem, code, logged), True)
-
-    def end_empty(self) -> None:
-        """Let an empty response follow the answer that was the last one, after the answers to others that wait."""
-        self.send(_NOTHING, True)
-
-    def pop(self) -> tuple[Any, bool]:
-        """Give the next answer to be sent, and whether it is the last; if another one is waiting, announce that.
+    def pop(self) -> Answer:
+        """Return the next answer to be sent; if another one is waiting, announce that.
 
         Answers that have waited for long are skipped for the newest one.
         """
         longest_wait_s = _LONGEST_WAIT_OF_MANY_S if self._is_crowded() else _LONGEST_WAIT_S
         with self._lock:
-            came, content, is_final = self.waiting.popleft()
+            came, answer = self.waiting.popleft()
             if self.waiting and time.monotonic() - came > longest_wait_s:
-                _, content, is_final = self.waiting.pop()
+                _, answer = self.waiting.pop()
                 self.waiting.clear()
             has_more = bool(self.waiting)
         if has_more:
             self._announce(self, False)
-        return content, is_final
+        return answer
 
 
-class _Failure(NamedTuple):
+class _Failed(NamedTuple):
     """A request that did not come through Triton and has failed."""
 
     name: str
-    problem: Problem
+    failure: Failure
 
 
 class Replies:
@@ -175,7 +162,7 @@ class Replies:
         ]
         self._cancelled, self._duration_us = (family.Metric(labels=dict(labels)) for family in self._families)
         # Replies with an answer to send (false), and replies whose clients are to be polled (true).
-        self._ready: queue.SimpleQueue[tuple[Reply, bool] | _Failure | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[Reply, bool] | _Failed | None] = queue.SimpleQueue()
         self._polled: deque[Reply] = deque()  # used by the thread alone; the next one to be polled is the first
         self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
         self._thread.start()
@@ -221,9 +208,9 @@ class Replies:
             if self._polled and time.monotonic() >= next_poll + delay:
                 next_poll = self._poll_next()
 
-    def _take(self, item: tuple[Reply, bool] | _Failure) -> None:
-        if isinstance(item, _Failure):
-            self._note_problem(*item)
+    def _take(self, item: tuple[Reply, bool] | _Failed) -> None:
+        if isinstance(item, _Failed):
+            self._note_failure(*item)
             return
         reply, is_new = item
         if not is_new:
@@ -241,51 +228,55 @@ class Replies:
         return now + max((now - start) / _POLL_SHARE, _LEAST_PAUSE_S / len(self._polled))
 
     def _send_next(self, reply: Reply) -> None:
-        content, is_last = reply.pop()
-        ends_empty = is_last and self._is_decoupled and content is not _NOTHING and not isinstance(content, Problem)
+        answer = reply.pop()
+        is_last, has_failed = answer.is_final, isinstance(answer, Failure)
+        ends_empty = is_last and self._is_decoupled and answer is not _NOTHING and not has_failed
         is_final = is_last and not ends_empty
         try:
-            self._send(reply, content, is_final)
+            self._send(reply, answer, is_final)
         except Exception as error:  # whatever Triton raises concerns this request alone
             self._triton.Logger.log_error(f"an answer could not be sent: {error}")
             reply.is_cancelled = True
         if is_last:
             with suppress(ValueError):  # answered before it was polled
                 self._polled.remove(reply)
-        if ends_empty:
-            reply.end_empty()
+        if ends_empty:  # after the answers to others that wait
+            reply.send(_NOTHING)
         if is_final:
-            if not isinstance(content, Problem) and not reply.is_cancelled:
+            if not has_failed and not reply.is_cancelled:
                 self._duration_us.increment((time.monotonic() - reply.opened) * 1e6)
             reply.sent.set()
 
-    def note_end(self, reply: DirectReply, content: DirectContent) -> None:
+    def note_end(self, reply: DirectReply, answer: Answer) -> None:
         """Count and log the failure of a request that did not come through Triton; any thread may call it.
 
         The thread does it: two threads that change one metric crash tritonserver (Triton 2.51).
         """
-        if isinstance(content, Problem):
-            self._ready.put(_Failure(reply.name, content))
+        if isinstance(answer, Failure):
+            self._ready.put(_Failed(reply.name, answer))
 
-    def _note_problem(self, name: str, problem: Problem) -> None:
-        if problem.code == "CANCELLED":
+    def _note_failure(self, name: str, failure: Failure) -> None:
+        if failure.code == CANCELLED:
             self._cancelled.increment(1)
         else:
-            what = f"{problem.code}: {problem.logged or problem.text}"
+            what = f"{failure.code}: {failure.logged or failure.problem}"
             self._triton.Logger.log_warn(f"request {name[:_LONGEST_NAME]!r}: {what}")
 
-    def _send(self, reply: Reply, content: Content, is_final: bool) -> None:
+    def _send(self, reply: Reply, answer: Answer, is_final: bool) -> None:
         flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_final else 0
-        if isinstance(content, Problem):
-            self._note_problem(reply.name, content)
-            error = self._triton.TritonError(content.text, getattr(self._triton.TritonError, content.code))
-            reply.sender.send(self._triton.InferenceResponse(output_tensors=[], error=error), flags=flags)
-        elif content is _NOTHING:
+        if answer is _NOTHING:
             reply.sender.send(flags=flags)
-        else:
-            reply.sender.send(self._response(reply, content), flags=flags)
+            return
+        match answer:
+            case Failure(problem, code):
+                self._note_failure(reply.name, answer)
+                error = self._triton.TritonError(problem, getattr(self._triton.TritonError, code))
+                response = self._triton.InferenceResponse(output_tensors=[], error=error)
+            case Tensors(tensors):
+                response = self._response(reply, tensors)
+        reply.sender.send(response, flags=flags)
 
-    def _response(self, reply: Reply, tensors: Tensors) -> Any:
+    def _response(self, reply: Reply, tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
         outputs = []
         if _TEXT_START in reply.wanted:
             tensors = {**tensors, _TEXT_START: _text_start(reply, tensors)}
@@ -296,7 +287,7 @@ class Replies:
         return self._triton.InferenceResponse(output_tensors=outputs)
 
 
-def _text_start(reply: Reply, tensors: Tensors) -> npt.NDArray[Any]:
+def _text_start(reply: Reply, tensors: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Give, [B, beam], the number of tokens before the first one that the previous answer did not have.
 
     In the first answer this is the input's length, if the input is shown. With several beams it is so in every answer,

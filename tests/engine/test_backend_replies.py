@@ -14,7 +14,7 @@ import pytest
 from support.fake_pb_utils import FakePbUtils, FakeRequest, FakeSender
 
 from backends.fastertransformer import replies as module
-from backends.fastertransformer.direct.reply import Problem
+from backends.fastertransformer.engine.rows.answer import Failure, Tensors
 from backends.fastertransformer.replies import Replies, Reply
 
 IDS = np.array([[[1, 2, 3]]], np.int64)
@@ -50,7 +50,7 @@ def test_no_client_is_asked_before_the_second_step(replies: Replies) -> None:
     wait_until(lambda: request.questions > 2)
     request.is_cancelled = True
     wait_until(reply.has_gone)
-    reply.send({}, is_final=True)
+    reply.send(Tensors({}))
     reply.sent.wait()
 
 
@@ -58,7 +58,7 @@ def test_answers_arrive_in_order_and_only_the_last_is_final(replies: Replies) ->
     request = FakeRequest({})
     reply = replies.open(request)
     for count in range(1, 50):
-        reply.send({"output_ids": np.full((1, 1, count), count), "other": IDS}, is_final=count == 49)
+        reply.send(Tensors({"output_ids": np.full((1, 1, count), count), "other": IDS}, count == 49))
     reply.sent.wait()
     assert [response.outputs["output_ids"].shape[-1] for response in request.responses] == list(range(1, 50))
     assert request.is_finished.is_set()
@@ -90,10 +90,10 @@ def test_what_has_waited_for_long_is_left_out_and_the_last_answer_is_not(
     request = FakeRequest({})
     is_free, _ = hold_sends(monkeypatch)
     reply = replies.open(request)
-    reply.send({"output_ids": np.zeros((1, 1, 1))}, is_final=False)
+    reply.send(Tensors({"output_ids": np.zeros((1, 1, 1))}, False))
     wait_until(lambda: not reply.waiting)
     for count in range(2, 41):
-        reply.send({"output_ids": np.zeros((1, 1, count))}, is_final=count == 40)
+        reply.send(Tensors({"output_ids": np.zeros((1, 1, count))}, count == 40))
     is_free.set()
     request.wait()
     assert lengths_of(request) == expected
@@ -105,13 +105,13 @@ def test_more_is_left_out_while_other_requests_wait(replies: Replies, monkeypatc
     first, *requests = (FakeRequest({}) for _ in range(6))
     is_free, _ = hold_sends(monkeypatch)
     held = replies.open(first)
-    held.send({"output_ids": IDS}, is_final=True)
+    held.send(Tensors({"output_ids": IDS}))
     wait_until(lambda: not held.waiting)
     opened = [replies.open(request) for request in requests]
     assert not any(reply.is_behind() for reply in opened)
     for reply in opened:
         for count in range(1, 41):
-            reply.send({"output_ids": np.zeros((1, 1, count))}, is_final=count == 40)
+            reply.send(Tensors({"output_ids": np.zeros((1, 1, count))}, count == 40))
     assert not held.is_behind() and all(reply.is_behind() for reply in opened)
     is_free.set()
     for request in requests:
@@ -127,7 +127,7 @@ def test_a_stream_alone_is_not_behind(replies: Replies, monkeypatch: pytest.Monk
     for count in range(1, 10):
         reply.has_gone()
         assert not reply.is_behind()
-        reply.send({"output_ids": np.zeros((1, 1, count))}, is_final=count == 9)
+        reply.send(Tensors({"output_ids": np.zeros((1, 1, count))}, count == 9))
     is_free.set()
     reply.sent.wait()
 
@@ -138,7 +138,7 @@ def test_what_ends_a_stream_waits_for_the_last_tokens_of_others(monkeypatch: pyt
     requests = [FakeRequest({}) for _ in range(4)]
     held = [opened.open(request) for request in requests]
     for reply in held:
-        reply.send({"output_ids": IDS}, is_final=True)
+        reply.send(Tensors({"output_ids": IDS}))
     is_free.set()
     opened.close()  # even then all are ended
     assert passed == requests * 2
@@ -155,8 +155,8 @@ def test_requests_take_turns(replies: Replies, monkeypatch: pytest.MonkeyPatch) 
     for request in early:
         reply = replies.open(request)
         for count in range(1, 100):
-            reply.send({"output_ids": np.zeros((1, 1, count))}, is_final=count == 99)
-    replies.open(late).send({"output_ids": IDS}, is_final=True)
+            reply.send(Tensors({"output_ids": np.zeros((1, 1, count))}, count == 99))
+    replies.open(late).send(Tensors({"output_ids": IDS}))
     is_free.set()
     for request in early:
         request.wait()
@@ -166,7 +166,7 @@ def test_requests_take_turns(replies: Replies, monkeypatch: pytest.MonkeyPatch) 
 
 def test_outputs_have_the_type_of_the_configuration(replies: Replies) -> None:
     request = FakeRequest({}, ("output_ids", "cum_log_probs"))
-    replies.open(request).send({"output_ids": IDS, "cum_log_probs": np.zeros((1, 1), np.float32)}, is_final=True)
+    replies.open(request).send(Tensors({"output_ids": IDS, "cum_log_probs": np.zeros((1, 1), np.float32)}))
     outputs = request.wait().outputs
     assert (outputs["output_ids"].dtype, outputs["cum_log_probs"].dtype) == (np.int32, np.float32)
 
@@ -174,7 +174,7 @@ def test_outputs_have_the_type_of_the_configuration(replies: Replies) -> None:
 def test_a_stateful_model_answers_with_one_axis_more() -> None:
     opened = Replies(FakePbUtils("pb_utils"), {}, has_axis=True, labels={})
     request = FakeRequest({})
-    opened.open(request).send({"output_ids": IDS}, is_final=True)
+    opened.open(request).send(Tensors({"output_ids": IDS}))
     assert request.wait().outputs["output_ids"].shape == (1, 1, 1, 3)
     opened.close()
 
@@ -183,19 +183,19 @@ def test_the_time_to_the_final_answer_is_counted_for_requests_that_succeed(repli
     durations = FakePbUtils.MetricFamily.counts
     before = durations["slipway_request_duration_us"]
     failing, slow = replies.open(FakeRequest({})), replies.open(FakeRequest({}))
-    failing.fail("no", "INTERNAL")
-    slow.send({"output_ids": IDS}, is_final=False)
+    failing.send(Failure("no"))
+    slow.send(Tensors({"output_ids": IDS}, False))
     failing.sent.wait()
     assert durations["slipway_request_duration_us"] == before
     time.sleep(0.05)
-    slow.send({"output_ids": IDS}, is_final=True)
+    slow.send(Tensors({"output_ids": IDS}))
     slow.sent.wait()
     assert 50_000 <= durations["slipway_request_duration_us"] - before < 20e6
 
 
 def test_a_failure_is_the_final_answer_and_is_logged_by_the_clients_name_for_it(replies: Replies) -> None:
     request = FakeRequest({}, name="order 66\nW1123 another line " + "x" * 200)
-    replies.open(request).fail("input_ids has no rows", "INVALID_ARG")
+    replies.open(request).send(Failure("input_ids has no rows", "INVALID_ARG"))
     error = request.wait().error
     assert (error.text, error.code) == ("input_ids has no rows", FakePbUtils.TritonError.INVALID_ARG)
     line = FakePbUtils.Logger.lines[-1]
@@ -205,9 +205,8 @@ def test_a_failure_is_the_final_answer_and_is_logged_by_the_clients_name_for_it(
 
 def test_what_a_failure_quotes_of_the_request_is_not_logged(replies: Replies) -> None:
     request = FakeRequest({}, name="order 67")
-    replies.open(request).fail(
-        "the regular expression (my secret is wrong", "INVALID_ARG", "a regular expression is wrong"
-    )
+    problem, logged = "the regular expression (my secret is wrong", "a regular expression is wrong"
+    replies.open(request).send(Failure(problem, "INVALID_ARG", logged))
     error = request.wait().error
     assert error.text == "the regular expression (my secret is wrong"
     assert FakePbUtils.Logger.lines[-1] == "request 'order 67': INVALID_ARG: a regular expression is wrong"
@@ -215,16 +214,16 @@ def test_what_a_failure_quotes_of_the_request_is_not_logged(replies: Replies) ->
 
 def test_whatever_fails_in_the_thread_that_answers_others_are_answered(replies: Replies) -> None:
     asked: Any = SimpleNamespace(asked=SimpleNamespace(name=5))
-    replies.note_end(asked, Problem("no", "INVALID_ARG"))
+    replies.note_end(asked, Failure("no", "INVALID_ARG"))
     unpolled = FakeRequest({})
     reply = replies.open(unpolled)
     reply.sender.is_cancelled = None  # not to be called
     ask_twice(reply)
     time.sleep(0.05)
     request = FakeRequest({})
-    replies.open(request).send({"output_ids": IDS}, is_final=True)
+    replies.open(request).send(Tensors({"output_ids": IDS}))
     assert request.wait().outputs["output_ids"].tolist() == IDS.tolist()
-    reply.send({"output_ids": IDS}, is_final=True)
+    reply.send(Tensors({"output_ids": IDS}))
     assert unpolled.wait().outputs["output_ids"].tolist() == IDS.tolist()
 
 
@@ -240,7 +239,7 @@ def test_a_client_that_has_gone_is_noticed_soon_among_many(replies: Replies) -> 
     assert time.monotonic() - start < 5
     assert [reply.is_cancelled for reply in opened].count(True) == 1
     for reply in opened:  # the fake fails the thread if it asks after a final answer
-        reply.send({}, is_final=True)
+        reply.send(Tensors({}))
     for reply in opened:
         reply.sent.wait()
 
@@ -249,7 +248,7 @@ def test_no_client_is_asked_when_nothing_is_open(replies: Replies) -> None:
     request = FakeRequest({})
     reply = replies.open(request)
     ask_twice(reply)
-    reply.send({}, is_final=True)
+    reply.send(Tensors({}))
     request.wait()
     asked = request.questions
     time.sleep(0.02)
@@ -259,14 +258,14 @@ def test_no_client_is_asked_when_nothing_is_open(replies: Replies) -> None:
 def test_a_client_whose_answer_came_before_it_was_watched_is_not_asked(replies: Replies) -> None:
     early, open_one = FakeRequest({}), FakeRequest({})
     reply = replies.open(early)
-    reply.send({}, is_final=True)
+    reply.send(Tensors({}))
     early.wait()
     ask_twice(reply)
     other = replies.open(open_one)
     ask_twice(other)
     wait_until(lambda: open_one.questions > 2)
     assert not early.questions
-    other.send({}, is_final=True)
+    other.send(Tensors({}))
     other.sent.wait()
 
 
@@ -283,10 +282,10 @@ def test_an_answer_that_cannot_be_sent_concerns_its_request_alone(
     monkeypatch.setattr(FakeSender, "send", fail_for_one)
     broken, healthy = FakeRequest({}), FakeRequest({})
     reply = replies.open(broken)
-    reply.send({"output_ids": IDS}, is_final=False)
+    reply.send(Tensors({"output_ids": IDS}, False))
     wait_until(lambda: reply.is_cancelled)  # the engine stops working on it
-    reply.send({"output_ids": IDS}, is_final=True)
-    replies.open(healthy).send({"output_ids": IDS}, is_final=True)
+    reply.send(Tensors({"output_ids": IDS}))
+    replies.open(healthy).send(Tensors({"output_ids": IDS}))
     assert healthy.wait().error is None and not broken.responses
     assert "the shared memory is full" in FakePbUtils.Logger.lines[-1]
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from support.gpt2_checkpoint import random_gpt2, write_shards
 
-from backends.fastertransformer.direct.reply import Content, DirectReply, Problem
+from backends.fastertransformer.direct.reply import DirectReply
 from backends.fastertransformer.direct.server import DirectServer
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.rows.answer import Answer, TokensSoFar
+from backends.fastertransformer.engine.rows.answer import Answer, Tokens
 from backends.fastertransformer.engine.settings import Settings
 from deployment.openai.direct import ClosingError, Connection, Direct, DirectError
 from deployment.openai.outputs import Outputs
@@ -48,14 +48,14 @@ class Served:
     """A server on a socket in a directory, and how its requests have ended."""
 
     def __init__(self, engine: Engine, directory: Path, version: str = "1", limit_s: float = 60) -> None:
-        self.engine, self.ends = engine, list[Content]()
+        self.engine, self.ends = engine, list[Answer]()
         self.path = directory / socket_name(MODEL, version, "0")
         ways = engine.announce, self._take, lambda _, content: self.ends.append(content)
         self.server = DirectServer(self.path, *ways, limit_s)
 
     def _take(self, tensors: dict[str, Any], reply: DirectReply) -> None:
         def answer(given: Answer) -> None:
-            reply.send(given.tokens or given.tensors or Problem(given.problem or "", given.code), given.is_final)
+            reply.send(given)
 
         parsed = self.engine.parse(tensors)
         ways = reply.has_gone, None, None, reply.is_behind, reply.wants_tokens_alone(parsed)
@@ -172,7 +172,7 @@ def test_tokens_are_the_engines(engine: Engine, served: Served, directory: Path,
     found = run(directory, lambda direct: answers(direct, tensors(), is_streamed=is_streamed))
     assert tokens_of(found) == behind(expected(engine))
     assert len(found) > 2 if is_streamed else len(found) == 1
-    assert [type(each) for each in served.ends] == [TokensSoFar]
+    assert [type(each) for each in served.ends] == [Tokens]
 
 
 def test_scores_are_the_engines(engine: Engine, served: Served, directory: Path) -> None:

@@ -34,7 +34,7 @@ def answers_of(steps: Steps, requests: list[Tensors]) -> list[Tensors]:
         scheduler.step()
     while not scheduler.is_idle:
         scheduler.step()
-    return [each[0].tensors or {} for each in answers]
+    return [dict(each[0].tensors) for each in answers]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2"])

@@ -15,7 +15,7 @@ from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import RequestError
-from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.scheduling import contexts
 from backends.fastertransformer.engine.settings import Settings
 
@@ -118,8 +118,8 @@ def stream(engine: Engine, tensors: Tensors) -> list[Tensors]:
     found: list[Answer] = []
     while not (found and found[-1].is_final):
         found.append(answers.get(timeout=60))
-    assert all(each.tensors for each in found), found[-1].problem
-    return [each.tensors for each in found if each.tensors]
+    assert not isinstance(found[-1], Failure), found[-1]
+    return [dict(each.tensors) for each in found]
 
 
 def test_a_streams_answers_hold_the_scores_so_far(opened: tuple[GPT2LMHeadModel, Engine]) -> None:

@@ -18,7 +18,7 @@ from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.loading import load_steps
 from backends.fastertransformer.engine.ops.packed_rows import Rows
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.settings import Settings
@@ -212,7 +212,7 @@ def test_the_rows_of_a_request_that_waits_stay_together_and_one_that_is_cancelle
     waiting = [(each.job, each.row) for each in scheduler._waiting]
     assert waiting == [(clients[2].job, 0), (clients[2].job, 1), (clients[0].job, 0)]
     run(scheduler)
-    assert [client.answers[-1].problem for client in clients] == [None, None, None, "cancelled"]
+    assert [getattr(client.answers[-1], "problem", None) for client in clients] == [None, None, None, "cancelled"]
 
 
 def test_requests_that_arrive_with_one_of_a_session_keep_their_order(steps: Steps) -> None:
@@ -276,7 +276,7 @@ def test_cancelling_stops_within_one_token(steps: Steps, is_streaming: bool) -> 
     scheduler.step()
     for each in (client, waiting):
         last = each.answers[-1]
-        assert last.is_final and last.code == "CANCELLED" and last.tensors is None
+        assert isinstance(last, Failure) and last.code == "CANCELLED"
     assert client.count == 4 and len(client.answers) == (5 if is_streaming else 1)
     assert [sequence.job for sequence in scheduler._batch] == [other.job]
     run(scheduler)
@@ -468,5 +468,8 @@ def test_closing_answers_what_is_under_way(settings: Settings) -> None:
     assert [(answer.is_final, answer.problem) for answer in waiting] == [(True, "the engine was closed")]
     with pytest.raises(EngineError, match="closed"):
         engine.submit(request, take)
-    assert [(answer.is_final, answer.problem) for answer in answers] == [(False, None), (True, "the engine was closed")]
+    assert [(answer.is_final, getattr(answer, "problem", None)) for answer in answers] == [
+        (False, None),
+        (True, "the engine was closed"),
+    ]
     assert answers[0].tensors and len(generated(answers[0].tensors)) == 1

@@ -19,7 +19,7 @@ from transformers import GPT2LMHeadModel
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.loading import load_steps
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.settings import Settings
@@ -63,7 +63,7 @@ class Talk:
         answers = self.submit(*given, **more)
         self.run()
         (answer,) = answers
-        return answer.tensors or answer.problem
+        return answer.problem if isinstance(answer, Failure) else answer.tensors
 
     def run(self) -> None:
         while not self.scheduler.is_idle:

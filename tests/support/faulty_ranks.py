@@ -62,7 +62,7 @@ class Asked:
     def wait(self) -> dict[str, Any]:
         while not (answer := self.answers.get()).is_final:
             pass
-        if answer.tensors is None:
+        if hasattr(answer, "problem"):
             return {"problem": answer.problem}
         return {"tokens": answer.tensors["output_ids"][0, 0].tolist()}
 

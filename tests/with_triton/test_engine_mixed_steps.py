@@ -47,7 +47,7 @@ def answers_of(steps: Steps, budget: int) -> list[Tensors]:
     while not scheduler.is_idle:
         scheduler.step()
     assert steps.cache.blocks.free == steps.cache.blocks.count
-    return [each[0].tensors or {} for each in answers]
+    return [dict(each[0].tensors) for each in answers]
 
 
 def noting(cut: Callable[..., tuple[Tensor, int]], parts: list[int]) -> Callable[..., tuple[Tensor, int]]:

@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
-from ft_format.socket_messages import Array, Asked, Kind, frame, pack, pack_tokens
+from ft_format.socket_messages import Asked, Kind, frame, pack, pack_tokens
 
 from ..engine.request.parse import Request
-from ..engine.rows.answer import TokensSoFar
+from ..engine.rows.answer import Answer, Failure, Tensors, Tokens
 
 _LONGEST_WAIT_S = 5e-3  # of an answer, before the engine makes no more of them for a while
-Tensors = Mapping[str, Array]
-
-
-class Problem(NamedTuple):
-    """Why a request has failed.
-
-    Attributes:
-        text: for the client.
-        code: a name of pb_utils.TritonError, or CLOSING.
-        logged: what the log says in place of the text, which quotes the request; empty: the text.
-    """
-
-    text: str
-    code: str
-    logged: str = ""
-
-
-Content = Tensors | TokensSoFar | Problem
-"""Tensors or tokens alone, or a problem."""
 
 
 class DirectReply:
@@ -49,7 +29,7 @@ class DirectReply:
         self.name = asked.name
         self.is_cancelled = False
         self._announce, self._deadline, self._lock = announce, deadline, threading.Lock()
-        self._newest: tuple[float, Content, bool] | None = None  # when the first of those not taken came
+        self._newest: tuple[float, Answer] | None = None  # when the first of those not taken came
         self._sent = 0  # tokens, behind those that the client has already
 
     def wants_tokens_alone(self, request: Request) -> bool:
@@ -71,42 +51,38 @@ class DirectReply:
         newest = self._newest
         return newest is not None and time.monotonic() - newest[0] > _LONGEST_WAIT_S
 
-    def send(self, content: Content, is_final: bool) -> None:
-        """Leave an answer, or an error (see fail), to be sent."""
+    def send(self, answer: Answer) -> None:
+        """Leave an answer to be sent."""
         with self._lock:
-            before, self._newest = self._newest, (time.monotonic(), content, is_final)
-            if before is not None:
-                self._newest = (before[0], content, is_final)
+            before = self._newest
+            self._newest = (time.monotonic() if before is None else before[0], answer)
         if before is None:
             self._announce(self)
 
-    def fail(self, problem: str, code: str, logged: str = "") -> None:
-        """Leave an error as the final answer; see Problem."""
-        self.send(Problem(problem, code, logged), True)
-
-    def take(self) -> tuple[Content, bool]:
-        """Give the answer that is to be sent, and whether it is the last."""
+    def take(self) -> Answer:
+        """Return the answer that is to be sent."""
         with self._lock:
             assert self._newest is not None
-            _, content, is_final = self._newest
+            _, answer = self._newest
             self._newest = None
-        return content, is_final
+        return answer
 
-    def write(self, content: Content, is_final: bool) -> bytes:
+    def write(self, answer: Answer) -> bytes:
         """Return the frame of an answer."""
-        if isinstance(content, Problem):
-            return frame(Kind.FAILURE, self.number, pack({"problem": content.text, "code": content.code}, {}))
-        if isinstance(content, Mapping) and self.asked.shown is None:
-            arrays = {name: content[name] for name in self.asked.outputs if name in content}
-            return frame(Kind.LAST_ARRAYS if is_final else Kind.ARRAYS, self.number, pack({}, arrays))
-        tokens = self._new_tokens(content)
+        match answer:
+            case Failure(problem, code):
+                return frame(Kind.FAILURE, self.number, pack({"problem": problem, "code": code}, {}))
+            case Tensors(tensors, is_final) if self.asked.shown is None:
+                arrays = {name: tensors[name] for name in self.asked.outputs if name in tensors}
+                return frame(Kind.LAST_ARRAYS if is_final else Kind.ARRAYS, self.number, pack({}, arrays))
+        tokens = self._new_tokens(answer)
         self._sent += len(tokens)
-        return frame(Kind.LAST_TOKENS if is_final else Kind.TOKENS, self.number, pack_tokens(tokens))
+        return frame(Kind.LAST_TOKENS if answer.is_final else Kind.TOKENS, self.number, pack_tokens(tokens))
 
-    def _new_tokens(self, content: Tensors | TokensSoFar) -> Sequence[int]:
-        if isinstance(content, TokensSoFar):
-            return content.ids[self._sent : content.count]
+    def _new_tokens(self, answer: Tensors | Tokens) -> Sequence[int]:
+        if isinstance(answer, Tokens):
+            return answer.ids[self._sent : answer.count]
         assert self.asked.shown is not None
-        first, end = self.asked.shown + self._sent, int(content["sequence_length"][0, 0])
-        found: list[int] = content["output_ids"][0, 0, first:end].tolist()
+        first, end = self.asked.shown + self._sent, int(answer.tensors["sequence_length"][0, 0])
+        found: list[int] = answer.tensors["output_ids"][0, 0, first:end].tolist()
         return found

@@ -26,16 +26,16 @@ from pathlib import Path
 from ft_format.socket_messages import CLOSING, GREETING, Array, Asked, Frame, Frames, Kind, MessageError, unpack
 
 from ..engine.errors import EngineError
-from ..engine.rows.answer import INVALID
+from ..engine.rows.answer import INVALID, Answer, Failure
 from ..engine.scheduling.arrivals import Source
-from .reply import Content, DirectReply, Problem
+from .reply import DirectReply
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 18
 _LONGEST_PATH = 107  # bytes of a Unix socket's address on Linux
 _POLL_S = 0.02
 _FEW = 4  # requests of a connection, up to which the engine's thread sends their answers
-_REFUSED = Problem("the model is being unloaded", CLOSING)
+_REFUSED = Failure("the model is being unloaded", CLOSING)
 
 
 class DirectServer:
@@ -45,7 +45,7 @@ class DirectServer:
         path: of the socket; one that is there is replaced.
         announce: has the engine's thread pull what waits in a connection.
         take: passes a request's tensors on to the engine. It may raise an EngineError: the request is invalid.
-        note_end: is told how each request has ended: its reply, and the last answer's content.
+        note_end: is told how each request has ended: its reply, and the last answer.
         limit_s: a request has at most; see settings.request_timeout_s.
 
     Raises:
@@ -57,7 +57,7 @@ class DirectServer:
         path: Path,
         announce: Callable[[Source], None],
         take: Callable[[dict[str, Array], DirectReply], None],
-        note_end: Callable[[DirectReply, Content], None],
+        note_end: Callable[[DirectReply, Answer], None],
         limit_s: float = math.inf,
     ) -> None:
         self.announce, self.take, self.note_end, self.limit_s = announce, take, note_end, limit_s
@@ -220,14 +220,14 @@ class _Connection:
         reply = DirectReply(self.announce, given.number, asked, time.monotonic() + self._server.limit_s)
         self._replies[given.number] = reply
         if self._server.is_closing:
-            reply.send(_REFUSED, is_final=True)
+            reply.send(_REFUSED)
             return
         try:
             self._server.take(tensors, reply)
         except EngineError as error:
-            reply.fail(str(error), INVALID)
+            reply.send(Failure(str(error), INVALID))
         except Exception as error:
-            reply.fail(f"the request could not be read: {error!r}", "INTERNAL")
+            reply.send(Failure(f"the request could not be read: {error!r}"))
 
     def _write(self) -> None:
         while not self._has_ended or self._replies:
@@ -244,16 +244,16 @@ class _Connection:
 
     def _next(self, reply: DirectReply) -> bytes:
         """Return the frame of a request's answer that waits; a request that is answered is forgotten."""
-        content, is_final = reply.take()
+        answer = reply.take()
         try:
-            written = reply.write(content, is_final)
+            written = reply.write(answer)
         except Exception as error:  # of this request alone
-            content, is_final = Problem(f"the answer cannot be written: {error!r}", "INTERNAL"), True
+            answer = Failure(f"the answer cannot be written: {error!r}")
             reply.is_cancelled = True
-            written = reply.write(content, is_final)
-        if is_final:
-            if content is not _REFUSED:
-                self._server.note_end(reply, content)
+            written = reply.write(answer)
+        if answer.is_final:
+            if answer is not _REFUSED:
+                self._server.note_end(reply, answer)
             self._replies.pop(reply.number, None)
         return written
 

@@ -12,7 +12,7 @@ from .errors import EngineError, RequestError, UnavailableError
 from .grammar.compiled import Grammars
 from .grammar.trials import GoneError
 from .request.guides import Guide
-from .rows.answer import CANCELLED, FAILED, INVALID, UNAVAILABLE, Answer
+from .rows.answer import CANCELLED, INVALID, UNAVAILABLE, Failure
 from .rows.sequence import Job
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Compiling:
             self._waiting += not is_full
         if is_full:
             problem = f"the grammars of {_MOST_WAITING} requests are to be compiled already: send it again later"
-            job.answer(Answer(None, problem, code=UNAVAILABLE))
+            job.answer(Failure(problem, UNAVAILABLE))
         else:
             self._pool.submit(self._compile, job)
 
@@ -81,14 +81,14 @@ class Compiling:
         except RequestError as error:
             _refuse(job, error)
         except UnavailableError as error:
-            job.answer(Answer(None, str(error), code=UNAVAILABLE))
+            job.answer(Failure(str(error), UNAVAILABLE))
         except GoneError:
-            job.answer(Answer(None, "cancelled", code=CANCELLED))
+            job.answer(Failure("cancelled", CANCELLED))
         except EngineError as error:
-            job.answer(Answer(None, CLOSED if self._is_closed else str(error), code=FAILED))
+            job.answer(Failure(CLOSED if self._is_closed else str(error)))
         except BaseException:  # a failure inside the library is no Exception
             _log.exception("compiling a grammar failed")
-            job.answer(Answer(None, "compiling the grammar failed", code=FAILED))
+            job.answer(Failure("compiling the grammar failed"))
         else:
             self._put(job)
         finally:
@@ -101,7 +101,7 @@ def _guides(job: Job) -> list[Guide | None]:
 
 
 def _refuse(job: Job, error: RequestError) -> None:
-    job.answer(Answer(None, str(error), code=INVALID, logged=getattr(error, "logged", "")))
+    job.answer(Failure(str(error), INVALID, logged=getattr(error, "logged", "")))
 
 
 def _is_wanted(job: Job) -> bool:

@@ -22,7 +22,7 @@ from .model.config import ModelConfig
 from .model.precision import choose_device
 from .parallel.group import Group
 from .request.parse import Request, parse_request
-from .rows.answer import FAILED, Answer
+from .rows.answer import Answer, Failure, Tensors
 from .rows.sequence import Job
 from .scheduling.arrivals import Arrivals, Source
 from .scheduling.metrics import EngineMetrics
@@ -118,7 +118,7 @@ class Engine:
         """Have the engine's thread submit the requests that wait in a source, between two steps."""
         self._arrivals.announce(source)
 
-    def generate(self, requests: Iterable[Request]) -> list[dict[str, Array]]:
+    def generate(self, requests: Iterable[Request]) -> list[Mapping[str, Array]]:
         """Answer several requests, each one as soon as it is given, and wait for all.
 
         Returns:
@@ -131,10 +131,10 @@ class Engine:
         for request in requests:
             futures.append(Future())
             self.submit(request, futures[-1].set_result)
-        found = []
+        found: list[Mapping[str, Array]] = []
         for answer in [future.result() for future in futures]:
-            if answer.tensors is None:
-                raise EngineError(answer.problem or "no answer")
+            if not isinstance(answer, Tensors):
+                raise EngineError(answer.problem if isinstance(answer, Failure) else "no tensors were asked for")
             found.append(answer.tensors)
         return found
 
@@ -170,7 +170,7 @@ class Engine:
                 self._restart(problem)
         self._scheduler.give_up(CLOSED)
         for job in self._arrivals.drain():
-            job.answer(Answer(None, CLOSED, code=FAILED))
+            job.answer(Failure(CLOSED))
 
     def _restart(self, problem: str) -> None:
         """Fail requests that have begun; restart the workers if this process started them, and serve those that wait.
@@ -190,7 +190,7 @@ class Engine:
                 self._scheduler.add(job)
             return
         for job in waiting:
-            job.answer(Answer(None, problem, code=FAILED))
+            job.answer(Failure(problem))
         _log.critical("could not restart the worker processes after %d attempts; exiting", _LOAD_ATTEMPTS)
         os._exit(1)
 

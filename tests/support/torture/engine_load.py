@@ -18,7 +18,7 @@ import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.ops.linear import padded_rows
-from backends.fastertransformer.engine.rows.answer import CANCELLED, Answer
+from backends.fastertransformer.engine.rows.answer import CANCELLED, Answer, Failure
 from backends.fastertransformer.engine.settings import Settings
 from support.asking import CPU, Tensors, ask
 
@@ -185,7 +185,7 @@ class Load:
 
     def _receive(self, asked: Asked, answer: Answer) -> None:
         self._open -= answer.is_final
-        if answer.tensors is None:
+        if isinstance(answer, Failure):
             if answer.code != CANCELLED or not asked.is_cancelled:
                 self.outcome.problems.append(f"{answer.code}: {answer.problem}")
             self.outcome.counts["cancelled"] += 1
@@ -209,7 +209,7 @@ class Load:
 
 def _difference(asked: Asked, answer: Answer) -> str:
     """Say how an answer differs from what it must be: the solo run's, or of a stream the beginning of that."""
-    assert answer.tensors is not None
+    assert not isinstance(answer, Failure)
     found = tokens_of(answer.tensors)
     lengths = [[len(beam) for beam in row] for row in found]
     is_beam_search = len(found[0]) > 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..arrays import Array
 
@@ -11,39 +13,52 @@ from ..arrays import Array
 INVALID, FAILED, CANCELLED, UNAVAILABLE = "INVALID_ARG", "INTERNAL", "CANCELLED", "UNAVAILABLE"
 
 
-@dataclass(slots=True)  # not frozen, which takes three times as long to make: each token of a stream has one
-class TokensSoFar:
-    """The generated tokens of a request's only row, without a copy of them.
+# Not frozen, which takes three times as long to make: each token of a stream has one.
+@dataclass(slots=True)
+class Tensors:
+    """The output so far.
+
+    Attributes:
+        tensors: by FasterTransformer's names, see outputs.py.
+        is_final: whether this is the last answer. A request that does not stream gets one only.
+    """
+
+    tensors: Mapping[str, Array]
+    is_final: bool = True
+
+
+@dataclass(slots=True)
+class Tokens:
+    """The generated tokens so far of a request's only row, without a copy of them.
 
     Attributes:
         ids: which the engine appends to.
         count: how many of these there are so far.
+        is_final: see Tensors.
     """
 
     ids: array[int]
     count: int
+    is_final: bool = True
 
 
 @dataclass(slots=True)
-class Answer:
-    """An answer to a request.
+class Failure:
+    """Why a request has failed; it gets no further answer.
 
     Attributes:
-        tensors: the output so far by FasterTransformer's names, see outputs.py; None: the request failed, or wants
-            ``tokens``.
-        problem: why it failed.
-        is_final: whether this is the last answer. A request that does not stream gets one only.
-        code: of the failure, a name of pb_utils.TritonError.
-        tokens: the output so far of a request that wants its tokens alone.
-        logged: what a log says in place of ``problem``, which quotes the request; empty: the problem.
+        problem: for the client.
+        code: a name of pb_utils.TritonError, or direct.messages.CLOSING.
+        logged: what a log says in place of the problem, which quotes the request; empty: the problem.
     """
 
-    tensors: dict[str, Array] | None
-    problem: str | None = None
-    is_final: bool = True
-    code: str = ""
-    tokens: TokensSoFar | None = None
+    problem: str
+    code: str = FAILED
     logged: str = ""
+    is_final: ClassVar[bool] = True
+
+
+Answer = Tensors | Tokens | Failure
 
 
 @dataclass(frozen=True)

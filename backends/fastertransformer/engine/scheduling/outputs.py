@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..arrays import Array
-from ..rows.answer import Answer, Outline, TokensSoFar
+from ..rows.answer import Answer, Outline, Tensors, Tokens
 from ..rows.beam import FinishReason
 from ..rows.sequence import Job
 
@@ -13,9 +13,9 @@ from ..rows.sequence import Job
 def answer_so_far(job: Job, is_final: bool) -> Answer:
     """Answer a request with the output so far, in the form that it wants."""
     if not job.wants_tokens_alone:
-        return Answer(output_tensors(job), is_final=is_final)
+        return Tensors(output_tensors(job), is_final)
     tokens = job.sequences[0].beams[0].tokens
-    return Answer(None, is_final=is_final, tokens=TokensSoFar(tokens, len(tokens)))
+    return Tokens(tokens, len(tokens), is_final)
 
 
 def output_tensors(job: Job) -> dict[str, Array]:

@@ -20,7 +20,7 @@ import torch
 
 from ..errors import EngineError, GroupLostError, RequestError
 from ..ops.logits import NOT_FINITE
-from ..rows.answer import CANCELLED, FAILED, INVALID, UNAVAILABLE, Answer
+from ..rows.answer import CANCELLED, INVALID, UNAVAILABLE, Answer, Failure
 from ..rows.sequence import Job, Sequence
 from ..steps.steps import Steps
 from .batch import Batch
@@ -89,7 +89,7 @@ class Scheduler:
     def add(self, job: Job) -> None:
         """Queue a request; one that can never fit, or that finds too many others waiting, is answered at once."""
         if problem := self._limits.problem_at_arrival(job, self._waiting.jobs):
-            self._finish(job, Answer(None, problem, code=UNAVAILABLE))
+            self._finish(job, Failure(problem, UNAVAILABLE))
             return
         try:
             job.sequences = [Sequence(job, row, self._steps.cache.blocks) for row in range(len(job.request.rows))]
@@ -99,7 +99,7 @@ class Scheduler:
         except Exception as error:
             if not isinstance(error, RequestError):
                 _log.exception("rejecting a request: unexpected error")
-            self._finish(job, Answer(None, str(error), code=INVALID))
+            self._finish(job, Failure(str(error), INVALID))
         else:
             self._waiting.append(job.sequences)
             self.note_load()
@@ -125,9 +125,9 @@ class Scheduler:
         # 1) Free what is no longer wanted, and admit what fits.
         for job in jobs_of([*self._batch, *self._waiting]):
             if _is_cancelled(job):
-                self._finish(job, Answer(None, "cancelled", code=CANCELLED))
+                self._finish(job, Failure("cancelled", CANCELLED))
         for job, problem in self._limits.find_late(self._waiting.jobs):
-            self._finish(job, Answer(None, problem, code=UNAVAILABLE))
+            self._finish(job, Failure(problem, UNAVAILABLE))
         self._waiting.order_arrivals()
         part, tokens = self._waiting.next_chunk()
         new = [] if part else self._waiting.admit()
@@ -191,7 +191,7 @@ class Scheduler:
         self._batch.forget(failed)
         self._batch.free(failed)
         if len(failed) == 1:
-            self._finish(failed[0].job, Answer(None, problem, code=FAILED))
+            self._finish(failed[0].job, Failure(problem))
             return
         for sequence in reversed(failed):
             sequence.restart()
@@ -207,7 +207,7 @@ class Scheduler:
             self._batch.free([*self._batch, *([begun] if begun else ())])
         for job in jobs:
             if job.has_begun or not only_begun:
-                self._finish(job, Answer(None, problem, code=FAILED))
+                self._finish(job, Failure(problem))
         self.note_load()
         return self._waiting.jobs()
 
@@ -237,10 +237,10 @@ class Scheduler:
         for job, row in overflowed.items():
             problem = f"generation failed: the network's numbers overflow in row {row}"
             hint = "; fp16 reaches 65504, bf16 as far as fp32, and so may prompt embeddings"
-            self._finish(job, Answer(None, problem + hint, code=FAILED))
+            self._finish(job, Failure(problem + hint))
         astray = {each.job: each.guided.problem for each in found if each.guided and each.guided.problem}
         for job, problem in astray.items():
-            self._finish(job, Answer(None, f"the grammar allows no further token: {problem}", code=INVALID))
+            self._finish(job, Failure(f"the grammar allows no further token: {problem}", INVALID))
         return [sequence for sequence in found if sequence.job not in overflowed and sequence.job not in astray]
 
     def _answer(self, updated: list[Sequence]) -> None:
@@ -253,10 +253,10 @@ class Scheduler:
             if not (is_done or (job.is_streaming and job.has_news and not (job.is_behind and job.is_behind()))):
                 continue
             try:
-                answer = answer_so_far(job, is_done)
+                answer: Answer = answer_so_far(job, is_done)
             except Exception as error:
                 _log.exception("building the response failed")
-                answer = Answer(None, f"generation failed: {error}", code=FAILED)
+                answer = Failure(f"generation failed: {error}")
             if answer.is_final:
                 self._finish(job, answer)
             elif not _send(job, answer):
@@ -264,14 +264,14 @@ class Scheduler:
 
     def _finish(self, job: Job, answer: Answer | None) -> None:
         """Free all sequences of a request, and send its last answer, if its client still takes one."""
-        is_cancelled = answer is not None and answer.code == CANCELLED
-        self.metrics.give_up(job, answer.code if answer else CANCELLED)
+        code = answer.code if isinstance(answer, Failure) else "" if answer else CANCELLED
+        self.metrics.give_up(job, code)
         if (begun := self._waiting.begun) and begun.job is job:
             self._batch.drop(begun)
         decoding = [sequence for sequence in self._batch if sequence.job is job]
-        (self._free_and_save if is_cancelled else self._batch.free)(decoding)
+        (self._free_and_save if answer and code == CANCELLED else self._batch.free)(decoding)
         self._waiting.remove([sequence for sequence in self._waiting if sequence.job is job])
-        self.sessions.finish(job, has_failed=answer is None or answer.code not in ("", CANCELLED, INVALID))
+        self.sessions.finish(job, has_failed=answer is None or code not in ("", CANCELLED, INVALID))
         _end_grammars(job)
         if answer:
             _send(job, answer)
