@@ -223,7 +223,7 @@ def test_what_the_last_batch_left_in_the_cache_does_not_matter(engine_settings: 
     tensors = ask(prompts(*LENGTHS), OUTPUTS)
     expected = generated_rows(answer(engine, tensors))
     with torch.inference_mode():
-        for block in engine._steps.cache.memory:
+        for block in engine._steps.cache.kv:
             block.fill_(1e4)
     assert generated_rows(answer(engine, tensors)) == expected
 

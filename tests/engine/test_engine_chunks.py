@@ -391,11 +391,11 @@ def test_numbers_that_overflow_in_a_chunk_are_cleared(
     own = {"request_prompt_embedding": embeddings, "request_prompt_lengths": 40, "request_prompt_type": 1}
     answers = served.submit(ask(prompts(80), 5, end_id=NEVER, **own), lambda: gone)
     served.steps_of(3)
-    assert len(chunks) == 3 and any(block.isnan().any() for block in served.steps.cache.memory)
+    assert len(chunks) == 3 and any(block.isnan().any() for block in served.steps.cache.kv)
     gone = is_cancelled
     served.run()
     assert answers[-1].code == ("CANCELLED" if is_cancelled else "INTERNAL")
-    assert all(block[:, 1:].isfinite().all() for block in served.steps.cache.memory)  # no row has page 0
+    assert all(block[:, 1:].isfinite().all() for block in served.steps.cache.kv)  # no row has page 0
     (answer,) = served.others[0]
     assert answer.tensors and generated(answer.tensors) == greedy(gpt2[0], [3], 200)[1:]
 

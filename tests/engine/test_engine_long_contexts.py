@@ -49,7 +49,7 @@ class _Largest(TorchDispatchMode):
 def watched(steps: Steps) -> Iterator[None]:
     """Fail if a tensor beside the cache has more than half the bytes of a boolean mask of all tokens by all."""
     cache = steps.cache
-    known = {each.untyped_storage().data_ptr() for each in (*cache.memory, cache.block_tables, cache.windows)}
+    known = {each.untyped_storage().data_ptr() for each in (*cache.kv, cache.block_tables, cache.windows)}
     with _Largest(known) as largest:
         yield
     assert 0 < largest.size_bytes < LENGTH * LENGTH // 2

@@ -36,14 +36,14 @@ def fill(cache: KvCache, slot: int, count: int) -> torch.Tensor:
     """Write random entries, [layers, 2, H, count, D]."""
     content = torch.randn(2, 2, 3, count, 4)
     steps = torch.arange(count)
-    for block, (k, v) in zip(cache.memory, content, strict=True):
+    for block, (k, v) in zip(cache.kv, content, strict=True):
         Ops(CPU).kv_write(block, cache.block_tables[slot, steps // PAGE], steps % PAGE, k, v)
     return content
 
 
 def held(cache: KvCache, slot: int, count: int) -> torch.Tensor:
     pages = cache.block_tables[slot].long()
-    return torch.stack([block[:, pages].transpose(1, 2).flatten(2, 3)[:, :, :count] for block in cache.memory])
+    return torch.stack([block[:, pages].transpose(1, 2).flatten(2, 3)[:, :, :count] for block in cache.kv])
 
 
 def free(cache: KvCache, count: int, kept: int, moved: dict[int, int], rows: list[RowPages]) -> None:
@@ -55,13 +55,13 @@ def test_rows_keep_what_they_have_while_others_come_and_leave() -> None:
     cache = opened()
     rows = [*place(cache, 0, 40, 10), *place(cache, 2, 65)]
     content = [fill(cache, slot, count) for slot, count in enumerate((40, 10, 65))]
-    addresses = [block.data_ptr() for block in (*cache.memory, cache.block_tables, cache.windows)]
+    addresses = [block.data_ptr() for block in (*cache.kv, cache.block_tables, cache.windows)]
     free(cache, 3, 2, {0: 2}, [rows.pop(0)])  # the last moves in where the first was
     assert torch.equal(held(cache, 0, 65), content[2]) and torch.equal(held(cache, 1, 10), content[1])
     rows += place(cache, 2, 64, 32, 33)
     more = fill(cache, 2, 64)
     assert torch.equal(held(cache, 0, 65), content[2]) and torch.equal(held(cache, 2, 64), more)
-    assert addresses == [block.data_ptr() for block in (*cache.memory, cache.block_tables, cache.windows)]
+    assert addresses == [block.data_ptr() for block in (*cache.kv, cache.block_tables, cache.windows)]
     free(cache, 5, 0, {}, rows)
     assert cache.blocks._pool._runs == [range(1, 13)] and not cache.block_tables.any() and (cache.windows == 1).all()
 
@@ -69,7 +69,7 @@ def test_rows_keep_what_they_have_while_others_come_and_leave() -> None:
 def test_the_budget_is_kept_page_by_page() -> None:
     cache = opened(pages=12)
     assert cache.budget_bytes == 12 * PAGE_BYTES
-    assert sum(block.numel() * 4 for block in cache.memory) <= 13 * PAGE_BYTES + 5
+    assert sum(block.numel() * 4 for block in cache.kv) <= 13 * PAGE_BYTES + 5
     assert cache.bytes_of([(1, PAGE, 0), (4, PAGE + 1, 0)]) == 9 * PAGE_BYTES
     place(cache, 0, *[PAGE] * 11)
     with pytest.raises(EngineError, match="2 pages of the KV cache for a row; there are 1"):
@@ -110,7 +110,7 @@ def test_given_entries_are_put_in_front_and_a_wiped_row_is_as_a_new_one() -> Non
     cache.restore(np.array(rows[1].pages), given)
     cache.restore(np.array(rows[0].pages), [torch.empty(2, 3, 0, 4) for _ in range(2)])
     assert torch.equal(held(cache, 1, 37), torch.stack(given)) and torch.equal(held(cache, 0, 70), before)
-    for block in cache.memory:
+    for block in cache.kv:
         block.fill_(float("nan"))
     cache.clear(np.array(rows[1].pages))
     assert not held(cache, 1, 70).any() and held(cache, 0, 70).isnan().all()
@@ -159,7 +159,7 @@ def test_rows_are_read_wherever_their_pages_are(
     q, mask = torch.randn(3, 3, 1, 4), torch.randn(3, 3, 1, max(needs)) if has_mask else None
     rows = PagedView(cache.block_tables[:3], torch.tensor(needs))
     assert len(rows._parts) == (3 if is_torn else calls)
-    for layer, block in enumerate(cache.memory):
+    for layer, block in enumerate(cache.kv):
         found = rows.attend(q, block, mask, AttentionSpec(0.3))
         for row, count in enumerate(needs):
             k, v = content[row][layer]

@@ -159,7 +159,7 @@ def test_numbers_that_overflow_stay_with_those_who_have_them(settings: Settings)
         hidden = extend(rows, cache, *rest)
         if (rows.ids == 77).any():
             hidden[-1] = float("nan")
-            cache.memory[0][:, cache.block_tables[rows.slots[-1], 0]] = float("nan")
+            cache.kv[0][:, cache.block_tables[rows.slots[-1], 0]] = float("nan")
         return hidden
 
     served.steps.network.extend = spoil  # type: ignore[method-assign]
@@ -167,7 +167,7 @@ def test_numbers_that_overflow_stay_with_those_who_have_them(settings: Settings)
     answers = served.submit(ask([[77, *line], line], 9, end_id=NEVER))
     served.run()
     assert "overflow" in str(answers[0].problem)
-    assert not served.steps.cache.memory[0].isnan().any() and served.blocks.free == 100
+    assert not served.steps.cache.kv[0].isnan().any() and served.blocks.free == 100
     expected = generated(without(settings).say(ask([line], 9, end_id=NEVER)))
     assert generated(served.say(ask([line], 9, end_id=NEVER))) == expected
 
@@ -285,7 +285,7 @@ def test_a_row_with_copies_spoils_its_own_pages_only(settings: Settings) -> None
 
         def spoil(rows: Any, cache: Any, *rest: Any) -> torch.Tensor:
             hidden = extend(rows, cache, *rest)
-            cache.memory[0][:, cache.block_tables[rows.slots, rows.positions // PAGE].long()] = float("nan")
+            cache.kv[0][:, cache.block_tables[rows.slots, rows.positions // PAGE].long()] = float("nan")
             return torch.full_like(hidden, float("nan"))
 
         patch.setattr(served.steps.network, "extend", spoil)
@@ -293,7 +293,7 @@ def test_a_row_with_copies_spoils_its_own_pages_only(settings: Settings) -> None
         served.run()
         assert "overflow" in str(answers[0].problem)
     served.blocks.release([other])
-    assert not served.steps.cache.memory[0].isnan().any() and served.blocks.free == 100
+    assert not served.steps.cache.kv[0].isnan().any() and served.blocks.free == 100
     before = served.found
     assert generated(served.say(ask([line], 9, end_id=NEVER))) == expected and served.found == before + 32
 

@@ -300,7 +300,7 @@ def test_the_cache_stays_within_its_budget_and_a_request_waits_for_room(settings
     assert (first.count, second.count, third.count) == (1, 1, 0)  # three are too many
     while third.count == 0:
         scheduler.step()
-        assert sum(block.numel() * 4 for block in steps.cache.memory) <= 96 * token_bytes
+        assert sum(block.numel() * 4 for block in steps.cache.kv) <= 96 * token_bytes
     assert first.answers and second.count == 11 and not second.answers
     run(scheduler)
     assert [len(each.tokens) for each in (first, second, third)] == [10, 12, 3]

@@ -83,7 +83,7 @@ def spoiled(steps: Steps) -> Iterator[None]:
         given = [page for page in pages if page]
         free(blocks, pages)
         lost = [page for page in given if page not in blocks.prefixes._known]
-        for memory in steps.cache.memory:
+        for memory in steps.cache.kv:
             memory[:, lost] = float("nan")
 
     with patch.object(BlockManager, "_release", spoil):

@@ -37,7 +37,7 @@ def new_cache(
     config, has_cross = network.config, cross_capacity > 0
     shape = CacheShape(config.num_layer, config.kv_heads, config.size_per_head, network.weights.like.dtype, has_cross)
     cache = KvCache(shape, CPU, 1 << 22, max(capacity, cross_capacity))
-    for block in cache.memory:
+    for block in cache.kv:
         block.fill_(1e4)  # what an earlier row left must not matter
     rows = [cache.blocks.take(capacity, source=cross_capacity) for _ in range(slots)]
     cache.allocate(0, rows, np.full(slots, window or UNBOUNDED))

@@ -29,9 +29,9 @@ class PageReadingOps(Ops):
 
     can_capture = True
 
-    def kv_write(self, memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
-        super().kv_write(memory, pages, offsets, k, v)
-        memory[:, 0] = float("nan")
+    def kv_write(self, kv: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+        super().kv_write(kv, pages, offsets, k, v)
+        kv[:, 0] = float("nan")
 
     def extend_attention(self, cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor) -> Attend:
         assert not cache.has_windows
@@ -39,18 +39,18 @@ class PageReadingOps(Ops):
         places = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         ends = rows.ends.tolist()
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
             q, k = (rotate(q), rotate(k)) if rotate else (q, k)
-            self.kv_write(memory, *places, k[0], v[0])
+            self.kv_write(kv, *places, k[0], v[0])
             attended = torch.zeros_like(q)
             for begin, end in zip(ends, ends[1:], strict=False):
                 if end > begin and int(slot := rows.slots[begin]) < MOST_SLOTS:
                     own, positions = slice(begin, end), rows.positions[begin:end]
                     table = cache.block_tables[slot]
-                    attended[:, :, own] = _attend_to_pages(q[:, :, own], memory, table, positions, spec)
+                    attended[:, :, own] = _attend_to_pages(q[:, :, own], kv, table, positions, spec)
             return attended
 
-        return attend
+        return self._with_norms(attend)
 
     def decode_attention(
         self, positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor
@@ -58,25 +58,25 @@ class PageReadingOps(Ops):
         rotate = spec.rotation(positions[:, None], like)
         pages = tables.gather(1, (positions // PAGE).clamp(max=tables.shape[1] - 1)[:, None])[:, 0]
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
             q, k = (rotate(q), rotate(k)) if rotate else (q, k)
-            self.kv_write(memory, pages, positions % PAGE, k[:, :, 0].transpose(0, 1), v[:, :, 0].transpose(0, 1))
+            self.kv_write(kv, pages, positions % PAGE, k[:, :, 0].transpose(0, 1), v[:, :, 0].transpose(0, 1))
             attended = torch.zeros_like(q)
             for row in torch.nonzero(windows > 1)[:, 0].tolist():  # the others are free slots
                 own = slice(row, row + 1)
-                attended[own] = _attend_to_pages(q[own], memory, tables[row], positions[own], spec)
+                attended[own] = _attend_to_pages(q[own], kv, tables[row], positions[own], spec)
             return attended
 
-        return attend
+        return self._with_norms(attend)
 
 
-def _attend_to_pages(q: Tensor, memory: Tensor, table: Tensor, positions: Tensor, spec: AttentionSpec) -> Tensor:
+def _attend_to_pages(q: Tensor, kv: Tensor, table: Tensor, positions: Tensor, spec: AttentionSpec) -> Tensor:
     """Attend from some tokens of a row, q [1, H, n, D], to what its pages hold then."""
     reach = spec.window or int(positions[-1]) + 1
     first, last = max(0, int(positions[0]) + 1 - reach), int(positions[-1])
     pages = table[first // PAGE : last // PAGE + 1].long()
     held = torch.arange(first, last + 1)
-    entries = memory[:, pages].transpose(1, 2).flatten(2, 3)[:, :, first % PAGE :][:, :, : len(held)]
+    entries = kv[:, pages].transpose(1, 2).flatten(2, 3)[:, :, first % PAGE :][:, :, : len(held)]
     is_seen = (held <= positions[:, None]) & (held > positions[:, None] - reach)
     bias = spec.bias(positions[None], held[None]) if spec.bias else None
     return attend_masked(q, entries[:1], entries[1:], biased(is_seen[None, None], bias, q), spec)

@@ -14,7 +14,7 @@ def paged_steps(settings: Settings, pages: int = 200) -> Steps:
     shape = steps.cache.shape
     size = (pages + 1) * PAGE * shape.token_bytes
     cache = KvCache(shape, CPU, size, steps.config.max_pos_seq_len, reach=steps.config.reach)
-    for block in cache.memory:
+    for block in cache.kv:
         block.fill_(1e4)  # what an earlier row left must not matter
         block[:, 0] = float("nan")  # and this page is never read
     return Steps(steps.network, cache)

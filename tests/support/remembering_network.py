@@ -53,11 +53,11 @@ class RememberingNetwork:
 
     def _write(self, ids: Tensor, positions: Tensor, slots: Tensor, cache: KvCache) -> None:
         pages = cache.block_tables[slots, positions // PAGE].long()
-        cache.memory[0][0, pages, 0, positions % PAGE, 0] = ids.float()
+        cache.kv[0][0, pages, 0, positions % PAGE, 0] = ids.float()
 
     def _next(self, slot: int, position: int, cache: KvCache) -> Tensor:
         pages = cache.block_tables[slot].long()
-        seen = cache.memory[0][0, pages, 0, :, 0].flatten()[: position + 1].long().numpy()
+        seen = cache.kv[0][0, pages, 0, :, 0].flatten()[: position + 1].long().numpy()
         seen = seen[-cache.blocks.window :]  # all, if that is 0
         weights = np.random.default_rng(hash(seen.tobytes()) % 2**63).random(self.config.vocab_size)
         return torch.from_numpy((3 * weights).astype(np.float32))
@@ -65,5 +65,5 @@ class RememberingNetwork:
 
 def remembering_steps(config: ModelConfig, pages: int, reach: int = 0) -> Steps:
     cache = KvCache(SHAPE, CPU, (pages + 1) * PAGE * SHAPE.token_bytes, config.max_pos_seq_len, reach=reach)
-    cache.memory[0].fill_(95.0)  # what an earlier row left must not matter
+    cache.kv[0].fill_(95.0)  # what an earlier row left must not matter
     return Steps(RememberingNetwork(config), cache)  # type: ignore[arg-type]

@@ -64,11 +64,18 @@ class Engine:
     def _use(self, loaded: Loaded) -> None:
         """Generate with a loaded model from now on."""
         self._loaded, self._steps, self.description = loaded, loaded.steps, loaded.description
-        is_inflight, idle_s = self._settings.has_inflight_batching, self._settings.session_idle_s
-        limits = QueueLimits(self._settings.max_queue_length, self._settings.max_queue_s)
         self.pages = loaded.steps.cache.blocks.count
-        ways = None, self._sessions, limits, self.metrics, self._settings.prefill_chunk_tokens
-        self._scheduler = Scheduler(loaded.steps, self._max_rows, is_inflight, idle_s, *ways)
+        settings = self._settings
+        self._scheduler = Scheduler(
+            loaded.steps,
+            self._max_rows,
+            is_inflight=settings.has_inflight_batching,
+            session_idle_s=settings.session_idle_s,
+            known_sessions=self._sessions,
+            limits=QueueLimits(settings.max_queue_length, settings.max_queue_s),
+            metrics=self.metrics,
+            chunk_tokens=settings.prefill_chunk_tokens,
+        )
         if loaded.group:
             loaded.group.control.at_loss.append(self._arrivals.wake)
         # A collection that looks through all that torch and the model consist of stops the steps for some 100 ms.

@@ -17,7 +17,7 @@ from .errors import EngineError
 from .model.families import read_config
 from .model.network import Network
 from .model.precision import choose_device, choose_precision
-from .model.prefixes import read_prefixes
+from .model.prefixes import Prefix, read_prefixes
 from .model.weights import load_weights
 from .ops import choose_ops
 from .ops.kernels import problem_on
@@ -115,7 +115,7 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         config, like = part.config, part.weights.like
         comm = Comm(ops, like, vocab_size=config.vocab_size, width=config.hidden_units, group=group)
         network = Network(config, part.weights, comm, ops)
-        prefixes = read_prefixes(*part.source)
+        prefixes = part.read_prefixes()
         cache = part.reserve_cache(ops.is_head_major)
     description = part.describe(cache)
     if group:
@@ -138,12 +138,24 @@ class _Part:
         encoder_layers = config.encoder.num_layer if config.encoder else 0
         whole = Partition(range(config.num_layer))
         self.partition = group.partition(config.num_layer, encoder_layers) if group else whole
-        sizes = config, settings.tensor_para_size, self._precision, device, self.partition
-        self.source = settings.checkpoint, *sizes
         self._sharers = group.ranks.local_size if group and device.type == "cpu" else 1  # of the device's memory
         start = time.perf_counter()
-        self.weights = load_weights(*self.source, self._sharers, settings.has_made_up_weights)
+        self.weights = load_weights(
+            settings.checkpoint,
+            config,
+            settings.tensor_para_size,
+            self._precision,
+            device,
+            self.partition,
+            sharers=self._sharers,
+            are_made_up=settings.has_made_up_weights,
+        )
         self._seconds = time.perf_counter() - start
+
+    def read_prefixes(self) -> list[Prefix]:
+        """Read this process's part of every task's prefix prompt."""
+        settings, ranks = self._settings, self._settings.tensor_para_size
+        return read_prefixes(settings.checkpoint, self.config, ranks, self._precision, self._device, self.partition)
 
     def reserve_cache(self, is_head_major: bool) -> KvCache:
         """Reserve the KV cache in the free memory: for the same number of tokens in all processes of a group."""

@@ -48,7 +48,7 @@ class KvCache:
 
     Attributes:
         blocks: which row has which pages; in use in rank 0 only.
-        memory: of each layer, [2 (k, v), pages, H, PAGE, D].
+        kv: of each layer, [2 (k, v), pages, H, PAGE, D].
         block_tables: int32 [MOST_SLOTS + 1, most pages of a row], on the device: the pages of each slot, padded with 0.
             The last slot is unused.
         source_block_tables: pages of each slot's encoder output; no columns if there is no encoder.
@@ -70,7 +70,7 @@ class KvCache:
         self._page_bytes = PAGE * shape.token_bytes
         pages = max(0, budget_bytes // max(1, shape.token_bytes) // PAGE - 1)
         self.budget_bytes = pages * self._page_bytes
-        self.memory = [_zeros(shape, pages + 1, device) for _ in range(shape.layers)]
+        self.kv = [_zeros(shape, pages + 1, device) for _ in range(shape.layers)]
         most_unused, first_unused, is_on_cpu = pages, pages, device.type == "cpu"
         if is_on_cpu:
             most_unused = min(pages // 2, _UNUSED_BYTES // max(1, self._page_bytes))
@@ -153,7 +153,7 @@ class KvCache:
         All sources are read before any target is written.
         """
         to, of = upload(pages, self._device)
-        for block in self.memory:
+        for block in self.kv:
             block[:, to] = block[:, of]
         to, of = upload(slots, self._device)
         self.sources[:, to] = self.sources[:, of]
@@ -161,7 +161,7 @@ class KvCache:
     def clear(self, pages: Array) -> None:
         """Fill pages with zeros; see _zeros."""
         cleared = upload(pages, self._device)
-        for block in self.memory:
+        for block in self.kv:
             block[:, cleared] = 0
 
     def restore(self, pages: Array, content: Sequence[Tensor]) -> None:
@@ -170,7 +170,7 @@ class KvCache:
         if not count:  # a task may have a prefix of no tokens
             return
         targets = upload(pages[:count].astype(np.int64), self._device)
-        for block, entries in zip(self.memory, content, strict=True):
+        for block, entries in zip(self.kv, content, strict=True):
             room = count * PAGE - entries.shape[2]
             padded = F.pad(entries, (0, 0, 0, room)).view(2, entries.shape[1], count, PAGE, -1)
             block[:, targets] = padded.transpose(1, 2)

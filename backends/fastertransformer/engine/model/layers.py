@@ -38,17 +38,17 @@ class LayerContext:
     attend_source: CrossAttend | None = None
 
 
-def run_layer(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerContext, memory: Tensor) -> Tensor:
-    """Run a layer on x, [B, T, hidden], which is overwritten; memory: the layer's part of the cache."""
+def run_layer(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerContext, kv: Tensor) -> Tensor:
+    """Run a layer on x, [B, T, hidden], which is overwritten; kv: the layer's cache."""
     if stack.is_parallel:
-        return _run_parallel(stack, layer, x, context, memory)
+        return _run_parallel(stack, layer, x, context, kv)
     ops, comm, is_pre = context.ops, context.comm, stack.is_pre_norm
     assert layer.post_norm
-    attended = _attend(stack, layer, x, layer.input_norm if is_pre else None, context, memory)
+    attended = _attend(stack, layer, x, layer.input_norm if is_pre else None, context, kv)
     x = _add_product(x, layer.attention_out, attended, context, layer.attention_output_norm)
     x = x if is_pre else ops.norm(x, layer.input_norm)
     if layer.cross:
-        x = comm.all_reduce_add(x, layer.cross.out, _attend_source(stack, layer.cross, x, context, memory))
+        x = comm.all_reduce_add(x, layer.cross.out, _attend_source(stack, layer.cross, x, context, kv))
     inner = _mlp(stack, layer, x, layer.post_norm if is_pre else None, context)
     x = _add_product(x, layer.mlp_out, inner, context, layer.mlp_output_norm)
     return x if is_pre else ops.norm(x, layer.post_norm)
@@ -62,7 +62,7 @@ def _add_product(x: Tensor, linear: Linear, inner: Tensor, context: LayerContext
     return x
 
 
-def _run_parallel(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerContext, memory: Tensor) -> Tensor:
+def _run_parallel(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerContext, kv: Tensor) -> Tensor:
     """Run attention and MLP on the same input (GPT-J, GPT-NeoX)."""
     normed, first, second = x, layer.input_norm, layer.post_norm
     attention_norm: Norm | None = first
@@ -70,30 +70,30 @@ def _run_parallel(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerCo
         is_fused = x.shape[:2] == (1, 1)
         normed = x if is_fused else context.ops.norm(x, first)
         attention_norm = second = first if is_fused else None
-    attended = _attend(stack, layer, normed, attention_norm, context, memory)
+    attended = _attend(stack, layer, normed, attention_norm, context, kv)
     inner = _mlp(stack, layer, normed, second, context)
     x = context.comm.all_reduce_add(x, layer.attention_out, attended)
     return context.comm.all_reduce_add(x, layer.mlp_out, inner)
 
 
 def _attend(
-    stack: Stack, layer: LayerWeights, x: Tensor, norm: Norm | None, context: LayerContext, memory: Tensor
+    stack: Stack, layer: LayerWeights, x: Tensor, norm: Norm | None, context: LayerContext, kv: Tensor
 ) -> Tensor:
     """Self-attention of this process's heads, [B, T, hidden] -> [B, T, H * D]."""
     q, k, v = _split_qkv(stack, context.ops.linear(layer.qkv, x, norm))
     if layer.query_norm and layer.key_norm:
-        if context.ops.fuses_head_norms and layer.query_norm.is_rms and not layer.ia3:
-            return _join_heads(context.attend(q, k, v, memory, HeadNorms(layer.query_norm, layer.key_norm)))
+        if layer.query_norm.is_rms and not layer.ia3:
+            return _join_heads(context.attend(q, k, v, kv, HeadNorms(layer.query_norm, layer.key_norm)))
         q, k = context.ops.norm(q, layer.query_norm), context.ops.norm(k, layer.key_norm)
     k, v = scale_by_task(k, layer.ia3, 0, context.tasks), scale_by_task(v, layer.ia3, 1, context.tasks)
-    return _join_heads(context.attend(q, k, v, memory))
+    return _join_heads(context.attend(q, k, v, kv))
 
 
-def _attend_source(stack: Stack, cross: CrossWeights, x: Tensor, context: LayerContext, memory: Tensor) -> Tensor:
+def _attend_source(stack: Stack, cross: CrossWeights, x: Tensor, context: LayerContext, kv: Tensor) -> Tensor:
     """Attention to the encoder's output, [B, T, hidden] -> [B, T, H * D]."""
     assert context.attend_source
     (q,) = split_heads(context.ops.linear(cross.query, x, cross.norm), 1, stack.size_per_head)
-    return _join_heads(context.attend_source(q, memory))
+    return _join_heads(context.attend_source(q, kv))
 
 
 def _mlp(stack: Stack, layer: LayerWeights, x: Tensor, norm: Norm | None, context: LayerContext) -> Tensor:
@@ -111,8 +111,8 @@ def _split_qkv(stack: Stack, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """[B, T, (H + 2 * Hkv) * D] -> [B, H, T, D] and twice [B, Hkv, T, D]."""
     heads = x.view(*x.shape[:2], -1, stack.size_per_head).transpose(1, 2)
     group = stack.head_num // stack.kv_heads
-    kv = heads.shape[1] // (group + 2)
-    q, k, v = torch.split(heads, [group * kv, kv, kv], 1)
+    kv_heads = heads.shape[1] // (group + 2)
+    q, k, v = torch.split(heads, [group * kv_heads, kv_heads, kv_heads], 1)
     return q, k, v
 
 

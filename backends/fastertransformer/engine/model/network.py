@@ -175,12 +175,12 @@ class Network:
         """Write each decoder layer's keys and values of the encoder's output, [1, T, hidden], to the rows' slots."""
         if not self.weights.decoder:
             return
-        places = cache.source_block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
-        for layer, memory in zip(self.weights.decoder.layers, cache.memory, strict=True):
+        pages, offsets = cache.source_block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        for layer, kv in zip(self.weights.decoder.layers, cache.kv, strict=True):
             assert layer.cross
             k, v = split_heads(self.ops.linear(layer.cross.key_value, encoded), 2, self.config.size_per_head)
             k, v = scale_by_task(k, layer.cross.ia3, 0, tasks), scale_by_task(v, layer.cross.ia3, 1, tasks)
-            self.ops.kv_write(memory, *places, k[0], v[0])
+            self.ops.kv_write(kv, pages, offsets, k[0], v[0])
 
     def _decoder(
         self, x: Tensor, prepare: Callable[[AttentionSpec], Attend], slots: Tensor | slice, cache: KvCache
@@ -204,8 +204,8 @@ class Network:
             window: LayerContext(self.ops, self.comm, prepare(spec), tasks_here, attend_source)
             for window, spec in self._specs.items()
         }
-        for layer, window, memory in zip(weights.layers, self._windows, cache.memory, strict=True):
-            x = run_layer(config, layer, x, by_window[window], memory)
+        for layer, window, kv in zip(weights.layers, self._windows, cache.kv, strict=True):
+            x = run_layer(config, layer, x, by_window[window], kv)
         return x
 
     def _embed(self, rows: Rows, embeddings: Tensor | None) -> Tensor:

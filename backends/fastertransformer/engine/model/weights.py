@@ -61,9 +61,9 @@ def load_weights(
         _check_ranks(directory, config, tensor_para_size)
     is_staged = not (is_cpu or are_made_up)
     with StagedFiles(directory, device) if is_staged else nullcontext() as staged:
-        make, has_head = _kind_of_reader(directory, config, are_made_up)
-        how = config, tensor_para_size, precision
-        on_meta = partial(make, *how, torch.device("meta"), is_cpu)
+        kind, has_head = _kind_of_reader(directory, config, are_made_up)
+        make = partial(kind, config, tensor_para_size, precision)
+        on_meta = partial(make, torch.device("meta"), is_cpu)
         plan, order = _planned(on_meta, config, partition, has_head)
         if not (are_made_up or config.file_shapes):
             _check_shards(directory, _planned(on_meta, config, Partition(range(config.num_layer)), has_head)[1])
@@ -76,7 +76,7 @@ def load_weights(
             shards = staged.in_order(order)
         else:
             shards = made_up(precision.compute, device) if are_made_up else mapped(directory)
-        return read_model(make(*how, device, is_cpu, partition.rank, shards), config, partition, has_head)
+        return read_model(make(device, is_cpu, partition.rank, shards), config, partition, has_head)
 
 
 def _kind_of_reader(directory: Path, config: ModelConfig, are_made_up: bool) -> tuple[Callable[..., Reader], bool]:
@@ -167,5 +167,14 @@ def read_model(read: Reader, config: ModelConfig, partition: Partition, has_head
         encoder = layout.encoder(read, config, range(config.encoder.num_layer) if indices is None else indices)
     if config.has_decoder:
         decoder = layout.decoder(read, config, partition.layers)
-    sizes = read.size_bytes, read.saved_bytes
-    return ModelWeights(embedding, positions, norm, encoder, decoder, head, read.empty((0, 0)), *sizes)
+    return ModelWeights(
+        embedding,
+        positions,
+        norm,
+        encoder,
+        decoder,
+        head,
+        like=read.empty((0, 0)),
+        size_bytes=read.size_bytes,
+        saved_bytes=read.saved_bytes,
+    )

@@ -8,6 +8,7 @@ looked at: the row may have given them back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,15 +17,16 @@ from torch import Tensor
 from ..cache.block_manager import PAGE
 from ..cache.kv_cache import KvCache
 from .packed_rows import Rows
-from .positions import Attend, AttentionSpec
+from .positions import AttentionSpec
 from .torch_attention import KvWrite, attend_masked, biased, is_in_window
 
+CachedAttend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # an Attend without norms
 _MOST_MASKED = 1 << 24  # queries times keys whose mask is held at a time: 16 MiB, and 64 as fp32
 
 
 def extend_rows(
     cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor, kv_write: KvWrite
-) -> Attend:
+) -> CachedAttend:
     """Prepare attention of packed rows that continue what their slots hold; see Ops.extend_attention."""
     _, positions, slots, ends, *_ = rows
     begins, counts, every = ends[:-1].long(), ends.diff(), torch.arange(len(slots), device=like.device)
@@ -49,13 +51,13 @@ def extend_rows(
     parts = [slice(start, start + size) for start in range(0, rows.longest, size)]
     masks = [mask_of(part) for part in parts] if len(parts) == 1 else []  # else every layer makes them, one at a time
     entries = positions % cache.windows[slots]
-    places = cache.block_tables[slots, entries // PAGE], entries % PAGE
+    tokens_pages, offsets = cache.block_tables[slots, entries // PAGE], entries % PAGE
     pages = cache.block_tables[first[:, None], columns]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
         q, k = (rotate(q), rotate(k)) if rotate else (q, k)
         query, *new = (each[0][:, tokens].transpose(0, 1) for each in (q, k, v))  # [B, H, n, D]
-        before = (part[pages].transpose(1, 2).flatten(2, 3) for part in memory)  # [B, H, S, D]
+        before = (part[pages].transpose(1, 2).flatten(2, 3) for part in kv)  # [B, H, S, D]
         all_keys, values = (torch.cat(both, 2) for both in zip(before, new, strict=True))  # [B, H, S + n, D]
         attended = torch.cat(
             [
@@ -64,13 +66,13 @@ def extend_rows(
             ],
             2,
         )
-        kv_write(memory, *places, k[0], v[0])
+        kv_write(kv, tokens_pages, offsets, k[0], v[0])
         return attended.transpose(1, 2)[origin].transpose(0, 1)[None]
 
     return attend
 
 
-def decode_rows(positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor) -> Attend:
+def decode_rows(positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor) -> CachedAttend:
     """Prepare attention of one token of every row; see Ops.decode_attention."""
     mask: Tensor | None = None
     rotate = spec.rotation(positions[:, None], like)
@@ -88,10 +90,10 @@ def decode_rows(positions: Tensor, tables: Tensor, windows: Tensor, spec: Attent
         bias = spec.bias(positions[:, None], held) if spec.bias else None
         mask = biased(is_seen[:, None, None], bias, like)  # [B, H or 1, 1, S]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
         q, k = (rotate(q), rotate(k)) if rotate else (q, k)
-        write_entries(memory, entries, k[:, :, 0], v[:, :, 0])
-        return view.attend(q, memory, mask, spec)
+        write_entries(kv, entries, k[:, :, 0], v[:, :, 0])
+        return view.attend(q, kv, mask, spec)
 
     return attend
 
@@ -167,33 +169,33 @@ class PagedView:
             else:
                 self._parts.append(_Run(slice(row, row + 1), firsts[row], 0, length))
 
-    def attend(self, q: Tensor, memory: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+    def attend(self, q: Tensor, kv: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
         """Attend from q, [B, H, 1, D]; the mask's rows, [B, 1 or H, 1, S], are cut to their lengths."""
         attended = []
         for part in self._parts:
             rows = part.rows
             if isinstance(part, _Run):
-                keys, values = _contiguous_entries(memory, part.first, part.apart, rows.stop - rows.start, part.length)
+                keys, values = _contiguous_entries(kv, part.first, part.apart, rows.stop - rows.start, part.length)
             else:
-                keys, values = memory[:, part.pages].transpose(1, 2).flatten(2, 3)[:, None, :, : part.length]
+                keys, values = kv[:, part.pages].transpose(1, 2).flatten(2, 3)[:, None, :, : part.length]
             own = None if mask is None else mask[rows, ..., : part.length]
             attended.append(attend_masked(q[rows], keys, values, own, spec))
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
-def _contiguous_entries(memory: Tensor, first: int, apart: int, count: int, length: int) -> Tensor:
-    """View entries of rows whose pages are contiguous, in token-major memory: [2, count, H, length, D].
+def _contiguous_entries(kv: Tensor, first: int, apart: int, count: int, length: int) -> Tensor:
+    """View entries of rows whose pages are contiguous, in a token-major cache: [2, count, H, length, D].
 
     The first row begins at the entry ``first``, counted over all pages, the next one ``apart`` entries later.
     """
-    part, _, head, entry, _ = memory.stride()
-    size = (2, count, memory.shape[2], length, memory.shape[4])
-    return memory.as_strided(size, (part, apart * entry, head, entry, 1), memory.storage_offset() + first * entry)
+    part, _, head, entry, _ = kv.stride()
+    size = (2, count, kv.shape[2], length, kv.shape[4])
+    return kv.as_strided(size, (part, apart * entry, head, entry, 1), kv.storage_offset() + first * entry)
 
 
-def write_entries(memory: Tensor, entries: Tensor, k: Tensor, v: Tensor) -> None:
-    """Write k and v, [T, H, D], to entries, [T], counted over all pages of a layer's token-major memory."""
-    parts = memory.transpose(2, 3).view(2, -1, *k.shape[1:])
+def write_entries(kv: Tensor, entries: Tensor, k: Tensor, v: Tensor) -> None:
+    """Write k and v, [T, H, D], to entries, [T], counted over all pages of a layer's token-major cache."""
+    parts = kv.transpose(2, 3).view(2, -1, *k.shape[1:])
     for part, new in zip(parts, (k, v), strict=True):
         part.index_copy_(0, entries, new)
 

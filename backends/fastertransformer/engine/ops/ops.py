@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
 from . import cached_attention, torch_attention
-from .linear import ACTIVATIONS, Linear, Norm
+from .cached_attention import CachedAttend
+from .linear import ACTIVATIONS, HeadNorms, Linear, Norm
 from .logits import (
     DrawLimits,
     argmax,
@@ -39,12 +40,10 @@ class Ops:
 
     Attributes:
         can_capture: whether steps can be captured as CUDA graphs: no operation reads a value on the host.
-        fuses_head_norms: whether the functions that prepared attention take norms of queries and keys.
         is_head_major: how the cache lays out a page, see cache.sizing.CacheShape.
     """
 
     can_capture = False
-    fuses_head_norms = False
     is_head_major = False
 
     def __init__(self, device: torch.device) -> None:
@@ -229,29 +228,29 @@ class Ops:
         """
         return keep_allowed(logits, rows, bits)
 
-    def kv_write(self, memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write k and v, [H, T, D], to the pages, int32 [T], and offsets, int64 [T], of a layer's memory."""
-        cached_attention.write_entries(memory, pages * PAGE + offsets, k.transpose(0, 1), v.transpose(0, 1))
+    def kv_write(self, kv: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write k and v, [H, T, D], to the pages, int32 [T], and offsets, int64 [T], of a layer's cache."""
+        cached_attention.write_entries(kv, pages * PAGE + offsets, k.transpose(0, 1), v.transpose(0, 1))
 
     def encoder_attention(self, rows: Rows, spec: AttentionSpec, like: Tensor, scores: list[Tensor] | None) -> Attend:
         """Prepare attention of whole rows to themselves, in both directions.
 
         Every call appends its attention weights, fp32 [B, H, S, S], to ``scores``, if that is not None.
         """
-        return torch_attention.within_rows(rows, spec, like, is_causal=False, scores=scores)
+        return self._with_norms(torch_attention.within_rows(rows, spec, like, is_causal=False, scores=scores))
 
     def prefill_attention(self, cache: KvCache, rows: Rows, spec: AttentionSpec, like: Tensor) -> Attend:
         """Prepare causal attention of new rows to themselves; each call writes keys and values to the cache."""
         attend = torch_attention.within_rows(rows, spec, like, is_causal=True)
-        places = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        pages, offsets = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         rotate = spec.rotation(rows.positions[None], like)
 
-        def write_and_attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+        def write_and_attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
             q, k = (rotate(q), rotate(k)) if rotate else (q, k)
-            self.kv_write(memory, *places, k[0], v[0])
+            self.kv_write(kv, pages, offsets, k[0], v[0])
             return attend(q, k, v)
 
-        return write_and_attend
+        return self._with_norms(write_and_attend)
 
     def extend_attention(self, cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor) -> Attend:
         """Prepare causal attention of rows that continue what their slots hold, several tokens of each.
@@ -259,7 +258,7 @@ class Ops:
         The lengths of the rows are known, and none has more tokens than its window. ``longest`` is at least the number
         of entries of each row. Each call writes keys and values to the cache.
         """
-        return cached_attention.extend_rows(cache, rows, longest, spec, like, self.kv_write)
+        return self._with_norms(cached_attention.extend_rows(cache, rows, longest, spec, like, self.kv_write))
 
     def decode_attention(
         self, positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor
@@ -268,7 +267,16 @@ class Ops:
 
         The token's positions and the rows' windows are int64 [B], the block tables int32 [B, width].
         """
-        return cached_attention.decode_rows(positions, tables, windows, spec, like)
+        return self._with_norms(cached_attention.decode_rows(positions, tables, windows, spec, like))
+
+    def _with_norms(self, attend: CachedAttend) -> Attend:
+        """Make attention that takes no norms take them."""
+
+        def norm_and_attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:
+            q, k = (self.norm(q, norms.query), self.norm(k, norms.key)) if norms else (q, k)
+            return attend(q, k, v, kv)
+
+        return norm_and_attend
 
     def cross_attention(self, tables: Tensor, lengths: Tensor, scale: float) -> CrossAttend:
         """Prepare attention to the cached keys and values of the encoder's output.
@@ -278,10 +286,10 @@ class Ops:
         """
         view, spec = cached_attention.PagedView(tables, lengths), AttentionSpec(scale)
 
-        def attend(q: Tensor, memory: Tensor) -> Tensor:
+        def attend(q: Tensor, kv: Tensor) -> Tensor:
             if q.shape[2] > 1:
-                return attend(q.transpose(0, 2), memory).transpose(0, 2)
-            return view.attend(q, memory, None, spec)
+                return attend(q.transpose(0, 2), kv).transpose(0, 2)
+            return view.attend(q, kv, None, spec)
 
         return attend
 

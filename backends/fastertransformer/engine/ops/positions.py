@@ -5,21 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-Attend = Callable[..., Tensor]
-"""q, k, v and a layer's memory of the cache, [2, pages, Hkv, PAGE, D] -> attended, of q's shape.
+from .linear import HeadNorms
 
-Where Ops.fuses_head_norms, the last argument may be linear.HeadNorms, RMS norms of queries and keys.
 
-q is [B, H, 1, D] or [1, H, T, D]; k and v have Hkv heads, of which the query's head h uses h // (H / Hkv).
-"""
+class Attend(Protocol):
+    """Self-attention of one call's rows, prepared for all layers that attend in one way."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:
+        """Attend; the result has q's shape.
+
+        Args:
+            q: [B, H, 1, D] or [1, H, T, D].
+            k: Hkv heads, of which the query's head h uses h // (H / Hkv).
+            v: likewise.
+            kv: the layer's cache, [2, pages, Hkv, PAGE, D].
+            norms: RMS norms of queries and keys, before they are rotated; None: there is none.
+        """
+
 
 CrossAttend = Callable[[Tensor, Tensor], Tensor]
-"""q, [B, H, 1, D] or [1, H, T, D], and a layer's memory of the cache -> attended, of q's shape."""
+"""q, [B, H, 1, D] or [1, H, T, D], and a layer's cache -> attended, of q's shape."""
 
 _MAX_DISTANCE = 128  # of T5's buckets; FasterTransformer and Hugging Face agree on it
 

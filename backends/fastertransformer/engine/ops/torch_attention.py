@@ -110,7 +110,7 @@ def within_rows(
         is_seen = (steps <= steps[:, None]) | (not is_causal)
         mask = biased(is_seen[None, None], spec.bias(steps[None], steps[None]), like)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor | None = None) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, _: Tensor | None = None) -> Tensor:
         if is_causal and mask is None and not (windowed or spec.softcap) and has_flash_kernel(q):
             return flash_rows(q, k, v, rows, spec.scale)
         assert rows.lengths, "only the Triton kernels read the lengths on the device"

@@ -39,7 +39,6 @@ class TritonOps(Ops):
     """See Ops for what each method does."""
 
     can_capture = True
-    fuses_head_norms = True
     is_head_major = True
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
@@ -152,9 +151,9 @@ class TritonOps(Ops):
         """See Ops; the logits are overwritten."""
         return sampling.keep_allowed(logits, rows, bits)
 
-    def kv_write(self, memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+    def kv_write(self, kv: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         """See Ops."""
-        kv_write.kv_write(k, v, memory, pages, offsets)
+        kv_write.kv_write(k, v, kv, pages, offsets)
 
     def encoder_attention(self, rows: Rows, spec: AttentionSpec, like: Tensor, scores: list[Tensor] | None) -> Attend:
         """See Ops."""
@@ -162,10 +161,10 @@ class TritonOps(Ops):
             return super().encoder_attention(rows, spec, like, scores)
         packed, bias = _pack(rows, rows.longest), spec.bias.by_offset if spec.bias else None
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor | None = None) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
             return prefill_attention.attend_rows(q[0], k[0], v[0], packed, spec.scale, bias)[None]
 
-        return attend
+        return self._with_norms(attend)
 
     def prefill_attention(self, cache: KvCache, rows: Rows, spec: AttentionSpec, like: Tensor) -> Attend:
         """See Ops."""
@@ -173,15 +172,16 @@ class TritonOps(Ops):
         pages, offsets = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         is_plain = not spec.softcap and not 0 < spec.window < rows.longest
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, norms: HeadNorms | None = None) -> Tensor:
-            places = memory, pages, offsets, rows.positions
-            own = query, key, value = kv_write.rotate_and_write(q[0], k[0], v[0], *places, spec.rotary, norms)
+        def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:
+            query, key, value = kv_write.rotate_and_write(
+                q[0], k[0], v[0], kv, pages, offsets, rows.positions, spec.rotary, norms
+            )
             # torch's flash attention is faster for short rows of wide heads.
             if is_plain and bias is None and q.shape[-1] > 128 and rows.longest <= 512 and has_flash_kernel(q):
                 return flash_rows(query[None], key[None], value[None], rows, spec.scale)
             if is_plain and q.shape[1] == k.shape[1]:
-                return prefill_attention.attend_rows(*own, packed, spec.scale, bias, is_causal=True)[None]
-            return grouped_prefill.attend_group_rows(*own, packed, spec)[None]
+                return prefill_attention.attend_rows(query, key, value, packed, spec.scale, bias, is_causal=True)[None]
+            return grouped_prefill.attend_group_rows(query, key, value, packed, spec)[None]
 
         return attend
 
@@ -191,52 +191,41 @@ class TritonOps(Ops):
         Such a row's new tokens overwrite what those before them see.
         """
         if spec.bias or cache.has_windows:
-            return self._with_norms(super().extend_attention(cache, rows, longest, spec, like))
+            return super().extend_attention(cache, rows, longest, spec, like)
         packed = _pack(rows, longest)
         pages, offsets = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
-        places = cache.block_tables, rows.slots, rows.positions, packed, spec
+        tables, slots, positions = cache.block_tables, rows.slots, rows.positions
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, norms: HeadNorms | None = None) -> Tensor:
-            own = memory, pages, offsets, rows.positions
-            q, _, _ = kv_write.rotate_and_write(q[0], k[0], v[0], *own, spec.rotary, norms)
-            return grouped_prefill.extend(q, memory, *places)[None]
+        def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:
+            q, _, _ = kv_write.rotate_and_write(q[0], k[0], v[0], kv, pages, offsets, positions, spec.rotary, norms)
+            return grouped_prefill.extend(q, kv, tables, slots, positions, packed, spec)[None]
 
         return attend
-
-    def _with_norms(self, attend: Attend) -> Attend:
-        """Make torch's attention take norms."""
-
-        def norm_and_attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, norms: HeadNorms | None = None) -> Tensor:
-            q, k = (self.norm(q, norms.query), self.norm(k, norms.key)) if norms else (q, k)
-            return attend(q, k, v, memory)
-
-        return norm_and_attend
 
     def decode_attention(
         self, positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor
     ) -> Attend:
         """See Ops."""
         bias = spec.bias.by_distance if spec.bias else None
-        places = tables, positions, windows, spec.scale, bias, spec.rotary
         is_plain, plan = not spec.softcap and not spec.window, None
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, norms: HeadNorms | None = None) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:
             nonlocal plan
             if norms or not is_plain or q.shape[1] != k.shape[1]:
                 plan = row_plan.plan_rows(positions, windows) if plan is None else plan
-                return grouped_decode.attend_groups(q, k, v, memory, tables, plan, spec, norms)
-            return decode_attention.attend(q, k, v, memory, *places)
+                return grouped_decode.attend_groups(q, k, v, kv, tables, plan, spec, norms)
+            return decode_attention.attend(q, k, v, kv, tables, positions, windows, spec.scale, bias, spec.rotary)
 
         return attend
 
     def cross_attention(self, tables: Tensor, lengths: Tensor, scale: float) -> CrossAttend:
         """See Ops."""
-        places = tables, lengths, lengths, scale  # with a window of its length, all of a row is seen
 
-        def attend(q: Tensor, memory: Tensor) -> Tensor:
+        def attend(q: Tensor, kv: Tensor) -> Tensor:
             if q.shape[2] > 1:
-                return attend(q.transpose(0, 2), memory).transpose(0, 2)
-            return decode_attention.attend(q, None, None, memory, *places)
+                return attend(q.transpose(0, 2), kv).transpose(0, 2)
+            # With a window of its length, all of a row is seen.
+            return decode_attention.attend(q, None, None, kv, tables, lengths, lengths, scale)
 
         return attend
 

@@ -53,8 +53,8 @@ class PeerMemory:
 
     def all_reduce_argmax(self, tokens: Tensor, ids: Tensor, logits: Tensor, first: int) -> None:
         """Replace each row's argmax of this process by that of all processes; see kernels.all_reduce."""
-        own = self._memories[1], self._choices, self._rank, self._row_turns, self._lost
-        self._kernels.all_reduce_argmax(tokens, ids, logits, first, *own)
+        memory, choices, turns = self._memories[1], self._choices, self._row_turns
+        self._kernels.all_reduce_argmax(tokens, ids, logits, first, memory, choices, self._rank, turns, self._lost)
 
     def has_timed_out(self) -> bool:
         """Say whether a kernel has timed out waiting for another process, after which no kernel waits."""

@@ -87,7 +87,8 @@ def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Se
         sources = [replace(context, ia3_task=task) for (context, _), task in zip(begun, tasks, strict=True)]
         begun = [(context, context.ids[1:]) for context in _decoder_contexts(sent, config)]
     sampling = sampling_params(sent, config.vocab_size)
-    rows = [Row(each, *place, source) for each, place, source in zip(sampling, begun, sources, strict=True)]
+    starts = zip(sampling, begun, sources, strict=True)
+    rows = [Row(params, context, shown, source) for params, (context, shown), source in starts]
     _check_lengths(rows, config, schema)
     return Request(
         rows,

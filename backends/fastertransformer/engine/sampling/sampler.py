@@ -248,9 +248,9 @@ class Sampler:
                 if limits:
                     tokens[self._sampled] = self._draw(logits, self._sampled, limits)
         if len(index := self._scored):
-            chosen = logits[index], self._columns["top_k"][index], tokens[index]
-            log_probs = logits.new_zeros(2, len(logits))
-            log_probs[:, index] = torch.stack(token_log_probs(*chosen, self._largest_top_k))
+            top_k, log_probs = self._columns["top_k"][index], logits.new_zeros(2, len(logits))
+            own = token_log_probs(logits[index], top_k, tokens[index], self._largest_top_k)
+            log_probs[:, index] = torch.stack(own)
         for sequence in self._searched:
             self._search(sequence, logits, tokens)
         if raw_rows is not None:
@@ -289,25 +289,30 @@ class Sampler:
         if self._bias:
             logits = add_bias(logits, *self._bias)
         if self._has_output_penalty:
-            penalties = columns["frequency_penalty"], columns["output_presence_penalty"]
-            logits = apply_output_penalty(logits, *penalties, self._counts.of(len(logits)))
+            frequency, presence = columns["frequency_penalty"], columns["output_presence_penalty"]
+            logits = apply_output_penalty(logits, frequency, presence, self._counts.of(len(logits)))
         if self._has_temperature and not self._draw_scales:
             logits = apply_temperature(logits, columns["temperature"])
         if self._has_penalty and self._occurred is not None:  # add_rows has made it
-            penalties = columns["repetition_penalty"], columns["presence_penalty"]
-            logits = apply_repetition_penalty(logits, *penalties, self._occurred[: len(logits)])
+            repetition, presence = columns["repetition_penalty"], columns["presence_penalty"]
+            logits = apply_repetition_penalty(logits, repetition, presence, self._occurred[: len(logits)])
         if self._has_min_length:
-            limits = columns["min_length"], columns["generated"], columns["end_id"]
-            logits = apply_min_length(logits, *limits)
+            logits = apply_min_length(logits, columns["min_length"], columns["generated"], columns["end_id"])
         if self._held_back:
             logits = hold_back(logits, *self._held_back, columns["min_length"], columns["generated"])
         return logits
 
     def _draw_limits(self, slots: Tensor) -> DrawLimits:
         """Give what limits the draw of some slots, [n]."""
-        names = "random_seed", "generated", "top_k", "top_p", *(("temperature",) if self._draw_scales else ())
-        columns = (self._columns[name] for name in names)
-        limits = self._steps.network.ops.draw_limits(slots, *columns)
+        columns = self._columns
+        limits = self._steps.network.ops.draw_limits(
+            slots,
+            columns["random_seed"],
+            columns["generated"],
+            columns["top_k"],
+            columns["top_p"],
+            temperature=columns["temperature"] if self._draw_scales else None,
+        )
         return self._completed(limits)
 
     def _completed(self, limits: DrawLimits) -> DrawLimits:
@@ -329,8 +334,8 @@ class Sampler:
         parents = np.array([each.parent for each in chosen])
         if (moved := parents != np.arange(len(slots))).any():
             children, origins = np.flatnonzero(moved).tolist(), parents[moved].tolist()
-            both = [pages[child] for child in children], [pages[origin] for origin in origins]
-            self._steps.slots.copy(*both, sequence.cached_entries)
+            targets, sources = [pages[child] for child in children], [pages[origin] for origin in origins]
+            self._steps.slots.copy(targets, sources, sequence.cached_entries)
             self.move_rows(slots[moved], slots[parents[moved]])
         tokens[index] = torch.tensor([each.token for each in chosen], device=self._device)
 
@@ -342,8 +347,14 @@ class Sampler:
             self._occurred[: len(tokens)].scatter_(1, tokens[:, None], True)
         self._counts.add(tokens)
         if self._has_moving_top_p:
-            limits = columns["initial_top_p"], columns["top_p_decay"], columns["top_p_min"], columns["top_p_reset_ids"]
-            decayed = decay_top_p(columns["top_p"], *limits, tokens)
+            decayed = decay_top_p(
+                columns["top_p"],
+                initial=columns["initial_top_p"],
+                decay=columns["top_p_decay"],
+                least=columns["top_p_min"],
+                reset_id=columns["top_p_reset_ids"],
+                token=tokens,
+            )
             # FasterTransformer's top-k layer has a top_p that stays.
             columns["top_p"].copy_(torch.where(columns["top_k"] == 0, decayed, columns["top_p"]))
 

@@ -54,6 +54,7 @@ class Scheduler:
         self,
         steps: Steps,
         max_rows: int,
+        *,
         is_inflight: bool = True,
         session_idle_s: float = 60.0,
         steps_ahead: bool | None = None,
@@ -68,7 +69,13 @@ class Scheduler:
         self._times = LaunchTimes()
         self.sessions = Sessions(steps, session_idle_s, known_sessions)
         self._waiting = WaitingQueue(
-            steps, self._batch, self.sessions, self.metrics, max_rows, is_inflight, chunk_tokens
+            steps,
+            self._batch,
+            sessions=self.sessions,
+            metrics=self.metrics,
+            max_rows=max_rows,
+            is_inflight=is_inflight,
+            chunk_tokens=chunk_tokens,
         )
 
     @property

@@ -41,6 +41,7 @@ class WaitingQueue:
         self,
         steps: Steps,
         batch: Batch,
+        *,
         sessions: Sessions,
         metrics: EngineMetrics,
         max_rows: int,

@@ -58,8 +58,8 @@ class RowSlots(Collective):
             ids: next input token of rows that begin with a decode step; None: contexts are run first.
         """
         most = np.full(len(rows), UNBOUNDED) if windows is None else windows
-        tables = (table_of([row.listed for row in rows]), table_of([row.source for row in rows]))
-        self.place(first, *tables, positions, most, tasks, ids)
+        tables, source_tables = table_of([row.listed for row in rows]), table_of([row.source for row in rows])
+        self.place(first, tables, source_tables, positions, most, tasks, ids)
 
     @collective_step
     def place(

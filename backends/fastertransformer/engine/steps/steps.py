@@ -142,9 +142,9 @@ class Steps(Collective):
         ones, nothing = np.ones(first, np.int64), np.zeros(first, np.int64)
         every = np.concatenate((ones, lengths))
         rows = NumberedRows.of(np.concatenate((nothing, ids)), np.concatenate((nothing, starts)), every, 0)
-        own = self.slots.ids[:first], self.slots.positions[:first]
-        found = self._graphs.mix(rows, *own) if self._graphs else None
-        hidden, logits = found or self._mix(rows, *own)
+        own_ids, positions = self.slots.ids[:first], self.slots.positions[:first]
+        found = self._graphs.mix(rows, own_ids, positions) if self._graphs else None
+        hidden, logits = found or self._mix(rows, own_ids, positions)
         chosen = self._choose(hidden[:first], logits, first)
         self.predictions.decoded = chosen[0]
         return chosen, hidden[first:]

@@ -54,8 +54,12 @@ def read(ini: ConfigIni, family: Family, dims: LlamaDims) -> ModelConfig:
 def _rope_scaling(dims: LlamaDims) -> RopeScaling | None:
     """Give what rope_type and rope_scaling_factor say; FasterTransformer's forks know the second key alone."""
     if dims.rope_type == LLAMA3_ROPE:
-        waves = dims.rope_low_freq_factor, dims.rope_high_freq_factor, dims.rope_original_max_position
-        return RopeScaling(dims.rope_scaling_factor, *waves)
+        return RopeScaling(
+            dims.rope_scaling_factor,
+            low_freq_factor=dims.rope_low_freq_factor,
+            high_freq_factor=dims.rope_high_freq_factor,
+            original_max_position=dims.rope_original_max_position,
+        )
     return RopeScaling(dims.rope_scaling_factor) if dims.rope_scaling_factor != 1 else None
 
 

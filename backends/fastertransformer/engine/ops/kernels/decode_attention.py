@@ -63,13 +63,13 @@ def pages_of(table, first, end, block: tl.constexpr, page_tokens: tl.constexpr):
 
 @triton.jit
 def place_of(pages, first, block: tl.constexpr, page_tokens: tl.constexpr, size: tl.constexpr, page_stride):
-    """Where the cells from first on are in a layer's memory, [block]; see pages_of."""
+    """Where the cells from first on are in a layer's cache, [block]; see pages_of."""
     return pages.to(tl.int64) * page_stride + ((first + tl.arange(0, block)) % page_tokens) * size
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend(  # noqa: C901 (one kernel)
-    q, k, v, memory, tables, positions, windows, out, bias, partial, finished,
+    q, k, v, kv, tables, positions, windows, out, bias, partial, finished,
     row_stride, head_stride, table_stride, page_stride, values_at, scale, pieces, distances, rotary_size, frequencies,
     page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr, kind: tl.constexpr,
     is_cut: tl.constexpr, is_new: tl.constexpr, least: tl.constexpr, rotation: tl.constexpr, uses_pdl: tl.constexpr,
@@ -92,7 +92,7 @@ def _attend(  # noqa: C901 (one kernel)
     end = tl.minimum(start + piece_cells, length)
     dims = tl.arange(0, width)
     is_dim = dims < size
-    base = memory + head * page_tokens * size + dims[None, :]
+    base = kv + head * page_tokens * size + dims[None, :]
     steps = tl.arange(0, block)
     own_table = tables + row * table_stride
     pages = pages_of(own_table, start, end, block, page_tokens)
@@ -121,7 +121,7 @@ def _attend(  # noqa: C901 (one kernel)
             rotated = key.to(tl.float32) * cos + tl.load(k + partner, is_rotated, 0.0).to(tl.float32) * sin
             key = rotated.to(key.dtype)
         page = tl.load(tables + row * table_stride + newest // page_tokens).to(tl.int64)
-        cell = memory + page * page_stride + head * page_tokens * size + (newest % page_tokens) * size + dims
+        cell = kv + page * page_stride + head * page_tokens * size + (newest % page_tokens) * size + dims
         tl.store(cell, key, is_dim)
         tl.store(cell + values_at, value, is_dim)
         own_score = tl.sum(query * key.to(tl.float32), 0)
@@ -197,7 +197,7 @@ def attend(
     q: Tensor,
     k: Tensor | None,
     v: Tensor | None,
-    memory: Tensor,
+    kv: Tensor,
     tables: Tensor,
     positions: Tensor,
     windows: Tensor,
@@ -211,7 +211,7 @@ def attend(
         q: [B, H, 1, D]; the last axis without gaps.
         k: of the same token, like q; None: nothing is written, for the row's last cell is in the cache already.
         v: as k.
-        memory: of a layer, [2, pages, H, PAGE, D].
+        kv: a layer's cache, [2, pages, H, PAGE, D].
         tables: int32 [B, width], pages of each row.
         positions: int64 [B].
         windows: int64 [B]; see kv_cache.py.
@@ -238,12 +238,12 @@ def attend(
     is_limited = tiles.registers and has_pdl and kind == NO_BIAS  # a bias takes some more, and so do older GPUs
     limit = {"maxnreg": tiles.registers} if is_limited else {}
     _attend[(batch, heads, pieces)](
-        q, q if k is None else k, q if v is None else v, memory, tables, positions, windows, out,
+        q, q if k is None else k, q if v is None else v, kv, tables, positions, windows, out,
         q if bias is None else bias, partial, finished,
-        q.stride(0), q.stride(1), tables.stride(0), memory.stride(1), memory.stride(0), scale * LOG2_E.value, pieces,
+        q.stride(0), q.stride(1), tables.stride(0), kv.stride(1), kv.stride(0), scale * LOG2_E.value, pieces,
         bias.shape[1] if bias is not None and bias.dim() == 2 else 0,
         rotary.width if rotary else 0, rotary.inverse_frequencies if rotary else None,
-        page_tokens=memory.shape[3], size=size, width=width, block=block, kind=kind,
+        page_tokens=kv.shape[3], size=size, width=width, block=block, kind=kind,
         is_cut=pieces > 1, is_new=k is not None, least=tiles.least,
         rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2,
         uses_pdl=has_pdl, num_warps=tiles.warps, launch_pdl=has_pdl, **limit,

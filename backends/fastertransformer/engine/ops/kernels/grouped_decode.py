@@ -79,7 +79,7 @@ def _weigh(query, keys, is_seen, most, total, scale, cap, has_cap: tl.constexpr)
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_group(  # noqa: C901 (one kernel)
-    q, k, v, memory, tables, plan, out, frequencies, q_gain, k_gain, partial, finished,
+    q, k, v, kv, tables, plan, out, frequencies, q_gain, k_gain, partial, finished,
     q_stride, kv_stride, q_head_stride, kv_head_stride, table_stride, page_stride, values_at, scale, cap, reach, eps,
     pieces, least, shares, rotary_size, group: tl.constexpr, many: tl.constexpr, padded: tl.constexpr,
     size: tl.constexpr, page_tokens: tl.constexpr, width: tl.constexpr, block: tl.constexpr, stages: tl.constexpr,
@@ -114,7 +114,7 @@ def _attend_group(  # noqa: C901 (one kernel)
     dims, steps, h, filled = tl.arange(0, width), tl.arange(0, block), tl.arange(0, many), tl.arange(0, padded)
     g = filled // repeats
     is_dim, is_query, is_head = dims < size, h < group, (g < group) & (filled % repeats == 0)
-    base = memory + head * page_tokens * size + dims[None, :]
+    base = kv + head * page_tokens * size + dims[None, :]
     own_table = tables + table_row * table_stride
     if stages == 0:
         pages = pages_of(own_table, start, end, block, page_tokens)
@@ -161,9 +161,9 @@ def _attend_group(  # noqa: C901 (one kernel)
                 partner_key = partner_key * key_factor * tl.load(k_gain + other, is_rotated, 0.0).to(tl.float32)
         if rotation != 0:
             key = key * cos + partner_key * sin
-        kept = key.to(memory.dtype.element_ty)
+        kept = key.to(kv.dtype.element_ty)
         page = tl.load(own_table + newest // page_tokens).to(tl.int64)
-        cell = memory + page * page_stride + head * page_tokens * size + (newest % page_tokens) * size + dims
+        cell = kv + page * page_stride + head * page_tokens * size + (newest % page_tokens) * size + dims
         tl.store(cell, kept, is_dim)
         tl.store(cell + values_at, value, is_dim)
         own_score = tl.sum(query.to(tl.float32) * kept.to(tl.float32)[None, :], 1) * scale
@@ -227,7 +227,7 @@ def attend_groups(
     q: Tensor,
     k: Tensor | None,
     v: Tensor | None,
-    memory: Tensor,
+    kv: Tensor,
     tables: Tensor,
     plan: Tensor,
     spec: AttentionSpec,
@@ -241,7 +241,7 @@ def attend_groups(
         q: [B, H, 1, D], or of packed rows [1, H, T, D]; the last axis without gaps.
         k: [B, Hkv, 1, D], likewise; None with packed rows: what is needed is in the cache, and q is rotated.
         v: as k.
-        memory: of a layer, [2, pages, Hkv, PAGE, D].
+        kv: a layer's cache, [2, pages, Hkv, PAGE, D].
         tables: int32 [B, width], pages of each row; of packed rows, of each slot.
         plan: of these rows; see plan_rows.
         spec: scale, cap, window and rotary positions; not a bias.
@@ -253,11 +253,11 @@ def attend_groups(
         Of q's shape; [B, 1, H * D] is a view of it, or [1, T, H * D] of packed rows.
     """
     assert spec.bias is None, "a bias with groups of heads has no kernel"
-    heads, size, kv_heads = q.shape[1], q.shape[3], memory.shape[2]
+    heads, size, kv_heads = q.shape[1], q.shape[3], kv.shape[2]
     rows, token_axis = len(plan) // FIELDS, 0 if packed is None else 2
     if k is not None and v is not None and k.stride() != v.stride():
         k, v = k.contiguous(), v.contiguous()
-    kv = q if k is None else k
+    keys = q if k is None else k
     scratch, has_pdl = scratch_of(q.device), uses_pdl(q.device) and packed is None
     programs, processors = rows * kv_heads, scratch.processors
     is_many = packed is not None or programs > 2 * processors  # packed rows have one kernel, whatever their number
@@ -269,13 +269,13 @@ def attend_groups(
     out = torch.empty((rows, 1, heads, size), dtype=q.dtype, device=q.device) if packed is None else packed
     scores, rotary = scores_of(spec), spec.rotary if packed is None else None
     _attend_group[(kv_heads, pieces, rows)](
-        q, kv, q if v is None else v, memory, tables, plan, out, rotary.inverse_frequencies if rotary else None,
+        q, keys, q if v is None else v, kv, tables, plan, out, rotary.inverse_frequencies if rotary else None,
         norms.query.weight if norms else None, norms.key.weight if norms else None, partial, finished,
-        q.stride(token_axis), kv.stride(token_axis), q.stride(1), kv.stride(1), tables.stride(0), memory.stride(1),
-        memory.stride(0), scores.scale, scores.cap, scores.reach, norms.query.eps if norms else 0.0,
+        q.stride(token_axis), keys.stride(token_axis), q.stride(1), keys.stride(1), tables.stride(0), kv.stride(1),
+        kv.stride(0), scores.scale, scores.cap, scores.reach, norms.query.eps if norms else 0.0,
         pieces, tiles.least, tiles.shares * processors, rotary.width if rotary else 0,
         group=group, many=triton.next_power_of_2(group), padded=max(16, triton.next_power_of_2(group)),
-        page_tokens=memory.shape[3], size=size, width=width, block=block, stages=tiles.stages,
+        page_tokens=kv.shape[3], size=size, width=width, block=block, stages=tiles.stages,
         has_cap=spec.softcap != 0, is_packed=packed is not None, has_norm=norms is not None,
         rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, uses_pdl=has_pdl,
         num_warps=max(tiles.warps, width // 32), launch_pdl=has_pdl,

@@ -201,7 +201,7 @@ def attend_group_rows(
 
 def extend(
     q: Tensor,
-    memory: Tensor,
+    kv: Tensor,
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
@@ -214,7 +214,7 @@ def extend(
 
     Args:
         q: [H, T, D], rotated; the last axis without gaps.
-        memory: of a layer, [2, pages, Hkv, PAGE, D].
+        kv: a layer's cache, [2, pages, Hkv, PAGE, D].
         tables: int32 [slots, width], pages of each slot.
         slots: int64 [T].
         positions: int64 [T]; those of a row follow each other.
@@ -228,9 +228,9 @@ def extend(
     """
     heads, tokens, size = q.shape
     out = torch.empty(tokens, heads, size, dtype=q.dtype, device=q.device)
-    attend_groups(q[None], None, None, memory, tables, rows.plan(positions, slots), spec, packed=out)
-    paged, stride = (tables, slots, positions, split or Split()), memory.stride(1)
-    _launch(q, memory[0], memory[1], out, rows, spec, memory.shape[2], paged, tiles, 0, 0, stride, memory.shape[3])
+    attend_groups(q[None], None, None, kv, tables, rows.plan(positions, slots), spec, packed=out)
+    paged, stride = (tables, slots, positions, split or Split()), kv.stride(1)
+    _launch(q, kv[0], kv[1], out, rows, spec, kv.shape[2], paged, tiles, 0, 0, stride, kv.shape[3])
     return out.transpose(0, 1)
 
 

@@ -56,7 +56,7 @@ def _turn_halves(
 
 @triton.jit(do_not_specialize=("positions",))
 def _kv_write_halves(
-    q, k, v, memory, pages, offsets, positions, frequencies, q_gain, k_gain,
+    q, k, v, kv, pages, offsets, positions, frequencies, q_gain, k_gain,
     q_stride, q_head_stride, token_stride, head_stride, page_stride, values_at, eps,
     page_tokens: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, half: tl.constexpr, many: tl.constexpr,
     has_norm: tl.constexpr,
@@ -83,11 +83,11 @@ def _kv_write_halves(
         cell = tl.load(pages + token).to(tl.int64) * page_stride + tl.load(offsets + token) * (2 * half)
         stride: tl.constexpr = page_tokens * 2 * half
         _turn_halves(
-            k + token * token_stride, memory + cell, head_stride, stride, k_gain, head, dim, cos, sin, is_in, eps, half,
+            k + token * token_stride, kv + cell, head_stride, stride, k_gain, head, dim, cos, sin, is_in, eps, half,
             has_norm,
         )  # fmt: skip
         own = v + token * token_stride + head * head_stride + dim
-        place = memory + values_at + cell + head * stride + dim
+        place = kv + values_at + cell + head * stride + dim
         tl.store(place, tl.load(own, is_in, 0), is_in)
         tl.store(place + half, tl.load(own + half, is_in, 0), is_in)
 
@@ -96,7 +96,7 @@ def _kv_write_halves(
 # tokens do not begin at a multiple of 16 bytes.
 @triton.jit(do_not_specialize=("rotary_size", "positions"))
 def _kv_write(
-    q, k, v, memory, pages, offsets, positions, frequencies, q_gain, k_gain,
+    q, k, v, kv, pages, offsets, positions, frequencies, q_gain, k_gain,
     q_stride, q_head_stride, token_stride, head_stride, page_stride, values_at, rotary_size, eps,
     page_tokens: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, width: tl.constexpr,
     many: tl.constexpr, blocks: tl.constexpr, rotation: tl.constexpr, has_norm: tl.constexpr,
@@ -131,34 +131,34 @@ def _kv_write(
             tl.debug_barrier()  # all threads have read what is overwritten
             tl.store(own + head * q_head_stride + dim, query, is_query)
             tl.store(k + head * head_stride + dim, key, is_kv)
-        place = memory + cell + head * page_tokens * size + dim
+        place = kv + cell + head * page_tokens * size + dim
         tl.store(place, key, is_kv)
         tl.store(place + values_at, tl.load(v + head * head_stride + dim, is_kv, 0), is_kv)
 
 
-def kv_write(k: Tensor, v: Tensor, memory: Tensor, pages: Tensor, offsets: Tensor) -> None:
-    """Write k and v, [Hkv, T, D], whose last axis has no gaps, to a layer's memory; see Ops.kv_write."""
-    rotate_and_write(k, k, v, memory, pages, offsets, offsets, None)
+def kv_write(k: Tensor, v: Tensor, kv: Tensor, pages: Tensor, offsets: Tensor) -> None:
+    """Write k and v, [Hkv, T, D], whose last axis has no gaps, to a layer's cache; see Ops.kv_write."""
+    rotate_and_write(k, k, v, kv, pages, offsets, offsets, None)
 
 
 def rotate_and_write(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    memory: Tensor,
+    kv: Tensor,
     pages: Tensor,
     offsets: Tensor,
     positions: Tensor,
     rotary: Rotary | None,
     norms: HeadNorms | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm and rotate queries and keys in place, and write keys and values to a layer's memory; see Ops.kv_write.
+    """Norm and rotate queries and keys in place, and write keys and values to a layer's cache; see Ops.kv_write.
 
     Args:
         q: [H, T, D]; the last axis without gaps. Overwritten, if there is anything to do.
         k: [Hkv, T, D], as q.
         v: as k.
-        memory: of a layer, [2, pages, Hkv, PAGE, D].
+        kv: a layer's cache, [2, pages, Hkv, PAGE, D].
         pages: int32 [T].
         offsets: int64 [T], place of each token in its page.
         positions: int64 [T].
@@ -174,10 +174,10 @@ def rotate_and_write(
     if rotary and not rotary.is_by_pairs and rotary.width == size and size & (size - 1) == 0:
         many = min(triton.next_power_of_2(heads), max(1, _BLOCK // size))
         _kv_write_halves[(tokens, triton.cdiv(heads, many) + triton.cdiv(kv_heads, many))](
-            q, k, v, memory, pages, offsets, positions, rotary.inverse_frequencies,
+            q, k, v, kv, pages, offsets, positions, rotary.inverse_frequencies,
             norms.query.weight if norms else None, norms.key.weight if norms else None,
-            q.stride(1), q.stride(0), k.stride(1), k.stride(0), memory.stride(1), memory.stride(0),
-            norms.query.eps if norms else 0.0, page_tokens=memory.shape[3], heads=heads, kv_heads=kv_heads,
+            q.stride(1), q.stride(0), k.stride(1), k.stride(0), kv.stride(1), kv.stride(0),
+            norms.query.eps if norms else 0.0, page_tokens=kv.shape[3], heads=heads, kv_heads=kv_heads,
             half=size // 2, many=many, has_norm=norms is not None, num_warps=4,
         )  # fmt: skip
         return q, k, v
@@ -186,11 +186,11 @@ def rotate_and_write(
     parts = triton.cdiv(most, many)
     blocks = parts if tokens >= _MANY_TOKENS else 1
     _kv_write[(tokens, parts // blocks)](
-        q, k, v, memory, pages, offsets, positions, rotary.inverse_frequencies if rotary else None,
+        q, k, v, kv, pages, offsets, positions, rotary.inverse_frequencies if rotary else None,
         norms.query.weight if norms else None, norms.key.weight if norms else None,
-        q.stride(1), q.stride(0), k.stride(1), k.stride(0), memory.stride(1), memory.stride(0),
+        q.stride(1), q.stride(0), k.stride(1), k.stride(0), kv.stride(1), kv.stride(0),
         rotary.width if rotary else 0, norms.query.eps if norms else 0.0,
-        page_tokens=memory.shape[3], heads=heads, kv_heads=kv_heads, size=size, width=width, many=many,
+        page_tokens=kv.shape[3], heads=heads, kv_heads=kv_heads, size=size, width=width, many=many,
         blocks=blocks, rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, has_norm=norms is not None,
         num_warps=4,
     )  # fmt: skip
