@@ -116,7 +116,7 @@ def test_requests_that_come_at_any_time_get_what_they_get_alone(
     requests = many_requests(24)
     alone = [engine.generate([engine.parse(tensors)])[0] for tensors in requests]
     steps = paged_steps(settings, pages) if pages else steps
-    scheduler = Scheduler(steps, max_rows, is_inflight, steps_ahead=steps_ahead)
+    scheduler = Scheduler(steps, max_rows, is_inflight=is_inflight, steps_ahead=steps_ahead)
     generator, clients = np.random.default_rng(9), []
     for tensors in requests:
         clients.append(Client(scheduler, steps, tensors))
@@ -361,7 +361,7 @@ def test_a_step_that_fails_because_of_one_request_fails_that_request_alone(
         return decode(ids, *rest)
 
     monkeypatch.setattr(steps.network, "decode", explode)
-    scheduler = Scheduler(steps, 8, is_inflight)
+    scheduler = Scheduler(steps, 8, is_inflight=is_inflight)
     clients = [Client(scheduler, steps, each, is_streaming=place == 2) for place, each in enumerate(tensors)]
     bad = clients[1]
     run(scheduler)

@@ -47,7 +47,10 @@ class Talk:
     """A scheduler, and conversations on it."""
 
     def __init__(self, steps: Steps, idle_s: float = 60.0, is_inflight: bool = True) -> None:
-        self.steps, self.scheduler = steps, Scheduler(steps, 8, is_inflight, idle_s, steps_ahead=True)
+        self.steps, self.scheduler = (
+            steps,
+            Scheduler(steps, 8, is_inflight=is_inflight, session_idle_s=idle_s, steps_ahead=True),
+        )
 
     def submit(
         self, key: Any, rows: list[list[int]], count: Any, start: bool = False, end: bool = False, **scalars: Any
