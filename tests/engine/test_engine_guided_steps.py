@@ -213,7 +213,7 @@ def test_a_row_that_is_set_back_follows_its_grammar_anew(grammars: Grammars) -> 
     assert allowed(b"a") == {ord("b"), ord("c")}
     row_masks.take([(0, ord("b"))])
     assert allowed(b"ab") == {ord("c")}
-    assert row_masks.settle([ord("c")]) == [ord("c")]
+    assert row_masks.resolve_without_mask([ord("c")]) == [ord("c")]
     assert allowed(b"a") == {ord("b"), ord("c")}
     assert allowed(b"acc") == {END} and not row.problem
 
@@ -246,7 +246,7 @@ def test_what_is_settled_without_a_mask_is_what_the_mask_says(guide: Guide, subw
         for token in (*random.integers(0, SUBWORDS, 40).tolist(), *random.permutation(sorted(allowed))[:20].tolist()):
             tried = copy.copy(row)  # which follows what it settles
             tried.matcher = row.matcher.deep_copy()
-            settled = masks.RowMasks([tried], SUBWORDS, bits).settle([token])[0]
+            settled = masks.RowMasks([tried], SUBWORDS, bits).resolve_without_mask([token])[0]
             if settled == token:
                 assert token in allowed
             elif settled is not None:
@@ -258,7 +258,7 @@ def test_what_is_settled_without_a_mask_is_what_the_mask_says(guide: Guide, subw
         if row.has_ended or tokens[-1] == end:
             break
     assert forced > 0
-    assert row_masks.settle([-1]) == [-1]
+    assert row_masks.resolve_without_mask([-1]) == [-1]
 
 
 def test_while_a_grammar_is_compiled_other_rows_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

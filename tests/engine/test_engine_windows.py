@@ -203,10 +203,10 @@ def test_a_table_lists_what_is_kept_and_nothing_else() -> None:
     """For every length: what the next token sees is kept, and a page more, and no row has more than is counted."""
     blocks = BlockManager(20, window=WINDOW)
     for entries in range(1, 200):
-        row = blocks.take(entries, most=400, unneeded=blocks.unneeded(entries))
+        row = blocks.take(entries, most=400, unneeded=blocks.pages_before_window(entries))
         row.slot = 3
         for position in range(entries, min(entries + 40, 220)):
-            assert blocks.grow(row, position + 1, blocks.unneeded(position))
+            assert blocks.grow(row, position + 1, blocks.pages_before_window(position))
             kept = [place for place, page in enumerate(row.pages) if page]
             assert kept == list(range(kept[0], position // PAGE + 1)) and len(kept) <= blocks.most_kept == MOST
             assert kept[0] * PAGE <= max(0, position - WINDOW + 1 - PAGE) < (kept[0] + 1) * PAGE
@@ -226,7 +226,7 @@ def test_a_page_with_bad_numbers_is_cleared_when_the_last_row_gives_it_back() ->
     assert blocks.prefixes.forget(first.pages, is_dirty=True) == [1, 2]
     blocks.release([first])
     assert blocks.take_dirty() == []
-    assert blocks.grow(second, 150, blocks.unneeded(149)) and second.pages[:2] == [0, 0]
+    assert blocks.grow(second, 150, blocks.pages_before_window(149)) and second.pages[:2] == [0, 0]
     assert sorted(blocks.take_dirty()) == [1, 2] and blocks.take_dirty() == []
 
 

@@ -18,13 +18,13 @@ import numpy as np
 from ..arrays import Array
 from ..errors import EngineError
 from .page_pool import PagePool, RowPages
-from .prefix_index import PAGE, PrefixIndex, pages_behind
+from .prefix_index import PAGE, PrefixIndex, pages_before_window
 
 __all__ = ["PAGE", "BlockManager", "pages_of"]
 
 
 def pages_of(entries: int) -> int:
-    """Give the number of pages that hold some entries."""
+    """Return the number of pages that hold some entries."""
     return -(-entries // PAGE)
 
 
@@ -65,17 +65,17 @@ class BlockManager:
         """The number of free pages, those that are held for rows or known by their tokens included."""
         return len(self._pool) + len(self.prefixes)
 
-    def unneeded(self, position: int) -> int:
-        """Give how many of a row's first pages are not kept when its next token has this position.
+    def pages_before_window(self, position: int) -> int:
+        """Return the number of leading pages that no later token attends to when a row's next token has this position.
 
-        One page that is no longer seen is: a conversation may go back by a few tokens, and the last full page is found
+        One such page is kept: a conversation may go back by a few tokens, and the last full page is found
         again by its beginning, see PrefixIndex.find.
         """
-        return pages_behind(position - PAGE, self.window)
+        return pages_before_window(position - PAGE, self.window)
 
     @property
     def most_kept(self) -> int:
-        """The most pages that a row has at once where there is a window: see ``unneeded``, and one to grow."""
+        """The most pages that a row has at once where there is a window; one of them is to grow."""
         return pages_of(self.window + PAGE - 1) + 2
 
     def take(
@@ -109,34 +109,34 @@ class BlockManager:
             raise EngineError(f"{count + beyond} pages of the KV cache for a row; there are {free}")
         self.prefixes.use(shared)
         self._evict(count + beyond)
-        row, hoped = RowPages(first, source=self._pool.take(beyond)), max(0, pages_of(most) - pages_of(entries))
+        row, growth = RowPages(first, source=self._pool.take(beyond)), max(0, pages_of(most) - pages_of(entries))
         if is_copied and self._is_copied(shared, count):
             row.pages = []
-            self._pool.allocate(row, len(shared) + count, hoped)
+            self._pool.allocate(row, len(shared) + count, growth)
             row.copies, row.pages[: len(shared)] = row.pages[: len(shared)], shared
         else:
-            self._pool.allocate(row, max(0, count), hoped)
+            self._pool.allocate(row, max(0, count), growth)
         self._note_taken()
         return row
 
     def _is_copied(self, shared: Sequence[int], count: int) -> bool:
-        """Say whether a row of ``count`` pages behind shared ones copies these: unless all of its pages are contiguous.
+        """Return whether a row of ``count`` pages after shared ones copies these: unless all its pages are contiguous.
 
         It shares them for good where less than half of all pages are free.
         """
         if not (shared and self._reads_in_place) or 0 in shared or 2 * self.free < self.count:
             return False
-        is_contiguous = all(page + 1 == behind for page, behind in pairwise(shared))
+        is_contiguous = all(page + 1 == after for page, after in pairwise(shared))
         is_read_in_place = is_contiguous and self._pool.has_run(count, shared[-1])
         return not is_read_in_place and self._pool.has_run(len(shared) + count)
 
     def grow(self, row: RowPages, entries: int, unneeded: int = 0) -> bool:
-        """Give a row the pages that it lacks for some entries; false: there are too few, and nothing was taken.
+        """Take the pages that a row lacks for some entries; false: there are too few, and nothing was taken.
 
         Args:
             row: which first gives back its first ``unneeded`` pages.
             entries: that it has then.
-            unneeded: see the method of this name.
+            unneeded: see ``pages_before_window``.
         """
         self._give_back(row, unneeded)
         missing = pages_of(entries) - len(row.pages)
@@ -151,7 +151,7 @@ class BlockManager:
         return True
 
     def copy_shared(self, rows: Iterable[RowPages], copy: Callable[[Array], None]) -> None:
-        """Give rows copies of the pages that they share, where they have taken pages for these.
+        """Return rows copies of the pages that they share, where they have taken pages for these.
 
         Args:
             rows: whose contexts have been run.
@@ -181,24 +181,24 @@ class BlockManager:
         self._dirty += dirty
 
     def _evict(self, count: int) -> None:
-        """Let the pool have ``count`` pages at least."""
+        """Free known pages until the pool has ``count`` at least."""
         if count > len(self._pool):
             self._pool.free(self.prefixes.evict(count - len(self._pool)))
 
     def _note_taken(self) -> None:
-        """Note that the tables of rows that others took pages from list these no longer."""
+        """Drop stolen pages from the block tables of the rows that held them."""
         for row, column in self._pool.taken_from:
             self._changes.append((row, column, 0))
         self._pool.taken_from.clear()
 
     def take_changes(self) -> Array | None:
-        """Give the slot, column and page of what the device's block tables lack, int64 [3, n]; None: nothing."""
+        """Return the slot, column and page of what the device's block tables lack, int64 [3, n]; None: nothing."""
         last = {(row.slot, column): page for row, column, page in self._changes if row.slot >= 0}
         self._changes.clear()
         return np.array([(*place, page) for place, page in last.items()]).T if last else None
 
     def take_dirty(self) -> list[int]:
-        """Give the pages that were freed and must be cleared, because their numbers are not finite."""
+        """Return the pages that were freed and must be cleared, because their numbers are not finite."""
         dirty, self._dirty = self._dirty, []
         return dirty
 

@@ -90,7 +90,7 @@ class KvCache:
         self.sources[0], self.sources[1] = 1, -1
 
     def bytes_of(self, needs: Iterable[CacheNeed]) -> int:
-        """Give the bytes that sequences need together."""
+        """Return the bytes that sequences need together."""
         return sum(rows * (pages_of(entries) + pages_of(source)) for rows, entries, source in needs) * self._page_bytes
 
     @property
@@ -104,7 +104,7 @@ class KvCache:
         return bool((self._windows < UNBOUNDED).any())
 
     def longest(self, first: int, lengths: Array) -> int:
-        """Give the most entries that a slot from ``first`` on has once its row has ``lengths`` tokens, int64 [n]."""
+        """Return the most entries that a slot from ``first`` on has once its row has ``lengths`` tokens, int64 [n]."""
         return int(np.minimum(lengths, self._windows[first : first + len(lengths)]).max())
 
     def allocate(self, first: int, rows: Sequence[RowPages], windows: Array | None = None) -> None:
@@ -113,7 +113,7 @@ class KvCache:
         self.place(first, table_of([row.listed for row in rows]), table_of([row.source for row in rows]), most)
 
     def place(self, first: int, tables: Array, sources: Array, windows: Array) -> None:
-        """Give new rows the slots from ``first`` on, with their block tables; see Steps.allocate.
+        """Return new rows the slots from ``first`` on, with their block tables; see Steps.allocate.
 
         Raises:
             EngineError: not enough slots.

@@ -12,7 +12,7 @@ class RowPages:
 
     Attributes:
         pages: that the row uses, in the order of its tokens; at its beginning 0 for each that it has given back.
-        held: free pages right behind these, kept for the row's growth while no other row needs them.
+        held: free pages right after these, kept for the row's growth while no other row needs them.
         source: pages of its encoder's output.
         slot: where the row is in the batch; -1: it is in none.
         copies: pages right before its own, to which those that it shares are copied once its context has been run.
@@ -26,15 +26,15 @@ class RowPages:
 
     @property
     def listed(self) -> list[int]:
-        """What the device's block table lists: the pages, and behind them those that are held."""
+        """What the device's block table lists: the pages, and after them those that are held."""
         return [*self.pages, *self.held]
 
 
 class PagePool:
     """The free pages, as runs of contiguous ones.
 
-    Contiguous pages are allocated if there are any, because a CPU reads them in place, and those of the lowest numbers,
-    so that memory that was never used stays untouched. So that a row stays contiguous while it grows, the pages behind
+    Contiguous pages are allocated if there are any, because a CPU reads them in index, and those of the lowest numbers,
+    so that memory that was never used stays untouched. So that a row stays contiguous while it grows, the pages after
     it are held for it. They are free nevertheless: when no other page is left, they are taken from the row that holds
     the most.
 
@@ -51,48 +51,48 @@ class PagePool:
     def __len__(self) -> int:
         return sum(map(len, self._runs)) + self._held
 
-    def has_run(self, count: int, behind: int = 0) -> bool:
-        """Say whether ``count`` contiguous pages are free: right behind the page ``behind``, if it is not 0."""
-        return any(len(run) >= count and (not behind or run.start == behind + 1) for run in self._runs)
+    def has_run(self, count: int, after: int = 0) -> bool:
+        """Return whether ``count`` contiguous pages are free: right after the page ``after``, if it is not 0."""
+        return any(len(run) >= count and (not after or run.start == after + 1) for run in self._runs)
 
-    def allocate(self, row: RowPages, count: int, hoped: int = 0) -> None:
+    def allocate(self, row: RowPages, count: int, growth: int = 0) -> None:
         """Append pages to a row, first those that are held for it; there must be as many.
 
         Args:
             row: its last pages are neighbours of the new ones if possible.
             count: of pages.
-            hoped: how many more pages the row may take later.
+            growth: how many more pages the row may take later.
         """
         own = row.held[:count]
         if own:
             row.pages += own
             self._hold(row, row.held[len(own) :])
         if count > len(own):
-            behind = row.pages[-1] if row.pages else 0
-            row.pages += self.take(count - len(own), behind, hoped)
-        if hoped and not row.held:
-            self._hold_behind(row, hoped)
+            after = row.pages[-1] if row.pages else 0
+            row.pages += self.take(count - len(own), after, growth)
+        if growth and not row.held:
+            self._hold_after(row, growth)
 
-    def take(self, count: int, behind: int = 0, hoped: int = 0) -> list[int]:
-        """Take pages, contiguous with the page ``behind`` if possible, else contiguous with each other."""
+    def take(self, count: int, after: int = 0, growth: int = 0) -> list[int]:
+        """Take pages, contiguous with the page ``after`` if possible, else contiguous with each other."""
         taken: list[int] = []
         while count > 0:
             if not self._runs:
                 self._take_back(count)
-            run = self._choose(count, behind, hoped)
-            place = self._runs.index(run)
-            self._runs[place : place + 1] = [run[count:]] if len(run) > count else []
+            run = self._choose(count, after, growth)
+            index = self._runs.index(run)
+            self._runs[index : index + 1] = [run[count:]] if len(run) > count else []
             taken += run[:count]
             count -= len(run)
-            behind = taken[-1]
+            after = taken[-1]
         return taken
 
-    def _choose(self, count: int, behind: int, hoped: int) -> range:
-        """Choose the run to take pages of: one with room for all, and for those that are hoped for."""
+    def _choose(self, count: int, after: int, growth: int) -> range:
+        """Choose the run to take pages of: one with room for all, and for its growth."""
         for run in self._runs:
-            if run.start == behind + 1 and len(run) >= count:
+            if run.start == after + 1 and len(run) >= count:
                 return run
-        wide = next((run for run in self._runs if len(run) >= count + hoped), None)
+        wide = next((run for run in self._runs if len(run) >= count + growth), None)
         return wide or max(self._runs, key=len)
 
     def _take_back(self, count: int) -> None:
@@ -100,17 +100,17 @@ class PagePool:
         row = max(self._holders, key=lambda each: len(each.held))
         kept = max(0, len(row.held) - count)
         first = len(row.pages)
-        self.taken_from += [(row, first + place) for place in range(kept, len(row.held))]
+        self.taken_from += [(row, first + index) for index in range(kept, len(row.held))]
         pages = row.held[kept:]
         self._hold(row, row.held[:kept])
         self.free(pages)
 
-    def _hold_behind(self, row: RowPages, hoped: int) -> None:
-        """Hold the free pages right behind a row's last."""
-        for place, run in enumerate(self._runs):
+    def _hold_after(self, row: RowPages, growth: int) -> None:
+        """Hold the free pages right after a row's last."""
+        for index, run in enumerate(self._runs):
             if run.start == row.pages[-1] + 1:
-                self._runs[place : place + 1] = [run[hoped:]] if len(run) > hoped else []
-                self._hold(row, run[:hoped])
+                self._runs[index : index + 1] = [run[growth:]] if len(run) > growth else []
+                self._hold(row, run[:growth])
                 return
 
     def _hold(self, row: RowPages, pages: range) -> None:

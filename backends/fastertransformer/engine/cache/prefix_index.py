@@ -25,8 +25,8 @@ PAGE = 32  # tokens
 _MOST_GONE = 1 << 16  # contents that are remembered without a page; each takes half a KiB of the host's memory
 
 
-def pages_behind(position: int, window: int) -> int:
-    """Give how many of a row's first pages no token from a position on sees; window 0: each sees all before it."""
+def pages_before_window(position: int, window: int) -> int:
+    """Return how many of a row's first pages no token from a position on sees; window 0: each sees all before it."""
     return max(0, position + 1 - window) // PAGE if window else 0
 
 
@@ -88,7 +88,7 @@ class PrefixIndex:
         return len(self._unused)
 
     def find(self, ids: Array) -> list[int]:
-        """Give the known pages of the longest beginning of some tokens, int64 [n]; 0 in place of those not needed."""
+        """Return the known pages of the longest beginning of some tokens, int64 [n]; 0 in place of those not needed."""
         pages: list[int] = []
         before = best = present = 0  # content, pages of the best beginning, and how many of the last ones are there
         for length, tokens in enumerate(_cut(ids), 1):
@@ -99,17 +99,17 @@ class PrefixIndex:
             pages.append(page)
             before = self._known[page].number if page else self._gone[key]
             present = present + 1 if page else 0
-            if present >= length - pages_behind(length * PAGE, self._window):
+            if present >= length - pages_before_window(length * PAGE, self._window):
                 best = length
-        behind = pages_behind(best * PAGE, self._window)
-        return [0] * behind + pages[behind:best]
+        unseen = pages_before_window(best * PAGE, self._window)
+        return [0] * unseen + pages[unseen:best]
 
     def count_unused(self, pages: Iterable[int]) -> int:
-        """Give how many of these pages no row uses."""
+        """Return how many of these pages no row uses."""
         return sum(page in self._unused for page in pages)
 
     def use(self, pages: Iterable[int]) -> None:
-        """Let one more row use known pages."""
+        """Count one more row that uses known pages."""
         for page in filter(None, pages):
             self._known[page].uses += 1
             self._unused.pop(page, None)
@@ -139,14 +139,14 @@ class PrefixIndex:
             before = self._known[known].number
 
     def _remember(self, key: PageKey, number: int) -> int:
-        """Remember a content that has no page, for the pages behind it; returns its number."""
+        """Remember a content that has no page, for the pages after it; returns its number."""
         self._gone[key] = number
         if len(self._gone) > _MOST_GONE:
             del self._gone[next(iter(self._gone))]
         return number
 
     def forget(self, pages: Iterable[int], is_dirty: bool) -> list[int]:
-        """Let pages not be found any more; returns those that other rows use, of which some may be dirty."""
+        """Withdraw pages from the index; returns those that other rows use, of which some may be dirty."""
         shared = []
         for page in pages:
             if known := self._known.get(page):
@@ -159,7 +159,7 @@ class PrefixIndex:
         return shared
 
     def release(self, pages: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Let one row less use pages; returns those that are free now, and those of them that are dirty."""
+        """Count one row less that uses pages; returns those that are free now, and those of them that are dirty."""
         free, dirty = [], []
         for page in filter(None, reversed(pages)):  # what comes last in a row is worth least
             known = self._known.get(page)
@@ -191,6 +191,6 @@ class PrefixIndex:
 
 
 def _cut(ids: Array) -> Iterator[bytes]:
-    """Give the tokens of each full page."""
+    """Return the tokens of each full page."""
     for first in range(0, len(ids) - PAGE + 1, PAGE):
         yield ids[first : first + PAGE].tobytes()

@@ -42,7 +42,7 @@ class CacheShape:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Give the free memory of a device: of a GPU by its driver, of the host within the limit of this cgroup."""
+    """Return the free memory of a device: of a GPU by its driver, of the host within the limit of this cgroup."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by torch
         return int(torch.cuda.mem_get_info(device)[0] + unused)

@@ -74,7 +74,7 @@ class Grammars:
         self._trials.close()
 
     def find_rows(self, guides: Sequence[Guide | None]) -> tuple[Grammar | None, ...] | None:
-        """Give the grammars of a request's rows, if nothing is to be compiled for them; see compile_rows.
+        """Return the grammars of a request's rows, if nothing is to be compiled for them; see compile_rows.
 
         Raises:
             GrammarError: one of them was refused before.

@@ -167,7 +167,7 @@ class GuidedRow:
         grammar: see Args.
         lexer: that it uses; None: it has ended.
         end_ids: those of them that are in the vocabulary.
-        matcher: of the library, behind the tokens that were consumed.
+        matcher: of the library, after the tokens that were consumed.
         has_ended: whether a token has ended the row, and every token may follow.
         problem: why the grammar cannot be followed any further; empty: it can.
         slow_s: of processor time that tokens have taken which took long.
@@ -197,11 +197,11 @@ class GuidedRow:
         for token in (*tokens[self._followed :], *pending[max(0, self._followed - known) :]):
             if last is not None:
                 self.consume(last)
-            last = self._pass(token)
+            last = self._advance(token)
         return last
 
     def consume(self, token: int) -> None:
-        """Let the matcher consume a token."""
+        """Have the matcher consume a token."""
         begun_s = thread_time()
         self._forced = []
         self.matcher.consume_token(token)
@@ -223,23 +223,23 @@ class GuidedRow:
 
     def take(self, token: int) -> None:
         """Follow the row's next token."""
-        if self._pass(token) is not None:
+        if self._advance(token) is not None:
             self.consume(token)
 
-    def _pass(self, token: int) -> int | None:
+    def _advance(self, token: int) -> int | None:
         """Count a token; returns it if the matcher is still to consume it."""
         # A token of numbers that are not finite is negative; such a row fails anyway.
         self.has_ended = self.has_ended or token < 0 or token in self.end_ids
         self._followed += 1
         return None if self.has_ended else token
 
-    def settle(self, token: int) -> int | None:
-        """Give the token that follows if a mask is not needed to tell, and follow it; see RowMasks.settle.
+    def resolve_without_mask(self, token: int) -> int | None:
+        """Return the token that follows if a mask is not needed to tell, and follow it; see RowMasks.settle.
 
         After an error of the matcher nothing is forced and no token is allowed.
         """
         if self.has_ended or token < 0:
-            self._pass(token)
+            self._advance(token)
             return token
         begun_s = thread_time()
         if self._taken >= len(self._forced):

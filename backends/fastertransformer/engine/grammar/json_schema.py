@@ -10,7 +10,7 @@ Schema = dict[str, Any]
 
 
 def _is_any(value: Any) -> bool:
-    """Say whether a schema allows every value, whatever words it has about it."""
+    """Return whether a schema allows every value, whatever words it has about it."""
     return value is True or value == {}
 
 

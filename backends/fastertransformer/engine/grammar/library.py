@@ -28,7 +28,7 @@ _WHITE_SPACE: Any = {"whitespace_pattern": r"[ \n\r\t]{1,32}"}
 # About 1 to 2 kB each, made while a grammar is used; the library's own limit is five times as many.
 MOST_STATES = 50_000
 _MOST_ITEMS = 6_000  # that may follow at a time: as many alternatives; the library's own limit is 2,000
-# GBNF writes ::= behind a rule's name. Lark writes a colon, with modifiers before the name or options behind it.
+# GBNF writes ::= after a rule's name. Lark writes a colon, with modifiers before the name or options after it.
 _LARK = re.compile(r"^\s*(%llguidance\b|[?!]*start\s*(\.-?\d+)?\s*(\[[^\]\n]*\]|\{[^}\n]*\})?\s*:(?!:=))", re.M)
 _LARK_RULE = re.compile(r"^\s*[?!]*_?[A-Za-z]\w*\s*(\.-?\d+)?\s*:", re.M)
 _MODIFIERS = re.compile(r"^(\s*)\?!(?=_?[a-z])", re.M)  # which the library knows in the other order
@@ -147,7 +147,7 @@ def refused(kind: str, problem: str) -> GrammarError:
 
 
 def limit_of(words: str) -> str:
-    """Say which limit the library has reached by its words; empty: none."""
+    """Return which limit the library has reached by its words; empty: none."""
     return next((meaning for pattern, meaning in _LIMITS if re.match(pattern, words, re.S)), "")
 
 
@@ -207,7 +207,7 @@ def _without_anchors(regex: str) -> str:
 
 @contextmanager
 def large_stacks() -> Iterator[None]:
-    """Give the threads that are started meanwhile the stack that the library may need."""
+    """Return the threads that are started meanwhile the stack that the library may need."""
     with _STARTING:
         before = threading.stack_size(LARGE_STACK_BYTES)
         try:

@@ -30,7 +30,7 @@ _FEW = 32  # tokens: to choose among these takes a small part of the time that a
 
 
 def mask_bytes(vocab_size: int) -> int:
-    """Give the bytes of a row's bits: whole words, with at least a bit more than there are tokens."""
+    """Return the bytes of a row's bits: whole words, with at least a bit more than there are tokens."""
     return _WORD_BYTES * (vocab_size // (8 * _WORD_BYTES) + 1)
 
 
@@ -56,7 +56,7 @@ class RowMasks:
     """
 
     def __init__(self, rows: Sequence[GuidedRow], vocab_size: int, bits: Bits) -> None:
-        # The bit behind those of the tokens says that the text may be complete.
+        # The bit after those of the tokens says that the text may be complete.
         self._rows, self._complete = rows, vocab_size & 7
         # A thread takes rows that are next to each other; those of one lexer would wait for each other in two threads.
         self._order = sorted(range(len(rows)), key=lambda at: id(rows[at].lexer))
@@ -97,8 +97,8 @@ class RowMasks:
             for row, token in tokens:
                 self._rows[row].take(token)
 
-    def settle(self, tokens: Sequence[int]) -> list[int | None]:
-        """Give the token of each row whose argmax over all tokens leaves no doubt about the one over its mask.
+    def resolve_without_mask(self, tokens: Sequence[int]) -> list[int | None]:
+        """Return the token of each row whose argmax over all tokens leaves no doubt about the one over its mask.
 
         That is a token that the grammar forces, or the argmax if the grammar allows it. Either is found in a small part
         of the time that a mask takes. Such a row follows its token at once: it is the row's next one.
@@ -113,7 +113,7 @@ class RowMasks:
             EngineError: the library has failed.
         """
         with _library():
-            settled = [row.settle(token) for row, token in zip(self._rows, tokens, strict=True)]
+            settled = [row.resolve_without_mask(token) for row, token in zip(self._rows, tokens, strict=True)]
         self._look_at_time()
         return settled
 
@@ -154,7 +154,7 @@ class RowMasks:
                 row.problem = row.problem or (TOO_SLOW if row.grammar in late else "")
 
     def find_few(self, row: int) -> list[int]:
-        """Give the tokens that may follow a row's, ascending, as ``compute`` has found them; none if they are many."""
+        """Return the tokens that may follow a row's, ascending, as ``compute`` found them; none if they are many."""
         left = int.from_bytes(self._held[row * self._width : (row + 1) * self._width], "little") & self._tokens
         if left.bit_count() > _FEW:
             return []

@@ -118,7 +118,7 @@ class Nursery:
 
 
 def _limit() -> None:
-    """Let the kernel end this process where it takes too much."""
+    """Have the kernel end this process where it takes too much."""
     held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (held + MOST_BYTES,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -130,7 +130,7 @@ def _data_bytes() -> int:
 
 
 def _verdict(tokenizer: LLTokenizer, text: bytes) -> dict[str, Any]:
-    """Say what a grammar takes, or why it cannot be honoured."""
+    """Return what a grammar takes, or why it cannot be honoured."""
     _limit()
     before, (kind, guide) = _data_bytes(), json.loads(text)
     try:

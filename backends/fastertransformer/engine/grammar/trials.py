@@ -76,7 +76,7 @@ class Trials:
             self._running()
 
     def _running(self) -> socket.socket:
-        """Give the process's socket; under the lock."""
+        """Return the process's socket; under the lock."""
         if self._is_closed:
             raise EngineError("the engine was closed")
         if self._control and self._process and self._process.poll() is None:

@@ -18,7 +18,7 @@ _NAMES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 
 
 def find_vocabulary(directory: Path) -> Path:
-    """Give the file that has the vocabulary.
+    """Return the file that has the vocabulary.
 
     The files are looked for in the order in which the exported repository's own tokenizer looks for them.
 
@@ -86,7 +86,7 @@ def _read_tokenizer_file(file: Path) -> Iterable[tuple[int, bytes]]:
 
 
 def _parts(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
-    """Give a decoder, or those that it is a sequence of."""
+    """Return a decoder, or those that it is a sequence of."""
     if decoder:
         yield decoder
         for part in decoder.get("decoders") or ():

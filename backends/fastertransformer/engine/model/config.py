@@ -95,7 +95,7 @@ class Stack:
         return float((self.attention_scalar or self.size_per_head) ** -0.5) if self.scales_attention else 1.0
 
     def window_of(self, layer: int) -> int:
-        """Give the window of a layer's attention; 0: there is none."""
+        """Return the window of a layer's attention; 0: there is none."""
         return self.window if self.window_layers[layer % len(self.window_layers)] == "1" else 0
 
     @property

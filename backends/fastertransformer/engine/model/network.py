@@ -209,7 +209,7 @@ class Network:
         return x
 
     def _embed(self, rows: Rows, embeddings: Tensor | None) -> Tensor:
-        """Give the first layer's input of packed rows, [1, T, hidden]."""
+        """Return the first layer's input of packed rows, [1, T, hidden]."""
         return self.comm.recv_input(lambda: self._embed_rows(rows, embeddings)[None], (1, len(rows.ids)))
 
     def _embed_rows(self, rows: Rows, embeddings: Tensor | None) -> Tensor:
@@ -224,7 +224,7 @@ class Network:
         return self.ops.norm(x, weights.embedding_norm) if weights.embedding_norm else x
 
     def _embed_next(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Give the first layer's input of one token of each row, [B, 1, hidden]."""
+        """Return the first layer's input of one token of each row, [B, 1, hidden]."""
         weights = self.weights
         x = self.ops.embed(ids, positions, weights.token_embedding, weights.position_embedding, self._like.dtype)
         x = x if self._embedding_scale == 1 else x * self._embedding_scale

@@ -55,7 +55,7 @@ def choose_precision(data_type: str, device: torch.device, int8_mode: int = 0) -
 
 
 def multiplies_bf16() -> bool:
-    """Say whether this processor has bf16 multiply instructions (AVX512_BF16 or AMX)."""
+    """Return whether this processor has bf16 multiply instructions (AVX512_BF16 or AMX)."""
     capabilities = torch.cpu.get_capabilities()
     return any(bool(capabilities.get(name)) for name in ("avx512_bf16", "amx_bf16", "arm_bf16", "sve_bf16"))
 

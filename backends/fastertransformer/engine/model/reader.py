@@ -70,7 +70,7 @@ class Reader:
         return self._scratch(piece.shape, self._precision.rounded).copy_(shard)
 
     def _scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Give memory that is valid until the next tensor is read.
+        """Return memory that is valid until the next tensor is read.
 
         The same memory is reused: the C library's heap would grow to twice the weights if temporary and permanent
         tensors were allocated by turns.
@@ -81,7 +81,7 @@ class Reader:
         return self._buffers[dtype][:size].view(shape)
 
     def _here(self, name: str) -> tuple[int, ...]:
-        """Give the shape of this process's part of a tensor."""
+        """Return the shape of this process's part of a tensor."""
         part, shape, split_axis = len(self._ranks), self._tensors[name].shape, self._tensors[name].split_axis
         return tuple(n * part // self._tensor_para_size if axis == split_axis else n for axis, n in enumerate(shape))
 
@@ -196,11 +196,11 @@ class Reader:
         return target
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """Give memory on the device, of the type that is computed in if no other is named."""
+        """Return memory on the device, of the type that is computed in if no other is named."""
         return torch.empty(shape, dtype=dtype or self._precision.compute, device=self._device)
 
     def slopes(self, head_num: int) -> Tensor:
-        """Give ALiBi's slopes of this rank's heads, fp32."""
+        """Return ALiBi's slopes of this rank's heads, fp32."""
         slopes = alibi_slopes(head_num).to(self._device)
         return slopes if self._rank is None else slopes.chunk(self._tensor_para_size)[self._rank]
 

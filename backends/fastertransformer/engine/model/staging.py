@@ -89,7 +89,7 @@ class StagedFiles:
             _cuda.check_error(_cuda.cudart().cudaHostUnregister(self._memory.data_ptr()))
 
     def in_order(self, order: Order) -> Shards:
-        """Give a source of shards that must be requested in this order."""
+        """Return a source of shards that must be requested in this order."""
         self._coming.extend(order)
         return self._give
 
@@ -212,14 +212,14 @@ def _shortened(file: int) -> WeightsError:
 
 @lru_cache
 def _driver() -> Any:
-    """Give the driver's library, whose functions run with the GIL held."""
+    """Return the driver's library, whose functions run with the GIL held."""
     driver = ctypes.PyDLL("libcuda.so.1")
     driver.cuMemcpyHtoDAsync_v2.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     return driver
 
 
 def _huge_pages(size_bytes: int) -> Tensor:
-    """Give memory in pages of 2 MB, if the kernel has such pages: they are pinned in a fraction of the time."""
+    """Return memory in pages of 2 MB, if the kernel has such pages: they are pinned in a fraction of the time."""
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -33,7 +33,7 @@ def extend_rows(
     first, starts = slots[begins], positions[begins][:, None]
     windows, steps = cache.windows[first], torch.arange(rows.longest, device=like.device)
     rotate = spec.rotation(positions[None], like)
-    # All rows are padded to one length: behind a row's last token, that token is repeated at later positions.
+    # All rows are padded to one length: after a row's last token, that token is repeated at later positions.
     padded = starts + steps  # [B, n]
     tokens = begins[:, None] + torch.minimum(steps, counts[:, None] - 1)  # [B, n]
     row = torch.searchsorted(ends[1:], every, right=True, out_int32=True)
@@ -42,7 +42,7 @@ def extend_rows(
     keys, size = torch.cat((held, padded), 1), max(1, _MOST_MASKED // (len(starts) * (held.shape[1] + rows.longest)))
 
     def mask_of(part: slice) -> Tensor:
-        """Give the mask of some of the new tokens, [B, H or 1, n, S]."""
+        """Return the mask of some of the new tokens, [B, H or 1, n, S]."""
         queries = padded[:, part, None]
         is_seen = (keys >= 0)[:, None] & (keys[:, None] > queries - windows[:, None, None]) & (keys[:, None] <= queries)
         is_seen &= is_in_window(keys[:, None], queries, spec.window)
@@ -99,7 +99,7 @@ def decode_rows(positions: Tensor, tables: Tensor, windows: Tensor, spec: Attent
 
 
 class _Run(NamedTuple):
-    """Rows behind each other whose entries are views of the cache: of one length, and at equal distances.
+    """Rows after each other whose entries are views of the cache: of one length, and at equal distances.
 
     Attributes:
         rows: of the call.
@@ -114,7 +114,7 @@ class _Run(NamedTuple):
     length: int
 
     def with_next(self, first: int, length: int) -> _Run | None:
-        """Give the run with the next row, or None if that is not one of it."""
+        """Return the run with the next row, or None if that is not one of it."""
         count = self.rows.stop - self.rows.start
         apart = self.apart if count > 1 else first - self.first
         if length != self.length or apart <= 0 or first != self.first + count * apart:
@@ -203,7 +203,7 @@ def write_entries(kv: Tensor, entries: Tensor, k: Tensor, v: Tensor) -> None:
 def _entries_in_reach(
     starts: Tensor, windows: Tensor, longest: int, window: int, has_rings: bool
 ) -> tuple[Tensor, Tensor]:
-    """Give the columns of rows' block tables, [B, n], that tokens from ``starts``, [B], on see, and what they hold.
+    """Return the columns of rows' block tables, [B, n], that tokens from ``starts``, [B], on see, and what they hold.
 
     Of a row's pages only those with entries are among them: others may hold numbers that are not finite.
 
@@ -229,7 +229,7 @@ def _entries_in_reach(
 
 
 def entry_positions(last: Tensor, windows: Tensor, count: int, first: Tensor | None = None) -> Tensor:
-    """Give the position that each of some entries of a row holds once the one at ``last`` is written.
+    """Return the position that each of some entries of a row holds once the one at ``last`` is written.
 
     Args:
         last: [B].

@@ -10,7 +10,7 @@ int8: each output channel has a scale, its largest weight / 127, and its weights
 CPU that saves memory, not time: torch's own int8 product is 3 to 30 times slower there in fp32 than to convert and
 multiply (768 x 3072, 1 to 256 rows).
 
-What comes before and behind a product (norm, activation, residual) is ops.ops.Ops.linear's.
+What comes before and after a product (norm, activation, residual) is ops.ops.Ops.linear's.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Linear:
         scales: [out] of an int8 weight; None: the weight is not int8.
         size_bytes: of weight and bias.
         folded: what kernels have computed once of this weight and a norm, by the norm's weight; see gemm.fold.
-        joined: this weight and another one behind it, [out + other's out, in]; see join.
+        joined: this weight and another one after it, [out + other's out, in]; see join.
     """
 
     scales: Tensor | None = None
@@ -89,7 +89,7 @@ class Linear:
         self.size_bytes = sum(each.numel() * each.dtype.itemsize for each in (weight, bias) if each is not None)
 
     def bias_or_zeros(self, x: Tensor) -> Tensor:
-        """Give the bias, or zeros of x's type, for operations that must have one."""
+        """Return the bias, or zeros of x's type, for operations that must have one."""
         if self.bias is not None:
             return self.bias
         if self._zeros is None:
@@ -125,7 +125,7 @@ class Int8Linear(Linear):
 
 
 def join(first: Linear, second: Linear) -> None:
-    """Lay two weights of products with one input behind each other, on a GPU: one product of both is faster there.
+    """Lay two weights of products with one input side by side, on a GPU: one product of both is faster there.
 
     On an H200 two of 3072 x 1024 take 12 us for 24 to 256 rows and both at once 7 to 8; of 14336 x 4096, 195 and 171
     us for 512 rows.
@@ -145,7 +145,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def padded_rows(rows: int) -> int:
-    """Give the rows that a product of packed weights is made with: 1, 4 to 16, then 8 sizes for each doubling.
+    """Return the rows that a product of packed weights is made with: 1, 4 to 16, then 8 sizes for each doubling.
 
     oneDNN compiles code for every number of rows and form of the weight, about 0.4 MB each, and keeps 1024 of them. The
     number of rows is another at nearly every step, and that was hundreds of MB; so there are 78 sizes up to 4096 rows.

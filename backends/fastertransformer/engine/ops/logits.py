@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 MASKED = float("-inf")
-LEAST_ALLOWED = -1e30  # of what a grammar allows: finite, also behind the least temperature
+LEAST_ALLOWED = -1e30  # of what a grammar allows: finite, also after the least temperature
 _LIKELY = 1e-3, 1e-4, 1e-5  # probabilities; at most 1 / p tokens have p
 _MOST_SORTED = 1 / 8  # of a vocabulary; rows where more tokens are likely are sooner sorted whole, all at once
 NOT_FINITE = -1  # in place of the token of a row whose logits are infinite or NaN
@@ -50,7 +50,7 @@ class DrawLimits(NamedTuple):
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Give each row's argmax, [B, V] -> [B]; NOT_FINITE where its numbers are infinite or NaN."""
+    """Return each row's argmax, [B, V] -> [B]; NOT_FINITE where its numbers are infinite or NaN."""
     # Any column tells: each sums over all hidden numbers.
     return torch.where(logits[:, 0].isfinite(), logits.argmax(dim=-1), NOT_FINITE)
 
@@ -75,7 +75,7 @@ def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def scale_of(temperature: Tensor) -> Tensor:
-    """Give 1 / (temperature + 1e-6), [B] -> [B]. The 1e-6 is FasterTransformer's; 1 is neutral."""
+    """Return 1 / (temperature + 1e-6), [B] -> [B]. The 1e-6 is FasterTransformer's; 1 is neutral."""
     return torch.where(temperature == 1.0, torch.ones_like(temperature), 1.0 / (temperature + 1e-6))
 
 
@@ -141,7 +141,7 @@ def keep_allowed(logits: Tensor, rows: Tensor | None, bits: Tensor) -> Tensor:
 
 @cache
 def _masks_of_bytes(device: torch.device) -> Tensor:
-    """Give what is added to the logits of each byte's bits, the lowest first: fp32 [256, 8] of 0 and MASKED."""
+    """Return what is added to the logits of each byte's bits, the lowest first: fp32 [256, 8] of 0 and MASKED."""
     bits = (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)) % 2
     return torch.where(bits == 1, 0.0, MASKED)
 
@@ -149,7 +149,7 @@ def _masks_of_bytes(device: torch.device) -> Tensor:
 def decay_top_p(
     top_p: Tensor, initial: Tensor, decay: Tensor, least: Tensor, reset_id: Tensor, token: Tensor
 ) -> Tensor:
-    """Give the next step's top_p, [B] each: factual nucleus sampling (arXiv:2206.04624), ``computeToppDecay``."""
+    """Return the next step's top_p, [B] each: factual nucleus sampling (arXiv:2206.04624), ``computeToppDecay``."""
     return torch.where(token == reset_id, initial, torch.maximum(top_p * decay, least))
 
 
@@ -165,7 +165,7 @@ def keep_top_k(logits: Tensor, top_k: Tensor, largest: int) -> Tensor:
 
 
 def narrow_to_top_k(logits: Tensor, top_k: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Give the k largest logits of each row, k > 0, by token: [B, V], [B] -> [B, largest] and their tokens.
+    """Return the k largest logits of each row, k > 0, by token: [B, V], [B] -> [B, largest] and their tokens.
 
     What is drawn among them is what is drawn among all after keep_top_k, without sorting a whole vocabulary.
     """
@@ -175,7 +175,7 @@ def narrow_to_top_k(logits: Tensor, top_k: Tensor, largest: int) -> tuple[Tensor
 
 
 def masked_top_k(logits: Tensor, top_k: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Give the largest logits of each row, descending, [B, largest], masked behind its k-th, and their tokens."""
+    """Return the largest logits of each row, descending, [B, largest], masked after its k-th, and their tokens."""
     values, ids = logits.topk(min(largest, logits.shape[-1]), dim=-1)
     beyond = torch.arange(values.shape[1], device=logits.device) >= top_k[:, None]
     return values.masked_fill(beyond, MASKED), ids
@@ -195,7 +195,7 @@ def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _nucleus_shares(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """Give what the nucleus has of each probability: [B, V], [B] -> [B, V]; of equal ones it takes the first."""
+    """Return what the nucleus has of each probability: [B, V], [B] -> [B, V]; of equal ones it takes the first."""
     descending, ids = probabilities.sort(dim=-1, descending=True, stable=True)
     before = descending.cumsum(dim=-1) - descending
     share = torch.minimum(descending, top_p[:, None] - before).clamp(min=0.0)
@@ -219,7 +219,7 @@ def _keep_top_p_by_row(logits: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _likely_ids(probabilities: Tensor, top_p: Tensor) -> Tensor | None:
-    """Give the ids, ascending, of largest probabilities that sum to top_p, [V] -> [n]; None: these are too many."""
+    """Return the ids, ascending, of largest probabilities that sum to top_p, [V] -> [n]; None: these are too many."""
     for least in _LIKELY:
         ids = (probabilities >= least).nonzero()[:, 0]
         if len(ids) > _MOST_SORTED * len(probabilities):

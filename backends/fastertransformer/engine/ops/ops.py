@@ -115,7 +115,7 @@ class Ops:
         return y.view(*x.shape[:-1], len(matrix))
 
     def _matrix(self, linear: Linear) -> Tensor:
-        """Give the weight in x's type, [out, in]."""
+        """Return the weight in x's type, [out, in]."""
         return linear.weight if linear.scales is None else linear.weight * linear.scales[:, None]
 
     def partial_linear(self, linear: Linear, x: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ class Ops:
         top_p: Tensor,
         temperature: Tensor | None = None,
     ) -> DrawLimits:
-        """Give what limits the next draw of some slots, from columns of the table of all slots; not what a host knows.
+        """Find what limits the next draw of some slots, from columns of the table of all slots; not what a host knows.
 
         Args:
             slots: int64 [n].

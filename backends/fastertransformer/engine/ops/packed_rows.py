@@ -58,7 +58,7 @@ class NumberedRows(NamedTuple):
 
     @classmethod
     def of(cls, ids: Array, starts: Array, lengths: Array, first: int) -> NumberedRows:
-        """Give the tokens of consecutive slots their positions and slots.
+        """Return the tokens of consecutive slots their positions and slots.
 
         Args:
             ids: int64 [T].

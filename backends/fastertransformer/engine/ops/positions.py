@@ -45,12 +45,12 @@ class Alibi:
         self.by_distance = self.by_offset = slopes
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Give the bias of attention scores: positions [B, T] and [B, S] -> [B, H, T, S]."""
+        """Return the bias of attention scores: positions [B, T] and [B, S] -> [B, H, T, S]."""
         return self.by_distance[:, None, None] * (keys[:, None] - queries[:, :, None])[:, None]
 
 
 def alibi_slopes(head_num: int) -> Tensor:
-    """Give the slope of each head's penalty on distance, fp32 [head_num].
+    """Return the slope of each head's penalty on distance, fp32 [head_num].
 
     A geometric sequence for the largest power of two, then every other term of the next one's ("Train Short, Test
     Long", and FasterTransformer's ``invokeBuildAlibiSlopes``).
@@ -80,7 +80,7 @@ class Relative:
         self.by_distance = self.by_offset[:, : _MAX_DISTANCE + 1].flip(1)
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Give the bias of attention scores: positions [B, T] and [B, S] -> [B, H, T, S]."""
+        """Return the bias of attention scores: positions [B, T] and [B, S] -> [B, H, T, S]."""
         distance = keys[:, None] - queries[:, :, None]  # [B, T, S]
         return self._table[:, bucket(distance, self._table.shape[1], self._is_both_ways)].movedim(0, 1)
 
@@ -132,7 +132,7 @@ class Rotary(NamedTuple):
 
 
 def plain_frequencies(width: int, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
-    """Give the angles from one position to the next that no scaling has changed, fp32 [width / 2]."""
+    """Return the angles from one position to the next that no scaling has changed, fp32 [width / 2]."""
     powers = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     return base**-powers
 
@@ -192,5 +192,5 @@ class AttentionSpec(NamedTuple):
     window: int = 0
 
     def rotation(self, positions: Tensor, like: Tensor) -> Rotation | None:
-        """Give the rotation, in torch, of queries and keys at positions, [B or 1, T]; None without rotary positions."""
+        """Make the rotation, in torch, of queries and keys at positions, [B or 1, T]; None without rotary positions."""
         return Rotation(positions, self.rotary, like.dtype) if self.rotary else None

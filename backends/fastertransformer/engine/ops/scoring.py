@@ -46,7 +46,7 @@ def summarize_part(logits: Tensor, tokens: Tensor, first: int, most: int) -> Ten
 
 
 def merge_parts(parts: Sequence[Tensor], most: int) -> Tensor:
-    """Give rows' scores, [N, 1 + 2 most], by the summaries of all parts of the vocabulary, in order."""
+    """Return rows' scores, [N, 1 + 2 most], by the summaries of all parts of the vocabulary, in order."""
     sums, own, largest, tokens = torch.split(torch.stack(list(parts), 1), [1, 1, most, most], dim=-1)  # [N, parts, ...]
     total = sums.logsumexp(dim=1)  # [N, 1]
     if len(parts) > 1 and most:
@@ -57,7 +57,7 @@ def merge_parts(parts: Sequence[Tensor], most: int) -> Tensor:
 
 
 def token_log_probs(logits: Tensor, top_k: Tensor, tokens: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Give the chosen tokens' log-probabilities in FasterTransformer's two meanings: [B, V], [B], [B] -> fp32 [B] each.
+    """Return the tokens' log-probabilities in FasterTransformer's two meanings: [B, V], [B], [B] -> fp32 [B] each.
 
     Both use the logits after temperature and penalties. The first, which ``cum_log_probs`` sums, is log softmax over
     the whole vocabulary. The second, ``output_log_probs``, is for top-k sampling conditional on the token being among

@@ -159,12 +159,12 @@ class _InWindow:
 
 
 def is_in_window(keys: Tensor, queries: Tensor, window: int) -> Tensor:
-    """Say which keys a model's window shows to queries, by their positions; 0: all. The shapes are broadcast."""
+    """Return which keys a model's window shows to queries, by their positions; 0: all. The shapes are broadcast."""
     return keys > queries - (window or UNBOUNDED)
 
 
 def biased(is_seen: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
-    """Give the attention mask: the bias where a key is seen, minus infinity elsewhere; boolean where there is none."""
+    """Make the attention mask: the bias where a key is seen, minus infinity elsewhere; boolean where there is none."""
     if bias is None:
         return is_seen
     mask = bias.masked_fill(~is_seen, -math.inf).to(like.dtype)
@@ -174,7 +174,7 @@ def biased(is_seen: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
 
 
 def has_flash_kernel(q: Tensor) -> bool:
-    """Say whether torch has a flash attention kernel for packed rows of such heads, [..., D]."""
+    """Return whether torch has a flash attention kernel for packed rows of such heads, [..., D]."""
     return q.is_cuda and q.dtype != torch.float32 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 

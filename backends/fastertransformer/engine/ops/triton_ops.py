@@ -244,7 +244,7 @@ def _choose_tiling(linear: Linear, x: Tensor, matrices: int = 1) -> gemm.Tiling 
 
 @contextmanager
 def _faster_library(x: Tensor, matrix: Tensor) -> Iterator[None]:
-    """Let torch multiply x, [..., in], by a matrix, [out, in], by the faster one of its two libraries."""
+    """Have torch multiply x, [..., in], by a matrix, [out, in], by the faster one of its two libraries."""
     is_light = x.is_cuda and x.numel() // x.shape[-1] <= _LT_ROWS and min(matrix.shape) >= _LT_WIDTH
     if not is_light:
         yield

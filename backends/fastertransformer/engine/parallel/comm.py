@@ -62,7 +62,7 @@ class Comm:
         return "all-reduce by NCCL" if self._like.device.type == "cuda" else "all-reduce by gloo"
 
     def has_timed_out(self) -> bool:
-        """Say whether a kernel has stopped waiting for another process's numbers."""
+        """Return whether a kernel has stopped waiting for another process's numbers."""
         return self._peer_memory is not None and self._peer_memory.has_timed_out()
 
     def broadcast(self, x: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Comm:
         return x
 
     def recv_input(self, embed: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
-        """Give the input of this stage, [*shape, hidden]: the embedding, or the output of the stage before."""
+        """Return the input of this stage, [*shape, hidden]: the embedding, or the output of the stage before."""
         if not self._group or self._stage == 0:
             return embed()
         x = self._like.new_empty((*shape, self._width))
@@ -167,6 +167,6 @@ class Comm:
 
 
 def argmax_keys(values: Tensor, tokens: Tensor) -> Tensor:
-    """Give integers whose maximum is the argmax's, the first token of equal values: fp32 [N], [N] -> int64 [N]."""
+    """Return integers whose maximum is the argmax's, the first token of equal values: fp32 [N], [N] -> int64 [N]."""
     bits = (values + 0.0).view(torch.int32)  # -0 is 0
     return (torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32) + (_LAST - tokens)

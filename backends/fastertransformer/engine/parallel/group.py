@@ -126,7 +126,7 @@ class Group:
         return range(layers)[self.stage * depth : (self.stage + 1) * depth]
 
     def all_reduce_min(self, number: int) -> int:
-        """Give the minimum of all processes' numbers; raises an EngineError if a process was lost while loading."""
+        """Return the minimum of all processes' numbers; raises an EngineError if a process was lost while loading."""
         least = torch.tensor([number])
         with self.loss_is_an_error("another rank could not load its part"):
             dist.all_reduce(least, op=dist.ReduceOp.MIN)
@@ -158,7 +158,7 @@ def _open_store() -> TCPStore:
 
 
 def first_line(error: Exception) -> str:
-    """Give an error's message without the stack that torch appends."""
+    """Return an error's message without the stack that torch appends."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

@@ -83,7 +83,7 @@ def publish_address(ranks: Ranks, host: str, port: int, key: bytes) -> None:
 
 
 def own_addresses(ranks: Ranks) -> tuple[str, str]:
-    """Give rank 0's address for other ranks, and the address to listen on: that of this host's name."""
+    """Return rank 0's address for other ranks, and the address to listen on: that of this host's name."""
     if ranks.is_one_host:
         return LOOPBACK, LOOPBACK
     name = socket.gethostname()
@@ -95,7 +95,7 @@ def own_addresses(ranks: Ranks) -> tuple[str, str]:
 
 
 def welcome(sock: socket.socket, key: bytes, startup_message: bytes) -> tuple[int, int, Connection]:
-    """Let another process connect; returns the connection's purpose, the rank at its other end, and the connection.
+    """Accept another process's connection; returns its purpose, the rank at its other end, and the connection.
 
     Raises:
         OSError: the process is no rank, or too slow.
@@ -168,7 +168,7 @@ def hang_up(connection: Connection) -> None:
 
 
 def _socket_of(connection: Connection) -> socket.socket:
-    """Give a socket of the same connection, which is closed separately."""
+    """Return a socket of the same connection, which is closed separately."""
     return socket.socket(fileno=os.dup(connection.fileno()))
 
 

@@ -25,5 +25,5 @@ class Partition:
 
 
 def vocabulary_part(vocab_size: int, rank: int, ranks: int) -> range:
-    """Give the tokens that a tensor rank predicts; the ranks' numbers of tokens differ by one at most."""
+    """Return the tokens that a tensor rank predicts; the ranks' numbers of tokens differ by one at most."""
     return range(vocab_size * rank // ranks, vocab_size * (rank + 1) // ranks)

@@ -43,7 +43,7 @@ class PeerMemory:
         self._aside = torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
 
     def has_room_for(self, part: Tensor) -> bool:
-        """Say whether a tensor is small enough."""
+        """Return whether a tensor is small enough."""
         return part.numel() <= self._most
 
     def all_reduce_add(self, x: Tensor, part: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class PeerMemory:
         self._kernels.all_reduce_argmax(tokens, ids, logits, first, memory, choices, self._rank, turns, self._lost)
 
     def has_timed_out(self) -> bool:
-        """Say whether a kernel has timed out waiting for another process, after which no kernel waits."""
+        """Return whether a kernel has timed out waiting for another process, after which no kernel waits."""
         return bool(self._lost.item())
 
     def stop_waiting(self) -> None:

@@ -29,7 +29,7 @@ _PACKAGES = (str(Path(__file__).resolve().parents[3]), str(Path(ft_format.__file
 
 
 def needs_workers(settings: Settings, device: torch.device) -> bool:
-    """Say whether each rank gets a process: by the settings, or else if each can have a GPU of its own."""
+    """Return whether each rank gets a process: by the settings, or else if each can have a GPU of its own."""
     can_have_gpu = device.type == "cuda" and settings.world_size <= torch.cuda.device_count()
     is_wanted = can_have_gpu if settings.has_process_per_rank is None else settings.has_process_per_rank
     return is_wanted and settings.world_size > 1

@@ -9,7 +9,7 @@ import numpy as np
 from ..arrays import UNBOUNDED, Array
 from ..cache.block_manager import PAGE, BlockManager, pages_of
 from ..cache.page_pool import RowPages
-from ..cache.prefix_index import pages_behind
+from ..cache.prefix_index import pages_before_window
 from .transcript import Transcript
 
 
@@ -74,7 +74,7 @@ class Reservation:
         So such a row has a pass of its own: one in which other rows decode reads the pages; see Batch._choose_extend.
         """
         is_new = self._row.start == 0 and self._row.session_row is None
-        return self._blocks.unneeded(entries) if is_new else 0
+        return self._blocks.pages_before_window(entries) if is_new else 0
 
     @property
     def _first_pages(self) -> int:
@@ -183,7 +183,7 @@ class Reservation:
 
         A new row does without pages that only a prefill from its own keys and values leaves unread; see ``_unneeded``.
         """
-        first = pages_behind(self._row.start + self.skipped, self._blocks.window)
+        first = pages_before_window(self._row.start + self.skipped, self._blocks.window)
         return any(0 in row.pages[first:] for row in self.rows)
 
     def note_chunk(self, tokens: int) -> None:
@@ -193,7 +193,7 @@ class Reservation:
     def give_back(self) -> None:
         """Free the pages of a half-run context that what is left of it does not see."""
         entries = self._row.start + self.skipped
-        self._blocks.grow(self.rows[0], entries, self._blocks.unneeded(entries))
+        self._blocks.grow(self.rows[0], entries, self._blocks.pages_before_window(entries))
 
     def publish(self) -> None:
         """Publish its full pages to the prefix cache: of its context, and of the tokens that it has generated."""
@@ -208,13 +208,13 @@ class Reservation:
         """Take the pages that the next launched token needs; false: there are too few."""
         row, blocks = self._row, self._blocks
         entries = min(row.cached + 1, row.max_entries)
-        unneeded = blocks.unneeded(entries - 1) if row.window == UNBOUNDED else 0
+        unneeded = blocks.pages_before_window(entries - 1) if row.window == UNBOUNDED else 0
         has_grown = all(blocks.grow(pages, entries, unneeded) for pages in self.rows)
         self._measure_room()
         return has_grown
 
     def save(self, entries: int) -> tuple[int, list[int]]:
-        """Give up the pages of its first entries for a session; returns how many there are, and the pages."""
+        """Return up the pages of its first entries for a session; returns how many there are, and the pages."""
         if self.room != UNBOUNDED:  # its last step had no page to write to
             entries = min(entries, PAGE * len(self.rows[0].pages))
         return entries, self._blocks.save(self.rows[0], min(entries, self._row.window))

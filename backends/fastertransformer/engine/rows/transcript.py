@@ -161,7 +161,7 @@ class Transcript:
             beam.log_probs.append(log_prob)
 
     def begin_score(self, score: float) -> None:
-        """Let the first beam's score begin with its context's."""
+        """Begin the first beam's score with its context's."""
         self.beams[0].score = score
 
     @property

@@ -30,7 +30,7 @@ from ..rows.beam import Beam, Candidate
 
 
 def candidates(log_probs: Tensor, beams: Sequence[Beam], params: SamplingParams, length: int) -> list[Candidate]:
-    """Give the 2 K best continuations of K beams, best first.
+    """Return the 2 K best continuations of K beams, best first.
 
     Args:
         log_probs: [K, V], log softmax of the penalised logits.

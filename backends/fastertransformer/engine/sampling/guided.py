@@ -2,7 +2,7 @@
 
 A row's mask depends on its last token, which the host must know. Where steps are launched ahead, as on a GPU, the host
 reads the last tokens when the next pass of the network is launched already, and computes the masks while the GPU
-computes the logits. On a CPU it computes them behind the pass: a thread that did so meanwhile would take a core from
+computes the logits. On a CPU it computes them after the pass: a thread that did so meanwhile would take a core from
 one of the pass's threads, for which all others would wait. There it knows each row's argmax by then, which mostly
 needs no mask: the grammar allows it, or forces another token. And where a grammar allows few tokens, it draws among
 these: sooner than the masked row is drawn from.
@@ -145,7 +145,7 @@ class GuidedRows:
         """Compute the masks of those rows alone whose argmax may not follow."""
         self._follow(pending)
         chosen = tokens.tolist()
-        settled = self._masks.settle([chosen[slot] for slot in self._slots])
+        settled = self._masks.resolve_without_mask([chosen[slot] for slot in self._slots])
         if rows := {row for row, token in enumerate(settled) if token is None}:
             self._masks.compute(rows)
             values = _Values(logits)
@@ -160,7 +160,7 @@ class GuidedRows:
         return torch.tensor(chosen) if is_changed else tokens
 
     def _argmax(self, row: int, logits: Tensor, values: _Values) -> int:
-        """Give the argmax of a row among the tokens that its mask allows."""
+        """Return the argmax of a row among the tokens that its mask allows."""
         slot = self._slots[row]
         if few := self._masks.find_few(row):
             own = values.of(slot, few)

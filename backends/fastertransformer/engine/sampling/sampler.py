@@ -237,7 +237,7 @@ class Sampler:
         if self.guided and len(self._sampled) and self.guided.is_on_host:
             logits, tokens = self._draw_on_host(logits, [each.by_sequence() for each in pending])
         else:
-            # Launched before the host computes masks: what is launched behind late ones keeps a GPU waiting.
+            # Launched before the host computes masks: what is launched after late ones keeps a GPU waiting.
             limits = self._draw_limits(self._sampled) if len(self._sampled) else None
             if self.guided:
                 logits = self.guided.keep(logits, [each.by_sequence() for each in pending])
@@ -303,7 +303,7 @@ class Sampler:
         return logits
 
     def _draw_limits(self, slots: Tensor) -> DrawLimits:
-        """Give what limits the draw of some slots, [n]."""
+        """Return what limits the draw of some slots, [n]."""
         columns = self._columns
         limits = self._steps.network.ops.draw_limits(
             slots,
@@ -360,7 +360,7 @@ class Sampler:
 
 
 def _decayed(row: SamplingParams, tokens: Several[int]) -> Tensor:
-    """Give the top_p of a row that has generated some tokens, computed as it was step by step."""
+    """Return the top_p of a row that has generated some tokens, computed as it was step by step."""
     top_p = initial = torch.tensor(row.top_p)
     decay, least, reset_id = map(torch.tensor, (row.top_p_decay, row.top_p_min, row.top_p_reset_ids))
     for token in torch.tensor(list(tokens)):

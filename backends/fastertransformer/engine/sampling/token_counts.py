@@ -49,7 +49,7 @@ class TokenCounts:
             self._table[: len(tokens)].scatter_add_(1, chosen, torch.ones_like(chosen, dtype=self._table.dtype))
 
     def of(self, slots: int) -> Tensor:
-        """Give the counts of the first slots, int32 [slots, V]."""
+        """Return the counts of the first slots, int32 [slots, V]."""
         assert self._table is not None, "fit comes first"
         return self._table[:slots]
 

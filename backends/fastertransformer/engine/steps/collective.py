@@ -27,7 +27,7 @@ class Collective:
 
 
 def collective_step(step: _Step) -> _Step:
-    """Let a method of a Collective be taken by all processes together; its arguments are passed by position."""
+    """Make a method of a Collective one that all processes take together; its arguments are passed by position."""
 
     @wraps(step)
     def take(self: Collective, /, *arguments: Any) -> Any:

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 def most_rows(tokens: int) -> int:
-    """Give the most rows that a graph of inputs of ``tokens`` tokens has room for.
+    """Return the most rows that a graph of inputs of ``tokens`` tokens has room for.
 
     Each row costs a block of queries that may be empty (see PackedRows.cut); with an eighth of the tokens such blocks
     are few.
@@ -45,7 +45,7 @@ def most_rows(tokens: int) -> int:
 
 
 def mixed_rows(tokens: int) -> int:
-    """Give the most rows that decode in a mixed step of ``tokens`` tokens."""
+    """Return the most rows that decode in a mixed step of ``tokens`` tokens."""
     return min(ROWS[-1], tokens - tokens // 4)
 
 
@@ -80,7 +80,7 @@ class Graphs(Generic[T]):
         return result
 
     def size_of(self, count: int, has_room: Callable[[int], bool] = lambda _: True) -> int:
-        """Give the smallest captured size of at least ``count`` that meets a condition; 0: there is none."""
+        """Return the smallest captured size of at least ``count`` that meets a condition; 0: there is none."""
         return min((size for size in self._graphs if size >= count and has_room(size)), default=0)
 
     def release(self) -> None:
@@ -128,7 +128,7 @@ class StepGraphs:
             graphs.release()
 
     def rows_of_step(self, count: int) -> int:
-        """Give the rows of the graph that runs a decode step, padding included; 0: no graph is large enough."""
+        """Return the rows of the graph that runs a decode step, padding included; 0: no graph is large enough."""
         return self._decode.size_of(count)
 
     def decode(self, count: int) -> Chosen | None:
@@ -153,7 +153,7 @@ class StepGraphs:
         return self._run_input(self._continue, rows)
 
     def size_of_mixed(self, rows: int, tokens: int, contexts: int) -> int:
-        """Give the size of a step in which some rows decode, and contexts have some tokens together; 0: none has room.
+        """Find the size of a step in which some rows decode, and contexts have some tokens together; 0: none has room.
 
         Args:
             rows: that decode.
@@ -185,7 +185,7 @@ class StepGraphs:
         return graphs.replay(size)[:count]
 
     def _upload(self, rows: NumberedRows, size: int) -> None:
-        """Copy rows to where the graphs of a size read them, with padding behind them."""
+        """Copy rows to where the graphs of a size read them, with padding after them."""
         count = rows.tokens.shape[1]
         padded = np.concatenate((rows.tokens, np.repeat(self._padding, size - count, 1)), 1)
         self._tokens[:, :size] = upload(padded, self._device)

@@ -28,7 +28,7 @@ class Predictions(Collective):
         self.decoded: Tensor | None = None
 
     def argmax(self, hidden: Tensor) -> Chosen:
-        """Give the logits and the argmax tokens that follow hidden states, [N, hidden]."""
+        """Return the logits and the argmax tokens that follow hidden states, [N, hidden]."""
         logits = self.logits(hidden)
         return logits, argmax(logits)
 
@@ -69,7 +69,7 @@ class Predictions(Collective):
         return self.network.comm.broadcast(given.contiguous())
 
     def full_logits(self, chosen: Chosen) -> Tensor:
-        """Give the logits of all tokens, fp32 [N, V], of what argmax or the last decode returned."""
+        """Return the logits of all tokens, fp32 [N, V], of what argmax or the last decode returned."""
         logits = chosen[0]
         return logits if logits.shape[1] == self.config.vocab_size else self.gather_logits()
 

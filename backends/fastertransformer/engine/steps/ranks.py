@@ -106,7 +106,7 @@ def follow(steps: Steps, group: Group) -> None:
 
 
 def _has_failed_everywhere(error: Exception, control: ControlChannel) -> bool:
-    """Say in rank 0 whether a step that has failed here has failed in all other ranks too; if so, let them continue."""
+    """Return in rank 0 whether a step that has failed here has failed in all others too; if so, let them continue."""
     with suppress(OSError):
         if all(kind == _kind(error) for kind in control.receive(_FAILURE_S)):
             control.send(_CONTINUE)
@@ -115,7 +115,7 @@ def _has_failed_everywhere(error: Exception, control: ControlChannel) -> bool:
 
 
 def _may_continue(error: Exception, control: ControlChannel) -> bool:
-    """Say in another rank whether all have failed like this one; otherwise rank 0 restarts the group, or ends."""
+    """Return in another rank whether all have failed like this one; otherwise rank 0 restarts the group, or ends."""
     with suppress(OSError):
         control.send(_kind(error))
         return control.receive(_FAILURE_S) == [_CONTINUE]

@@ -105,7 +105,7 @@ class RowSlots(Collective):
 
     @contextmanager
     def hidden(self, first: int, end: int) -> Iterator[None]:
-        """Let the rows in the slots from ``first`` to ``end`` look like free ones to the device for a while."""
+        """Make the rows in the slots from ``first`` to ``end`` look like free ones to the device for a while."""
         slots = slice(first, min(end, self.count))
         state = self.ids[slots], self.positions[slots], self.cache.block_tables[slots]
         before = [part.clone() for part in state] if slots.stop > first else []

@@ -116,7 +116,7 @@ class Steps(Collective):
         return not self.config.encoder and (not network.ops.can_capture or network.can_capture_continued)
 
     def can_mix(self, rows: int, tokens: int, contexts: int = 1) -> bool:
-        """Say whether a step in which some rows decode, and others run some tokens, is best taken as one pass.
+        """Return whether a step in which some rows decode, and others run some tokens, is best taken as one pass.
 
         It is if there is a graph of it, and for inputs so large that they need no graph: see warmup.py. Where torch
         attends to the cache, because there is a bias, a prompt is faster in a pass of its own.
@@ -164,7 +164,7 @@ class Steps(Collective):
     def decode(self, count: int) -> Chosen:
         """Run one token of each of the first rows, and advance their positions.
 
-        Rows behind them, which have just joined, stay as they are.
+        Rows after them, which have just joined, stay as they are.
 
         Returns:
             Logits and argmax tokens, where this process predicts: valid until the next step. The tokens are the next

@@ -96,7 +96,7 @@ def _take_inputs(steps: Steps, deadline: float) -> None:
 
 
 def _rows_of(steps: Steps, tokens: int) -> tuple[Array, Array, Array]:
-    """Give ids, starts and lengths of new rows that have about this many tokens together."""
+    """Return ids, starts and lengths of new rows that have about this many tokens together."""
     rows = -(-tokens // steps.config.max_pos_seq_len)
     lengths = np.full(rows, tokens // rows)
     return np.zeros(lengths.sum(), np.int64), np.zeros_like(lengths), lengths

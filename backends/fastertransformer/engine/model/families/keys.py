@@ -23,7 +23,7 @@ _PROMPT_TYPE = one_of({str(kind.value): kind for kind in PromptType})
 
 
 def exact_form(activation: str, section: Values) -> str:
-    """Give the exact GELU where the model was trained with it, which is a key of this engine's own."""
+    """Return the exact GELU where the model was trained with it, which is a key of this engine's own."""
     return "exact_gelu" if activation == "gelu" and section.get(EXACT_GELU, FLAG, False) else activation
 
 

@@ -52,7 +52,7 @@ def read(ini: ConfigIni, family: Family, dims: LlamaDims) -> ModelConfig:
 
 
 def _rope_scaling(dims: LlamaDims) -> RopeScaling | None:
-    """Give what rope_type and rope_scaling_factor say; FasterTransformer's forks know the second key alone."""
+    """Return what rope_type and rope_scaling_factor say; FasterTransformer's forks know the second key alone."""
     if dims.rope_type == LLAMA3_ROPE:
         return RopeScaling(
             dims.rope_scaling_factor,

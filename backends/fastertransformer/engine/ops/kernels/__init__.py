@@ -11,13 +11,13 @@ _LEAST_CAPABILITY = (8, 0)  # that Triton compiles for
 
 
 def can_run_on(device: torch.device) -> bool:
-    """Say whether the kernels run on a device."""
+    """Return whether the kernels run on a device."""
     return _is_made_for(device) and not problem_on(device)
 
 
 @lru_cache
 def problem_on(device: torch.device) -> str:
-    """Say why the kernels do not run on a GPU that they are made for; empty: they do, or are not made for the device.
+    """Return why the kernels do not run on a GPU that they are made for; empty: they do, or are not made for it.
 
     One is compiled to find out, for Triton needs a C compiler and a linker on the host.
     """

@@ -112,7 +112,7 @@ def load_vector(vector, other, n, is_other, is_n, is_gated: tl.constexpr):
 
 @triton.jit
 def gated(y, activation: tl.constexpr):
-    """Give activation(the even ones) * the odd ones along the last axis of y."""
+    """Return activation(the even ones) * the odd ones along the last axis of y."""
     half: tl.constexpr = y.shape[len(y.shape) - 1] // 2
     first, second = tl.split(tl.reshape(y, y.shape[:-1] + (half, 2)))
     return activated(first, activation) * second
@@ -120,7 +120,7 @@ def gated(y, activation: tl.constexpr):
 
 @triton.jit
 def cos_sin(angle):
-    """Give cosine and sine of angles of at most 2^17, in fp32 and with an error of some 1e-7.
+    """Return cosine and sine of angles of at most 2^17, in fp32 and with an error of some 1e-7.
 
     Reduced as by Cody & Waite (1980), polynomials of Moshier's Cephes (sinf.c). CUDA's own functions take any angle,
     and several times the instructions.
@@ -161,5 +161,5 @@ def rotary_factors(dims, position, rotary_size, frequencies, rotation: tl.conste
 
 @triton.jit
 def capped(scores, cap):
-    """Give cap * tanh(scores / cap), where scores are already multiplied by 2 * log2(e) / cap."""
+    """Return cap * tanh(scores / cap), where scores are already multiplied by 2 * log2(e) / cap."""
     return cap - 2.0 * cap / (1.0 + tl.exp2(scores))

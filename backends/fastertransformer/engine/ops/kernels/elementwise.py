@@ -128,7 +128,7 @@ def _gate_halves(both, out, width, activation: tl.constexpr, block: tl.constexpr
 
 
 def gate_halves(both: Tensor, activation: str) -> Tensor:
-    """Give activation(first half) * second half of the last axis, [..., 2 n] without gaps -> [..., n]."""
+    """Return activation(first half) * second half of the last axis, [..., 2 n] without gaps -> [..., n]."""
     width = both.shape[-1] // 2
     out = both.new_empty(*both.shape[:-1], width)
     _gate_halves[(out.numel() // width, triton.cdiv(width, _BLOCK))](

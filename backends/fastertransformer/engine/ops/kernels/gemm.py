@@ -94,7 +94,7 @@ def multiply(
     tiling: Tiling | None = None,
     gate: Gate | None = None,
 ) -> Tensor:
-    """Give residual + activation(scales * (norm(x) @ weight.T) + bias), summed in fp32 and rounded once.
+    """Return residual + activation(scales * (norm(x) @ weight.T) + bias), summed in fp32 and rounded once.
 
     A kernel may begin before the one before it has ended, and waits before it reads anything but the weight
     (programmatic dependent launch, from compute capability 9.0 on).

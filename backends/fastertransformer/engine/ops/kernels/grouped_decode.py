@@ -58,7 +58,7 @@ _FEW, _SOME, _MANY = GroupTiles(64, 2, 64, 8), GroupTiles(128, 7, 64, shares=2),
 
 @triton.jit
 def _seen(cells, last, ring, end, newest, reach):
-    """Say which of a piece's cells a token sees; its own, the newest, is not read."""
+    """Return which of a piece's cells a token sees; its own, the newest, is not read."""
     age = last - cells
     age = tl.where(age < 0, age + ring, age)
     return (cells < end) & (cells != newest) & (age < reach)

@@ -21,7 +21,7 @@ def merge_pieces(every, parts, group: tl.constexpr, many: tl.constexpr, width: t
     A piece has sums, [group, width], the highest scores, [group], totals, [group], and as much that is not used.
 
     Args:
-        every: the pieces, one behind another.
+        every: the pieces, one after another.
         parts: how many there are.
         group: query heads of the KV head.
         many: the next power of two.
@@ -56,7 +56,7 @@ def merge_tiles(every, parts, heads, column, rows: tl.constexpr, width: tl.const
     A piece has sums, [rows, width], the highest scores, [rows], and totals, [rows].
 
     Args:
-        every: the first piece; each of the others is ``heads`` pieces behind the one before it.
+        every: the first piece; each of the others is ``heads`` pieces after the one before it.
         parts: how many there are.
         heads: whose pieces lie between.
         column: the first.

@@ -123,7 +123,7 @@ def _attend_causally(
     query = tl.load(q + source[:, None] + dims[None, :], is_in, 0.0)
     position = before + token
     first, end = before + start, before + tl.minimum(start + tokens, length)
-    # Blocks that all of the tokens see are free, from ``inner`` on; those before and behind them are edges.
+    # Blocks that all of the tokens see are free, from ``inner`` on; those before and after them are edges.
     least = tl.maximum(first - reach + 1, 0)
     lowest = least // block_n
     inner = tl.cdiv(tl.maximum(end - reach, 0), block_n)

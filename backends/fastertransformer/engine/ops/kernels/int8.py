@@ -56,7 +56,7 @@ def _word(v, is_native: tl.constexpr):
 
 @triton.jit
 def digits_of(first, second, is_native: tl.constexpr):
-    """Give the words of low (0 to 255) and of high (-128 to 127) digits, four each, and units, [groups] all of them.
+    """Return the words of low (0 to 255) and of high (-128 to 127) digits, four each, and units, [groups] all of them.
 
     first, second: fp32 [groups, 8], halves of each group.
     """

@@ -63,7 +63,7 @@ def _kv_write_halves(
 ):  # fmt: skip
     """Do as _kv_write for heads that rotate as a whole, by halves: both are read in the order in which they lie.
 
-    A program has ``many`` heads of a token: of the queries, or behind these of the keys and values.
+    A program has ``many`` heads of a token: of the queries, or after these of the keys and values.
     """
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dim = tl.arange(0, half)[None, :]

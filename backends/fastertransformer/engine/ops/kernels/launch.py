@@ -20,7 +20,7 @@ _NUMBERS, _COUNTERS = 4 << 20, 1 << 16  # of scratch memory at first
 
 @lru_cache
 def uses_pdl(device: torch.device) -> bool:
-    """Say whether a kernel may begin before the one before it has ended: programmatic dependent launch."""
+    """Return whether a kernel may begin before the one before it has ended: programmatic dependent launch."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -35,7 +35,7 @@ class Scratch:
         self._old: list[Tensor] = []  # CUDA graphs may still use it
 
     def get(self, counters: int, numbers: int) -> tuple[Tensor, Tensor]:
-        """Give fp32 numbers, of any content, and int32 counters, which are 0 and must be 0 again afterwards."""
+        """Return fp32 numbers, of any content, and int32 counters, which are 0 and must be 0 again afterwards."""
         if counters > len(self._counters) or numbers > len(self._numbers):
             self._old += [self._numbers, self._counters]
             self._numbers = self._numbers.new_zeros(max(numbers, len(self._numbers)))
@@ -44,7 +44,7 @@ class Scratch:
 
 
 def scratch_of(device: torch.device) -> Scratch:
-    """Give the scratch memory of the current stream: launches in another stream may run at the same time."""
+    """Return the scratch memory of the current stream: launches in another stream may run at the same time."""
     return _scratch_of(device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
 
 
@@ -54,12 +54,12 @@ def _scratch_of(device: torch.device, stream: int) -> Scratch:
 
 
 def norm_block(width: int) -> int:
-    """Give how many numbers of a row a norm's program reads at a time."""
+    """Return how many numbers of a row a norm's program reads at a time."""
     return min(int(triton.next_power_of_2(width)), _MOST_NORM_BLOCK)
 
 
 def norm_kind(norm: Norm | None) -> str:
-    """Give the kernels' name of a norm: rms, layer, or nothing."""
+    """Return the kernels' name of a norm: rms, layer, or nothing."""
     return ("rms" if norm.is_rms else "layer") if norm else ""
 
 
@@ -78,7 +78,7 @@ class Scores(NamedTuple):
 
 
 def scores_of(spec: AttentionSpec) -> Scores:
-    """Give a spec's numbers as the kernels take them."""
+    """Return a spec's numbers as the kernels take them."""
     scale, cap = spec.scale * LOG2_E.value, spec.softcap * LOG2_E.value
     if cap:
         scale *= 2 * LOG2_E.value / cap

@@ -46,7 +46,7 @@ def _loaded(places, n, length, size: tl.constexpr, width: tl.constexpr, is_edge:
 
 @triton.jit
 def _looked_up(table, index, is_native: tl.constexpr):
-    """Give table[index]; written so that Triton does not allocate shared memory to prefetch it."""
+    """Return table[index]; written so that Triton does not allocate shared memory to prefetch it."""
     if is_native:
         return tl.inline_asm_elementwise(
             "{ .reg .b64 place; mad.wide.s32 place, $2, 4, $1; ld.global.nc.f32 $0, [place]; }",
@@ -174,7 +174,7 @@ def attend_rows(
         rows: of these tokens.
         scale: of q k.
         bias: ALiBi's slopes, fp32 [H]; or fp32 [H, 2 n + 1], of a key n or more tokens before its query to one n or
-            more behind it; None: none.
+            more after it; None: none.
         is_causal: whether a token sees only earlier tokens and itself.
         tiles: None: by shape.
 

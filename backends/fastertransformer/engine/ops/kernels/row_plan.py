@@ -18,7 +18,7 @@ _UNLIMITED = tl.constexpr(1 << 31)
 
 @triton.jit
 def _rows_at(positions, windows, slots, ends, index, count, is_packed: tl.constexpr, block: tl.constexpr):
-    """Give token, slot, position (-1: the row does not attend) and window of some rows, int64."""
+    """Return token, slot, position (-1: the row does not attend) and window of some rows, int64."""
     is_row = index < count
     token, slot, window = index.to(tl.int64), index.to(tl.int64), tl.full((block,), _UNLIMITED, tl.int64)
     if is_packed:

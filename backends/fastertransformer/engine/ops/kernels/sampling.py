@@ -33,7 +33,7 @@ def _keys(values):
 
 @triton.jit
 def _weights(row_logits, first, columns, scale, most, block: tl.constexpr):
-    """Give the keys of the columns from ``first`` on, the least key beyond the last one, and exp(value - most)."""
+    """Return the keys of the columns from ``first`` on, the least key beyond the last one, and exp(value - most)."""
     at = first + tl.arange(0, block)
     values = tl.load(row_logits + at, at < columns, -float("inf")) * scale
     return tl.where(at < columns, _keys(values), _LEAST_KEY), tl.exp(values - most)
@@ -41,7 +41,7 @@ def _weights(row_logits, first, columns, scale, most, block: tl.constexpr):
 
 @triton.jit
 def _least(row_logits, columns, scale, most, wanted, counts: tl.constexpr, block: tl.constexpr):
-    """Give the largest key such that the numbers at or above it are at least ``wanted`` (counts), or weigh as much."""
+    """Find the largest key such that the numbers at or above it are at least ``wanted`` (counts), or weigh as much."""
     found = tl.full((), _LEAST_KEY, tl.int64)
     for step in range(16):
         unit = tl.full((), 1, tl.int64) << (30 - 2 * step)
@@ -62,7 +62,7 @@ def _least(row_logits, columns, scale, most, wanted, counts: tl.constexpr, block
 
 @triton.jit
 def _above(row_logits, columns, scale, most, least, block: tl.constexpr):
-    """Give the count and the weight of the numbers above a key, and the weight of one number that has the key."""
+    """Return the count and the weight of the numbers above a key, and the weight of one number that has the key."""
     count = tl.zeros((block,), tl.float32)
     weight = tl.zeros((block,), tl.float32)
     own = tl.zeros((block,), tl.float32)
@@ -213,7 +213,7 @@ def _draw_limits(
 def draw_limits(
     slots: Tensor, seeds: Tensor, generated: Tensor, top_k: Tensor, top_p: Tensor, temperature: Tensor | None = None
 ) -> DrawLimits:
-    """Give what limits the next draw of some slots, as Ops.draw_limits says, in one launch."""
+    """Return what limits the next draw of some slots, as Ops.draw_limits says, in one launch."""
     count, uniform = len(slots), torch.empty(len(slots), dtype=torch.float64, device=slots.device)
     own_top_k, own_top_p = torch.empty_like(slots), torch.empty_like(uniform, dtype=torch.float32)
     scales = None if temperature is None else torch.empty_like(own_top_p)
