@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
-from backends.fastertransformer.engine.cache.prefix_index import pages_behind
+from backends.fastertransformer.engine.cache.prefix_index import pages_before_window
 from backends.fastertransformer.engine.ops.linear import HeadNorms, Norm
 from backends.fastertransformer.engine.ops.positions import AttentionSpec, Rotary, Rotation
 
@@ -84,7 +84,7 @@ def test_each_row_attends_to_its_own_cells_and_keeps_its_token(
         kept[0, page, :, cell], kept[1, page, :, cell] = k[row, :, 0], v[row, :, 0]
         keys, values = kept[:, tables[row].long()].transpose(1, 2).flatten(2, 3)[:, :, :end]
         expected.append(attended(q[row], keys, values, spec, end - 1))
-        tables[row, : pages_behind(end - 1, window)] = 0  # given back
+        tables[row, : pages_before_window(end - 1, window)] = 0  # given back
     memory[:, 0] = kept[:, 0] = torch.inf  # which is never read
     for _ in range(2):  # what the first one leaves must not matter
         found = attend_groups(q, k, v, memory, tables, plan_rows(positions, windows), spec)
@@ -237,7 +237,7 @@ def test_rows_go_on_with_what_their_pages_hold(
         tables[row, -(-(before + count) // PAGE) :] = 0
     listed = tables.clone()
     for row, (before, _) in enumerate(given):
-        tables[row, : pages_behind(before, window)] = 0
+        tables[row, : pages_before_window(before, window)] = 0
     assert (window > 0) == (not torch.equal(tables, listed))
     tiles = (32, 64, 4, 1, 0) if window and not HAS_GPU else None  # blocks of two pages, one of which is gone
     packed, split_up = PackedRows(ends, tokens, 151), Split(least=16, cost=4)
