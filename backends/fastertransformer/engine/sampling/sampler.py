@@ -17,23 +17,9 @@ import torch
 from torch import Tensor
 
 from ..arrays import MOST_SLOTS, Array, upload
+from ..ops import logits as formulas
 from ..ops import scoring
-from ..ops.logits import (
-    NOT_FINITE,
-    DrawLimits,
-    add_bias,
-    apply_min_length,
-    apply_output_penalty,
-    apply_repetition_penalty,
-    apply_temperature,
-    ban,
-    decay_top_p,
-    draw_uniform_of,
-    hold_back,
-    keep_min_p,
-    scale_of,
-)
-from ..ops.scoring import token_log_probs
+from ..ops.logits import NOT_FINITE, DrawLimits
 from ..request.sampling_params import SamplingParams
 from ..rows.sequence import Sequence
 from ..steps.graphs import Chosen
@@ -180,7 +166,7 @@ class Sampler:
         if self.guided and self.guided.is_on_host:
             self._seeds = [(slot, rows[slot].random_seed) for slot in sampled]
             temperature = self._columns["temperature"]
-            scales = scale_of(temperature) if self._draw_scales else torch.ones_like(temperature)
+            scales = formulas.scale_of(temperature) if self._draw_scales else torch.ones_like(temperature)
             self._scales: list[float] = scales.tolist()
         # In every row the argmax of unchanged logits is taken, or of those that its grammar allows.
         self._is_greedy = not (needs_logits or any(each.needs_host for each, _ in owners))
@@ -249,7 +235,7 @@ class Sampler:
                     tokens[self._sampled] = self._draw(logits, self._sampled, limits)
         if len(index := self._scored):
             top_k, log_probs = self._columns["top_k"][index], logits.new_zeros(2, len(logits))
-            own = token_log_probs(logits[index], top_k, tokens[index], self._largest_top_k)
+            own = scoring.token_log_probs(logits[index], top_k, tokens[index], self._largest_top_k)
             log_probs[:, index] = torch.stack(own)
         for sequence in self._searched:
             self._search(sequence, logits, tokens)
@@ -265,7 +251,7 @@ class Sampler:
             The logits, of which the rows are masked that a later step needs, and all tokens.
         """
         counts = self._columns["generated"].tolist()
-        uniform = {slot: draw_uniform_of(seed, counts[slot]) for slot, seed in self._seeds}
+        uniform = {slot: formulas.draw_uniform_of(seed, counts[slot]) for slot, seed in self._seeds}
         logits, drawn = self.guided.keep_or_draw(logits, pending, uniform, self._scales)
         if rest := [slot for slot in uniform if slot not in drawn]:
             slots = torch.tensor(rest)
@@ -285,21 +271,21 @@ class Sampler:
         columns = self._columns
         if self._has_bad_words:
             words = [(row.bad_words, row.tail(row.beams[beam], row.bad_words.reach)) for row, beam in self._owners]
-            logits = ban(logits, [bad.completions(tail) for bad, tail in words])
+            logits = formulas.ban(logits, [bad.completions(tail) for bad, tail in words])
         if self._bias:
-            logits = add_bias(logits, *self._bias)
+            logits = formulas.add_bias(logits, *self._bias)
         if self._has_output_penalty:
             frequency, presence = columns["frequency_penalty"], columns["output_presence_penalty"]
-            logits = apply_output_penalty(logits, frequency, presence, self._counts.of(len(logits)))
+            logits = formulas.apply_output_penalty(logits, frequency, presence, self._counts.of(len(logits)))
         if self._has_temperature and not self._draw_scales:
-            logits = apply_temperature(logits, columns["temperature"])
+            logits = formulas.apply_temperature(logits, columns["temperature"])
         if self._has_penalty and self._occurred is not None:  # add_rows has made it
             repetition, presence = columns["repetition_penalty"], columns["presence_penalty"]
-            logits = apply_repetition_penalty(logits, repetition, presence, self._occurred[: len(logits)])
+            logits = formulas.apply_repetition_penalty(logits, repetition, presence, self._occurred[: len(logits)])
         if self._has_min_length:
-            logits = apply_min_length(logits, columns["min_length"], columns["generated"], columns["end_id"])
+            logits = formulas.apply_min_length(logits, columns["min_length"], columns["generated"], columns["end_id"])
         if self._held_back:
-            logits = hold_back(logits, *self._held_back, columns["min_length"], columns["generated"])
+            logits = formulas.hold_back(logits, *self._held_back, columns["min_length"], columns["generated"])
         return logits
 
     def _draw_limits(self, slots: Tensor) -> DrawLimits:
@@ -322,7 +308,7 @@ class Sampler:
     def _draw(self, logits: Tensor, slots: Tensor, limits: DrawLimits) -> Tensor:
         """Draw a token for some slots, [n], from penalised logits [N, V]."""
         if self._has_min_p:
-            logits = keep_min_p(logits, self._columns["min_p"])
+            logits = formulas.keep_min_p(logits, self._columns["min_p"])
         return self._steps.network.ops.draw_tokens(logits, slots, limits)
 
     def _search(self, sequence: Sequence, logits: Tensor, tokens: Tensor) -> None:
@@ -347,7 +333,7 @@ class Sampler:
             self._occurred[: len(tokens)].scatter_(1, tokens[:, None], True)
         self._counts.add(tokens)
         if self._has_moving_top_p:
-            decayed = decay_top_p(
+            decayed = formulas.decay_top_p(
                 columns["top_p"],
                 initial=columns["initial_top_p"],
                 decay=columns["top_p_decay"],
@@ -364,7 +350,7 @@ def _decayed(row: SamplingParams, tokens: Several[int]) -> Tensor:
     top_p = initial = torch.tensor(row.top_p)
     decay, least, reset_id = map(torch.tensor, (row.top_p_decay, row.top_p_min, row.top_p_reset_ids))
     for token in torch.tensor(list(tokens)):
-        top_p = decay_top_p(top_p, initial, decay, least, reset_id, token)
+        top_p = formulas.decay_top_p(top_p, initial, decay, least, reset_id, token)
     return top_p
 
 
