@@ -1,7 +1,7 @@
 """The messages of the socket between the OpenAI endpoint and the engine's process.
 
-The engine's side sends GREETING. Then both send frames: the bytes of the body (uint32), the kind (uint8), the number of
-the request (uint32, chosen by the endpoint, new on its connection), and the body. Everything is little-endian.
+The engine's side sends HANDSHAKE. Then both send frames: the bytes of the body (uint32), the kind (uint8), the number
+of the request (uint32, chosen by the endpoint, new on its connection), and the body. Everything is little-endian.
 
 | kind | from | body |
 | --- | --- | --- |
@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 
 DIRECTORY_VARIABLE = "SLIPWAY_DIRECT_DIRECTORY"
 """Environment variable of the server: the directory of the sockets, which its owner alone may enter."""
-GREETING = b"slipway direct 2\n"
+HANDSHAKE = b"slipway direct 2\n"
 CLOSING = "CLOSING"
 """Code of the failure of a request that came when the model was being unloaded: ask again, through Triton."""
 _HEAD = struct.Struct("<IBI")

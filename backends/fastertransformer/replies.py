@@ -33,9 +33,9 @@ from .engine.rows.answer import CANCELLED, Answer, Failure, Tensors
 _NOTHING = Tensors({})  # of the response that only says that there are no more
 _TEXT_START = "text_start"
 _LONGEST_NAME = 128  # characters of a request's name that are logged
-_LONGEST_WAIT_S = 0.1  # of an answer that is followed by another
-_LONGEST_WAIT_OF_MANY_S = 5e-3  # the same, while answers to other requests wait
-_FEW = 2  # entries of the queue that one request may have: an answer, and that its client is to be polled
+_MAX_REPLY_AGE_S = 0.1  # an older answer that is followed by another is dropped
+_MAX_REPLY_AGE_BUSY_S = 5e-3  # older partial answers are dropped while other requests' answers wait
+_ENTRIES_PER_REQUEST = 2  # one answer and one poll
 _FIRST_PAUSE_S = 5e-3  # before a client is polled for the first time: its context is run then
 _LEAST_PAUSE_S = 10e-3  # between two polls of one client
 _POLL_DELAY_S = 10e-3  # by which a poll that is due is delayed if an answer is to be sent
@@ -87,7 +87,7 @@ class Reply:
         """
         with self._lock:
             came = self.waiting[0][0] if self.waiting else math.inf
-        return time.monotonic() - came > _LONGEST_WAIT_OF_MANY_S and self._is_crowded()
+        return time.monotonic() - came > _MAX_REPLY_AGE_BUSY_S and self._is_crowded()
 
     @property
     def has_expired(self) -> bool:
@@ -107,7 +107,7 @@ class Reply:
 
         Answers that have waited for long are skipped for the newest one.
         """
-        longest_wait_s = _LONGEST_WAIT_OF_MANY_S if self._is_crowded() else _LONGEST_WAIT_S
+        longest_wait_s = _MAX_REPLY_AGE_BUSY_S if self._is_crowded() else _MAX_REPLY_AGE_S
         with self._lock:
             came, answer = self.waiting.popleft()
             if self.waiting and time.monotonic() - came > longest_wait_s:
@@ -169,9 +169,12 @@ class Replies:
 
     def open(self, request: Any) -> Reply:
         """Open the reply to a request."""
-        deadline = time.monotonic() + self._limit_s
-        announce, is_crowded = (lambda *entry: self._ready.put(entry)), (lambda: self._ready.qsize() > _FEW)
-        return Reply(request, announce, deadline, is_crowded)
+        return Reply(
+            request,
+            announce=lambda *entry: self._ready.put(entry),
+            deadline=time.monotonic() + self._limit_s,
+            is_crowded=lambda: self._ready.qsize() > _ENTRIES_PER_REQUEST,
+        )
 
     def close(self) -> None:
         """End the thread, once every final answer is sent, and free the metrics.

@@ -8,13 +8,14 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import count
 from pathlib import Path
 
 from deployment.openai.outputs import Array, ArrayOutputs, Outputs, Reader, TokenOutputs
 from ft_format.socket_messages import (
     CLOSING,
-    GREETING,
+    HANDSHAKE,
     Asked,
     Frame,
     Frames,
@@ -144,7 +145,7 @@ async def _try_to_connect(path: Path) -> Connection | None:
     connection = Connection()
     try:
         await asyncio.get_running_loop().create_unix_connection(lambda: connection, str(path))
-        await asyncio.wait_for(connection.greeted(), _PATIENCE_S)
+        await asyncio.wait_for(connection.agreed(), _PATIENCE_S)
     except (OSError, DirectError, asyncio.TimeoutError):
         connection.close()
         return None
@@ -156,16 +157,16 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._greeting = b""
-        self._greeted = asyncio.get_running_loop().create_future()
+        self._handshake = b""
+        self._agreed = asyncio.get_running_loop().create_future()
         self._frames = Frames()
         self._exchanges: dict[int, _Exchange] = {}
         self._numbers = count(1)
         self.is_open = self._is_retired = False
 
-    async def greeted(self) -> None:
-        """Wait for the engine's greeting; DirectError: it is another one, of another version."""
-        await self._greeted
+    async def agreed(self) -> None:
+        """Wait for the engine's handshake; DirectError: it is another one, of another version."""
+        await self._agreed
 
     async def ask(
         self,
@@ -232,15 +233,15 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass on what has come; called by the event loop."""
         if not self.is_open:
-            self._greeting += data
-            if len(self._greeting) < len(GREETING) and GREETING.startswith(self._greeting):
+            self._handshake += data
+            if len(self._handshake) < len(HANDSHAKE) and HANDSHAKE.startswith(self._handshake):
                 return
-            if not self._greeting.startswith(GREETING):
+            if not self._handshake.startswith(HANDSHAKE):
                 self.close()
                 return
-            data, self.is_open = self._greeting[len(GREETING) :], True
-            if not self._greeted.done():
-                self._greeted.set_result(None)
+            data, self.is_open = self._handshake[len(HANDSHAKE) :], True
+            if not self._agreed.done():
+                self._agreed.set_result(None)
         try:
             for each in self._frames.feed(data):
                 if (exchange := self._exchanges.get(each.number)) is not None:
@@ -251,10 +252,17 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Fail all requests; called by the event loop."""
         self.is_open = False
-        if not self._greeted.done():
-            self._greeted.set_exception(_lost())
+        if not self._agreed.done():
+            self._agreed.set_exception(_lost())
         for exchange in self._exchanges.values():
             exchange.lose()
+
+
+class _Wake(Enum):
+    """Why who waits for the answers of a request is woken."""
+
+    BEHIND = auto()  # the client is, and more answers wait
+    OVER = auto()  # all answers are read, or one has failed
 
 
 class _Exchange:
@@ -267,16 +275,16 @@ class _Exchange:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._waiting: deque[Frame] = deque()  # while the client is behind
-        self._news = asyncio.get_running_loop().create_future()  # that the client is behind (true), or all is over
+        self._wake: asyncio.Future[_Wake] = asyncio.get_running_loop().create_future()
         self._has_begun = self._is_lost = False
         self._failure: Exception | None = None
         self.is_complete = False
 
     async def wait(self) -> None:
         """Wait until all answers are read, or the reader has enough; raises what has gone wrong."""
-        while await self._news:
+        while await self._wake is _Wake.BEHIND:
             await self._reader.catch_up()
-            self._news = asyncio.get_running_loop().create_future()
+            self._wake = asyncio.get_running_loop().create_future()
             self._read_on()
         if self._failure is not None:
             raise self._failure
@@ -295,7 +303,7 @@ class _Exchange:
 
     def _read_on(self) -> None:
         """Hand the reader what waits, as far as its client keeps up."""
-        while self._waiting and not self._news.done():
+        while self._waiting and not self._wake.done():
             given = self._waiting.popleft()
             self._has_begun, self.is_complete = True, given.kind in _LAST
             try:
@@ -304,10 +312,10 @@ class _Exchange:
                 self._failure, is_behind = error, False
             is_over = self.is_complete or self._failure is not None or self._reader.has_enough
             if is_over or is_behind:
-                self._news.set_result(not is_over)
-        if self._is_lost and not self._news.done():
+                self._wake.set_result(_Wake.OVER if is_over else _Wake.BEHIND)
+        if self._is_lost and not self._wake.done():
             self._failure = DirectError(_GONE, "UNAVAILABLE") if self._has_begun else _lost()
-            self._news.set_result(False)
+            self._wake.set_result(_Wake.OVER)
 
 
 def _lost() -> ClosingError:

@@ -86,7 +86,7 @@ def lengths_of(request: FakeRequest) -> list[int]:
 def test_what_has_waited_for_long_is_left_out_and_the_last_answer_is_not(
     replies: Replies, monkeypatch: pytest.MonkeyPatch, longest_wait_s: float, expected: list[int]
 ) -> None:
-    monkeypatch.setattr(module, "_LONGEST_WAIT_S", longest_wait_s)
+    monkeypatch.setattr(module, "_MAX_REPLY_AGE_S", longest_wait_s)
     request = FakeRequest({})
     is_free, _ = hold_sends(monkeypatch)
     reply = replies.open(request)
@@ -100,8 +100,8 @@ def test_what_has_waited_for_long_is_left_out_and_the_last_answer_is_not(
 
 
 def test_more_is_left_out_while_other_requests_wait(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONGEST_WAIT_OF_MANY_S", 0.0)
-    monkeypatch.setattr(module, "_LONGEST_WAIT_S", 100.0)
+    monkeypatch.setattr(module, "_MAX_REPLY_AGE_BUSY_S", 0.0)
+    monkeypatch.setattr(module, "_MAX_REPLY_AGE_S", 100.0)
     first, *requests = (FakeRequest({}) for _ in range(6))
     is_free, _ = hold_sends(monkeypatch)
     held = replies.open(first)
@@ -121,7 +121,7 @@ def test_more_is_left_out_while_other_requests_wait(replies: Replies, monkeypatc
 
 
 def test_a_stream_alone_is_not_behind(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONGEST_WAIT_OF_MANY_S", 0.0)
+    monkeypatch.setattr(module, "_MAX_REPLY_AGE_BUSY_S", 0.0)
     is_free, _ = hold_sends(monkeypatch)
     reply = replies.open(FakeRequest({}))
     for count in range(1, 10):
@@ -147,8 +147,8 @@ def test_what_ends_a_stream_waits_for_the_last_tokens_of_others(monkeypatch: pyt
 
 
 def test_requests_take_turns(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONGEST_WAIT_S", 100.0)
-    monkeypatch.setattr(module, "_LONGEST_WAIT_OF_MANY_S", 100.0)
+    monkeypatch.setattr(module, "_MAX_REPLY_AGE_S", 100.0)
+    monkeypatch.setattr(module, "_MAX_REPLY_AGE_BUSY_S", 100.0)
     late = FakeRequest({})
     is_free, passed = hold_sends(monkeypatch)
     early = [FakeRequest({}) for _ in range(8)]

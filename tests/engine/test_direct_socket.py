@@ -23,7 +23,7 @@ from backends.fastertransformer.engine.rows.answer import Answer, Tokens
 from backends.fastertransformer.engine.settings import Settings
 from deployment.openai.direct import ClosingError, Connection, Direct, DirectError
 from deployment.openai.outputs import Outputs
-from ft_format.socket_messages import GREETING, Asked, Kind, frame, pack, socket_name
+from ft_format.socket_messages import HANDSHAKE, Asked, Kind, frame, pack, socket_name
 
 IDS, COUNT = [5, 6, 7, 8], 12
 TOKENS = ("output_ids", "sequence_length")
@@ -385,7 +385,7 @@ def test_nonsense_ends_its_connection_alone(engine: Engine, served: Served, dire
         other.connect(str(served.path))
         other.sendall(sent)
         received = b"".join(iter(lambda: other.recv(1 << 16), b""))
-    assert received == GREETING if sent != TWICE else received.startswith(GREETING)  # the first one's failure follows
+    assert received == HANDSHAKE if sent != TWICE else received.startswith(HANDSHAKE)  # the first one's failure follows
     assert tokens_of(run(directory, lambda direct: answers(direct, tensors()))) == behind(expected(engine))
 
 

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from ft_format.socket_messages import CLOSING, GREETING, Array, Asked, Frame, Frames, Kind, MessageError, unpack
+from ft_format.socket_messages import CLOSING, HANDSHAKE, Array, Asked, Frame, Frames, Kind, MessageError, unpack
 
 from ..engine.errors import EngineError
 from ..engine.rows.answer import INVALID, Answer, Failure
@@ -114,7 +114,7 @@ class _Connection:
         self._replies: dict[int, DirectReply] = {}
         self._ready: queue.SimpleQueue[DirectReply | None] = queue.SimpleQueue()  # None: look at what else there is
         self._sending = threading.Lock()  # held while answers are taken and sent: they stay in their order
-        self._rest = GREETING  # bytes that the socket did not take at once; under the lock
+        self._rest = HANDSHAKE  # bytes that the socket did not take at once; under the lock
         self._is_lost = self._has_ended = False  # whether sending has failed, and whether reading is over
         self._frames, self._unread = Frames(), deque[Frame]()
         self._pulled = threading.Semaphore(0)  # once for each time that all was pulled
@@ -122,7 +122,7 @@ class _Connection:
         self._writer = threading.Thread(target=self._write, name="direct-writer", daemon=True)
 
     def start(self) -> None:
-        """Greet, and take requests."""
+        """Send the handshake, and take requests."""
         self._ready.put(None)
         self._writer.start()
         self._watcher.start()

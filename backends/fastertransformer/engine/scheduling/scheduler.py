@@ -139,13 +139,13 @@ class Scheduler:
         part, tokens = self._waiting.next_chunk()
         new = [] if part else self._waiting.admit()
         tokens = tokens or sum(sequence.source_length + len(sequence.inputs()) - sequence.skipped for sequence in new)
-        suspects: Iterable[Sequence] = part or new
+        rows_of_step: Iterable[Sequence] = part or new
         try:
             # 2) Prefill the contexts of new sequences, or a chunk of one that waits.
             for sequence in part:
                 self._batch.run_chunk(sequence, tokens)
             hidden = self._batch.prefill(new) if new else None
-            suspects = self._batch
+            rows_of_step = self._batch
             # 3) Launch the next token of every sequence.
             depth = 0
             if any(sequence.needs_step for sequence in self._batch):
@@ -163,7 +163,7 @@ class Scheduler:
             raise
         except Exception as error:
             _log.exception("a step failed")
-            failed = dict.fromkeys([*(self._batch if self._batch.is_mixed else ()), *suspects])
+            failed = dict.fromkeys([*(self._batch if self._batch.is_mixed else ()), *rows_of_step])
             self._isolate(list(failed), f"generation failed: {error}")
         self.note_load()
 
@@ -245,10 +245,11 @@ class Scheduler:
             problem = f"generation failed: the network's numbers overflow in row {row}"
             hint = "; fp16 reaches 65504, bf16 as far as fp32, and so may prompt embeddings"
             self._finish(job, Failure(problem + hint))
-        astray = {each.job: each.guided.problem for each in found if each.guided and each.guided.problem}
-        for job, problem in astray.items():
+        grammar_failures = {each.job: each.guided.problem for each in found if each.guided and each.guided.problem}
+        for job, problem in grammar_failures.items():
             self._finish(job, Failure(f"the grammar allows no further token: {problem}", INVALID))
-        return [sequence for sequence in found if sequence.job not in overflowed and sequence.job not in astray]
+        failed = overflowed.keys() | grammar_failures.keys()
+        return [sequence for sequence in found if sequence.job not in failed] if failed else found
 
     def _answer(self, updated: list[Sequence]) -> None:
         """Free sequences that are done; answer requests that are done, or that stream and have new tokens."""
