@@ -91,14 +91,14 @@ def test_ahead_of_the_tokens_the_next_pass_is_launched_before_they_are_read(
 
     for owner, name in ((steps, "decode"), (PendingTokens, "by_sequence"), (PendingTokens, "wait")):
         note(owner, name)
-    for name in ("follow", "compute", "settle", "take"):
+    for name in ("follow", "compute", "resolve_without_mask", "take"):
         note(masks.RowMasks, name)
-    note(steps, "set_tokens")
+    note(steps.slots, "set_tokens")
     tensors = guided(["regex", ""], ["[0-9]{6}", ""], 6, runtime_top_p=top_p)
     assert answer_of(Scheduler(steps, 8, steps_ahead=True), grammars, steps, tensors).tensors
     later = ["compute", "take", "set_tokens"] if is_on_host else ["follow", "compute", "set_tokens"]
     if is_on_host and not top_p:  # some of the tokens need a mask
-        events, later = [event for event in events if event not in later], ["settle"]
+        events, later = [event for event in events if event not in later], ["resolve_without_mask"]
     first = ["follow", *later] if is_on_host else later
     step = ["decode", "by_sequence", *later, "wait"]  # this last one is of the step before
     assert events[: len(first)] == first and events[len(first) :][: len(step) * 5] == step * 5
