@@ -117,7 +117,7 @@ class HostTimes:
 
         with ExitStack() as patches:
             patches.enter_context(timed(PendingTokens, "by_sequence", self.waits_s))
-            for name in ("follow", "settle", "compute"):  # a step's, in this order
+            for name in ("follow", "resolve_without_mask", "compute"):  # a step's, in this order
                 patches.enter_context(timed(RowMasks, name, self.masks_s, is_first=name == "follow"))
             yield
 
