@@ -14,7 +14,7 @@ class Collective:
 
     Attributes:
         announce: announces a step, takes it, and returns its result, given the method, its object and its arguments; in
-            rank 0 of several processes. None: nobody follows this process.
+            rank 0 of several processes. None: this is the only process, or not rank 0.
     """
 
     announce: Callable[[Callable[..., Any], Any, tuple[Any, ...]], Any] | None = None
