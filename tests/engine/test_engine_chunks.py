@@ -24,7 +24,7 @@ from transformers import GPT2LMHeadModel
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.model.config import Stack
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.rows.sequence import Job, Sequence
 from backends.fastertransformer.engine.scheduling import chunks as scheduling_chunks
 from backends.fastertransformer.engine.scheduling.batch import Batch
@@ -100,7 +100,7 @@ class Served:
     def say(self, tensors: Tensors, **more: Any) -> Tensors:
         answers = self.submit(tensors, **more)
         self.run()
-        assert answers[-1].tensors, answers[-1].problem
+        assert not isinstance(answers[-1], Failure), answers[-1]
         return answers[-1].tensors
 
     @property
@@ -136,7 +136,7 @@ def answers_of(steps: Steps, requests: list[Tensors], budget: int, **ways: Any) 
     assert served.blocks.free == served.blocks.count and not steps.cache.block_tables.any()
     found = []
     for (answer,) in answers:
-        assert answer.tensors, answer.problem
+        assert not isinstance(answer, Failure), answer
         found.append(answer.tensors)
     return found
 

@@ -344,7 +344,7 @@ def scheduled(tensors: dict[str, Any], grammars: Grammars, steps: Steps, is_ahea
     scheduler.add(Job(request, answers.append, grammars=compiled))
     while not scheduler.is_idle:
         scheduler.step()
-    assert answers[-1].tensors, answers[-1].problem
+    assert not isinstance(answers[-1], Failure), answers[-1]
     return [generated(answers[-1].tensors, row) for row in range(len(guides))], scheduler.metrics.preemptions
 
 

@@ -20,6 +20,7 @@ from support.prompt_tasks import write_tasks
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError, RequestError
 from backends.fastertransformer.engine.ops import torch_attention
+from backends.fastertransformer.engine.rows.answer import Failure
 from backends.fastertransformer.engine.settings import Settings
 
 FAMILIES = [
@@ -143,7 +144,7 @@ def talk(engine: Engine, line: list[int], count: int, is_first: bool, **told: An
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engine.submit(engine.parse(tensors), answers.put, session="talk")
     found = answers.get()
-    assert found.tensors, found.problem
+    assert not isinstance(found, Failure), found
     return generated(found.tensors)
 
 

@@ -20,7 +20,7 @@ from support.t5_requests import settings_of, sources
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.metrics import EngineMetrics, Histogram
 from backends.fastertransformer.engine.scheduling.queue_limits import QueueLimits
@@ -84,7 +84,7 @@ class Client:
 
     @property
     def tensors(self) -> Tensors:
-        assert self.answers[-1].tensors, self.answers[-1].problem
+        assert not isinstance(self.answers[-1], Failure), self.answers[-1]
         return self.answers[-1].tensors
 
 
@@ -248,7 +248,7 @@ def test_each_request_of_a_session_counts_its_own_tokens(steps: Steps) -> None:
         tensors = ask(prompts(length), 5, end_id=NEVER) | {"START": np.array([turn == 0], np.int32)}
         scheduler.add(Job(parse_request(tensors, steps.config), answers.append, session="talk"))
         run(scheduler)
-        assert answers[-1].tensors, answers[-1].problem
+        assert not isinstance(answers[-1], Failure), answers[-1]
         assert metrics.kv_cache_usage == 1 / steps.cache.blocks.count  # what is saved of the session
     assert (metrics.prompt_tokens, metrics.generation_tokens) == (10, 10)
     assert values(metrics)["request_prompt_tokens"] == [7, 3]

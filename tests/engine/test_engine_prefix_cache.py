@@ -22,7 +22,7 @@ from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.loading import load_steps
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.settings import Settings
@@ -56,7 +56,7 @@ class Served:
     def say(self, tensors: Tensors) -> Tensors:
         answers = self.submit(tensors)
         self.run()
-        assert answers[-1].tensors, answers[-1].problem
+        assert not isinstance(answers[-1], Failure), answers[-1]
         return answers[-1].tensors
 
     @property

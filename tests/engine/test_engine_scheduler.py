@@ -60,7 +60,7 @@ class Client:
 
     @property
     def tokens(self) -> list[int]:
-        assert self.answers[-1].tensors, self.answers[-1].problem
+        assert not isinstance(self.answers[-1], Failure), self.answers[-1]
         return generated(self.answers[-1].tensors)
 
     @property

@@ -27,7 +27,7 @@ from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.model.config import ModelConfig
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.rows.sequence import Job, Sequence
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.settings import Settings
@@ -55,7 +55,7 @@ class Client:
 
     @property
     def tensors(self) -> Tensors:
-        assert self.answers[-1].tensors, self.answers[-1].problem
+        assert not isinstance(self.answers[-1], Failure), self.answers[-1]
         return self.answers[-1].tensors
 
 
@@ -336,7 +336,7 @@ def test_a_conversation_is_set_back_and_its_earlier_turns_are_computed_again(gpt
                 scheduler.add(Job(parse_request(tensors, steps.config), answers.append, session="talk"))
                 while not answers:
                     scheduler.step()
-                assert answers[-1].tensors, answers[-1].problem
+                assert not isinstance(answers[-1], Failure), answers[-1]
                 turns.append(answers[-1].tensors["output_ids"].tolist())
                 other.is_cancelled = True
                 run(scheduler)

@@ -11,7 +11,7 @@ from support.greedy import NEVER
 from support.paged_steps import paged_steps
 
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.rows.sequence import Job, Sequence
 from backends.fastertransformer.engine.scheduling.batch import Batch
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
@@ -55,7 +55,7 @@ class Served:
         while not answers:
             self.scheduler.step()
             steps += 1
-        assert answers[-1].tensors, answers[-1].problem
+        assert not isinstance(answers[-1], Failure), answers[-1]
         return steps
 
 

@@ -23,7 +23,7 @@ from backends.fastertransformer.engine.cache.prefix_index import PAGE
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.settings import Settings
@@ -70,7 +70,7 @@ class Served:
     def say(self, tensors: Tensors, session: str | None = None) -> list[int]:
         answers = self.submit(tensors, session)
         self.run()
-        assert answers[-1].tensors, answers[-1].problem
+        assert not isinstance(answers[-1], Failure), answers[-1]
         return generated(answers[-1].tensors)
 
 
@@ -130,7 +130,7 @@ def test_rows_come_go_and_are_set_back(opened: Opened) -> None:
                 served.scheduler.step()
         served.run()
     for line, count, answers in rows:
-        assert answers[-1].tensors, answers[-1].problem
+        assert not isinstance(answers[-1], Failure), answers[-1]
         found = generated(answers[-1].tensors)
         assert len(found) == count and found == argmaxes(model, line, found)
     assert served.most_used > MOST and served.blocks.free == 2 * MOST
