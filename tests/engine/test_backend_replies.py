@@ -213,7 +213,7 @@ def test_what_a_failure_quotes_of_the_request_is_not_logged(replies: Replies) ->
 
 
 def test_whatever_fails_in_the_thread_that_answers_others_are_answered(replies: Replies) -> None:
-    asked: Any = SimpleNamespace(asked=SimpleNamespace(name=5))
+    asked: Any = SimpleNamespace(name=5)
     replies.note_end(asked, Failure("no", "INVALID_ARG"))
     unpolled = FakeRequest({})
     reply = replies.open(unpolled)

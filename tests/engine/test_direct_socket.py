@@ -19,7 +19,7 @@ from support.gpt2_checkpoint import random_gpt2, write_shards
 from backends.fastertransformer.direct.reply import DirectReply
 from backends.fastertransformer.direct.server import DirectServer
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.rows.answer import Answer, Tokens
+from backends.fastertransformer.engine.rows.answer import Answer, Failure, Tokens
 from backends.fastertransformer.engine.settings import Settings
 from deployment.openai.direct import ClosingError, Connection, Direct, DirectError
 from deployment.openai.outputs import Outputs
@@ -292,7 +292,7 @@ def test_a_request_whose_client_has_gone_ends(engine: Engine, served: Served, di
     before = engine.metrics.finished["abort"]
     run(directory, leave)
     assert engine.metrics.finished["abort"] == before + 1
-    assert [each[1] for each in served.ends if isinstance(each, tuple)] == ["CANCELLED"]
+    assert [each.code for each in served.ends if isinstance(each, Failure)] == ["CANCELLED"]
 
 
 def test_a_request_has_its_time_limit(engine: Engine, directory: Path) -> None:
