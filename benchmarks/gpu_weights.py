@@ -39,6 +39,7 @@ from backends.fastertransformer.engine.parallel.partition import Partition
 from benchmarks.gpu_models import Table, find_size, median_seconds, need_gpu, tidy
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
+from ft_format.weight_format import find_format
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status
 
@@ -217,7 +218,7 @@ def main(argv: Sequence[str]) -> None:
     if arguments.directory.exists():
         raise ConfigError(f"{arguments.directory} exists already", "name a directory that is not there: it is removed")
     device, link = torch.device("cuda"), link_bytes_per_s()
-    precision = choose_precision(arguments.data_type, device, arguments.int8_mode)
+    precision = choose_precision(arguments.data_type, device, find_format(arguments.int8_mode))
     table = Table(arguments.csv, arguments.commit)
     try:
         if arguments.checkpoint:

@@ -44,6 +44,7 @@ from evaluation.parity.run import conclude
 from evaluation.tasks.metric import FAILS, HOLDS
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
+from ft_format.weight_format import find_format
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status, nearest
 
@@ -174,7 +175,7 @@ def _look_at(name: str, formats: Sequence[str], arguments: LimitsArguments, dire
             damage(damaged)
             engine = open_engine(replace(settings, checkpoint=damaged), device)
             answers = [_ask(engine, family, prompt) for prompt in prompts]
-            formats_served = Formats(weights, data_type, str(int8_mode))
+            formats_served = Formats(weights, data_type, find_format(int8_mode))
             findings = _compare_passages(engine, family, reference, formats_served, parity)
             engine.close()
             shutil.rmtree(damaged)

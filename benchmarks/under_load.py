@@ -31,6 +31,7 @@ from export_scripts.repository.interfaces.gpt import engine
 from export_scripts.repository.interfaces.serving import Serving
 from export_scripts.repository.pbtxt import to_text
 from ft_format.tensors import NO_TOKEN
+from ft_format.weight_format import NONE
 from handover.arguments import ScriptArguments
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, exit_status
@@ -73,7 +74,7 @@ class Outcome:
 def write_models(ft_checkpoint: Path, repository: Path, max_batch_size: int, family: str = "gpt") -> None:
     """Write a model repository that serves one checkpoint in both ways, without a copy of it."""
     for name in (WHOLE, STREAMED):
-        serving = Serving(family, 1, 1, "fp32", 0, 0, str(ft_checkpoint), max_batch_size, 0, name == STREAMED, 0, 0)
+        serving = Serving(family, 1, 1, "fp32", NONE, 0, str(ft_checkpoint), max_batch_size, 0, name == STREAMED, 0, 0)
         spec = replace(engine(serving), name=name)
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(to_text(spec))

@@ -14,12 +14,13 @@ from ft_format.config_ini import FILE_NAME, ConfigIni
 from ft_format.families import SECTIONS, find_family
 from ft_format.families.family import read_tasks
 from ft_format.location import checkpoint_places, first_checkpoint
+from ft_format.weight_format import KEY
 from handover.endpoint import WEIGHTS_DIGEST
 from handover.errors import ArtefactError
 
 ENGINE_BACKEND = "fastertransformer"
 _TOKENIZER = "tokenizer_path"  # a parameter of preprocessing in FasterTransformer backend's stores
-PUBLISHED_PARAMETERS = ("tensor_para_size", "pipeline_para_size", "data_type", "int8_mode", WEIGHTS_DIGEST)
+PUBLISHED_PARAMETERS = ("tensor_para_size", "pipeline_para_size", "data_type", KEY, WEIGHTS_DIGEST)
 """Parameters of an engine's model that clients and results are told."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 

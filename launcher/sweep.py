@@ -22,6 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from evaluation.arguments import POINTS_NAME, SweepReportArguments
+from ft_format.weight_format import KEY
 from handover.durable import write_atomically
 from handover.errors import ConfigError, SlipwayError
 from launcher import compose, pipeline
@@ -37,7 +38,7 @@ _IN_THE_PATH = (
     *(f"export.model.{name}" for name in ("tensor_model_parallel_size", "weight_data_type", "random_weights")),
     *(
         f"export.triton_deployment.{name}"
-        for name in ("pipeline_model_parallel_size", "data_type", "int8_mode", "decoupled", "interactive_sessions")
+        for name in ("pipeline_model_parallel_size", "data_type", KEY, "decoupled", "interactive_sessions")
     ),
 )
 """Keys that lead to another results directory by themselves."""

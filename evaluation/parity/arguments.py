@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 
+from ft_format.weight_format import FORMATS, INT8, WeightFormat
 from handover.arguments import ScriptArguments, option
 from handover.errors import ConfigError, nearest
 from handover.ranges import (
@@ -25,7 +26,7 @@ from handover.ranges import (
 
 AUTO, HUGGING_FACE, ENGINE = "auto", "huggingface", "engine"
 REFERENCES = (AUTO, HUGGING_FACE, ENGINE)
-PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+PRECISIONS = ("fp32", "fp16", "bf16", INT8.name)
 LEAST_PASSAGES = 16
 
 
@@ -143,12 +144,12 @@ def _check_limits(precision: str, limits: Mapping[str, float]) -> None:
         )
 
 
-def served_precision(weight_data_type: str, data_type: str, int8_mode: str) -> str:
+def served_precision(weight_data_type: str, data_type: str, weights: WeightFormat) -> str:
     """Return the coarsest number format of weights and computation: fp32, fp16, bf16 or int8.
 
     An unknown format counts as fp32, which has the strictest limits.
     """
     known = [name for name in (weight_data_type, data_type) if name in PRECISIONS]
-    if int8_mode not in ("", "0"):
-        known.append("int8")
+    if weights:
+        known.append(weights.name if weights in FORMATS else PRECISIONS[-1])
     return max(known, key=PRECISIONS.index, default="fp32")

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ft_format.weight_format import WeightFormat
+
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _SCALES = "served_scales"
 
@@ -25,22 +27,17 @@ class Formats:
     Attributes:
         weight_data_type: of the shards.
         data_type: of the computation.
-        int8_mode: "1" where the layers' matrices are int8; "" counts as "0".
+        weights: of the layers' matrices in the engine.
     """
 
     weight_data_type: str
     data_type: str
-    int8_mode: str
+    weights: WeightFormat
 
     @property
     def are_known(self) -> bool:
         """Whether a source can be rounded to these formats."""
         return {self.weight_data_type, self.data_type} <= set(TYPES)
-
-    @property
-    def is_int8(self) -> bool:
-        """Whether matrices are int8."""
-        return self.int8_mode not in ("", "0")
 
 
 @torch.no_grad()

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
     given = GivenFiles(arguments.adapter, arguments.checkpoint_tokenizer)
     reference, notes = open_reference(arguments.checkpoint, arguments.reference, arguments.output / _SCRATCH, given)
     formats = served_formats(target)
-    said = served_precision(formats.weight_data_type, formats.data_type, formats.int8_mode)
+    said = served_precision(formats.weight_data_type, formats.data_type, formats.weights)
     precision = arguments.precision or said
     limits = arguments.limits_by_precision[precision]
     positions = _compare(answers, reference, limits["tie"])

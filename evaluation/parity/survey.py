@@ -15,10 +15,11 @@ from evaluation.parity.formats import Formats
 from evaluation.parity.passages import Passages, Room, Scores, ask_scores, make_more_passages, make_passages, unvisited
 from evaluation.parity.references import HuggingFaceReference, Reference
 from evaluation.tasks.scoring import Scorer
+from ft_format.weight_format import INT8, KEY, find_format
 from handover.errors import ConfigError
 
 _SLIPWAY = "slipway"
-_COARSE = ("bf16", "int8")
+_COARSE = ("bf16", INT8.name)
 _LOOSER = 2.0  # random tokens differ more than those of a text
 
 
@@ -64,8 +65,8 @@ def survey(
 def served_formats(target: Target) -> Formats:
     """Read the number formats of a deployment, as far as it says them."""
     settings = {**target.interface.parameters, **target.served.endpoint.settings}
-    weights = settings.get("weight_data_type") or target.served.weight_data_type
-    return Formats(weights, settings.get("data_type", ""), settings.get("int8_mode", ""))
+    on_disk = settings.get("weight_data_type") or target.served.weight_data_type
+    return Formats(on_disk, settings.get("data_type", ""), find_format(settings.get(KEY)))
 
 
 def _room(target: Target, reference: Reference) -> Room:

@@ -148,12 +148,12 @@ class Twin:
         return suspects([each.less(usual[each.tensor]) for each in found], LEAST_Z, resolution / 4)[:_CANDIDATES]
 
     def _quantise(self, passages: Passages, served: Scores) -> float:
-        """Quantize matrices as int8_mode 1 does, with the head if that is closer (on a GPU it is quantized).
+        """Quantize matrices as the engine does, with the head if that is closer (on a GPU it is quantized).
 
         Returns:
             Additional difference that another engine's quantization may cause, root mean square in nats.
         """
-        if not self._formats.is_int8:
+        if not self._formats.weights:
             return 0.0
         plain = self._scores(passages)
         quantise_layers(self._model)

@@ -13,6 +13,7 @@ from evaluation.report.data import Findings
 from evaluation.report.formatting import TextTable, show_figure, show_with_noise
 from evaluation.speed.figures import STATISTICS
 from evaluation.speed.table import OPENAI, STATIC, Row
+from ft_format.weight_format import KEY, find_format
 
 OFFLINE, ONLINE = "offline", "online"
 FIGURES = ("ttft", "itl", "tpot", "e2e")
@@ -226,7 +227,7 @@ def deployment_text(candidate: DeploymentCandidate) -> str:
         "data_type": "{}",
         "max_batch_size": "batch {}",
         "max_queue_delay_us": "delay {} us",
-        "int8_mode": "int8",
+        KEY: find_format(settings.get(KEY)).name,
         "decoupled": "decoupled",
     }
     if not candidate.is_deployable:
@@ -286,7 +287,7 @@ def _settings(row: Row) -> dict[str, object]:
         if row.pipeline_para_size
         else None,
         "export.triton_deployment.data_type": row.data_type or None,
-        "export.triton_deployment.int8_mode": row.int8_mode != "0" if row.int8_mode else None,
+        f"export.triton_deployment.{KEY}": bool(row.weights) if row.weights is not None else None,
     }
     if row.endpoint_kind == OPENAI:
         pass  # what such a server was started with is not known

@@ -15,12 +15,13 @@ from evaluation.report.data import Findings, collect_findings
 from evaluation.report.formatting import show_figure
 from evaluation.report.ranking import DeploymentCandidate, find_candidates
 from evaluation.report.text import accuracy_cells
+from ft_format.weight_format import KEY, find_format
 from handover.errors import ArtefactError
 from handover.manifest import Manifest
 from handover.progress import human_bytes
 from handover.reasons import reason_of
 
-_INT8 = "export.triton_deployment.int8_mode"
+_WEIGHTS = f"export.triton_deployment.{KEY}"
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,8 @@ def _parallelism(candidate: DeploymentCandidate) -> str:
         candidate.settings.get(f"export.{key}_model_parallel_size", 1)
         for key in ("model.tensor", "triton_deployment.pipeline")
     ]
-    return f"TP {sizes[0]}, PP {sizes[1]}" + (", int8" if candidate.settings.get(_INT8) else "")
+    weights = find_format(candidate.settings.get(_WEIGHTS))
+    return f"TP {sizes[0]}, PP {sizes[1]}" + (f", {weights.name}" if weights else "")
 
 
 def _memory_peak(findings: Findings) -> float | None:

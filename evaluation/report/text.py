@@ -11,6 +11,7 @@ from evaluation.report.judgement import Judgement
 from evaluation.report.tables import speed_sentences
 from evaluation.speed.table import Row
 from evaluation.tasks.metric import FRACTION, HOLDS, INCONCLUSIVE, Metric
+from ft_format.weight_format import KEY, find_format
 from handover.endpoint import WEIGHTS_DIGEST
 from handover.manifest import ORIGIN
 from handover.progress import human_bytes, human_time
@@ -137,7 +138,7 @@ def _identity(findings: Findings) -> str:
             ("pipeline_para_size", "pipeline parallelism {}"),
             ("weight_data_type", "{} weights"),
             ("data_type", "{} computation"),
-            ("int8_mode", "int8 in the engine"),
+            (KEY, f"{find_format(settings.get(KEY)).name} in the engine"),
         )
         if settings.get(key, "0") != "0"
     ]

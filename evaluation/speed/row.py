@@ -9,6 +9,7 @@ from typing import Any
 
 from evaluation.speed.cells import name_of_file, render
 from evaluation.speed.slo_verdict import HOLDS, UNDECIDED
+from ft_format.weight_format import WeightFormat, find_format
 
 OK, FAILED = "ok", "failed"
 TRITON, OPENAI = "triton", "openai"
@@ -174,6 +175,11 @@ class Row:
     def ranks(self) -> int:
         """Ranks of the deployment: TP x PP."""
         return int(self.tensor_para_size or 1) * int(self.pipeline_para_size or 1)
+
+    @property
+    def weights(self) -> WeightFormat | None:
+        """Format of the matrices in the engine; None: unknown."""
+        return find_format(self.int8_mode) if self.int8_mode else None
 
     @property
     def gpus(self) -> int | None:

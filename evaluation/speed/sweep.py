@@ -20,6 +20,7 @@ from evaluation.client.served_model import DeployedModel, has_random_weights
 from evaluation.speed.provenance import describe_machine
 from evaluation.speed.row import SCHEMA_VERSION
 from evaluation.speed.table import FAILED, OK, OPENAI, TRITON, Row, Table
+from ft_format.weight_format import KEY
 from handover.endpoint import FLAGS, MODEL_DIGEST, VERSIONS, Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest, record_files
@@ -180,7 +181,7 @@ def describe_deployment(served: DeployedModel, row: Row, decisive: Sequence[obje
         is_random_weights=has_random_weights(endpoint),
         commit=read_commit(),
         schema_version=SCHEMA_VERSION,
-        int8_mode=settings.get("int8_mode", ""),
+        int8_mode=settings.get(KEY, ""),
         versions=settings.get(VERSIONS, ""),
         flags=settings.get(FLAGS, ""),
         cpu=machine.cpu,

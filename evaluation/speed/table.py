@@ -15,6 +15,7 @@ from evaluation.speed.costs import COST_FIGURES, ENERGY_FIGURES
 from evaluation.speed.figures import FIGURE_COLUMNS, NEWER_FIGURES, STATISTICS
 from evaluation.speed.row import CLOSED, FAILED, OK, OPEN, OPENAI, STATIC, TRITON, Row
 from evaluation.speed.server_metrics import SERVER_FIGURES
+from ft_format.weight_format import KEY
 from handover.durable import write_atomically
 
 __all__ = ["CLOSED", "FAILED", "LOAD_TABLE", "OK", "OPEN", "OPENAI", "STATIC", "STATIC_TABLE", "TRITON", "Row", "Table"]
@@ -38,7 +39,7 @@ _ENGINE_COLUMNS = ("flags", "gpu_hour_price", *ENERGY_FIGURES, *DERIVED_FIGURES,
 _ORIGIN_COLUMNS = ("schema_version", "validity", "validity_reasons", "gpus", "started_at", "deployment_label")
 _NEWER_LOAD_COLUMNS = (*NEWER_FIGURES, "slos", "probe", "sent_requests")
 NEWER_COLUMNS = (
-    *("int8_mode", "versions", *_ENGINE_COLUMNS, *_WORKLOAD_COLUMNS, *SLO_FIGURES, *BACKLOG_FIGURES),
+    *(KEY, "versions", *_ENGINE_COLUMNS, *_WORKLOAD_COLUMNS, *SLO_FIGURES, *BACKLOG_FIGURES),
     *(*_ORIGIN_COLUMNS, *_NEWER_LOAD_COLUMNS),
 )
 """Columns that tables of earlier versions do not have; such tables are still read. A new column is added here."""
@@ -111,7 +112,7 @@ _DEPLOYMENT = (
     *("model", "triton_model", "engine", "tensor_para_size", "pipeline_para_size"),
     *("weight_data_type", "data_type"),
 )
-_HOST = ("int8_mode", "versions", "cpu", "cores", "memory_bytes", "gpu", "timestamp")
+_HOST = (KEY, "versions", "cpu", "cores", "memory_bytes", "gpu", "timestamp")
 STATIC_TABLE = Table(
     "benchmark",
     "benchmark.csv",

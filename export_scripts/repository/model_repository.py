@@ -29,6 +29,7 @@ from ft_format.config_ini import ConfigIni
 from ft_format.families import SECTIONS, find_family
 from ft_format.families.family import Family
 from ft_format.values import COUNT, INDEX, Values
+from ft_format.weight_format import KEY, find_format
 from handover.digests import file_digest
 from handover.durable import sync
 from handover.endpoint import WEIGHTS_DIGEST
@@ -130,7 +131,7 @@ class _Repository:
         self._refuse_foreign_files()
         settings = {
             name: getattr(arguments, name)
-            for name in ("model_name", "tensor_para_size", "pipeline_para_size", "data_type", "int8_mode",
+            for name in ("model_name", "tensor_para_size", "pipeline_para_size", "data_type", KEY,
                          "enable_custom_all_reduce", "max_batch_size", "max_queue_delay_us", "decoupled",
                          "interactive_sessions", "session_idle_s", "request_timeout_s", "tokenizer_instances",
                          "text_deltas", "prefill_chunk_tokens")
@@ -241,7 +242,7 @@ def _serving(arguments: ExportArguments) -> Serving:
         tensor_para_size=arguments.tensor_para_size,
         pipeline_para_size=arguments.pipeline_para_size,
         data_type=arguments.data_type,
-        int8_mode=arguments.int8_mode,
+        weights=find_format(arguments.int8_mode),
         enable_custom_all_reduce=arguments.enable_custom_all_reduce,
         model_checkpoint_path=f"1/{arguments.tensor_para_size}-gpu",
         max_batch_size=arguments.max_batch_size,

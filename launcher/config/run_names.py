@@ -8,6 +8,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from ft_format.weight_format import KEY, find_format
+
 _for_dry_runs: list[str] = []
 
 
@@ -43,7 +45,7 @@ def name_variant(*, _root_: DictConfig) -> str:
     """
     triton, model = _root_.export.triton_deployment, _root_.export.model
     words = {
-        "int8": triton.int8_mode,
+        find_format(triton[KEY]).name: triton[KEY],
         "decoupled": triton.decoupled,
         f"sessions{triton.interactive_sessions}": triton.interactive_sessions,
         "random": model.random_weights,

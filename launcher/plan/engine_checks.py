@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deployment.engines.table import PROGRAMS, VLLM, EngineProgram
+from ft_format.weight_format import KEY
 from handover.errors import ConfigError, shortened
 from launcher.clusters.table import cluster_of
 from launcher.config.schema import Config, ContainerRuntime, Engine, Guard
@@ -88,7 +89,7 @@ def _check_keys(config: Config) -> None:
             for name in others
         },
         "deployment.guard": (deployment.guard is Guard.always, "it stands in front of tritonserver"),
-        "export.triton_deployment.int8_mode": (triton.int8_mode, f"{_TRITONS}; its own quantization is a flag"),
+        f"export.triton_deployment.{KEY}": (bool(getattr(triton, KEY)), f"{_TRITONS}; its own quantization is a flag"),
         **{
             f"export.triton_deployment.{name}": (bool(getattr(triton, name)), _TRITONS)
             for name in ("interactive_sessions", "request_timeout_s", "text_deltas", "enable_custom_all_reduce")

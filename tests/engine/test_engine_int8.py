@@ -12,7 +12,6 @@ from support.huggingface_models import build
 from support.network_runs import CPU, prefill_logits, some_ids
 
 from backends.fastertransformer.engine.engine import open_engine
-from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import Precision, choose_precision
@@ -22,6 +21,7 @@ from backends.fastertransformer.engine.model.weights import load_weights, read_m
 from backends.fastertransformer.engine.ops.linear import Int8Linear, Linear
 from backends.fastertransformer.engine.parallel.partition import Partition
 from backends.fastertransformer.engine.settings import Settings
+from ft_format.weight_format import FORMATS, INT8, NONE
 
 
 def test_each_output_channel_is_rounded_to_multiples_of_its_own_scale() -> None:
@@ -51,8 +51,8 @@ def test_logits_stay_near_those_of_the_full_weights(ranks: int, tmp_path: Path) 
     model = build("gptj", n_embd=64)
     directory, ids = write_family(model, tmp_path, ranks), some_ids(4, 20)
     config, logits, sizes = read_config(directory, "GPT-J"), [], []
-    for is_int8 in (False, True):
-        precision = Precision(torch.float32, torch.float32, "", is_int8)
+    for kept in FORMATS:
+        precision = Precision(torch.float32, torch.float32, "", kept)
         weights = load_weights(directory, config, ranks, precision, CPU)
         logits.append(prefill_logits(Network(config, weights), ids))
         sizes.append(weights.size_bytes)
@@ -72,8 +72,8 @@ def test_a_gpus_head_is_int8_beside_the_table_that_tokens_are_looked_up_in(has_h
         "vocab_size = 100\nstart_id = 0\nend_id = 0\n"
     )
     config, found = read_config(tmp_path), []
-    for is_int8 in (False, True):
-        precision, shards = Precision(torch.float16, torch.float16, "", is_int8), made_up(torch.float16, CPU)
+    for kept in FORMATS:
+        precision, shards = Precision(torch.float16, torch.float16, "", kept), made_up(torch.float16, CPU)
         reader = Reader(config, 1, precision, CPU, False, None, shards)
         found.append(read_model(reader, config, Partition(range(1)), has_head))
     full, quantised = found
@@ -86,12 +86,10 @@ def test_a_gpus_head_is_int8_beside_the_table_that_tokens_are_looked_up_in(has_h
 
 
 def test_int8_mode_is_part_of_the_precision() -> None:
-    assert not choose_precision("fp16", CPU).is_int8
-    chosen = choose_precision("fp16", torch.device("cuda"), int8_mode=1)
-    assert chosen.is_int8 and chosen.compute == torch.float16
+    assert choose_precision("fp16", CPU).weights is NONE
+    chosen = choose_precision("fp16", torch.device("cuda"), INT8)
+    assert chosen.weights is INT8 and chosen.compute == torch.float16
     assert chosen.note == "fp16 on cuda, int8 weights"
-    with pytest.raises(EngineError, match="int8_mode = 2"):
-        choose_precision("fp16", CPU, int8_mode=2)
 
 
 def test_the_engines_description_says_what_int8_saves(tmp_path: Path) -> None:

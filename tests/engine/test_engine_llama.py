@@ -19,6 +19,7 @@ from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import Precision
 from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.ops.positions import RopeScaling, plain_frequencies, scaled_frequencies
+from ft_format.weight_format import INT8
 
 TOLERANCE = 1e-4
 FAMILIES = [
@@ -88,7 +89,7 @@ def test_int8_logits_stay_near_those_of_the_full_weights(name: str, tmp_path: Pa
     config, ids = read_config(root, "Llama"), ids_of(4, LONGEST)
     full, rounded = (
         prefill_logits(Network(config, load_weights(root, config, 2, precision, CPU)), ids)
-        for precision in (FP32, replace(FP32, is_int8=True))
+        for precision in (FP32, replace(FP32, weights=INT8))
     )
     assert 1e-5 < (rounded - full).abs().max() / full.std() < 0.1  # it is another network, and nearly the same
 

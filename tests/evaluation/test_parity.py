@@ -39,6 +39,7 @@ from evaluation.parity.nemo_gpt2 import UnfitError, as_gpt2
 from evaluation.parity.run import main
 from evaluation.tasks.metric import FAILS, HOLDS
 from export_scripts.checkpoints.formats import find_archive, open_source
+from ft_format.weight_format import find_format
 from handover.errors import ConfigError
 
 QKV = "model.layers.1.attention.query_key_value.weight.{}.bin"
@@ -243,7 +244,8 @@ def test_what_is_no_number_fails_and_is_in_no_mean() -> None:
     ],
 )
 def test_limits_go_by_the_coarsest_format(formats: tuple[str, str, str], precision: str) -> None:
-    assert served_precision(*formats) == precision
+    on_disk, computed, mode = formats
+    assert served_precision(on_disk, computed, find_format(mode)) == precision
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ft_format.weight_format import INT8, KEY
+
 from .arrays import Array
 from .cache.kv_cache import KvCache
 from .cache.sizing import CacheShape, free_bytes
@@ -100,7 +102,7 @@ def _out_of_memory(settings: Settings, device: torch.device, error: torch.OutOfM
     return (
         f"{settings.checkpoint} does not fit into the memory of {device}: {str(error).splitlines()[0]} "
         f"{free / 1e9:.3g} of {total / 1e9:.3g} GB are free. End what else runs there (nvidia-smi lists it), give the "
-        "KV cache less (kv_cache_fraction, kv_cache_bytes), use more GPUs (tensor_para_size) or int8_mode = 1"
+        f"KV cache less (kv_cache_fraction, kv_cache_bytes), use more GPUs (tensor_para_size) or {KEY} = {INT8.mode}"
     )
 
 
@@ -134,7 +136,7 @@ class _Part:
         self._settings, self._device, self._group = settings, device, group
         ranks = settings.tensor_para_size if group else 1
         self.config = config = read_config(settings.checkpoint, settings.model_type, ranks)
-        self._precision = choose_precision(settings.data_type, device, settings.int8_mode)
+        self._precision = choose_precision(settings.data_type, device, settings.weights)
         encoder_layers = config.encoder.num_layer if config.encoder else 0
         whole = Partition(range(config.num_layer))
         self.partition = group.partition(config.num_layer, encoder_layers) if group else whole

@@ -15,6 +15,7 @@ from typing import Any
 from ft_format.families import MODEL_TYPES
 from ft_format.location import checkpoint_places, first_checkpoint
 from ft_format.values import COUNT, INDEX, Values, fraction, one_of, seconds
+from ft_format.weight_format import FORMATS, KEY, WeightFormat, find_format
 
 from .errors import EngineError
 
@@ -25,7 +26,7 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {  # by Settings' fie
     "data_type": ("data_type", str),
     "cpu_threads": ("cpu_threads", INDEX),
     "model_type": ("model_type", one_of({name: name for name in MODEL_TYPES})),
-    "int8_mode": ("int8_mode", INDEX),
+    KEY: (KEY, INDEX),
     "has_inflight_batching": ("inflight_batching", _FLAG),
     "kv_cache_fraction": ("kv_cache_fraction", fraction(is_one_legal=True)),
     "kv_cache_bytes": ("kv_cache_bytes", INDEX),
@@ -53,7 +54,7 @@ class Settings:
     data_type: str  # fp32, fp16 or bf16 at run time, whatever the shards are
     cpu_threads: int = 0  # of torch; 0: one for each core
     model_type: str = "GPT"  # one of ft_format.families.MODEL_TYPES
-    int8_mode: int = 0  # 1: the layers' matrices are quantized to int8
+    int8_mode: int = 0  # of a ft_format.weight_format
     has_inflight_batching: bool = True  # whether a request joins a running batch; else it waits for the next one
     # Part of the memory that the weights leave free which the KV cache may take; 0: 0.9 of a GPU's, 0.5 of a host's.
     kv_cache_fraction: float = 0.0
@@ -80,6 +81,11 @@ class Settings:
     def world_size(self) -> int:
         """The number of ranks."""
         return self.tensor_para_size * self.pipeline_para_size
+
+    @property
+    def weights(self) -> WeightFormat:
+        """Format of the layers' matrices."""
+        return find_format(self.int8_mode)
 
     def to_json(self) -> str:
         """Write them down for another process."""
@@ -108,8 +114,9 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
     for values, fields in ((Values("the environment's", os.environ, EngineError), _VARIABLES), (pbtxt, _PARAMETERS)):
         read = {field: values.find(key, kind) for field, (key, kind) in fields.items()}
         given |= {field: value for field, value in read.items() if value is not None}
-    if given.get("int8_mode", 0) > 1:
-        raise EngineError(f"int8_mode = {given['int8_mode']} is not supported; 0 (off) and 1 (weights only) are")
+    if find_format(mode := given.get(KEY)) not in FORMATS:
+        legal = ", ".join(f"{each.mode} ({each.name or 'off'})" for each in FORMATS)
+        raise EngineError(f"{KEY} = {mode} is not supported; {legal} are")
     pbtxt.find("enable_custom_all_reduce", _FLAG)
     path = pbtxt.get("model_checkpoint_path", str, "")
     given["checkpoint"] = find_checkpoint(path, model_directory, version, given["tensor_para_size"])

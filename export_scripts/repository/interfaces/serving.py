@@ -10,6 +10,7 @@ from export_scripts.repository.pbtxt import ModelSpec, Step, TensorSpec
 from ft_format import tensors
 from ft_format.families import MODEL_TYPE_OF
 from ft_format.tensors import Tensor
+from ft_format.weight_format import KEY, WeightFormat
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Serving:
         family: FasterTransformer's model: gpt, gptj, gptneox, llama or t5.
         tensor_para_size, pipeline_para_size: parallelism of the served model.
         data_type: fp32, fp16 or bf16, of the computation.
-        int8_mode: 1: weight-only int8.
+        weights: of the layers' matrices.
         enable_custom_all_reduce: 1: FasterTransformer's own all-reduce.
         model_checkpoint_path: where the shards are; relative to the model's directory, or absolute.
         max_batch_size: largest batch.
@@ -38,7 +39,7 @@ class Serving:
     tensor_para_size: int
     pipeline_para_size: int
     data_type: str
-    int8_mode: int
+    weights: WeightFormat
     enable_custom_all_reduce: int
     model_checkpoint_path: str
     max_batch_size: int
@@ -63,7 +64,7 @@ class Serving:
             "data_type": self.data_type,
             "model_type": MODEL_TYPE_OF[self.family],
             "model_checkpoint_path": self.model_checkpoint_path,
-            "int8_mode": str(self.int8_mode),
+            KEY: str(self.weights.mode),
             "enable_custom_all_reduce": str(self.enable_custom_all_reduce),
             **given,
         }

@@ -88,16 +88,16 @@ class HubReader(Reader):
         place = offset + part.start * torch.Size(shape[1:]).numel() * dtype.itemsize
         return Piece(f"{name}.{part.start}", (len(part), *shape[1:]), dtype, file, place)
 
-    def _head_rows(self, name: str, part: range, is_int8: bool) -> tuple[Tensor, bool]:
+    def _head_rows(self, name: str, part: range, is_packed: bool) -> tuple[Tensor, bool]:
         shape = (len(part), *self._file_shapes[name][1:])
-        rows = self._scratch(shape, self._precision.compute) if is_int8 else self.empty(shape, self.head_type)
+        rows = self._scratch(shape, self._precision.compute) if is_packed else self.empty(shape, self.head_type)
         rows.copy_(self._bring(self._piece(name, part), rows.dtype))
-        if not is_int8:
+        if not is_packed:
             self._count(rows.nbytes)
         return rows, False
 
     def _matrix(self, names: Sequence[str]) -> tuple[Tensor, bool]:
-        is_lent = self._is_cpu or self._precision.is_int8  # what is packed or quantized is another tensor
+        is_lent = self._is_cpu or bool(self._precision.weights)  # what is packed or quantized is another tensor
         return self._side_by_side(names, first=int(is_lent)), is_lent
 
     def _side_by_side(self, names: Sequence[str], first: int = 0) -> Tensor:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ft_format.weight_format import NONE, WeightFormat
+
 from ..errors import EngineError
 
 TORCH_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -26,32 +28,30 @@ class Precision:
         rounded: data_type, to which every weight is rounded first.
         compute: the format in which matrices and KV cache are stored and multiplied.
         note: one line for a log.
-        is_int8: whether the layers' matrices are quantized to int8, and on a GPU the head's too (see linear.py).
+        weights: format of the layers' matrices, and on a GPU of the head's too (see linear.py).
     """
 
     rounded: torch.dtype
     compute: torch.dtype
     note: str
-    is_int8: bool = False
+    weights: WeightFormat = NONE
 
 
-def choose_precision(data_type: str, device: torch.device, int8_mode: int = 0) -> Precision:
-    """Choose the formats for config.pbtxt's ``data_type`` (fp32, fp16, bf16) and ``int8_mode`` (0, 1) on a device.
+def choose_precision(data_type: str, device: torch.device, weights: WeightFormat = NONE) -> Precision:
+    """Choose the formats for config.pbtxt's ``data_type`` (fp32, fp16, bf16) and the matrices' format on a device.
 
     Raises:
-        EngineError: one of them is something else.
+        EngineError: the data_type is something else.
     """
     if data_type not in TORCH_TYPES:
         raise EngineError(f"data_type = {data_type} is none of {', '.join(TORCH_TYPES)}")
-    if int8_mode not in (0, 1):
-        raise EngineError(f"int8_mode = {int8_mode} is not supported: 0 is off, 1 keeps the layers' matrices as int8")
     rounded = TORCH_TYPES[data_type]
     compute, note = rounded, f"{data_type} on {device}"
     if device.type == "cpu" and data_type == "bf16" and multiplies_bf16():
         note = "bf16 on cpu: native, fp32 logits"
     elif device.type == "cpu" and data_type != "fp32":
         compute, note = torch.float32, f"{data_type} on cpu: weights rounded to {data_type}, arithmetic in fp32"
-    return Precision(rounded, compute, note + (", int8 weights" if int8_mode else ""), bool(int8_mode))
+    return Precision(rounded, compute, note + (f", {weights.name} weights" if weights else ""), weights)
 
 
 def multiplies_bf16() -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..ops.linear import Int8Linear, Linear, Norm
+from ..ops.linear import PACKED, Linear, Norm
 from ..ops.positions import alibi_slopes
 from ..parallel.partition import vocabulary_part
 from .config import ModelConfig, Stack
@@ -120,19 +120,19 @@ class Reader:
             table: token embedding, [vocab, hidden]; None with a name.
             bias: of the whole vocabulary, or None.
         """
-        is_int8, is_lent = self._precision.is_int8 and not self._is_cpu, False
+        is_packed, is_lent = bool(self._precision.weights) and not self._is_cpu, False
         vocab_size = self._tensors[name].shape[0] if name else 0 if table is None else len(table)
         part = range(vocab_size)
         if self._rank is not None:
             part = vocabulary_part(vocab_size, self._rank, self._tensor_para_size)
         if name:
-            matrix, is_lent = self._head_rows(name, part, is_int8)
+            matrix, is_lent = self._head_rows(name, part, is_packed)
         else:
             assert table is not None
             matrix = table[part.start : part.stop]
         bias = None if bias is None else bias[part.start : part.stop]
-        if is_int8:
-            linear, bias_bytes = Int8Linear(matrix, bias), 0 if bias is None else bias.nbytes
+        if is_packed:
+            linear, bias_bytes = PACKED[self._precision.weights](matrix, bias), 0 if bias is None else bias.nbytes
             self._count(linear.size_bytes - bias_bytes)
             self.saved_bytes += (matrix.nbytes if name else 0) + bias_bytes - linear.size_bytes
             self.largest_bytes = max(self.largest_bytes, matrix.nbytes)
@@ -141,10 +141,10 @@ class Reader:
             self._count(matrix.nbytes)
         return Linear(matrix, bias, is_lent)
 
-    def _head_rows(self, name: str, part: range, is_int8: bool) -> tuple[Tensor, bool]:
+    def _head_rows(self, name: str, part: range, is_packed: bool) -> tuple[Tensor, bool]:
         """Read rows of the head, which the caller quantizes if it is int8 -> these, and whether others lie beside."""
-        matrix = self._side_by_side([name], first=1) if is_int8 else self.tensor(name, dtype=self.head_type)
-        self.size_bytes -= matrix[len(part) :].nbytes if not is_int8 else 0
+        matrix = self._side_by_side([name], first=1) if is_packed else self.tensor(name, dtype=self.head_type)
+        self.size_bytes -= matrix[len(part) :].nbytes if not is_packed else 0
         return matrix[part.start : part.stop], len(part) < len(matrix)
 
     def column_parallel(self, *names: str) -> Linear:
@@ -172,8 +172,8 @@ class Reader:
     def _linear(self, names: Sequence[str], bias: Tensor | None) -> Linear:
         """Read matrices behind each other -> [out, in]."""
         matrix, is_lent = self._matrix(names)
-        kind = Int8Linear if self._precision.is_int8 else Linear
-        linear, full_bytes = kind(matrix, bias, is_lent), matrix.nbytes
+        packed = PACKED[self._precision.weights]
+        linear, full_bytes = packed(matrix, bias, is_lent), matrix.nbytes
         self._count(linear.size_bytes)
         self.saved_bytes += full_bytes + (bias.nbytes if bias is not None else 0) - linear.size_bytes
         self.largest_bytes = max(self.largest_bytes, full_bytes)

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import torch
 
+from ft_format.weight_format import INT8, KEY
+
 from ..cache.sizing import free_bytes
 from ..errors import WeightsError
 from ..parallel.partition import Partition
@@ -114,8 +116,8 @@ def _check_room(directory: Path, precision: Precision, need_bytes: int, device: 
         each = f" for each of {sharers} processes" if sharers > 1 else ""
         raise WeightsError(
             f"{directory} does not fit: loading it as {precision.note} takes {need_bytes / 1e9:.3g} GB and {device} has"
-            f" {have_bytes / 1e9:.3g} GB free{each}; serve it with int8_mode 1, as fp16 or bf16, or over more processes"
-            " (tensor_para_size, pipeline_para_size)"
+            f" {have_bytes / 1e9:.3g} GB free{each}; serve it with {KEY} {INT8.mode}, as fp16 or bf16, or over more"
+            " processes (tensor_para_size, pipeline_para_size)"
         )
 
 

@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from ft_format.weight_format import INT8, NONE, WeightFormat
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # of a product's result, which may be overwritten
     "": lambda x: x,
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
@@ -122,6 +124,10 @@ class Int8Linear(Linear):
         """[..., in] -> [..., out], same type."""
         y = F.linear(x, self.weight.to(x.dtype)) * self.scales
         return y if self.bias is None else y + self.bias
+
+
+PACKED: dict[WeightFormat, type[Linear]] = {NONE: Linear, INT8: Int8Linear}
+"""What keeps and multiplies a matrix of each format."""
 
 
 def join(first: Linear, second: Linear) -> None:

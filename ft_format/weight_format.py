@@ -1,0 +1,41 @@
+"""How a served model keeps the matrices of its layers: what each format is called where the project says or reads it.
+
+The engine packs them (``engine/ops/linear.py``); the parity has limits for each (``conf/evaluation/parity.yaml``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+KEY = "int8_mode"
+"""FasterTransformer's: of config.pbtxt, of the configuration, of an endpoint's settings, and of a table's column."""
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """One format.
+
+    Attributes:
+        name: in results' directories, reports and limits; empty: the matrices are as data_type says.
+        mode: what KEY says.
+    """
+
+    name: str
+    mode: int
+
+    def __bool__(self) -> bool:
+        return bool(self.name)
+
+
+NONE, INT8 = WeightFormat("", 0), WeightFormat("int8", 1)
+FORMATS = (NONE, INT8)
+
+
+def find_format(mode: Any) -> WeightFormat:
+    """Return the format that KEY says; where it says nothing it is NONE.
+
+    A mode that only another engine knows is called by its number.
+    """
+    number = int(mode or 0)
+    return next((each for each in FORMATS if each.mode == number), WeightFormat(f"{KEY} {number}", number))
