@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ft_format.values import Refusal, Values
+from ft_format.values import Values
+from models.checks import Refusal
 
 FILE_NAME = "config.ini"
 Sections = Mapping[str, Mapping[str, object]]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from math import inf
+
+from models.checks import Range
 
 BOOL, FLOAT, HALF, INT, UINT, SEED, TEXT = "|b1", "<f4", "<f2", "<i4", "<u4", "<u8", "|O"
 """Types, by numpy's names."""
@@ -24,9 +25,9 @@ ARGMAX_NUCLEUS = 1e-6
 """A runtime_top_p that the most probable of fewer than a million tokens alone fills: greedy decoding, with
 ``output_log_probs`` over the vocabulary. With top_k 1 FasterTransformer reports them among the top 1, where all are 0
 (``topk_stage2_sampling``)."""
-MOST_BEAMS = 64  # FasterTransformer's kernels; see the engine's beam.py for the widths that its backend takes
+_BEAM_WIDTHS = Range(0, 64)  # FasterTransformer's kernels; see the engine's beam.py for those that its backend takes
 _SMALLEST = 2.0**-126  # above 0, of fp32's normal numbers
-_TOP = 20  # as in the OpenAI API
+_TOP = Range(0, 20)  # as in the OpenAI API
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Tensor:
         meaning: in a line, with its source where that is not FasterTransformer's guide.
         shape: behind the batch axis; () is one value a row, [B, 1] from clients; -1 is any length.
         default: of every row where the input is left out; None: it is required, config.ini's, or nothing at all.
-        least, most: what it may be.
+        legal: what its values may be.
         families: that know it.
         is_optional: whether a request may leave the input out.
         is_ours: FasterTransformer's backend ignores the input, or never returns the output.
@@ -53,8 +54,7 @@ class Tensor:
     meaning: str
     shape: tuple[int, ...] = ()
     default: float | None = None
-    least: float = -inf
-    most: float = inf
+    legal: Range = Range()
     families: frozenset[str] = GENERATORS
     is_optional: bool = True
     is_ours: bool = False
@@ -76,16 +76,16 @@ REQUIRED = (
 )
 SAMPLING = (
     Tensor("runtime_top_k", UINT, "draw from that many most probable tokens; 0: runtime_top_p decides", default=0),
-    Tensor("runtime_top_p", FLOAT, "draw from the nucleus of this probability; 0: off", default=0.0, least=0, most=1),
+    Tensor("runtime_top_p", FLOAT, "draw from the nucleus of this probability; 0: off", default=0.0, legal=Range(0, 1)),
     Tensor("beam_search_diversity_rate", FLOAT, "lowers the later candidates of one beam", default=0.0),
-    Tensor("temperature", FLOAT, "divides the logits", default=1.0, least=0),
+    Tensor("temperature", FLOAT, "divides the logits", default=1.0, legal=Range(0)),
     Tensor("len_penalty", FLOAT, "weighs hypotheses by their length; decoders' have one length", default=0.0),
-    Tensor("repetition_penalty", FLOAT, "of tokens that have occurred, a factor", default=1.0, least=_SMALLEST),
+    Tensor("repetition_penalty", FLOAT, "of tokens that have occurred, a factor", default=1.0, legal=Range(_SMALLEST)),
     Tensor("presence_penalty", FLOAT, "of tokens of input and output, taken off after temperature", default=0.0),
-    Tensor("min_length", INT, "tokens before end_id may come", default=0, least=0, older_kinds=(UINT,)),
+    Tensor("min_length", INT, "tokens before end_id may come", default=0, legal=Range(0), older_kinds=(UINT,)),
     Tensor("random_seed", SEED, "of the row; noise depends on seed and step alone", default=0, older_kinds=(INT,)),
     _flag("is_return_log_probs", meaning="asks for cum_log_probs and output_log_probs; of a beam along its own path"),
-    Tensor("beam_width", UINT, "beams, the same in all rows of a request", default=1, most=MOST_BEAMS),
+    Tensor("beam_width", UINT, "beams, the same in all rows of a request", default=1, legal=_BEAM_WIDTHS),
     Tensor("start_id", UINT, "what an empty input, or a decoder, starts from; config.ini's by default"),
     Tensor("end_id", UINT, "ends the row; config.ini's by default"),
 )
@@ -118,14 +118,14 @@ DECODER_INPUTS = (
 BEYOND_INPUTS = (
     _beyond("frequency_penalty", FLOAT, "of generated tokens by their count, before temperature (OpenAI)", default=0.0),
     _beyond("output_presence_penalty", FLOAT, "of generated tokens, before temperature (OpenAI)", default=0.0),
-    _beyond("min_p", FLOAT, "least share of the largest probability (vLLM)", default=0.0, least=0, most=1),
+    _beyond("min_p", FLOAT, "least share of the largest probability (vLLM)", default=0.0, legal=Range(0, 1)),
     _beyond("logit_bias_ids", INT, "tokens whose logits are biased before all but bad words (OpenAI)", shape=(-1,)),
     _beyond("logit_bias_values", FLOAT, "what is added to each", shape=(-1,)),
     _beyond("stop_token_ids", INT, "tokens that end the row as end_id does (vLLM)", shape=(-1,)),
     _beyond("ignore_eos", BOOL, "end_id does not end the row (vLLM)", default=False, works_with_beams=True),
     _beyond("is_return_raw_log_probs", BOOL, "asks for output_raw_log_probs", default=False),
-    _beyond("num_top_log_probs", UINT, "K of output_top_log_probs", default=0, most=_TOP),
-    Tensor("num_context_top_log_probs", UINT, "K of context_top_log_probs", default=0, most=_TOP, is_ours=True),
+    _beyond("num_top_log_probs", UINT, "K of output_top_log_probs", default=0, legal=_TOP),
+    Tensor("num_context_top_log_probs", UINT, "K of context_top_log_probs", default=0, legal=_TOP, is_ours=True),
     _beyond("guided_decoding_guide_type", TEXT, "kind of the guide, empty for none (TensorRT-LLM)"),
     _beyond("guided_decoding_guide", TEXT, "what the output must follow (TensorRT-LLM)"),
 )

@@ -7,13 +7,12 @@ which is not given is probably a typing error, and ``warn_of_near_misses`` logs 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
 
-Refusal = Callable[[str, str], Exception]
-"""Makes the exception of the calling layer out of a problem (file, section, key, what was found, what is legal) and a
-hint (what to do next)."""
+from models.checks import Refusal
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -100,41 +99,27 @@ def whole(least: int, most: int = 10**18) -> Callable[[str], int]:
     return read
 
 
-def seconds(text: str) -> float:
-    """Kind: a length of time in seconds, 0 or more."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ValueError("is not a number of seconds, 0 or more")
-    return value
-
-
-def fraction(is_one_legal: bool = False) -> Callable[[str], float]:
-    """Return a kind: a number above 0 and below 1, or at most 1."""
-
+def _number(legal: str, is_legal: Callable[[float], bool]) -> Callable[[str], float]:
     def read(text: str) -> float:
         try:
             value = float(_first_line(text))
         except ValueError:
-            value = 0.0
-        if not 0.0 < value <= 1.0 or (value == 1.0 and not is_one_legal):
-            raise ValueError(f"is not a number above 0 and {'at most' if is_one_legal else 'below'} 1")
+            value = math.nan
+        if not is_legal(value):
+            raise ValueError(f"is not a number {legal}")
         return value
 
     return read
 
 
-def decimal(text: str) -> float:
-    """Kind: a finite number of at least 0."""
-    try:
-        value = float(_first_line(text))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ValueError("is not a number of at least 0")
-    return value
+def fraction(is_one_legal: bool = False) -> Callable[[str], float]:
+    """Return a kind: a number above 0 and below 1, or at most 1."""
+    legal = f"above 0 and {'at most' if is_one_legal else 'below'} 1"
+    return _number(legal, lambda value: 0 < value < 1 or (value == 1 and is_one_legal))
+
+
+seconds = _number("of seconds, 0 or more", lambda value: 0 <= value < math.inf)
+decimal = _number("of at least 0", lambda value: 0 <= value < math.inf)
 
 
 def one_of(meanings: Mapping[str, _T]) -> Callable[[str], _T]:

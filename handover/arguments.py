@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from handover.errors import ConfigError, shortened
-from handover.ranges import RANGE, Range, check_ranges
+from handover.ranges import RANGE, check_ranges
 from handover.regular_file import is_special
+from models.checks import Range
 
 SECTION, IS_TEXT = "section", "is_text"
 """Keys of a field's metadata, about the key of the configuration that it is too: the type that it has there, where that

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from handover.errors import ConfigError, shortened
+from models.checks import Range
 
 RANGE = "range"
 """Key of a dataclass field's metadata that holds its ``Range``."""
-
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers from ``least`` to ``most``, both legal; where ``is_above``, ``least`` itself is not. NaN never is."""
-
-    least: float
-    most: float
-    is_above: bool = False
-
-    def __contains__(self, number: float) -> bool:
-        return (self.least < number if self.is_above else self.least <= number) and number <= self.most
-
-    def __str__(self) -> str:
-        return f"{'above' if self.is_above else 'at least'} {self.least:.15g} and at most {self.most:.15g}"
 
 
 PARALLEL = Range(1, 1024)  # ranks of one model

@@ -10,7 +10,8 @@ from models.blocks.attention import Attention
 from models.blocks.feed_forward import FeedForward
 from models.blocks.norms import Norms
 from models.blocks.windows import FULL, SLIDING
-from models.config_json import ConfigJson, shown
+from models.checks import shown
+from models.config_json import ConfigJson
 from models.decoder import NAMES, Decoder
 from models.errors import ModelError
 from models.keys import Keys

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from typing import Any
 
+from models.checks import Checks, quoted
 from models.errors import ModelError
 
 LARGEST, MOST_LAYERS, MOST_EXPERTS = 2**31 - 1, 10_000, 4096
 """Largest size, number of layers and of experts that is read: what is listed or computed of them ends."""
 _MOST_LISTED = 1 << 18
-_SHOWN = 200
+CHECKS = Checks(ModelError)
 _FULL = "full_attention"
 
 
@@ -34,31 +33,23 @@ class ConfigJson(Mapping[str, Any]):
     def size(self, key: str, default: int | None = None, most: int = LARGEST) -> int:
         """Read a size; ``default`` stands for a missing key and for null."""
         value = self.get(key)
-        return positive(default if value is None else value, f"config.json: {key}", most)
+        return CHECKS.bounded(default if value is None else value, f"config.json: {key}", most)
 
     def whole(self, key: str) -> int:
         """Read a count or a place."""
-        value = self.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 48:
-            raise ModelError(f"config.json: {key} is {quoted(value)}, not a whole number from 0 on")
-        return value
+        return CHECKS.whole(self.get(key), f"config.json: {key}")
 
     def number(self, key: str) -> float:
         """Read a finite number."""
-        return number(self.get(key), f"config.json: {key}")
+        return CHECKS.number(self.get(key), f"config.json: {key}")
 
     def above_zero(self, key: str) -> float:
         """Read a number above 0."""
-        return above_zero(self.get(key), f"config.json: {key}")
+        return CHECKS.above_zero(self.get(key), f"config.json: {key}")
 
     def epsilon(self, key: str) -> float:
         """Read what a norm adds to a variance."""
-        result = self.number(key)
-        if not 0 < result < 1:
-            raise ModelError(
-                f"config.json: {key} is {quoted(self[key])}", "the epsilon of a norm is above 0 and below 1"
-            )
-        return result
+        return CHECKS.epsilon(self.get(key), f"config.json: {key}")
 
     @property
     def layer_num(self) -> int:
@@ -90,41 +81,3 @@ class ConfigJson(Mapping[str, Any]):
         if said and len(said) != self.layer_num:
             raise ModelError(f"config.json: layer_types names {len(said)} layers of {self.layer_num}")
         return [_FULL if kind == "attention" else str(kind) for kind in said]
-
-
-def positive(value: Any, where: str, most: int = LARGEST) -> int:
-    """Take a size."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"{where} is {quoted(value)}, not a positive number")
-    if value > most:
-        raise ModelError(f"{where} is {quoted(value)}, which no model has", f"the most is {most:,}")
-    return value
-
-
-def number(value: Any, where: str) -> float:
-    """Take a finite number."""
-    try:
-        result = float(value)
-    except (TypeError, ValueError, OverflowError):
-        result = float("nan")
-    if not isfinite(result):
-        raise ModelError(f"{where} is {quoted(value)}, not a number")
-    return result
-
-
-def above_zero(value: Any, where: str) -> float:
-    """Take a number above 0."""
-    result = number(value, where)
-    if result <= 0:
-        raise ModelError(f"{where} is {shown(value)}, not a number above 0")
-    return result
-
-
-def shown(value: Any) -> str:
-    """Show a value without quotes."""
-    return value[:_SHOWN] if isinstance(value, str) else reprlib.repr(value)
-
-
-def quoted(value: Any) -> str:
-    """Show a value as it would be written, a word in quotes."""
-    return repr(value[:_SHOWN]) if isinstance(value, str) else reprlib.repr(value)

@@ -24,7 +24,8 @@ from deployment.openai.values import (
     top_candidates,
 )
 from ft_format.tensors import INPUTS
-from handover.ranges import SEED, TOKENS, Range
+from handover.ranges import SEED, TOKENS
+from models.checks import Range
 
 Reader = Callable[[Any, str], Any]
 """Takes a value as JSON brought it and the field's name; returns it checked, or raises an ApiError."""
@@ -34,16 +35,16 @@ ENDPOINT = "the endpoint"
 UNUSED = "nowhere: it is accepted and has no effect"
 
 _CHOICES = Range(1, 128)
-_TOP = Range(0, INPUTS["num_top_log_probs"].most)
+_TOP = INPUTS["num_top_log_probs"].legal
 _TEMPERATURE = Range(0, 2)
 _NUCLEUS = Range(0, 1, is_above=True)
-_SHARE = Range(INPUTS["min_p"].least, INPUTS["min_p"].most)
+_SHARE = INPUTS["min_p"].legal
 _PENALTY = Range(-2, 2)
 _FACTOR = Range(0, 100, is_above=True)
 _TOP_K = Range(-1, SEED.most)
 _SEEDS = Range(-(2**63), 2**64 - 1)
 _NEW_TOKENS = Range(0, TOKENS.most)
-_BEAMS = Range(1, INPUTS["beam_width"].most)
+_BEAMS = Range(1, INPUTS["beam_width"].legal.most)
 
 
 @dataclass(frozen=True)

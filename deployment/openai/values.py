@@ -8,7 +8,8 @@ from typing import Any
 
 from deployment.openai.errors import ApiError
 from handover.errors import nearest, shortened
-from handover.ranges import TOKEN_ID, Range
+from handover.ranges import TOKEN_ID
+from models.checks import Range
 
 Prompt = str | tuple[int, ...]
 """A text, or token ids."""

@@ -14,9 +14,10 @@ from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.remarks import EXACT_GELU as EXACT_GELU_REMARK
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import DecoderDims, Rule, Rules, SourceMap, Sources
-from export_scripts.weights.values import Fields, epsilon, positive, shown
+from export_scripts.weights.values import Fields, epsilon, positive
 from ft_format.families.family import Family
 from handover.errors import CheckpointError
+from models.checks import shown
 
 _NO_DEFAULT = object()
 TANH_GELU = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from export_scripts.weights.architecture import Architecture, Limit, Settings, in_layers
 from export_scripts.weights.layouts import qkv_by_head_to_block, transposed, unchanged
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
-from export_scripts.weights.values import shown
 from ft_format.families import gpt
+from models.checks import shown
 
 _LAYER = {
     "input_layernorm.weight": Rule("input_layernorm.weight", unchanged),

@@ -13,8 +13,8 @@ from export_scripts.weights.architecture import Architecture, Settings, in_layer
 from export_scripts.weights.layouts import qkv_by_head_to_block, transposed, unchanged
 from export_scripts.weights.rope_settings import rope_key, rope_parameters, rotated_part
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
-from export_scripts.weights.values import shown
 from ft_format.families import gptneox
+from models.checks import shown
 
 _BIASES = ("attention.dense.bias", "mlp.dense_4h_to_h.bias")
 _OF_ATTENTION = ("*.attention.query_key_value.bias", "*.attention.dense.bias")

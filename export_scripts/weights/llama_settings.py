@@ -13,10 +13,11 @@ from typing import Any
 from export_scripts.weights.architecture import EXACT_GELU, FULL, SLIDING, TANH_GELU, Settings
 from export_scripts.weights.rope_settings import above_zero, rope_dims, rope_parameters, rope_problems, rotated_part
 from export_scripts.weights.schema import LlamaDims
-from export_scripts.weights.values import bounded, epsilon, number, shown
+from export_scripts.weights.values import bounded, epsilon, number
 from ft_format.families.llama_dims import ALL_LAYERS
 from ft_format.layout import LARGEST, MOST_LAYERS
 from handover.errors import CheckpointError
+from models.checks import shown
 
 FUNCTIONS = {
     **dict.fromkeys(("silu", "swish"), "silu"),

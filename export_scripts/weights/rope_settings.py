@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from export_scripts.weights.architecture import Settings
-from export_scripts.weights.values import number, positive, shown
+from export_scripts.weights.values import number, positive
 from ft_format.families.llama_dims import LINEAR_ROPE, LLAMA3_ROPE, PLAIN_ROPE
 from handover.errors import CheckpointError
+from models.checks import shown
 
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
 """The first that holds something counts, and of the other nothing."""

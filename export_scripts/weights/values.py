@@ -2,89 +2,16 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from typing import Any
 
 from handover.errors import CheckpointError
+from models.checks import MOST, Checks, quoted, shown
 
-_SHOWN = 200
-_MOST_AXES = 16
-_MOST = 1 << 48
-"""Of any size or place: they can be multiplied and counted in."""
 _REQUIRED: Any = object()
-
-
-def positive(value: Any, where: str, hint: str = "") -> int:
-    """Take a size.
-
-    Args:
-        value: that stands in a configuration.
-        where: file and key.
-        hint: what else may be wrong.
-
-    Raises:
-        CheckpointError: it is no positive number.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"{where} is {quoted(value)}, not a positive number", hint)
-    return value
-
-
-def bounded(value: Any, where: str, most: int, hint: str = "") -> int:
-    """Take a size of at most so much: what is listed or computed of it ends; CheckpointError: it is none."""
-    result = positive(value, where, hint)
-    if result > most:
-        raise CheckpointError(f"{where} is {quoted(value)}, which no model has", f"the most is {most:,}")
-    return result
-
-
-def number(value: Any, where: str) -> float:
-    """Take a finite number; CheckpointError: it is none."""
-    try:
-        result = float(value)
-    except (TypeError, ValueError, OverflowError):
-        result = float("nan")
-    if not isfinite(result):
-        raise CheckpointError(f"{where} is {quoted(value)}, not a number")
-    return result
-
-
-def epsilon(value: Any, where: str) -> float:
-    """Take what a norm adds to a variance; CheckpointError: it is none that a norm can have."""
-    result = number(value, where)
-    if not 0 < result < 1:
-        raise CheckpointError(f"{where} is {quoted(value)}", "the epsilon of a norm is above 0 and below 1")
-    return result
-
-
-def whole(value: Any, where: str, least: int = 0) -> int:
-    """Take a count, a place or an id; CheckpointError: it is no whole number that can be one."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _MOST:
-        raise CheckpointError(f"{where} is {quoted(value)}, not a whole number from {least} on")
-    return value
-
-
-def sizes(value: Any, where: str) -> tuple[int, ...]:
-    """Take a shape or a place in one; CheckpointError: it is no list of a few whole numbers."""
-    if not isinstance(value, (list, tuple)) or len(value) > _MOST_AXES:
-        raise CheckpointError(f"{where} is {quoted(value)}, not a list of sizes")
-    return tuple(whole(each, where) for each in value)
-
-
-def text(value: Any, where: str) -> str:
-    """Take a text; CheckpointError: it is none."""
-    if not isinstance(value, str):
-        raise CheckpointError(f"{where} is {quoted(value)}, not a text")
-    return value
-
-
-def entries(value: Any, where: str) -> list[Any]:
-    """Take a list; CheckpointError: it is none."""
-    if not isinstance(value, (list, tuple)):
-        raise CheckpointError(f"{where} is {quoted(value)}, not a list")
-    return list(value)
+_CHECKS = Checks(CheckpointError)
+positive, bounded, number, epsilon = _CHECKS.positive, _CHECKS.bounded, _CHECKS.number, _CHECKS.epsilon
+whole, sizes, text, entries = _CHECKS.whole, _CHECKS.sizes, _CHECKS.text, _CHECKS.entries
 
 
 class Fields(Mapping[str, Any]):
@@ -146,17 +73,7 @@ def wholes(content: Any, where: str) -> dict[str, int]:
     """Take ids by their names, of which there may be hundreds of thousands; CheckpointError: one of them is none."""
     found: dict[str, Any] = content if isinstance(content, dict) else dict(Fields(content, where))
     ids = found.values()
-    if not (set(map(type, ids)) <= {int} and min(ids, default=0) >= 0 and max(ids, default=0) < _MOST):
+    if not (set(map(type, ids)) <= {int} and min(ids, default=0) >= 0 and max(ids, default=0) < MOST):
         for name, number in found.items():
             whole(number, f"{where}: {shown(name)}")
     return found
-
-
-def shown(value: Any) -> str:
-    """Show a value without quotes."""
-    return value[:_SHOWN] if isinstance(value, str) else reprlib.repr(value)
-
-
-def quoted(value: Any) -> str:
-    """Show a value as it would be written, a word in quotes."""
-    return repr(value[:_SHOWN]) if isinstance(value, str) else reprlib.repr(value)

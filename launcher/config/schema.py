@@ -20,9 +20,10 @@ from evaluation.speed.load_arguments import LoadArguments
 from evaluation.task_table import TASKS
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from handover.arguments import same
-from handover.ranges import BATCH, DAY_MS, DAY_S, GPUS, PARALLEL, PROCESSES, WEEK_S, Range, number
+from handover.ranges import BATCH, DAY_MS, DAY_S, GPUS, PARALLEL, PROCESSES, WEEK_S, number
 from launcher.config.options import options_of
 from launcher.config.run_names import find_training_dir, name_variant, sweep_directory, work_directory
+from models.checks import Range
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 _OF_THE_RUN = (

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.config_json import ConfigJson, shown
+from models.checks import shown
+from models.config_json import ConfigJson
 from models.keys import Fields, Keys
 from models.tensor import Tensor
 

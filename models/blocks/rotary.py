@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from math import inf, nextafter
 from typing import Any
 
-from models.config_json import ConfigJson, above_zero, number, positive, shown
+from models.checks import shown
+from models.config_json import CHECKS, LARGEST, ConfigJson
 from models.errors import ModelError
 from models.keys import Fields, Keys
 
@@ -74,7 +75,7 @@ class Rope(Keys):
         width = int(config.head_size * _part(rope))
         if width < 2 or width % 2:
             raise ModelError(f"config.json: {width} of a head's {config.head_size} elements are rotated, not pairs")
-        base = above_zero(rope["rope_theta"], "config.json: rope_theta")
+        base = CHECKS.above_zero(rope["rope_theta"], "config.json: rope_theta")
         return {self.says[0]: (Rotary(width, base, _scaling(rope, config)),) * config.layer_num}
 
     def write(self, fields: Fields) -> dict[str, Any]:
@@ -150,16 +151,18 @@ def _scaling(rope: Mapping[str, Any], config: ConfigJson) -> Scaling | None:
     where, kind = f"config.json: {rope_key(config)}", rope["rope_type"]
     if kind == DEFAULT:
         return None
-    factor = above_zero(rope.get("factor"), f"{where}: factor")
+    factor = CHECKS.above_zero(rope.get("factor"), f"{where}: factor")
     if kind == LINEAR:
         return Scaling(LINEAR, factor)
-    low, high = (above_zero(rope.get(f"{end}_freq_factor"), f"{where}: {end}_freq_factor") for end in ("low", "high"))
+    low, high = (
+        CHECKS.above_zero(rope.get(f"{end}_freq_factor"), f"{where}: {end}_freq_factor") for end in ("low", "high")
+    )
     length = rope.get(_ORIGINAL, config.get("max_position_embeddings"))
-    return Scaling(LLAMA3, factor, low, high, positive(length, f"{where}: {_ORIGINAL}"))
+    return Scaling(LLAMA3, factor, low, high, CHECKS.bounded(length, f"{where}: {_ORIGINAL}", LARGEST))
 
 
 def _part(rope: Mapping[str, Any]) -> float:
-    return number(rope.get(_PART, 1.0), f"config.json: {_PART}")
+    return CHECKS.number(rope.get(_PART, 1.0), f"config.json: {_PART}")
 
 
 def _factor(width: int, size: int) -> float:

@@ -42,7 +42,7 @@ def _table(rows: Iterable[Tensor], columns: Sequence[str]) -> str:
 def _cells(tensor: Tensor) -> Mapping[str, str]:
     axes = ", ".join("n" if size < 0 else str(size) for size in tensor.shape or (1,))
     default = "" if tensor.default is None else f"{tensor.default:.10g}"
-    limits = (("at least", tensor.least), ("at most", tensor.most))
+    limits = (("at least", tensor.legal.least), ("at most", tensor.legal.most))
     return {
         "tensor": tensor.name,
         "type, shape": f"{' or '.join(_TYPES[kind] for kind in (tensor.kind, *tensor.older_kinds))} [B, {axes}]",

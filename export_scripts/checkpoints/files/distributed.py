@@ -12,8 +12,9 @@ from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE, re
 from export_scripts.checkpoints.files.distributed_zarr import other_zarr_keys, read_zarr
 from export_scripts.checkpoints.files.pickled import StoredTensor
 from export_scripts.checkpoints.files.torch_format import open_torch_file
-from export_scripts.weights.values import Fields, shown
+from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError
+from models.checks import shown
 
 _MOST_VALUES = 1_000_000
 COMMON_FILE = "common.pt"

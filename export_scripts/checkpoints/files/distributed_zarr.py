@@ -17,8 +17,9 @@ from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
 from export_scripts.conversion.dtypes import STORAGE, Array
 from export_scripts.conversion.mapped import map_record
-from export_scripts.weights.values import Fields, shown
+from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError
+from models.checks import shown
 
 _HEADER = "/.zarray"
 _SEPARATORS = (".", "/")

@@ -21,8 +21,8 @@ from export_scripts.checkpoints.files.torch_file import TorchFile
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.conversion.dtypes import Array
 from export_scripts.weights.schema import LazyTensor
-from export_scripts.weights.values import shown
 from handover.errors import CheckpointError
+from models.checks import shown
 from models.directory import CONFIG_FILE, INDEX_SUFFIX, WEIGHTS_FILE, index_problems, read_index
 
 ADAPTER_FILE = "adapter_config.json"

@@ -25,10 +25,11 @@ from export_scripts.weights.huggingface_t5 import TIED, UNTIED
 from export_scripts.weights.remarks import EXACT_GELU as EXACT_GELU_REMARK
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import LazyTensor, T5Dims
-from export_scripts.weights.values import Fields, epsilon, positive, shown
+from export_scripts.weights.values import Fields, epsilon, positive
 from ft_format.families import t5
 from handover.errors import CheckpointError
 from handover.text_ids import TextIds
+from models.checks import shown
 
 NAME = "Hugging Face T5 (a directory with config.json)"
 # umt5 is recognised to be refused by what it has: positions in every layer.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from export_scripts.weights.values import quoted, shown
 from handover.errors import CheckpointError
+from models.checks import quoted, shown
 
 _ENCODERS = ("bert", "roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "xlm-roberta")
 _NEIGHBOURS = "it rotates neighbours, and the llama family the halves of a head"

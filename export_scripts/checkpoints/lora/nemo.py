@@ -27,8 +27,9 @@ from export_scripts.checkpoints.nemo.gpt import CONFIG_FILE, NemoCheckpoint
 from export_scripts.conversion.dtypes import Array
 from export_scripts.conversion.whole_tensor import read_whole
 from export_scripts.weights.schema import split_layer
-from export_scripts.weights.values import Fields, number, positive, quoted
+from export_scripts.weights.values import Fields, number, positive
 from handover.errors import CheckpointError
+from models.checks import quoted
 
 _KEY = re.compile(
     r"(?P<module>.+)\.adapter_layer\.lora_(?P<kind>\w+)_adapter"

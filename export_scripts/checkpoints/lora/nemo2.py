@@ -26,8 +26,9 @@ from export_scripts.checkpoints.lora.adapter import Adapter
 from export_scripts.checkpoints.lora.update import Update
 from export_scripts.conversion.dtypes import Array
 from export_scripts.conversion.whole_tensor import read_whole
-from export_scripts.weights.values import Fields, number, positive, quoted
+from export_scripts.weights.values import Fields, number, positive
 from handover.errors import CheckpointError
+from models.checks import quoted
 
 _MODEL_FILE, _WEIGHTS = "context/model.yaml", "weights/"
 _BASE_FILE = f"{_WEIGHTS}adapter_metadata.json"

@@ -22,8 +22,9 @@ from export_scripts.checkpoints.lora.update import Update
 from export_scripts.conversion.dtypes import Array
 from export_scripts.conversion.whole_tensor import read_whole
 from export_scripts.weights.schema import LazyTensor
-from export_scripts.weights.values import Fields, number, positive, quoted
+from export_scripts.weights.values import Fields, number, positive
 from handover.errors import CheckpointError
+from models.checks import quoted
 
 _WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."

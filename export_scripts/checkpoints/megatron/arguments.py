@@ -14,8 +14,8 @@ from export_scripts.checkpoints.megatron.gpt import State
 from export_scripts.checkpoints.nemo.core_fields import CARRIED
 from export_scripts.checkpoints.nemo.windows import AS_CORE
 from export_scripts.weights.schema import split_layer
-from export_scripts.weights.values import shown
 from handover.errors import CheckpointError
+from models.checks import shown
 
 _SAME = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "max_position_embeddings"),

@@ -26,8 +26,9 @@ from export_scripts.checkpoints.nemo.windows import AS_CORE, window_of
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.given import tokenizer_in
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, only_named
-from export_scripts.weights.values import Fields, shown
+from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError
+from models.checks import shown
 
 NAME = "Megatron-Bridge (iter_*/ with run_config.yaml)"
 _CONFIG_FILE = "run_config.yaml"

@@ -26,8 +26,9 @@ from export_scripts.checkpoints.megatron.arguments import remarks as remarks_on_
 from export_scripts.checkpoints.megatron.gpt import CHECKPOINT_VERSION, State, gpt_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
-from export_scripts.weights.values import Fields, shown
+from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError
+from models.checks import shown
 
 NAME = "Megatron-LM (release/ or iter_*/ with mp_rank_*/)"
 _TRACKER = "latest_checkpointed_iteration.txt"

@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from export_scripts.weights.values import shown
 from handover.errors import CheckpointError
+from models.checks import shown
 
 _TOKENS = ("system_turn_start", "turn_start", "end_of_name", "end_of_turn")
 _TEMPLATE = (

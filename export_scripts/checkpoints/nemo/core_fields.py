@@ -14,7 +14,7 @@ from typing import Any
 
 from export_scripts.checkpoints.nemo.core_without_effect import WITHOUT_EFFECT
 from export_scripts.checkpoints.nemo.limits import Limit, is_off, is_one_of
-from export_scripts.weights.values import quoted
+from models.checks import quoted
 
 _NO_CUSTOM_SCORES = "it divides scores by the root of the head's size, and nothing else is done to them"
 _NO_CAPS = "it does not cap logits or scores"

@@ -22,8 +22,9 @@ from export_scripts.checkpoints.nemo.limits import (
 )
 from export_scripts.weights.remarks import EXACT_GELU
 from export_scripts.weights.schema import ModelDims
-from export_scripts.weights.values import epsilon, number, positive, shown
+from export_scripts.weights.values import epsilon, number, positive
 from handover.errors import CheckpointError
+from models.checks import shown
 
 CUSTOMIZATION = "mcore_customization_config"
 _LIMITS: dict[str, Limit] = {

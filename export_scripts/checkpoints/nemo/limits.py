@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from export_scripts.weights.values import shown
+from models.checks import shown
 
 _SHOWN = 12
 

@@ -22,10 +22,11 @@ from export_scripts.checkpoints.nemo.windows import AS_CORE, read_window, window
 from export_scripts.weights import megatron_llama
 from export_scripts.weights.megatron_llama import LlamaVariant
 from export_scripts.weights.schema import LlamaDims
-from export_scripts.weights.values import bounded, epsilon, number, shown
+from export_scripts.weights.values import bounded, epsilon, number
 from ft_format.families.llama_dims import LAYER_NORM, LINEAR_ROPE, LLAMA3_ROPE, MOST_EXPERTS, RMS_NORM
 from ft_format.layout import LARGEST, MOST_LAYERS
 from handover.errors import CheckpointError
+from models.checks import shown
 
 _FILE = "model_config.yaml"
 # Function of the feed-forward, and whether a gate is multiplied in; "gated" is how NeMo 2's words are put together.

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from export_scripts.weights.values import shown
 from handover.errors import CheckpointError
+from models.checks import shown
 
 _NEMO, _BRIDGE = "nemo.collections.llm.gpt.model.", "megatron.bridge.models."
 _SCALED = re.compile(

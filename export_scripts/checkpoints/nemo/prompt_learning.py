@@ -28,10 +28,11 @@ from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import vocabulary_size
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.schema import Rule, Rules, Sources
-from export_scripts.weights.values import Fields, shown
+from export_scripts.weights.values import Fields
 from ft_format.layout import TensorSpec
 from handover.errors import CheckpointError
 from handover.templates import TEMPLATES_FILE, templates_file
+from models.checks import shown
 
 CONFIG_FILE = "model_config.yaml"
 KIND = "prompt_learning"

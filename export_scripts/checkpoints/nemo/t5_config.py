@@ -13,9 +13,10 @@ from export_scripts.checkpoints.nemo.known_keys import T5_KNOWN, T5_LIMITS
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
 from export_scripts.weights.remarks import EXACT_GELU, ShardRemark
 from export_scripts.weights.schema import T5Dims
-from export_scripts.weights.values import epsilon, positive, quoted, shown
+from export_scripts.weights.values import epsilon, positive
 from ft_format.families.t5 import LAYERNORM_EPS, MAX_DISTANCE
 from handover.errors import CheckpointError
+from models.checks import quoted, shown
 
 Config = Mapping[str, Any]
 Limit = tuple[str, Callable[[Any], bool], str]

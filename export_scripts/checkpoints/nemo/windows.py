@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from export_scripts.weights.llama_settings import shortest
-from export_scripts.weights.values import positive, quoted, shown, whole
+from export_scripts.weights.values import positive, whole
 from ft_format.families.llama_dims import ALL_LAYERS
 from handover.errors import CheckpointError
+from models.checks import quoted, shown
 
 _FILE = "model_config.yaml"
 AS_CORE = "computes_as_megatron_core"

@@ -24,9 +24,10 @@ from export_scripts.checkpoints.tokenizers.pieces import CONTROL, USER_DEFINED, 
 from export_scripts.checkpoints.tokenizers.settings import AROUND, Settings, Token
 from export_scripts.checkpoints.tokenizers.special_tokens import around_of, has_part
 from export_scripts.checkpoints.tokenizers.vocabularies import checked, tokens_in
-from export_scripts.weights.values import quoted, wholes
+from export_scripts.weights.values import wholes
 from handover.errors import CheckpointError, shortened
 from handover.text_ids import TextIds
+from models.checks import quoted
 from models.directory import CONFIG_FILE
 
 _DESCRIPTION, _PIECES, _PAIRS = "tokenizer.json", "tokenizer.model", ("vocab.json", "merges.txt")

@@ -22,9 +22,9 @@ from export_scripts.checkpoints.tokenizers.vocabularies import (
     read_vocabulary,
     tokens_in,
 )
-from export_scripts.weights.values import quoted, shown
 from handover.errors import CheckpointError
 from handover.text_ids import TextIds
+from models.checks import quoted, shown
 from models.directory import SpecialIds
 
 # Configuration key: (FasterTransformer's file name, how the file is called where the key holds a foreign path).

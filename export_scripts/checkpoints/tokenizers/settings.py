@@ -13,8 +13,8 @@ from typing import Any
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface.files import read_json
 from export_scripts.checkpoints.tokenizers import classes
-from export_scripts.weights.values import quoted
 from handover.chat import TOKENS
+from models.checks import quoted
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _ADDED, _EXTRA, _MORE = "added_tokens_decoder", "extra_special_tokens", "additional_special_tokens"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from export_scripts.weights.values import quoted
 from handover.errors import CheckpointError
+from models.checks import quoted
 
 Around = tuple[tuple[int, ...], tuple[int, ...]]
 """Ids before a text, and behind it."""

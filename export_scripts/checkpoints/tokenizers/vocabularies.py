@@ -7,9 +7,9 @@ from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
-from export_scripts.weights.values import Fields, entries, quoted, text, whole, wholes
+from export_scripts.weights.values import Fields, entries, text, whole, wholes
 from handover.errors import CheckpointError
-from handover.ranges import Range
+from models.checks import Range, quoted
 
 _END_OF_TEXT = "<|endoftext|>"
 _IDS = Range(0, (1 << 24) - 1)

@@ -31,9 +31,9 @@ from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import Assignment, LazyTensor, Rule
-from export_scripts.weights.values import shown
 from ft_format.layout import Dims, TensorSpec
 from handover.errors import CheckpointError
+from models.checks import shown
 
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 _TORCH = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

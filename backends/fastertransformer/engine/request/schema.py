@@ -11,6 +11,7 @@ from itertools import zip_longest
 import numpy as np
 
 from ft_format.tensors import CONTROLS, DECODERS, INPUTS, REQUIRED, TEXT, names_of
+from models.checks import Range
 
 from ..arrays import Array
 from ..errors import RequestError
@@ -18,30 +19,30 @@ from ..errors import RequestError
 
 @dataclass(frozen=True)
 class Scalar:
-    """One value a row, from ``low`` to ``high``, of one of these numpy types.
+    """One value a row, in a range, of one of these numpy types.
 
     ``default`` is that of every row where the tensor is not sent; None: it is required, or from config.ini.
     """
 
     dtypes: tuple[type, ...]
     default: float | None
-    low: float = -np.inf
-    high: float = np.inf
+    legal: Range = Range()
 
     def read(self, name: str, array: Array, batch: int) -> Array:
         """Check a tensor, [B] or [B, 1] -> [B]."""
         dtype = array.dtype
         if batch == array.size == 1 and array.ndim in (1, 2) and dtype.isnative and dtype.type in self.dtypes:
             value = array.item()  # of one row, as most requests are, numpy would take ten times as long
-            if self.low <= value <= self.high and math.isfinite(value):
+            if value in self.legal and math.isfinite(value):
                 return array.reshape(1)
         values = checked(name, array[:, None] if array.ndim == 1 else array, self.dtypes, batch, 1)[:, 0]
+        least, most = self.legal.least, self.legal.most
         if values.dtype.kind == "f":
-            is_legal = np.isfinite(values) & (values >= self.low) & (values <= self.high)
-            refuse_rows(name, values, ~is_legal, f"a number from {self.low:g} to {self.high:g}")
+            is_legal = np.isfinite(values) & (values >= least) & (values <= most)
+            refuse_rows(name, values, ~is_legal, f"a number from {least:g} to {most:g}")
         else:
-            refuse_rows(name, values, values > self.high, f"at most {self.high:g}")
-            refuse_rows(name, values, values < self.low, f"at least {self.low:g}")
+            refuse_rows(name, values, values > most, f"at most {most:g}")
+            refuse_rows(name, values, values < least, f"at least {least:g}")
         return values
 
 
@@ -65,9 +66,7 @@ def refuse_rows(name: str, values: Array, is_bad: Array, rule: str) -> None:
 
 
 SCALARS = {
-    name: Scalar(
-        tuple(np.dtype(kind).type for kind in (each.kind, *each.older_kinds)), each.default, each.least, each.most
-    )
+    name: Scalar(tuple(np.dtype(kind).type for kind in (each.kind, *each.older_kinds)), each.default, each.legal)
     for name, each in INPUTS.items()
     if not each.shape and each.kind != TEXT and each not in (*REQUIRED, *CONTROLS)
 }
