@@ -18,18 +18,17 @@ repository ``all_models/gpt``: a client of one is a client of the other. What di
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
+from export_scripts.repository.interfaces import serving as serve
 from export_scripts.repository.interfaces.serving import (
-    READING,
     Serving,
     declare_inputs,
     declare_outputs,
     same_names,
     with_deltas,
 )
-from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
+from export_scripts.repository.names import ENGINE, POSTPROCESSING
 from export_scripts.repository.pbtxt import ModelSpec, Step, TensorSpec
 from ft_format import tensors
 
@@ -66,88 +65,28 @@ def engine(serving: Serving) -> ModelSpec:
 
 def preprocessing(serving: Serving) -> ModelSpec:
     """Configure ``preprocessing``: text in, token ids out."""
-    return ModelSpec(
-        name=PREPROCESSING,
-        backend="python",
-        max_batch_size=serving.max_batch_size,
-        inputs=(
-            TensorSpec("QUERY", "STRING", (-1,)),
-            TensorSpec("BAD_WORDS_DICT", "STRING", (-1,), optional=True),
-            TensorSpec("STOP_WORDS_DICT", "STRING", (-1,), optional=True),
-            TensorSpec("REQUEST_OUTPUT_LEN", "UINT32", (-1,)),
-        ),
-        outputs=(
-            TensorSpec("INPUT_ID", "UINT32", (-1,)),
-            TensorSpec("REQUEST_INPUT_LEN", "UINT32"),
-            TensorSpec("BAD_WORDS_IDS", "INT32", (2, -1)),
-            TensorSpec("STOP_WORDS_IDS", "INT32", (2, -1)),
-            TensorSpec("REQUEST_OUTPUT_LEN", "UINT32", (-1,)),
-            TensorSpec("PROMPT_LEARNING_TASK_NAME_IDS", "UINT32"),
-        ),
-        parameters=serving.reading(),
-        instances=serving.tokenizer_instances,
-    )
+    return serve.preprocessing(serving, (-1,), TensorSpec("PROMPT_LEARNING_TASK_NAME_IDS", "UINT32"))
 
 
 def postprocessing(serving: Serving) -> ModelSpec:
     """Configure ``postprocessing``: token ids in, text out."""
-    spec = ModelSpec(
-        name=POSTPROCESSING,
-        backend="python",
-        max_batch_size=serving.max_batch_size,
-        inputs=(
-            TensorSpec("TOKENS_BATCH", "UINT32", (-1, -1)),
-            TensorSpec("RESPONSE_INPUT_LENGTHS", "INT32", (-1,), optional=serving.family != "gpt"),
-            TensorSpec("SEQUENCE_LENGTH", "UINT32", (-1,), optional=True),
-        ),
-        outputs=(TensorSpec("OUTPUT", "STRING", (-1, -1)),),
-        parameters=serving.vocabulary(),
-    )
-    return with_deltas(serving, spec)
+    lengths = TensorSpec("RESPONSE_INPUT_LENGTHS", "INT32", (-1,), optional=serving.family != "gpt")
+    return serve.postprocessing(serving, "UINT32", lengths)
 
 
 def ensemble(serving: Serving) -> ModelSpec:
     """Configure ``ensemble``: text in, text out, through the three other models."""
     passed_on = [each for each in ENGINE_INPUTS if each.name not in _NOT_PASSED_ON]
-    outputs = {each.name: each for each in ENGINE_OUTPUTS if each.name not in _NOT_PASSED_ON}
-    spec = ModelSpec(
-        name=ENSEMBLE,
-        max_batch_size=serving.max_batch_size,
-        inputs=(
-            TensorSpec("INPUT_0", "STRING", (-1,)),
-            TensorSpec("INPUT_1", "UINT32", (-1,)),
-            TensorSpec("INPUT_2", "STRING", (-1,), optional=True),
-            TensorSpec("INPUT_3", "STRING", (-1,), optional=True),
-            *(replace(tensor, scalar=False) for tensor in passed_on),
-        ),
-        outputs=(TensorSpec("OUTPUT_0", "STRING", (-1, -1)), *outputs.values()),
-        steps=_ensemble_steps(serving, passed_on, outputs),
-    )
-    return with_deltas(serving, spec)
-
-
-def _ensemble_steps(serving: Serving, passed_on: Iterable[TensorSpec], given: Iterable[str]) -> tuple[Step, ...]:
-    return (
-        READING,
-        Step(
-            ENGINE,
-            inputs={**_PREPROCESSED, **same_names(passed_on)},
-            outputs={
-                "output_ids": "_TOKENS_BATCH",
-                **({"response_input_lengths": "_RESPONSE_INPUT_LENGTHS"} if serving.family == "gpt" else {}),
-                **{name: name for name in given},
-            },
-        ),
-        Step(
-            POSTPROCESSING,
-            inputs={
-                "TOKENS_BATCH": "_TOKENS_BATCH",
-                **({"RESPONSE_INPUT_LENGTHS": "_RESPONSE_INPUT_LENGTHS"} if serving.family == "gpt" else {}),
-                "SEQUENCE_LENGTH": "sequence_length",
-            },
-            outputs={"OUTPUT": "OUTPUT_0"},
-        ),
-    )
+    outputs = [each for each in ENGINE_OUTPUTS if each.name not in _NOT_PASSED_ON]
+    lengths = "_RESPONSE_INPUT_LENGTHS"
+    given, read = {"output_ids": "_TOKENS_BATCH"}, {"TOKENS_BATCH": "_TOKENS_BATCH"}
+    if serving.family == "gpt":
+        given["response_input_lengths"] = read["RESPONSE_INPUT_LENGTHS"] = lengths
+    inputs = {**_PREPROCESSED, **same_names(passed_on)}
+    generating = Step(ENGINE, inputs=inputs, outputs={**given, **same_names(outputs)})
+    read["SEQUENCE_LENGTH"] = "sequence_length"
+    writing = Step(POSTPROCESSING, inputs=read, outputs={"OUTPUT": "OUTPUT_0"})
+    return serve.ensemble(serving, (-1,), passed_on, outputs, generating, writing)
 
 
 def _known(serving: Serving, declared: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from export_scripts.repository.names import ENGINE, PREPROCESSING
+from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
 from export_scripts.repository.pbtxt import ModelSpec, Step, TensorSpec
 from ft_format import tensors
 from ft_format.families import MODEL_TYPE_OF
@@ -118,7 +118,7 @@ def declare_outputs(family: str) -> tuple[TensorSpec, ...]:
     return tuple(map(declare, known))
 
 
-READING = Step(
+_READING = Step(
     PREPROCESSING,
     inputs={
         "QUERY": "INPUT_0",
@@ -135,6 +135,87 @@ READING = Step(
     },
 )
 """An ensemble's first step."""
+
+
+def preprocessing(serving: Serving, length: tuple[int, ...], *outputs: TensorSpec, **more: str) -> ModelSpec:
+    """Configure ``preprocessing``: text in, token ids out.
+
+    Args:
+        serving: what it depends on.
+        length: shape of the numbers of tokens to generate.
+        outputs: further ones.
+        more: parameters.
+    """
+    return ModelSpec(
+        name=PREPROCESSING,
+        backend="python",
+        max_batch_size=serving.max_batch_size,
+        inputs=(
+            TensorSpec("QUERY", "STRING", (-1,)),
+            TensorSpec("BAD_WORDS_DICT", "STRING", (-1,), optional=True),
+            TensorSpec("STOP_WORDS_DICT", "STRING", (-1,), optional=True),
+            TensorSpec("REQUEST_OUTPUT_LEN", "UINT32", length),
+        ),
+        outputs=(
+            TensorSpec("INPUT_ID", "UINT32", (-1,)),
+            TensorSpec("REQUEST_INPUT_LEN", "UINT32"),
+            TensorSpec("BAD_WORDS_IDS", "INT32", (2, -1)),
+            TensorSpec("STOP_WORDS_IDS", "INT32", (2, -1)),
+            TensorSpec("REQUEST_OUTPUT_LEN", "UINT32", length),
+            *outputs,
+        ),
+        parameters={**serving.reading(), **more},
+        instances=serving.tokenizer_instances,
+    )
+
+
+def postprocessing(serving: Serving, data_type: str, *inputs: TensorSpec) -> ModelSpec:
+    """Configure ``postprocessing``: token ids of a type in, text out."""
+    spec = ModelSpec(
+        name=POSTPROCESSING,
+        backend="python",
+        max_batch_size=serving.max_batch_size,
+        inputs=(
+            TensorSpec("TOKENS_BATCH", data_type, (-1, -1)),
+            *inputs,
+            TensorSpec("SEQUENCE_LENGTH", data_type, (-1,), optional=True),
+        ),
+        outputs=(TensorSpec("OUTPUT", "STRING", (-1, -1)),),
+        parameters=serving.vocabulary(),
+    )
+    return with_deltas(serving, spec)
+
+
+def ensemble(
+    serving: Serving,
+    length: tuple[int, ...],
+    passed_on: Iterable[TensorSpec],
+    outputs: Iterable[TensorSpec],
+    *steps: Step,
+) -> ModelSpec:
+    """Configure ``ensemble``: text in, text out, through the three other models.
+
+    Args:
+        serving: what it depends on.
+        length: shape of the number of tokens to generate.
+        passed_on: inputs of the engine that a client of the ensemble may give.
+        outputs: of the engine that the client gets.
+        steps: behind the first.
+    """
+    spec = ModelSpec(
+        name=ENSEMBLE,
+        max_batch_size=serving.max_batch_size,
+        inputs=(
+            TensorSpec("INPUT_0", "STRING", (-1,)),
+            TensorSpec("INPUT_1", "UINT32", length),
+            TensorSpec("INPUT_2", "STRING", (-1,), optional=True),
+            TensorSpec("INPUT_3", "STRING", (-1,), optional=True),
+            *(replace(tensor, scalar=False, ragged=False) for tensor in passed_on),
+        ),
+        outputs=(TensorSpec("OUTPUT_0", "STRING", (-1, -1)), *outputs),
+        steps=(_READING, *steps),
+    )
+    return with_deltas(serving, spec)
 
 
 def with_deltas(serving: Serving, spec: ModelSpec) -> ModelSpec:

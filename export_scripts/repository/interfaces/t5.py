@@ -13,18 +13,16 @@ published repository ``all_models/t5``. That has no models for text; ours have t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from export_scripts.repository.interfaces import serving as serve
 from export_scripts.repository.interfaces.serving import (
-    READING,
     Serving,
     declare_inputs,
     declare_outputs,
     same_names,
     with_deltas,
 )
-from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
-from export_scripts.repository.pbtxt import ModelSpec, Step, TensorSpec
+from export_scripts.repository.names import ENGINE, POSTPROCESSING
+from export_scripts.repository.pbtxt import ModelSpec, Step
 from ft_format import tensors
 
 _REQUIRED = ("input_ids", "sequence_length", "max_output_len")
@@ -45,60 +43,17 @@ def engine(serving: Serving) -> ModelSpec:
 
 def preprocessing(serving: Serving) -> ModelSpec:
     """Configure ``preprocessing``: text in, token ids out."""
-    return ModelSpec(
-        name=PREPROCESSING,
-        backend="python",
-        max_batch_size=serving.max_batch_size,
-        inputs=(
-            TensorSpec("QUERY", "STRING", (-1,)),
-            TensorSpec("BAD_WORDS_DICT", "STRING", (-1,), optional=True),
-            TensorSpec("STOP_WORDS_DICT", "STRING", (-1,), optional=True),
-            TensorSpec("REQUEST_OUTPUT_LEN", "UINT32"),
-        ),
-        outputs=(
-            TensorSpec("INPUT_ID", "UINT32", (-1,)),
-            TensorSpec("REQUEST_INPUT_LEN", "UINT32"),
-            TensorSpec("BAD_WORDS_IDS", "INT32", (2, -1)),
-            TensorSpec("STOP_WORDS_IDS", "INT32", (2, -1)),
-            TensorSpec("REQUEST_OUTPUT_LEN", "UINT32"),
-        ),
-        parameters={**serving.reading(), "ends_inputs": "1"},
-        instances=serving.tokenizer_instances,
-    )
+    return serve.preprocessing(serving, (1,), ends_inputs="1")
 
 
 def postprocessing(serving: Serving) -> ModelSpec:
     """Configure ``postprocessing``: token ids in, text out."""
-    spec = ModelSpec(
-        name=POSTPROCESSING,
-        backend="python",
-        max_batch_size=serving.max_batch_size,
-        inputs=(
-            TensorSpec("TOKENS_BATCH", "INT32", (-1, -1)),
-            TensorSpec("SEQUENCE_LENGTH", "INT32", (-1,), optional=True),
-        ),
-        outputs=(TensorSpec("OUTPUT", "STRING", (-1, -1)),),
-        parameters=serving.vocabulary(),
-    )
-    return with_deltas(serving, spec)
+    return serve.postprocessing(serving, "INT32")
 
 
 def ensemble(serving: Serving) -> ModelSpec:
     """Configure ``ensemble``: text in, text out, through the three other models."""
-    spec = ModelSpec(
-        name=ENSEMBLE,
-        max_batch_size=serving.max_batch_size,
-        inputs=(
-            TensorSpec("INPUT_0", "STRING", (-1,)),
-            TensorSpec("INPUT_1", "UINT32"),
-            TensorSpec("INPUT_2", "STRING", (-1,), optional=True),
-            TensorSpec("INPUT_3", "STRING", (-1,), optional=True),
-            *(replace(tensor, scalar=False, ragged=False) for tensor in _PASSED_ON),
-        ),
-        outputs=(TensorSpec("OUTPUT_0", "STRING", (-1, -1)), *_TEXT_OUTPUTS),
-        steps=(READING, _GENERATE, _WRITE),
-    )
-    return with_deltas(serving, spec)
+    return serve.ensemble(serving, (1,), _PASSED_ON, _TEXT_OUTPUTS, _GENERATE, _WRITE)
 
 
 _GENERATE = Step(
