@@ -29,6 +29,7 @@ from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.ops.linear import Linear, Norm
 from backends.fastertransformer.engine.parallel.partition import Partition
 from backends.fastertransformer.engine.settings import Settings, find_checkpoint
+from ft_format.weight_format import INT8
 
 RELATIVES = ["llama31", "llama32", "mistral", "nemotron", "qwen2", "qwen3", "gemma", "gemma2", "starcoder2"]
 PARTS = {"pieces": ("_PIECE_BYTES", 1000), "parts": ("_PART_BYTES", 3000)}
@@ -170,7 +171,7 @@ def test_a_tied_head_may_be_there_or_the_embedding_be_called_by_its_name(tmp_pat
 @pytest.mark.parametrize("name", ["llama31", "gemma2"])
 def test_int8_weights_are_those_of_the_shards(name: str, tmp_path: Path) -> None:
     shards, _ = shards_of(name, tmp_path, 2)
-    found, expected = (weights_of(path, 2, 1, is_int8=True) for path in (tmp_path / "hub", shards))
+    found, expected = (weights_of(path, 2, 1, weights=INT8) for path in (tmp_path / "hub", shards))
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert torch.int8 in {each.dtype for each in found}
 
