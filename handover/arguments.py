@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from handover.errors import ConfigError, shortened
-from handover.ranges import RANGE, check_ranges
+from handover.ranges import RANGE, check_ranges, fits
 from handover.regular_file import is_special
 from models.checks import Range
 
@@ -64,7 +64,7 @@ class ScriptArguments:
             )
         given = cls(**vars(parser.parse_args(list(map(_check_text, argv)))))
         for field in dataclasses.fields(cls):
-            if not _fits(getattr(given, field.name), hints[field.name]):
+            if not fits(getattr(given, field.name), hints[field.name]):
                 parser.error(f"argument {_flag(field)}: {shortened(str(getattr(given, field.name)))} has another form")
         check_ranges(given)
         return given
@@ -135,19 +135,6 @@ def _check_text(word: str) -> str:
     except UnicodeEncodeError:
         raise ConfigError(f"the argument {shortened(repr(word))} is not UTF-8") from None
     return word
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether what JSON brought has the form of a field's tuples; all else is parsed as what it is."""
-    if typing.get_origin(hint) is not tuple:
-        number = (int, float) if hint is float else hint
-        return hint not in (str, int, float) or (isinstance(value, number) and not isinstance(value, bool))
-    arms = typing.get_args(hint)
-    if not isinstance(value, tuple):
-        return False
-    if arms[-1] is ...:
-        return all(_fits(one, arms[0]) for one in value)
-    return len(arms) == len(value) and all(map(_fits, value, arms))
 
 
 def _path(text: str) -> Path:

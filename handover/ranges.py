@@ -1,8 +1,10 @@
-"""What numbers a setting may have: declared beside its type, enforced in one place. Standard library only."""
+"""What types and numbers a setting may have: declared beside its type, enforced in one place. Standard library only."""
 
 from __future__ import annotations
 
 import dataclasses
+import types
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -87,6 +89,32 @@ def check_ranges(settings: Any, place: str = "") -> None:
                     raise ConfigError(f"{key} {says} {shortened(str(one))}", f"it is {allowed}")
         for name, section in _sections(value):
             check_ranges(section, f"{key}{name}.")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a field's type, with what it holds: true and false are no numbers."""
+    arms = typing.get_args(hint)
+    match typing.get_origin(hint):
+        case types.UnionType | typing.Union:
+            return any(fits(value, arm) for arm in arms)
+        case list_ if list_ is list:
+            return isinstance(value, list) and all(fits(one, arms[0]) for one in value)
+        case tuple_ if tuple_ is tuple and arms[-1] is ...:
+            return isinstance(value, tuple) and all(fits(one, arms[0]) for one in value)
+        case tuple_ if tuple_ is tuple:
+            return isinstance(value, tuple) and len(arms) == len(value) and all(map(fits, value, arms))
+        case dict_ if dict_ is dict:
+            return isinstance(value, dict) and all(fits(name, arms[0]) for name in value)
+    if hint is Any:
+        return all(map(is_scalar, value)) if isinstance(value, list) else is_scalar(value)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether it is one value: no list and no mapping."""
+    return value is None or isinstance(value, (str, int, float, bool))
 
 
 def _numbers(value: Any) -> Iterator[float]:

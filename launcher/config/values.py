@@ -15,7 +15,7 @@ from typing import Any
 
 from handover.arguments import IS_TEXT
 from handover.errors import ConfigError, shortened
-from handover.ranges import check_ranges
+from handover.ranges import check_ranges, fits, is_scalar
 from launcher.config.schema import Config
 
 _WORDS: dict[Any, str] = {
@@ -51,7 +51,7 @@ def _check_section(section: Any, place: str) -> None:
     hints = typing.get_type_hints(type(section))
     for entry in dataclasses.fields(section):
         key, value = f"{place}{entry.name}", getattr(section, entry.name)
-        if not _fits(value, hints[entry.name]):
+        if not fits(value, hints[entry.name]):
             raise ConfigError(f"{key} is {shortened(repr(value))}", f"it is {_words(hints[entry.name])}")
         if not entry.metadata.get(IS_TEXT):
             _check_line(key, value)
@@ -61,27 +61,6 @@ def _check_section(section: Any, place: str) -> None:
             for name, one in value.items():
                 if dataclasses.is_dataclass(one):
                     _check_section(one, f"{key}.{name}.")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type, with what it holds."""
-    arms = typing.get_args(hint)
-    match typing.get_origin(hint):
-        case types.UnionType | typing.Union:
-            return any(_fits(value, arm) for arm in arms)
-        case list_ if list_ is list:
-            return isinstance(value, list) and all(_fits(one, arms[0]) for one in value)
-        case dict_ if dict_ is dict:
-            return isinstance(value, dict) and all(_fits(name, arms[0]) for name in value)
-    if hint is Any:
-        return all(map(_is_scalar, value)) if isinstance(value, list) else _is_scalar(value)
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
-
-
-def _is_scalar(value: Any) -> bool:
-    return value is None or isinstance(value, (str, int, float, bool))
 
 
 def _words(hint: Any) -> str:
@@ -103,7 +82,7 @@ def _check_names(given: Mapping[Any, Any], key: str, meaning: str, legal: re.Pat
     for name, value in given.items():
         if not isinstance(name, str) or not legal.fullmatch(name):
             raise ConfigError(f"{key} names {shortened(repr(name))}, which cannot be {meaning}")
-        if not _is_scalar(value):
+        if not is_scalar(value):
             raise ConfigError(f"{key}.{name} is a list or mapping", _ONE_VALUE)
         if isinstance(value, str) and any(map(_is_no_text, value)):
             raise ConfigError(f"{key}.{name} holds a NUL or bytes that are not UTF-8")
