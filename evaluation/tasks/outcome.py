@@ -23,9 +23,10 @@ from handover.provenance import read_commit
 
 METRICS_NAME, SUMMARY_NAME, TABLE_NAME, SAMPLES_NAME = "metrics.json", "summary.json", "metrics.csv", "samples.csv"
 
-ROW_COLUMNS = ("schema_version", "commit")
-TABLE_COLUMNS = (*ROW_COLUMNS, "model_digest", "cpu", "cores", "gpu", "gpus", "started_at", "timestamp")
-"""Columns at the end of tables of samples, and of ``metrics.csv``, that say where the figures are from."""
+ORIGIN_COLUMNS = (
+    *("schema_version", "commit", "model_digest", "cpu", "cores", "gpu", "gpus", "started_at", "timestamp"),
+)
+"""Columns at the end of every table that say where the figures are from."""
 _STARTED_AT = timestamp()
 
 
@@ -143,8 +144,9 @@ def write_results(
 ) -> None:
     """Write ``summary.json``, ``metrics.json`` and the rows of each CSV table by its name, the manifest last."""
     output.mkdir(parents=True, exist_ok=True)
+    origin = provenance(metrics, ORIGIN_COLUMNS)
     for name, rows in tables.items():
-        write_rows(output / name, rows, provenance(metrics, TABLE_COLUMNS if name == TABLE_NAME else ROW_COLUMNS))
+        write_rows(output / name, rows, origin)
     write_atomically(output / SUMMARY_NAME, json.dumps(summary, indent=1) + "\n")
     write_atomically(output / METRICS_NAME, json.dumps(metrics, indent=1) + "\n")
     Manifest("evaluation", record_files(output), made_from, {"commit": str(metrics["commit"])}).write(output)

@@ -147,8 +147,8 @@ def test_the_sweeps_and_the_comparisons_tables_have_the_recorded_columns(tmp_pat
     ],
 )
 def test_the_tasks_tables_have_the_recorded_columns(name: str, row: Any) -> None:
-    origin = outcome.TABLE_COLUMNS if name == outcome.TABLE_NAME else outcome.ROW_COLUMNS
-    assert ",".join((*(column.name for column in dataclasses.fields(row)), *origin)) == RECORDED[name]
+    columns = (*(column.name for column in dataclasses.fields(row)), *outcome.ORIGIN_COLUMNS)
+    assert ",".join(columns) == RECORDED[name]
 
 
 def test_every_row_of_a_tasks_tables_says_where_it_is_from(tmp_path: Path) -> None:
@@ -163,4 +163,5 @@ def test_every_row_of_a_tasks_tables_says_where_it_is_from(tmp_path: Path) -> No
     assert (row["model_digest"], row["gpus"], row["gpu"], row["schema_version"]) == ("sha256:m", "6", "8 x H100", "2")
     assert row["commit"] == content["commit"] and row["started_at"] <= row["timestamp"] and row["cpu"]
     with (tmp_path / "samples.csv").open(newline="") as stream:
-        assert {(each["schema_version"], each["commit"]) for each in csv.DictReader(stream)} == {("2", row["commit"])}
+        for each in csv.DictReader(stream):
+            assert [each[column] for column in outcome.ORIGIN_COLUMNS] == [row[c] for c in outcome.ORIGIN_COLUMNS]
