@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.report.formatting import markdown_table, show_figure
-from evaluation.speed.cells import csv_text
+from evaluation.speed.tables.cells import csv_text
 from handover.durable import write_atomically
 
 Lines = list[dict[str, Any]]

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import grpc  # type: ignore[import-untyped]
 
 from benchmarks.token_overhead import Arrivals, Side, prompts_of, through_triton
-from evaluation.speed.workload import LoadPrompt
+from evaluation.speed.prompts.workload import LoadPrompt
 from handover.errors import ServerError
 
 _EVENT, _END = b"data: {", b"data: [DONE]"

@@ -40,11 +40,11 @@ from benchmarks.timed_model import timed_server
 from benchmarks.triton_overhead import OverheadArguments, deployment
 from evaluation.client.client import Client
 from evaluation.client.served_model import inspect_endpoint
-from evaluation.speed import formulas
 from evaluation.speed.drive import ClosedLoop, MeasuringPlan, Recorder, drive
-from evaluation.speed.tokens import RandomIds
-from evaluation.speed.wire import Encoded, Wire, encode
-from evaluation.speed.workload import DrawingContext, Workload, seeded
+from evaluation.speed.prompts.tokens import RandomIds
+from evaluation.speed.prompts.workload import DrawingContext, Workload, seeded
+from evaluation.speed.tables import formulas
+from evaluation.speed.transport.wire import Encoded, Wire, encode
 from handover.arguments import ScriptArguments
 from handover.errors import ServerError, exit_status
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.timed_openai import Exchange
-from evaluation.speed.formulas import NANOSECONDS_PER_MS, NANOSECONDS_PER_S
+from evaluation.speed.tables.formulas import NANOSECONDS_PER_MS, NANOSECONDS_PER_S
 from handover.errors import ServerError
 
 TTFT, ITL, E2E = "ttft p50 ms", "itl mean ms", "e2e p50 ms"

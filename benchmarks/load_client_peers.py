@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.load_client import libraries
 from benchmarks.load_client_figures import Times
-from evaluation.speed.formulas import NANOSECONDS_PER_MS
-from evaluation.speed.openai_events import read_events
+from evaluation.speed.tables.formulas import NANOSECONDS_PER_MS
+from evaluation.speed.transport.openai_events import read_events
 from handover.errors import ServerError
 
 

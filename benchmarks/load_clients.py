@@ -30,12 +30,12 @@ from benchmarks.load_client_peers import AiPerf, PerfAnalyzer
 from benchmarks.timed_openai import MODEL, Exchange, timed_api
 from evaluation.client.served_model import open_target
 from evaluation.speed.drive import ClosedLoop, MeasuringPlan, drive
-from evaluation.speed.openai_dialect import open_dialect
-from evaluation.speed.openai_wire import Dialect, OpenAIWire
-from evaluation.speed.record import Window
-from evaluation.speed.tokens import RandomIds
-from evaluation.speed.wire import Encoded
-from evaluation.speed.workload import DrawingContext, Workload, seeded
+from evaluation.speed.prompts.tokens import RandomIds
+from evaluation.speed.prompts.workload import DrawingContext, Workload, seeded
+from evaluation.speed.tables.record import Window
+from evaluation.speed.transport.openai_dialect import open_dialect
+from evaluation.speed.transport.openai_wire import Dialect, OpenAIWire
+from evaluation.speed.transport.wire import Encoded
 from handover.arguments import ScriptArguments
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, exit_status

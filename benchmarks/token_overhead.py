@@ -21,8 +21,8 @@ from backends.fastertransformer.engine.engine import Engine
 from backends.fastertransformer.engine.rows.answer import Answer
 from benchmarks.gpu_models import Table
 from benchmarks.made_up_repository import EMPTY
-from evaluation.speed.wire import encode
-from evaluation.speed.workload import LoadPrompt
+from evaluation.speed.prompts.workload import LoadPrompt
+from evaluation.speed.transport.wire import encode
 from export_scripts.repository.names import ENGINE, ENSEMBLE, PREPROCESSING
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import load_tokenizer
 from ft_format.tensors import NO_TOKEN

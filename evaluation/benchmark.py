@@ -25,14 +25,7 @@ from evaluation.client.client import Client
 from evaluation.client.errors import UnreachableError
 from evaluation.client.request_tensors import IdsRequest, prepare_ids
 from evaluation.client.served_model import DeployedModel, Target, open_target
-from evaluation.speed.costs import CostMeter, server_log
-from evaluation.speed.derived import derive
-from evaluation.speed.figures import compute_static_figures
-from evaluation.speed.openai_batches import OpenAIBatches, encode_batch
-from evaluation.speed.openai_dialect import open_dialect
 from evaluation.speed.provenance import timestamp, wall_clock
-from evaluation.speed.raw_records import PointRecords, origin_of, write_records
-from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.sweep import (
     MeasuredDeployment,
     Sweep,
@@ -41,7 +34,14 @@ from evaluation.speed.sweep import (
     find_vocab_size,
     usual_lengths,
 )
-from evaluation.speed.table import FAILED, OK, STATIC_TABLE, Row
+from evaluation.speed.tables.costs import CostMeter, server_log
+from evaluation.speed.tables.derived import derive
+from evaluation.speed.tables.figures import compute_static_figures
+from evaluation.speed.tables.raw_records import PointRecords, origin_of, write_records
+from evaluation.speed.tables.record import RequestRecord, Window
+from evaluation.speed.tables.table import FAILED, OK, STATIC_TABLE, Row
+from evaluation.speed.transport.openai_batches import OpenAIBatches, encode_batch
+from evaluation.speed.transport.openai_dialect import open_dialect
 from ft_format.tensors import NO_TOKEN
 from handover.errors import ConfigError, ServerError, exit_status
 

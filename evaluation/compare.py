@@ -21,7 +21,7 @@ from evaluation.report.differences import Difference, cell, compare
 from evaluation.report.formatting import TextTable
 from evaluation.report.measurements import Report, read_report
 from evaluation.report.page import render_page
-from evaluation.speed.cells import csv_text
+from evaluation.speed.tables.cells import csv_text
 from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status
 

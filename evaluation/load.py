@@ -18,17 +18,16 @@ from pathlib import Path
 
 from evaluation.client.served_model import DeployedModel, Target, open_target
 from evaluation.client.tokenizer import load_tokenizer
-from evaluation.speed.backlog import BACKLOG_FIGURES
-from evaluation.speed.common_words import CommonWords
-from evaluation.speed.costs import server_log
 from evaluation.speed.exports import write_point, write_summary
 from evaluation.speed.load_arguments import LoadArguments, check_arguments
 from evaluation.speed.load_requests import LoadTarget
-from evaluation.speed.openai_dialect import open_dialect
 from evaluation.speed.probe import CLIENT_LAG, longest_probe
-from evaluation.speed.prompt_file import read_prompt_file
+from evaluation.speed.prompts.common_words import CommonWords
+from evaluation.speed.prompts.prompt_file import read_prompt_file
+from evaluation.speed.prompts.tokens import RandomIds, Words
+from evaluation.speed.prompts.trace import Trace, read_trace
+from evaluation.speed.prompts.workload import LoadPrompt, Tokens
 from evaluation.speed.rate_search import RateSearch, search_rates, write_found
-from evaluation.speed.slo_verdict import BACKLOG
 from evaluation.speed.sweep import (
     MeasuredDeployment,
     Sweep,
@@ -37,11 +36,12 @@ from evaluation.speed.sweep import (
     find_vocab_size,
     usual_lengths,
 )
-from evaluation.speed.table import CLOSED, LOAD_TABLE, OK, OPEN, SLO_FIGURES, Row
-from evaluation.speed.tokens import RandomIds, Words
-from evaluation.speed.trace import Trace, read_trace
+from evaluation.speed.tables.backlog import BACKLOG_FIGURES
+from evaluation.speed.tables.costs import server_log
+from evaluation.speed.tables.slo_verdict import BACKLOG
+from evaluation.speed.tables.table import CLOSED, LOAD_TABLE, OK, OPEN, SLO_FIGURES, Row
+from evaluation.speed.transport.openai_dialect import open_dialect
 from evaluation.speed.under_load import measure_point, probe
-from evaluation.speed.workload import LoadPrompt, Tokens
 from handover.errors import ConfigError, exit_status
 from handover.regular_file import read_bytes
 

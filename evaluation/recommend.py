@@ -43,8 +43,8 @@ from evaluation.report.ranking import (
     ranking_title,
 )
 from evaluation.report.thresholds import read_limits
-from evaluation.speed.cells import name_of_file
-from evaluation.speed.figures import PERCENTILES
+from evaluation.speed.tables.cells import name_of_file
+from evaluation.speed.tables.figures import PERCENTILES
 from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status, nearest
 from handover.provenance import PROGRAM

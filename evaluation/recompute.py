@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from evaluation.arguments import RecomputeArguments
-from evaluation.speed.raw_records import read_records
-from evaluation.speed.recomputation import Comparison, compare
-from evaluation.speed.table import TABLES, Row, Table
+from evaluation.speed.tables.raw_records import read_records
+from evaluation.speed.tables.recomputation import Comparison, compare
+from evaluation.speed.tables.table import TABLES, Row, Table
 from handover.errors import ArtefactError, exit_status
 from handover.manifest import FILE_NAME, REPLACED, Manifest
 

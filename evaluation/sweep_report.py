@@ -20,7 +20,7 @@ from evaluation.report.page import Plot, render_page
 from evaluation.report.plots import draw_latency_by_size
 from evaluation.report.ranking import RANKING_COLUMNS, Budget, DeploymentCandidate, rank_all, ranking_table
 from evaluation.report.sweep_points import Point, read_points, smallest_loads, sweep_columns, sweep_rows
-from evaluation.speed.cells import csv_text
+from evaluation.speed.tables.cells import csv_text
 from evaluation.tasks.metric import HOLDS
 from handover.durable import write_atomically
 from handover.errors import exit_status

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from evaluation.speed import formulas
+from evaluation.speed.tables import formulas
 from evaluation.tasks.metric import FAILS, FRACTION, HIGHER, HOLDS, LOWER, Metric
 
 PROMPT, GENERATED = "prompt", "generated"

@@ -11,8 +11,8 @@ from typing import Any
 
 from evaluation.report.published import PARTIAL, Remarks, change_of, newest_results
 from evaluation.speed.rate_search import SEARCH
-from evaluation.speed.slo_verdict import EXCEEDED, HOLDS
-from evaluation.speed.table import FAILED, LOAD_TABLE, OPEN, SUMMARY, TABLES, Row, Table
+from evaluation.speed.tables.slo_verdict import EXCEEDED, HOLDS
+from evaluation.speed.tables.table import FAILED, LOAD_TABLE, OPEN, SUMMARY, TABLES, Row, Table
 
 _CLIENT_SHARE = 0.1
 _CLIENT_LIMIT = 0.8

@@ -41,8 +41,8 @@ from evaluation.report.text import (
     summarise_findings,
     verdict_sentence,
 )
-from evaluation.speed.figures import DISTRIBUTIONS
-from evaluation.speed.table import CLOSED, OPEN
+from evaluation.speed.tables.figures import DISTRIBUTIONS
+from evaluation.speed.tables.table import CLOSED, OPEN
 
 _NUMERIC = NUMERIC | {*RANKING_COLUMNS[1:-1], *BASELINE_COLUMNS, "Value", "95% interval", "Samples", "Time"}
 _LOADS = ((CLOSED, "requests in flight"), (OPEN, "requests per second"))

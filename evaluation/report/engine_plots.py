@@ -18,8 +18,8 @@ from evaluation.report.page import Plot
 from evaluation.report.plot_style import SERIES, Point, draw_svg, legend_above, levels_axis, scale
 from evaluation.report.plots import draw_distribution, read_samples, scale_from_zero, title_of_levels
 from evaluation.report.sweep_points import Point as Run
-from evaluation.speed.figures import BY_NAME
-from evaluation.speed.table import CLOSED, OPEN, STATIC, Row
+from evaluation.speed.tables.figures import BY_NAME
+from evaluation.speed.tables.table import CLOSED, OPEN, STATIC, Row
 from evaluation.tasks.metric import HOLDS
 
 _PER_GPU = "output_tokens_per_s_per_gpu"

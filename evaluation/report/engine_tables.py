@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from evaluation.report.comparable import engines_of, why_not_comparable
 from evaluation.report.formatting import TextTable, show_figure
 from evaluation.report.sweep_points import Point
-from evaluation.speed.table import Row
+from evaluation.speed.tables.table import Row
 from evaluation.tasks.metric import HOLDS
 
 MISSING = "missing"

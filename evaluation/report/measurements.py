@@ -15,8 +15,8 @@ from pathlib import Path
 from evaluation.report.benchmarks import Benchmark
 from evaluation.report.data import Findings, collect_findings
 from evaluation.report.directions import MAY_BE_NEGATIVE, direction
-from evaluation.speed.cells import name_of_file
-from evaluation.speed.row import STATIC, VALID, Row
+from evaluation.speed.tables.cells import name_of_file
+from evaluation.speed.tables.row import STATIC, VALID, Row
 from evaluation.tasks.metric import FRACTION, interval
 from handover.errors import ArtefactError
 

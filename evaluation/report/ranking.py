@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from evaluation.report.comparable import COMPARABLE, group_comparable, parity_of
 from evaluation.report.data import Findings
 from evaluation.report.formatting import TextTable, show_figure, show_with_noise
-from evaluation.speed.figures import STATISTICS
-from evaluation.speed.table import OPENAI, STATIC, Row
+from evaluation.speed.tables.figures import STATISTICS
+from evaluation.speed.tables.table import OPENAI, STATIC, Row
 from ft_format.weight_format import KEY, find_format
 
 OFFLINE, ONLINE = "offline", "online"

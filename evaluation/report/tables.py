@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from evaluation.report.benchmarks import Benchmark
 from evaluation.report.formatting import TextTable, show_figure, show_with_noise
-from evaluation.speed.costs import COST_FIGURES
-from evaluation.speed.figures import DISTRIBUTIONS, PERCENTILES, STATISTICS
-from evaluation.speed.table import OK, Row
+from evaluation.speed.tables.costs import COST_FIGURES
+from evaluation.speed.tables.figures import DISTRIBUTIONS, PERCENTILES, STATISTICS
+from evaluation.speed.tables.table import OK, Row
 from handover.progress import human_bytes
 
 LOAD = "Load"

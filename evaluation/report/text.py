@@ -9,7 +9,7 @@ from evaluation.report.data import Evaluation, Findings, StageOutcome
 from evaluation.report.formatting import TextTable, show_figure, show_percent
 from evaluation.report.judgement import Judgement
 from evaluation.report.tables import speed_sentences
-from evaluation.speed.table import Row
+from evaluation.speed.tables.table import Row
 from evaluation.tasks.metric import FRACTION, HOLDS, INCONCLUSIVE, Metric
 from ft_format.weight_format import KEY, find_format
 from handover.endpoint import WEIGHTS_DIGEST

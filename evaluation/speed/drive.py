@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import cycle, takewhile
 from typing import Protocol
 
-from evaluation.speed.formulas import NANOSECONDS_PER_S
-from evaluation.speed.record import RequestRecord, Window
-from evaluation.speed.wire import Encoded
+from evaluation.speed.tables.formulas import NANOSECONDS_PER_S
+from evaluation.speed.tables.record import RequestRecord, Window
+from evaluation.speed.transport.wire import Encoded
 
 
 class Asks(Protocol):

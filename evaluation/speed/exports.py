@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import pstdev
 from typing import Any
 
-from evaluation.speed import formulas
-from evaluation.speed.cells import csv_text
-from evaluation.speed.figures import BY_NAME, DISTRIBUTIONS, PERCENTILES
-from evaluation.speed.raw_records import write_records
-from evaluation.speed.record import RequestRecord
-from evaluation.speed.table import CLOSED, OK, SUMMARY, TRITON, Row
+from evaluation.speed.tables import formulas
+from evaluation.speed.tables.cells import csv_text
+from evaluation.speed.tables.figures import BY_NAME, DISTRIBUTIONS, PERCENTILES
+from evaluation.speed.tables.raw_records import write_records
+from evaluation.speed.tables.record import RequestRecord
+from evaluation.speed.tables.table import CLOSED, OK, SUMMARY, TRITON, Row
 from evaluation.speed.under_load import Measured
 from handover.durable import write_atomically
 

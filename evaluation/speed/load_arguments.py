@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evaluation.speed.figures import LATENCIES
-from evaluation.speed.slo_verdict import fewest_requests
-from evaluation.speed.workload import WORKLOAD_HINT, Workload
+from evaluation.speed.prompts.workload import WORKLOAD_HINT, Workload
+from evaluation.speed.tables.figures import LATENCIES
+from evaluation.speed.tables.slo_verdict import fewest_requests
 from handover.arguments import ScriptArguments, option
 from handover.errors import ConfigError, nearest
 from handover.ranges import (

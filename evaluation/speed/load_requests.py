@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.openai_wire import Dialect
-from evaluation.speed.table import Row
-from evaluation.speed.trace import Trace
-from evaluation.speed.wire import Encoded, encode
-from evaluation.speed.workload import DrawingContext, LoadPrompt, Tokens, Workload, seeded
+from evaluation.speed.prompts.trace import Trace
+from evaluation.speed.prompts.workload import DrawingContext, LoadPrompt, Tokens, Workload, seeded
+from evaluation.speed.tables.table import Row
+from evaluation.speed.transport.openai_wire import Dialect
+from evaluation.speed.transport.wire import Encoded, encode
 from handover.endpoint import Endpoint
 
 

@@ -14,14 +14,14 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 
-from evaluation.speed.backlog import Growth, growth_figures, measure_growth
 from evaluation.speed.drive import MeasuringPlan
-from evaluation.speed.formulas import NANOSECONDS_PER_MS, NANOSECONDS_PER_S
-from evaluation.speed.formulas import percentile as percentile_of
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.record import Window
-from evaluation.speed.slo_verdict import BACKLOG, EXCEEDED, HOLDS, UNDECIDED, Judge, Judgement, judge
-from evaluation.speed.table import SLO_FIGURES, Row
+from evaluation.speed.tables.backlog import Growth, growth_figures, measure_growth
+from evaluation.speed.tables.formulas import NANOSECONDS_PER_MS, NANOSECONDS_PER_S
+from evaluation.speed.tables.formulas import percentile as percentile_of
+from evaluation.speed.tables.record import Window
+from evaluation.speed.tables.slo_verdict import BACKLOG, EXCEEDED, HOLDS, UNDECIDED, Judge, Judgement, judge
+from evaluation.speed.tables.table import SLO_FIGURES, Row
 
 _WINDOWS = 20
 _LEAST_REQUESTS, _WARMUP = 10, 20

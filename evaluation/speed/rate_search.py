@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evaluation.speed.backlog import BACKLOG_FIGURES
-from evaluation.speed.cells import csv_text
 from evaluation.speed.provenance import timestamp
-from evaluation.speed.slo_verdict import EXCEEDED, HOLDS, UNDECIDED
 from evaluation.speed.sweep import Sweep
-from evaluation.speed.table import OK, SLO_FIGURES, Row
+from evaluation.speed.tables.backlog import BACKLOG_FIGURES
+from evaluation.speed.tables.cells import csv_text
+from evaluation.speed.tables.slo_verdict import EXCEEDED, HOLDS, UNDECIDED
+from evaluation.speed.tables.table import OK, SLO_FIGURES, Row
 from handover.durable import write_atomically
 
 SEARCH = "search"

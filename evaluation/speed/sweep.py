@@ -18,8 +18,8 @@ from evaluation.client.openai_client import OpenAIClient
 from evaluation.client.served_identity import ADDRESS, check_unchanged
 from evaluation.client.served_model import DeployedModel, has_random_weights
 from evaluation.speed.provenance import describe_machine
-from evaluation.speed.row import SCHEMA_VERSION
-from evaluation.speed.table import FAILED, OK, OPENAI, TRITON, Row, Table
+from evaluation.speed.tables.row import SCHEMA_VERSION
+from evaluation.speed.tables.table import FAILED, OK, OPENAI, TRITON, Row, Table
 from ft_format.weight_format import KEY
 from handover.endpoint import FLAGS, MODEL_DIGEST, VERSIONS, Endpoint
 from handover.errors import ConfigError, ServerError

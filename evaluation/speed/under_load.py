@@ -8,28 +8,28 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from evaluation.speed.costs import CostMeter
-from evaluation.speed.derived import derive
 from evaluation.speed.drive import ClosedLoop, MeasuringPlan, OpenLoop, Recorder, drive
-from evaluation.speed.figures import FigureContext, compute_figures, compute_newer_figures, is_stable
-from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.load_requests import LoadTarget, PreparedRequests, prepare_requests
-from evaluation.speed.openai_wire import OpenAIWire
 from evaluation.speed.probe import plan_probe, with_verdict
+from evaluation.speed.prompts.workload import arrivals_ns, seeded
 from evaluation.speed.provenance import timestamp, wall_clock
-from evaluation.speed.raw_records import PointRecords, origin_of
-from evaluation.speed.record import RequestRecord, Window
-from evaluation.speed.server_metrics import (
+from evaluation.speed.tables.costs import CostMeter
+from evaluation.speed.tables.derived import derive
+from evaluation.speed.tables.figures import FigureContext, compute_figures, compute_newer_figures, is_stable
+from evaluation.speed.tables.formulas import NANOSECONDS_PER_S
+from evaluation.speed.tables.raw_records import PointRecords, origin_of
+from evaluation.speed.tables.record import RequestRecord, Window
+from evaluation.speed.tables.server_metrics import (
     LONGEST_IDLE_WAIT_S,
     read_after,
     read_settled,
     server_figures,
     wait_until_idle,
 )
-from evaluation.speed.table import CLOSED, FAILED, OK, Row
-from evaluation.speed.wire import Wire
-from evaluation.speed.workload import arrivals_ns, seeded
+from evaluation.speed.tables.table import CLOSED, FAILED, OK, Row
+from evaluation.speed.transport.openai_wire import OpenAIWire
+from evaluation.speed.transport.wire import Wire
 from handover.errors import ServerError
 
 _LEAST_REQUESTS = 20

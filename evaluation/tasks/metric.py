@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evaluation.speed import formulas
+from evaluation.speed.tables import formulas
 
 FRACTION, PERPLEXITY = "fraction", "perplexity per word"
 """Units that decide how a figure is shown and how wide its interval is."""

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from evaluation.client.served_identity import check_still_served
 from evaluation.client.served_model import Target
-from evaluation.speed.cells import plain
 from evaluation.speed.provenance import describe_machine, timestamp
-from evaluation.speed.row import SCHEMA_VERSION
+from evaluation.speed.tables.cells import plain
+from evaluation.speed.tables.row import SCHEMA_VERSION
 from evaluation.tasks.metric import Metric
 from handover.durable import write_atomically
 from handover.errors import ServerError

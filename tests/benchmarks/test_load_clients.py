@@ -23,8 +23,8 @@ from benchmarks.load_client_figures import (
 from benchmarks.load_client_peers import PerfAnalyzer, _of_record
 from benchmarks.load_clients import ask, times_of
 from benchmarks.timed_openai import MODEL, Exchange, timed_api
-from evaluation.speed.openai_wire import Dialect
-from evaluation.speed.workload import LoadPrompt
+from evaluation.speed.prompts.workload import LoadPrompt
+from evaluation.speed.transport.openai_wire import Dialect
 from handover.endpoint import Endpoint
 from handover.errors import ServerError
 

@@ -9,7 +9,7 @@ from tritonclient.grpc import model_config_pb2
 
 from benchmarks.made_up_repository import EMPTY, write_empty_models, write_repository
 from benchmarks.token_overhead import Arrivals, make_prompt, medians, prompts_of
-from evaluation.speed.workload import LoadPrompt
+from evaluation.speed.prompts.workload import LoadPrompt
 
 
 def test_each_empty_model_has_the_tensors_and_steps_of_the_one_it_stands_for(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from backends.fastertransformer.engine.settings import Settings
 from evaluation import benchmark
 from evaluation.arguments import BenchmarkArguments
 from evaluation.report.data import collect_findings
-from evaluation.speed.table import STATIC_TABLE
+from evaluation.speed.tables.table import STATIC_TABLE
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository

@@ -31,9 +31,9 @@ from deployment.openai.connections import Connections
 from deployment.openai.shares import Share
 from deployment.openai.streams import Streams
 from deployment.processes import list_processes, look_up
-from evaluation.speed.openai_wire import Dialect, OpenAIWire
-from evaluation.speed.record import RequestRecord
-from evaluation.speed.workload import LoadPrompt
+from evaluation.speed.prompts.workload import LoadPrompt
+from evaluation.speed.tables.record import RequestRecord
+from evaluation.speed.transport.openai_wire import Dialect, OpenAIWire
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError
 

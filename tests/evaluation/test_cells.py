@@ -12,8 +12,8 @@ from support.results_maker import load_row, static_row
 
 from evaluation.compare import render_csv
 from evaluation.report.sweep_points import Point
-from evaluation.speed.cells import plain, unquoted
-from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
+from evaluation.speed.tables.cells import plain, unquoted
+from evaluation.speed.tables.table import LOAD_TABLE, STATIC_TABLE
 from evaluation.sweep_report import render_csv as render_sweep
 from evaluation.tasks import outcome
 

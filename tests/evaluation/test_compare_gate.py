@@ -18,7 +18,7 @@ from evaluation.report import differences, judgement
 from evaluation.report.directions import direction, direction_of_metric
 from evaluation.report.measurements import COUNTED, read_report
 from evaluation.report.thresholds import read_thresholds
-from evaluation.speed.table import TABLES
+from evaluation.speed.tables.table import TABLES
 from handover.errors import ArtefactError, ConfigError
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from evaluation.speed.costs import (
+from evaluation.speed.tables.costs import (
     COST_FIGURES,
     ENERGY_FIGURES,
     CostMeter,

@@ -12,9 +12,9 @@ from support.fake_triton import FakeTriton, count_up
 from evaluation import benchmark, load
 from evaluation.arguments import BenchmarkArguments
 from evaluation.report.directions import direction
-from evaluation.speed.derived import cost_per_million, derive, energy_per_token_j
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.table import DERIVED_FIGURES, Row
+from evaluation.speed.tables.derived import cost_per_million, derive, energy_per_token_j
+from evaluation.speed.tables.table import DERIVED_FIGURES, Row
 from evaluation.tasks.metric import HIGHER, LOWER
 
 FIGURES = {"output_tokens_per_s": 500.0, "total_tokens_per_s": 2000.0, "gpu_power_mean_watts": 700.0}

@@ -24,9 +24,9 @@ from evaluation.report.formatting import show_figure
 from evaluation.report.plot_style import legend_above
 from evaluation.report.ranking import DeploymentCandidate, rank, ranking_title
 from evaluation.report.sweep_points import read_points, short_labels
-from evaluation.speed.derived import derive
 from evaluation.speed.sweep import describe_deployment
-from evaluation.speed.table import Row
+from evaluation.speed.tables.derived import derive
+from evaluation.speed.tables.table import Row
 from handover.endpoint import Endpoint
 
 PARITY = json.loads((Path(__file__).resolve().parents[2] / "results/reference/demo/parity.json").read_text())

@@ -15,7 +15,7 @@ from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 from evaluation import benchmark, recompute
 from evaluation.arguments import BenchmarkArguments
 from evaluation.speed import sweep
-from evaluation.speed.table import STATIC_TABLE, Row
+from evaluation.speed.tables.table import STATIC_TABLE, Row
 from ft_format.tensors import NO_TOKEN
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError

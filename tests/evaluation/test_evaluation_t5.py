@@ -16,7 +16,7 @@ from evaluation.client.client import Client
 from evaluation.client.request_tensors import prepare_ids
 from evaluation.client.served_model import inspect_endpoint
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
+from evaluation.speed.tables.table import LOAD_TABLE, STATIC_TABLE
 from ft_format.tensors import NO_TOKEN
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from evaluation.speed import formulas
+from evaluation.speed.tables import formulas
 
 
 def test_accuracy_is_the_share_of_hits() -> None:

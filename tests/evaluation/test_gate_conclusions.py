@@ -17,8 +17,8 @@ from evaluation.report.data import collect_findings
 from evaluation.report.measurements import Measurement, Report, read_report
 from evaluation.report.tables import brief_tables, speed_sentences
 from evaluation.report.text import describe_provenance
-from evaluation.speed import formulas
-from evaluation.speed.table import LOAD_TABLE
+from evaluation.speed.tables import formulas
+from evaluation.speed.tables.table import LOAD_TABLE
 from evaluation.tasks.metric import PERPLEXITY, Metric
 from handover.manifest import Manifest, record_files
 

@@ -11,7 +11,7 @@ import hydra
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from evaluation.speed.workload import Workload
+from evaluation.speed.prompts.workload import Workload
 from handover.errors import ConfigError
 from launcher.config.schema import PROJECT_DIR, Config, Stage, register, to_typed
 from launcher.plan.checks import check

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from evaluation.speed.drive import ClosedLoop, MeasuringPlan, OpenLoop, Recorder, drive
-from evaluation.speed.record import RequestRecord, Window
-from evaluation.speed.wire import Encoded
-from evaluation.speed.workload import LoadPrompt, arrivals_ns, seeded
+from evaluation.speed.prompts.workload import LoadPrompt, arrivals_ns, seeded
+from evaluation.speed.tables.record import RequestRecord, Window
+from evaluation.speed.transport.wire import Encoded
 
 REQUESTS = [Encoded(bytes([number]), LoadPrompt((number,), 1)) for number in range(7)]
 

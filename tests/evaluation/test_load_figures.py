@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.speed.costs import COST_FIGURES, ENERGY_FIGURES
-from evaluation.speed.figures import (
+from evaluation.speed.tables.costs import COST_FIGURES, ENERGY_FIGURES
+from evaluation.speed.tables.figures import (
     DISTRIBUTIONS,
     FIGURE_COLUMNS,
     FROM_SEND,
@@ -21,9 +21,9 @@ from evaluation.speed.figures import (
     is_good,
     is_stable,
 )
-from evaluation.speed.record import RequestRecord, Window, join
-from evaluation.speed.server_metrics import SERVER_FIGURES
-from evaluation.speed.table import DERIVED_FIGURES
+from evaluation.speed.tables.record import RequestRecord, Window, join
+from evaluation.speed.tables.server_metrics import SERVER_FIGURES
+from evaluation.speed.tables.table import DERIVED_FIGURES
 
 MS = 1_000_000
 S = 1_000_000_000

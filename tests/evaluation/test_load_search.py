@@ -20,16 +20,16 @@ from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 from support.streaming_triton import StreamingTriton
 
 from evaluation import load as sweep
-from evaluation.speed.backlog import Growth, measure_growth
 from evaluation.speed.drive import Arrivals, MeasuringPlan, OpenLoop, Recorder, drive
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.probe import judge_backlog, plan_probe, with_verdict
+from evaluation.speed.prompts.workload import LoadPrompt, arrivals_ns, seeded
 from evaluation.speed.rate_search import RateSearch
-from evaluation.speed.record import RequestRecord, Window
-from evaluation.speed.slo_verdict import BACKLOG, EXCEEDED, HOLDS, UNDECIDED, judge, share_interval
-from evaluation.speed.table import LOAD_TABLE, Row
-from evaluation.speed.wire import Encoded
-from evaluation.speed.workload import LoadPrompt, arrivals_ns, seeded
+from evaluation.speed.tables.backlog import Growth, measure_growth
+from evaluation.speed.tables.record import RequestRecord, Window
+from evaluation.speed.tables.slo_verdict import BACKLOG, EXCEEDED, HOLDS, UNDECIDED, judge, share_interval
+from evaluation.speed.tables.table import LOAD_TABLE, Row
+from evaluation.speed.transport.wire import Encoded
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 

@@ -18,9 +18,9 @@ from support.streaming_triton import DELAY_S, StreamingTriton
 
 from evaluation import load as sweep
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.raw_records import read_records
-from evaluation.speed.server_metrics import count_busy, parse_counters, server_figures
-from evaluation.speed.table import LOAD_TABLE, Row
+from evaluation.speed.tables.raw_records import read_records
+from evaluation.speed.tables.server_metrics import count_busy, parse_counters, server_figures
+from evaluation.speed.tables.table import LOAD_TABLE, Row
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import FileRecord, Manifest
@@ -397,7 +397,7 @@ def test_a_server_is_idle_when_nothing_of_the_model_runs_or_waits() -> None:
 
 
 def test_requests_that_a_server_keeps_after_the_hang_ups_are_said(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("evaluation.speed.server_metrics.LONGEST_IDLE_WAIT_S", 0.2)
+    monkeypatch.setattr("evaluation.speed.tables.server_metrics.LONGEST_IDLE_WAIT_S", 0.2)
 
     class Page(JsonHandler):
         def answer(self, body: object) -> None:

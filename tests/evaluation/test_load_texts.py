@@ -9,8 +9,8 @@ import pytest
 from support.learnt_gpt2 import LearntModel
 
 from evaluation.client.tokenizer import load_tokenizer
-from evaluation.speed.tokens import Words
-from evaluation.speed.workload import DrawingContext, Workload, seeded
+from evaluation.speed.prompts.tokens import Words
+from evaluation.speed.prompts.workload import DrawingContext, Workload, seeded
 from handover.errors import ConfigError
 
 

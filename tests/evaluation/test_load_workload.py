@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from evaluation.speed.lengths import LengthDistribution
-from evaluation.speed.prompt_file import read_prompt_file
-from evaluation.speed.tokens import RandomIds
-from evaluation.speed.workload import DrawingContext, LoadPrompt, Workload, arrivals_ns, seeded
+from evaluation.speed.prompts.lengths import LengthDistribution
+from evaluation.speed.prompts.prompt_file import read_prompt_file
+from evaluation.speed.prompts.tokens import RandomIds
+from evaluation.speed.prompts.workload import DrawingContext, LoadPrompt, Workload, arrivals_ns, seeded
 from handover.errors import ConfigError
 
 

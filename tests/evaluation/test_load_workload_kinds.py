@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluation.speed.lengths import NAMED_LENGTHS, LengthDistribution
-from evaluation.speed.tokens import RandomIds
-from evaluation.speed.trace import read_trace
-from evaluation.speed.workload import DrawingContext, LoadPrompt, Workload, fit_lengths, seeded
+from evaluation.speed.prompts.lengths import NAMED_LENGTHS, LengthDistribution
+from evaluation.speed.prompts.tokens import RandomIds
+from evaluation.speed.prompts.trace import read_trace
+from evaluation.speed.prompts.workload import DrawingContext, LoadPrompt, Workload, fit_lengths, seeded
 from handover.errors import ConfigError
 
 

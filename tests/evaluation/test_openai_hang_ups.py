@@ -13,12 +13,12 @@ from support.raw_openai_server import VLLM_FIELDS, RawServer
 from support.short_load import short_load
 
 from evaluation import load, recompute
-from evaluation.speed.openai_events import HangUp
-from evaluation.speed.openai_wire import Dialect, OpenAIWire
-from evaluation.speed.raw_records import read_records
-from evaluation.speed.record import RequestRecord
-from evaluation.speed.table import LOAD_TABLE
-from evaluation.speed.workload import LoadPrompt
+from evaluation.speed.prompts.workload import LoadPrompt
+from evaluation.speed.tables.raw_records import read_records
+from evaluation.speed.tables.record import RequestRecord
+from evaluation.speed.tables.table import LOAD_TABLE
+from evaluation.speed.transport.openai_events import HangUp
+from evaluation.speed.transport.openai_wire import Dialect, OpenAIWire
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError
 

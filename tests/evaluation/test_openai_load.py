@@ -18,11 +18,11 @@ from evaluation import benchmark, load, recompute
 from evaluation.arguments import BenchmarkArguments
 from evaluation.speed.drive import ClosedLoop, MeasuringPlan, drive
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.openai_wire import Dialect, OpenAIWire
-from evaluation.speed.raw_records import read_records
-from evaluation.speed.record import RequestRecord
-from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE, Row
-from evaluation.speed.workload import LoadPrompt
+from evaluation.speed.prompts.workload import LoadPrompt
+from evaluation.speed.tables.raw_records import read_records
+from evaluation.speed.tables.record import RequestRecord
+from evaluation.speed.tables.table import LOAD_TABLE, STATIC_TABLE, Row
+from evaluation.speed.transport.openai_wire import Dialect, OpenAIWire
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest, record_files

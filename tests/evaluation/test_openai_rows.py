@@ -17,7 +17,7 @@ from evaluation.report.data import collect_findings
 from evaluation.report.document import pareto_plots
 from evaluation.report.engine_tables import speed_figure
 from evaluation.report.ranking import find_candidates
-from evaluation.speed.table import Row
+from evaluation.speed.tables.table import Row
 
 FOREIGN: dict[str, Any] = {
     **{"engine": "vllm", "tensor_para_size": "", "pipeline_para_size": "", "weight_data_type": "", "data_type": ""},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evaluation.speed.openai_events import HangUp, read_events
+from evaluation.speed.transport.openai_events import HangUp, read_events
 
 USAGE = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
 

@@ -27,10 +27,10 @@ from evaluation.client.openai_client import CHAT, COMPLETIONS, ModelCard, OpenAI
 from evaluation.client.openai_connection import OpenAIConnection
 from evaluation.client.served_model import open_target
 from evaluation.client.tokenizer import load_tokenizer
-from evaluation.speed.openai_dialect import find_dialect
-from evaluation.speed.openai_wire import Dialect, OpenAIWire
-from evaluation.speed.record import RequestRecord
-from evaluation.speed.workload import LoadPrompt
+from evaluation.speed.prompts.workload import LoadPrompt
+from evaluation.speed.tables.record import RequestRecord
+from evaluation.speed.transport.openai_dialect import find_dialect
+from evaluation.speed.transport.openai_wire import Dialect, OpenAIWire
 from export_scripts.arguments import ConvertArguments
 from export_scripts.targets.huggingface.convert import convert_to_huggingface
 from handover.endpoint import Endpoint

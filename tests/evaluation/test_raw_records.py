@@ -19,12 +19,12 @@ from support.streaming_triton import StreamingTriton
 
 from evaluation import benchmark, load, recompute
 from evaluation.arguments import BenchmarkArguments
-from evaluation.speed import recomputation
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.raw_records import PointRecords, read_records, write_records
-from evaluation.speed.recomputation import compare
-from evaluation.speed.record import RequestRecord, Window
-from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE, Row
+from evaluation.speed.tables import recomputation
+from evaluation.speed.tables.raw_records import PointRecords, read_records, write_records
+from evaluation.speed.tables.recomputation import compare
+from evaluation.speed.tables.record import RequestRecord, Window
+from evaluation.speed.tables.table import LOAD_TABLE, STATIC_TABLE, Row
 from handover.endpoint import Endpoint
 from handover.errors import ArtefactError
 from handover.manifest import Manifest

@@ -13,7 +13,7 @@ from support.results_maker import load_row, static_row, write_results
 
 from evaluation import recommend
 from evaluation.report.ranking import DeploymentCandidate, keeps_budget, pareto_front, rank
-from evaluation.speed.table import LOAD_TABLE
+from evaluation.speed.tables.table import LOAD_TABLE
 from handover.errors import ConfigError
 from launcher.config.schema import PROJECT_DIR, register, to_typed
 

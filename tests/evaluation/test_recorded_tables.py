@@ -17,7 +17,7 @@ from evaluation.arguments import BenchmarkArguments
 from evaluation.parity.comparison import Position
 from evaluation.report.measurements import read_report
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.table import FIGURES, LOAD_TABLE, NEWER_COLUMNS, STATIC_TABLE, Table
+from evaluation.speed.tables.table import FIGURES, LOAD_TABLE, NEWER_COLUMNS, STATIC_TABLE, Table
 from evaluation.tasks import outcome
 from evaluation.tasks.lambada.score import SampleScore as LambadaScore
 from evaluation.tasks.metric import Metric
@@ -73,8 +73,8 @@ def test_a_table_of_an_earlier_version_is_read(
 ) -> None:
     columns = {**LOAD_TABLE.columns, "added_ms": "added_ms"}
     newer = dataclasses.replace(LOAD_TABLE, columns=columns)
-    monkeypatch.setattr("evaluation.speed.table.NEWER_COLUMNS", (*NEWER_COLUMNS, "added_ms"))
-    monkeypatch.setattr("evaluation.speed.table.FIGURES", {*FIGURES, "added_ms"})
+    monkeypatch.setattr("evaluation.speed.tables.table.NEWER_COLUMNS", (*NEWER_COLUMNS, "added_ms"))
+    monkeypatch.setattr("evaluation.speed.tables.table.FIGURES", {*FIGURES, "added_ms"})
     with (REFERENCE / "demo" / "load.csv").open(newline="") as stream:
         rows = [row | {"added_ms": "3.5"} for row in csv.DictReader(stream)]
     kept = [name for name in columns if name not in missing]

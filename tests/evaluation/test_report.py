@@ -15,7 +15,7 @@ import pytest
 
 from evaluation.benchmark import with_latencies
 from evaluation.report import write as report
-from evaluation.speed.table import STATIC_TABLE, Row
+from evaluation.speed.tables.table import STATIC_TABLE, Row
 from evaluation.tasks.lambada.score import SampleScore, summarise
 from handover.manifest import FileRecord, Manifest, record_files
 

@@ -24,9 +24,9 @@ from evaluation.report import plot_style, plots
 from evaluation.report import write as report
 from evaluation.report.plots import distribution_steps, draw_distribution, read_samples
 from evaluation.speed.exports import write_point
-from evaluation.speed.raw_records import PointRecords
-from evaluation.speed.record import RequestRecord, Window
-from evaluation.speed.table import Row
+from evaluation.speed.tables.raw_records import PointRecords
+from evaluation.speed.tables.record import RequestRecord, Window
+from evaluation.speed.tables.table import Row
 from evaluation.speed.under_load import Measured
 
 FIGURES = {

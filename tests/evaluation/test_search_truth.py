@@ -13,8 +13,8 @@ import pytest
 from support.simulated_queue import DETERMINISTIC, EXPONENTIAL, Queue, probe, search, search_arguments, true_rate
 
 from evaluation.speed.rate_search import CONFIDENCE, FAILED, RateSearch
-from evaluation.speed.slo_verdict import EXCEEDED, HOLDS, UNDECIDED
-from evaluation.speed.table import Row
+from evaluation.speed.tables.slo_verdict import EXCEEDED, HOLDS, UNDECIDED
+from evaluation.speed.tables.table import Row
 
 KINDS = [
     (DETERMINISTIC, 50.0, 90.0),

@@ -14,7 +14,7 @@ from evaluation.parity.prompts import read_prompts
 from evaluation.recommend import read_budget
 from evaluation.report.thresholds import read_thresholds
 from evaluation.request import read_request
-from evaluation.speed.prompt_file import read_prompt_file
+from evaluation.speed.prompts.prompt_file import read_prompt_file
 from evaluation.tasks.lambada.data import check_data, read_texts
 from evaluation.tasks.prompt_template import read_template
 from evaluation.tasks.squad.data import read_dataset

@@ -26,7 +26,7 @@ from evaluation.arguments import LambadaArguments
 from evaluation.client.client import SCORES_INPUT, Client, ModelInterface
 from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, prepare_ids
 from evaluation.report import write as report
-from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
+from evaluation.speed.tables.table import LOAD_TABLE, STATIC_TABLE
 from evaluation.tasks.lambada.score import Verdict
 from evaluation.tasks.lambada.span_scoring import SpanScorer
 from evaluation.tasks.lambada.spans import prepare_sample

@@ -24,10 +24,10 @@ from tritonclient.utils import InferenceServerException
 
 from evaluation import load, recompute
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.raw_records import read_records
-from evaluation.speed.record import RequestRecord
-from evaluation.speed.table import LOAD_TABLE
-from evaluation.speed.wire import Encoded, Wire
+from evaluation.speed.tables.raw_records import read_records
+from evaluation.speed.tables.record import RequestRecord
+from evaluation.speed.tables.table import LOAD_TABLE
+from evaluation.speed.transport.wire import Encoded, Wire
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.benchmark import with_latencies
-from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE, Row
+from evaluation.speed.tables.table import LOAD_TABLE, STATIC_TABLE, Row
 
 
 def static_row(batch_size: int, latencies_ms: list[float], **changes: Any) -> Row:

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from evaluation.speed.drive import MeasuringPlan
-from evaluation.speed.figures import FigureContext, compute_newer_figures
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.probe import plan_probe, with_verdict
 from evaluation.speed.rate_search import FoundRate, RateSearch, summarise
-from evaluation.speed.record import RequestRecord, Window
-from evaluation.speed.table import Row
+from evaluation.speed.tables.figures import FigureContext, compute_newer_figures
+from evaluation.speed.tables.record import RequestRecord, Window
+from evaluation.speed.tables.table import Row
 
 SERVICE_S = 0.01
 DETERMINISTIC, EXPONENTIAL = "M/D/1", "M/M/1"

@@ -17,9 +17,9 @@ from benchmarks.load_client_figures import E2E, ITL, RATE, TOKEN_RATE, TTFT, WHO
 from benchmarks.load_client_peers import AiPerf, PerfAnalyzer
 from benchmarks.load_clients import ask, times_of
 from benchmarks.timed_openai import MODEL, timed_api
-from evaluation.speed.figures import FigureContext, compute_figures
-from evaluation.speed.openai_wire import Dialect
-from evaluation.speed.workload import LoadPrompt
+from evaluation.speed.prompts.workload import LoadPrompt
+from evaluation.speed.tables.figures import FigureContext, compute_figures
+from evaluation.speed.transport.openai_wire import Dialect
 from handover.endpoint import Endpoint
 
 FIRST_S, EACH_S, TOKENS = 0.6, 0.02, 50

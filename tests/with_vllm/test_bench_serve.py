@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from evaluation import load
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.table import LOAD_TABLE
+from evaluation.speed.tables.table import LOAD_TABLE
 from export_scripts.arguments import ConvertArguments
 from export_scripts.targets.huggingface.convert import convert_to_huggingface
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evaluation.speed import formulas
+from evaluation.speed.tables import formulas
 from evaluation.tasks.lambada.spans import Sample, Span
 from evaluation.tasks.metric import FRACTION, HIGHER, LOWER, PERPLEXITY, Metric, share
 

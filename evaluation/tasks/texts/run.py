@@ -10,7 +10,7 @@ from typing import Any
 from evaluation.arguments import TextPairArguments
 from evaluation.client.model_connection import Continuation
 from evaluation.client.request_tensors import Sampling
-from evaluation.speed.formulas import NANOSECONDS_PER_S
+from evaluation.speed.tables.formulas import NANOSECONDS_PER_S
 from evaluation.tasks.metric import HIGHER, Metric
 from evaluation.tasks.outcome import Outcome
 from evaluation.tasks.prompting import Completer, Prompter

@@ -8,7 +8,7 @@ from typing import Any
 
 from evaluation.arguments import BenchmarkArguments
 from evaluation.speed.load_arguments import LoadArguments, check_arguments
-from evaluation.speed.trace import read_trace
+from evaluation.speed.prompts.trace import read_trace
 from handover.errors import ConfigError
 from launcher.config.options import filled
 from launcher.config.schema import BenchmarkKind, Config, Stage

@@ -14,8 +14,8 @@ from support.served import Deployment
 from evaluation import benchmark, load, recompute
 from evaluation.arguments import BenchmarkArguments
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.raw_records import read_records
-from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE, Row
+from evaluation.speed.tables.raw_records import read_records
+from evaluation.speed.tables.table import LOAD_TABLE, STATIC_TABLE, Row
 from handover.endpoint import Endpoint
 
 GIVEN, WANTED = 12, 10

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluation.speed.workload import DrawingContext, LoadPrompt, fit_lengths, seeded
+from evaluation.speed.prompts.workload import DrawingContext, LoadPrompt, fit_lengths, seeded
 from handover.errors import ConfigError
 from handover.regular_file import read_text
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evaluation.speed.backlog import BACKLOG_FIGURES, growth_figures
-from evaluation.speed.cells import render
-from evaluation.speed.costs import COST_FIGURES, ENERGY_FIGURES
-from evaluation.speed.derived import derive
-from evaluation.speed.figures import (
+from evaluation.speed.tables.backlog import BACKLOG_FIGURES, growth_figures
+from evaluation.speed.tables.cells import render
+from evaluation.speed.tables.costs import COST_FIGURES, ENERGY_FIGURES
+from evaluation.speed.tables.derived import derive
+from evaluation.speed.tables.figures import (
     BY_NAME,
     FURTHER_STATISTICS,
     FigureContext,
@@ -18,11 +18,11 @@ from evaluation.speed.figures import (
     compute_newer_figures,
     compute_static_figures,
 )
-from evaluation.speed.formulas import NANOSECONDS_PER_S
-from evaluation.speed.raw_records import PointRecords
-from evaluation.speed.server_metrics import server_figures
-from evaluation.speed.slo_verdict import judge
-from evaluation.speed.table import OK, SLO_FIGURES, STATIC, Row, Table
+from evaluation.speed.tables.formulas import NANOSECONDS_PER_S
+from evaluation.speed.tables.raw_records import PointRecords
+from evaluation.speed.tables.server_metrics import server_figures
+from evaluation.speed.tables.slo_verdict import judge
+from evaluation.speed.tables.table import OK, SLO_FIGURES, STATIC, Row, Table
 
 READINGS = {*COST_FIGURES, *ENERGY_FIGURES, "server_idle_s", "gpu_energy_per_output_token_j"}
 """Figures that do not follow from requests."""

@@ -12,7 +12,7 @@ from evaluation.client.errors import RequestError
 from evaluation.client.openai_capabilities import Capabilities
 from evaluation.client.openai_client import OpenAIClient
 from evaluation.client.served_model import Target
-from evaluation.speed.openai_wire import Dialect
+from evaluation.speed.transport.openai_wire import Dialect
 from handover.errors import ServerError
 
 _IDS, _TEXT, _LENGTH = (11, 12, 13), "One two three", 4

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaluation.speed.cells import plain, unquoted
-from evaluation.speed.record import RequestRecord, Window
-from evaluation.speed.row import SCHEMA_VERSION, Row
+from evaluation.speed.tables.cells import plain, unquoted
+from evaluation.speed.tables.record import RequestRecord, Window
+from evaluation.speed.tables.row import SCHEMA_VERSION, Row
 from handover.durable import sync, temporary_beside, write_atomically
 from handover.errors import ArtefactError, shortened
 

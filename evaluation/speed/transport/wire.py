@@ -15,8 +15,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as messages
 
 from evaluation.client.request_tensors import prepare_ids, prepare_texts
-from evaluation.speed.record import RequestRecord
-from evaluation.speed.workload import LoadPrompt
+from evaluation.speed.prompts.workload import LoadPrompt
+from evaluation.speed.tables.record import RequestRecord
 from ft_format.tensors import NO_TOKEN
 from handover.errors import ServerError
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evaluation.speed.workload import LoadPrompt
+from evaluation.speed.prompts.workload import LoadPrompt
 from handover.errors import ConfigError
 from handover.regular_file import read_text
 

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from evaluation.speed.figures import BY_NAME
-from evaluation.speed.record import RequestRecord
+from evaluation.speed.tables.figures import BY_NAME
+from evaluation.speed.tables.record import RequestRecord
 
 HOLDS, EXCEEDED, UNDECIDED = "holds", "exceeded", "undecided"
 BACKLOG = "backlog"

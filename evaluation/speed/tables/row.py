@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evaluation.speed.cells import name_of_file, render
-from evaluation.speed.slo_verdict import HOLDS, UNDECIDED
+from evaluation.speed.tables.cells import name_of_file, render
+from evaluation.speed.tables.slo_verdict import HOLDS, UNDECIDED
 from ft_format.weight_format import WeightFormat, find_format
 
 OK, FAILED = "ok", "failed"

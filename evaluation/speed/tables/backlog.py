@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from evaluation.speed.formulas import NANOSECONDS_PER_S
-from evaluation.speed.record import Window
+from evaluation.speed.tables.formulas import NANOSECONDS_PER_S
+from evaluation.speed.tables.record import Window
 
 BACKLOG_FIGURES = {
     "backlog_growth_per_s": "slope of the number of requests that are due and have not ended, requests/s",

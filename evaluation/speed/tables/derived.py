@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from evaluation.speed.table import Row
+from evaluation.speed.tables.table import Row
 
 _SECONDS_PER_HOUR = 3600
 _MILLION = 1_000_000

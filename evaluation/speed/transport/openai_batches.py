@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evaluation.speed.openai_events import read_answer
-from evaluation.speed.openai_wire import Dialect, OpenAIWire
+from evaluation.speed.transport.openai_events import read_answer
+from evaluation.speed.transport.openai_wire import Dialect, OpenAIWire
 from handover.endpoint import Endpoint
 from handover.errors import ServerError
 

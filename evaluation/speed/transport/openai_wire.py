@@ -15,10 +15,10 @@ from typing import Any
 import aiohttp
 
 from evaluation.client.openai_client import CHAT, COMPLETIONS, read_key
-from evaluation.speed.openai_events import HangUp, Piece, read_answer, read_events, said_by
-from evaluation.speed.record import RequestRecord
-from evaluation.speed.wire import Encoded
-from evaluation.speed.workload import LoadPrompt
+from evaluation.speed.prompts.workload import LoadPrompt
+from evaluation.speed.tables.record import RequestRecord
+from evaluation.speed.transport.openai_events import HangUp, Piece, read_answer, read_events, said_by
+from evaluation.speed.transport.wire import Encoded
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, shortened
 

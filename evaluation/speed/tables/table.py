@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaluation.speed.backlog import BACKLOG_FIGURES
-from evaluation.speed.cells import csv_text, parse
-from evaluation.speed.costs import COST_FIGURES, ENERGY_FIGURES
-from evaluation.speed.figures import FIGURE_COLUMNS, NEWER_FIGURES, STATISTICS
-from evaluation.speed.row import CLOSED, FAILED, OK, OPEN, OPENAI, STATIC, TRITON, Row
-from evaluation.speed.server_metrics import SERVER_FIGURES
+from evaluation.speed.tables.backlog import BACKLOG_FIGURES
+from evaluation.speed.tables.cells import csv_text, parse
+from evaluation.speed.tables.costs import COST_FIGURES, ENERGY_FIGURES
+from evaluation.speed.tables.figures import FIGURE_COLUMNS, NEWER_FIGURES, STATISTICS
+from evaluation.speed.tables.row import CLOSED, FAILED, OK, OPEN, OPENAI, STATIC, TRITON, Row
+from evaluation.speed.tables.server_metrics import SERVER_FIGURES
 from ft_format.weight_format import KEY
 from handover.durable import write_atomically
 

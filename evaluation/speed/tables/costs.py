@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pynvml
 
-from evaluation.speed import formulas
+from evaluation.speed.tables import formulas
 from handover.endpoint import Endpoint
 
 COST_FIGURES = {

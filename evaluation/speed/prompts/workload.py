@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
-from evaluation.speed.lengths import LENGTH_HINT, NAMED_LENGTHS, LengthDistribution
+from evaluation.speed.prompts.lengths import LENGTH_HINT, NAMED_LENGTHS, LengthDistribution
 from handover.errors import ConfigError
 
 if TYPE_CHECKING:  # the login node checks workloads and has no numpy

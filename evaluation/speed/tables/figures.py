@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evaluation.speed import formulas
-from evaluation.speed.record import RequestRecord, Window, join
+from evaluation.speed.tables import formulas
+from evaluation.speed.tables.record import RequestRecord, Window, join
 
 PERCENTILES = (50, 90, 95, 99)
 STATISTICS = ("mean", *(f"p{percent}" for percent in PERCENTILES))

@@ -1,0 +1,1 @@
+"""What a load asks: lengths, prompts, conversations and recorded traces."""

@@ -1,0 +1,1 @@
+"""What was measured: records of requests, figures with their formulas, and the tables of points."""
