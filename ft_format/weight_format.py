@@ -35,7 +35,7 @@ FORMATS = (NONE, INT8)
 def find_format(mode: Any) -> WeightFormat:
     """Return the format that KEY says; where it says nothing it is NONE.
 
-    A mode that only another engine knows is called by its number.
+    One that only another server knows is called as it is written.
     """
-    number = int(mode or 0)
-    return next((each for each in FORMATS if each.mode == number), WeightFormat(f"{KEY} {number}", number))
+    written = str(int(mode)) if isinstance(mode, bool) else str(mode or 0)
+    return next((each for each in FORMATS if str(each.mode) == written), WeightFormat(f"{KEY} {written}", -1))
