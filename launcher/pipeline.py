@@ -11,7 +11,8 @@ from pathlib import Path
 from handover.errors import ConfigError
 from handover.manifest import FILE_NAME
 from launcher.clusters.table import cluster_of
-from launcher.config.schema import Config, Stage
+from launcher.config.choices import Stage
+from launcher.config.schema import Config
 from launcher.plan import checks
 from launcher.plan.mounts import with_mounts
 from launcher.plan.paths import RunPaths

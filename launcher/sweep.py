@@ -26,7 +26,8 @@ from ft_format.weight_format import KEY
 from handover.durable import write_atomically
 from handover.errors import ConfigError, SlipwayError
 from launcher import compose, pipeline
-from launcher.config.schema import PROJECT_DIR, Config, Engine
+from launcher.config.choices import Engine
+from launcher.config.schema import PROJECT_DIR, Config
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import python_module
 from launcher.plan.stages.report import report_title

@@ -12,7 +12,8 @@ from launcher.clusters.bcm import Slurm
 from launcher.clusters.bcp import BaseCommandPlatform
 from launcher.clusters.cluster import Cluster
 from launcher.clusters.interactive import Interactive
-from launcher.config.schema import ClusterType, Config
+from launcher.config.choices import ClusterType
+from launcher.config.schema import Config
 
 CLUSTERS: Mapping[ClusterType, Cluster] = {
     ClusterType.bcp: BaseCommandPlatform(),

@@ -15,7 +15,8 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from handover.errors import ConfigError
-from launcher.config.schema import Config, ContainerRuntime
+from launcher.config.choices import ContainerRuntime
+from launcher.config.schema import Config
 
 _ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "APIKEY")
 _PLACES = ("PATH", "FILE", "DIR", "URL")  # a name that ends so says where a secret is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 from export_scripts.repository.names import check_model_name
 from handover.errors import ConfigError, SlipwayError
 from launcher.clusters.table import cluster_of
-from launcher.config.schema import Config, ContainerRuntime, Stage
+from launcher.config.choices import ContainerRuntime, Stage
+from launcher.config.schema import Config
 from launcher.plan.mounts import check_mountable, usual_mounts
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages import convert, report
@@ -65,11 +67,12 @@ def _check_lengths(config: Config) -> None:
 
 
 def _check_time_limits(config: Config) -> None:
-    for name in ("export", "deployment", "evaluation", "benchmark"):
-        try:
-            limit_s(getattr(config, name).run.time_limit)
-        except ConfigError as error:
-            raise ConfigError(f"{name}.run.time_limit: {error.problem}", error.hint) from None
+    for entry in dataclasses.fields(config):
+        if run := getattr(getattr(config, entry.name), "run", None):
+            try:
+                limit_s(run.time_limit)
+            except ConfigError as error:
+                raise ConfigError(f"{entry.name}.run.time_limit: {error.problem}", error.hint) from None
 
 
 def _check_cluster(config: Config) -> None:

@@ -11,7 +11,8 @@ from deployment.engines.table import PROGRAMS, VLLM, EngineProgram
 from ft_format.weight_format import KEY
 from handover.errors import ConfigError, shortened
 from launcher.clusters.table import cluster_of
-from launcher.config.schema import Config, ContainerRuntime, Engine, Guard
+from launcher.config.choices import ContainerRuntime, Engine, Guard
+from launcher.config.schema import Config
 from launcher.plan.stages.settings import serving_topology
 
 _TRITONS = "it is a setting of the Triton model repository or its engine"

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handover.durable import write_atomically
+from launcher.config.choices import Stage
 
-STAGE_ORDER = ("convert", "export", "deploy", "evaluate", "benchmark", "report", "gate")
+_ORDER = (*(stage.name for stage in Stage), "report", "gate")
 
 
 @dataclass
@@ -49,6 +50,6 @@ def write_results(file: Path, results: Sequence[StageResult]) -> None:
         others = [entry for entry in json.loads(file.read_text()) if (entry["stage"], entry["log"]) not in known]
     except (OSError, ValueError, KeyError, TypeError):
         others = []
-    entries = sorted([*others, *ours], key=lambda entry: STAGE_ORDER.index(entry["stage"]))
+    entries = sorted([*others, *ours], key=lambda entry: _ORDER.index(entry["stage"]))
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps(entries, indent=1) + "\n")

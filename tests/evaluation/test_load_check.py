@@ -13,7 +13,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from evaluation.speed.prompts.workload import Workload
 from handover.errors import ConfigError
-from launcher.config.schema import PROJECT_DIR, Config, Stage, register, to_typed
+from launcher.config.choices import Stage
+from launcher.config.schema import PROJECT_DIR, Config, register, to_typed
 from launcher.plan.checks import check
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages.benchmark import load_arguments

@@ -18,7 +18,8 @@ from export_scripts.repository.model_repository import build_repository
 from export_scripts.repository.pbtxt import parse
 from handover.errors import ArtefactError, ConfigError
 from handover.manifest import FT_CANNOT, Manifest
-from launcher.config.schema import Stage, register
+from launcher.config.choices import Stage
+from launcher.config.schema import register
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages import convert as stage
 from launcher.plan.stages.settings import Known

@@ -16,7 +16,8 @@ import pytest
 from support.composed import FIVE, compare, compose, plans_of
 
 from handover.errors import ConfigError
-from launcher.config.schema import PROJECT_DIR, Config, Stage
+from launcher.config.choices import Stage
+from launcher.config.schema import PROJECT_DIR, Config
 from launcher.pipeline import executor_for, make_jobs
 from launcher.plan import checks
 from launcher.plan.paths import RunPaths

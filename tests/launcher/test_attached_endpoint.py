@@ -8,7 +8,8 @@ import pytest
 from support.composed import compose
 
 from handover.endpoint import FILE_NAME, Endpoint
-from launcher.config.schema import Stage, register
+from launcher.config.choices import Stage
+from launcher.config.schema import register
 from launcher.pipeline import plan_stages
 from launcher.plan.paths import RunPaths
 

@@ -9,7 +9,8 @@ import pytest
 from support.composed import compose
 
 from launcher.clusters.table import CLUSTERS, cluster_of
-from launcher.config.schema import ClusterType, register
+from launcher.config.choices import ClusterType
+from launcher.config.schema import register
 from launcher.pipeline import executor_for
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, Resources
@@ -18,7 +19,7 @@ from launcher.runner import PLACES
 
 LAUNCHER = Path(__file__).resolve().parents[2] / "launcher"
 BRANCH = re.compile(r"cluster_type (?:is|==|!=|in) |ClusterType\.(?!auto\b)\w+|\.starter [=!]=|\.runtime [=!]=")
-TABLES = {"clusters/table.py", "config/schema.py"}
+TABLES = {"clusters/table.py", "config/schema.py", "config/choices.py"}
 
 
 def test_no_other_module_asks_which_cluster_or_place_it_is() -> None:

@@ -12,7 +12,7 @@ from support.slurm.fake_slurm import NO_ACCOUNTING, FakeSlurm
 from handover.errors import ConfigError, SlipwayError
 from launcher.clusters import slurm_clients
 from launcher.clusters.table import detect_cluster
-from launcher.config.schema import ClusterType
+from launcher.config.choices import ClusterType
 from launcher.doctor import check_node
 from launcher.run.results import StageResult, write_results
 from launcher.submit import jobs

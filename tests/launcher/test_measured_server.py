@@ -15,7 +15,8 @@ from support.composed import compose, plans_of
 
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError
-from launcher.config.schema import Config, DataType, Engine, Stage, TritonApi, register
+from launcher.config.choices import DataType, Engine, Stage, TritonApi
+from launcher.config.schema import Config, register
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages.clients import check_server
 

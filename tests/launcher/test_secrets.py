@@ -12,7 +12,8 @@ import pytest
 
 from handover.errors import ConfigError
 from launcher.config import command_line
-from launcher.config.schema import PROJECT_DIR, Config, Stage, register, to_typed
+from launcher.config.choices import Stage
+from launcher.config.schema import PROJECT_DIR, Config, register, to_typed
 from launcher.config.secrets import check_secrets, is_secret
 from launcher.config.values import check_values
 from launcher.pipeline import executor_for, make_jobs, plan_stages

@@ -10,8 +10,9 @@ from evaluation.arguments import BenchmarkArguments
 from evaluation.speed.load_arguments import LoadArguments, check_arguments
 from evaluation.speed.prompts.trace import read_trace
 from handover.errors import ConfigError
+from launcher.config.choices import BenchmarkKind, Stage
 from launcher.config.options import filled
-from launcher.config.schema import BenchmarkKind, Config, Stage
+from launcher.config.schema import Config
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, partial, python_module
 from launcher.plan.stages.clients import check_server, served_by

@@ -9,7 +9,8 @@ from pathlib import Path
 from evaluation.client.openai_client import read_key
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
-from launcher.config.schema import Config, Stage
+from launcher.config.choices import Stage
+from launcher.config.schema import Config
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages import deploy
 from launcher.plan.stages.settings import environment

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from export_scripts.arguments import HUGGINGFACE, ConvertArguments
 from handover.errors import ConfigError
+from launcher.config.choices import Engine, ModelFormat, ModelType, Stage
 from launcher.config.options import filled
-from launcher.config.schema import Config, Engine, ModelFormat, ModelType, Stage
+from launcher.config.schema import Config
 from launcher.plan.engine_checks import check_served
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module

@@ -11,8 +11,9 @@ from deployment.arguments import NODE, GemmAutotuneArguments, ServeArguments
 from handover.errors import ConfigError
 from handover.manifest import FILE_NAME
 from launcher.clusters.table import cluster_of
+from launcher.config.choices import Engine, Stage
 from launcher.config.options import filled
-from launcher.config.schema import Config, Engine, Stage
+from launcher.config.schema import Config
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, python_module
 from launcher.plan.stages import deploy_program

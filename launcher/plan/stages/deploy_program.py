@@ -7,8 +7,9 @@ from collections.abc import Collection
 from deployment.arguments import NODE, EngineArguments
 from handover.errors import ConfigError
 from handover.manifest import FILE_NAME
+from launcher.config.choices import Stage
 from launcher.config.options import filled
-from launcher.config.schema import Config, Stage
+from launcher.config.schema import Config
 from launcher.plan.engine_checks import check_engine, command_of
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, python_module

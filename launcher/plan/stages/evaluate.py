@@ -12,9 +12,10 @@ from evaluation.task_table import TASKS
 from evaluation.tasks.check import check_scores
 from ft_format.config_ini import FILE_NAME, ConfigIni
 from handover.errors import ArtefactError, ConfigError
+from launcher.config.choices import Engine, Stage
 from launcher.config.nemo_keys import HARNESS
 from launcher.config.options import filled
-from launcher.config.schema import Config, Engine, Stage
+from launcher.config.schema import Config
 from launcher.config.schema_help import legal_options, options
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module

@@ -6,8 +6,9 @@ from collections.abc import Collection
 
 from export_scripts.arguments import ExportArguments, ExportVllmArguments
 from handover.errors import ConfigError
+from launcher.config.choices import Engine, Stage
 from launcher.config.options import filled
-from launcher.config.schema import Config, Engine, Stage
+from launcher.config.schema import Config
 from launcher.plan.engine_checks import check_engine
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module

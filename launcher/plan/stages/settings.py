@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.config.schema import Config, ContainerRuntime
+from launcher.config.choices import ContainerRuntime
+from launcher.config.schema import Config
 from launcher.config.secrets import plain_variables
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Resources

@@ -1,6 +1,6 @@
 """Every stage by its name.
 
-A new stage is a module of this folder, a line in ``STAGES``, and a name in ``launcher.config.schema.Stage``.
+A new stage is a module of this folder, a line in ``STAGES``, and a name in ``launcher.config.choices.Stage``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from launcher.config.schema import Config, Stage
+from launcher.config.choices import Stage
+from launcher.config.schema import Config
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan
 from launcher.plan.stages import benchmark, convert, deploy, evaluate, export
