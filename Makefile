@@ -57,6 +57,7 @@ test-vllm: $(VENV)/.tests .venv-vllm/.ready ## serve by vLLM itself on the CPU, 
 test-vllm-client: $(VENV)/.tests .vllm-client/.ready ## ask a deployment as vllm bench serve does, by its own request functions
 	VLLM_CLIENT=$(CURDIR)/.vllm-client/endpoint_request_func.py $(RUN) -m pytest tests/with_vllm_client
 
+test-kernels: export PYTEST_ADDOPTS += -m ''
 test-kernels: test-kernels-interpreted test-kernels-compiled test-kernels-compiled-3.6 ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
 
 test-kernels-interpreted: $(VENV)/.tests .triton/.ready
@@ -68,7 +69,7 @@ test-kernels-compiled: $(VENV)/.tests .triton/.ready
 test-kernels-compiled-3.6: $(VENV)/.tests .triton-3.6/.ready
 	PYTHONPATH=.triton-3.6 $(RUN) -m pytest tests/with_triton/test_engine_kernels_compile.py
 
-environments: .venv-nemo/.ready .venv-lm-eval/.ready .venv-aiperf/.ready .triton/.ready .vllm-client/.ready ## install what CI needs beside make test
+environments: .venv-lm-eval/.ready .venv-aiperf/.ready .triton/.ready .vllm-client/.ready ## install what CI needs beside make test
 
 # mypy's second run takes what the first one knows of torch and numpy from its cache.
 check: $(VENV)/.tests ## lint, formatting and types

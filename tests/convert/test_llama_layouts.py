@@ -20,6 +20,7 @@ from support.llama_forward import Rules, Weights, forward, rules_of_nemo1, rules
 from support.llama_models import VOCAB, Saved, input_ids, saved
 from support.llama_reading import read_archive, read_torch_dist, read_zarr
 from support.llama_state import core_state, local_norms, two_matrices
+from support.megatron_core_record import digest_of, recorded
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 ARCHIVES = [
@@ -95,3 +96,12 @@ def test_torch_dist(name: str, ranks: int, has_pairs: bool, is_stacked: bool, tm
     write_torch_dist(folder, chunked(state, ranks, is_stacked, has_pairs))
     rules = rules_of_nemo2(yaml.safe_load((tmp_path / "nemo2/context/model.yaml").read_text()))
     assert_transformers_logits([read_torch_dist(folder)], rules, source)
+
+
+@pytest.mark.parametrize("case", recorded("arrays"))
+def test_torch_dist_has_megatron_cores_own_arrays(case: str, tmp_path: Path) -> None:
+    name, ranks = case.split()[0].rstrip(","), int(case.split()[1])
+    source = saved(name)
+    state = core_state(source.tensors, source.config, padded_vocabulary(source.config, ranks))
+    write_torch_dist(tmp_path, chunked(state, ranks))
+    assert digest_of(read_torch_dist(tmp_path)) == recorded("arrays")[case]

@@ -12,6 +12,7 @@ from support.llama_files import chunked, write_torch_dist
 from support.llama_models import VOCAB, logits, saved, tensors
 from support.llama_reading import read_torch_dist
 from support.llama_state import core_state
+from support.megatron_core_record import compare_or_record, digest_of
 from with_megatron_core.llama import work
 
 from export_scripts.arguments import ConvertArguments
@@ -58,6 +59,12 @@ def test_the_independent_writer_writes_what_megatron_core_writes(
     ours, theirs = read_torch_dist(tmp_path / "ours"), read_torch_dist(folder / "nemo2/weights")
     assert sorted(ours) == sorted(theirs)
     assert all((ours[key] == theirs[key]).all() for key in ours)
+
+
+def test_the_recorded_arrays_are_megatron_cores(trained: tuple[str, int, Path]) -> None:
+    """The suite without megatron-core compares the writer's with these."""
+    name, ranks, folder = trained
+    compare_or_record("arrays", {f"{name}, {ranks} ranks": digest_of(read_torch_dist(folder / "nemo2/weights"))})
 
 
 @pytest.mark.parametrize("form", ["nemo2", "distributed", "plain"])
