@@ -42,12 +42,7 @@ class Door:
     """
 
     def __init__(
-        self,
-        address: tuple[str, int],
-        most_bytes: int,
-        memory: Memory,
-        checks: Checks,
-        takes_grpc_errors: bool = False,
+        self, address: tuple[str, int], most_bytes: int, memory: Memory, checks: Checks, takes_grpc_errors: bool = False
     ) -> None:
         self.takes_grpc_errors = takes_grpc_errors
         self.address, self.most_bytes, self.memory, self.checks = address, most_bytes, memory, checks

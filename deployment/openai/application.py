@@ -13,15 +13,7 @@ from deployment.openai.chat import chat
 from deployment.openai.completions import complete
 from deployment.openai.connections import Connection
 from deployment.openai.errors import ApiError
-from deployment.openai.listing import (
-    detokenize,
-    health,
-    list_models,
-    show_model,
-    tokenize,
-    tokenizer_info,
-    version,
-)
+from deployment.openai.listing import detokenize, health, list_models, show_model, tokenize, tokenizer_info, version
 from deployment.openai.metrics import metrics
 from deployment.openai.service import RECORD, REQUEST_ID, SERVICE, Service, begin_record
 

@@ -105,11 +105,7 @@ class Connection(web.RequestHandler):
         return self.request is None and now - self.idle_since > (IDLE_S if self.has_asked else FIRST_REQUEST_S)
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Answer what cannot be read as a request; neither the log nor the answer quotes it. Called by aiohttp."""
         if request.writer.output_size > 0:

@@ -142,10 +142,7 @@ TOKENIZE: Mapping[str, Field] = {
     "return_token_strs": _boolean(),
 }
 """The body of ``/tokenize``."""
-DETOKENIZE: Mapping[str, Field] = {
-    "model": Field(text, "text"),
-    "tokens": Field(token_ids, "list of token ids"),
-}
+DETOKENIZE: Mapping[str, Field] = {"model": Field(text, "text"), "tokens": Field(token_ids, "list of token ids")}
 """The body of ``/detokenize``."""
 
 _TOOLS = "tools are not offered; describe them in a message, and read the answer yourself"

@@ -76,11 +76,7 @@ def _takes_ids(config: Any) -> bool:
 
 
 def _describe(
-    config: Any,
-    configs: Mapping[str, Any],
-    on_disk: ServedModel | None,
-    preprocessing: Any,
-    arguments: OpenAIArguments,
+    config: Any, configs: Mapping[str, Any], on_disk: ServedModel | None, preprocessing: Any, arguments: OpenAIArguments
 ) -> Model:
     keys = dict(on_disk.config) if on_disk is not None else {}
     inputs = frozenset(tensor.name for tensor in config.input)

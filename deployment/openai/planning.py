@@ -14,12 +14,7 @@ from deployment.openai.tensors import Wanted, first_seed, sequence_tensors
 
 
 def plan_sequences(
-    values: Values,
-    model: Model,
-    prompts: Sequence[Prompt],
-    answers: int,
-    wanted: Wanted,
-    record: Record,
+    values: Values, model: Model, prompts: Sequence[Prompt], answers: int, wanted: Wanted, record: Record
 ) -> Generator[None, None, list[SequenceRequest]]:
     """Plan every answer, those of the first prompt first; each has a seed of its own.
 

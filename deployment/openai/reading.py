@@ -59,8 +59,7 @@ async def read_body(request: web.Request) -> Body:
         raise ApiError(error.text or "the body is too large", "send fewer prompts at a time", status=413) from None
     except (http_exceptions.HttpProcessingError, web.RequestPayloadError):
         raise ApiError(
-            "the body is not what Content-Length or Transfer-Encoding say",
-            "send the headers that belong to it",
+            "the body is not what Content-Length or Transfer-Encoding say", "send the headers that belong to it"
         ) from None
     request[RECORD].arrived_ns = time.monotonic_ns()  # a client may take its time with the body
     return Body(content, encoding.replace("identity", ""))

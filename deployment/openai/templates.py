@@ -18,12 +18,7 @@ from export_scripts.repository.tokenizer_models.chat_environment import (
     make_environment,
     to_json,
 )
-from export_scripts.repository.tokenizer_models.slipway_tokenizer import (
-    BREAK,
-    GUARD,
-    FileTokenizer,
-    TextError,
-)
+from export_scripts.repository.tokenizer_models.slipway_tokenizer import BREAK, GUARD, FileTokenizer, TextError
 from handover.chat import Chat
 from handover.errors import ArtefactError
 

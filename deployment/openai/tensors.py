@@ -145,9 +145,4 @@ def _sampling(values: Values) -> dict[str, float]:
     top_k = max(0, values["top_k"])
     if values["temperature"] == 0 or top_k == 1 or "beam_width" in given:
         return {"runtime_top_k": 0, "runtime_top_p": ARGMAX_NUCLEUS, **given}
-    return {
-        "runtime_top_k": top_k,
-        "runtime_top_p": values["top_p"],
-        "temperature": values["temperature"],
-        **given,
-    }
+    return {"runtime_top_k": top_k, "runtime_top_p": values["top_p"], "temperature": values["temperature"], **given}

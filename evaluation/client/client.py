@@ -140,12 +140,7 @@ class Client:
         return read_generations(request, self.send(model, request.inputs))
 
     def generate_text(
-        self,
-        prompts: Sequence[str],
-        output_length: int,
-        *,
-        model: str = "ensemble",
-        sampling: Sampling | None = None,
+        self, prompts: Sequence[str], output_length: int, *, model: str = "ensemble", sampling: Sampling | None = None
     ) -> list[str]:
         """Generate from texts; each answer is the prompt with its completion, or the completion of an encoder-decoder.
 

@@ -54,11 +54,7 @@ class OpenAIConnection:
         return answers
 
     def complete(
-        self,
-        prompts: Sequence[WrittenPrompt],
-        output_length: int,
-        sampling: Sampling | None,
-        stop: Sequence[str] = (),
+        self, prompts: Sequence[WrittenPrompt], output_length: int, sampling: Sampling | None, stop: Sequence[str] = ()
     ) -> list[Continuation]:
         """Have prompts continued; see ``ModelConnection``. Only the first four stop strings are sent, as OpenAI allows.
 

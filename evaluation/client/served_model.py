@@ -12,13 +12,7 @@ from evaluation.client.interface import Interface
 from evaluation.client.openai_capabilities import Capabilities, find_capabilities
 from evaluation.client.openai_client import OpenAIClient
 from evaluation.client.openai_vocabulary import find_end_id, find_vocab_size
-from evaluation.client.served_identity import (
-    check_identity,
-    check_server,
-    expected_digest,
-    find_endpoint,
-    identity_of,
-)
+from evaluation.client.served_identity import check_identity, check_server, expected_digest, find_endpoint, identity_of
 from evaluation.client.special_ids import first_id
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni

@@ -29,11 +29,7 @@ position; the server's log probabilities of both."""
 
 
 def survey(
-    arguments: ParityArguments,
-    target: Target,
-    reference: Reference,
-    answers: Sequence[Served],
-    precision: str,
+    arguments: ParityArguments, target: Target, reference: Reference, answers: Sequence[Served], precision: str
 ) -> PassageFindings:
     """Compare passages; the reference cannot be used afterwards.
 

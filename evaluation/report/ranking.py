@@ -141,9 +141,7 @@ def _kind_of(reasons: str) -> str:  # the first one without its numbers
     return re.sub(r"^\d+ | \(.*|:.*", "", reasons.partition(";")[0])
 
 
-def group_candidates(
-    candidates: Sequence[DeploymentCandidate],
-) -> Iterator[tuple[str, str, list[DeploymentCandidate]]]:
+def group_candidates(candidates: Sequence[DeploymentCandidate]) -> Iterator[tuple[str, str, list[DeploymentCandidate]]]:
     """Yield the group, the workload and the candidates of what may be compared: comparable engines, same lengths."""
     groups = group_comparable(candidates)
     for workload in dict.fromkeys(candidate.workload for candidate in candidates):

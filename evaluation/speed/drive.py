@@ -172,12 +172,7 @@ class Arrivals:
         return False
 
 
-async def drive(
-    wire: Asks,
-    requests: Sequence[Encoded],
-    load: ClosedLoop | OpenLoop,
-    plan: MeasuringPlan,
-) -> Recorder:
+async def drive(wire: Asks, requests: Sequence[Encoded], load: ClosedLoop | OpenLoop, plan: MeasuringPlan) -> Recorder:
     """Put the server under load until the plan is fulfilled.
 
     Args:

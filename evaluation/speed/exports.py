@@ -120,9 +120,7 @@ def profile_export(measured: Measured) -> dict[str, Any]:
         for record in measured.records
         if record.is_complete
     ]
-    experiments = [
-        {"experiment": experiment, "requests": requests, "window_boundaries": list(measured.window_ns)},
-    ]
+    experiments = [{"experiment": experiment, "requests": requests, "window_boundaries": list(measured.window_ns)}]
     return {
         "experiments": experiments,
         "version": "2.51.0",

@@ -175,10 +175,7 @@ class FoundRate:
 
 
 def search_rates(
-    sweep: Sweep,
-    new_search: Callable[[], RateSearch],
-    percentile: float,
-    slos: Mapping[str, float],
+    sweep: Sweep, new_search: Callable[[], RateSearch], percentile: float, slos: Mapping[str, float]
 ) -> tuple[list[Row], list[FoundRate]]:
     """Search for each workload of a sweep; rows of an interrupted search are taken as they are.
 

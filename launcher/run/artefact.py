@@ -164,8 +164,7 @@ def begin(plan: StagePlan) -> Iterator[Work]:
     fingerprint = run_fingerprint(plan)
     if plan.output.exists() and not (plan.output / FILE_NAME).is_file() and any(plan.output.iterdir()):
         raise ArtefactError(
-            f"{plan.output} exists and was not made by Slipway",
-            "move it away, or choose another results directory",
+            f"{plan.output} exists and was not made by Slipway", "move it away, or choose another results directory"
         )
     with work_directory.locked(plan.output):
         work = Work(plan, fingerprint, work_directory.take_up(plan.output, fingerprint))

@@ -36,7 +36,7 @@ COST_FIGURES = {
 """Columns and their formulas."""
 ENERGY_FIGURES = {
     "gpu_power_mean_watts": "energy by NVML's counters / duration, warm-up included; of the GPUs that the server's "
-    "processes use, or of all where NVML does not name those",
+    "processes use, or of all where NVML does not name those"
 }
 """The same, in columns at the end of the tables."""
 
@@ -172,10 +172,7 @@ def gpu_figures(samples: Sequence[Sequence[GpuReading]]) -> dict[str, float | No
     """Compute the GPU figures from samples of all GPUs; None without samples."""
     shares = [reading.utilisation_percent for sample in samples for reading in sample]
     memory = [sum(reading.used_bytes for reading in sample) for sample in samples if sample]
-    return {
-        "gpu_utilisation_mean_percent": formulas.mean(shares),
-        "gpu_memory_peak_bytes": max(memory, default=None),
-    }
+    return {"gpu_utilisation_mean_percent": formulas.mean(shares), "gpu_memory_peak_bytes": max(memory, default=None)}
 
 
 def mean_power_watts(before_mj: float | None, after_mj: float | None, elapsed_s: float) -> float | None:

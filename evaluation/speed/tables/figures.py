@@ -170,9 +170,7 @@ SCALARS = (
     ),
     WindowFigure("goodput_requests_per_s", "requests that keep every SLO / duration; empty without SLOs", _goodput),
     WindowFigure(
-        "output_tokens_per_s_per_user",
-        "mean over requests of generated tokens / end-to-end latency",
-        _tokens_per_user,
+        "output_tokens_per_s_per_user", "mean over requests of generated tokens / end-to-end latency", _tokens_per_user
     ),
     WindowFigure(
         "output_tokens_per_s_per_gpu",

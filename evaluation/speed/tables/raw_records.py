@@ -92,10 +92,7 @@ def origin_of(row: Row) -> dict[str, str]:
 
 
 def write_records(
-    directory: Path,
-    point: PointRecords,
-    most_requests: int = MOST_REQUESTS,
-    most_token_times: int = MOST_TOKEN_TIMES,
+    directory: Path, point: PointRecords, most_requests: int = MOST_REQUESTS, most_token_times: int = MOST_TOKEN_TIMES
 ) -> None:
     """Write both files of a point; requests and token times above the limits are counted in ``requests.json``."""
     directory.mkdir(parents=True, exist_ok=True)
