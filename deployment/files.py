@@ -21,18 +21,18 @@ from handover.manifest import FileRecord, Manifest
 if TYPE_CHECKING:  # it needs tritonclient, which a container of another engine does not have
     from deployment.served_models import ServedModel
 
-_SHARD = ".bin"
+_WEIGHTS = (".bin", ".safetensors")  # as in ``weights``, which a container of another engine cannot import
 _MOST_LISTED = 20
 
 
 def prove_files(repository: Path, models: Iterable[ServedModel], edited_files: Sequence[str]) -> tuple[int, list[str]]:
     """Compare the files of the repository, and of checkpoints outside of it, with their manifests.
 
-    Shards are compared by presence and size only: those that are loaded are proved by ``weights``.
+    The models' weights are compared by presence and size only: those that are loaded are proved by ``weights``.
 
     Args:
         repository: Triton model repository.
-        models: that are served.
+        models: that are served; without one, as for another engine, the weights' content is compared here too.
         edited_files: patterns of paths in the repository, such as ``*/config.pbtxt``; these may be other than recorded.
 
     Returns:
@@ -41,17 +41,21 @@ def prove_files(repository: Path, models: Iterable[ServedModel], edited_files: S
     Raises:
         ArtefactError: names every other file that is missing or not as recorded.
     """
+    models = tuple(models)
     outside = (
         model.checkpoint for model in models if not model.checkpoint.resolve().is_relative_to(repository.resolve())
     )
+    skipped = _WEIGHTS if models else ()
     proved, edited, problems = 0, list[str](), list[str]()
     known: dict[tuple[int, int, str], bool] = {}  # files have several links
     for root in (repository, *outside):
         for record in _records(root):
             name = record.path if root == repository else str(root / record.path)
-            if not (problem := _problem(root / record.path, record, known)):
+            if not (problem := _problem(root / record.path, record, known, skipped)):
                 proved += 1
-            elif problem != _MISSING and not name.endswith(_SHARD) and any(fnmatchcase(name, p) for p in edited_files):
+            elif (
+                problem != _MISSING and not name.endswith(_WEIGHTS) and any(fnmatchcase(name, p) for p in edited_files)
+            ):
                 edited.append(name)
             else:
                 problems.append(f"{name}  {problem}")
@@ -68,12 +72,13 @@ def _records(root: Path) -> Iterator[FileRecord]:
         yield from Manifest.read(root).files
 
 
-def _problem(path: Path, record: FileRecord, known: dict[tuple[int, int, str], bool]) -> str:
+def _problem(path: Path, record: FileRecord, known: dict[tuple[int, int, str], bool], skipped: tuple[str, ...]) -> str:
+    """Return in what a file is not as recorded; of those with an end that is skipped the content is not read."""
     try:
         found = os.stat(path)
         if found.st_size != record.size_bytes:
             return f"{found.st_size} bytes instead of {record.size_bytes}"
-        if path.suffix == _SHARD:
+        if path.suffix in skipped:
             return ""
         key = (found.st_dev, found.st_ino, record.digest)
         if key not in known:

@@ -6,6 +6,7 @@ from deployment.served_models import ServedModel
 from deployment.tritonserver import FASTERTRANSFORMER
 from ft_format.config_ini import ConfigIni
 from ft_format.families import find_family
+from ft_format.location import is_hub_directory
 from handover.errors import ArtefactError
 
 
@@ -21,6 +22,11 @@ def check_engine(model: ServedModel, engine: str) -> None:
     """
     if engine != FASTERTRANSFORMER:
         return  # our engine says itself what it does not serve
+    if is_hub_directory(model.checkpoint):
+        raise ArtefactError(
+            f"'{model.name}' is a Hugging Face directory, {model.checkpoint}, which FasterTransformer does not read",
+            "take deployment.engine=slipway, or export.model.format=fastertransformer",
+        )
     ini = ConfigIni.read(model.checkpoint, ArtefactError)
     family = find_family(ini)
     beyond = family.beyond(family.read(ini, lambda name: True, 1)) if family else ()

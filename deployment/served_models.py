@@ -10,10 +10,11 @@ from pathlib import Path
 from tritonclient.grpc import model_config_pb2
 
 from export_scripts.repository.pbtxt import parse
-from ft_format.config_ini import FILE_NAME, ConfigIni
+from ft_format.config_ini import FILE_NAME
 from ft_format.families import SECTIONS, find_family
 from ft_format.families.family import read_tasks
 from ft_format.location import checkpoint_places, first_checkpoint
+from ft_format.served_config import read_served_config
 from ft_format.weight_format import KEY
 from handover.endpoint import WEIGHTS_DIGEST
 from handover.errors import ArtefactError
@@ -27,15 +28,15 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One model of the repository that loads FasterTransformer shards.
+    """One model of the repository that loads FasterTransformer shards, or a Hugging Face directory.
 
     Attributes:
         name: in Triton.
         directory: of the model; a relative checkpoint path starts here.
-        checkpoint: directory of the shards and config.ini.
+        checkpoint: directory of the shards and config.ini, or of Hugging Face's.
         parameters: of its ``config.pbtxt``.
         max_batch_size: of its ``config.pbtxt``.
-        config: the family's section of config.ini (T5's decoder), keys in lower case.
+        config: the family's section of config.ini (T5's decoder), keys in lower case; see ``read_served_config``.
         tasks: prompt-learning tasks of config.ini: name to number of virtual tokens.
         family: gpt, gptj, gptneox or t5.
     """
@@ -125,7 +126,7 @@ def _read_model(directory: Path, message: model_config_pb2.ModelConfig, follows_
 def _candidates(
     directory: Path, parameters: Mapping[str, str], default_name: str, follows_moves: bool
 ) -> tuple[Path, ...]:
-    """List the directories in which the engine looks for config.ini; the first that has one is taken."""
+    """List the directories in which the engine looks for a checkpoint; the first that has one is taken."""
     versions = [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
     if not versions:
         raise ArtefactError(f"{directory} has no version directory")
@@ -136,7 +137,7 @@ def _candidates(
 
 
 def read_config(checkpoint: Path) -> tuple[str, dict[str, str], dict[str, int]]:
-    """Read an FT checkpoint's config.ini.
+    """Read what a checkpoint says of itself.
 
     Returns:
         The family; its section; prompt-learning tasks by name with their number of virtual tokens.
@@ -144,7 +145,7 @@ def read_config(checkpoint: Path) -> tuple[str, dict[str, str], dict[str, int]]:
     Raises:
         ArtefactError: the file is missing, no INI file, or does not describe a model of FasterTransformer.
     """
-    ini = ConfigIni.read(checkpoint, ArtefactError)
+    ini = read_served_config(checkpoint, ArtefactError)
     family = find_family(ini)
     if family is None:
         raise ArtefactError(

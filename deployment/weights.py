@@ -2,7 +2,8 @@
 
 FasterTransformer warns about a shard that it cannot open and serves random numbers in its place. So the list of shards
 of every family is computed here, from config.ini, the family's table and tensor_para_size alone. Each shard must be
-there with its size; where a manifest records it, every byte is compared with its digest too.
+there with its size; where a manifest records it, every byte is compared with its digest too. So is every file of a
+Hugging Face directory, whose headers must name the tensors of its config.json.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ from ft_format.config_ini import ConfigIni
 from ft_format.families import BY_MODEL_TYPE, find_family
 from ft_format.families.family import DATA_TYPE, Family, loaded_tensors
 from ft_format.layout import file_sizes
+from ft_format.location import is_hub_directory
 from handover.digests import file_digest
 from handover.errors import ArtefactError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import FileRecord, Manifest
 from handover.progress import Progress
+from models.described import find_model_tensors, read_directory
+from models.engine_limits import ranks_problem
 
+WEIGHTS = (".bin", ".safetensors")
+"""Ends of the names of files of weights."""
 _MOST_LISTED = 40
 
 
@@ -75,10 +81,13 @@ def prove_weights(model: ServedModel, repository: Path) -> int:
         # A recorded head that is not there is missing: FasterTransformer would take the model for a tied one.
         return f"{name}.bin" in records or (model.checkpoint / f"{name}.bin").is_file()
 
-    ini = ConfigIni.read(model.checkpoint, ArtefactError)
     # A recorded shard is proved too where no loader opens it.
-    shards = {name: record.size_bytes for name, record in records.items() if name.endswith(".bin")}
-    shards |= expected_shards(ini, _family(model, ini), model.tensor_para_size, has)
+    shards = {name: record.size_bytes for name, record in records.items() if name.endswith(WEIGHTS)}
+    if is_hub_directory(model.checkpoint):
+        shards = _files_of_tensors(model) | shards
+    else:
+        ini = ConfigIni.read(model.checkpoint, ArtefactError)
+        shards |= expected_shards(ini, _family(model, ini), model.tensor_para_size, has)
     problems = {name: problem for name, size in shards.items() if (problem := _size_problem(model, name, size))}
     problems |= _content_problems(
         model, {name: records[name] for name in shards.keys() & records.keys() - problems.keys()}
@@ -92,6 +101,18 @@ def prove_weights(model: ServedModel, repository: Path) -> int:
             "nothing was started; redo the stages that make them: force=[convert,export]",
         )
     return len(shards.keys() & records.keys())
+
+
+def _files_of_tensors(model: ServedModel) -> dict[str, int]:
+    """List the files of a Hugging Face directory and their sizes; ArtefactError: they lack a tensor of its config.json.
+
+    Ranks take slices of whole tensors, so that any number that divides the model may share them.
+    """
+    decoder = read_directory(model.checkpoint, ArtefactError).decoder
+    if problem := ranks_problem(decoder, model.tensor_para_size):
+        raise ArtefactError(f"config.pbtxt of '{model.name}': {problem}", "take another tensor_para_size")
+    found = find_model_tensors(model.checkpoint, decoder, ArtefactError)
+    return {file: (model.checkpoint / file).stat().st_size for file, _ in found.values()}
 
 
 def _family(model: ServedModel, ini: ConfigIni) -> Family:

@@ -70,9 +70,9 @@ class ConvertArguments(ScriptArguments):
 
 @dataclass(frozen=True)
 class ExportArguments(ScriptArguments):
-    """From an FT checkpoint to a Triton model repository."""
+    """From an FT checkpoint, or a Hugging Face directory, to a Triton model repository."""
 
-    ft_checkpoint: Path = field(metadata={"help": "the <T>-gpu directory"})
+    ft_checkpoint: Path = field(metadata={"help": "the <T>-gpu directory, or a conversion's Hugging Face one"})
     output: Path = field(metadata={"help": "directory to write the model repository into"})
     model_name: str = field(metadata={"help": "name under which the model is served beside 'fastertransformer'"})
     tensor_para_size: int = field(metadata={RANGE: PARALLEL, "help": "tensor parallelism of the served model"})

@@ -8,6 +8,9 @@ from pathlib import Path
 from ft_format.config_ini import FILE_NAME
 from models.directory import CONFIG_FILE
 
+HUGGINGFACE = "huggingface"
+"""Name of the Hugging Face directory below ``<repository>/<model>/<version>``."""
+
 
 def checkpoint_places(path: str, version: Path, tensor_para_size: int | str) -> tuple[Path, ...]:
     """List the directories in which the drop-in engine looks for a model; the first that has one is taken.

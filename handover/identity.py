@@ -21,6 +21,8 @@ _MOST_MEMBERS = 4096
 _LEAST_SAMPLE_BYTES, _MOST_SAMPLE_BYTES = 8 << 10, 512 << 10
 _BLOCK_BYTES = 4 << 10
 _TAR_BLOCK_BYTES = 512
+_LINKED = ".safetensors"
+"""End of the names of files that conversions and exports link: that changes their time of change."""
 
 
 def files_of(path: Path) -> dict[str, Path]:
@@ -47,7 +49,8 @@ def identify(files: Mapping[str, Path]) -> str:
     sampled = set(names[:: -(-len(names) // _MOST_FILES) or 1])
     for name in names:
         stat = files[name].stat()
-        known = [name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+        changed = 0 if name.endswith(_LINKED) else stat.st_ctime_ns
+        known = [name, stat.st_size, stat.st_mtime_ns, changed, stat.st_ino]
         digest.update(json.dumps(known).encode())
         if name in sampled and S_ISREG(stat.st_mode):  # a pipe would be waited for
             for content in _samples(files[name], _MOST_BYTES // len(sampled)):

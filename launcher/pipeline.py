@@ -34,6 +34,7 @@ def launch(config: Config, sweep: Path | None = None) -> None:
     if not cluster_of(config).starts_runs():
         return
     paths = RunPaths.of(config)
+    config = convert.with_format(config, paths)
     stages = ordered_stages(config, paths)
     checks.check(config, paths, stages)
     plans = with_mounts(config, paths, plan_stages(config, paths, stages, sweep))

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.safetensors import Refusal, StoredTensor, parse_json, read_header
+from models.checks import Refusal
+from models.safetensors import StoredTensor, parse_json, read_header
 
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 WEIGHTS_FILE, INDEX_SUFFIX = "model.safetensors", ".index.json"

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import IO, Any, NamedTuple
 
-Refusal = Callable[[str, str], Exception]
-"""Makes the exception of the calling layer out of a problem and a hint, what to do next."""
+from models.checks import Refusal
 
 _LENGTH_BYTES = 8
 # The format allows 100 MB. A quarter of it has room for 200,000 tensors, and parsed it takes some 500 MB.

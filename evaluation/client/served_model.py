@@ -14,8 +14,9 @@ from evaluation.client.openai_client import OpenAIClient
 from evaluation.client.openai_vocabulary import find_end_id, find_vocab_size
 from evaluation.client.served_identity import check_identity, check_server, expected_digest, find_endpoint, identity_of
 from evaluation.client.special_ids import first_id
-from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
+from ft_format.location import HUGGINGFACE, first_checkpoint
+from ft_format.served_config import read_served_config
 from ft_format.values import COUNT, INDEX, Values
 from handover.endpoint import Endpoint
 from handover.errors import ArtefactError
@@ -32,8 +33,8 @@ class DeployedModel:
     Attributes:
         endpoint: address and identity of the running server.
         name: the name that the model was exported under; empty if unknown.
-        directory: directory of the served FT checkpoint, ``fastertransformer/1/<T>-gpu``, or of Hugging Face's files
-            for an engine that reads those; None where it is not on this machine.
+        directory: directory of the served FT checkpoint, ``fastertransformer/1/<T>-gpu``, or of Hugging Face's files;
+            None where it is not on this machine.
         vocab_size: number of tokens with padding; None if unknown.
         max_positions: input and output tokens of one sequence; None if unknown, or if there is no limit.
         weight_data_type: data type of the shards according to config.ini; empty if unknown.
@@ -181,7 +182,7 @@ def model_inside(client: Client, ensemble: ModelInterface) -> tuple[str, ModelIn
 
 
 def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = None) -> DeployedModel:
-    """Find the served model's directory and read its dimensions from ``config.ini``.
+    """Find the served model's directory and read its dimensions.
 
     Args:
         endpoint: address and identity of the running server.
@@ -196,7 +197,7 @@ def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = 
     name = _exported_name(endpoint)
     if directory is None:
         return DeployedModel(endpoint, name)
-    ini = ConfigIni.read(directory, ArtefactError)
+    ini = read_served_config(directory, ArtefactError)
     section = ini.with_key("vocab_size")
     if section is None:
         return DeployedModel(endpoint, name, directory)
@@ -243,6 +244,7 @@ def _model_directory(endpoint: Endpoint, parameters: Mapping[str, str]) -> Path 
         version = Path(endpoint.model_repository) / _MODEL / "1"
         size = endpoint.settings.get("tensor_para_size")
         candidates += [version / f"{size}-gpu"] if size else sorted(version.glob("*-gpu"))
+        candidates.append(version / HUGGINGFACE)
     if parameters.get("model_checkpoint_path"):
         candidates.append(Path(parameters["model_checkpoint_path"]))
-    return next((path for path in candidates if (path / CONFIG_INI).is_file()), None)
+    return first_checkpoint(candidates)

@@ -21,7 +21,14 @@ BASELINE_COLUMNS = ("Baseline", "Change")
 GATE_COLUMNS = ("Figure", "Rule", "Verdict", "Reason")
 _MOST_SCORES = 4  # of an evaluation in the summary; its table has all
 STAGE_COLUMNS = ("Stage", "State", "Time", "Log")
-_LABELS = {"model": "Triton's model", "ft_checkpoint": "FT checkpoint", "ft_checkpoint_digest": "FT checkpoint digest"}
+_CHECKPOINTS = ("ft_checkpoint", "huggingface")
+_LABELS = {
+    "model": "Triton's model",
+    "ft_checkpoint": "FT checkpoint",
+    "ft_checkpoint_digest": "FT checkpoint digest",
+    "huggingface": "Hugging Face directory",
+    "huggingface_digest": "Hugging Face directory's digest",
+}
 
 
 def summarise_findings(findings: Findings, judgement: Judgement | None = None) -> str:
@@ -110,9 +117,9 @@ def _origin(findings: Findings) -> list[tuple[str, str]]:
         facts += [
             (_label(key), str(value))
             for key, value in made_from
-            if key.startswith("ft_checkpoint") and not key.startswith(ORIGIN)
+            if key.startswith(_CHECKPOINTS) and not key.startswith(ORIGIN)
         ]
-        settings = (f"{key} {value}" for key, value in made_from if not key.startswith("ft_checkpoint"))
+        settings = (f"{key} {value}" for key, value in made_from if not key.startswith(_CHECKPOINTS))
         facts.append(("Exported with", ", ".join(settings)))
     return facts
 

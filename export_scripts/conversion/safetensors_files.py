@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -62,6 +63,8 @@ class WeightsFile:
         tensors: in the order of their bytes.
         offsets: of each tensor's first byte in the file.
         size_bytes: of the file.
+        origin: a file with these very bytes, of which this one is a hard link where the file system has them; None:
+            there is none.
     """
 
     name: str
@@ -69,11 +72,16 @@ class WeightsFile:
     tensors: tuple[PlannedTensor, ...]
     offsets: tuple[int, ...]
     size_bytes: int
+    origin: Path | None = None
 
     @property
     def growing(self) -> str:
         """Name of the file until it is whole."""
         return self.name + GROWING
+
+    def is_linked(self, root: Path) -> bool:
+        """Whether the growing file in a directory is the origin under another name: it must not be written to."""
+        return self.origin is not None and (root / self.growing).samefile(self.origin)
 
 
 @dataclass(frozen=True)
@@ -173,10 +181,18 @@ def parts_of(file: WeightsFile, data_type: str) -> Iterator[Part]:
 
 
 def begin_file(root: Path, file: WeightsFile, journal: Journal) -> None:
-    """Make a file with its header and the room for its tensors, unless parts of it are there already."""
+    """Make a file with its header and the room for its tensors, unless parts of it are there already.
+
+    It is a hard link where it has an origin on the same file system.
+    """
     path = root / file.growing
     if any(name == file.growing for name, _ in journal.parts):
         return
+    path.unlink(missing_ok=True)  # a killed run's link: whoever wrote to it would write to the origin
+    if file.origin is not None:
+        with suppress(OSError):
+            os.link(file.origin.resolve(), path)
+            return
     with full_disk_explained(path), path.open("wb") as stream:
         stream.write(file.header)
         stream.truncate(file.size_bytes)
@@ -190,7 +206,7 @@ def write_part(
     workspace: Workspace,
     advance: Callable[[int], None],
 ) -> PartRecord:
-    """Write a part at its place, unless the journal says that it is there.
+    """Write a part at its place, unless the journal says that it is there; of a linked file it is read and checked.
 
     Args:
         part: to write.
@@ -207,17 +223,19 @@ def write_part(
     path = root / part.file.growing
     if finished := journal.parts.get((path.name, part.offset)):
         return finished
-    sums, offset = BlockSums(part.offset), part.offset
-    descriptor = os.open(path, os.O_WRONLY)
+    sums, offset, is_linked = BlockSums(part.offset), part.offset, part.file.is_linked(root)
+    descriptor = os.open(path, os.O_RDONLY if is_linked else os.O_WRONLY)
     try:
         for rows in part.rows:
             for content in _contents(rows, settings, workspace):
                 sums.update(content)
                 advance(len(content))
-                with full_disk_explained(path):
-                    write_at(descriptor, content, offset)
+                if not is_linked:
+                    with full_disk_explained(path):
+                        write_at(descriptor, content, offset)
                 offset += len(content)
-        begin_sync(descriptor, part.offset, part.size_bytes)
+        if not is_linked:
+            begin_sync(descriptor, part.offset, part.size_bytes)
     finally:
         os.close(descriptor)
     assert offset == part.offset + part.size_bytes, f"{offset} is not the end of {part.rows[-1].tensor.name}"

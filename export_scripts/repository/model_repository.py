@@ -1,12 +1,12 @@
-"""Build the Triton model repository of an FT checkpoint.
+"""Build the Triton model repository of an FT checkpoint, or of a Hugging Face directory.
 
-Where the engine finds its shards: ``model_checkpoint_path`` is ``1/<T>-gpu``. Our engine resolves a
-relative path against the model's own directory, so the repository may be moved. FasterTransformer's C++
-backend (``libfastertransformer.cc``, ModelFactory) opens the path as it is, so relative to the server's
-working directory; ``deployment.serve`` therefore starts every server in the model's directory. Started
-by hand from elsewhere, that backend says ``Can't load 1/<T>-gpu/config.ini`` and stops; an absolute path
-in ``config.pbtxt`` serves with both. Without the parameter it falls back to
-``<model>/<version>/<default_model_filename>``, and ``default_model_filename`` names the same directory.
+Where the engine finds its weights: ``model_checkpoint_path`` is ``1/<T>-gpu``, or ``1/huggingface``. Our engine
+resolves a relative path against the model's own directory, so the repository may be moved. FasterTransformer's C++
+backend (``libfastertransformer.cc``, ModelFactory) opens the path as it is, so relative to the server's working
+directory; ``deployment.serve`` therefore starts every server in the model's directory. Started by hand from elsewhere,
+that backend says ``Can't load 1/<T>-gpu/config.ini`` and stops; an absolute path in ``config.pbtxt`` serves with both.
+Without the parameter it falls back to ``<model>/<version>/<default_model_filename>``, and ``default_model_filename``
+names the same directory.
 """
 
 from __future__ import annotations
@@ -18,17 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from export_scripts.arguments import ExportArguments
+from export_scripts.repository.checkpoint import ServedCheckpoint, open_checkpoint
 from export_scripts.repository.interfaces import gpt, t5
 from export_scripts.repository.interfaces.interactive import make_interactive
 from export_scripts.repository.interfaces.serving import Serving, alias, can_be_aliased
 from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING, check_model_name
 from export_scripts.repository.pbtxt import ModelSpec, to_text
 from ft_format import byte_pieces
-from ft_format.config_ini import FILE_NAME as CONFIG_INI
-from ft_format.config_ini import ConfigIni
-from ft_format.families import SECTIONS, find_family
-from ft_format.families.family import Family
-from ft_format.values import COUNT, INDEX, Values
 from ft_format.weight_format import KEY, find_format
 from handover.digests import file_digest
 from handover.durable import sync
@@ -38,10 +34,8 @@ from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import ORIGIN, RANDOM_WEIGHTS, FileRecord, Manifest, artefact_files
 from handover.progress import Progress
 from handover.provenance import made_by
-from handover.text_ids import TEXT_IDS_FILE
 
 KIND = "model_repository"
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", TEXT_IDS_FILE)
 _SOURCES = Path(__file__).parent / "tokenizer_models"
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES)
 
@@ -49,21 +43,18 @@ _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS,
 def build_repository(arguments: ExportArguments) -> Manifest:
     """Write the repository and, last, its manifest.
 
-    Shards and tokenizer files are hard links to those of the FT checkpoint (copies across file
+    Weights and tokenizer files are hard links to those of the checkpoint (copies across file
     systems), so the repository takes no space and keeps its weights when the checkpoint is deleted.
     The records of linked files come from the checkpoint's manifest; nothing is read again.
 
     Raises:
         ConfigError: the model's name is illegal.
-        ArtefactError: the FT checkpoint is incomplete, made for another tensor_para_size or without a
-            tokenizer; the output directory holds foreign files.
+        ArtefactError: see ``open_checkpoint``; or the output directory holds foreign files.
     """
     check_model_name(arguments.model_name)
-    checkpoint = Manifest.read(arguments.ft_checkpoint)
-    _check_checkpoint(arguments, checkpoint)
-    repository = _Repository(arguments.output, arguments.ft_checkpoint, checkpoint)
-    serving = _serving(arguments)
-    shards = f"1/{arguments.tensor_para_size}-gpu"
+    opened = open_checkpoint(arguments)
+    checkpoint, serving = opened.manifest, _serving(arguments, opened)
+    repository = _Repository(arguments.output, opened)
     interface = t5 if serving.family == "t5" else gpt
     identity = {WEIGHTS_DIGEST: checkpoint.digest}
     engine = interface.engine(serving)
@@ -72,7 +63,7 @@ def build_repository(arguments: ExportArguments) -> Manifest:
     engines = [ENGINE, arguments.model_name] if has_alias else [ENGINE]
     with Progress("export", len(engines) * len(checkpoint.files), "files", len(engines) * checkpoint.size_bytes) as bar:
         for name in engines:
-            repository.link_checkpoint(f"{name}/{shards}", bar)
+            repository.link_checkpoint(f"{name}/{opened.place}", bar)
     repository.add_config(_form(engine, arguments))
     if has_alias:
         named = replace(alias(engine, arguments.model_name), parameters=identity)
@@ -93,19 +84,22 @@ def _form(spec: ModelSpec, arguments: ExportArguments) -> ModelSpec:
 class _Repository:
     """The directory as it grows, with the record of every file in it."""
 
-    def __init__(self, root: Path, ft_checkpoint: Path, checkpoint: Manifest) -> None:
-        self.root, self.ft_checkpoint, self.checkpoint = root, ft_checkpoint, checkpoint
+    def __init__(self, root: Path, opened: ServedCheckpoint) -> None:
+        self.root, self.opened, self.checkpoint = root, opened, opened.manifest
         self.records: dict[str, FileRecord] = {}
         reopen(root, KIND)
 
     def link_checkpoint(self, directory: str, bar: Progress) -> None:
-        for record in self.checkpoint.files:
+        made = {name: self._write(f"{directory}/{name}", content) for name, content in self.opened.made.items()}
+        linked = [record for record in self.checkpoint.files if record.path not in made]
+        for record in linked:
             self._link(record, f"{directory}/{record.path}")
             bar.advance(size_bytes=record.size_bytes)
         # The checkpoint's manifest goes along, so that the shards can be proved wherever they are moved to. Only what
         # it says of them: where and by which code they were made must not make another model of the same weights.
         kept = {name: value for name, value in self.checkpoint.made_from.items() if name == RANDOM_WEIGHTS}
-        shards = Manifest(self.checkpoint.kind, self.checkpoint.files, kept)
+        records = [*linked, *(replace(record, path=name) for name, record in made.items())]
+        shards = Manifest(self.checkpoint.kind, tuple(sorted(records, key=lambda record: record.path)), kept)
         self._write(f"{directory}/{MANIFEST_NAME}", shards.to_text())
 
     def add_config(self, spec: ModelSpec) -> None:
@@ -124,8 +118,10 @@ class _Repository:
         for module in (_SOURCES / "slipway_tokenizer.py", _SOURCES / "slipway_words.py", Path(byte_pieces.__file__)):
             self._copy(module, f"{spec.name}/1/{module.name}")
         for record in self.checkpoint.files:
-            if record.path in TOKENIZER_FILES:
+            if record.path in self.opened.tokenizer:
                 self._link(record, f"{spec.name}/1/{record.path}")
+        for name, content in self.opened.made.items():
+            self._write(f"{spec.name}/1/{name}", content)
 
     def seal(self, arguments: ExportArguments) -> Manifest:
         self._refuse_foreign_files()
@@ -137,8 +133,8 @@ class _Repository:
                          "text_deltas", "prefill_chunk_tokens")
         }  # fmt: skip
         made_from = {
-            "ft_checkpoint": str(self.ft_checkpoint),
-            "ft_checkpoint_digest": self.checkpoint.digest,
+            self.checkpoint.kind: str(self.opened.root),
+            f"{self.checkpoint.kind}_digest": self.checkpoint.digest,
             ORIGIN: {**self.checkpoint.made_from, **self.checkpoint.made_by},
             **settings,
         }
@@ -150,19 +146,20 @@ class _Repository:
         return manifest
 
     def _link(self, record: FileRecord, path: str) -> None:
-        link_or_copy(self.ft_checkpoint / record.path, self._clear(path))
+        link_or_copy(self.opened.root / record.path, self._clear(path))
         self.records[path] = replace(record, path=path)
 
     def _copy(self, source: Path, path: str) -> None:
         self._record(path, shutil.copyfile(source, self._clear(path)))
 
-    def _write(self, path: str, content: str) -> None:
+    def _write(self, path: str, content: str | bytes) -> FileRecord:
         target = self._clear(path)
-        target.write_text(content, encoding="utf-8")
-        self._record(path, target)
+        target.write_bytes(content.encode() if isinstance(content, str) else content)
+        return self._record(path, target)
 
-    def _record(self, path: str, target: Path) -> None:
+    def _record(self, path: str, target: Path) -> FileRecord:
         self.records[path] = FileRecord(path, target.stat().st_size, file_digest(target))
+        return self.records[path]
 
     def _clear(self, path: str) -> Path:
         # Unlink first: writing through a hard link of an earlier attempt would alter the checkpoint.
@@ -210,74 +207,28 @@ def reopen(root: Path, kind: str) -> None:
     sync(root)
 
 
-def _check_checkpoint(arguments: ExportArguments, checkpoint: Manifest) -> None:
-    root = arguments.ft_checkpoint
-    problems = checkpoint.problems(root, check_digests=False)
-    if problems:
-        raise ArtefactError(f"{root} is not what its manifest says:\n  " + "\n  ".join(problems), "convert again")
-    present = {record.path for record in checkpoint.files}
-    if not {"vocab.json", "merges.txt"} <= present and not {"tokenizer.json", "tokenizer.model"} & present:
-        raise ArtefactError(
-            f"{root} has no tokenizer: neither tokenizer.json nor vocab.json and merges.txt nor tokenizer.model",
-            "put the tokenizer's files into the training checkpoint and convert again",
-        )
-    family, section = _read_config(root)
-    if arguments.interactive_sessions and family.name == "t5":
-        raise ArtefactError(
-            f"{root} holds a model of the family t5: an encoder-decoder has no interactive sessions",
-            "leave export.triton_deployment.interactive_sessions at 0",
-        )
-    made_for = section.find("tensor_para_size", COUNT)
-    if made_for not in (None, arguments.tensor_para_size):
-        raise ArtefactError(
-            f"{root} was made for tensor_para_size {made_for}, not {arguments.tensor_para_size}",
-            "convert again for the tensor_para_size to serve with",
-        )
-
-
-def _serving(arguments: ExportArguments) -> Serving:
-    family, section = _read_config(arguments.ft_checkpoint)
+def _serving(arguments: ExportArguments, checkpoint: ServedCheckpoint) -> Serving:
     return Serving(
-        family=family.name,
+        family=checkpoint.family,
         tensor_para_size=arguments.tensor_para_size,
         pipeline_para_size=arguments.pipeline_para_size,
         data_type=arguments.data_type,
         weights=find_format(arguments.int8_mode),
         enable_custom_all_reduce=arguments.enable_custom_all_reduce,
-        model_checkpoint_path=f"1/{arguments.tensor_para_size}-gpu",
+        model_checkpoint_path=checkpoint.place,
         max_batch_size=arguments.max_batch_size,
         max_queue_delay_us=arguments.max_queue_delay_us,
         decoupled=arguments.decoupled,
-        start_id=section.get(family.id_keys[0], INDEX),
-        end_id=section.get(family.id_keys[1], INDEX),
-        max_text_bytes=_max_text_bytes(section),
+        start_id=checkpoint.start_id,
+        end_id=checkpoint.end_id,
+        # No longer text has as few tokens as the model has positions: a token of byte-level BPE, the longest there are,
+        # stands for 128 bytes at most.
+        max_text_bytes=128 * checkpoint.positions or 1 << 20,
         tokenizer_instances=arguments.tokenizer_instances,
         text_deltas=arguments.text_deltas,
         request_timeout_s=arguments.request_timeout_s,
         prefill_chunk_tokens=arguments.prefill_chunk_tokens,
     )
-
-
-def _max_text_bytes(section: Values) -> int:
-    """Say how long a text may be: no longer one has as few tokens as the model has positions.
-
-    A token of byte-level BPE, the longest there are, stands for 128 bytes at most.
-    """
-    positions = section.get("max_pos_seq_len", INDEX, 0)  # T5, ALiBi: as many as the memory has room for
-    return 128 * positions or 1 << 20
-
-
-def _read_config(ft_checkpoint: Path) -> tuple[Family, Values]:
-    """Read the family, which the sections tell, and the section that has the ids of start and end."""
-    ini = ConfigIni.read(ft_checkpoint, ArtefactError)
-    family = find_family(ini)
-    if family is None:
-        raise ArtefactError(
-            f"{ft_checkpoint / CONFIG_INI} does not describe a model: it has none of the sections"
-            f" {', '.join(SECTIONS)}",
-            "convert again",
-        )
-    return family, family.section(ini)
 
 
 def _note(spec: ModelSpec) -> str:

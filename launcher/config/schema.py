@@ -89,7 +89,7 @@ class ModelConfig:
     checkpoint_path: str = MISSING
     adapter_path: str | None = None  # LoRA adapter to merge: a .nemo, a directory of NeMo 2 or of PEFT
     tokenizer: str | None = None  # tokenizer's directory or file; None: the checkpoint's own
-    format: ModelFormat = ModelFormat.fastertransformer  # huggingface: a directory for transformers; it is not served
+    format: ModelFormat | None = None  # None: shards of what FasterTransformer computes, else Hugging Face's directory
     tensor_model_parallel_size: int = number(1, PARALLEL)
     weight_data_type: DataType = DataType.fp16
     processes: int = same(ConvertArguments, "processes", default=16)

@@ -10,7 +10,7 @@ from pathlib import Path
 from export_scripts.repository.names import check_model_name
 from handover.errors import ConfigError, SlipwayError
 from launcher.clusters.table import cluster_of
-from launcher.config.choices import ContainerRuntime, Stage
+from launcher.config.choices import ContainerRuntime, Engine, Stage
 from launcher.config.schema import Config
 from launcher.plan.mounts import check_mountable, usual_mounts
 from launcher.plan.paths import RunPaths
@@ -44,13 +44,13 @@ def _check_format(config: Config, stages: Collection[Stage]) -> None:
     if not convert.writes_huggingface(config):
         return
     is_asked_for = config.deployment.engine.reads_shards
-    if is_asked_for and (needing := [stage.name for stage in (Stage.export, Stage.deploy) if stage in stages]):
+    needing = [stage.name for stage in (Stage.export, Stage.deploy) if stage in stages]
+    if config.deployment.engine is Engine.fastertransformer and needing:
         raise ConfigError(
             f"export.model.format=huggingface with stages=[{','.join(stage.name for stage in stages)}]: "
-            f"no shards of FasterTransformer are written, which {' and '.join(needing)} must have",
-            "take stages=[convert] for the Hugging Face directory, and a run of its own with "
-            "export.model.format=fastertransformer to serve the model, or an engine that reads such a directory: "
-            "deployment.engine=vllm",
+            f"no shards of FasterTransformer are written, which its own engine must have to {' and '.join(needing)}",
+            "take export.model.format=fastertransformer, or an engine that reads the directory: "
+            "deployment.engine=slipway",
         )
     if model.random_weights:
         why = "export.model.format=huggingface" if is_asked_for else f"deployment.engine={config.deployment.engine}"

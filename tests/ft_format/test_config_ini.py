@@ -15,12 +15,14 @@ from backends.fastertransformer.engine.model.families import read_config
 from deployment import served_models
 from evaluation.client.served_model import inspect_endpoint
 from evaluation.tasks.prompt_learning import read_task
+from export_scripts.arguments import ExportArguments
 from export_scripts.conversion.check import inspect_source
-from export_scripts.repository.model_repository import _read_config as read_for_export
+from export_scripts.repository.checkpoint import _open_shards
 from ft_format.config_ini import FILE_NAME, ConfigIni, ConfigIniError, render
-from ft_format.values import COUNT, FLAG, INDEX, fraction, one_of
+from ft_format.values import COUNT, FLAG, fraction, one_of
 from handover.endpoint import Endpoint
 from handover.errors import ArtefactError, CheckpointError
+from handover.manifest import Manifest
 from handover.templates import TEMPLATES_FILE
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -132,8 +134,8 @@ def of_the_deployment(directory: Path) -> object:
 
 
 def of_the_export(directory: Path) -> object:
-    section = read_for_export(directory)[1]
-    return [section.get(key, INDEX) for key in ("start_id", "end_id")]
+    arguments = ExportArguments(directory, directory / "repository", "tiny", 1, 1, "fp32", 0, 0, 8)
+    return _open_shards(directory, Manifest("ft_checkpoint", ()), arguments)
 
 
 def of_a_reshard(directory: Path) -> object:

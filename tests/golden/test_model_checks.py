@@ -8,10 +8,10 @@ import pytest
 from support.composed import FIVE, compose
 
 from handover.errors import ConfigError, SlipwayError
-from launcher.pipeline import ordered_stages
+from launcher.pipeline import ordered_stages, plan_stages
 from launcher.plan import checks
 from launcher.plan.paths import RunPaths
-from launcher.plan.stages.convert import plan
+from launcher.plan.stages.convert import plan, with_format
 
 DATA = Path(__file__).parents[1] / "data"
 GPT, T5 = DATA / "nemo" / "gpt122_tp1_pp1.nemo", DATA / "nemo" / "t5_abs.nemo"
@@ -153,12 +153,47 @@ def test_an_adapter_and_a_tokenizer_are_opened_before_submission_and_given_to_th
     assert {f"--adapter={adapter}", f"--tokenizer={tmp_path / 'words'}"} <= set(planned.commands[0].argv)
 
 
-@pytest.mark.parametrize("stages", ["export", "deploy", "convert,export,deploy,benchmark"])
-def test_a_hugging_face_directory_is_not_served(tmp_path: Path, stages: str) -> None:
-    error = refusal(tmp_path, GPT, f"stages=[{stages}]", "export.model.format=huggingface")
-    needing = " and ".join(name for name in ("export", "deploy") if name in stages)
-    assert f"no shards of FasterTransformer are written, which {needing} must have" in error.problem
-    assert "take stages=[convert] for the Hugging Face directory" in error.hint
+def test_a_hugging_face_directory_is_served_by_engines_that_read_it(tmp_path: Path) -> None:
+    given = "export.model.format=huggingface"
+    error = refusal(tmp_path, GPT, "stages=[export,deploy]", given, "deployment.engine=fastertransformer")
+    assert "no shards of FasterTransformer are written, which its own engine must have to export" in error.problem
+    assert "take export.model.format=fastertransformer" in error.hint
+    error = refusal(tmp_path, GPT, FIVE, given)
+    assert "the drop-in engine does not read" in error.problem and "model_type is 'gpt2'" in error.problem
+    assert "it reads FasterTransformer's shards of this family" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "is_directory"),
+    [("qwen3", {}, True), ("llama 2 70B", {"head_dim": 32, "hidden_size": 256}, False)],
+)
+def test_what_fastertransformer_lacks_is_planned_as_a_directory(
+    name: str, changes: dict[str, int], is_directory: bool, tmp_path: Path
+) -> None:
+    from support.llama_hub_models import save_llama
+
+    save_llama(name, tmp_path / "source", **changes)
+    given = [f"base_results_dir={tmp_path}", f"export.model.checkpoint_path={tmp_path}/source"]
+    given += ["stages=[convert,export,deploy]", "export.model.tensor_model_parallel_size=2"]
+    config = compose([*given, "cluster_type=interactive"])
+    paths = RunPaths.of(config)
+    config = with_format(config, paths)
+    stages = ordered_stages(config, paths)
+    checks.check(config, paths, stages)
+    converted, exported = (each.commands[0].argv for each in plan_stages(config, paths, stages)[:2])
+    place = paths.huggingface if is_directory else paths.ft_checkpoint
+    assert ("--format=huggingface" in converted) == is_directory
+    assert f"--ft-checkpoint={place}" in exported and "--tensor-para-size=2" in exported
+
+
+def test_a_directory_that_the_engine_does_not_serve_is_refused_before_submission(tmp_path: Path) -> None:
+    from support.llama_hub_models import save_llama
+
+    save_llama("qwen3", tmp_path / "source")
+    (tmp_path / "root").mkdir()
+    ranks = "export.model.tensor_model_parallel_size=3"
+    error = refusal(tmp_path / "root", tmp_path / "source", FIVE, "export.model.format=huggingface", ranks)
+    assert "3 ranks cannot share 8 heads" in error.problem
 
 
 def test_what_transformers_cannot_express_is_refused_before_submission(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ def decoder(
         model = llama_models.save(request.param, root / "source", max_position_embeddings=320, **ids)
     tokenizer.save(str(root / "source" / "tokenizer.json"))
     served = Run(root, root / "source", *QUICK, f"evaluation.lambada.samples={SAMPLES}")
+    weights = served.results / "model_repo/fastertransformer/1/huggingface/model.safetensors"
+    # What FasterTransformer lacks is served from the source's own file: no copy is written.
+    assert weights.exists() == (request.param == "gemma2")
+    assert not weights.exists() or weights.samefile(root / "source" / "model.safetensors")
     yield served, model, tokenizer
     served.deployment.stop()
 

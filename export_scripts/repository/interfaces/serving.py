@@ -74,7 +74,7 @@ class Serving:
         return ModelSpec(
             name=ENGINE,
             backend=ENGINE,
-            default_model_filename=f"{self.tensor_para_size}-gpu",
+            default_model_filename=self.model_checkpoint_path.rpartition("/")[2],
             max_batch_size=self.max_batch_size,
             decoupled=self.decoupled,
             max_queue_delay_us=self.max_queue_delay_us,

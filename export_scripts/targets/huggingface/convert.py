@@ -124,7 +124,8 @@ def _check_space(plan: HuggingFacePlan, output: Path, journal: Journal) -> None:
     needed_bytes = SPARE_BYTES + sum(map(len, plan.small_files.values()))
     for file in plan.files:
         if file.name not in journal.finished:
-            needed_bytes += file.size_bytes - written.get(file.growing, 0)
+            is_linked = file.origin is not None and file.origin.stat().st_dev == output.stat().st_dev
+            needed_bytes += 0 if is_linked else file.size_bytes - written.get(file.growing, 0)
     if plan.source.archive.is_compressed:
         needed_bytes += sum(plan.source.archive.sizes.values())
     check_space(output, needed_bytes)

@@ -25,6 +25,7 @@ from export_scripts.conversion.safetensors_files import INDEX_FILE, PlannedTenso
 from export_scripts.conversion.shards import ShardSettings
 from export_scripts.conversion.special_ids import with_settled_ids
 from export_scripts.targets.huggingface import TARGETS
+from export_scripts.targets.huggingface.linked import own_files
 from export_scripts.targets.huggingface.table import Facts, Taken, Target, unfinished
 from export_scripts.targets.huggingface.tokenizer import tokenizer_files
 from export_scripts.weights.layouts import unchanged
@@ -118,7 +119,8 @@ def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
         remarks += zeros_made(assignments)
     said = (each for each in source.remarks if not isinstance(each, ShardRemark))
     remarks = (*filter(None, (nemos_remark,)), *said, *remarks)
-    files = lay_out(planned, wish.data_type, wish.largest_file_bytes)
+    layout = wish.data_type, wish.largest_file_bytes
+    files = (own_files(archive, planned, used, *layout) if opened.own else None) or lay_out(planned, *layout)
     length = config.get("n_positions") or config.get("max_position_embeddings")
     small = {
         CONFIG_FILE: _json(config),

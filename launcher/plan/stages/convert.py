@@ -5,13 +5,19 @@ What the checkpoint says now, and the plan.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import models
 from export_scripts.arguments import HUGGINGFACE, ConvertArguments
-from handover.errors import ConfigError
+from handover.errors import CheckpointError, ConfigError
+from handover.manifest import FILE_NAME
 from launcher.config.choices import Engine, ModelFormat, ModelType, Stage
 from launcher.config.options import filled
 from launcher.config.schema import Config
@@ -19,6 +25,8 @@ from launcher.plan.engine_checks import check_served
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.settings import Known, environment, resources
+from models.directory import CONFIG_FILE
+from models.engine_limits import beyond_engine, ranks_problem
 
 _GPT, _T5 = "gpt", "t5"
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
@@ -89,6 +97,33 @@ def writes_huggingface(config: Config) -> bool:
     return config.export.model.format is ModelFormat.huggingface or not config.deployment.engine.reads_shards
 
 
+def with_format(config: Config, paths: RunPaths) -> Config:
+    """Settle what the weights are converted to, where it is not asked for.
+
+    A model that FasterTransformer's loader lacks becomes a Hugging Face directory, any other shards. What cannot be
+    opened, the conversion's check names.
+    """
+    from export_scripts.checkpoints.formats import find_archive, open_source
+    from export_scripts.checkpoints.given import GivenFiles
+    from export_scripts.checkpoints.huggingface.hub import is_fetched
+
+    model, checkpoint = config.export.model, paths.checkpoint
+    if model.format is not None:
+        return config
+    is_directory = False
+    if config.deployment.engine is Engine.slipway and {Stage.convert, Stage.export} & set(config.stages):
+        is_unknown = model.random_weights or (paths.hub_name and not is_fetched(paths.hub_name, checkpoint))
+        if not checkpoint.exists():
+            is_directory = (paths.huggingface / FILE_NAME).is_file() and not (paths.ft_checkpoint / FILE_NAME).is_file()
+        elif not is_unknown:
+            with suppress(CheckpointError):
+                given = GivenFiles(paths.adapter, paths.tokenizer)
+                source = open_source(find_archive(checkpoint, given), for_shards=False)
+                is_directory = bool(source.family.beyond(source.dims))
+    found = ModelFormat.huggingface if is_directory else ModelFormat.fastertransformer
+    return replace(config, export=replace(config.export, model=replace(model, format=found)))
+
+
 def _arguments(config: Config, paths: RunPaths) -> ConvertArguments:
     model = config.export.model
     is_huggingface = writes_huggingface(config)
@@ -125,12 +160,7 @@ def _check_shards(config: Config, paths: RunPaths, stages: Collection[Stage], kn
     _say_family(config, str(checkpoint), source.family.name, source.source_map.name)
     if Stage.deploy in stages:
         _check_engine(config, str(checkpoint), source.family.beyond(source.dims))
-    if Stage.export in stages and not source.tokenizer.members:
-        raise ConfigError(
-            f"{checkpoint} has no tokenizer, which export needs",
-            "put tokenizer.json, vocab.json and merges.txt, or tokenizer.model beside the weights, or name them by "
-            "export.model.tokenizer; stages=[convert] does without",
-        )
+    _check_tokenizer(str(checkpoint), source.tokenizer.members, stages)
     known.model, known.is_encoder_decoder = str(checkpoint), source.family.name == _T5
 
 
@@ -147,9 +177,47 @@ def _check_huggingface(config: Config, paths: RunPaths, stages: Collection[Stage
     source = planned.source
     _check_family(config, str(paths.checkpoint), source.family.name)
     _say_family(config, str(paths.checkpoint), source.family.name, source.source_map.name)
-    if not config.deployment.engine.reads_shards and {Stage.export, Stage.deploy} & set(stages):
+    is_served = bool({Stage.export, Stage.deploy} & set(stages))
+    if is_served and config.deployment.engine.reads_shards:
+        _check_directory(config, str(paths.checkpoint), json.loads(planned.small_files[CONFIG_FILE]))
+        _check_tokenizer(str(paths.checkpoint), source.tokenizer.members, stages)
+    elif is_served:
         check_served(config, str(paths.checkpoint), planned.architecture, vars(source.dims))
     known.model, known.is_encoder_decoder = str(paths.checkpoint), source.family.name == _T5
+
+
+def _check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) -> None:
+    """Refuse a model that the drop-in engine does not serve from a Hugging Face directory.
+
+    Args:
+        config: of the run.
+        checkpoint: for the error.
+        said: config.json of the directory.
+
+    Raises:
+        ConfigError: naming what it does not compute.
+    """
+    other = "take another engine, such as deployment.engine=vllm, or stages=[convert] for the directory alone"
+    try:
+        decoder = models.find(said.get("model_type")).read(said)
+    except models.ModelError as error:
+        raise ConfigError(
+            f"the drop-in engine does not read {checkpoint} as a Hugging Face directory: {error.problem}",
+            "leave export.model.format out: it reads FasterTransformer's shards of this family",
+        ) from None
+    if beyond := beyond_engine(decoder):
+        raise ConfigError(f"the drop-in engine does not serve {checkpoint}\n  " + "\n  ".join(beyond), other)
+    if problem := ranks_problem(decoder, config.export.model.tensor_model_parallel_size):
+        raise ConfigError(f"{checkpoint}: {problem}", "take another export.model.tensor_model_parallel_size")
+
+
+def _check_tokenizer(checkpoint: str, members: Collection[str], stages: Collection[Stage]) -> None:
+    if Stage.export in stages and not members:
+        raise ConfigError(
+            f"{checkpoint} has no tokenizer, which export needs",
+            "put tokenizer.json, vocab.json and merges.txt, or tokenizer.model beside the weights, or name them by "
+            "export.model.tokenizer; stages=[convert] does without",
+        )
 
 
 def _check_engine(config: Config, checkpoint: str, beyond: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Export of an FT checkpoint as a Triton model repository."""
+"""Export of an FT checkpoint, or of a Hugging Face directory, as a Triton model repository."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from export_scripts.arguments import ExportArguments, ExportVllmArguments
 from handover.errors import ConfigError
-from launcher.config.choices import Engine, Stage
+from launcher.config.choices import Engine, ModelFormat, Stage
 from launcher.config.options import filled
 from launcher.config.schema import Config
 from launcher.plan.engine_checks import check_engine
@@ -33,7 +33,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
 
 
 def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
-    """Plan the export: one command on one node; shards are linked, so it takes no space.
+    """Plan the export: one command on one node; weights are linked, so it takes no space.
 
     There is none where the engine serves the Hugging Face directory as the conversion has written it.
     """
@@ -42,10 +42,11 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     if config.deployment.engine is Engine.vllm_triton:
         return [_for_vllm(config, paths)]
     run, triton = config.export.run, config.export.triton_deployment
+    checkpoint = paths.huggingface if config.export.model.format is ModelFormat.huggingface else paths.ft_checkpoint
     arguments = filled(
         ExportArguments,
         triton,
-        ft_checkpoint=paths.ft_checkpoint,
+        ft_checkpoint=checkpoint,
         output=partial(paths.model_repository),
         model_name=run.model_train_name,
         tensor_para_size=config.export.model.tensor_model_parallel_size,
@@ -56,7 +57,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         name=run.name,
         commands=(python_module("export_scripts.export", arguments),),
         resources=resources(config, run.time_limit, nodes=1, gpus_per_node=0),
-        inputs=(paths.ft_checkpoint,),
+        inputs=(checkpoint,),
         output=paths.model_repository,
         log=paths.log("export"),
         env=environment(config),

@@ -8,11 +8,14 @@ from enum import IntEnum
 from typing import Any
 
 from ft_format.layout import StoredTensor
+from models.decoder import Decoder
 
 from ..ops.positions import RopeScaling
 from .layouts import StackWeights
 
 NO_POSITION_LIMIT = 16384  # FasterTransformer's FT_SEQ_LEN_MAX
+Rope = tuple[float, RopeScaling | None]
+"""The base of rotations' wave lengths, and how their angles are scaled."""
 
 
 class PromptType(IntEnum):
@@ -53,6 +56,7 @@ class Stack:
         rotates_pairs: whether neighbours are rotated with each other (GPT-J), else the two halves (GPT-NeoX).
         rope_theta: base of the rotations' wave lengths.
         rope_scaling: of their angles; None: they are not scaled.
+        ropes: these two for each layer, where the layers differ; empty: they do not.
     """
 
     head_num: int
@@ -78,6 +82,7 @@ class Stack:
     rotates_pairs: bool = False
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    ropes: tuple[Rope, ...] = ()
 
     @property
     def hidden_units(self) -> int:
@@ -97,6 +102,10 @@ class Stack:
     def window_of(self, layer: int) -> int:
         """Return the window of a layer's attention; 0: there is none."""
         return self.window if self.window_layers[layer % len(self.window_layers)] == "1" else 0
+
+    def rope_of(self, layer: int) -> Rope:
+        """Return the base and the scaling of a layer's rotations."""
+        return self.ropes[layer] if self.ropes else (self.rope_theta, self.rope_scaling)
 
     @property
     def reach(self) -> int:
@@ -138,8 +147,8 @@ class ModelConfig(Stack):
         family: the name of its family in ft_format. In t5-encoder, what is said of the decoder is the encoder's.
         layout: which tensors the network reads; None: only dimensions are needed.
         tensors: every tensor of the checkpoint by name, by the family's table in ft_format, or in models.
-        file_shapes: their shapes in the files of a Hugging Face directory, where a head of keys or values that several
-            ranks have is there once; empty: the checkpoint is FasterTransformer's shards.
+        decoder: of a Hugging Face directory, whose files have a head of keys or values that several ranks copy once;
+            None: the checkpoint is FasterTransformer's shards.
         head: name of the output projection among them; empty: it is the embedding.
         has_tied_head: whether the embedding takes the head's place where that has no file.
         has_decoder: whether tokens are generated; else the encoder's output is the answer.
@@ -167,7 +176,7 @@ class ModelConfig(Stack):
     family: str = "gpt"
     layout: Layout | None = field(default=None, repr=False, compare=False)
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict, repr=False, compare=False)
-    file_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
+    decoder: Decoder | None = field(default=None, repr=False, compare=False)
     head: str = "model.lm_head.weight"
     has_tied_head: bool = True
     has_decoder: bool = True

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from models.directory import find_tensors
 from models.safetensors import StoredTensor
 
-from ..errors import WeightsError
 from .config import ModelConfig
 from .precision import TORCH_TYPES
 from .reader import Reader
@@ -20,37 +18,6 @@ from .shards import Piece
 
 Located = Mapping[str, tuple[str, StoredTensor]]
 """By a tensor's name, its file and its place there."""
-_MOST_LISTED = 20
-_UNUSED = ".rotary_emb.inv_freq"
-"""End of names that older versions of transformers saved; their numbers are those that config.json says."""
-
-
-def locate(directory: Path, config: ModelConfig) -> Located:
-    """Find every tensor of a model in the files of a directory.
-
-    Raises:
-        WeightsError: names those that are missing, have another shape or type, or are not the model's.
-    """
-    found, problems = find_tensors(directory, WeightsError), list[str]()
-    assert config.layout
-    embedding = config.layout.embedding
-    if config.has_tied_head and embedding not in found and config.head in found:
-        found[embedding] = found.pop(config.head)  # whoever saves each tensor once keeps one of its two names
-    for name, shape in config.file_shapes.items():
-        if name not in found:
-            problems += [f"{name}: missing"] if name != config.head or not config.has_tied_head else []
-        elif (stored := found[name][1]).shape != shape:
-            problems.append(f"{name}: {list(stored.shape)}, expected {list(shape)}")
-        elif stored.data_type not in TORCH_TYPES:
-            problems.append(f"{name}: of type {stored.data_type}; legal are {', '.join(TORCH_TYPES)}")
-    others = (name for name in found if name not in config.file_shapes and not name.endswith(_UNUSED))
-    problems += [f"{name}: the model that config.json describes has none" for name in others]
-    if problems:
-        noun = "tensor is" if len(problems) == 1 else "tensors are"
-        more = [f"... and {len(problems) - _MOST_LISTED} more"] if len(problems) > _MOST_LISTED else []
-        lines = "\n  ".join(problems[:_MOST_LISTED] + more)
-        raise WeightsError(f"{len(problems)} {noun} unusable in {directory}:\n  {lines}")
-    return found
 
 
 class HubReader(Reader):
@@ -64,7 +31,9 @@ class HubReader(Reader):
 
     def __init__(self, located: Located, config: ModelConfig, *others: Any) -> None:
         super().__init__(config, *others)
-        self._located, self._file_shapes = located, config.file_shapes
+        assert config.decoder, "config.json was not read"
+        of_files = replace(config.decoder, has_tied_head=False).tensors()
+        self._located, self._file_shapes = located, {name: tensor.shape for name, tensor in of_files.items()}
 
     def _copy(self, name: str, target: Tensor) -> None:
         axis, part = self._tensors[name].split_axis, None

@@ -42,16 +42,16 @@ def run_layer(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerContex
     """Run a layer on x, [B, T, hidden], which is overwritten; kv: the layer's cache."""
     if stack.is_parallel:
         return _run_parallel(stack, layer, x, context, kv)
-    ops, comm, is_pre = context.ops, context.comm, stack.is_pre_norm
-    assert layer.post_norm
-    attended = _attend(stack, layer, x, layer.input_norm if is_pre else None, context, kv)
+    ops, comm, norms, none = context.ops, context.comm, (layer.input_norm, layer.post_norm), (None, None)
+    before, after = (norms, none) if stack.is_pre_norm else (none, norms)
+    attended = _attend(stack, layer, x, before[0], context, kv)
     x = _add_product(x, layer.attention_out, attended, context, layer.attention_output_norm)
-    x = x if is_pre else ops.norm(x, layer.input_norm)
+    x = ops.norm(x, after[0]) if after[0] else x
     if layer.cross:
         x = comm.all_reduce_add(x, layer.cross.out, _attend_source(stack, layer.cross, x, context, kv))
-    inner = _mlp(stack, layer, x, layer.post_norm if is_pre else None, context)
+    inner = _mlp(stack, layer, x, before[1], context)
     x = _add_product(x, layer.mlp_out, inner, context, layer.mlp_output_norm)
-    return x if is_pre else ops.norm(x, layer.post_norm)
+    return ops.norm(x, after[1]) if after[1] else x
 
 
 def _add_product(x: Tensor, linear: Linear, inner: Tensor, context: LayerContext, norm: Norm | None) -> Tensor:
@@ -65,6 +65,7 @@ def _add_product(x: Tensor, linear: Linear, inner: Tensor, context: LayerContext
 def _run_parallel(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerContext, kv: Tensor) -> Tensor:
     """Run attention and MLP on the same input (GPT-J, GPT-NeoX)."""
     normed, first, second = x, layer.input_norm, layer.post_norm
+    assert first
     attention_norm: Norm | None = first
     if not second:  # one norm for both; a product of one row norms its input at no cost
         is_fused = x.shape[:2] == (1, 1)
@@ -82,11 +83,20 @@ def _attend(
     """Self-attention of this process's heads, [B, T, hidden] -> [B, T, H * D]."""
     q, k, v = _split_qkv(stack, context.ops.linear(layer.qkv, x, norm))
     if layer.query_norm and layer.key_norm:
+        if len(layer.query_norm.weight) > stack.size_per_head:
+            q, k = (_norm_together(context.ops, *pair) for pair in ((q, layer.query_norm), (k, layer.key_norm)))
+            return _join_heads(context.attend(q, k, v, kv))
         if layer.query_norm.is_rms and not layer.ia3:
             return _join_heads(context.attend(q, k, v, kv, HeadNorms(layer.query_norm, layer.key_norm)))
         q, k = context.ops.norm(q, layer.query_norm), context.ops.norm(k, layer.key_norm)
     k, v = scale_by_task(k, layer.ia3, 0, context.tasks), scale_by_task(v, layer.ia3, 1, context.tasks)
     return _join_heads(context.attend(q, k, v, kv))
+
+
+def _norm_together(ops: Ops, x: Tensor, norm: Norm) -> Tensor:
+    """Norm the heads of a token together, [B, H, T, D]."""
+    (normed,) = split_heads(ops.norm(_join_heads(x), norm), 1, x.shape[-1])
+    return normed
 
 
 def _attend_source(stack: Stack, cross: CrossWeights, x: Tensor, context: LayerContext, kv: Tensor) -> Tensor:

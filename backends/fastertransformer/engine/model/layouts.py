@@ -33,20 +33,21 @@ class LayerWeights:
     """One transformer layer.
 
     Attributes:
-        input_norm: before attention, or after it in a post-norm model.
+        input_norm: before attention, or after it in a post-norm model; None: there is none.
         qkv: hidden -> (heads + 2 * kv_heads) * head_size: all q, then all k, then all v.
         attention_out: heads * head_size -> hidden.
-        post_norm: the same for the MLP; None where the MLP works on attention's input.
+        post_norm: the same for the MLP; None where there is none, or the MLP works on attention's input.
         mlp_in: hidden -> inter, which is activated.
         mlp_gate: hidden -> inter, which mlp_in's activated output is multiplied by; None: the MLP has no gate.
         mlp_out: inter -> hidden.
         cross: attention to the encoder's output; None: there is no encoder.
         ia3: what k, v and the MLP's inner layer are multiplied with, [tasks, ...] each.
-        query_norm, key_norm: of each head's query and key, before they are rotated; None: there is none.
+        query_norm, key_norm: of each head's query and key before they are rotated, or of all heads' together where
+            they are as wide; None: there is none.
         attention_output_norm, mlp_output_norm: of what the residual stream is added to; None: there is none.
     """
 
-    input_norm: Norm
+    input_norm: Norm | None
     qkv: Linear
     attention_out: Linear
     post_norm: Norm | None

@@ -26,7 +26,7 @@ from ..ops.ops import Ops
 from ..ops.packed_rows import Rows
 from ..ops.positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies, scaled_frequencies
 from ..parallel.comm import Comm
-from .config import ModelConfig, Stack
+from .config import ModelConfig, Rope, Stack
 from .layers import LayerContext, run_layer, scale_by_task, split_heads
 from .layouts import ModelWeights, StackWeights
 
@@ -58,8 +58,11 @@ class Network:
         self._like = weights.like
         spec = _attention_spec(config, weights.decoder, weights.like.device, is_both_ways=False)
         indices = weights.decoder.indices if weights.decoder else range(0)
-        self._windows = [config.window_of(index) for index in indices]
-        self._specs = {window: spec._replace(window=window) for window in sorted({*self._windows})}
+        self._kinds = [(config.window_of(index), config.rope_of(index)) for index in indices]
+        self._specs = {
+            (window, rope): spec._replace(window=window, rotary=_rotary(config, rope, weights.like.device))
+            for window, rope in dict.fromkeys(self._kinds)
+        }
         encoder = config.encoder or config
         self._encoder_spec = _attention_spec(encoder, weights.encoder, weights.like.device, is_both_ways=True)
         # A number of the type that is computed in, as transformers rounds Gemma's factor.
@@ -200,12 +203,12 @@ class Network:
             lengths, tasks = cache.sources[:, slots]
             attend_source = self.ops.cross_attention(cache.source_block_tables[slots], lengths, config.attention_scale)
             tasks_here = tasks.view(x.shape[:2]) if config.ia3_num_tasks else None
-        by_window = {
-            window: LayerContext(self.ops, self.comm, prepare(spec), tasks_here, attend_source)
-            for window, spec in self._specs.items()
+        contexts = {
+            kind: LayerContext(self.ops, self.comm, prepare(spec), tasks_here, attend_source)
+            for kind, spec in self._specs.items()
         }
-        for layer, window, kv in zip(weights.layers, self._windows, cache.kv, strict=True):
-            x = run_layer(config, layer, x, by_window[window], kv)
+        for layer, kind, kv in zip(weights.layers, self._kinds, cache.kv, strict=True):
+            x = run_layer(config, layer, x, contexts[kind], kv)
         return x
 
     def _embed(self, rows: Rows, embeddings: Tensor | None) -> Tensor:
@@ -238,10 +241,15 @@ def _attention_spec(
     if weights and weights.position_bias is not None:
         table = weights.position_bias
         bias = Alibi(table) if stack.positions == "alibi" else Relative(table, is_both_ways)
-    rotary = None
-    if stack.rotary_dim:
-        frequencies = plain_frequencies(stack.rotary_dim, stack.rope_theta, device)
-        if stack.rope_scaling:
-            frequencies = scaled_frequencies(frequencies, stack.rope_scaling)
-        rotary = Rotary(stack.rotary_dim, stack.rotates_pairs, frequencies)
+    rotary = _rotary(stack, stack.rope_of(0), device)
     return AttentionSpec(stack.attention_scale, bias, rotary, stack.attn_softcap)
+
+
+def _rotary(stack: Stack, rope: Rope, device: torch.device) -> Rotary | None:
+    if not stack.rotary_dim:
+        return None
+    base, scaling = rope
+    frequencies = plain_frequencies(stack.rotary_dim, base, device)
+    if scaling:
+        frequencies = scaled_frequencies(frequencies, scaling)
+    return Rotary(stack.rotary_dim, stack.rotates_pairs, frequencies)

@@ -19,12 +19,13 @@ from pathlib import Path
 import torch
 
 from ft_format.weight_format import INT8, KEY
+from models.described import find_model_tensors
 
 from ..cache.sizing import free_bytes
 from ..errors import WeightsError
 from ..parallel.partition import Partition
 from .config import ModelConfig
-from .hub_reader import HubReader, locate
+from .hub_reader import HubReader
 from .layouts import ModelWeights
 from .precision import Precision
 from .reader import Reader
@@ -59,7 +60,7 @@ def load_weights(
             tensor_para_size does not fit, or the device has too little memory.
     """
     partition, is_cpu = partition or Partition(range(config.num_layer)), device.type == "cpu"
-    if not config.file_shapes or partition.rank is not None:  # one process has whole tensors
+    if not config.decoder or partition.rank is not None:  # one process has whole tensors
         _check_ranks(directory, config, tensor_para_size)
     is_staged = not (is_cpu or are_made_up)
     with StagedFiles(directory, device) if is_staged else nullcontext() as staged:
@@ -67,7 +68,7 @@ def load_weights(
         make = partial(kind, config, tensor_para_size, precision)
         on_meta = partial(make, torch.device("meta"), is_cpu)
         plan, order = _planned(on_meta, config, partition, has_head)
-        if not (are_made_up or config.file_shapes):
+        if not (are_made_up or config.decoder):
             _check_shards(directory, _planned(on_meta, config, Partition(range(config.num_layer)), has_head)[1])
         need_bytes = plan.size_bytes + 2 * plan.largest_bytes + AHEAD_BYTES * is_staged
         _check_room(directory, precision, need_bytes, device, sharers)
@@ -87,9 +88,9 @@ def _kind_of_reader(directory: Path, config: ModelConfig, are_made_up: bool) -> 
     Raises:
         WeightsError: tensors of a Hugging Face directory are missing, or not the model's.
     """
-    if not config.file_shapes:
+    if not config.decoder:
         return Reader, not are_made_up and (directory / f"{config.head}.bin").exists()
-    located = {} if are_made_up else locate(directory, config)
+    located = {} if are_made_up else find_model_tensors(directory, config.decoder, WeightsError)
     return partial(HubReader, located), config.head in located
 
 

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import models
 from ft_format.layout import StoredTensor
-from models.blocks.attention import BY_HEAD, NO_NORM
 from models.blocks.norms import RMS_NORM
 from models.blocks.rotary import Scaling
-from models.directory import CONFIG_FILE, GENERATION_FILE, read_json, special_ids
+from models.decoder import Decoder
+from models.described import read_directory
+from models.directory import CONFIG_FILE
+from models.engine_limits import beyond_engine
 from models.tensor import Tensor
 
 from ...errors import ConfigJsonError
@@ -37,24 +37,18 @@ def read(directory: Path, ranks: int) -> ModelConfig:
     Raises:
         ConfigJsonError: the file describes no model that is known, or one that this engine does not compute.
     """
-    said = read_json(directory / CONFIG_FILE, ConfigJsonError)
-    try:
-        architecture = models.find(said.get("model_type"))
-        decoder = architecture.read(said)
-    except models.ModelError as error:
-        raise ConfigJsonError(f"{directory / CONFIG_FILE}: {error.problem}", error.hint) from None
-    _refuse_unknown(decoder, directory / CONFIG_FILE)
-    generation = read_json(directory / GENERATION_FILE, ConfigJsonError)
-    ids = special_ids(architecture.completed(said), generation, ConfigJsonError).settled(decoder.vocab_size)
+    decoder, ids, data_type = read_directory(directory, ConfigJsonError)
+    if beyond := beyond_engine(decoder):
+        listed = "\n  ".join(beyond)
+        raise ConfigJsonError(f"{directory / CONFIG_FILE} describes a network that is not served\n  {listed}")
     copies = max(1, ranks // decoder.kv_head_num)
     copied = replace(decoder, attention=replace(decoder.attention, kv_head_num=decoder.kv_head_num * copies))
     attention, feed_forward, norms = copied.attention, copied.feed_forward, copied.norms
-    rotary = decoder.layers[0].rotary
     windows = [layer.window for layer in decoder.layers]
     return ModelConfig(
         family="llama",
         tensors={name: _stored(tensor) for name, tensor in replace(copied, has_tied_head=False).tensors().items()},
-        file_shapes={name: tensor.shape for name, tensor in replace(decoder, has_tied_head=False).tensors().items()},
+        decoder=decoder,
         layout=Layout(f"{decoder.names['embedding']}.weight", partial(_stack, decoder)),
         head=f"{decoder.names['head']}.weight",
         has_tied_head=decoder.has_tied_head,  # a head that is there even so may be another one, and counts
@@ -63,7 +57,7 @@ def read(directory: Path, ranks: int) -> ModelConfig:
         end_id=ids.end_id,
         max_pos_seq_len=decoder.max_positions or NO_POSITION_LIMIT,
         prompt_learning_start_id=ids.end_id + 1,
-        weight_data_type=_data_type(said),
+        weight_data_type=data_type,
         model_width=decoder.hidden_units,
         num_layer=decoder.num_layer,
         head_num=attention.head_num,
@@ -80,36 +74,16 @@ def read(directory: Path, ranks: int) -> ModelConfig:
         window=max(windows),
         window_layers="".join(str(int(window > 0)) for window in windows),
         positions="rotary",
-        rotary_dim=rotary.width,
-        rope_theta=rotary.base,
-        rope_scaling=_scaling(rotary.scaling),
+        rotary_dim=decoder.layers[0].rotary.width,
+        ropes=tuple((layer.rotary.base, _scaling(layer.rotary.scaling)) for layer in decoder.layers),
         embedding_scale=decoder.embedding_scale,
         final_softcap=decoder.final_softcap,
     )
 
 
-def _refuse_unknown(decoder: models.Decoder, path: Path) -> None:
-    """Refuse what no part of this engine computes."""
-    of_model = {
-        "experts": (decoder.expert_num, "it does not serve mixtures of experts; take an engine that has them"),
-        "norms": (not decoder.norms.is_before, "a norm stands before each sublayer"),
-        "the norms of queries and keys": (decoder.attention.qk_norm not in (NO_NORM, BY_HEAD), "they are by head"),
-        "rotations": (len({layer.rotary for layer in decoder.layers}) > 1, "all layers rotate alike"),
-        "windows": (len({layer.window for layer in decoder.layers} - {0}) > 1, "they have one size"),
-    }
-    if found := [f"{name}: {reason}" for name, (is_so, reason) in of_model.items() if is_so]:
-        raise ConfigJsonError(f"{path} describes a network that this engine does not serve\n  " + "\n  ".join(found))
-
-
 def _stored(tensor: Tensor) -> StoredTensor:
     split_axis = None if tensor.axes[0] == "vocab_size" else tensor.split_axis  # every rank embeds all tokens
     return StoredTensor(tensor.shape, split_axis, is_summed=False)
-
-
-def _data_type(said: dict[str, Any]) -> str:
-    """Name the type that the weights are said to have; each tensor's own is in its file."""
-    name = str(said.get("dtype") or said.get("torch_dtype"))
-    return {"float16": "fp16", "bfloat16": "bf16"}.get(name, "fp32")
 
 
 def _scaling(scaling: Scaling | None) -> RopeScaling | None:
@@ -119,7 +93,7 @@ def _scaling(scaling: Scaling | None) -> RopeScaling | None:
     return RopeScaling(scaling.factor, *waves)
 
 
-def _stack(decoder: models.Decoder, read: Reader, config: ModelConfig, layers: range) -> StackWeights:
+def _stack(decoder: Decoder, read: Reader, config: ModelConfig, layers: range) -> StackWeights:
     return StackWeights(
         indices=layers,
         position_bias=None,
@@ -129,16 +103,13 @@ def _stack(decoder: models.Decoder, read: Reader, config: ModelConfig, layers: r
 
 
 def _layer(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> LayerWeights:
-    input_norm = read.norm(names["input_norm"], config)
-    assert input_norm is not None
-
     def norm(role: str) -> Norm | None:
         return read.norm(names[role], config) if role in names else None
 
     up = read.column_parallel(names["up"])
     gate = read.column_parallel(names["gate"]) if config.is_gated else None
     return LayerWeights(
-        input_norm=input_norm,
+        input_norm=norm("input_norm"),
         qkv=read.column_parallel(names["query"], names["key"], names["value"]),
         attention_out=read.row_parallel(names["attention_output"]),
         post_norm=norm("pre_mlp_norm"),

@@ -1,0 +1,120 @@
+"""What a model repository is made of: the FT checkpoint or the Hugging Face directory of a conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import models
+from export_scripts.arguments import ExportArguments
+from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.tokenizers.chat import find_chat
+from export_scripts.conversion.special_ids import with_settled_ids
+from ft_format.config_ini import FILE_NAME as CONFIG_INI
+from ft_format.config_ini import ConfigIni
+from ft_format.families import SECTIONS, find_family
+from ft_format.location import HUGGINGFACE
+from ft_format.values import COUNT, INDEX
+from handover.errors import ArtefactError
+from handover.manifest import Manifest
+from handover.text_ids import TEXT_IDS_FILE
+from models.directory import CONFIG_FILE, read_json
+from models.engine_limits import beyond_engine, ranks_problem
+
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", TEXT_IDS_FILE)
+_HUB_KIND = "huggingface"
+
+
+@dataclass(frozen=True)
+class ServedCheckpoint:
+    """A checkpoint that a repository can be made of.
+
+    Attributes:
+        root: its directory.
+        manifest: of its files.
+        place: where the repository has it, below a model's directory.
+        family: FasterTransformer's name of the model.
+        start_id, end_id: of the vocabulary.
+        positions: of the longest text; 0: as many as the memory has room for (T5, ALiBi).
+        tokenizer: files of it that the models for text read.
+        made: content of files of the tokenizer by name, in place of the checkpoint's: the whole of what training had,
+            and what stands around a text, as in an FT checkpoint.
+    """
+
+    root: Path
+    manifest: Manifest
+    place: str
+    family: str
+    start_id: int
+    end_id: int
+    positions: int
+    tokenizer: tuple[str, ...] = ()
+    made: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def open_checkpoint(arguments: ExportArguments) -> ServedCheckpoint:
+    """Open what is exported.
+
+    Raises:
+        ArtefactError: it is incomplete, has no tokenizer, was made for another tensor_para_size, or is a model that the
+            engine does not serve.
+    """
+    root = arguments.ft_checkpoint
+    manifest = Manifest.read(root)
+    if problems := manifest.problems(root, check_digests=False):
+        raise ArtefactError(f"{root} is not what its manifest says:\n  " + "\n  ".join(problems), "convert again")
+    found = (_open_directory if manifest.kind == _HUB_KIND else _open_shards)(root, manifest, arguments)
+    names = {*found.tokenizer, *found.made}
+    if not {"vocab.json", "merges.txt"} <= names and not {"tokenizer.json", "tokenizer.model"} & names:
+        raise ArtefactError(
+            f"{root} has no tokenizer: neither tokenizer.json nor vocab.json and merges.txt nor tokenizer.model",
+            "put the tokenizer's files into the training checkpoint and convert again",
+        )
+    if arguments.interactive_sessions and found.family == "t5":
+        raise ArtefactError(
+            f"{root} holds a model of the family t5: an encoder-decoder has no interactive sessions",
+            "leave export.triton_deployment.interactive_sessions at 0",
+        )
+    return found
+
+
+def _open_shards(root: Path, manifest: Manifest, arguments: ExportArguments) -> ServedCheckpoint:
+    """Read the family, which the sections of config.ini tell, and the section that has the ids of start and end."""
+    ini = ConfigIni.read(root, ArtefactError)
+    family = find_family(ini)
+    if family is None:
+        raise ArtefactError(
+            f"{root / CONFIG_INI} does not describe a model: it has none of the sections {', '.join(SECTIONS)}",
+            "convert again",
+        )
+    section = family.section(ini)
+    made_for, ranks = section.find("tensor_para_size", COUNT), arguments.tensor_para_size
+    if made_for not in (None, ranks):
+        raise ArtefactError(
+            f"{root} was made for tensor_para_size {made_for}, not {ranks}",
+            "convert again for the tensor_para_size to serve with",
+        )
+    start_id, end_id = (section.get(key, INDEX) for key in family.id_keys)
+    positions = section.get("max_pos_seq_len", INDEX, 0)
+    files = tuple(record.path for record in manifest.files if record.path in _TOKENIZER_FILES)
+    return ServedCheckpoint(root, manifest, f"1/{ranks}-gpu", family.name, start_id, end_id, positions, files)
+
+
+def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) -> ServedCheckpoint:
+    """Read the directory as a conversion would: its ids, and the tokenizer as the models for text have it."""
+    said = read_json(root / CONFIG_FILE, ArtefactError)
+    try:
+        decoder = models.find(said.get("model_type")).read(said)
+    except models.ModelError as error:
+        hint = "export.model.format=fastertransformer converts it into shards"
+        raise ArtefactError(f"{root} is no model that is served from such a directory: {error.problem}", hint) from None
+    problem = ranks_problem(decoder, arguments.tensor_para_size)
+    if beyond := [*beyond_engine(decoder), *filter(None, (problem,))]:
+        listed = "\n  ".join(beyond)
+        raise ArtefactError(f"the drop-in engine does not serve {root}\n  {listed}", "take another engine")
+    source = with_settled_ids(open_source(find_archive(root), for_shards=False))
+    tokenizer, ids = source.tokenizer, source.ids
+    made = {**tokenizer.contents(source.archive), **tokenizer.text_ids.files(), **find_chat(source).files()}
+    where = (root, manifest, f"1/{HUGGINGFACE}")
+    return ServedCheckpoint(*where, source.family.name, ids.start_id, ids.end_id, decoder.max_positions, made=made)

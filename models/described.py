@@ -1,0 +1,91 @@
+"""What a directory of Hugging Face's describes: its decoder and special ids, read from its files of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from models import find
+from models.architecture import Architecture
+from models.checks import Refusal
+from models.decoder import Decoder
+from models.directory import CONFIG_FILE, GENERATION_FILE, SpecialIds, find_tensors, read_json, special_ids
+from models.errors import ModelError
+from models.safetensors import StoredTensor
+
+NUMBER_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+"""Types of weights by transformers' names."""
+_MOST_LISTED = 20
+_UNUSED = ".rotary_emb.inv_freq"
+"""End of names that older versions of transformers saved; their numbers are those that config.json says."""
+
+
+class Described(NamedTuple):
+    """A model as its directory describes it.
+
+    Attributes:
+        decoder: what it is.
+        ids: of tokens that begin and end a text, settled.
+        data_type: that its weights are said to have; each tensor's own is in its file.
+    """
+
+    decoder: Decoder
+    ids: SpecialIds
+    data_type: str
+
+
+def read_directory(directory: Path, error: Refusal) -> Described:
+    """Read what a directory describes.
+
+    Args:
+        directory: with ``config.json``, and ``generation_config.json`` if it has one.
+        error: makes the exception for a description that is damaged, or of no model that is known.
+    """
+    said = read_json(directory / CONFIG_FILE, error)
+    try:
+        architecture = find(said.get("model_type"))
+        decoder = architecture.read(said)
+    except ModelError as problem:
+        raise error(f"{directory / CONFIG_FILE}: {problem.problem}", problem.hint) from None
+    ids = _ids(directory, architecture, said, error).settled(decoder.vocab_size)
+    name = str(said.get("dtype") or said.get("torch_dtype"))
+    return Described(decoder, ids, NUMBER_TYPES.get(name, "fp32"))
+
+
+def _ids(directory: Path, architecture: Architecture, said: Mapping[str, Any], error: Refusal) -> SpecialIds:
+    return special_ids(architecture.completed(said), read_json(directory / GENERATION_FILE, error), error)
+
+
+def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal) -> dict[str, tuple[str, StoredTensor]]:
+    """Find every tensor of a model in a directory: by name its file and its place there.
+
+    Args:
+        directory: with the files of safetensors.
+        decoder: that it describes. Where the head is tied, the one tensor may have the name of the other, and a head
+            that is there even so may be another matrix.
+        error: makes the exception that names tensors which are missing, have another shape or type, or are not the
+            model's.
+    """
+    found, problems = find_tensors(directory, error), list[str]()
+    expected = decoder.tensors()
+    embedding, head = (f"{decoder.names[role]}.weight" for role in ("embedding", "head"))
+    if decoder.has_tied_head and embedding not in found and head in found:
+        found[embedding] = found.pop(head)  # whoever saves each tensor once keeps one of its two names
+    if head in found:
+        expected[head] = expected[embedding]
+    for name, tensor in expected.items():
+        if name not in found:
+            problems.append(f"{name}: missing")
+        elif (stored := found[name][1]).shape != tensor.shape:
+            problems.append(f"{name}: {list(stored.shape)}, expected {list(tensor.shape)}")
+        elif stored.data_type not in NUMBER_TYPES.values():
+            problems.append(f"{name}: of type {stored.data_type}; legal are {', '.join(NUMBER_TYPES.values())}")
+    others = (name for name in found if name not in expected and not name.endswith(_UNUSED))
+    problems += [f"{name}: the model that {CONFIG_FILE} describes has none" for name in others]
+    if problems:
+        noun = "tensor is" if len(problems) == 1 else "tensors are"
+        more = [f"... and {len(problems) - _MOST_LISTED} more"] if len(problems) > _MOST_LISTED else []
+        lines = "\n  ".join(problems[:_MOST_LISTED] + more)
+        raise error(f"{len(problems)} {noun} unusable in {directory}:\n  {lines}", "convert or copy it again")
+    return found
