@@ -16,12 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from export_scripts.arguments import HUGGINGFACE, ConvertArguments
+from export_scripts.checkpoints.digests import crc32_of
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.huggingface.hub import fetch
-from export_scripts.checkpoints.proof import crc32_of
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.chat import find_chat
-from export_scripts.conversion.check import Conversion, plan_conversion
 from export_scripts.conversion.job import (
     SPARE_BYTES,
     check_apart,
@@ -33,15 +32,16 @@ from export_scripts.conversion.job import (
     prove,
     workers_of,
 )
-from export_scripts.conversion.journal import Journal
-from export_scripts.conversion.mapped import RecordKey
-from export_scripts.conversion.nemo_ids import with_nemos_ids
-from export_scripts.conversion.random_weights import plan_random
-from export_scripts.conversion.read_sums import FileRange, by_path
-from export_scripts.conversion.shards import Workspace, check_space, write_bytes, write_tensor
-from export_scripts.conversion.special_ids import with_settled_ids
-from export_scripts.conversion.workers import Advance, run_all
+from export_scripts.conversion.plan.check import Conversion, plan_conversion
+from export_scripts.conversion.plan.nemo_ids import with_nemos_ids
+from export_scripts.conversion.plan.random_weights import plan_random
+from export_scripts.conversion.plan.special_ids import with_settled_ids
+from export_scripts.conversion.write.journal import Journal
+from export_scripts.conversion.write.shards import Workspace, check_space, write_bytes, write_tensor
+from export_scripts.conversion.write.workers import Advance, run_all
 from export_scripts.targets.huggingface.convert import convert_to_huggingface
+from export_scripts.tensors.mapped import RecordKey
+from export_scripts.tensors.read_sums import FileRange, by_path
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import Sections
 from ft_format.families.family import EXACT_GELU, ConfigValues, render_config

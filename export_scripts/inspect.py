@@ -18,16 +18,16 @@ from dataclasses import fields, is_dataclass
 from math import prod
 from pathlib import Path
 
+from export_scripts.checkpoints.digests import UNPROVED, check_published, sha256_of, unproved
 from export_scripts.checkpoints.fastertransformer.reader import check_manifest, read_manifest
 from export_scripts.checkpoints.formats import find_archive, open_source
-from export_scripts.checkpoints.given import GivenFiles
-from export_scripts.checkpoints.proof import UNPROVED, check_published, sha256_of, unproved
 from export_scripts.checkpoints.source import Source
-from export_scripts.conversion.check import check_types
-from export_scripts.conversion.dtypes import STORAGE, item_bytes
-from export_scripts.conversion.ranks import possible_ranks
-from export_scripts.conversion.shards import ShardSettings, Workspace, check_values
-from export_scripts.conversion.special_ids import with_settled_ids
+from export_scripts.checkpoints.user_files import GivenFiles
+from export_scripts.conversion.plan.check import check_types
+from export_scripts.conversion.plan.ranks import possible_ranks
+from export_scripts.conversion.plan.special_ids import with_settled_ids
+from export_scripts.conversion.write.shards import ShardSettings, Workspace, check_values
+from export_scripts.tensors.dtypes import STORAGE, item_bytes
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import LazyTensor, split_layer
 from ft_format.config_ini import FILE_NAME as CONFIG_INI

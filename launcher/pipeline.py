@@ -107,9 +107,9 @@ def executor_for(config: Config, paths: RunPaths) -> Executor:
 
 def show_size(config: Config, paths: RunPaths) -> None:
     """Print what the conversion will take: bytes, files, memory and time."""
-    from export_scripts.checkpoints.given import GivenFiles
     from export_scripts.checkpoints.huggingface.hub import is_fetched
-    from export_scripts.conversion.sizing import measure
+    from export_scripts.checkpoints.user_files import GivenFiles
+    from export_scripts.conversion.plan.sizing import measure
     from export_scripts.targets.huggingface.sizing import measure_huggingface
 
     model = config.export.model

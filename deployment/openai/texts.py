@@ -9,9 +9,9 @@ from pathlib import Path
 from deployment.openai.errors import ApiError
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.huggingface.files import model_type
-from export_scripts.checkpoints.tokenizers.given import OF_TRANSFORMERS
 from export_scripts.checkpoints.tokenizers.huggingface import find_tokenizer
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
+from export_scripts.checkpoints.tokenizers.user_tokenizer import OF_TRANSFORMERS
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import (
     FileTokenizer,
     TextError,

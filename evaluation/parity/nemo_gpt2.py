@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from export_scripts.checkpoints.source import Source
-from export_scripts.conversion.whole_tensor import read_whole
+from export_scripts.checkpoints.tensor_values import read_whole
 from export_scripts.weights.schema import LazyTensor
 
 _CONFIG = "model_config.yaml"

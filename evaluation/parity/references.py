@@ -29,9 +29,9 @@ from evaluation.parity.nemo_gpt2 import UnfitError, as_gpt2
 from evaluation.parity.twin import Twin
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
-from export_scripts.checkpoints.given import NOTHING_GIVEN, GivenFiles
 from export_scripts.checkpoints.lora.update import MergedTensor
 from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.user_files import NOTHING_GIVEN, GivenFiles
 from export_scripts.conversion.job import workers_of
 from export_scripts.convert import convert
 from ft_format.families import MODEL_TYPE_OF

@@ -28,7 +28,7 @@ from evaluation.parity.results import write_results
 from evaluation.parity.survey import served_formats, survey
 from evaluation.tasks.metric import FAILS, INCONCLUSIVE
 from evaluation.tasks.scoring import Scorer
-from export_scripts.checkpoints.given import GivenFiles
+from export_scripts.checkpoints.user_files import GivenFiles
 from handover.errors import ConfigError, ServerError
 from handover.progress import Progress
 

@@ -14,7 +14,6 @@ from export_scripts.checkpoints import fairseq_xglm, gptj_slim
 from export_scripts.checkpoints.fastertransformer import reader as fastertransformer
 from export_scripts.checkpoints.fastertransformer import turbomind
 from export_scripts.checkpoints.files.archive import Archive, open_archive
-from export_scripts.checkpoints.given import NOTHING_GIVEN, GivenFiles, with_given
 from export_scripts.checkpoints.huggingface import decoder as huggingface
 from export_scripts.checkpoints.huggingface import t5 as huggingface_t5
 from export_scripts.checkpoints.huggingface.files import is_adapter
@@ -31,8 +30,9 @@ from export_scripts.checkpoints.nemo import t5 as nemo_t5
 from export_scripts.checkpoints.nemo.companions import with_companions
 from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_learning, refuse_unread_prompts
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizers.given import refuse_unused
 from export_scripts.checkpoints.tokenizers.nemo import check_files
+from export_scripts.checkpoints.tokenizers.user_tokenizer import refuse_unused
+from export_scripts.checkpoints.user_files import NOTHING_GIVEN, GivenFiles, with_given
 from handover.errors import CheckpointError
 
 

@@ -18,7 +18,7 @@ from export_scripts.checkpoints.files.npz_file import NpzArray, read_npz
 from export_scripts.checkpoints.huggingface.files import read_json
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer_files
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.architecture import Settings
 from export_scripts.weights.gptj_slim import ARRAYS_A_LAYER, JOIN_AXES, OTHER_ARRAYS, array_names, source_map
 from export_scripts.weights.schema import LazyTensor, ModelDims

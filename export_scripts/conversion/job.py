@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.digests import UNPROVED, check_pinned, check_published, unproved
 from export_scripts.checkpoints.files.archive import Archive
-from export_scripts.checkpoints.given import GivenFiles
-from export_scripts.checkpoints.proof import UNPROVED, check_pinned, check_published, unproved
-from export_scripts.conversion.random_weights import are_random
-from export_scripts.conversion.shard_file import full_disk_explained
+from export_scripts.checkpoints.user_files import GivenFiles
+from export_scripts.conversion.plan.random_weights import are_random
+from export_scripts.conversion.write.shard_file import full_disk_explained
 from export_scripts.weights.schema import LazyTensor
 from handover.durable import temporary_beside
 from handover.errors import CheckpointError

@@ -10,7 +10,7 @@ import models
 from export_scripts.arguments import ExportArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.tokenizers.chat import find_chat
-from export_scripts.conversion.special_ids import with_settled_ids
+from export_scripts.conversion.plan.special_ids import with_settled_ids
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.families import SECTIONS, find_family

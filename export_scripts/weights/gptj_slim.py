@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.architecture import in_layers
 from export_scripts.weights.layouts import transposed, unchanged
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap

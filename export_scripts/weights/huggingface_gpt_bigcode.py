@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights import huggingface_gpt2
 from export_scripts.weights.architecture import Architecture, Limit, Settings, in_layers
 from export_scripts.weights.layouts import qkv_by_group_to_block, qkv_by_head_to_block, transposed, unchanged

@@ -8,7 +8,7 @@ Keys: transformers, ``models/opt/modeling_opt.py``.
 
 from __future__ import annotations
 
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.architecture import Architecture, Limit, Product, Settings, in_layers
 from export_scripts.weights.layouts import qkv_one, transposed, unchanged
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.architecture import Architecture, Limit, Settings, in_layers, sinusoidal_positions
 from export_scripts.weights.huggingface_opt import LAYER
 from export_scripts.weights.layouts import unchanged

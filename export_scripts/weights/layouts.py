@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import Layout, ModelDims
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import Layout, LlamaDims
 
 

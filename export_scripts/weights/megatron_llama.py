@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.layouts import transposed, unchanged
 from export_scripts.weights.llama_layouts import (
     attention_output,

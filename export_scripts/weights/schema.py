@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 from ft_format.families import llama_dims, t5
 from ft_format.families.gpt import GptDims
 from ft_format.layout import Dims, TensorSpec

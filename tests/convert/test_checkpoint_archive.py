@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.nemo_archive import NEMO, gpt_config, gpt_state, torch_bytes, write_gpt, write_nemo
 
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from handover.errors import CheckpointError
 
 GOOD = NEMO / "gpt122_tp1_pp1.nemo"
@@ -184,7 +184,7 @@ def test_missing_training_rank_is_named(tmp_path: Path) -> None:
 def test_inspection_is_quick_and_leaves_torch_alone() -> None:
     code = (
         "import sys, pathlib\n"
-        "from export_scripts.conversion.check import inspect_checkpoint\n"
+        "from export_scripts.conversion.plan.check import inspect_checkpoint\n"
         "dims = inspect_checkpoint(pathlib.Path(sys.argv[1]), 4, 'fp16')\n"
         "print(dims.head_num, dims.vocab_size, sorted({'torch', 'sentencepiece', 'tokenizers'} & set(sys.modules)))"
     )

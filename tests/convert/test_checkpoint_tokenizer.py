@@ -16,7 +16,7 @@ import transformers
 from support.nemo_archive import NEMO, gpt_config, gpt_state, write_nemo
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 

@@ -23,8 +23,8 @@ from support.reference_forward import forward
 
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.files.distributed import open_distributed
-from export_scripts.conversion.check import inspect_checkpoint
-from export_scripts.conversion.mapped import Reader, map_record
+from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.tensors.mapped import Reader, map_record
 from export_scripts.weights.schema import ModelDims
 from handover.errors import CheckpointError
 

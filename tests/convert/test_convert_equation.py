@@ -37,7 +37,7 @@ from support.t5_models import (
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.source import Source
-from export_scripts.conversion.check import inspect_source
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import LazyTensor, split_layer

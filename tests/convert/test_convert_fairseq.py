@@ -17,7 +17,7 @@ from support.huggingface_models import VOCAB, build, logits, save
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.tokenizers.fairseq_pieces import with_fairseq_ids
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import load_tokenizer
 from handover.errors import CheckpointError

@@ -17,7 +17,7 @@ from support.huggingface_models import HEADS, HIDDEN, VOCAB, logits
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints import gptj_slim
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
 from export_scripts.weights.architecture import Settings
 from handover.errors import CheckpointError

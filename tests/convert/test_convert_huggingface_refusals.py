@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from support.huggingface_models import HIDDEN, build, save, write_tokenizer
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
 from export_scripts.weights.schema import ModelDims
 from handover.errors import CheckpointError

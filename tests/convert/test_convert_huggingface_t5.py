@@ -18,7 +18,7 @@ from support.t5_forward import T5
 from support.t5_models import DECODER_IDS, ENCODER_IDS, huggingface_t5, logits_of
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 

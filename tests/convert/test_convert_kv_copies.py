@@ -14,7 +14,7 @@ from support.llama_shards_forward import forward
 from support.llama_sources import Case, write_source
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 

@@ -27,7 +27,7 @@ from support.llama_state import core_state, local_norms, two_matrices
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.formats import open_source
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
 from export_scripts.weights.matching import match
 from handover.errors import CheckpointError

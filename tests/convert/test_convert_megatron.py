@@ -31,7 +31,7 @@ from transformers import GPT2LMHeadModel
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.megatron.arguments import without_arguments
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
 from export_scripts.weights.schema import ModelDims
 from handover.errors import CheckpointError

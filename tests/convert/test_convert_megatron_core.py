@@ -15,7 +15,7 @@ from support.nemo_archive import HEADS, HIDDEN, POSITIONS, VOCAB, gpt_config, wr
 from support.nemo_samples import restore, unpacked
 from support.reference_forward import forward
 
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from handover.errors import CheckpointError
 
 

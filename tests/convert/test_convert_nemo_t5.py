@@ -33,7 +33,7 @@ from support.t5_models import (
 )
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 

@@ -19,7 +19,7 @@ from support.prompt_tables import write_tables
 
 from backends.fastertransformer.engine.model.families import read_config
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 from handover.manifest import Manifest

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.nemo_archive import HIDDEN, VOCAB, gpt_config, gpt_state, write_gpt, write_nemo
 
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.weights.schema import ModelDims
 from handover.errors import CheckpointError
 

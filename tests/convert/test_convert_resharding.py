@@ -15,7 +15,7 @@ from support.nemo_archive import DATA, NEMO
 from support.t5_models import huggingface_t5
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 

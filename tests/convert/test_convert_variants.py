@@ -28,7 +28,7 @@ from support.reference_forward import forward
 from tokenizers import Tokenizer, models
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 

@@ -15,9 +15,9 @@ from support.llama_configs import nemo1, nemo2
 from support.llama_models import saved
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.description import read_description
-from export_scripts.conversion.random_weights import plan_random
-from export_scripts.conversion.sizing import measure
+from export_scripts.conversion.plan.description import read_description
+from export_scripts.conversion.plan.random_weights import plan_random
+from export_scripts.conversion.plan.sizing import measure
 from export_scripts.convert import convert
 from export_scripts.targets.huggingface.sizing import measure_huggingface
 from handover.errors import CheckpointError

@@ -14,8 +14,8 @@ from support.llama_state import State, core_state
 from support.nemo_archive import NEMO
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.assembly import Assembly, Piece
-from export_scripts.conversion.transposition import Transposer
+from export_scripts.conversion.move.assembly import Assembly, Piece
+from export_scripts.conversion.move.transposition import Transposer
 from export_scripts.convert import convert
 from export_scripts.targets.huggingface.table import Taken
 from export_scripts.weights.layouts import less_one

@@ -17,7 +17,7 @@ from support.nemo_samples import restore, unpacked
 
 from export_scripts import inspect
 from export_scripts.arguments import ConvertArguments
-from export_scripts.checkpoints.proof import UNPROVED
+from export_scripts.checkpoints.digests import UNPROVED
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 from handover.manifest import Manifest

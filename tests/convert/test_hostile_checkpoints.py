@@ -23,7 +23,7 @@ from support.huggingface_models import save
 from support.nemo_archive import NEMO, TOKENIZER, gpt_config, torch_bytes, write_gpt
 from support.nemo_samples import restore, unpacked
 
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from handover.errors import SlipwayError
 
 ROOT = Path(__file__).resolve().parents[2]

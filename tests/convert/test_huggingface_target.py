@@ -19,8 +19,8 @@ from support.huggingface_models import logits, save
 from support.t5_models import huggingface_t5, logits_of
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.journal import FILE_NAME as JOURNAL
-from export_scripts.conversion.journal import GROWING
+from export_scripts.conversion.write.journal import FILE_NAME as JOURNAL
+from export_scripts.conversion.write.journal import GROWING
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 from handover.manifest import Manifest
@@ -263,7 +263,7 @@ def test_a_format_that_is_not_written_is_refused(tmp_path: Path) -> None:
 
 
 def test_random_weights_are_made_for_shards_alone(tmp_path: Path) -> None:
-    from export_scripts.conversion.random_weights import plan_random
+    from export_scripts.conversion.plan.random_weights import plan_random
 
     description = tmp_path / "model_config.yaml"
     sizes = "num_layers: 2\nhidden_size: 16\nnum_attention_heads: 2\nmax_position_embeddings: 8\nvocab_size: 300\n"

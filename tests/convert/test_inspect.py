@@ -13,7 +13,7 @@ from support.huggingface_models import save
 from support.nemo_archive import NEMO, write_gpt
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.sizing import measure
+from export_scripts.conversion.plan.sizing import measure
 from export_scripts.convert import convert
 from export_scripts.inspect import main
 from handover.errors import ArtefactError, CheckpointError

@@ -19,7 +19,7 @@ from support.llama_state import core_state, merged_qkv
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
-from export_scripts.checkpoints.given import GivenFiles
+from export_scripts.checkpoints.user_files import GivenFiles
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 

@@ -18,7 +18,7 @@ from support.peft_adapters import ADAPTERS, DATA, INPUT_IDS
 from evaluation.parity.references import open_reference
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
-from export_scripts.checkpoints.given import GivenFiles
+from export_scripts.checkpoints.user_files import GivenFiles
 from export_scripts.convert import convert
 from export_scripts.inspect import main as inspect
 from handover.errors import CheckpointError

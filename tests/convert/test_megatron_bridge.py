@@ -20,7 +20,7 @@ from support.reference_forward import forward
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
-from export_scripts.checkpoints.given import GivenFiles
+from export_scripts.checkpoints.user_files import GivenFiles
 from export_scripts.convert import convert
 from export_scripts.inspect import main as inspect
 from handover.errors import CheckpointError

@@ -16,7 +16,7 @@ from export_scripts.checkpoints.nemo import gpt_config as gpt_keys
 from export_scripts.checkpoints.nemo import t5_config
 from export_scripts.checkpoints.nemo.core_fields import CORE_LIMITS
 from export_scripts.checkpoints.nemo.nemo2 import in_nemo1_words
-from export_scripts.conversion.check import inspect_source
+from export_scripts.conversion.plan.check import inspect_source
 from handover.errors import CheckpointError
 
 SAMPLES = [path for path in sorted(NEMO.glob("*.nemo")) if not path.name.startswith("ptuning")]

@@ -10,8 +10,8 @@ import torch
 from support.nemo_archive import gpt_state, write_gpt
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.dtypes import Census, is_finite, recast
 from export_scripts.convert import convert
+from export_scripts.tensors.dtypes import Census, is_finite, recast
 from handover.errors import CheckpointError
 
 TORCH = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -20,9 +20,9 @@ import torch
 from support.nemo_archive import gpt_config, gpt_state, write_gpt, write_nemo
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.journal import FILE_NAME as JOURNAL
-from export_scripts.conversion.journal import Journal
-from export_scripts.conversion.shards import write_bytes
+from export_scripts.conversion.write.journal import FILE_NAME as JOURNAL
+from export_scripts.conversion.write.journal import Journal
+from export_scripts.conversion.write.shards import write_bytes
 from export_scripts.convert import convert
 from handover.errors import ArtefactError
 from handover.manifest import Manifest
@@ -198,6 +198,6 @@ def test_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.Monkey
     journal = Journal(tmp_path, {})
     full = tmp_path / "full"
     full.symlink_to("/dev/full")  # every write there fails as on a full disk
-    monkeypatch.setattr("export_scripts.conversion.shard_file.temporary_beside", lambda path: full)
+    monkeypatch.setattr("export_scripts.conversion.write.shard_file.temporary_beside", lambda path: full)
     with pytest.raises(ArtefactError, match="the disk is full: config.ini could not be written"):
         write_bytes(tmp_path / "config.ini", b"[gpt]", journal)

@@ -19,12 +19,12 @@ import torch
 from support.nemo_archive import TOKENIZER, gpt_config, gpt_state, torch_bytes, write_gpt, write_nemo
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion import shards
-from export_scripts.conversion.check import inspect_checkpoint
-from export_scripts.conversion.journal import FILE_NAME as JOURNAL
-from export_scripts.conversion.mapped import Reader, map_record
-from export_scripts.conversion.shard_file import ShardFile, full_disk_explained
+from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.write import shards
+from export_scripts.conversion.write.journal import FILE_NAME as JOURNAL
+from export_scripts.conversion.write.shard_file import ShardFile, full_disk_explained
 from export_scripts.convert import convert
+from export_scripts.tensors.mapped import Reader, map_record
 from handover.errors import ArtefactError, CheckpointError, SlipwayError
 from handover.manifest import FILE_NAME, Manifest
 
@@ -113,7 +113,7 @@ def test_a_read_error_names_the_tensor(tmp_path: Path, monkeypatch: pytest.Monke
     def broken(*_: Any) -> int:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("export_scripts.conversion.mapped.os.preadv", broken)
+    monkeypatch.setattr("export_scripts.tensors.mapped.os.preadv", broken)
     with pytest.raises(CheckpointError, match=r"model\..*: cannot read .*gpt.nemo at byte \d+: .*Input/output error"):
         convert(ConvertArguments(archive, tmp_path / "out", 2, "fp16"))
 

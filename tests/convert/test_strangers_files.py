@@ -19,7 +19,7 @@ from support.t5_models import huggingface_t5
 from transformers import AutoModelForCausalLM
 
 from export_scripts.checkpoints.formats import find_checkpoint
-from export_scripts.conversion.check import inspect_source
+from export_scripts.conversion.plan.check import inspect_source
 from handover.errors import CheckpointError, ConfigError, exit_status
 
 PROMPT = [11, 3, 95, 1, 42, 17, 8]

@@ -14,8 +14,8 @@ from support.t5_models import huggingface_t5
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.check import inspect_source
-from export_scripts.conversion.special_ids import with_settled_ids
+from export_scripts.conversion.plan.check import inspect_source
+from export_scripts.conversion.plan.special_ids import with_settled_ids
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 

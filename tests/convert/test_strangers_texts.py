@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation.client.tokenizer import load_tokenizer
 from export_scripts.arguments import ConvertArguments, ExportArguments
-from export_scripts.conversion.check import inspect_source
-from export_scripts.conversion.special_ids import with_settled_ids
+from export_scripts.conversion.plan.check import inspect_source
+from export_scripts.conversion.plan.special_ids import with_settled_ids
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository
 from handover.errors import CheckpointError

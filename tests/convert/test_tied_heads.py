@@ -16,7 +16,7 @@ from support.network_runs import open_network, prefill_logits
 from support.t5_models import huggingface_t5
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
 from export_scripts.weights.schema import LlamaDims
 from handover.errors import CheckpointError

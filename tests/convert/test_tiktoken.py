@@ -14,8 +14,8 @@ from support.tiktoken_vocabulary import DATA
 from evaluation.client.tokenizer import load_tokenizer
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
-from export_scripts.checkpoints.given import GivenFiles
 from export_scripts.checkpoints.tokenizers.nemo import vocabulary_size
+from export_scripts.checkpoints.user_files import GivenFiles
 from export_scripts.convert import convert
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import load_tokenizer as load_served_tokenizer
 from handover.errors import CheckpointError

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models
 from deployment.openai.templates import ChatTemplate
 from deployment.openai.texts import load_texts
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.check import inspect_source
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from handover.chat import CHAT_FILE, read_chat
 from handover.errors import ArtefactError, CheckpointError

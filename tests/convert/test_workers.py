@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from export_scripts.conversion.workers import Advance, run_all
+from export_scripts.conversion.write.workers import Advance, run_all
 from handover.errors import ArtefactError, CheckpointError
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ def test_a_killed_process_is_one_clear_error() -> None:
 def test_processes_end_with_a_parent_that_is_killed() -> None:
     program = (
         "import os, time\n"
-        "from export_scripts.conversion.workers import run_all\n"
+        "from export_scripts.conversion.write.workers import run_all\n"
         "def wait(number, advance):\n"
         "    os.write(1, b'%d\\n' % os.getpid())\n"
         "    time.sleep(60)\n"

@@ -23,7 +23,7 @@ from deployment.served_models import find_served_models
 from deployment.weights import prove_weights
 from evaluation.client.tokenizer import load_tokenizer
 from export_scripts.arguments import ConvertArguments, ExportArguments
-from export_scripts.conversion.journal import GROWING
+from export_scripts.conversion.write.journal import GROWING
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository
 from export_scripts.repository.pbtxt import parse

@@ -12,7 +12,7 @@ from transformers import BertTokenizer
 
 from evaluation.client.tokenizer import load_tokenizer as load_for_evaluation
 from export_scripts.arguments import ConvertArguments, ExportArguments
-from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import load_tokenizer

@@ -16,7 +16,7 @@ from deployment import served_models
 from evaluation.client.served_model import inspect_endpoint
 from evaluation.tasks.prompt_learning import read_task
 from export_scripts.arguments import ExportArguments
-from export_scripts.conversion.check import inspect_source
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.repository.checkpoint import _open_shards
 from ft_format.config_ini import FILE_NAME, ConfigIni, ConfigIniError, render
 from ft_format.values import COUNT, FLAG, fraction, one_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -96,13 +97,21 @@ ROOMS_OF_EVALUATION = {
     "report": {"speed", "tasks", "report"},
     "parity": {"client", "speed", "tasks", "parity"},
 }
-# What lies below engine/, from the ground up: each imports what stands before it, and nothing after it.
-FLOORS_OF_THE_ENGINE = [
-    *("errors", "arrays", "settings"),
-    *("cache", "ops", "parallel", "model", "request", "grammar", "rows", "steps", "sampling", "scheduling"),
-    *("compiling", "loading", "engine"),
-]
-ENGINE = "backends.fastertransformer.engine"
+# What lies below a package, from the ground up: each imports what stands before it, and nothing after it.
+FLOORS = {
+    "backends.fastertransformer.engine": [
+        *("errors", "arrays", "settings"),
+        *("cache", "ops", "parallel", "model", "request", "grammar", "rows", "steps", "sampling", "scheduling"),
+        *("compiling", "loading", "engine"),
+    ],
+    "export_scripts": [
+        *("arguments", "tensors", "weights", "checkpoints", "conversion", "targets", "repository"),
+        *("convert", "export", "export_vllm", "inspect"),
+    ],
+    "export_scripts.conversion": ["move", "write", "plan", "job"],
+}
+# What a model repository carries is imported below it too, and imports nothing of the project.
+CARRIED = {("export_scripts.checkpoints.tokenizers.chat", "repository")}
 FLOORS_OF_LAUNCHER = ("config", "clusters", "plan", "run", "submit")
 LAUNCHER_STDLIB_ONLY = [
     "plan/plan",
@@ -196,16 +205,21 @@ def test_no_files_import_each_other_in_a_circle(imports: dict[str, set[str]]) ->
     assert not {name: imported & rest.keys() for name, imported in rest.items()}
 
 
-def test_each_floor_of_the_engine_imports_none_above_it(imports: dict[str, set[str]]) -> None:
-    floors = {
-        name: {each.split(".")[3] for each in imported if each.startswith(f"{ENGINE}.")}
+@pytest.mark.parametrize("package", FLOORS)
+def test_a_floor_imports_none_above_it(package: str, imports: dict[str, set[str]]) -> None:
+    def floors(names: Iterable[str]) -> set[str]:
+        return {name.removeprefix(f"{package}.").split(".")[0] for name in names if name.startswith(f"{package}.")}
+
+    height = {floor: index for index, floor in enumerate(FLOORS[package])}
+    assert floors(imports) == set(height)
+    above = {
+        (name, floor)
         for name, imported in imports.items()
-        if name.startswith(f"{ENGINE}.")
-    }
-    assert {name.split(".")[3] for name in floors} == set(FLOORS_OF_THE_ENGINE)
-    height = {floor: index for index, floor in enumerate(FLOORS_OF_THE_ENGINE)}
-    above = {name: {floor for floor in to if height[floor] > height[name.split(".")[3]]} for name, to in floors.items()}
-    assert not {name: to for name, to in above.items() if to}
+        for own in floors({name})
+        for floor in floors(imported)
+        if height[floor] > height[own]
+    } - CARRIED
+    assert not above
 
 
 @pytest.mark.parametrize("floor", FLOORS_OF_LAUNCHER)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from export_scripts.conversion.nemo_ids import is_installed
+from export_scripts.conversion.plan.nemo_ids import is_installed
 
 collect_ignore_glob = [] if is_installed() else ["test_*.py"]

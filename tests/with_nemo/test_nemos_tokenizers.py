@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.nemo_tokenizer_cases import CASES, RECORDED, TEXTS, our_answer, write_files
 
-from export_scripts.conversion.nemo_ids import NemoIdsArguments, ask_nemo, nemos_answer
+from export_scripts.conversion.plan.nemo_ids import NemoIdsArguments, ask_nemo, nemos_answer
 
 
 @pytest.fixture(scope="module")

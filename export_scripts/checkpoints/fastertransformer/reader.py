@@ -17,8 +17,8 @@ from export_scripts.checkpoints.fastertransformer.table import table_of
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
-from export_scripts.conversion.dtypes import STORAGE, Array, item_bytes
-from export_scripts.conversion.mapped import map_record
+from export_scripts.tensors.dtypes import STORAGE, Array, item_bytes
+from export_scripts.tensors.mapped import map_record
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.families.family import Family
 from ft_format.layout import Dims, TensorSpec

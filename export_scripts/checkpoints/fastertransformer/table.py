@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, split_layer
 from ft_format.layout import Dims, TensorSpec, part_names
 

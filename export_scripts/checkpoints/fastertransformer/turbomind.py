@@ -17,11 +17,11 @@ from export_scripts.checkpoints.fastertransformer.reader import Shards
 from export_scripts.checkpoints.fastertransformer.table import table_of
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
-from export_scripts.conversion.dtypes import Array, item_bytes
-from export_scripts.conversion.scattered import scattered
+from export_scripts.checkpoints.tokenizers.user_tokenizer import given_tokenizer
+from export_scripts.tensors.array_of_pieces import array_of_pieces
+from export_scripts.tensors.dtypes import Array, item_bytes
 from export_scripts.weights.schema import LlamaDims
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
@@ -218,7 +218,7 @@ class _InPairs(Shards):
         origin = (0,) * len(outer)
         pieces = [((*origin, 0, index * size // 2), pairs[..., index]) for index in range(2)]
         pieces.append(((*origin, rotated, 0), heads[..., rotated:, :]))
-        return scattered(heads.shape, part.dtype, pieces).reshape(part.shape)
+        return array_of_pieces(heads.shape, part.dtype, pieces).reshape(part.shape)
 
 
 def _tokenizer(archive: Archive, folder: str) -> TokenizerFiles:

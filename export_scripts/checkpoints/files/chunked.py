@@ -14,8 +14,8 @@ from math import prod
 import numpy as np
 
 from export_scripts.checkpoints.files.rank_files import JoinAxis
-from export_scripts.conversion.dtypes import STORAGE, Array
-from export_scripts.conversion.scattered import scattered
+from export_scripts.tensors.array_of_pieces import array_of_pieces
+from export_scripts.tensors.dtypes import STORAGE, Array
 from ft_format.layout import MOST_LAYERS
 from handover.errors import CheckpointError
 
@@ -70,7 +70,7 @@ class ChunkedTensor:
         if len(self.chunks) == 1:
             return (self.chunks[0].read(),)
         pieces = [(chunk.offsets, chunk.read()) for chunk in self.chunks]
-        return (scattered(self.shape, STORAGE[self.data_type], pieces),)
+        return (array_of_pieces(self.shape, STORAGE[self.data_type], pieces),)
 
     def check(self) -> None:
         """Refuse chunks that leave a hole, overlap or reach beyond the whole; CheckpointError."""

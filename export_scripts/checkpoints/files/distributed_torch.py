@@ -14,7 +14,7 @@ from export_scripts.checkpoints.files.archive import Archive, Extent
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
 from export_scripts.checkpoints.files.pickled import Record, StoredTensor, unpickle
 from export_scripts.checkpoints.files.torch_file import TorchFile
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.values import Fields, entries
 from handover.errors import CheckpointError
 from models.checks import shown

@@ -15,8 +15,8 @@ from typing import Any
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
-from export_scripts.conversion.dtypes import STORAGE, Array
-from export_scripts.conversion.mapped import map_record
+from export_scripts.tensors.dtypes import STORAGE, Array
+from export_scripts.tensors.mapped import map_record
 from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError
 from models.checks import shown

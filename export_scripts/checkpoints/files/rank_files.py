@@ -11,7 +11,7 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.pickled import StoredTensor
 from export_scripts.checkpoints.files.torch_file import TorchFile
 from export_scripts.checkpoints.files.torch_format import open_torch_file
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import split_layer, with_layer
 from handover.errors import CheckpointError
 

@@ -9,8 +9,8 @@ from math import prod
 import numpy as np
 
 from export_scripts.checkpoints.files.archive import Archive
-from export_scripts.conversion.dtypes import STORAGE, Array
-from export_scripts.conversion.mapped import map_record
+from export_scripts.tensors.dtypes import STORAGE, Array
+from export_scripts.tensors.mapped import map_record
 from handover.errors import CheckpointError
 from models.safetensors import read_header
 

@@ -16,8 +16,8 @@ import numpy as np
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import is_shape
 from export_scripts.checkpoints.files.pickled import StoredTensor, as_state, unpickle
-from export_scripts.conversion.dtypes import STORAGE, Array
-from export_scripts.conversion.mapped import map_record
+from export_scripts.tensors.dtypes import STORAGE, Array
+from export_scripts.tensors.mapped import map_record
 from handover.errors import CheckpointError
 
 _LOCAL_HEADER_BYTES = 30

@@ -19,7 +19,7 @@ from export_scripts.checkpoints.files.pickled import StoredTensor
 from export_scripts.checkpoints.files.safetensors_file import read_safetensors
 from export_scripts.checkpoints.files.torch_file import TorchFile
 from export_scripts.checkpoints.files.torch_format import open_torch_file
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
 from models.checks import shown

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from export_scripts.conversion.dtypes import STORAGE, Array
-from export_scripts.conversion.whole_tensor import read_whole
+from export_scripts.checkpoints.tensor_values import read_whole
+from export_scripts.tensors.dtypes import STORAGE, Array
 from export_scripts.weights.architecture import Product
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError

@@ -14,12 +14,12 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface import files as huggingface_files
 from export_scripts.checkpoints.huggingface.files import open_model_weights, read_config, written
 from export_scripts.checkpoints.source import OwnModel, Source
+from export_scripts.checkpoints.tensor_values import same_values
 from export_scripts.checkpoints.tokenizers.assembled import whole
-from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, TOKENIZER_FILE, special_ids
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.checkpoints.tokenizers.pieces import read_pieces
-from export_scripts.conversion.comparison import same_values
+from export_scripts.checkpoints.tokenizers.user_tokenizer import given_tokenizer
 from export_scripts.weights.architecture import EXACT_GELU, TANH_GELU, attention_problems
 from export_scripts.weights.huggingface_t5 import TIED, UNTIED
 from export_scripts.weights.remarks import EXACT_GELU as EXACT_GELU_REMARK

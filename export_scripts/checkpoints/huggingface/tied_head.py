@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from export_scripts.checkpoints.files.archive import Archive
-from export_scripts.conversion.comparison import same_values
+from export_scripts.checkpoints.tensor_values import same_values
 from export_scripts.weights.architecture import Architecture, Settings
 from export_scripts.weights.schema import LazyTensor
 

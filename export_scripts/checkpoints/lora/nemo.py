@@ -24,8 +24,8 @@ from export_scripts.checkpoints.lora.adapter import Adapter
 from export_scripts.checkpoints.lora.update import Update
 from export_scripts.checkpoints.megatron.gpt import PartedTensor
 from export_scripts.checkpoints.nemo.gpt import CONFIG_FILE, NemoCheckpoint
-from export_scripts.conversion.dtypes import Array
-from export_scripts.conversion.whole_tensor import read_whole
+from export_scripts.checkpoints.tensor_values import read_whole
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import split_layer
 from export_scripts.weights.values import Fields, number, positive
 from handover.errors import CheckpointError

@@ -24,8 +24,8 @@ from export_scripts.checkpoints.files.distributed import is_distributed, open_di
 from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.lora.adapter import Adapter
 from export_scripts.checkpoints.lora.update import Update
-from export_scripts.conversion.dtypes import Array
-from export_scripts.conversion.whole_tensor import read_whole
+from export_scripts.checkpoints.tensor_values import read_whole
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.values import Fields, number, positive
 from handover.errors import CheckpointError
 from models.checks import quoted

@@ -19,8 +19,8 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface.files import ADAPTER_FILE, model_type, open_weights, read_json
 from export_scripts.checkpoints.lora.adapter import Adapter
 from export_scripts.checkpoints.lora.update import Update
-from export_scripts.conversion.dtypes import Array
-from export_scripts.conversion.whole_tensor import read_whole
+from export_scripts.checkpoints.tensor_values import read_whole
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import LazyTensor
 from export_scripts.weights.values import Fields, number, positive
 from handover.errors import CheckpointError

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from export_scripts.conversion.dtypes import STORAGE, Array
-from export_scripts.conversion.low_rank import LowRankSum
-from export_scripts.conversion.scattered import scattered
+from export_scripts.tensors.array_of_pieces import array_of_pieces
+from export_scripts.tensors.dtypes import STORAGE, Array
+from export_scripts.tensors.low_rank import LowRankSum
 from export_scripts.weights.schema import LazyTensor
 
 
@@ -99,7 +99,7 @@ class MergedTensor:
             if self.axis == 0:
                 rows = _gated_rows(left, number, len(parts)) if self.update.is_gated else left[start:stop]
             total = LowRankSum(part, self.base.data_type, rows, columns)
-            merged.append(scattered(total.shape, STORAGE["fp32"], [((0, 0), total)]))
+            merged.append(array_of_pieces(total.shape, STORAGE["fp32"], [((0, 0), total)]))
             start = stop
         return tuple(merged)
 

@@ -24,8 +24,8 @@ from export_scripts.checkpoints.nemo.model_class import class_remarks, scales_em
 from export_scripts.checkpoints.nemo.nemo2 import in_nemo1_words
 from export_scripts.checkpoints.nemo.windows import AS_CORE, window_of
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizers.given import tokenizer_in
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, only_named
+from export_scripts.checkpoints.tokenizers.user_tokenizer import tokenizer_in
 from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError
 from models.checks import shown

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.rank_files import JoinAxis, JoinedTensor
-from export_scripts.conversion.comparison import same_values
+from export_scripts.checkpoints.tensor_values import same_values
 from export_scripts.weights.schema import LazyTensor, SourceMap
 from handover.errors import CheckpointError
 

@@ -22,8 +22,8 @@ from export_scripts.checkpoints.nemo.gpt_config import (
     remarks,
 )
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, special_ids
+from export_scripts.checkpoints.tokenizers.user_tokenizer import given_tokenizer
 from export_scripts.weights import megatron_gpt, megatron_llama
 from export_scripts.weights.layouts import (
     qkv_by_block_to_block,

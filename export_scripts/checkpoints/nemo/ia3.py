@@ -22,7 +22,7 @@ from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.nemo import gpt as nemo
 from export_scripts.checkpoints.nemo.companions import companions_of
 from export_scripts.checkpoints.source import Source
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import LazyTensor, Rule, Rules, Sources, T5Dims
 from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError

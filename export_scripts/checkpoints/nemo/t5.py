@@ -26,8 +26,8 @@ from export_scripts.checkpoints.nemo.t5_config import (
 )
 from export_scripts.checkpoints.nemo.t5_sentinels import sentinels_of
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.nemo import find_tokenizer, special_ids
+from export_scripts.checkpoints.tokenizers.user_tokenizer import given_tokenizer
 from export_scripts.weights import nemo_t5
 from export_scripts.weights.schema import rows_of
 from export_scripts.weights.values import Fields

@@ -15,8 +15,8 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface.files import read_json
 from export_scripts.checkpoints.tokenizers.assembled import whole
 from export_scripts.checkpoints.tokenizers.fairseq_pieces import with_fairseq_ids
-from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
+from export_scripts.checkpoints.tokenizers.user_tokenizer import given_tokenizer
 from export_scripts.weights.remarks import ShardRemark
 from handover.errors import CheckpointError
 from models import directory

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.digests import crc32_of
 from export_scripts.checkpoints.formats import find_archive
-from export_scripts.checkpoints.proof import crc32_of
-from export_scripts.conversion.dtypes import STORAGE
 from export_scripts.conversion.job import (
     SPARE_BYTES,
     check_apart,
@@ -22,10 +21,8 @@ from export_scripts.conversion.job import (
     prove,
     workers_of,
 )
-from export_scripts.conversion.journal import Journal, PartRecord
-from export_scripts.conversion.mapped import RecordKey
-from export_scripts.conversion.read_sums import FileRange, by_path
-from export_scripts.conversion.safetensors_files import (
+from export_scripts.conversion.write.journal import Journal, PartRecord
+from export_scripts.conversion.write.safetensors_files import (
     LARGEST_FILE_BYTES,
     PART_BYTES,
     WeightsFile,
@@ -34,9 +31,12 @@ from export_scripts.conversion.safetensors_files import (
     publish,
     write_part,
 )
-from export_scripts.conversion.shards import Workspace, check_space, write_bytes
-from export_scripts.conversion.workers import Advance, run_all
+from export_scripts.conversion.write.shards import Workspace, check_space, write_bytes
+from export_scripts.conversion.write.workers import Advance, run_all
 from export_scripts.targets.huggingface.plan import HuggingFacePlan, Wish, plan_huggingface
+from export_scripts.tensors.dtypes import STORAGE
+from export_scripts.tensors.mapped import RecordKey
+from export_scripts.tensors.read_sums import FileRange, by_path
 from handover.digests import SummedRange
 from handover.errors import CheckpointError, nearest
 from handover.manifest import FileRecord, Manifest

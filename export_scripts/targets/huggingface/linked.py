@@ -8,8 +8,8 @@ from math import prod
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.safetensors_file import SafeTensor
-from export_scripts.conversion.dtypes import item_bytes
-from export_scripts.conversion.safetensors_files import PlannedTensor, WeightsFile
+from export_scripts.conversion.write.safetensors_files import PlannedTensor, WeightsFile
+from export_scripts.tensors.dtypes import item_bytes
 from export_scripts.weights.schema import LazyTensor
 
 _NAMES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")

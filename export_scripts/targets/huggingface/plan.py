@@ -15,15 +15,15 @@ from typing import Any
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.formats import open_source
 from export_scripts.checkpoints.source import OwnModel, Source
+from export_scripts.checkpoints.tensor_values import same_values
 from export_scripts.checkpoints.tokenizers.nemo import sentencepiece_additions, vocabulary_size
-from export_scripts.conversion.assembly import Assembly
-from export_scripts.conversion.check import check_types
-from export_scripts.conversion.comparison import same_values
-from export_scripts.conversion.nemo_ids import with_nemos_ids
-from export_scripts.conversion.placement import assemble
-from export_scripts.conversion.safetensors_files import INDEX_FILE, PlannedTensor, WeightsFile, index_of, lay_out
-from export_scripts.conversion.shards import ShardSettings
-from export_scripts.conversion.special_ids import with_settled_ids
+from export_scripts.conversion.move.assembly import Assembly
+from export_scripts.conversion.move.placement import assemble
+from export_scripts.conversion.plan.check import check_types
+from export_scripts.conversion.plan.nemo_ids import with_nemos_ids
+from export_scripts.conversion.plan.special_ids import with_settled_ids
+from export_scripts.conversion.write.safetensors_files import INDEX_FILE, PlannedTensor, WeightsFile, index_of, lay_out
+from export_scripts.conversion.write.shards import ShardSettings
 from export_scripts.targets.huggingface import TARGETS
 from export_scripts.targets.huggingface.linked import own_files
 from export_scripts.targets.huggingface.table import Facts, Taken, Target, unfinished

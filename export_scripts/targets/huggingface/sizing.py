@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from export_scripts.checkpoints.formats import find_archive
-from export_scripts.checkpoints.given import NOTHING_GIVEN, GivenFiles
-from export_scripts.conversion.assembly import Assembly
-from export_scripts.conversion.description import Description, is_description, read_description
-from export_scripts.conversion.dtypes import is_finite, item_bytes
-from export_scripts.conversion.mapped import RUN_BYTES
-from export_scripts.conversion.safetensors_files import LARGEST_FILE_BYTES, PlannedTensor, WeightsFile, lay_out
-from export_scripts.conversion.shards import READ_BYTES
-from export_scripts.conversion.sizing import Sizing, measured_rate
+from export_scripts.checkpoints.user_files import NOTHING_GIVEN, GivenFiles
+from export_scripts.conversion.move.assembly import Assembly
+from export_scripts.conversion.plan.description import Description, is_description, read_description
+from export_scripts.conversion.plan.sizing import Sizing, measured_rate
+from export_scripts.conversion.write.safetensors_files import LARGEST_FILE_BYTES, PlannedTensor, WeightsFile, lay_out
+from export_scripts.conversion.write.shards import READ_BYTES
 from export_scripts.targets.huggingface.plan import HuggingFacePlan, Wish, plan_huggingface, target_of
 from export_scripts.targets.huggingface.table import Facts
+from export_scripts.tensors.dtypes import is_finite, item_bytes
+from export_scripts.tensors.mapped import RUN_BYTES
 from ft_format.layout import whole_tensors
 from handover.digests import BlockSums
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.conversion.assembly import Assembly, Piece
-from export_scripts.conversion.dtypes import STORAGE
+from export_scripts.conversion.move.assembly import Assembly, Piece
+from export_scripts.tensors.dtypes import STORAGE
 from export_scripts.weights.layouts import less_one, plus_one
 from export_scripts.weights.schema import Elementwise, Shape
 

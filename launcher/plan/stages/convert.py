@@ -36,12 +36,12 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
     """Open the checkpoint as the conversion will, and compare what it is with what shall be done with it.
 
     Raises:
-        CheckpointError: it cannot be converted; see ``export_scripts.conversion.check.inspect_source``.
+        CheckpointError: it cannot be converted; see ``export_scripts.conversion.plan.check.inspect_source``.
         ConfigError: it is another model than the configuration or a stage needs.
     """
     from export_scripts.checkpoints.huggingface.hub import is_fetched
-    from export_scripts.conversion.description import is_description
-    from export_scripts.conversion.random_weights import plan_random
+    from export_scripts.conversion.plan.description import is_description
+    from export_scripts.conversion.plan.random_weights import plan_random
 
     model, checkpoint = config.export.model, paths.checkpoint
     if model.checkpoint_sha256 is not None and not _SHA256.fullmatch(model.checkpoint_sha256):
@@ -104,8 +104,8 @@ def with_format(config: Config, paths: RunPaths) -> Config:
     opened, the conversion's check names.
     """
     from export_scripts.checkpoints.formats import find_archive, open_source
-    from export_scripts.checkpoints.given import GivenFiles
     from export_scripts.checkpoints.huggingface.hub import is_fetched
+    from export_scripts.checkpoints.user_files import GivenFiles
 
     model, checkpoint = config.export.model, paths.checkpoint
     if model.format is not None:
@@ -148,9 +148,9 @@ def _check_shards(config: Config, paths: RunPaths, stages: Collection[Stage], kn
         CheckpointError: it does not work out; see ``inspect_source``.
         ConfigError: a later stage could not use the result.
     """
-    from export_scripts.checkpoints.given import GivenFiles
-    from export_scripts.conversion.check import inspect_source
-    from export_scripts.conversion.special_ids import with_settled_ids
+    from export_scripts.checkpoints.user_files import GivenFiles
+    from export_scripts.conversion.plan.check import inspect_source
+    from export_scripts.conversion.plan.special_ids import with_settled_ids
 
     model, checkpoint = config.export.model, paths.checkpoint
     given = GivenFiles(paths.adapter, paths.tokenizer)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from export_scripts.conversion.dtypes import Array
-from export_scripts.conversion.journal import Journal
+from export_scripts.conversion.write.journal import Journal
+from export_scripts.tensors.dtypes import Array
 from handover.digests import CRC32_BLOCKS, SHA256, new_digest
 from handover.durable import begin_sync, temporary_beside
 from handover.errors import ArtefactError

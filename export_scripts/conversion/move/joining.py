@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from export_scripts.conversion.assembly import Assembly, Piece
+from export_scripts.conversion.move.assembly import Assembly, Piece
 from export_scripts.weights.schema import Assignment
 from ft_format.layout import TensorSpec, part_names
 

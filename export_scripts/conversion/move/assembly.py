@@ -13,9 +13,9 @@ from math import prod
 
 import numpy as np
 
-from export_scripts.conversion.dtypes import DIGITS, STORAGE, Array, item_bytes, recast, widen
-from export_scripts.conversion.mapped import Reader
-from export_scripts.conversion.transposition import Transposer
+from export_scripts.conversion.move.transposition import Transposer
+from export_scripts.tensors.dtypes import DIGITS, STORAGE, Array, item_bytes, recast, widen
+from export_scripts.tensors.mapped import Reader
 from export_scripts.weights.schema import Elementwise
 from ft_format.layout import Dims
 from handover.errors import CheckpointError

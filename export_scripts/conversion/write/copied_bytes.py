@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from export_scripts.conversion.assembly import Assembly, Piece
-from export_scripts.conversion.dtypes import STORAGE, Array, is_finite
-from export_scripts.conversion.mapped import is_mapped
-from export_scripts.conversion.shards import ShardSettings, Workspace, blocks, nonfinite_error
+from export_scripts.conversion.move.assembly import Assembly, Piece
+from export_scripts.conversion.write.shards import ShardSettings, Workspace, blocks, nonfinite_error
+from export_scripts.tensors.dtypes import STORAGE, Array, is_finite
+from export_scripts.tensors.mapped import is_mapped
 
 
 def contents(box: Assembly, name: str, settings: ShardSettings, workspace: Workspace) -> Iterator[memoryview]:

@@ -1,6 +1,7 @@
 """NeMo's own tokenizers, where they are installed (the extra ``nemo``): the authority for NeMo's configurations.
 
-    python3 -m export_scripts.conversion.nemo_ids --directory=... --library=sentencepiece --is-legacy=true < texts.json
+    python3 -m export_scripts.conversion.plan.nemo_ids \
+        --directory=... --library=sentencepiece --is-legacy=true < texts.json
 
 They are asked in a process of their own: importing NeMo takes seconds, and torch's memory with it. Without the extra
 the same ids come from ``checkpoints/tokenizers/nemo.py``.
@@ -76,8 +77,8 @@ def ask_nemo(arguments: NemoIdsArguments, texts: Sequence[str] = ()) -> dict[str
     Raises:
         CheckpointError: NeMo cannot be imported or refuses the files.
     """
-    command = [sys.executable, "-m", "export_scripts.conversion.nemo_ids", *arguments.to_argv()]
-    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "export_scripts.conversion.plan.nemo_ids", *arguments.to_argv()]
+    root = Path(__file__).parents[3]
     done = subprocess.run(command, input=json.dumps(list(texts)), capture_output=True, text=True, check=False, cwd=root)
     if done.returncode:
         raise CheckpointError(f"NeMo's tokenizer could not be asked: {done.stderr.strip().rpartition(chr(10))[2]}")

@@ -18,8 +18,8 @@ from support.nemo_samples import restore, unpacked
 
 from export_scripts import inspect
 from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.digests import UNPROVED, crc32_of, sha256_of, unproved
 from export_scripts.checkpoints.formats import find_archive, open_source
-from export_scripts.checkpoints.proof import UNPROVED, crc32_of, sha256_of, unproved
 from export_scripts.convert import convert
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import Manifest

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from export_scripts.conversion.assembly import Assembly
-from export_scripts.conversion.dtypes import Array, Census, is_finite, item_bytes
-from export_scripts.conversion.joining import side_by_side
-from export_scripts.conversion.journal import Journal
-from export_scripts.conversion.kv_copies import with_copies
-from export_scripts.conversion.mapped import Reader, RecordKey
-from export_scripts.conversion.placement import assemble
-from export_scripts.conversion.read_sums import ReadSums
-from export_scripts.conversion.shard_file import ShardFile
-from export_scripts.conversion.transposition import Transposer
+from export_scripts.conversion.move.assembly import Assembly
+from export_scripts.conversion.move.joining import side_by_side
+from export_scripts.conversion.move.kv_copies import with_copies
+from export_scripts.conversion.move.placement import assemble
+from export_scripts.conversion.move.transposition import Transposer
+from export_scripts.conversion.write.journal import Journal
+from export_scripts.conversion.write.shard_file import ShardFile
+from export_scripts.tensors.dtypes import Array, Census, is_finite, item_bytes
+from export_scripts.tensors.mapped import Reader, RecordKey
+from export_scripts.tensors.read_sums import ReadSums
 from export_scripts.weights.schema import Assignment, LazyTensor
 from ft_format.layout import Dims, TensorSpec
 from handover.errors import ArtefactError, CheckpointError

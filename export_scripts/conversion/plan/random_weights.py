@@ -19,11 +19,11 @@ import numpy as np
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
-from export_scripts.conversion.check import Conversion
-from export_scripts.conversion.description import is_description, read_description
-from export_scripts.conversion.dtypes import Array
-from export_scripts.conversion.ranks import check_split
-from export_scripts.conversion.shards import ShardSettings
+from export_scripts.conversion.plan.check import Conversion
+from export_scripts.conversion.plan.description import is_description, read_description
+from export_scripts.conversion.plan.ranks import check_split
+from export_scripts.conversion.write.shards import ShardSettings
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import Assignment, SourceMap
 from ft_format.families import gpt, gptneox
 from handover.errors import ArtefactError, CheckpointError

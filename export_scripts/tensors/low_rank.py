@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from export_scripts.conversion.dtypes import Array, widen
+from export_scripts.tensors.dtypes import Array, widen
 
 
 @dataclass(frozen=True)

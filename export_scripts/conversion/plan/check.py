@@ -13,14 +13,14 @@ from pathlib import Path
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.formats import find_archive, open_source
-from export_scripts.checkpoints.given import NOTHING_GIVEN, GivenFiles
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.chat import about_chat, find_chat
-from export_scripts.conversion.dtypes import STORAGE
-from export_scripts.conversion.joining import join_files
-from export_scripts.conversion.ranks import check_split
-from export_scripts.conversion.shards import ShardSettings
-from export_scripts.repository.served import check_served
+from export_scripts.checkpoints.user_files import NOTHING_GIVEN, GivenFiles
+from export_scripts.conversion.move.joining import join_files
+from export_scripts.conversion.plan.ranks import check_split
+from export_scripts.conversion.plan.served import check_served
+from export_scripts.conversion.write.shards import ShardSettings
+from export_scripts.tensors.dtypes import STORAGE
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import Assignment, LazyTensor

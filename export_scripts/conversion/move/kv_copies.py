@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from export_scripts.conversion.assembly import Assembly, Piece
-from export_scripts.conversion.dtypes import Array
+from export_scripts.conversion.move.assembly import Assembly, Piece
+from export_scripts.tensors.dtypes import Array
 from ft_format.layout import KV_HEADS, QUERY_GROUP, Dims, TensorSpec, symbols_of
 
 _Change = Callable[[Piece, int, int, int], Iterator[Piece]]

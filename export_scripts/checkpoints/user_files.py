@@ -12,7 +12,7 @@ from pathlib import Path
 from export_scripts.checkpoints.files.archive import Archive, Extent, open_archive
 from export_scripts.checkpoints.lora.adapter import KIND as LORA
 from export_scripts.checkpoints.nemo.companions import with_companions
-from export_scripts.checkpoints.tokenizers.given import FOLDER as TOKENIZER
+from export_scripts.checkpoints.tokenizers.user_tokenizer import FOLDER as TOKENIZER
 from handover.errors import CheckpointError
 
 

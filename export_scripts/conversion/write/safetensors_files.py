@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from export_scripts.conversion.assembly import Assembly
-from export_scripts.conversion.dtypes import item_bytes
-from export_scripts.conversion.journal import GROWING, Journal, PartRecord
-from export_scripts.conversion.shard_file import full_disk_explained, write_at
-from export_scripts.conversion.shards import ShardSettings, Workspace, tensor_named
-from export_scripts.conversion.straight import contents
+from export_scripts.conversion.move.assembly import Assembly
+from export_scripts.conversion.write.copied_bytes import contents
+from export_scripts.conversion.write.journal import GROWING, Journal, PartRecord
+from export_scripts.conversion.write.shard_file import full_disk_explained, write_at
+from export_scripts.conversion.write.shards import ShardSettings, Workspace, tensor_named
+from export_scripts.tensors.dtypes import item_bytes
 from export_scripts.weights.schema import Shape
 from handover.digests import BlockSums, SummedRange, joined_digest
 from handover.durable import begin_sync

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from export_scripts.conversion.dtypes import Array
-from export_scripts.conversion.low_rank import LowRankSum
-from export_scripts.conversion.read_sums import ReadSums
-from export_scripts.conversion.scattered import ScatteredArray, box_around, scattered_beneath
+from export_scripts.tensors.array_of_pieces import ArrayOfPieces, box_around, pieces_beneath
+from export_scripts.tensors.dtypes import Array
+from export_scripts.tensors.low_rank import LowRankSum
+from export_scripts.tensors.read_sums import ReadSums
 from handover.digests import crc32
 from handover.errors import CheckpointError
 
@@ -97,7 +97,7 @@ class Reader:
         """
         if isinstance(view, LowRankSum):
             return view.added_to(self.read(view.base))
-        if (whole := scattered_beneath(view)) is not None and view.size:
+        if (whole := pieces_beneath(view)) is not None and view.size:
             return self._gather(whole, view)
         record = _record(view)
         if record is None or not view.size or min(view.strides, default=0) < 0:
@@ -140,7 +140,7 @@ class Reader:
                 yield run
                 offset += run.size
 
-    def _gather(self, whole: ScatteredArray, view: Array) -> Array:
+    def _gather(self, whole: ArrayOfPieces, view: Array) -> Array:
         """Read what a view shows of an array whose pieces lie in many places."""
         box = box_around(whole, view)
         if prod(box.shape) > _WASTE * view.size:  # its outermost rows lie far apart
@@ -166,7 +166,7 @@ class Reader:
             CheckpointError: the record's bytes are not those that were saved.
         """
         view = view.base if isinstance(view, LowRankSum) else view
-        if (whole := scattered_beneath(view)) is not None:
+        if (whole := pieces_beneath(view)) is not None:
             for _, piece in whole.pieces or ():
                 self.verify(piece)
             return

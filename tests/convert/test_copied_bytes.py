@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from support.huggingface_models import save
 
 from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.digests import crc32_of
 from export_scripts.checkpoints.formats import find_archive
-from export_scripts.checkpoints.proof import crc32_of
-from export_scripts.conversion.read_sums import ReadSums, by_path
 from export_scripts.convert import convert
+from export_scripts.tensors.read_sums import ReadSums, by_path
 from handover import digests
 from handover.errors import CheckpointError
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
-from export_scripts.conversion.low_rank import LowRankSum
-from export_scripts.conversion.mapped import Reader, map_record
-from export_scripts.conversion.placement import assemble
-from export_scripts.conversion.scattered import box_around, scattered
-from export_scripts.conversion.transposition import Transposer
+from export_scripts.conversion.move.placement import assemble
+from export_scripts.conversion.move.transposition import Transposer
+from export_scripts.tensors.array_of_pieces import array_of_pieces, box_around
+from export_scripts.tensors.low_rank import LowRankSum
+from export_scripts.tensors.mapped import Reader, map_record
 from export_scripts.weights.layouts import qkv_by_group_to_block
 from export_scripts.weights.schema import Assignment, ModelDims, Rule
 from ft_format.layout import TensorSpec
@@ -65,7 +65,7 @@ def views(array: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
 def test_every_view_shows_what_the_array_shows(shape: list[int], seed: int, depth: int, capacity: int) -> None:
     rng = np.random.default_rng(seed)
     whole = rng.integers(0, 1 << 16, shape).astype(np.uint16)
-    described = scattered(whole.shape, whole.dtype, cut(whole, rng, depth))
+    described = array_of_pieces(whole.shape, whole.dtype, cut(whole, rng, depth))
     reader = Reader(capacity, set())
     for number, expected in enumerate(views(whole, np.random.default_rng(seed))):
         view = views(described, np.random.default_rng(seed))[number]
@@ -79,7 +79,7 @@ def test_only_what_a_view_shows_is_read(tmp_path: Path) -> None:
     """Columns of a matrix that lies in four quarters: the box is those columns, and the memory that of the box."""
     whole = np.arange(64 * 96, dtype=np.uint16).reshape(64, 96)
     quarters = [((r, c), whole[r : r + 32, c : c + 48]) for r in (0, 32) for c in (0, 48)]
-    described = scattered(whole.shape, whole.dtype, quarters)
+    described = array_of_pieces(whole.shape, whole.dtype, quarters)
     assert box_around(described, described.T[40:56]).shape == (64, 16)
     assert box_around(described, described[5]).shape == (1, 96)
     # One of three blocks in each head, as the fused query, key and value are taken apart.
@@ -92,7 +92,7 @@ def test_checksums_of_all_pieces_are_compared(tmp_path: Path) -> None:
     quarters = [((r, c), whole[r : r + 3, c : c + 5]) for r in (0, 3) for c in (0, 5)]
     pieces = [(start, stored(piece, tmp_path / str(number))) for number, (start, piece) in enumerate(quarters)]
     reader = Reader(1 << 10, set())
-    described = scattered(whole.shape, whole.dtype, pieces)
+    described = array_of_pieces(whole.shape, whole.dtype, pieces)
     assert (reader.read(described) == whole).all()
     reader.verify(described)
     content = bytearray((tmp_path / "2").read_bytes())
@@ -117,8 +117,8 @@ def test_a_sum_with_a_product_shows_what_numpy_computes(
     base = rng.standard_normal((rows, columns)).astype(np.float16)
     left, right = (rng.standard_normal(size).astype(np.float32) for size in ((rows, rank), (rank, columns)))
     wanted = base.astype(np.float32) + left @ right
-    pieces = scattered(base.shape, base.dtype, cut(base, rng, depth))
-    whole = scattered(base.shape, np.dtype(np.float32), [((0, 0), LowRankSum(pieces, "fp16", left, right))])
+    pieces = array_of_pieces(base.shape, base.dtype, cut(base, rng, depth))
+    whole = array_of_pieces(base.shape, np.dtype(np.float32), [((0, 0), LowRankSum(pieces, "fp16", left, right))])
     for view, expected in zip(
         views(whole, np.random.default_rng(seed)), views(wanted, np.random.default_rng(seed)), strict=True
     ):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from export_scripts.conversion.dtypes import Array
+from export_scripts.tensors.dtypes import Array
 
 Convert = Callable[[Array], Array]
 

@@ -1,4 +1,4 @@
-"""Compare a tensor that is left out as a copy with what it is said to be a copy of, a little at a time."""
+"""Read values of a checkpoint before it is converted: a small tensor whole, or two that should be the same."""
 
 from __future__ import annotations
 
@@ -7,12 +7,26 @@ from itertools import zip_longest
 import numpy as np
 
 from export_scripts.checkpoints.files.archive import Archive
-from export_scripts.conversion.dtypes import STORAGE, Array, widen
-from export_scripts.conversion.mapped import Reader
+from export_scripts.tensors.dtypes import STORAGE, Array, widen
+from export_scripts.tensors.mapped import Reader
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
 
 _COMPARED_BYTES = 4 << 20
+
+
+def read_whole(tensor: LazyTensor) -> Array:
+    """Read a tensor in fp32, its parts joined and its checksums compared.
+
+    Raises:
+        CheckpointError: it cannot be read or is damaged.
+    """
+    reader = Reader(0, set())
+    parts = tensor.parts()
+    values = [widen(reader.read(part), tensor.data_type) for part in parts]
+    for part in parts:
+        reader.verify(part)
+    return values[0] if tensor.axis is None else np.concatenate(values, tensor.axis)
 
 
 def same_values(first: LazyTensor, second: LazyTensor, archive: Archive | None = None) -> bool:

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from export_scripts.checkpoints.formats import find_archive
-from export_scripts.checkpoints.given import NOTHING_GIVEN, GivenFiles
-from export_scripts.conversion.assembly import Assembly, Piece
-from export_scripts.conversion.check import Conversion, plan_conversion
-from export_scripts.conversion.description import is_description, read_description
-from export_scripts.conversion.dtypes import STORAGE, is_finite, item_bytes, recast
-from export_scripts.conversion.ranks import check_split
-from export_scripts.conversion.shards import READ_BYTES, ShardSettings, Workspace
+from export_scripts.checkpoints.user_files import NOTHING_GIVEN, GivenFiles
+from export_scripts.conversion.move.assembly import Assembly, Piece
+from export_scripts.conversion.plan.check import Conversion, plan_conversion
+from export_scripts.conversion.plan.description import is_description, read_description
+from export_scripts.conversion.plan.ranks import check_split
+from export_scripts.conversion.write.shards import READ_BYTES, ShardSettings, Workspace
+from export_scripts.tensors.dtypes import STORAGE, is_finite, item_bytes, recast
 from ft_format.layout import TensorSpec, whole_tensors
 from handover.digests import BlockSums
 from handover.progress import human_bytes, human_time

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from export_scripts.conversion.assembly import Assembly, Piece
-from export_scripts.conversion.dtypes import Array
-from export_scripts.conversion.kv_copies import without_copies
-from export_scripts.conversion.mapped import Reader
-from export_scripts.conversion.scattered import scattered_beneath
+from export_scripts.conversion.move.assembly import Assembly, Piece
+from export_scripts.conversion.move.kv_copies import without_copies
+from export_scripts.tensors.array_of_pieces import pieces_beneath
+from export_scripts.tensors.dtypes import Array
+from export_scripts.tensors.mapped import Reader
 from export_scripts.weights.schema import Assignment, LazyTensor, Rule, laid_out_shape
 from ft_format.layout import Dims
 
@@ -46,7 +46,7 @@ def _pieces(rule: Rule, source: LazyTensor, dims: Dims, axes: int) -> tuple[Piec
 def _laid_out(rule: Rule, part: Array, dims: Dims) -> Array:
     """Lay out a part; one whose bytes lie in many places is read first where the layout is no view."""
     view = rule.layout(part, dims)
-    if scattered_beneath(part) is None or scattered_beneath(view) is not None:
+    if pieces_beneath(part) is None or pieces_beneath(view) is not None:
         return view
     reader = Reader(0, set())
     values = reader.read(part)

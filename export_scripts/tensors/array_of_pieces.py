@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.conversion.dtypes import Array
-from export_scripts.conversion.low_rank import LowRankSum
+from export_scripts.tensors.dtypes import Array
+from export_scripts.tensors.low_rank import LowRankSum
 
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
-class ScatteredArray(np.ndarray[Any, Any]):
+class ArrayOfPieces(np.ndarray[Any, Any]):
     """An array without values.
 
     Attributes:
@@ -30,23 +30,23 @@ class ScatteredArray(np.ndarray[Any, Any]):
     pieces: tuple[tuple[tuple[int, ...], Array | LowRankSum], ...] | None = None
 
 
-def scattered(
+def array_of_pieces(
     shape: Sequence[int], dtype: np.dtype[Any], pieces: Sequence[tuple[tuple[int, ...], Array | LowRankSum]]
-) -> ScatteredArray:
+) -> ArrayOfPieces:
     """Describe an array by its pieces, which cover it; nothing is read."""
     size_bytes = max(1, prod(shape) * dtype.itemsize)
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-    array = ScatteredArray(tuple(shape), dtype, memory)
+    array = ArrayOfPieces(tuple(shape), dtype, memory)
     array.pieces = tuple(pieces)
     return array
 
 
-def scattered_beneath(view: Array) -> ScatteredArray | None:
+def pieces_beneath(view: Array) -> ArrayOfPieces | None:
     """Find the scattered array that a view is of; None: it is of none."""
     base: Any = view
     while base is not None and getattr(base, "pieces", None) is None:
         base = getattr(base, "base", None)
-    return base if isinstance(base, ScatteredArray) else None
+    return base if isinstance(base, ArrayOfPieces) else None
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Box:
         low, shape: the box's place and size, per axis.
     """
 
-    whole: ScatteredArray
+    whole: ArrayOfPieces
     view: Array
     low: tuple[int, ...]
     shape: tuple[int, ...]
@@ -85,7 +85,7 @@ class Box:
         return np.ndarray(self.view.shape, values.dtype, values.reshape(-1)[start:].data, strides=tuple(strides))
 
 
-def box_around(whole: ScatteredArray, view: Array) -> Box:
+def box_around(whole: ArrayOfPieces, view: Array) -> Box:
     """Find a box that holds a view; the view's steps stay steps of one size within it."""
     steps, low = _steps(whole.shape), list(_start(whole, view))
     reach = [0] * whole.ndim

@@ -1,0 +1,1 @@
+"""Files in the making: shards and safetensors, by several processes, such that a killed conversion continues."""
