@@ -23,13 +23,15 @@ from torch import Tensor
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import ConfigJsonError, EngineError, WeightsError
 from backends.fastertransformer.engine.model.families import read_config
-from backends.fastertransformer.engine.model.shards import Piece
+from backends.fastertransformer.engine.model.hub_reader import HubReader
+from backends.fastertransformer.engine.model.shards import Piece, Shards, mapped, planned
 from backends.fastertransformer.engine.model.staging import StagedFiles
-from backends.fastertransformer.engine.model.weights import load_weights
+from backends.fastertransformer.engine.model.weights import load_weights, read_model
 from backends.fastertransformer.engine.ops.linear import Linear, Norm
 from backends.fastertransformer.engine.parallel.partition import Partition
 from backends.fastertransformer.engine.settings import Settings, find_checkpoint
 from ft_format.weight_format import INT8
+from models.described import find_model_tensors
 
 RELATIVES = ["llama31", "llama32", "mistral", "nemotron", "qwen2", "qwen3", "gemma", "gemma2", "starcoder2"]
 PARTS = {"pieces": ("_PIECE_BYTES", 1000), "parts": ("_PART_BYTES", 3000)}
@@ -57,9 +59,9 @@ def weights_of(directory: Path, ranks: int, rank: int | None, **precision: Any) 
 @pytest.mark.parametrize("name", ["llama", *RELATIVES])
 def test_each_rank_has_the_weights_that_it_has_of_shards(name: str, tmp_path: Path) -> None:
     """Bit by bit, so that it computes the same; eight ranks share four heads of keys and values."""
-    for ranks in (1, 2, 8):
+    for ranks in (2, 8):
         shards, _ = shards_of(name, tmp_path, ranks)
-        for rank in (None, 0, ranks - 1) if ranks < 8 else (0, 3, 7):
+        for rank in (None, 0, 1) if ranks == 2 else (0, 3, 7):
             found, expected = (weights_of(path, ranks, rank) for path in (tmp_path / "hub", shards))
             assert len(found) == len(expected) > 15
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
@@ -190,6 +192,24 @@ def test_columns_are_staged_as_the_file_holds_them(tmp_path: Path, monkeypatch: 
         pieces = files.in_order([columns, rows])
         np.testing.assert_array_equal(pieces(columns).cpu().numpy(), content[:, 20:33])
         np.testing.assert_array_equal(pieces(rows).cpu().numpy(), content[50:59])
+
+
+@pytest.mark.parametrize("rank", [None, 0, 7])
+def test_staged_slices_are_the_mapped_ones(rank: int | None, tmp_path: Path) -> None:
+    """As a GPU's are read ahead: in the order in which they are planned."""
+    save("qwen2", tmp_path)
+    config, partition = read_config(tmp_path, "Llama", 1 if rank is None else 8), Partition(range(2), rank)
+    located = find_model_tensors(tmp_path, config.decoder, WeightsError)
+
+    def read(shards: Shards, device: torch.device = CPU) -> list[Tensor]:
+        reader = HubReader(located, config, 8, FP32, device, False, rank, shards)
+        return list(tensors_of(read_model(reader, config, partition, True)))
+
+    order: list[Piece] = []
+    read(planned(order), torch.device("meta"))
+    with StagedFiles(tmp_path, CPU) as files:
+        staged = read(files.in_order(order))
+    assert all(torch.equal(one, other) for one, other in zip(staged, read(mapped(tmp_path)), strict=True))
 
 
 def test_a_file_of_columns_that_is_cut_short_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

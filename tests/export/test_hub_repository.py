@@ -28,6 +28,7 @@ from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository
 from export_scripts.repository.pbtxt import parse
 from export_scripts.targets.huggingface import convert as target
+from export_scripts.targets.huggingface.sizing import measure_huggingface
 from handover.errors import ArtefactError
 from handover.manifest import Manifest
 
@@ -141,6 +142,8 @@ def test_another_type_or_smaller_files_are_written_anew(tmp_path: Path) -> None:
     for name, more in (("half", {"weight_data_type": "bf16"}), ("small", {"largest_file_bytes": 60_000})):
         given = {"weight_data_type": "fp32", "format": "huggingface", **more}
         convert(ConvertArguments(tmp_path / "source", tmp_path / name, **given))  # type: ignore[arg-type]
+        written_bytes = measure_huggingface(tmp_path / "source", str(given["weight_data_type"]), 1).written_bytes
+        assert (written_bytes > 0) == (name == "half")
         assert not any(path.samefile(tmp_path / "source/model.safetensors") for path in (tmp_path / name).iterdir())
     index = json.loads((tmp_path / "small/model.safetensors.index.json").read_text())
     assert len({*index["weight_map"].values()}) > 1

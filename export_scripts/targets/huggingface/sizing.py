@@ -100,12 +100,13 @@ def _sizing(
 ) -> Sizing:
     written = {tensor.name: prod(tensor.shape) * item_bytes(data_type) for file in files for tensor in file.tensors}
     largest = max(written, key=lambda name: written[name])
+    linked = sum(written[tensor.name] for file in files if file.origin for tensor in file.tensors)
     return Sizing(
         files_read=files_read,
         read_bytes=read_bytes,
         parameter_count=sum(written.values()) // item_bytes(data_type),
         files_written=len(files) + small_files,
-        written_bytes=sum(written.values()),
+        written_bytes=sum(written.values()) - linked,
         largest=(largest, written[largest]),
         processes=processes,
         rate=_copy_rate(data_type) if is_copied else measured_rate(source_type, data_type),
