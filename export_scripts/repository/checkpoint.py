@@ -8,9 +8,6 @@ from pathlib import Path
 
 import models
 from export_scripts.arguments import ExportArguments
-from export_scripts.checkpoints.formats import find_archive, open_source
-from export_scripts.checkpoints.tokenizers.chat import find_chat
-from export_scripts.conversion.plan.special_ids import with_settled_ids
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.families import SECTIONS, find_family
@@ -102,7 +99,14 @@ def _open_shards(root: Path, manifest: Manifest, arguments: ExportArguments) -> 
 
 
 def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) -> ServedCheckpoint:
-    """Read the directory as a conversion would: its ids, and the tokenizer as the models for text have it."""
+    """Read the directory as a conversion would: its ids, and the tokenizer as the models for text have it.
+
+    That takes the packages of a conversion, which shards do without.
+    """
+    from export_scripts.checkpoints.formats import find_archive, open_source
+    from export_scripts.checkpoints.tokenizers.chat import find_chat
+    from export_scripts.conversion.plan.special_ids import with_settled_ids
+
     said = read_json(root / CONFIG_FILE, ArtefactError)
     try:
         decoder = models.find(said.get("model_type")).read(said)
