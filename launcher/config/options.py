@@ -41,7 +41,7 @@ def options_of(
             if not argument.startswith(tuple(f"{part}_" for part in parts)):
                 name, option = argument.removeprefix(prefix), same(arguments, argument)
                 is_needed = option.default is option.default_factory is dataclasses.MISSING
-                hint = option.metadata.get(SECTION) or _key_type(hints[argument])
+                hint = option.metadata.get(SECTION) or key_type(hints[argument])
                 section.__annotations__[name] = hint | None if is_needed else hint
                 setattr(section, name, None if is_needed else option)
         for name in parts:
@@ -74,11 +74,11 @@ def filled(arguments: type[Arguments], *sections: Any, **own: Any) -> Arguments:
     return arguments(**known, **own)
 
 
-def _key_type(hint: Any) -> Any:
+def key_type(hint: Any) -> Any:
     """Return the type of a key for that of an argument."""
     if hint in _PATHS:
         return str if hint is Path else str | None
-    return list[_key_type(typing.get_args(hint)[0])] if typing.get_origin(hint) is tuple else hint  # type: ignore[misc]
+    return list[key_type(typing.get_args(hint)[0])] if typing.get_origin(hint) is tuple else hint  # type: ignore[misc]
 
 
 def _argument(value: Any, hint: Any) -> Any:

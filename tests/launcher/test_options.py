@@ -1,0 +1,33 @@
+"""A key that a script takes under the same name has the type of the script's argument, as OmegaConf can hold it."""
+
+from __future__ import annotations
+
+import ast
+import typing
+from pathlib import Path
+
+import pytest
+
+from launcher.config import schema
+from launcher.config.options import key_type
+
+TREE = ast.parse(Path(schema.__file__).read_text())
+SHARED = [
+    (section.name, entry.target.id, entry.value.args[0].id, entry.value.args[1].value)
+    for section in TREE.body
+    if isinstance(section, ast.ClassDef)
+    for entry in section.body
+    if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name) and isinstance(entry.value, ast.Call)
+    if isinstance(entry.value.func, ast.Name) and entry.value.func.id == "same"
+    if isinstance(entry.value.args[0], ast.Name) and isinstance(entry.value.args[1], ast.Constant)
+]
+
+
+def test_the_keys_are_found() -> None:
+    assert len(SHARED) > 40
+
+
+@pytest.mark.parametrize(("section", "key", "arguments", "name"), SHARED, ids=lambda part: str(part))
+def test_a_shared_key_has_its_arguments_type(section: str, key: str, arguments: str, name: str) -> None:
+    hints = typing.get_type_hints(getattr(schema, arguments))
+    assert key == name and typing.get_type_hints(getattr(schema, section))[key] == key_type(hints[name])
