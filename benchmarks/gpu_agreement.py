@@ -48,6 +48,7 @@ from benchmarks.generate import Ask, tensors_of
 from benchmarks.gpu_sizes import for_encoder
 from ft_format.config_ini import ConfigIni
 from ft_format.families import MODEL_TYPE_OF, find_family
+from ft_format.weight_format import find_format
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, SlipwayError, exit_status
 
@@ -129,7 +130,7 @@ def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) 
 def open_steps(directory: Path, config: ModelConfig, kind: str, device: torch.device) -> Steps:
     """Load a network, with the cache and the captured steps that the engine has on the device."""
     data_type, _, how = kind.partition(" ")
-    precision = choose_precision(data_type, device, int(how == "int8"))
+    precision = choose_precision(data_type, device, find_format(int(how == "int8")))
     network = Network(config, load_weights(directory, config, 1, precision, device))
     sizes = config.num_layer, config.kv_heads, config.size_per_head
     shape = CacheShape(*sizes, precision.compute, config.encoder is not None, network.ops.is_head_major)

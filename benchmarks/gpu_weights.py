@@ -164,7 +164,7 @@ def load_by_turns(arguments: WeightsArguments, checkpoint: Path, table: Table) -
     hub = with_weights(checkpoint, directory / "huggingface", TORCH_TYPES[arguments.weight_data_type])
     shards = directory / f"{ranks}-gpu"
     convert(ConvertArguments(hub, shards, ranks, arguments.weight_data_type, processes=16))
-    precision = choose_precision(arguments.data_type, device, arguments.int8_mode)
+    precision = choose_precision(arguments.data_type, device, find_format(arguments.int8_mode))
 
     def load(path: Path, rank: int) -> tuple[float, int]:
         config = read_config(path, "Llama", ranks)
