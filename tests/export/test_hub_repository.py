@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -131,6 +132,18 @@ def test_a_killed_conversion_continues_and_never_writes_to_the_source(
     assert weights.read_bytes() == before
     assert weights.samefile(output / "model.safetensors")
     assert Manifest.read(output).problems(output) == []
+
+
+def test_where_there_are_no_links_the_same_bytes_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_llama("gemma", tmp_path / "source")
+    monkeypatch.setattr("os.link", without_links)
+    convert(ConvertArguments(tmp_path / "source", tmp_path / "hf", weight_data_type="fp32", format="huggingface"))
+    source, written = (tmp_path / name / "model.safetensors" for name in ("source", "hf"))
+    assert written.read_bytes() == source.read_bytes() and not written.samefile(source)
+
+
+def without_links(*_: object) -> None:
+    raise OSError(errno.EXDEV, "Invalid cross-device link")
 
 
 def interrupt(*_: object) -> None:
