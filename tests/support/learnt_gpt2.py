@@ -5,6 +5,7 @@ The figures come from teacher-forced log probabilities over whole texts, which n
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -55,12 +56,16 @@ class LearntModel:
         learnt += ["\n" + straighten(text) for text in learnt[1:4]]
         self._learn([self.encode(text)[-POSITIONS:] for text in learnt])
         self.model.eval()
+        self._known = functools.lru_cache(512)(self._log_probs)
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def log_probs(self, ids: list[int]) -> torch.Tensor:
-        """[len(ids), vocabulary]: of the token after each position."""
+        """[len(ids), vocabulary]: of the token after each position; many tests ask for the same."""
+        return self._known(tuple(ids))
+
+    def _log_probs(self, ids: tuple[int, ...]) -> torch.Tensor:
         with torch.no_grad():
             logits = self.model(torch.tensor([ids])).logits[0]
         return torch.log_softmax(logits.double(), dim=-1)
