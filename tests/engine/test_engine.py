@@ -16,6 +16,7 @@ from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.scheduling import contexts, prefill_pass
+from backends.fastertransformer.engine.scheduling.tuning import TUNING
 from backends.fastertransformer.engine.settings import Settings
 
 LENGTHS = (7, 1, 12, 3, 7)
@@ -190,7 +191,7 @@ def test_small_passes_give_the_same(engine: Engine, monkeypatch: pytest.MonkeyPa
     scope = {"is_return_log_probs": True, "is_return_context_cum_log_probs": True}
     tensors = ask(prompts(*LENGTHS), OUTPUTS, **scope)
     expected = answer(engine, tensors)
-    monkeypatch.setattr(prefill_pass, "_PREFILL_TOKENS", 9)
+    monkeypatch.setattr(prefill_pass, "TUNING", replace(TUNING, pass_tokens=9))
     monkeypatch.setattr(contexts, "_LOGITS_BYTES", 4 * 97 * 2)
     outputs = answer(engine, tensors)
     assert generated_rows(outputs) == generated_rows(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from backends.fastertransformer.engine.rows.sequence import Job, Sequence
 from backends.fastertransformer.engine.scheduling import chunks as scheduling_chunks
 from backends.fastertransformer.engine.scheduling.batch import Batch
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
+from backends.fastertransformer.engine.scheduling.tuning import TUNING
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
 
@@ -44,7 +46,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Gpt2:
 @pytest.fixture(autouse=True)
 def free_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no chunk be smaller for the cells before it: in networks this narrow a few cost as much as products."""
-    monkeypatch.setattr(scheduling_chunks, "_ATTENTION", 1e-9)
+    monkeypatch.setattr(scheduling_chunks, "TUNING", replace(TUNING, attention_cost=1e-9))
 
 
 @pytest.fixture
@@ -153,7 +155,7 @@ def test_every_kind_of_request_gets_what_it_gets_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not (grows := budget == 8):
-        monkeypatch.setattr(scheduling_chunks, "_MOST_TOKENS", 0)
+        monkeypatch.setattr(scheduling_chunks, "TUNING", replace(scheduling_chunks.TUNING, max_budget_tokens=0))
     requests = requests_of_all_kinds()
     whole = answers_of(paged_steps(gpt2[1]), requests, 0)
     assert not chunks
@@ -255,7 +257,7 @@ def test_a_chunk_is_the_smaller_the_more_cells_it_attends_to(
     gpt2: Gpt2, cells: int, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of Llama 3.1 8B, as was measured: at 8,192 cells attention takes as long as products."""
-    monkeypatch.setattr(scheduling_chunks, "_ATTENTION", 3.25)
+    monkeypatch.setattr(scheduling_chunks, "TUNING", TUNING)
     shape = Stack(head_num=32, kv_head_num=8, size_per_head=128, inter_size=14336, num_layer=32, is_gated=True)
     assert scheduling_chunks._cells_like_products(shape) == pytest.approx(8192, rel=1e-3)
     budgets = scheduling_chunks.Chunks(paged_steps(gpt2[1]), 256)
@@ -266,7 +268,7 @@ def test_a_chunk_is_the_smaller_the_more_cells_it_attends_to(
 def test_a_long_prompt_is_cut_into_ever_smaller_chunks(
     gpt2: Gpt2, chunks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduling_chunks, "_ATTENTION", 3.25)  # 57 cells of this network
+    monkeypatch.setattr(scheduling_chunks, "TUNING", TUNING)  # 57 cells of this network
     monkeypatch.setattr(scheduling_chunks, "_MULTIPLE", 1)
     model, settings = gpt2
     served, line = Served(paged_steps(settings), 20), prompts(190, seed=8)[0]

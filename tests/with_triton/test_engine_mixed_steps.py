@@ -26,6 +26,7 @@ from backends.fastertransformer.engine.rows.answer import Answer
 from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling import chunks
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
+from backends.fastertransformer.engine.scheduling.tuning import TUNING
 from backends.fastertransformer.engine.steps import graphs, warmup
 from backends.fastertransformer.engine.steps.graphs import StepGraphs
 from backends.fastertransformer.engine.steps.steps import Steps
@@ -80,7 +81,7 @@ def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, m
         monkeypatch.setattr(warmup, name, fewer)  # the interpreter takes its time
     monkeypatch.setattr(warmup, "MIXED_TOKENS", (5,))
     monkeypatch.setattr(graphs, "_MIXED_CONTEXTS", 1)
-    monkeypatch.setattr(chunks, "_SHORT", 0)
+    monkeypatch.setattr(chunks, "TUNING", replace(TUNING, short_prompt_budgets=0))
     by_kernels, mix, captured = steps(), StepGraphs.mix, list[tuple[int, bool]]()
     parts = list[int]()
     monkeypatch.setattr(row_blocks.PackedRows, "cut", noting(row_blocks.PackedRows.cut, parts))

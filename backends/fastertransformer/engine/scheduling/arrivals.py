@@ -14,14 +14,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from ..rows.sequence import Job
+from .tuning import TUNING
 
 if TYPE_CHECKING:
     from .scheduler import Scheduler
-
-_APART_S = 0.0006  # at most between two requests of a burst: an endpoint's process takes 0.2 to 0.3 ms for each
-_LONGEST_S, _LONGEST_DECODING_S = 0.008, 0.002  # that a step waits for a burst: as long as a small pass, and less
-_READING_S = 0.008  # that a source is read while the GPU is not busy: 100 requests
-_TAKING_S = 0.032  # that several sources are
 
 
 class Source(Protocol):
@@ -110,8 +106,8 @@ class Arrivals:
                 burst.note(now)
                 continue
             spare_s = scheduler.spare_s
-            is_late = not spare_s and now > burst.begun_s + _TAKING_S
-            if is_late or not arrival.pull(max(burst.begun_s + _READING_S, now + spare_s)):
+            is_late = not spare_s and now > burst.begun_s + TUNING.max_parse_all_s
+            if is_late or not arrival.pull(max(burst.begun_s + TUNING.max_parse_s, now + spare_s)):
                 self._queue.put(arrival)
                 self._take_parsed(scheduler)
                 return
@@ -152,5 +148,5 @@ class _Burst:
         """Give the seconds to wait for the next one; 0: there is no burst, it is over, or others have waited enough."""
         if self._count < 2:
             return 0.0
-        end_s = self.begun_s + (_LONGEST_DECODING_S if is_decoding else _LONGEST_S)
-        return max(0.0, min(self._last_s + _APART_S, end_s) - now)
+        end_s = self.begun_s + (TUNING.max_burst_decoding_s if is_decoding else TUNING.max_burst_s)
+        return max(0.0, min(self._last_s + TUNING.max_burst_gap_s, end_s) - now)

@@ -1,7 +1,7 @@
 """Chunks: while rows decode, a long prompt is run in parts, one a step, so that these rows need not wait for all of it.
 
 A chunk continues what the cache has of the row already, as a session's input does. The row stays first in the queue,
-with the pages of what was run, until what is left of its context is one chunk: then it joins the batch. Rows behind it
+with the pages of what was run, until what is left of its context is one chunk: then it joins the batch. Rows after it
 wait, so at any time one row at most is half run.
 """
 
@@ -11,13 +11,7 @@ from ..arrays import UNBOUNDED
 from ..model.config import Stack
 from ..rows.sequence import Sequence
 from ..steps.steps import Steps
-
-_WHOLE = 2  # a context of as many budgets is run at once: it delays other rows little, and fewer passes are faster
-_SHORT = 4  # one of as many budgets has chunks that large where rows decode in the same pass: they are few
-_MOST_TOKENS, _MOST_CPU_TOKENS = 2048, 256  # of the budget when many contexts wait
-_ATTENTION = 3.25  # how much longer an operation of a chunk's attention takes than one of a product (Llama 8B, H200)
-_SPARE = 1.3  # a budget of 256 leaves so much of the time of two steps without a chunk (Llama 8B, 32 rows, H200)
-_MULTIPLE = 32  # of tokens; mixed steps are captured for such numbers
+from .tuning import TUNING
 
 
 class Chunks:
@@ -44,39 +38,42 @@ class Chunks:
         """
         if not (decoding and self._budget and self._can_be_cut(sequence)):
             return 0
-        is_cpu = self._steps.device.type == "cpu"
-        most = max(self._budget, min(_MOST_TOKENS, _MOST_CPU_TOKENS) if is_cpu else _MOST_TOKENS)
-        whole = 0 if sequence.reservation.rows else _WHOLE * min(self._budget * waiting, most)
+        most = TUNING.max_budget_tokens
+        if self._steps.device.type == "cpu":
+            most = min(most, TUNING.max_budget_tokens_cpu)
+        most = max(self._budget, most)
+        whole = 0 if sequence.reservation.rows else TUNING.min_budgets_to_chunk * min(self._budget * waiting, most)
         if sequence.tokens_to_run(0) <= whole:
             return 0
         found = sequence.reservation.tokens_found
         left = sequence.tokens_to_run(found)
         if left <= whole:
             return 0
-        budget = min(self._budget_behind(sequence.start + found) * waiting, most)
-        if len(sequence.inputs()) <= _SHORT * self._budget and (tokens := self._mixed(_WHOLE * budget, decoding)):
+        budget = min(self._budget_after(sequence.start + found) * waiting, most)
+        is_short = len(sequence.inputs()) <= TUNING.short_prompt_budgets * self._budget
+        if is_short and (tokens := self._mixed(TUNING.min_budgets_to_chunk * budget, decoding)):
             tokens = -(-left // -(-left // tokens))  # equal chunks
         else:
             tokens = self._mixed(budget, decoding) or budget
         return tokens if tokens < left else 0
 
     def _mixed(self, budget: int, decoding: int) -> int:
-        """Give the tokens of a context in a step of a budget, whose rows decode in the same pass; 0: there is none."""
+        """Return a context's tokens in a step of a budget, whose rows decode in the same pass; 0: there is none."""
         tokens = max(budget - decoding, -(-budget // 2))
         return tokens if self._steps.can_mix(decoding, tokens) else 0
 
-    def _budget_behind(self, cells: int) -> int:
-        """Give the budget of a chunk behind some cells, to which its tokens attend, so that its time stays the same.
+    def _budget_after(self, cells: int) -> int:
+        """Return the budget of a chunk after some cells, to which its tokens attend, so that its time stays the same.
 
         It never falls below a half: the context would be run too slowly.
         """
-        tokens = int(_SPARE * self._budget / (1 + cells / self._equal_cells))
+        tokens = int(TUNING.spare_time * self._budget / (1 + cells / self._equal_cells))
         if tokens >= self._budget:
             return self._budget
-        return max(tokens // _MULTIPLE * _MULTIPLE, -(-self._budget // 2))
+        return max(tokens // TUNING.token_multiple * TUNING.token_multiple, -(-self._budget // 2))
 
     def _can_be_cut(self, sequence: Sequence) -> bool:
-        """Say whether a context may be run in parts.
+        """Return whether a context may be run in parts.
 
         These run whole: rows of encoder-decoders, and of models whose attention has a bias on a GPU; rows that keep
         their last tokens only; those of a step that has failed; and, once they were set back, beams, which have
@@ -89,8 +86,8 @@ class Chunks:
 
 
 def _cells_like_products(config: Stack) -> float:
-    """Give the cells to which a token attends in the time of its products with a layer's matrices."""
+    """Return the cells to which a token attends in the time of its products with a layer's matrices."""
     heads = config.head_num * config.size_per_head
     both_ways = config.hidden_units * (2 * heads + 2 * config.kv_heads * config.size_per_head)
     inner = config.hidden_units * config.inter_size * (3 if config.is_gated else 2)
-    return (both_ways + inner) / (2 * heads) / _ATTENTION
+    return (both_ways + inner) / (2 * heads) / TUNING.attention_cost

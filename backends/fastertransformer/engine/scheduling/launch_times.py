@@ -12,9 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-_ROWS, _TOKENS = 16, 64  # steps whose rows and tokens fall into the same block of these are of one size
-_SLACK_S, _SLACK = 0.0005, 0.1  # of a step: it may be shorter than the last one of its size
-_FORGET = 0.98  # of the longest time to launch a step, with each further one
+from .tuning import TUNING
 
 
 class LaunchTimes:
@@ -36,7 +34,7 @@ class LaunchTimes:
         """Note that the host begins a step; ``is_idle``: the GPU has ended all that was launched before."""
         self._begun_s = self._clock()
         if is_idle and self._has_waited and self._launched:
-            self._leads_s = [lead_s + _SLACK_S for lead_s in self._leads_s]
+            self._leads_s = [lead_s + TUNING.slack_s for lead_s in self._leads_s]
 
     def launch(self, rows: int, tokens: int, is_first: bool) -> None:
         """Note that a step was launched.
@@ -49,8 +47,8 @@ class LaunchTimes:
         if is_first:
             self._launched.clear()
         now, has_contexts = self._clock(), tokens > 0
-        self._leads_s[has_contexts] = max(now - self._begun_s, _FORGET * self._leads_s[has_contexts])
-        self._launched.append(((-(-rows // _ROWS), -(-tokens // _TOKENS)), now))
+        self._leads_s[has_contexts] = max(now - self._begun_s, TUNING.lead_decay * self._leads_s[has_contexts])
+        self._launched.append(((-(-rows // TUNING.rows_of_size), -(-tokens // TUNING.tokens_of_size)), now))
 
     def read(self, was_awaited: bool) -> None:
         """Note that the tokens of the oldest step were read; ``was_awaited``: the host waited for them until now."""
@@ -60,7 +58,7 @@ class LaunchTimes:
         self._read_s = now
 
     def spare_s(self, has_waiting: bool) -> float:
-        """Give the seconds for which the next launch may wait; 0: it should not.
+        """Return the seconds that the next launch can be delayed without idling the GPU.
 
         Args:
             has_waiting: whether sequences wait to join; with them a launch takes longer.
@@ -68,7 +66,7 @@ class LaunchTimes:
         spare_s = 0.0
         if self._launched:
             size, launched_s = self._launched[-1]
-            end_s = max(launched_s, self._read_s) + (1 - _SLACK) * self._seconds.get(size, 0.0)
-            spare_s = max(0.0, end_s - self._leads_s[has_waiting] - _SLACK_S - self._clock())
+            end_s = max(launched_s, self._read_s) + (1 - TUNING.slack_share) * self._seconds.get(size, 0.0)
+            spare_s = max(0.0, end_s - self._leads_s[has_waiting] - TUNING.slack_s - self._clock())
         self._has_waited = spare_s > 0
         return spare_s

@@ -7,13 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..rows.sequence import Sequence
-
-# Of one prefill pass, padding and the rows that decode in it included: bounds its memory and how long it delays others.
-# A few tokens more would take another tile of every product.
-_PREFILL_TOKENS = 4096
-_CPU_TOKENS = 512  # of one on a CPU, where larger ones run no faster
-_SCORED = 2  # tokens whose logits are asked for count as many on a CPU: the demonstration's take 1.3 to 2 times as long
-_HELD_TOKENS = 8 * _PREFILL_TOKENS  # that the rows of one pass continue, padding included
+from .tuning import TUNING
 
 
 @dataclass(frozen=True)
@@ -40,8 +34,8 @@ class _Sizes:
         """Count the context of one more sequence."""
         found = sequence.reservation.tokens_found
         before, tokens = sequence.start + found, sequence.tokens_to_run(found)
-        if self.most <= _CPU_TOKENS and sequence.needs_hidden:
-            tokens *= _SCORED
+        if self.most <= TUNING.pass_tokens_cpu and sequence.needs_hidden:
+            tokens *= TUNING.scored_token_cost
         if not before:
             return replace(self, tokens=self.tokens + tokens)
         longest, held = max(self.longest, tokens), max(self.held, before)
@@ -51,12 +45,12 @@ class _Sizes:
     def is_one_pass(self) -> bool:
         """Whether one pass runs them all."""
         padded, held = self.continued * self.longest, self.continued * self.held
-        return self.tokens + padded <= self.most and held <= _HELD_TOKENS
+        return self.tokens + padded <= self.most and held <= TUNING.held_tokens
 
 
 def most_tokens(device: torch.device) -> int:
     """Return how many tokens one prefill pass runs on a device, unless it runs one row alone."""
-    return min(_PREFILL_TOKENS, _CPU_TOKENS) if device.type == "cpu" else _PREFILL_TOKENS
+    return min(TUNING.pass_tokens, TUNING.pass_tokens_cpu) if device.type == "cpu" else TUNING.pass_tokens
 
 
 class PrefillPass:
