@@ -40,6 +40,7 @@ from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.reader import Reader
+from backends.fastertransformer.engine.model.shards import Piece
 from backends.fastertransformer.engine.model.weights import load_weights, read_model
 from backends.fastertransformer.engine.parallel.partition import Partition
 from backends.fastertransformer.engine.settings import Settings
@@ -106,9 +107,9 @@ def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) 
     config = read_config(directory, model_type)
     generator = torch.Generator().manual_seed(0)
 
-    def write(file: str, shape: tuple[int, ...]) -> Tensor:
-        numbers = torch.randn(shape, generator=generator)
-        name = file.removesuffix(".bin").removesuffix(".0")
+    def write(piece: Piece) -> Tensor:
+        shape, numbers = piece.shape, torch.randn(piece.shape, generator=generator)
+        name = piece.file.removesuffix(".bin").removesuffix(".0")
         # Every product keeps the size of what it multiplies, but for T5, whose weights have the scores' scale in them.
         fan_in = shape[0] if len(shape) > 1 and ("layers." in name or "block." in name) else 1
         numbers *= 0.1 if fan_in == 1 else fan_in**-0.5
@@ -118,7 +119,7 @@ def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) 
             numbers += 1
         if name in ("model.wte", "shared.weight_T") or "lm_head" in name:
             numbers *= 10 if len(shape) > 1 else 1
-        numbers.numpy().tofile(directory / file)
+        numbers.numpy().tofile(directory / piece.file)
         return torch.empty(shape, device="meta")
 
     precision = choose_precision("fp32", torch.device("cpu"))
@@ -147,7 +148,7 @@ def run(steps: Steps) -> Tensor:
     ids = torch.randint(0, steps.config.vocab_size, (3, 64), generator=generator).numpy()
     lengths, nothing = np.array([40, 9, 23]), np.full(3, -1)
     source = 40 if steps.config.encoder else 0
-    steps.slots.allocate(0, [steps.cache.blocks.take(96, source=source) for _ in range(3)], lengths + 8)
+    steps.slots.allocate(0, [steps.cache.allocator.take(96, source=source) for _ in range(3)], lengths + 8)
     contexts = np.concatenate([row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)])
     if source:
         steps.encode(contexts, lengths, nothing, 0)

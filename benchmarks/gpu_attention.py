@@ -225,7 +225,7 @@ def make_continued(
 
 
 def _prepare(shape: Shape, rows: int, entries: int, dtype: torch.dtype) -> tuple[AttentionSpec, list[Tensor], Tensor]:
-    """Give a spec, the memory of several layers, and block tables of torn pages."""
+    """Give a spec, the memory of several layers, and page tables of torn pages."""
     rotary = Rotary(shape.size, False, plain_frequencies(shape.size, 500_000.0, _DEVICE))
     spec = AttentionSpec(shape.size**-0.5, None, rotary, shape.softcap, shape.window)
     width = -(-entries // PAGE)

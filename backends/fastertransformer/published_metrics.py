@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Any, Protocol
 
-from .engine.cache.block_manager import PAGE
+from .engine.cache.page_allocator import PAGE
 from .engine.scheduling.metrics import EngineMetrics, Histogram
 
 _PAUSE_S = 0.2

@@ -174,13 +174,13 @@ class EngineReference:
         if config.encoder is not None:
             ids, longest_source = [config.start_id, *tokens[:-1]], len(prompt)
         count, no_rows = np.array([len(ids)]), np.array([], np.int64)
-        row = self._steps.cache.blocks.take(len(ids), source=longest_source)
+        row = self._steps.cache.allocator.take(len(ids), source=longest_source)
         self._steps.slots.allocate(0, [row], count)
         if longest_source:
             self._steps.encode(np.array(prompt), np.array([longest_source]), np.array([-1]), 0)
         hidden = self._steps.extend(np.array(ids), np.zeros_like(count), count, 0)
         self._steps.slots.free(1, 0, no_rows, no_rows)
-        self._steps.cache.blocks.release([row])
+        self._steps.cache.allocator.release([row])
         return _normalised(self._steps.predictions.logits(hidden))
 
 

@@ -12,7 +12,7 @@ import pytest
 from support.fake_pb_utils import FakeMetric, FakePbUtils
 
 from backends.fastertransformer import published_metrics as module
-from backends.fastertransformer.engine.cache.block_manager import BlockManager
+from backends.fastertransformer.engine.cache.page_allocator import PageAllocator
 from backends.fastertransformer.engine.scheduling.metrics import EngineMetrics
 from backends.fastertransformer.published_metrics import PublishedMetrics
 
@@ -68,24 +68,24 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_what_changes_is_published_soon_and_once(open_published: Any, made: list[FakeMetric]) -> None:
-    metrics, blocks = EngineMetrics(), BlockManager(8)
+    metrics, allocator = EngineMetrics(), PageAllocator(8)
     open_published(metrics)
     assert value_of(made, "cache_config_info", block_size="32", num_gpu_blocks="7") == 1
-    blocks.take(60)
+    allocator.take(60)
     metrics.prompt_tokens, metrics.finished["stop"] = 5, 2
     metrics.e2e_latency.observe(0.75)
     metrics.e2e_latency.observe(0.5)
-    metrics.note_load(3, 1, blocks)
+    metrics.note_load(3, 1, allocator)
     wait_until(lambda: value_of(made, "request_success_total", finished_reason="stop") == 2)
     assert value_of(made, "num_requests_running") == 3 and value_of(made, "num_requests_waiting") == 1
     assert value_of(made, "kv_cache_usage_perc") == 2 / 8 and value_of(made, "prompt_tokens_total") == 5
-    metrics.prompt_tokens, blocks.prefixes.queried = 11, 40
-    metrics.note_load(0, 0, blocks)
+    metrics.prompt_tokens, allocator.prefixes.queried = 11, 40
+    metrics.note_load(0, 0, allocator)
     wait_until(lambda: value_of(made, "prefix_cache_queries_total") == 40)
     assert value_of(made, "prompt_tokens_total") == 11 and value_of(made, "num_requests_running") == 0
     assert observed(made, "e2e_request_latency_seconds") == [0.75, 0.5]
-    blocks.prefixes.queried = 3  # the engine has loaded its model again
-    metrics.note_load(0, 0, blocks)
+    allocator.prefixes.queried = 3  # the engine has loaded its model again
+    metrics.note_load(0, 0, allocator)
     wait_until(lambda: value_of(made, "prefix_cache_queries_total") == 43)
 
 
@@ -101,7 +101,7 @@ def test_what_comes_with_every_token_costs_no_message_for_each(
     for value, times in ((0.004, 5), (0.06, 2), (100.0, 1)):
         metrics.inter_token_latency.observe(value, times)
     metrics.time_to_first_token.observe(0.03)
-    metrics.note_load(0, 0, BlockManager(8))
+    metrics.note_load(0, 0, PageAllocator(8))
     name = "inter_token_latency_seconds"
     wait_until(lambda: value_of(made, f"{name}_count") == 8)
     assert value_of(made, f"{name}_sum") == pytest.approx(0.02 + 0.12 + 100)

@@ -81,7 +81,7 @@ class Served:
 
     def __init__(self, steps: Steps, budget: int, rows: int = 1, **ways: Any) -> None:
         self.steps, self.scheduler = steps, Scheduler(steps, 32, chunk_tokens=budget, **ways)
-        self.blocks = steps.cache.blocks
+        self.allocator = steps.cache.allocator
         self.others = [self.submit(ask([[3 + row]], 200, end_id=NEVER)) for row in range(rows)]
         self.steps_of(2)
 
@@ -135,7 +135,7 @@ def answers_of(steps: Steps, requests: list[Tensors], budget: int, **ways: Any) 
         answers.append(served.submit(tensors))
         served.steps_of(place % 3)
     served.run()
-    assert served.blocks.free == served.blocks.count and not steps.cache.block_tables.any()
+    assert served.allocator.free == served.allocator.count and not steps.cache.page_tables.any()
     found = []
     for (answer,) in answers:
         assert not isinstance(answer, Failure), answer
@@ -155,7 +155,7 @@ def test_every_kind_of_request_gets_what_it_gets_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not (grows := budget == 8):
-        monkeypatch.setattr(scheduling_chunks, "TUNING", replace(scheduling_chunks.TUNING, max_budget_tokens=0))
+        monkeypatch.setattr(scheduling_chunks, "TUNING", replace(TUNING, attention_cost=1e-9, max_budget_tokens=0))
     requests = requests_of_all_kinds()
     whole = answers_of(paged_steps(gpt2[1]), requests, 0)
     assert not chunks
@@ -262,7 +262,7 @@ def test_a_chunk_is_the_smaller_the_more_cells_it_attends_to(
     assert scheduling_chunks._cells_like_products(shape) == pytest.approx(8192, rel=1e-3)
     budgets = scheduling_chunks.Chunks(paged_steps(gpt2[1]), 256)
     monkeypatch.setattr(budgets, "_equal_cells", 8192.0)
-    assert budgets._budget_behind(cells) == tokens
+    assert budgets._budget_after(cells) == tokens
 
 
 def test_a_long_prompt_is_cut_into_ever_smaller_chunks(
@@ -308,11 +308,11 @@ def test_a_prompt_takes_its_pages_chunk_by_chunk_and_frees_them_when_it_is_cance
     answers = served.submit(ask(prompts(200), 50, end_id=NEVER), lambda: gone)
     for count in range(1, 5):
         served.steps_of(1)
-        assert served.blocks.free == 40 - 1 - count
+        assert served.allocator.free == 40 - 1 - count
     gone = True
     served.steps_of(1)
-    assert answers[-1].code == "CANCELLED" and served.blocks.free == 40 - 1
-    assert not served.steps.cache.block_tables[1:].any()
+    assert answers[-1].code == "CANCELLED" and served.allocator.free == 40 - 1
+    assert not served.steps.cache.page_tables[1:].any()
     served.run()
     assert served.others[0][0].tensors and len(mixed) == 4
 
@@ -320,14 +320,14 @@ def test_a_prompt_takes_its_pages_chunk_by_chunk_and_frees_them_when_it_is_cance
 def test_a_prompt_goes_on_from_what_the_prefix_cache_has(gpt2: Gpt2, mixed: list[int]) -> None:
     head = prompts(96, seed=9)[0]
     served = Served(paged_steps(gpt2[1]), 11)
-    served.blocks.prefixes.found = 0
+    served.allocator.prefixes.found = 0
     first = served.submit(ask([head], 2, end_id=NEVER))
     served.steps_of(12)
     assert sum(mixed) == 96 and first[0].is_final
     line = head + prompts(30, seed=10)[0]
     answers = served.submit(ask([line], 4, end_id=NEVER))
     served.run()
-    assert sum(mixed) == 96 + 30 and served.blocks.prefixes.found == 96
+    assert sum(mixed) == 96 + 30 and served.allocator.prefixes.found == 96
     assert answers[0].tensors and generated(answers[0].tensors) == greedy(gpt2[0], line, 4)[126:]
 
 
@@ -344,7 +344,7 @@ def test_a_half_run_context_gives_its_pages_to_rows_that_decode(
 
     monkeypatch.setattr(Batch, "drop", note)
     steps = paged_steps(gpt2[1], pages=8)
-    steps.cache.blocks.keeps_prefixes, steps.cache.blocks.prefixes._most_unused = keeps_prefixes, 8
+    steps.cache.allocator.keeps_prefixes, steps.cache.allocator.prefixes._most_unused = keeps_prefixes, 8
     served, (line,) = Served(steps, 1), prompts(100)
     served.steps_of(48)  # the row has two pages, and takes four more while the other is run
     answers = served.submit(ask([line], 5, end_id=NEVER))
@@ -353,8 +353,8 @@ def test_a_half_run_context_gives_its_pages_to_rows_that_decode(
     assert answers[0].tensors and generated(answers[0].tensors) == greedy(gpt2[0], line, 5)[100:]
     (answer,) = served.others[0]
     assert answer.tensors and generated(answer.tensors) == greedy(gpt2[0], [3], 200)[1:]
-    assert served.blocks.free == 8 and sum(chunks) == 96
-    assert served.blocks.prefixes.found == (32 if keeps_prefixes else 0)
+    assert served.allocator.free == 8 and sum(chunks) == 96
+    assert served.allocator.prefixes.found == (32 if keeps_prefixes else 0)
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])
@@ -380,7 +380,7 @@ def test_a_chunk_that_fails_fails_its_request_alone(
     assert later[0].tensors and generated(later[0].tensors) == greedy(gpt2[0], line, 5)[70:]
     for row, (answer,) in enumerate(served.others):
         assert answer.tensors and generated(answer.tensors) == greedy(gpt2[0], [3 + row], 200)[1:]
-    assert served.blocks.free == served.blocks.count
+    assert served.allocator.free == served.allocator.count
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -413,7 +413,7 @@ def test_a_conversation_is_run_in_chunks(gpt2: Gpt2, mixed: list[int], chunks: l
         assert answers[0].tensors and generated(answers[0].tensors) == line[-6:]
     assert chunks == [16] * 4 + [26] and len(mixed) == 7
     served.run()
-    assert served.blocks.free == served.blocks.count
+    assert served.allocator.free == served.allocator.count
 
 
 def test_a_row_that_keeps_its_last_tokens_only_is_run_whole(gpt2: Gpt2, chunks: list[int]) -> None:

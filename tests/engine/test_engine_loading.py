@@ -38,7 +38,7 @@ def test_closing_an_engine_frees_its_weights_and_its_cache(settings: Settings, d
     engine = open_engine(settings, torch.device(device))
     answer(engine, ask([[1, 2, 3]], 4))
     cache = engine._steps.cache
-    held = [*cache.kv, cache.block_tables, engine._steps.network.weights.token_embedding, engine._steps.slots.ids]
+    held = [*cache.kv, cache.page_tables, engine._steps.network.weights.token_embedding, engine._steps.slots.ids]
     watched = [weakref.ref(each) for each in (cache, engine._steps, engine._steps.network, *held)]
     del cache, held
     engine.close()

@@ -18,7 +18,7 @@ from support.network_runs import mixed_logits, open_network
 from support.paged_steps import paged_steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from backends.fastertransformer.engine.cache.block_manager import pages_of
+from backends.fastertransformer.engine.cache.page_allocator import pages_of
 from backends.fastertransformer.engine.ops import cached_attention
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.rows.answer import Answer, Failure
@@ -49,7 +49,7 @@ class _Largest(TorchDispatchMode):
 def watched(steps: Steps) -> Iterator[None]:
     """Fail if a tensor beside the cache has more than half the bytes of a boolean mask of all tokens by all."""
     cache = steps.cache
-    known = {each.untyped_storage().data_ptr() for each in (*cache.kv, cache.block_tables, cache.windows)}
+    known = {each.untyped_storage().data_ptr() for each in (*cache.kv, cache.page_tables, cache.windows)}
     with _Largest(known) as largest:
         yield
     assert 0 < largest.size_bytes < LENGTH * LENGTH // 2
@@ -64,7 +64,7 @@ def test_no_buffer_grows_with_the_square_of_the_length(
     root, model = shards_of(name, tmp_path, 1, max_position_embeddings=131072, num_hidden_layers=1)
     pages = pages_of(LENGTH) + 40
     steps = paged_steps(Settings(root, 1, 1, "fp32", 1, "Llama"), pages)
-    steps.cache.blocks.prefixes._most_unused = pages
+    steps.cache.allocator.prefixes._most_unused = pages
     scheduler = Scheduler(steps, 4)
     line = np.random.default_rng(1).integers(3, VOCAB, LENGTH).tolist()
     for place, prompt in enumerate((line[:40], line, [*line, 5, 6, 7])):
@@ -75,7 +75,7 @@ def test_no_buffer_grows_with_the_square_of_the_length(
                 scheduler.step()
         assert not isinstance(answers[-1], Failure), answers[-1]
         found = generated(answers[-1].tensors)
-        assert steps.cache.blocks.prefixes.found >= (0, 32, 3900)[place]
+        assert steps.cache.allocator.prefixes.found >= (0, 32, 3900)[place]
         assert found == argmaxes(model, prompt, found)
 
 

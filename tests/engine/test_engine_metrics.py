@@ -181,8 +181,8 @@ def test_totals_are_those_of_the_answers_whatever_is_asked_for(long: Settings, p
     assert 0 <= sum(found["e2e_latency"]) - parts < 0.05 * 16
     assert (metrics.running, metrics.waiting, metrics.kv_cache_usage) == (0, 0, 0)
     assert (metrics.prefix_queries, metrics.prefix_hits) == (
-        steps.cache.blocks.prefixes.queried,
-        steps.cache.blocks.prefixes.found,
+        steps.cache.allocator.prefixes.queried,
+        steps.cache.allocator.prefixes.found,
     )
 
 
@@ -195,7 +195,7 @@ def test_what_was_given_up_counts_by_its_reason_and_what_was_refused_does_not(st
     scheduler.step()
     scheduler.step()
     usage = metrics.kv_cache_usage
-    assert usage == 1 / steps.cache.blocks.count
+    assert usage == 1 / steps.cache.allocator.count
     Client(scheduler, steps, ask(prompts(4, 5), 30, end_id=NEVER))  # will have waited for too long
     waiting = Client(scheduler, steps, ask(prompts(4), 30, end_id=NEVER))
     full = Client(scheduler, steps, ask(prompts(4), 30, end_id=NEVER))
@@ -249,7 +249,7 @@ def test_each_request_of_a_session_counts_its_own_tokens(steps: Steps) -> None:
         scheduler.add(Job(parse_request(tensors, steps.config), answers.append, session="talk"))
         run(scheduler)
         assert not isinstance(answers[-1], Failure), answers[-1]
-        assert metrics.kv_cache_usage == 1 / steps.cache.blocks.count  # what is saved of the session
+        assert metrics.kv_cache_usage == 1 / steps.cache.allocator.count  # what is saved of the session
     assert (metrics.prompt_tokens, metrics.generation_tokens) == (10, 10)
     assert values(metrics)["request_prompt_tokens"] == [7, 3]
 

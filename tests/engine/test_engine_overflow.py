@@ -91,11 +91,11 @@ def test_a_choice_among_nothing_is_still_a_token(engine: Engine) -> None:
 
 def test_a_wiped_slot_is_as_a_new_one() -> None:
     cache = KvCache(CacheShape(2, 2, 4, torch.float32, has_cross=True), CPU, 1 << 20, 8)
-    rows = [cache.blocks.take(8, source=8) for _ in range(4)]
+    rows = [cache.allocator.take(8, source=8) for _ in range(4)]
     cache.allocate(0, rows)
     for block in cache.kv:
         block.fill_(float("nan"))
     cache.clear(np.array([page for row in (rows[1], rows[3]) for page in (*row.pages, *row.source)]))
-    for table in (cache.block_tables, cache.source_block_tables):
+    for table in (cache.page_tables, cache.source_page_tables):
         for block in cache.kv:
             assert (block[:, table[[1, 3], 0]] == 0).all() and block[:, table[[0, 2], 0]].isnan().all()

@@ -27,7 +27,7 @@ def opened(pages: int = 12) -> KvCache:
 
 
 def place(cache: KvCache, first: int, *needs: int) -> list[RowPages]:
-    rows = [cache.blocks.take(need) for need in needs]
+    rows = [cache.allocator.take(need) for need in needs]
     cache.allocate(first, rows)
     return rows
 
@@ -37,33 +37,33 @@ def fill(cache: KvCache, slot: int, count: int) -> torch.Tensor:
     content = torch.randn(2, 2, 3, count, 4)
     steps = torch.arange(count)
     for block, (k, v) in zip(cache.kv, content, strict=True):
-        Ops(CPU).kv_write(block, cache.block_tables[slot, steps // PAGE], steps % PAGE, k, v)
+        Ops(CPU).kv_write(block, cache.page_tables[slot, steps // PAGE], steps % PAGE, k, v)
     return content
 
 
 def held(cache: KvCache, slot: int, count: int) -> torch.Tensor:
-    pages = cache.block_tables[slot].long()
+    pages = cache.page_tables[slot].long()
     return torch.stack([block[:, pages].transpose(1, 2).flatten(2, 3)[:, :, :count] for block in cache.kv])
 
 
 def free(cache: KvCache, count: int, kept: int, moved: dict[int, int], rows: list[RowPages]) -> None:
     cache.free(count, kept, np.array([*moved], int), np.array([*moved.values()], int))
-    cache.blocks.release(rows)
+    cache.allocator.release(rows)
 
 
 def test_rows_keep_what_they_have_while_others_come_and_leave() -> None:
     cache = opened()
     rows = [*place(cache, 0, 40, 10), *place(cache, 2, 65)]
     content = [fill(cache, slot, count) for slot, count in enumerate((40, 10, 65))]
-    addresses = [block.data_ptr() for block in (*cache.kv, cache.block_tables, cache.windows)]
+    addresses = [block.data_ptr() for block in (*cache.kv, cache.page_tables, cache.windows)]
     free(cache, 3, 2, {0: 2}, [rows.pop(0)])  # the last moves in where the first was
     assert torch.equal(held(cache, 0, 65), content[2]) and torch.equal(held(cache, 1, 10), content[1])
     rows += place(cache, 2, 64, 32, 33)
     more = fill(cache, 2, 64)
     assert torch.equal(held(cache, 0, 65), content[2]) and torch.equal(held(cache, 2, 64), more)
-    assert addresses == [block.data_ptr() for block in (*cache.kv, cache.block_tables, cache.windows)]
+    assert addresses == [block.data_ptr() for block in (*cache.kv, cache.page_tables, cache.windows)]
     free(cache, 5, 0, {}, rows)
-    assert cache.blocks._pool._runs == [range(1, 13)] and not cache.block_tables.any() and (cache.windows == 1).all()
+    assert cache.allocator._pool._runs == [range(1, 13)] and not cache.page_tables.any() and (cache.windows == 1).all()
 
 
 def test_the_budget_is_kept_page_by_page() -> None:
@@ -74,7 +74,7 @@ def test_the_budget_is_kept_page_by_page() -> None:
     place(cache, 0, *[PAGE] * 11)
     with pytest.raises(EngineError, match="2 pages of the KV cache for a row; there are 1"):
         place(cache, 11, PAGE + 1)
-    assert cache.blocks.free == 1
+    assert cache.allocator.free == 1
 
 
 def test_copies_read_before_they_write() -> None:
@@ -90,16 +90,16 @@ def test_what_is_saved_comes_back_in_another_slot_and_counts_while_it_is_away() 
     cache = opened()
     rows = place(cache, 0, 40, 90)
     content = fill(cache, 1, 80)
-    saved = cache.blocks.save(rows[1], 70)
+    saved = cache.allocator.save(rows[1], 70)
     free(cache, 2, 0, {}, rows)
-    assert cache.blocks.free == 12 - 3 and cache.bytes_of([(1, 70, 0)]) == 3 * PAGE_BYTES
+    assert cache.allocator.free == 12 - 3 and cache.bytes_of([(1, 70, 0)]) == 3 * PAGE_BYTES
     place(cache, 0, 5)
     fill(cache, 0, 5)
-    back = cache.blocks.take(100, saved=saved)
+    back = cache.allocator.take(100, saved=saved)
     cache.allocate(1, [back])
-    assert torch.equal(held(cache, 1, 70), content[..., :70, :]) and cache.blocks.free == 12 - 5
-    cache.blocks.free_saved(cache.blocks.save(back, 64))
-    assert cache.blocks.free == 12 - 3
+    assert torch.equal(held(cache, 1, 70), content[..., :70, :]) and cache.allocator.free == 12 - 5
+    cache.allocator.free_saved(cache.allocator.save(back, 64))
+    assert cache.allocator.free == 12 - 3
 
 
 def test_given_entries_are_put_in_front_and_a_wiped_row_is_as_a_new_one() -> None:
@@ -119,26 +119,26 @@ def test_given_entries_are_put_in_front_and_a_wiped_row_is_as_a_new_one() -> Non
 def test_a_row_that_grows_stays_contiguous_while_there_is_room_and_takes_any_page_then() -> None:
     """What is held for one row's growth is taken by another that needs it, and no table lists it any longer."""
     cache = opened(pages=8)
-    blocks = cache.blocks
-    rows = [blocks.take(10, most=4 * PAGE), blocks.take(40, most=4 * PAGE)]
-    assert [row.pages for row in rows] == [[1], [5, 6]] and blocks.free == 8 - 3
+    allocator = cache.allocator
+    rows = [allocator.take(10, most=4 * PAGE), allocator.take(40, most=4 * PAGE)]
+    assert [row.pages for row in rows] == [[1], [5, 6]] and allocator.free == 8 - 3
     for slot, row in enumerate(rows):
         row.slot = slot
     cache.allocate(0, rows)
-    assert blocks.grow(rows[0], PAGE + 1) and rows[0].pages == [1, 2]
-    assert blocks.take_changes() is None and cache.block_tables[:2].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
-    third = blocks.take(3 * PAGE)  # nothing is free but what is held
-    assert blocks.free == 1 and len({*rows[0].pages, *rows[1].pages, *third.pages}) == 7
-    assert blocks.grow(rows[1], 4 * PAGE) is False and blocks.free == 1  # it needs two
-    assert blocks.grow(rows[1], 3 * PAGE) and blocks.free == 0 and not blocks.grow(rows[0], 3 * PAGE)
-    changes = blocks.take_changes()
+    assert allocator.grow(rows[0], PAGE + 1) and rows[0].pages == [1, 2]
+    assert allocator.take_changes() is None and cache.page_tables[:2].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    third = allocator.take(3 * PAGE)  # nothing is free but what is held
+    assert allocator.free == 1 and len({*rows[0].pages, *rows[1].pages, *third.pages}) == 7
+    assert allocator.grow(rows[1], 4 * PAGE) is False and allocator.free == 1  # it needs two
+    assert allocator.grow(rows[1], 3 * PAGE) and allocator.free == 0 and not allocator.grow(rows[0], 3 * PAGE)
+    changes = allocator.take_changes()
     assert changes is not None
     cache.update(changes)
     for row in rows:
-        table = cache.block_tables[row.slot].tolist()
+        table = cache.page_tables[row.slot].tolist()
         assert table == row.pages + [0] * (4 - len(row.pages))
-    blocks.release([*rows, third])
-    assert blocks.free == 8 and blocks._pool._runs == [range(1, 9)]
+    allocator.release([*rows, third])
+    assert allocator.free == 8 and allocator._pool._runs == [range(1, 9)]
 
 
 @pytest.mark.parametrize("has_mask", [False, True])
@@ -152,12 +152,12 @@ def test_rows_are_read_wherever_their_pages_are(
     """Against softmax(q k) v of what was written; neighbours of one length are computed in one call."""
     cache = opened(pages=14)
     if is_torn:  # no page that is free has a neighbour
-        cache.blocks._pool.take(14)
-        cache.blocks._pool.free(range(1, 15, 2))
+        cache.allocator._pool.take(14)
+        cache.allocator._pool.free(range(1, 15, 2))
     place(cache, 0, *needs)
     content = [fill(cache, slot, count) for slot, count in enumerate(needs)]
     q, mask = torch.randn(3, 3, 1, 4), torch.randn(3, 3, 1, max(needs)) if has_mask else None
-    rows = PagedView(cache.block_tables[:3], torch.tensor(needs))
+    rows = PagedView(cache.page_tables[:3], torch.tensor(needs))
     assert len(rows._parts) == (3 if is_torn else calls)
     for layer, block in enumerate(cache.kv):
         found = rows.attend(q, block, mask, AttentionSpec(0.3))

@@ -16,7 +16,7 @@ from support.paged_steps import paged_steps
 from support.prefix_prompts import FAMILIES, PREFIXES, greedy, write
 from support.remembering_network import RememberingNetwork, remembering_steps
 
-from backends.fastertransformer.engine.cache.block_manager import BlockManager
+from backends.fastertransformer.engine.cache.page_allocator import PageAllocator
 from backends.fastertransformer.engine.cache.prefix_index import PAGE, PageKey
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.loading import load_steps
@@ -42,7 +42,7 @@ class Served:
 
     def __init__(self, steps: Steps, **ways: Any) -> None:
         self.steps, self.scheduler = steps, Scheduler(steps, 32, **ways)
-        self.blocks = steps.cache.blocks
+        self.allocator = steps.cache.allocator
 
     def submit(self, tensors: Tensors) -> list[Answer]:
         answers: list[Answer] = []
@@ -61,7 +61,7 @@ class Served:
 
     @property
     def found(self) -> int:
-        return self.blocks.prefixes.found
+        return self.allocator.prefixes.found
 
 
 def remembering(settings: Settings, pages: int = 100, **ways: Any) -> Served:
@@ -76,7 +76,7 @@ def extended(served: Served) -> int:
 
 def without(settings: Settings) -> Served:
     served = remembering(settings)
-    served.blocks.keeps_prefixes = False
+    served.allocator.keeps_prefixes = False
     return served
 
 
@@ -89,7 +89,7 @@ def test_a_prompt_that_was_seen_is_run_but_for_its_last_page(settings: Settings)
     assert extended(served) == 100 + 4 and served.found == 96
     assert generated(first) == generated(second) == generated(without(settings).say(ask([line], 9, end_id=NEVER)))
     served.say(ask([line[:64]], 3, end_id=NEVER))  # the last token is always run: here with all of its page
-    assert extended(served) == 104 + 32 and served.blocks.free == 100
+    assert extended(served) == 104 + 32 and served.allocator.free == 100
 
 
 def test_a_conversation_finds_what_was_answered(settings: Settings) -> None:
@@ -114,7 +114,7 @@ def test_rows_that_come_together_share_what_the_first_computes(settings: Setting
 
 def test_pages_unused_for_longest_are_forgotten_first(settings: Settings) -> None:
     served = remembering(settings, pages=7)
-    served.blocks.prefixes._most_unused = 7
+    served.allocator.prefixes._most_unused = 7
     first, second, third = ([seed] + prompts(95, seed=seed)[0] for seed in range(3))
     for line in (first, second, first, third):  # three pages each, and a place for what is generated
         served.say(ask([line], 1, end_id=NEVER))
@@ -122,7 +122,7 @@ def test_pages_unused_for_longest_are_forgotten_first(settings: Settings) -> Non
     served.say(ask([first], 1, end_id=NEVER))
     assert served.found == 128
     served.say(ask([second], 1, end_id=NEVER))
-    assert served.found == 128 + 32 and served.blocks.free == 7
+    assert served.found == 128 + 32 and served.allocator.free == 7
 
 
 def test_equal_hashes_are_not_taken_for_equal_tokens(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_a_page_of_a_failed_step_is_not_found(settings: Settings, monkeypatch: p
         assert "division" in str(answers[0].problem)
     before = extended(served)
     assert generated(served.say(ask([line], 9, end_id=NEVER))) == expected
-    assert extended(served) == before + 90 and served.blocks.free == 100
+    assert extended(served) == before + 90 and served.allocator.free == 100
 
 
 def test_numbers_that_overflow_stay_with_those_who_have_them(settings: Settings) -> None:
@@ -159,7 +159,7 @@ def test_numbers_that_overflow_stay_with_those_who_have_them(settings: Settings)
         hidden = extend(rows, cache, *rest)
         if (rows.ids == 77).any():
             hidden[-1] = float("nan")
-            cache.kv[0][:, cache.block_tables[rows.slots[-1], 0]] = float("nan")
+            cache.kv[0][:, cache.page_tables[rows.slots[-1], 0]] = float("nan")
         return hidden
 
     served.steps.network.extend = spoil  # type: ignore[method-assign]
@@ -167,7 +167,7 @@ def test_numbers_that_overflow_stay_with_those_who_have_them(settings: Settings)
     answers = served.submit(ask([[77, *line], line], 9, end_id=NEVER))
     served.run()
     assert "overflow" in str(answers[0].problem)
-    assert not served.steps.cache.kv[0].isnan().any() and served.blocks.free == 100
+    assert not served.steps.cache.kv[0].isnan().any() and served.allocator.free == 100
     expected = generated(without(settings).say(ask([line], 9, end_id=NEVER)))
     assert generated(served.say(ask([line], 9, end_id=NEVER))) == expected
 
@@ -187,7 +187,7 @@ def test_the_network_gives_the_same_with_and_without(settings: Settings, steps_a
     head, found = prompts(80)[0], []
     for is_kept in (True, False):
         steps = paged_steps(settings, pages=120)
-        steps.cache.blocks.keeps_prefixes = is_kept
+        steps.cache.allocator.keeps_prefixes = is_kept
         served, answers = Served(steps, steps_ahead=steps_ahead), []
         for seed, kind in enumerate(2 * KINDS):
             rows = [head[: 80 - 16 * (seed % 3)] + prompts(12, seed=seed)[0], prompts(40, seed=seed % 2)[0]]
@@ -196,7 +196,7 @@ def test_the_network_gives_the_same_with_and_without(settings: Settings, steps_a
                 served.scheduler.step()
         served.run()
         found.append([each[-1].tensors for each in answers])
-        assert (served.found > 500) == is_kept and steps.cache.blocks.free == 120
+        assert (served.found > 500) == is_kept and steps.cache.allocator.free == 120
     for one, other in zip(*found, strict=True):
         assert one and other and set(one) == set(other)
         for name, values in other.items():
@@ -212,39 +212,39 @@ def test_a_parameter_turns_it_off(settings: Settings) -> None:
         served, (line,) = Served(steps), prompts(70)
         answers = [generated(served.say(ask([line], 5, end_id=NEVER))) for _ in range(2)]
         assert answers[0] == answers[1] and served.found == (64 if is_on else 0)
-        assert len(served.blocks.prefixes) == (2 if is_on else 0)
+        assert len(served.allocator.prefixes) == (2 if is_on else 0)
 
 
 def test_a_host_keeps_a_part_of_its_pages_only() -> None:
-    blocks = BlockManager(20, most_unused=3)
+    allocator = PageAllocator(20, most_unused=3)
     for seed in range(4):
         ids = np.array(prompts(64, seed=seed)[0])
-        row = blocks.take(64)
-        blocks.prefixes.add(row.pages, ids)
-        blocks.release([row])
-        assert len(blocks.prefixes) == min(3, 2 * seed + 2) and blocks.free == 20
-    assert len(blocks.prefixes.find(ids)) * PAGE == 64
+        row = allocator.take(64)
+        allocator.prefixes.add(row.pages, ids)
+        allocator.release([row])
+        assert len(allocator.prefixes) == min(3, 2 * seed + 2) and allocator.free == 20
+    assert len(allocator.prefixes.find(ids)) * PAGE == 64
 
 
 def test_a_host_keeps_more_once_it_computes_again_what_it_has_forgotten() -> None:
     """Prompts that never come again take little memory; those that come again are all found in the end."""
-    blocks = BlockManager(100, most_unused=12, first_unused=3)
+    allocator = PageAllocator(100, most_unused=12, first_unused=3)
 
     def say(seed: int) -> int:
         ids = np.array(prompts(64, seed=seed)[0])
-        known = blocks.prefixes.find(ids)
-        row = blocks.take(64, shared=known)
-        blocks.prefixes.add(row.pages, ids)
-        blocks.release([row])
+        known = allocator.prefixes.find(ids)
+        row = allocator.take(64, shared=known)
+        allocator.prefixes.add(row.pages, ids)
+        allocator.release([row])
         return len(known)
 
     assert not any(map(say, range(30)))
-    assert len(blocks.prefixes) == 3
+    assert len(allocator.prefixes) == 3
     assert not any(say(seed) for seed in range(4))  # forgotten, all of them
     assert [say(seed) for seed in range(4)] == 4 * [2]
-    assert not any(map(say, range(30, 60))) and len(blocks.prefixes) == 3 + 8
+    assert not any(map(say, range(30, 60))) and len(allocator.prefixes) == 3 + 8
     assert not any(map(say, range(30)))
-    assert len(blocks.prefixes) == 12 and blocks.free == 100
+    assert len(allocator.prefixes) == 12 and allocator.free == 100
 
 
 def test_on_a_cpu_a_row_that_finds_pages_has_contiguous_copies(settings: Settings) -> None:
@@ -255,8 +255,8 @@ def test_on_a_cpu_a_row_that_finds_pages_has_contiguous_copies(settings: Setting
         served = remembering(settings)
         for line in (rows[0], rows[2]):
             served.say(ask([line], 9, end_id=NEVER))
-        known = list(served.blocks.prefixes._known)
-        others = served.blocks.take(used * PAGE)
+        known = list(served.allocator.prefixes._known)
+        others = served.allocator.take(used * PAGE)
         answers = served.submit(ask(rows, 40, end_id=NEVER))
         served.scheduler.step()
         pages = [sequence.reservation.rows[0].pages for sequence in served.scheduler._batch]
@@ -270,30 +270,30 @@ def test_on_a_cpu_a_row_that_finds_pages_has_contiguous_copies(settings: Setting
         for row, line in enumerate(rows):
             expected = without(settings).say(ask([line], 40, end_id=NEVER))
             assert generated(answers[-1].tensors, row) == generated(expected)
-        served.blocks.release([others])
-        assert served.blocks.free == 100
-        assert {known.uses for known in served.blocks.prefixes._known.values()} == {0}
+        served.allocator.release([others])
+        assert served.allocator.free == 100
+        assert {known.uses for known in served.allocator.prefixes._known.values()} == {0}
 
 
 def test_a_row_with_copies_spoils_its_own_pages_only(settings: Settings) -> None:
     served, line = remembering(settings), prompts(90)[0]
     expected = generated(without(settings).say(ask([line], 9, end_id=NEVER)))
     served.say(ask([line[:40]], 9, end_id=NEVER))
-    other = served.blocks.take(PAGE)  # behind the page that is known
+    other = served.allocator.take(PAGE)  # behind the page that is known
     with pytest.MonkeyPatch.context() as patch:
         extend = served.steps.network.extend
 
         def spoil(rows: Any, cache: Any, *rest: Any) -> torch.Tensor:
             hidden = extend(rows, cache, *rest)
-            cache.kv[0][:, cache.block_tables[rows.slots, rows.positions // PAGE].long()] = float("nan")
+            cache.kv[0][:, cache.page_tables[rows.slots, rows.positions // PAGE].long()] = float("nan")
             return torch.full_like(hidden, float("nan"))
 
         patch.setattr(served.steps.network, "extend", spoil)
         answers = served.submit(ask([line, line], 9, end_id=NEVER))
         served.run()
         assert "overflow" in str(answers[0].problem)
-    served.blocks.release([other])
-    assert not served.steps.cache.kv[0].isnan().any() and served.blocks.free == 100
+    served.allocator.release([other])
+    assert not served.steps.cache.kv[0].isnan().any() and served.allocator.free == 100
     before = served.found
     assert generated(served.say(ask([line], 9, end_id=NEVER))) == expected and served.found == before + 32
 
@@ -308,5 +308,5 @@ def test_rows_of_different_prefix_prompts_share_nothing(family: str, tmp_path: P
         tensors = ask([line], 9, end_id=NEVER, prompt_learning_task_name_ids=task)
         (outputs,) = engine.generate([engine.parse(tensors)])
         assert generated(outputs) == greedy(model, line, PREFIXES[task], 9)
-    assert engine._steps.cache.blocks.prefixes.found == (32 - 5) + 32 + (32 - 3)
+    assert engine._steps.cache.allocator.prefixes.found == (32 - 5) + 32 + (32 - 3)
     engine.close()

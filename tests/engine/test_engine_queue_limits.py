@@ -83,7 +83,7 @@ def test_a_request_that_has_waited_too_long_is_refused_but_none_that_has_begun(s
     assert "talk" not in scheduler.sessions.known
     now[0] = 9.0
     run(scheduler)
-    assert half[0].tensors and later[0].tensors and steps.cache.blocks.free == steps.cache.blocks.count
+    assert half[0].tensors and later[0].tensors and steps.cache.allocator.free == steps.cache.allocator.count
 
 
 def test_the_parameters_reach_the_scheduler(settings: Settings) -> None:

@@ -136,8 +136,8 @@ def test_requests_that_come_at_any_time_get_what_they_get_alone(
             "output_top_log_probs",
         }:
             np.testing.assert_allclose(answer.tensors[name], expected[name], atol=1e-4)
-    assert steps.cache.blocks.free == steps.cache.blocks.count and not steps.cache.block_tables.any()
-    assert not pages or steps.cache.blocks.count == pages
+    assert steps.cache.allocator.free == steps.cache.allocator.count and not steps.cache.page_tables.any()
+    assert not pages or steps.cache.allocator.count == pages
 
 
 def test_running_ahead_asks_for_a_step_before_the_last_ones_tokens_are_known(steps: Steps) -> None:

@@ -22,7 +22,7 @@ from support.paged_steps import paged_steps
 from support.random_t5 import random_t5
 from support.remembering_network import remembering_steps
 
-from backends.fastertransformer.engine.cache.block_manager import BlockManager
+from backends.fastertransformer.engine.cache.page_allocator import PageAllocator
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.model.config import ModelConfig
 from backends.fastertransformer.engine.model.families import read_config
@@ -161,15 +161,15 @@ def alone(config: ModelConfig, tensors: Tensors, reach: int) -> Tensors:
     return client.tensors
 
 
-def check_pages(scheduler: Scheduler, blocks: BlockManager) -> None:
+def check_pages(scheduler: Scheduler, allocator: PageAllocator) -> None:
     """Every page is free or used by as many rows as are counted: by one, if its tokens are not known."""
     half_run = list(scheduler._waiting)[:1]  # no other that waits has pages
     assert not any(sequence.reservation.rows for sequence in list(scheduler._waiting)[1:])
     rows = [row for sequence in [*scheduler._batch, *half_run] for row in sequence.reservation.rows]
     used = [page for row in rows for page in (*row.pages, *row.copies) if page]
-    assert len(set(used)) == blocks.count - blocks.free
+    assert len(set(used)) == allocator.count - allocator.free
     for page in set(used):
-        known = blocks.prefixes._known.get(page)
+        known = allocator.prefixes._known.get(page)
         assert used.count(page) == (known.uses if known else 1)
 
 
@@ -210,7 +210,7 @@ def test_no_request_starves_and_nothing_is_lost(
         # Every row that decodes has its token, unless it has left; and what waits goes on when the batch is empty.
         assert all(each.launched > count for each, count in rows.items() if each in set(scheduler._batch))
         assert not is_free or not work or len(scheduler._waiting) < work or extended() > before
-        check_pages(scheduler, steps.cache.blocks)
+        check_pages(scheduler, steps.cache.allocator)
 
     with watched(scheduler):
         for arrival in arrivals:
@@ -222,7 +222,7 @@ def test_no_request_starves_and_nothing_is_lost(
         while not scheduler.is_idle:
             step()
             assert now < 20_000
-    assert steps.cache.blocks.free == pages and not steps.cache.block_tables.any()
+    assert steps.cache.allocator.free == pages and not steps.cache.page_tables.any()
     for client, arrival in zip(clients, arrivals, strict=True):
         last = client.answers[-1]
         assert last.is_final and not any(answer.is_final for answer in client.answers[:-1])
@@ -291,7 +291,7 @@ def test_rows_that_are_set_back_go_on_as_if_nothing_had_happened(gpt2: Settings,
                 assert all(row == full[: len(row)] for row, full in zip(rows, whole, strict=True))
                 assert sum(map(len, rows)) > sum(seen[-1])
             seen.append([len(row) for row in rows])
-    assert steps.cache.blocks.free == pages
+    assert steps.cache.allocator.free == pages
 
 
 def test_an_encoder_decoder_is_set_back_too(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_an_encoder_decoder_is_set_back_too(tmp_path: Path) -> None:
     with watched(scheduler) as set_back:
         clients = [Client(scheduler, steps, tensors) for tensors in requests]
         run(scheduler)
-    assert any(each.width == 2 for each in set_back) and steps.cache.blocks.free == 13
+    assert any(each.width == 2 for each in set_back) and steps.cache.allocator.free == 13
     for client, expected in zip(clients, undisturbed, strict=True):
         np.testing.assert_array_equal(client.tensors["output_ids"], expected)
 
@@ -341,7 +341,7 @@ def test_a_conversation_is_set_back_and_its_earlier_turns_are_computed_again(gpt
                 other.is_cancelled = True
                 run(scheduler)
         found.append(turns)
-        assert bool(set_back) == (pages < 200) and steps.cache.blocks.free == pages
+        assert bool(set_back) == (pages < 200) and steps.cache.allocator.free == pages
     assert found[0] == found[1] == found[2]
 
 
@@ -352,10 +352,10 @@ def test_a_cancelled_request_frees_its_pages_at_once(gpt2: Settings) -> None:
     gone = Client(scheduler, steps, ask(prompts(70, 50), 100, end_id=NEVER))
     for _ in range(4):
         scheduler.step()
-    assert steps.cache.blocks.free == 40 - 1 - 3 - 2
+    assert steps.cache.allocator.free == 40 - 1 - 3 - 2
     gone.is_cancelled = True
     scheduler.step()
-    assert gone.answers[-1].code == "CANCELLED" and steps.cache.blocks.free == 40 - 1
+    assert gone.answers[-1].code == "CANCELLED" and steps.cache.allocator.free == 40 - 1
     run(scheduler)
     assert len(generated(kept.tensors)) == 100 and torch.equal(
         steps.cache.windows, torch.ones_like(steps.cache.windows)

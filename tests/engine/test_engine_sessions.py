@@ -87,7 +87,7 @@ def test_a_conversation_goes_on_as_one_long_input_does(steps: Steps, model: GPT2
             assert outputs["output_ids"][row, 0, : len(line)].tolist() == line
             assert generated(outputs, row) == line[-count:]
     assert "does not exist" in talk.say(7, third, 2)
-    assert not talk.scheduler.sessions.saved_pages and talk.steps.cache.blocks.free == 200
+    assert not talk.scheduler.sessions.saved_pages and talk.steps.cache.allocator.free == 200
 
 
 @pytest.mark.parametrize("memory_len", [1, 4, 7])
@@ -164,10 +164,10 @@ def test_idle_conversations_are_forgotten(steps: Steps) -> None:
     now[0] = 11.0
     assert "session old does not exist" in talk.say("old", prompts(3), 2)
     assert "output_ids" in talk.say("new", prompts(3), 2)
-    assert talk.scheduler.sessions.saved_pages == 1 and steps.cache.blocks.free == 199
+    assert talk.scheduler.sessions.saved_pages == 1 and steps.cache.allocator.free == 199
     now[0] = 30.0
     talk.scheduler.sessions.expire()
-    assert steps.cache.blocks.free == 200 and talk.scheduler.sessions.idle_timeout_s is None
+    assert steps.cache.allocator.free == 200 and talk.scheduler.sessions.idle_timeout_s is None
 
 
 def test_the_one_that_was_idle_longest_makes_room(made: tuple[GPT2LMHeadModel, Settings]) -> None:
@@ -238,11 +238,11 @@ def test_the_engine_keeps_conversations_between_requests(
     expected = greedy(model, greedy(model, first, 3) + second, 3)
     again = say([second], False, idle_s=0.1)
     assert again.tensors and again.tensors["output_ids"][0, 0].tolist() == expected
-    blocks = engine._steps.cache.blocks
+    allocator = engine._steps.cache.allocator
     deadline = time.monotonic() + 20
-    while blocks.free < blocks.count and time.monotonic() < deadline:
+    while allocator.free < allocator.count and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert blocks.free == blocks.count  # forgotten without another request
+    assert allocator.free == allocator.count  # forgotten without another request
     assert "does not exist" in str(say([second], False).problem)
     engine.close()
 
@@ -282,7 +282,7 @@ def test_a_conversation_outlives_a_step_that_failed_because_of_others(
             assert not isinstance(answers[0], Failure), answers[0]
             assert answers[0].tensors["output_ids"][0, 0, : len(lines[key])].tolist() == lines[key]
     assert sizes == [2, 1, 2, 1]  # of those that had decoded before
-    assert steps.cache.blocks.free == 200 - 2  # nothing is kept of what was lost
+    assert steps.cache.allocator.free == 200 - 2  # nothing is kept of what was lost
 
 
 def test_a_request_that_fails_leaves_its_conversation_as_it_was(

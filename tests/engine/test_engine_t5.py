@@ -109,7 +109,7 @@ def test_requests_that_come_at_any_time_get_what_they_get_alone(opened: tuple[An
         expected = engine.generate([engine.parse(tensors)])[0]["output_ids"]
         assert found[0].tensors
         np.testing.assert_array_equal(found[0].tensors["output_ids"], expected)
-    assert steps.cache.blocks.free == steps.cache.blocks.count == 200
+    assert steps.cache.allocator.free == steps.cache.allocator.count == 200
 
 
 def test_ia3_tasks_are_a_rows_own(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from support.llama_models import VOCAB
 from support.llama_shards import shards_of
 from support.paged_steps import paged_steps
 
-from backends.fastertransformer.engine.cache.block_manager import BlockManager
+from backends.fastertransformer.engine.cache.page_allocator import PageAllocator
 from backends.fastertransformer.engine.cache.prefix_index import PAGE
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.model.families import read_config
@@ -54,7 +54,7 @@ class Served:
     """A scheduler whose cache has few pages, and the most that were in use."""
 
     def __init__(self, steps: Steps, **ways: Any) -> None:
-        self.steps, self.blocks, self.most_used = steps, steps.cache.blocks, 0
+        self.steps, self.allocator, self.most_used = steps, steps.cache.allocator, 0
         self.scheduler = Scheduler(steps, 32, **ways)
 
     def submit(self, tensors: Tensors, session: str | None = None) -> list[Answer]:
@@ -65,7 +65,7 @@ class Served:
     def run(self) -> None:
         while not self.scheduler.is_idle:
             self.scheduler.step()
-            self.most_used = max(self.most_used, self.blocks.count - self.blocks.free)
+            self.most_used = max(self.most_used, self.allocator.count - self.allocator.free)
 
     def say(self, tensors: Tensors, session: str | None = None) -> list[int]:
         answers = self.submit(tensors, session)
@@ -77,16 +77,16 @@ class Served:
 @contextmanager
 def spoiled(steps: Steps) -> Iterator[None]:
     """Fill pages with NaN as soon as they are free and not known."""
-    free = BlockManager._release
+    free = PageAllocator._release
 
-    def spoil(blocks: BlockManager, pages: list[int]) -> None:
+    def spoil(allocator: PageAllocator, pages: list[int]) -> None:
         given = [page for page in pages if page]
-        free(blocks, pages)
-        lost = [page for page in given if page not in blocks.prefixes._known]
+        free(allocator, pages)
+        lost = [page for page in given if page not in allocator.prefixes._known]
         for memory in steps.cache.kv:
             memory[:, lost] = float("nan")
 
-    with patch.object(BlockManager, "_release", spoil):
+    with patch.object(PageAllocator, "_release", spoil):
         yield
 
 
@@ -95,14 +95,14 @@ def spoiled(steps: Steps) -> Iterator[None]:
 def test_a_row_of_many_windows_takes_the_pages_of_one(opened: Opened, steps_ahead: bool, keeps_prefixes: bool) -> None:
     model, settings = opened
     steps = paged_steps(settings, MOST)
-    steps.cache.blocks.keeps_prefixes = keeps_prefixes
+    steps.cache.allocator.keeps_prefixes = keeps_prefixes
     served = Served(steps, steps_ahead=steps_ahead)
     with spoiled(steps):
         for length in (200, 64, 33):
             line = prompt(length)
             found = served.say(ask([line], 160, end_id=NEVER))
             assert len(found) == 160 and found == argmaxes(model, line, found)
-            assert served.blocks.free == MOST and not steps.cache.block_tables.any()
+            assert served.allocator.free == MOST and not steps.cache.page_tables.any()
     assert 3 <= served.most_used <= MOST
 
 
@@ -133,7 +133,7 @@ def test_rows_come_go_and_are_set_back(opened: Opened) -> None:
         assert not isinstance(answers[-1], Failure), answers[-1]
         found = generated(answers[-1].tensors)
         assert len(found) == count and found == argmaxes(model, line, found)
-    assert served.most_used > MOST and served.blocks.free == 2 * MOST
+    assert served.most_used > MOST and served.allocator.free == 2 * MOST
 
 
 def test_beams_slide_together(opened: Opened) -> None:
@@ -145,41 +145,41 @@ def test_beams_slide_together(opened: Opened) -> None:
     served = Served(paged_steps(settings, 3 * MOST))
     with spoiled(served.steps):
         assert served.say(ask([line], 60, end_id=NEVER, beam_width=3)) == expected
-    assert served.blocks.free == 3 * MOST
+    assert served.allocator.free == 3 * MOST
 
 
 def test_pages_that_were_given_back_are_found_again(opened: Opened) -> None:
     """The pages of a prompt that a row has outgrown, and those of its end, whose beginning has no page any more."""
     model, settings = opened
     served, line = Served(paged_steps(settings, 40)), prompt(70)
-    served.blocks.prefixes._most_unused = 40
+    served.allocator.prefixes._most_unused = 40
     with spoiled(served.steps):
         first = served.say(ask([line], 120, end_id=NEVER))
-        assert first == argmaxes(model, line, first) and served.blocks.prefixes.found == 0
+        assert first == argmaxes(model, line, first) and served.allocator.prefixes.found == 0
         assert served.say(ask([line], 120, end_id=NEVER)) == first
-        assert served.blocks.prefixes.found == 64
+        assert served.allocator.prefixes.found == 64
         line = [*line, *first, *prompt(7, seed=8)]  # the next turn
         found = served.say(ask([line], 30, end_id=NEVER))
         assert found == argmaxes(model, line, found)
-        assert served.blocks.prefixes.found == 64 + 160 + (189 - 160) // PAGE * PAGE
+        assert served.allocator.prefixes.found == 64 + 160 + (189 - 160) // PAGE * PAGE
         long = prompt(300, seed=9)  # its beginning is never in a page
         for known in (0, 288):
-            before = served.blocks.prefixes.found
+            before = served.allocator.prefixes.found
             found = served.say(ask([long], 9, end_id=NEVER))
             assert found == argmaxes(model, long, found)
-            assert served.blocks.prefixes.found == before + known
-    assert served.blocks.free == 40
+            assert served.allocator.prefixes.found == before + known
+    assert served.allocator.free == 40
 
 
 def test_what_needs_more_pages_than_there_are_is_run_from_its_beginning(opened: Opened) -> None:
     """To go on from 64 known tokens with 200 new ones takes pages for these, and a new row's are fewer."""
     model, settings = opened
     served, line = Served(paged_steps(settings, MOST)), prompt(264)
-    served.blocks.prefixes._most_unused = MOST
+    served.allocator.prefixes._most_unused = MOST
     served.say(ask([line[:70]], 2, end_id=NEVER))
     found = served.say(ask([line], 9, end_id=NEVER))
     assert found == argmaxes(model, line, found)
-    assert served.blocks.free == MOST
+    assert served.allocator.free == MOST
 
 
 def test_a_conversation_goes_on_behind_its_window(opened: Opened) -> None:
@@ -194,40 +194,40 @@ def test_a_conversation_goes_on_behind_its_window(opened: Opened) -> None:
             found = served.say(tensors, session="talk")
             assert found == argmaxes(model, line, found) and (found[-1] == end or len(found) == count)
             line += found[:-1] if found[-1] == end else found
-            assert served.scheduler.sessions.saved_pages == 12 - served.blocks.free <= MOST
+            assert served.scheduler.sessions.saved_pages == 12 - served.allocator.free <= MOST
         served.scheduler.sessions.end("talk")
-    assert served.blocks.free == 12
+    assert served.allocator.free == 12
 
 
 def test_a_table_lists_what_is_kept_and_nothing_else() -> None:
     """For every length: what the next token sees is kept, and a page more, and no row has more than is counted."""
-    blocks = BlockManager(20, window=WINDOW)
+    allocator = PageAllocator(20, window=WINDOW)
     for entries in range(1, 200):
-        row = blocks.take(entries, most=400, unneeded=blocks.pages_before_window(entries))
+        row = allocator.take(entries, most=400, unneeded=allocator.pages_before_window(entries))
         row.slot = 3
         for position in range(entries, min(entries + 40, 220)):
-            assert blocks.grow(row, position + 1, blocks.pages_before_window(position))
+            assert allocator.grow(row, position + 1, allocator.pages_before_window(position))
             kept = [place for place, page in enumerate(row.pages) if page]
-            assert kept == list(range(kept[0], position // PAGE + 1)) and len(kept) <= blocks.most_kept == MOST
+            assert kept == list(range(kept[0], position // PAGE + 1)) and len(kept) <= allocator.most_kept == MOST
             assert kept[0] * PAGE <= max(0, position - WINDOW + 1 - PAGE) < (kept[0] + 1) * PAGE
-        listed = blocks.take_changes()
+        listed = allocator.take_changes()
         if listed is not None:
             assert all(page == ([*row.pages, *row.held][column]) for _, column, page in listed.T.tolist())
-        blocks.release([row])
-        assert blocks.free == 20
+        allocator.release([row])
+        assert allocator.free == 20
 
 
 def test_a_page_with_bad_numbers_is_cleared_when_the_last_row_gives_it_back() -> None:
-    blocks = BlockManager(20, most_unused=10, window=WINDOW)
+    allocator = PageAllocator(20, most_unused=10, window=WINDOW)
     ids = np.arange(64)
-    first = blocks.take(64)
-    blocks.prefixes.add(first.pages, ids)
-    second = blocks.take(70, shared=blocks.prefixes.find(ids))
-    assert blocks.prefixes.forget(first.pages, is_dirty=True) == [1, 2]
-    blocks.release([first])
-    assert blocks.take_dirty() == []
-    assert blocks.grow(second, 150, blocks.pages_before_window(149)) and second.pages[:2] == [0, 0]
-    assert sorted(blocks.take_dirty()) == [1, 2] and blocks.take_dirty() == []
+    first = allocator.take(64)
+    allocator.prefixes.add(first.pages, ids)
+    second = allocator.take(70, shared=allocator.prefixes.find(ids))
+    assert allocator.prefixes.forget(first.pages, is_dirty=True) == [1, 2]
+    allocator.release([first])
+    assert allocator.take_dirty() == []
+    assert allocator.grow(second, 150, allocator.pages_before_window(149)) and second.pages[:2] == [0, 0]
+    assert sorted(allocator.take_dirty()) == [1, 2] and allocator.take_dirty() == []
 
 
 def test_layers_without_a_window_keep_all(tmp_path: Path) -> None:
@@ -247,8 +247,8 @@ def test_ranks_slide_alike(tmp_path: Path) -> None:
     engine = open_engine(replace(settings, **cache), CPU)
     lines, counts = [prompt(100), prompt(9, 1), prompt(60, 2), prompt(100)], [60, 150, 5, 70]
     (outputs,) = engine.generate([engine.parse(ask(lines, counts, end_id=NEVER))])
-    blocks = engine._steps.cache.blocks
-    assert blocks.count == blocks.free == 11
+    allocator = engine._steps.cache.allocator
+    assert allocator.count == allocator.free == 11
     engine.close()
     for row, (line, count) in enumerate(zip(lines, counts, strict=True)):
         found = generated(outputs, row)

@@ -66,5 +66,5 @@ def test_the_tasks_examples_are_found_again(checkpoint: Path) -> None:
     engine = open_engine(Settings(checkpoint, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 26), CPU)
     for token in range(5):
         engine.generate([engine.parse(ask([[*head, token]], 2))])
-    assert engine._steps.cache.blocks.prefixes.found == 4 * (len(head) // PAGE) * PAGE > 0
+    assert engine._steps.cache.allocator.prefixes.found == 4 * (len(head) // PAGE) * PAGE > 0
     engine.close()

@@ -39,7 +39,7 @@ def new_cache(
     cache = KvCache(shape, CPU, 1 << 22, max(capacity, cross_capacity))
     for block in cache.kv:
         block.fill_(1e4)  # what an earlier row left must not matter
-    rows = [cache.blocks.take(capacity, source=cross_capacity) for _ in range(slots)]
+    rows = [cache.allocator.take(capacity, source=cross_capacity) for _ in range(slots)]
     cache.allocate(0, rows, np.full(slots, window or UNBOUNDED))
     return cache
 

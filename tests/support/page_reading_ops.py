@@ -36,7 +36,7 @@ class PageReadingOps(Ops):
     def extend_attention(self, cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor) -> Attend:
         assert not cache.has_windows
         rotate = spec.rotation(rows.positions[None], like)
-        places = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        places = cache.page_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         ends = rows.ends.tolist()
 
         def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class PageReadingOps(Ops):
             for begin, end in zip(ends, ends[1:], strict=False):
                 if end > begin and int(slot := rows.slots[begin]) < MOST_SLOTS:
                     own, positions = slice(begin, end), rows.positions[begin:end]
-                    table = cache.block_tables[slot]
+                    table = cache.page_tables[slot]
                     attended[:, :, own] = _attend_to_pages(q[:, :, own], kv, table, positions, spec)
             return attended
 

@@ -1,6 +1,6 @@
 """A network that computes nothing: its keys are the tokens themselves, and what follows depends on all that it finds.
 
-It reads a row's tokens, or the last ones where the cache has a reach, through the block table, so a page that is lost,
+It reads a row's tokens, or the last ones where the cache has a reach, through the page table, so a page that is lost,
 shared by error or written too early changes the next token. The cache, the steps, the sampler and the scheduler around
 it are the engine's own.
 """
@@ -52,13 +52,13 @@ class RememberingNetwork:
         return hidden if out is None else out.copy_(hidden)
 
     def _write(self, ids: Tensor, positions: Tensor, slots: Tensor, cache: KvCache) -> None:
-        pages = cache.block_tables[slots, positions // PAGE].long()
+        pages = cache.page_tables[slots, positions // PAGE].long()
         cache.kv[0][0, pages, 0, positions % PAGE, 0] = ids.float()
 
     def _next(self, slot: int, position: int, cache: KvCache) -> Tensor:
-        pages = cache.block_tables[slot].long()
+        pages = cache.page_tables[slot].long()
         seen = cache.kv[0][0, pages, 0, :, 0].flatten()[: position + 1].long().numpy()
-        seen = seen[-cache.blocks.window :]  # all, if that is 0
+        seen = seen[-cache.allocator.window :]  # all, if that is 0
         weights = np.random.default_rng(hash(seen.tobytes()) % 2**63).random(self.config.vocab_size)
         return torch.from_numpy((3 * weights).astype(np.float32))
 

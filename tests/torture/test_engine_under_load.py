@@ -49,7 +49,7 @@ def test_engine_under_load(
     monkeypatch.setattr(Sequence, "preempt", count)
     settings = settings_of(name, tmp_path)
     load = Load(settings, make_known(settings, campaign.trials(12, 360)))
-    counts, prefixes = load.outcome.counts, load.engine._steps.cache.blocks.prefixes
+    counts, prefixes = load.outcome.counts, load.engine._steps.cache.allocator.prefixes
     seen = ("answered", "cancelled", "parts of a stream")
     duration_s = campaign.trials(2, 720)
     if duration_s > SETTLED_S:

@@ -56,8 +56,10 @@ def take_steps(steps: Steps, lengths: Sequence[int], more: int) -> None:
     """Begin rows of these lengths, go on with more tokens of each, and take a step."""
     counts, nothing = np.array(lengths), np.full(len(lengths), -1)
     source = counts if steps.config.encoder else np.zeros_like(counts)
-    blocks = steps.cache.blocks
-    rows = [blocks.take(length + more + 1, source=each) for length, each in zip(lengths, source.tolist(), strict=True)]
+    allocator = steps.cache.allocator
+    rows = [
+        allocator.take(length + more + 1, source=each) for length, each in zip(lengths, source.tolist(), strict=True)
+    ]
     steps.slots.allocate(0, rows, counts + more)
     ids = np.ones(sum(lengths), int)
     if steps.config.encoder:
@@ -68,7 +70,7 @@ def take_steps(steps: Steps, lengths: Sequence[int], more: int) -> None:
     steps.extend(np.ones(more * len(lengths), int), counts, np.full_like(counts, more), 0)
     steps.decode(len(lengths))
     steps.slots.free(len(lengths), 0, counts[:0], counts[:0])
-    blocks.release(rows)
+    allocator.release(rows)
 
 
 def open_steps(family: str, directory: Path) -> Steps:

@@ -47,7 +47,7 @@ def answers_of(steps: Steps, budget: int) -> list[Tensors]:
         scheduler.step()
     while not scheduler.is_idle:
         scheduler.step()
-    assert steps.cache.blocks.free == steps.cache.blocks.count
+    assert steps.cache.allocator.free == steps.cache.allocator.count
     return [dict(each[0].tensors) for each in answers]
 
 

@@ -37,10 +37,10 @@ def test_inputs_are_kept_as_torch_keeps_them(knows_lengths: bool, tmp_path: Path
         ops = kind(DEVICE)
         network = Network(config, weights, ops=ops)
         cache = KvCache(replace(shape, is_head_major=ops.is_head_major), DEVICE, 1 << 24, 64)
-        cache.allocate(0, [cache.blocks.take(5, source=length) for length in lengths])
+        cache.allocate(0, [cache.allocator.take(5, source=length) for length in lengths])
         given = rows.on(DEVICE)
         encoded.append(network.encode(given if knows_lengths or kind is Ops else given._replace(lengths=None), cache))
-        held = cache.kv[0][:, cache.source_block_tables[:2, :2].flatten().long()].transpose(2, 3).flatten(1, 2)
+        held = cache.kv[0][:, cache.source_page_tables[:2, :2].flatten().long()].transpose(2, 3).flatten(1, 2)
         kept.append(torch.cat((held[:, :45], held[:, 64:71]), 1))
     for one, other in (encoded, kept):
         assert (one - other).abs().max() < 1e-4 and one.abs().max() > 0.1

@@ -34,8 +34,8 @@ def take_all(steps: Steps) -> list[Tensor]:
     for lengths in ([3, 1, 3], [20, 2]):
         counts, nothing = np.array(lengths), np.full(len(lengths), -1)
         source = counts + 2 if steps.config.encoder else np.zeros_like(counts)
-        blocks = steps.cache.blocks
-        rows = [blocks.take(length + 9, source=each) for length, each in zip(lengths, source.tolist(), strict=True)]
+        allocator = steps.cache.allocator
+        rows = [allocator.take(length + 9, source=each) for length, each in zip(lengths, source.tolist(), strict=True)]
         steps.slots.allocate(0, rows, counts + 2)
         if steps.config.encoder:
             encoded, _ = steps.encode(random.integers(0, vocab_size, source.sum()), source, nothing, 0)
@@ -51,7 +51,7 @@ def take_all(steps: Steps) -> list[Tensor]:
             logits, tokens = steps.decode(len(lengths))
             found += [logits.clone(), tokens.clone()]
         steps.slots.free(len(lengths), 0, counts[:0], counts[:0])
-        blocks.release(rows)
+        allocator.release(rows)
     return found
 
 

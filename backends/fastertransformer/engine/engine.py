@@ -64,7 +64,7 @@ class Engine:
     def _use(self, loaded: Loaded) -> None:
         """Generate with a loaded model from now on."""
         self._loaded, self._steps, self.description = loaded, loaded.steps, loaded.description
-        self.pages = loaded.steps.cache.blocks.count
+        self.pages = loaded.steps.cache.allocator.count
         settings = self._settings
         self._scheduler = Scheduler(
             loaded.steps,

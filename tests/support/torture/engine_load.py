@@ -132,7 +132,7 @@ class Load:
     def __init__(self, settings: Settings, known: list[Known], seed: int = 1) -> None:
         token_bytes = _token_bytes(settings)
         self.engine: Engine = open_engine(replace(settings, kv_cache_bytes=(PAGES + 1) * 32 * token_bytes), CPU)
-        assert self.engine._steps.cache.blocks.count == PAGES
+        assert self.engine._steps.cache.allocator.count == PAGES
         self._known, self._draw, self.outcome = known, random.Random(seed), Outcome()
         self._answers: queue.SimpleQueue[tuple[Asked, Answer]] = queue.SimpleQueue()
         self._open = 0
@@ -200,11 +200,11 @@ class Load:
         """Assert that every page is free exactly once: in the pool, or known by its tokens and used by no row."""
         while not self.engine._scheduler.is_idle:
             time.sleep(0.01)
-        blocks = self.engine._steps.cache.blocks
-        assert blocks.free == blocks.count == PAGES
-        free = [page for run in blocks._pool._runs for page in run]
-        assert sorted([*free, *blocks.prefixes._unused]) == list(range(1, PAGES + 1))
-        assert {each.uses for each in blocks.prefixes._known.values()} <= {0}
+        allocator = self.engine._steps.cache.allocator
+        assert allocator.free == allocator.count == PAGES
+        free = [page for run in allocator._pool._runs for page in run]
+        assert sorted([*free, *allocator.prefixes._unused]) == list(range(1, PAGES + 1))
+        assert {each.uses for each in allocator.prefixes._known.values()} <= {0}
 
 
 def _difference(asked: Asked, answer: Answer) -> str:

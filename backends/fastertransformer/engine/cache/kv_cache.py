@@ -1,16 +1,16 @@
 """The KV cache: keys and values of all running sequences, in pages whose addresses never change.
 
 A slot holds one row: a sequence, or one beam of it; the scheduler keeps the rows that decode in the first slots. All
-memory that the cache may take is reserved once, in pages of PAGE tokens. The block manager of rank 0 says which pages a
-row has (see block_manager.py), and a block table on each device lists them. So nothing is copied when rows start, grow,
-move or end; a CUDA graph of a step stays valid; and each row takes the memory that it needs, not that of the longest.
-The keys and values of an encoder's output are in pages of the same memory, in a block table of their own.
+memory that the cache may take is reserved once, in pages of PAGE tokens. The page allocator of rank 0 says which pages
+a row has (see page_allocator.py), and a page table on each device lists them. So nothing is copied when rows start,
+grow, move or end; a CUDA graph of a step stays valid; and each row takes the memory that it needs, not that of the
+longest. The keys and values of an encoder's output are in pages of the same memory, in a page table of their own.
 
 The token at position p of a row is in its entry p % window: a row with a window keeps the last tokens only, and its
 valid entries are the first min(p + 1, window). Rows without one have window UNBOUNDED.
 
 Page 0 belongs to no slot: padding is written there, and so are tokens that a context's later tokens do not see once it
-has been run, see BlockManager.unneeded. It is never read.
+has been run, see PageAllocator.unneeded. It is never read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..arrays import MOST_SLOTS, UNBOUNDED, Array, upload
 from ..errors import EngineError
-from .block_manager import PAGE, BlockManager, pages_of
+from .page_allocator import PAGE, PageAllocator, pages_of
 from .page_pool import RowPages
 from .sizing import CacheNeed, CacheShape
 
@@ -47,11 +47,11 @@ class KvCache:
         reach: tokens that a token sees at most, in any layer, itself among them; 0: all before it.
 
     Attributes:
-        blocks: which row has which pages; in use in rank 0 only.
+        allocator: which row has which pages; in use in rank 0 only.
         kv: of each layer, [2 (k, v), pages, H, PAGE, D].
-        block_tables: int32 [MOST_SLOTS + 1, most pages of a row], on the device: the pages of each slot, padded with 0.
+        page_tables: int32 [MOST_SLOTS + 1, most pages of a row], on the device: the pages of each slot, padded with 0.
             The last slot is unused.
-        source_block_tables: pages of each slot's encoder output; no columns if there is no encoder.
+        source_page_tables: pages of each slot's encoder output; no columns if there is no encoder.
         windows: int64 [MOST_SLOTS], on the device; 1 of a free slot.
         sources: int64 [2, MOST_SLOTS], on the device: the length of each slot's encoder input, 1 of a free slot, and
             its IA3 task, -1 for none.
@@ -75,9 +75,9 @@ class KvCache:
         if is_on_cpu:
             most_unused = min(pages // 2, _UNUSED_BYTES // max(1, self._page_bytes))
             first_unused = pages_of(longest)
-        self.blocks = BlockManager(pages, most_unused if keeps_prefixes else 0, reach, first_unused, is_on_cpu)
+        self.allocator = PageAllocator(pages, most_unused if keeps_prefixes else 0, reach, first_unused, is_on_cpu)
         widths = pages_of(longest), pages_of(longest) if shape.has_cross else 0
-        self.block_tables, self.source_block_tables = (
+        self.page_tables, self.source_page_tables = (
             torch.zeros(MOST_SLOTS + 1, width, dtype=torch.int32, device=device) for width in widths
         )
         self._windows = np.full(MOST_SLOTS, UNBOUNDED, np.int64)  # as on the device, but for free slots
@@ -95,8 +95,8 @@ class KvCache:
 
     @property
     def most_entries(self) -> int:
-        """Entries that a row has room for in its block table."""
-        return PAGE * self.block_tables.shape[1]
+        """Entries that a row has room for in its page table."""
+        return PAGE * self.page_tables.shape[1]
 
     @property
     def has_windows(self) -> bool:
@@ -113,7 +113,7 @@ class KvCache:
         self.place(first, table_of([row.listed for row in rows]), table_of([row.source for row in rows]), most)
 
     def place(self, first: int, tables: Array, sources: Array, windows: Array) -> None:
-        """Return new rows the slots from ``first`` on, with their block tables; see Steps.allocate.
+        """Return new rows the slots from ``first`` on, with their page tables; see Steps.allocate.
 
         Raises:
             EngineError: not enough slots.
@@ -121,20 +121,20 @@ class KvCache:
         end = first + len(tables)
         if end > MOST_SLOTS:
             raise EngineError(f"{end} rows in the KV cache; there are {MOST_SLOTS} slots")
-        for table, given in ((self.block_tables, tables), (self.source_block_tables, sources)):
+        for table, given in ((self.page_tables, tables), (self.source_page_tables, sources)):
             if given.size:
                 table[first:end, : given.shape[1]] = upload(given, self._device)
         self._windows[first:end] = windows
         self.windows[first:end] = upload(windows, self._device)
 
     def update(self, changes: Array) -> None:
-        """Write pages to block tables: slot, column and page of each, int64 [3, n]."""
+        """Write pages to page tables: slot, column and page of each, int64 [3, n]."""
         slots, columns, pages = upload(changes, self._device)
-        self.block_tables[slots, columns] = pages.int()
+        self.page_tables[slots, columns] = pages.int()
 
     def free(self, count: int, kept: int, targets: Array, sources: Array) -> None:
         """Free slots, and move others into the gaps; see Steps.free. Block tables move, and keys and values stay."""
-        tables = self.block_tables, self.source_block_tables
+        tables = self.page_tables, self.source_page_tables
         if len(targets):
             to, of = upload(np.array((targets, sources)), self._device)
             for table in (*tables, self.windows):

@@ -26,7 +26,7 @@ class RowPages:
 
     @property
     def listed(self) -> list[int]:
-        """What the device's block table lists: the pages, and after them those that are held."""
+        """What the device's page table lists: the pages, and after them those that are held."""
         return [*self.pages, *self.held]
 
 
@@ -39,7 +39,7 @@ class PagePool:
     the most.
 
     Attributes:
-        taken_from: rows that pages were taken from, and the column of each of these pages in the row's block table.
+        taken_from: rows that pages were taken from, and the column of each of these pages in the row's page table.
     """
 
     def __init__(self, pages: range) -> None:

@@ -111,7 +111,7 @@ class Network:
         """
 
         def prepare(spec: AttentionSpec) -> Attend:
-            tables, windows = cache.block_tables[slots], cache.windows[slots]
+            tables, windows = cache.page_tables[slots], cache.windows[slots]
             return self.ops.decode_attention(positions, tables, windows, spec, self._like)
 
         x = self.comm.recv_input(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
@@ -178,7 +178,7 @@ class Network:
         """Write each decoder layer's keys and values of the encoder's output, [1, T, hidden], to the rows' slots."""
         if not self.weights.decoder:
             return
-        pages, offsets = cache.source_block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        pages, offsets = cache.source_page_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         for layer, kv in zip(self.weights.decoder.layers, cache.kv, strict=True):
             assert layer.cross
             k, v = split_heads(self.ops.linear(layer.cross.key_value, encoded), 2, self.config.size_per_head)
@@ -201,7 +201,7 @@ class Network:
         tasks_here, attend_source = None, None
         if cache.shape.has_cross:
             lengths, tasks = cache.sources[:, slots]
-            attend_source = self.ops.cross_attention(cache.source_block_tables[slots], lengths, config.attention_scale)
+            attend_source = self.ops.cross_attention(cache.source_page_tables[slots], lengths, config.attention_scale)
             tasks_here = tasks.view(x.shape[:2]) if config.ia3_num_tasks else None
         contexts = {
             kind: LayerContext(self.ops, self.comm, prepare(spec), tasks_here, attend_source)

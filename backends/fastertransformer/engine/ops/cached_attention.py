@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..cache.block_manager import PAGE
 from ..cache.kv_cache import KvCache
+from ..cache.page_allocator import PAGE
 from .packed_rows import Rows
 from .positions import AttentionSpec
 from .torch_attention import KvWrite, attend_masked, biased, is_in_window
@@ -51,8 +51,8 @@ def extend_rows(
     parts = [slice(start, start + size) for start in range(0, rows.longest, size)]
     masks = [mask_of(part) for part in parts] if len(parts) == 1 else []  # else every layer makes them, one at a time
     entries = positions % cache.windows[slots]
-    tokens_pages, offsets = cache.block_tables[slots, entries // PAGE], entries % PAGE
-    pages = cache.block_tables[first[:, None], columns]
+    tokens_pages, offsets = cache.page_tables[slots, entries // PAGE], entries % PAGE
+    pages = cache.page_tables[first[:, None], columns]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
         q, k = (rotate(q), rotate(k)) if rotate else (q, k)
@@ -203,7 +203,7 @@ def write_entries(kv: Tensor, entries: Tensor, k: Tensor, v: Tensor) -> None:
 def _entries_in_reach(
     starts: Tensor, windows: Tensor, longest: int, window: int, has_rings: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the columns of rows' block tables, [B, n], that tokens from ``starts``, [B], on see, and what they hold.
+    """Return the columns of rows' page tables, [B, n], that tokens from ``starts``, [B], on see, and what they hold.
 
     Of a row's pages only those with entries are among them: others may hold numbers that are not finite.
 

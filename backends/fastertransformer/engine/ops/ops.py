@@ -242,7 +242,7 @@ class Ops:
     def prefill_attention(self, cache: KvCache, rows: Rows, spec: AttentionSpec, like: Tensor) -> Attend:
         """Prepare causal attention of new rows to themselves; each call writes keys and values to the cache."""
         attend = torch_attention.within_rows(rows, spec, like, is_causal=True)
-        pages, offsets = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        pages, offsets = cache.page_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         rotate = spec.rotation(rows.positions[None], like)
 
         def write_and_attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ class Ops:
     ) -> Attend:
         """Prepare attention of one token of each row; each call writes its key and value to the cache.
 
-        The token's positions and the rows' windows are int64 [B], the block tables int32 [B, width].
+        The token's positions and the rows' windows are int64 [B], the page tables int32 [B, width].
         """
         return self._with_norms(cached_attention.decode_rows(positions, tables, windows, spec, like))
 
@@ -281,7 +281,7 @@ class Ops:
     def cross_attention(self, tables: Tensor, lengths: Tensor, scale: float) -> CrossAttend:
         """Prepare attention to the cached keys and values of the encoder's output.
 
-        Each row of one token, or each token of packed rows, has a block table, int32 [n, width], and sees as many
+        Each row of one token, or each token of packed rows, has a page table, int32 [n, width], and sees as many
         entries as ``lengths`` says, int64 [n].
         """
         view, spec = cached_attention.PagedView(tables, lengths), AttentionSpec(scale)

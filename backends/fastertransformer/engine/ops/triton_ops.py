@@ -169,7 +169,7 @@ class TritonOps(Ops):
     def prefill_attention(self, cache: KvCache, rows: Rows, spec: AttentionSpec, like: Tensor) -> Attend:
         """See Ops."""
         packed, bias = _pack(rows, rows.longest), spec.bias.by_offset if spec.bias else None
-        pages, offsets = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        pages, offsets = cache.page_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         is_plain = not spec.softcap and not 0 < spec.window < rows.longest
 
         def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:
@@ -193,8 +193,8 @@ class TritonOps(Ops):
         if spec.bias or cache.has_windows:
             return super().extend_attention(cache, rows, longest, spec, like)
         packed = _pack(rows, longest)
-        pages, offsets = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
-        tables, slots, positions = cache.block_tables, rows.slots, rows.positions
+        pages, offsets = cache.page_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        tables, slots, positions = cache.page_tables, rows.slots, rows.positions
 
         def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:
             q, _, _ = kv_write.rotate_and_write(q[0], k[0], v[0], kv, pages, offsets, positions, spec.rotary, norms)

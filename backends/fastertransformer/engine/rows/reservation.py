@@ -7,7 +7,7 @@ from enum import IntEnum
 import numpy as np
 
 from ..arrays import UNBOUNDED, Array
-from ..cache.block_manager import PAGE, BlockManager, pages_of
+from ..cache.page_allocator import PAGE, PageAllocator, pages_of
 from ..cache.page_pool import RowPages
 from ..cache.prefix_index import pages_before_window
 from .transcript import Transcript
@@ -26,7 +26,7 @@ class Reservation:
 
     Args:
         row: the sequence's tokens.
-        blocks: the cache's pages.
+        allocator: the cache's pages.
 
     Attributes:
         rows: the pages of each beam; only the first beam's while its context is run in chunks. Empty: it has none.
@@ -36,8 +36,8 @@ class Reservation:
         lacks_past: whether the session's entries were lost, and must be computed again.
     """
 
-    def __init__(self, row: Transcript, blocks: BlockManager) -> None:
-        self._row, self._blocks = row, blocks
+    def __init__(self, row: Transcript, allocator: PageAllocator) -> None:
+        self._row, self._allocator = row, allocator
         self.rows: list[RowPages] = []
         self.room = self.skipped = 0
         self.stage = Stage.NEW
@@ -49,7 +49,7 @@ class Reservation:
         row = self._row
         is_plain = row.session_row is None and row.source is None
         is_whole = row.context.embeddings is None and row.window == UNBOUNDED
-        return self._blocks.keeps_prefixes and is_plain and is_whole
+        return self._allocator.keeps_prefixes and is_plain and is_whole
 
     @property
     def _entries(self) -> Array:
@@ -59,12 +59,12 @@ class Reservation:
 
     def _find_known(self) -> list[int]:
         """Find the pages of its context's beginning that are known; its last token is always run."""
-        row, blocks = self._row, self._blocks
+        row, allocator = self._row, self._allocator
         is_wanted = row.width == 1 if row.count else not row.needs_hidden  # later, its beams differ
         if not (is_wanted and self._is_shareable):
             return []
-        known = blocks.prefixes.find(self._entries[:-1])
-        if blocks.window and self._pages_for(known) > blocks.free:  # to run all of it may take fewer
+        known = allocator.prefixes.find(self._entries[:-1])
+        if allocator.window and self._pages_for(known) > allocator.free:  # to run all of it may take fewer
             return []
         return known if len(known) * PAGE > row.start else []
 
@@ -74,7 +74,7 @@ class Reservation:
         So such a row has a pass of its own: one in which other rows decode reads the pages; see Batch._choose_extend.
         """
         is_new = self._row.start == 0 and self._row.session_row is None
-        return self._blocks.pages_before_window(entries) if is_new else 0
+        return self._allocator.pages_before_window(entries) if is_new else 0
 
     @property
     def _first_pages(self) -> int:
@@ -85,17 +85,17 @@ class Reservation:
         """Return the free pages that it takes to join the batch, if it begins with known ones: see pages_to_begin."""
         own = self._first_pages - (len(known) or self._unneeded(self._row.first_entries))
         source = pages_of(self._row.source_length)
-        return self._row.width * (own + source) + self._blocks.prefixes.count_unused(known)
+        return self._row.width * (own + source) + self._allocator.prefixes.count_unused(known)
 
     @property
     def most_entries(self) -> int:
         """Entries that each of its beams has room for at once, at most."""
-        row, blocks = self._row, self._blocks
-        if not blocks.window or row.window != UNBOUNDED:
+        row, allocator = self._row, self._allocator
+        if not allocator.window or row.window != UNBOUNDED:
             return row.max_entries
         begins_with_all = row.start > 0 or row.session_row is not None
         first = pages_of(row.first_entries) + 1 if begins_with_all else 0
-        return min(row.max_entries, PAGE * max(first, blocks.most_kept))
+        return min(row.max_entries, PAGE * max(first, allocator.most_kept))
 
     @property
     def tokens_found(self) -> int:
@@ -125,7 +125,7 @@ class Reservation:
             return pages_of(entries) - len(self.rows[0].pages)
         row, known = self._row.session_row, self._find_known()
         own = len((row and row.saved) or known) or self._unneeded(entries)
-        return pages_of(entries) - own + self._blocks.prefixes.count_unused(known)
+        return pages_of(entries) - own + self._allocator.prefixes.count_unused(known)
 
     def _entries_after(self, tokens: int) -> int:
         """Return its first beam's entries when the next ``tokens`` of its context were run; 0: all that are left."""
@@ -133,22 +133,22 @@ class Reservation:
 
     def take(self, tokens: int) -> None:
         """Take the pages for the next ``tokens`` of its context, or all that are left; share those that are known."""
-        row, blocks = self._row, self._blocks
+        row, allocator = self._row, self._allocator
         entries, known = self._entries_after(tokens), list[int]()
         if self.rows:
-            blocks.grow(self.rows[0], entries)
+            allocator.grow(self.rows[0], entries)
             unneeded = self.rows[0].pages.count(0)
         else:
             known, unneeded = self._begin(entries)
         for _ in range(1, 1 if tokens else row.width):
             self.rows.append(
-                blocks.take(entries, row.max_entries, source=row.source_length, shared=known, unneeded=unneeded)
+                allocator.take(entries, row.max_entries, source=row.source_length, shared=known, unneeded=unneeded)
             )
         self._measure_room()
         if not self._is_shareable:
             return
-        if blocks.prefixes.fresh.isdisjoint(known):
-            blocks.prefixes.add(self.rows[0].pages, self._entries[:entries], is_fresh=True)
+        if allocator.prefixes.fresh.isdisjoint(known):
+            allocator.prefixes.add(self.rows[0].pages, self._entries[:entries], is_fresh=True)
         else:
             self.stage = Stage.SHARING
 
@@ -160,7 +160,7 @@ class Reservation:
             saved = row.session_row.take_saved()
         unneeded = self._unneeded(entries)
         self.rows.append(
-            self._blocks.take(
+            self._allocator.take(
                 entries,
                 row.max_entries,
                 source=row.source_length,
@@ -173,8 +173,8 @@ class Reservation:
         self.skipped = max(0, len(known) * PAGE - row.start)
         self.stage = Stage.CONTINUED if row.start + self.skipped else Stage.NEW
         if self._is_shareable:
-            self._blocks.prefixes.queried += len(row.context.ids) + row.count
-            self._blocks.prefixes.found += self.skipped
+            self._allocator.prefixes.queried += len(row.context.ids) + row.count
+            self._allocator.prefixes.found += self.skipped
         return known, unneeded
 
     @property
@@ -183,7 +183,7 @@ class Reservation:
 
         A new row does without pages that only a prefill from its own keys and values leaves unread; see ``_unneeded``.
         """
-        first = pages_before_window(self._row.start + self.skipped, self._blocks.window)
+        first = pages_before_window(self._row.start + self.skipped, self._allocator.window)
         return any(0 in row.pages[first:] for row in self.rows)
 
     def note_chunk(self, tokens: int) -> None:
@@ -193,7 +193,7 @@ class Reservation:
     def give_back(self) -> None:
         """Free the pages of a half-run context that what is left of it does not see."""
         entries = self._row.start + self.skipped
-        self._blocks.grow(self.rows[0], entries, self._blocks.pages_before_window(entries))
+        self._allocator.grow(self.rows[0], entries, self._allocator.pages_before_window(entries))
 
     def publish(self) -> None:
         """Publish its full pages to the prefix cache: of its context, and of the tokens that it has generated."""
@@ -202,14 +202,14 @@ class Reservation:
             entries = self._entries
             if row.count:  # its last token has not been run
                 entries = entries[: -1 if row.width == 1 else -row.count]
-            self._blocks.prefixes.add(self.rows[0].pages, entries)
+            self._allocator.prefixes.add(self.rows[0].pages, entries)
 
     def grow(self) -> bool:
         """Take the pages that the next launched token needs; false: there are too few."""
-        row, blocks = self._row, self._blocks
+        row, allocator = self._row, self._allocator
         entries = min(row.cached + 1, row.max_entries)
-        unneeded = blocks.pages_before_window(entries - 1) if row.window == UNBOUNDED else 0
-        has_grown = all(blocks.grow(pages, entries, unneeded) for pages in self.rows)
+        unneeded = allocator.pages_before_window(entries - 1) if row.window == UNBOUNDED else 0
+        has_grown = all(allocator.grow(pages, entries, unneeded) for pages in self.rows)
         self._measure_room()
         return has_grown
 
@@ -217,11 +217,11 @@ class Reservation:
         """Return up the pages of its first entries for a session; returns how many there are, and the pages."""
         if self.room != UNBOUNDED:  # its last step had no page to write to
             entries = min(entries, PAGE * len(self.rows[0].pages))
-        return entries, self._blocks.save(self.rows[0], min(entries, self._row.window))
+        return entries, self._allocator.save(self.rows[0], min(entries, self._row.window))
 
     def release(self) -> None:
         """Free its pages."""
-        self._blocks.release(self.rows)
+        self._allocator.release(self.rows)
         self.rows = []
 
     def _measure_room(self) -> None:

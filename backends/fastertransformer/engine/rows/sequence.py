@@ -12,7 +12,7 @@ from functools import cached_property
 from torch import Tensor
 
 from ..arrays import Array
-from ..cache.block_manager import BlockManager
+from ..cache.page_allocator import PageAllocator
 from ..grammar.guided_row import Grammar
 from ..request.parse import Request
 from .answer import Answer, Outline
@@ -115,7 +115,7 @@ class Sequence(Transcript):
     Args:
         job: the request.
         row: index in the request.
-        blocks: the cache's pages.
+        allocator: the cache's pages.
 
     Attributes:
         reservation: its pages.
@@ -130,10 +130,10 @@ class Sequence(Transcript):
         times: for the metrics.
     """
 
-    def __init__(self, job: Job, row: int, blocks: BlockManager) -> None:
+    def __init__(self, job: Job, row: int, allocator: PageAllocator) -> None:
         super().__init__(job.request.rows[row], job.grammars[row] if job.grammars else None)
         self.job, self.row = job, row
-        self.reservation = Reservation(self, blocks)
+        self.reservation = Reservation(self, allocator)
         self.slots: list[int] = []
         self.chunks: list[Tensor] = []
         self.has_failed, self.isolate_until = False, 0

@@ -64,14 +64,14 @@ class Batch:
         )
         self._assign_slots()
         hidden = run_contexts(self._steps, rows, first, extend)
-        blocks = self._steps.cache.blocks
-        blocks.prefixes.fresh.clear()
+        allocator = self._steps.cache.allocator
+        allocator.prefixes.fresh.clear()
         for sequence in new:
             if sequence.reservation.stage == Stage.SHARING:
                 sequence.reservation.publish()
         nothing = np.empty((2, 0), np.int64)
         first_beams = (each.reservation.rows[0] for each in new)
-        blocks.copy_shared(first_beams, lambda pages: self._steps.slots.copy_pages(pages, nothing))
+        allocator.copy_shared(first_beams, lambda pages: self._steps.slots.copy_pages(pages, nothing))
         self._sampler.add_rows(first, rows)  # while a GPU runs the contexts
         return hidden
 
@@ -86,7 +86,7 @@ class Batch:
         run_chunk(extend, sequence, count, first)
         # A decode step's padding writes to slots that follow its rows.
         self._steps.slots.free(first + 1, first, nothing, nothing)
-        self._steps.cache.blocks.prefixes.fresh.clear()
+        self._steps.cache.allocator.prefixes.fresh.clear()
         sequence.reservation.give_back()
 
     @property
@@ -136,7 +136,7 @@ class Batch:
 
     def _clear_dirty(self) -> None:
         """Zero pages that were freed with numbers that are not finite."""
-        if dirty := self._steps.cache.blocks.take_dirty():
+        if dirty := self._steps.cache.allocator.take_dirty():
             self._steps.slots.clear(np.array(dirty))
 
     @property
@@ -150,8 +150,8 @@ class Batch:
         return self._sequences[-1]
 
     def _upload_changes(self) -> None:
-        """Upload what the device's block tables lack."""
-        if (changes := self._steps.cache.blocks.take_changes()) is not None:
+        """Upload what the device's page tables lack."""
+        if (changes := self._steps.cache.allocator.take_changes()) is not None:
             self._steps.slots.update(changes)
 
     def launch(self, hidden: Tensor | None) -> None:
@@ -189,14 +189,14 @@ class Batch:
     def forget(self, sequences: list[Sequence]) -> None:
         """Let no other sequence find the pages of sequences that were in a failed step."""
         self._forget(sequences)
-        self._steps.cache.blocks.prefixes.fresh.clear()
+        self._steps.cache.allocator.prefixes.fresh.clear()
         self.is_mixed, self._decoded = False, None
 
     def _forget(self, sequences: list[Sequence], is_dirty: bool = False) -> list[int]:
         """Withdraw the pages of failed sequences from the prefix cache; returns those that other rows use."""
         rows = [row for sequence in sequences for row in sequence.reservation.rows]
         pages = dict.fromkeys(page for row in rows for page in row.pages)
-        return self._steps.cache.blocks.prefixes.forget(pages, is_dirty)
+        return self._steps.cache.allocator.prefixes.forget(pages, is_dirty)
 
     def drop(self, sequence: Sequence) -> None:
         """Free the pages of a sequence whose context was run in part."""

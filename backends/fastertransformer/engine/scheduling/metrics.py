@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
 
-from ..cache.block_manager import BlockManager
+from ..cache.page_allocator import PageAllocator
 from ..rows.answer import CANCELLED, FAILED, UNAVAILABLE
 from ..rows.sequence import Job, Sequence
 
@@ -93,11 +93,11 @@ class EngineMetrics:
         bounds = _one_two_five(longest)
         self.request_prompt_tokens, self.request_generation_tokens = Histogram(bounds), Histogram(bounds)
 
-    def note_load(self, running: int, waiting: int, blocks: BlockManager) -> None:
+    def note_load(self, running: int, waiting: int, allocator: PageAllocator) -> None:
         """Note how much the engine has to do, at the end of a step and when a request arrives."""
         self.running, self.waiting = running, waiting
-        self.kv_cache_usage = (blocks.count - blocks.free) / blocks.count if blocks.count else 0.0
-        self.prefix_queries, self.prefix_hits = blocks.prefixes.queried, blocks.prefixes.found
+        self.kv_cache_usage = (allocator.count - allocator.free) / allocator.count if allocator.count else 0.0
+        self.prefix_queries, self.prefix_hits = allocator.prefixes.queried, allocator.prefixes.found
         if not self.changed.is_set():
             self.changed.set()
 

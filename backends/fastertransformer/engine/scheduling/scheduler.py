@@ -99,7 +99,7 @@ class Scheduler:
             self._finish(job, Failure(problem, UNAVAILABLE))
             return
         try:
-            job.sequences = [Sequence(job, row, self._steps.cache.blocks) for row in range(len(job.request.rows))]
+            job.sequences = [Sequence(job, row, self._steps.cache.allocator) for row in range(len(job.request.rows))]
             self.sessions.join(job)
             for sequence in job.sequences:
                 self._check_need(sequence)
@@ -113,7 +113,7 @@ class Scheduler:
 
     def note_load(self) -> None:
         """Let the metrics have what is in the batch, in the queue and in the cache."""
-        self.metrics.note_load(len(self._batch), len(self._waiting), self._steps.cache.blocks)
+        self.metrics.note_load(len(self._batch), len(self._waiting), self._steps.cache.allocator)
 
     def _check_need(self, sequence: Sequence) -> None:
         cache = self._steps.cache

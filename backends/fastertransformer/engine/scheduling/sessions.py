@@ -40,7 +40,7 @@ class Sessions:
 
     def __init__(self, steps: Steps, idle_s: float, known: dict[int | str, Session] | None = None) -> None:
         self._steps, self._idle_s, self._clock = steps, idle_s, time.monotonic
-        self._blocks = steps.cache.blocks
+        self._allocator = steps.cache.allocator
         self.known = {} if known is None else known
         for session in self.known.values():
             session.is_busy = False
@@ -119,7 +119,7 @@ class Sessions:
             self._drop(row)
 
     def _drop(self, row: SessionRow) -> None:
-        self._blocks.free_saved(row.take_saved())
+        self._allocator.free_saved(row.take_saved())
 
     def expire(self) -> None:
         """Drop the sessions that have been idle for too long."""

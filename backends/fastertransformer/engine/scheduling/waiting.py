@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from ..arrays import MOST_SLOTS
-from ..cache.block_manager import BlockManager
+from ..cache.page_allocator import PageAllocator
 from ..rows.sequence import Job, Sequence, State
 from ..steps.steps import Steps
 from .batch import Batch
@@ -48,7 +48,7 @@ class WaitingQueue:
         is_inflight: bool,
         chunk_tokens: int,
     ) -> None:
-        self._blocks, self._batch, self._sessions, self._metrics = steps.cache.blocks, batch, sessions, metrics
+        self._allocator, self._batch, self._sessions, self._metrics = steps.cache.allocator, batch, sessions, metrics
         self._most_tokens = most_tokens(steps.device)
         self._turns = Turns(self._most_tokens // _FIRST_PART)
         self._max_rows, self._is_inflight = max_rows, is_inflight
@@ -119,15 +119,15 @@ class WaitingQueue:
         self.is_filling |= self._is_inflight or not self._batch
         if not (self.is_filling and self._sequences):
             return [], 0
-        sequence, blocks = self._sequences[0], self._blocks
+        sequence, allocator = self._sequences[0], self._allocator
         if not (tokens := self._chunks.choose_tokens(sequence, self._batch.decoding, len(self._sequences))):
             return [], 0
         reservation = sequence.reservation
         if sequence.state is State.PREFILLING:
             missing = reservation.pages_of_chunk(tokens)
-            fits = not missing or missing + self._batch.pages_to_grow <= blocks.free
+            fits = not missing or missing + self._batch.pages_to_grow <= allocator.free
         else:
-            fits = self._measure_room().fits(sequence) and reservation.pages_of_chunk(tokens) <= blocks.free
+            fits = self._measure_room().fits(sequence) and reservation.pages_of_chunk(tokens) <= allocator.free
         if not fits:
             return [], 0
         sequence.begin_prefill(tokens)
@@ -163,7 +163,7 @@ class WaitingQueue:
         self.is_filling = self._is_inflight
 
     def _measure_room(self) -> _Room:
-        return _Room(self._batch, self._max_rows, self._blocks)
+        return _Room(self._batch, self._max_rows, self._allocator)
 
 
 class _Room:
@@ -172,11 +172,11 @@ class _Room:
     Args:
         batch: before they join.
         max_rows: sequences in it at most.
-        blocks: the cache's pages.
+        allocator: the cache's pages.
     """
 
-    def __init__(self, batch: Batch, max_rows: int, blocks: BlockManager) -> None:
-        self._max_rows, self._blocks = max_rows, blocks
+    def __init__(self, batch: Batch, max_rows: int, allocator: PageAllocator) -> None:
+        self._max_rows, self._allocator = max_rows, allocator
         self._rows, self._slots = len(batch), sum(sequence.width for sequence in batch)
         self._is_held = any(sequence.is_isolated for sequence in batch)
         # The others are left a page for each row, so that those that join last are not set back at once.
@@ -187,7 +187,7 @@ class _Room:
         if self._rows and (self._is_held or sequence.is_isolated):
             return False
         has_slots = self._rows < self._max_rows and self._slots + sequence.width <= MOST_SLOTS
-        return has_slots and sequence.reservation.pages_to_begin + self._spare_pages <= self._blocks.free
+        return has_slots and sequence.reservation.pages_to_begin + self._spare_pages <= self._allocator.free
 
     def take(self, sequence: Sequence) -> None:
         """Count a sequence that fits, and has its pages."""

@@ -101,7 +101,7 @@ class StepGraphs:
         pool, head = torch.cuda.graph_pool_handle(), network.weights.head
         # A step decodes at most once, so all graphs write their logits to the same memory: with a vocabulary of 256,000
         # those of all sizes would take 6 GB.
-        self._device = cache.block_tables.device
+        self._device = cache.page_tables.device
         self._logits = torch.empty(ROWS[-1], len(head.weight), device=self._device) if head else None
         self._decode = Graphs(lambda rows: decode(rows, self._logits_of(rows)), pool)
         self._begin = Graphs(self._run_contexts, pool)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..arrays import MOST_SLOTS, UNBOUNDED, Array, upload
-from ..cache.block_manager import pages_of
 from ..cache.kv_cache import KvCache, table_of
+from ..cache.page_allocator import pages_of
 from ..cache.page_pool import RowPages
 from ..model.network import Network
 from ..model.prefixes import Prefix
@@ -72,7 +72,7 @@ class RowSlots(Collective):
         tasks: Array | None,
         ids: Array | None,
     ) -> None:
-        """Write the block tables, int32 [n, pages], and the state of new rows; see allocate."""
+        """Write the page tables, int32 [n, pages], and the state of new rows; see allocate."""
         self.cache.place(first, tables, source_tables, windows)
         self.count = first + len(tables)
         self.positions[first : first + len(tables)] = upload(positions, self.device)
@@ -84,7 +84,7 @@ class RowSlots(Collective):
 
     @collective_step
     def update(self, changes: Array) -> None:
-        """Write pages to block tables: slot, column and page of each, int64 [3, n]."""
+        """Write pages to page tables: slot, column and page of each, int64 [3, n]."""
         self.cache.update(changes)
 
     @collective_step
@@ -107,7 +107,7 @@ class RowSlots(Collective):
     def hidden(self, first: int, end: int) -> Iterator[None]:
         """Make the rows in the slots from ``first`` to ``end`` look like free ones to the device for a while."""
         slots = slice(first, min(end, self.count))
-        state = self.ids[slots], self.positions[slots], self.cache.block_tables[slots]
+        state = self.ids[slots], self.positions[slots], self.cache.page_tables[slots]
         before = [part.clone() for part in state] if slots.stop > first else []
         for part in state[: len(before)]:
             part.zero_()

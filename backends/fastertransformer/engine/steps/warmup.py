@@ -87,12 +87,12 @@ def _take_inputs(steps: Steps, deadline: float) -> None:
     longest = steps.config.max_pos_seq_len
     half = min(_CONTINUED, longest) // 2
     if half and steps.cache.bytes_of([(1, 2 * half, 0)]) <= steps.cache.budget_bytes:
-        length, row, nothing = np.array([half]), steps.cache.blocks.take(2 * half), np.array([], np.int64)
+        length, row, nothing = np.array([half]), steps.cache.allocator.take(2 * half), np.array([], np.int64)
         steps.slots.allocate(0, [row], length)
         steps.extend(np.zeros(half, np.int64), length, length, 0)
         steps.slots.clear(np.array(row.pages))  # the cache was uninitialized and may have given inf
         steps.slots.free(1, 0, nothing, nothing)
-        steps.cache.blocks.release([row])
+        steps.cache.allocator.release([row])
 
 
 def _rows_of(steps: Steps, tokens: int) -> tuple[Array, Array, Array]:

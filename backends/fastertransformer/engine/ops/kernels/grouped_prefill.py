@@ -39,7 +39,7 @@ def _over_cells(  # noqa: C901 (one kernel)
 ):  # fmt: skip
     """Attend to ``count`` blocks of cells from ``block`` on; at ``gap``, ``skipped`` blocks are left out.
 
-    Cells before ``least`` are not read: their pages may be gone, see BlockManager.unneeded.
+    Cells before ``least`` are not read: their pages may be gone, see PageAllocator.unneeded.
     """
     steps, dims = tl.arange(0, block_n), tl.arange(0, width)
     first = tl.where(block < gap, block, block + skipped) * block_n

@@ -1,7 +1,7 @@
-"""The block manager: which pages of the KV cache each row uses, on the host of rank 0.
+"""The page allocator: which pages of the KV cache each row uses, on the host of rank 0.
 
 A row takes the pages of its context when it starts, and another one whenever its tokens cross a page's end. The device
-has a block table of each slot, which lists the row's pages and those held for it, so that growth within these changes
+has a page table of each slot, which lists the row's pages and those held for it, so that growth within these changes
 nothing there; ``take_changes`` lists what must be uploaded.
 
 Where every layer has a window, a row that grows gives back the pages that no later token sees. Its other pages keep
@@ -20,7 +20,7 @@ from ..errors import EngineError
 from .page_pool import PagePool, RowPages
 from .prefix_index import PAGE, PrefixIndex, pages_before_window
 
-__all__ = ["PAGE", "BlockManager", "pages_of"]
+__all__ = ["PAGE", "PageAllocator", "pages_of"]
 
 
 def pages_of(entries: int) -> int:
@@ -28,7 +28,7 @@ def pages_of(entries: int) -> int:
     return -(-entries // PAGE)
 
 
-class BlockManager:
+class PageAllocator:
     """The pages of all rows.
 
     Args:
@@ -57,7 +57,7 @@ class BlockManager:
         self.count, self.window, self._reads_in_place = count, window, reads_in_place
         self.keeps_prefixes, self.prefixes = most_unused > 0, PrefixIndex(most_unused, window, first_unused)
         self._pool = PagePool(range(1, count + 1))
-        self._changes: list[tuple[RowPages, int, int]] = []  # row, column of its block table, page
+        self._changes: list[tuple[RowPages, int, int]] = []  # row, column of its page table, page
         self._dirty: list[int] = []
 
     @property
@@ -186,13 +186,13 @@ class BlockManager:
             self._pool.free(self.prefixes.evict(count - len(self._pool)))
 
     def _note_taken(self) -> None:
-        """Drop stolen pages from the block tables of the rows that held them."""
+        """Drop stolen pages from the page tables of the rows that held them."""
         for row, column in self._pool.taken_from:
             self._changes.append((row, column, 0))
         self._pool.taken_from.clear()
 
     def take_changes(self) -> Array | None:
-        """Return the slot, column and page of what the device's block tables lack, int64 [3, n]; None: nothing."""
+        """Return the slot, column and page of what the device's page tables lack, int64 [3, n]; None: nothing."""
         last = {(row.slot, column): page for row, column, page in self._changes if row.slot >= 0}
         self._changes.clear()
         return np.array([(*place, page) for place, page in last.items()]).T if last else None
