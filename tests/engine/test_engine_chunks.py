@@ -268,8 +268,7 @@ def test_a_chunk_is_the_smaller_the_more_cells_it_attends_to(
 def test_a_long_prompt_is_cut_into_ever_smaller_chunks(
     gpt2: Gpt2, chunks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduling_chunks, "TUNING", TUNING)  # 57 cells of this network
-    monkeypatch.setattr(scheduling_chunks, "_MULTIPLE", 1)
+    monkeypatch.setattr(scheduling_chunks, "TUNING", replace(TUNING, token_multiple=1))  # 57 cells of this network
     model, settings = gpt2
     served, line = Served(paged_steps(settings), 20), prompts(190, seed=8)[0]
     answers = served.submit(ask([line], 5, end_id=NEVER))

@@ -16,17 +16,18 @@ from torch import Tensor
 
 from ..cache.kv_cache import KvCache
 from ..cache.page_allocator import PAGE
+from .linear import HeadNorms, Norm
 from .packed_rows import Rows
-from .positions import AttentionSpec
+from .positions import Attend, AttentionSpec
 from .torch_attention import KvWrite, attend_masked, biased, is_in_window
 
-CachedAttend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # an Attend without norms
+WithoutNorms = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # an Attend that takes none
 _MOST_MASKED = 1 << 24  # queries times keys whose mask is held at a time: 16 MiB, and 64 as fp32
 
 
 def extend_rows(
     cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor, kv_write: KvWrite
-) -> CachedAttend:
+) -> WithoutNorms:
     """Prepare attention of packed rows that continue what their slots hold; see Ops.extend_attention."""
     _, positions, slots, ends, *_ = rows
     begins, counts, every = ends[:-1].long(), ends.diff(), torch.arange(len(slots), device=like.device)
@@ -72,7 +73,14 @@ def extend_rows(
     return attend
 
 
-def decode_rows(positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor) -> CachedAttend:
+def decode_rows(
+    positions: Tensor,
+    tables: Tensor,
+    windows: Tensor,
+    spec: AttentionSpec,
+    like: Tensor,
+    norm: Callable[[Tensor, Norm], Tensor],
+) -> Attend:
     """Prepare attention of one token of every row; see Ops.decode_attention."""
     mask: Tensor | None = None
     rotate = spec.rotation(positions[:, None], like)
@@ -90,7 +98,9 @@ def decode_rows(positions: Tensor, tables: Tensor, windows: Tensor, spec: Attent
         bias = spec.bias(positions[:, None], held) if spec.bias else None
         mask = biased(is_seen[:, None, None], bias, like)  # [B, H or 1, 1, S]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:
+        if norms:
+            q, k = norm(q, norms.query), norm(k, norms.key)
         q, k = (rotate(q), rotate(k)) if rotate else (q, k)
         write_entries(kv, entries, k[:, :, 0], v[:, :, 0])
         return view.attend(q, kv, mask, spec)

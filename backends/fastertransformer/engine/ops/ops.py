@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
 from . import cached_attention, torch_attention
-from .cached_attention import CachedAttend
+from .cached_attention import WithoutNorms
 from .linear import ACTIVATIONS, HeadNorms, Linear, Norm
 from .logits import (
     DrawLimits,
@@ -267,9 +267,9 @@ class Ops:
 
         The token's positions and the rows' windows are int64 [B], the page tables int32 [B, width].
         """
-        return self._with_norms(cached_attention.decode_rows(positions, tables, windows, spec, like))
+        return cached_attention.decode_rows(positions, tables, windows, spec, like, self.norm)
 
-    def _with_norms(self, attend: CachedAttend) -> Attend:
+    def _with_norms(self, attend: WithoutNorms) -> Attend:
         """Make attention that takes no norms take them."""
 
         def norm_and_attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:

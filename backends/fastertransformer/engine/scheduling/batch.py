@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from operator import attrgetter
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +20,8 @@ from ..sampling.sampler import Owners, PendingTokens, Sampler
 from ..steps.graphs import Chosen
 from ..steps.steps import Steps
 from .contexts import Extend, can_mix, run_chunk, run_contexts
+
+_PAGES_TO_GROW = attrgetter("reservation.pages_to_grow")
 
 
 class Batch:
@@ -142,7 +145,7 @@ class Batch:
     @property
     def pages_to_grow(self) -> int:
         """Pages that the sequences may soon need, a page for each of their rows that is to grow."""
-        return sum(sequence.reservation.pages_to_grow for sequence in self._sequences)
+        return sum(map(_PAGES_TO_GROW, self._sequences))
 
     @property
     def youngest(self) -> Sequence:

@@ -248,8 +248,9 @@ class Scheduler:
         grammar_failures = {each.job: each.guided.problem for each in found if each.guided and each.guided.problem}
         for job, problem in grammar_failures.items():
             self._finish(job, Failure(f"the grammar allows no further token: {problem}", INVALID))
-        failed = overflowed.keys() | grammar_failures.keys()
-        return [sequence for sequence in found if sequence.job not in failed] if failed else found
+        if not (overflowed or grammar_failures):
+            return found
+        return [each for each in found if each.job not in overflowed and each.job not in grammar_failures]
 
     def _answer(self, updated: list[Sequence]) -> None:
         """Free sequences that are done; answer requests that are done, or that stream and have new tokens."""

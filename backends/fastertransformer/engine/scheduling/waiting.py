@@ -136,13 +136,15 @@ class WaitingQueue:
 
     def admit(self) -> list[Sequence]:
         """Take waiting sequences that fit into the batch, in order, up to one prefill pass."""
-        prefill = PrefillPass(self._batch.decoding, self._most_tokens)
-        self._fill(prefill)
-        self._turns.advance(prefill.sequences, self._sequences)
+        decoding = self._batch.decoding
+        prefill = PrefillPass(decoding, self._most_tokens)
+        self._fill(prefill, decoding)
+        if prefill.sequences:
+            self._turns.advance(prefill.sequences, self._sequences)
         return prefill.sequences
 
-    def _fill(self, prefill: PrefillPass) -> None:
-        decoding, room = self._batch.decoding, self._measure_room()
+    def _fill(self, prefill: PrefillPass, decoding: int) -> None:
+        room = self._measure_room()
         while self.is_filling and self._sequences:
             sequence, taken = self._sequences[0], prefill.sequences
             if not room.fits(sequence):
