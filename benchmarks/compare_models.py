@@ -11,7 +11,6 @@ from benchmarks.gpu_sizes import LlamaSize, Size, find_size
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.convert import convert
-from ft_format.families import MODEL_TYPE_OF
 from handover.errors import ConfigError
 
 _PROCESSES = 8
@@ -62,12 +61,12 @@ def real_model(directory: Path, data_type: str, tensor_para_size: int, shards: P
     directory = directory.expanduser().absolute()
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{directory} has no config.json", "give a directory of Hugging Face")
-    family = open_source(find_archive(directory)).family.name
-    if family == "t5":
+    family = open_source(find_archive(directory)).family
+    if family.is_encoder_decoder:
         raise ConfigError(f"{directory} holds an encoder-decoder", "take a model that continues its prompt")
     convert(ConvertArguments(directory, shards, tensor_para_size, data_type, _PROCESSES))
     config = json.loads((directory / "config.json").read_text())
-    return ComparedModel(directory, int(config["vocab_size"]), False, shards, MODEL_TYPE_OF[family], _positions(config))
+    return ComparedModel(directory, int(config["vocab_size"]), False, shards, family.model_types[0], _positions(config))
 
 
 def _positions(config: dict[str, Any]) -> int | None:

@@ -48,7 +48,7 @@ from backends.fastertransformer.engine.steps.steps import Steps
 from benchmarks.generate import Ask, tensors_of
 from benchmarks.gpu_sizes import for_encoder
 from ft_format.config_ini import ConfigIni
-from ft_format.families import MODEL_TYPE_OF, find_family
+from ft_format.families import find_family
 from ft_format.weight_format import find_format
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, SlipwayError, exit_status
@@ -224,10 +224,10 @@ def log_probs_of(engine: Engine, ids: Array) -> Array:
 def compare_checkpoint(arguments: AgreementArguments, directory: Path) -> bool:
     """Print the table for a checkpoint; say whether all agree."""
     family = find_family(ConfigIni.read(directory, ConfigError))
-    if family is None or family.name == "t5":
+    if family is None or family.is_encoder_decoder:
         raise ConfigError(f"{directory} holds no decoder", "give a directory of FasterTransformer's shards, <T>-gpu")
     sizes = {"tensor_para_size": arguments.tensor_para_size, "pipeline_para_size": 1, "kv_cache_bytes": 1 << 28}
-    sizes |= {"model_type": MODEL_TYPE_OF[family.name]}
+    sizes |= {"model_type": family.model_types[0]}
 
     def opened(kind: str, device: torch.device) -> Engine:
         data_type, _, how = kind.partition(" ")

@@ -17,6 +17,7 @@ from export_scripts.repository.interfaces.serving import Serving
 from export_scripts.repository.model_repository import build_repository
 from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
 from export_scripts.repository.pbtxt import ModelSpec, to_text
+from ft_format.families.gpt import FAMILY as GPT
 from ft_format.weight_format import NONE
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 
@@ -124,7 +125,7 @@ def write_repository(
 
 def write_empty_models(repository: Path) -> None:
     """Put models beside those of a decoupled repository that compute nothing."""
-    serving = Serving("gpt", 1, 1, "fp32", NONE, 0, "", 64, 0, True, VOCAB_SIZE - 1, VOCAB_SIZE - 1)
+    serving = Serving(GPT, 1, 1, "fp32", NONE, 0, "", 64, 0, True, VOCAB_SIZE - 1, VOCAB_SIZE - 1)
     for make in (gpt.engine, gpt.preprocessing, gpt.postprocessing, gpt.ensemble):
         _write_empty(repository, make(serving))
 

@@ -30,6 +30,8 @@ from benchmarks.server_memory import Holdings, look
 from export_scripts.repository.interfaces.gpt import engine
 from export_scripts.repository.interfaces.serving import Serving
 from export_scripts.repository.pbtxt import to_text
+from ft_format.families.family import Family
+from ft_format.families.gpt import FAMILY as GPT
 from ft_format.tensors import NO_TOKEN
 from ft_format.weight_format import NONE
 from handover.arguments import ScriptArguments
@@ -71,7 +73,7 @@ class Outcome:
     tokens: int = 0
 
 
-def write_models(ft_checkpoint: Path, repository: Path, max_batch_size: int, family: str = "gpt") -> None:
+def write_models(ft_checkpoint: Path, repository: Path, max_batch_size: int, family: Family = GPT) -> None:
     """Write a model repository that serves one checkpoint in both ways, without a copy of it."""
     for name in (WHOLE, STREAMED):
         serving = Serving(family, 1, 1, "fp32", NONE, 0, str(ft_checkpoint), max_batch_size, 0, name == STREAMED, 0, 0)

@@ -34,11 +34,9 @@ from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.user_files import NOTHING_GIVEN, GivenFiles
 from export_scripts.conversion.job import workers_of
 from export_scripts.convert import convert
-from ft_format.families import MODEL_TYPE_OF
 from handover.errors import ConfigError
 
 LogProbs = npt.NDArray[np.float32]
-_T5 = "t5"
 _PROCESSES = 16
 
 
@@ -102,7 +100,7 @@ def _hugging_face(source: Source) -> HuggingFaceReference:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    name, is_t5 = f"Hugging Face transformers {transformers.__version__}, fp32", source.family.name == _T5
+    name, is_t5 = f"Hugging Face transformers {transformers.__version__}, fp32", source.family.is_encoder_decoder
     if source.source_map.name.startswith("Hugging Face"):
         kind = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
         model = kind.from_pretrained(source.archive.path, local_files_only=True, dtype=torch.float32).eval()
@@ -159,7 +157,7 @@ class EngineReference:
         wish = ConvertArguments(source.archive.path, scratch, 1, "fp32", workers_of(_PROCESSES), allow_nonfinite=True)
         try:
             convert(replace(wish, adapter=given.adapter, tokenizer=given.tokenizer))
-            settings = Settings(scratch, 1, 1, "fp32", model_type=MODEL_TYPE_OF[source.family.name])
+            settings = Settings(scratch, 1, 1, "fp32", model_type=source.family.model_types[0])
             self._steps: Steps = load_steps(settings, torch.device("cpu"))[0]
         finally:
             shutil.rmtree(scratch, ignore_errors=True)  # the weights are in memory

@@ -11,6 +11,7 @@ from export_scripts.arguments import ExportArguments
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.families import SECTIONS, find_family
+from ft_format.families.family import Family
 from ft_format.location import HUGGINGFACE
 from ft_format.values import COUNT, INDEX
 from handover.errors import ArtefactError
@@ -31,7 +32,7 @@ class ServedCheckpoint:
         root: its directory.
         manifest: of its files.
         place: where the repository has it, below a model's directory.
-        family: FasterTransformer's name of the model.
+        family: FasterTransformer's model.
         start_id, end_id: of the vocabulary.
         positions: of the longest text; 0: as many as the memory has room for (T5, ALiBi).
         tokenizer: files of it that the models for text read.
@@ -42,7 +43,7 @@ class ServedCheckpoint:
     root: Path
     manifest: Manifest
     place: str
-    family: str
+    family: Family
     start_id: int
     end_id: int
     positions: int
@@ -68,9 +69,9 @@ def open_checkpoint(arguments: ExportArguments) -> ServedCheckpoint:
             f"{root} has no tokenizer: neither tokenizer.json nor vocab.json and merges.txt nor tokenizer.model",
             "put the tokenizer's files into the training checkpoint and convert again",
         )
-    if arguments.interactive_sessions and found.family == "t5":
+    if arguments.interactive_sessions and found.family.is_encoder_decoder:
         raise ArtefactError(
-            f"{root} holds a model of the family t5: an encoder-decoder has no interactive sessions",
+            f"{root} holds a model of the family {found.family.name}: an encoder-decoder has no interactive sessions",
             "leave export.triton_deployment.interactive_sessions at 0",
         )
     return found
@@ -95,7 +96,7 @@ def _open_shards(root: Path, manifest: Manifest, arguments: ExportArguments) -> 
     start_id, end_id = (section.get(key, INDEX) for key in family.id_keys)
     positions = section.get("max_pos_seq_len", INDEX, 0)
     files = tuple(record.path for record in manifest.files if record.path in _TOKENIZER_FILES)
-    return ServedCheckpoint(root, manifest, f"1/{ranks}-gpu", family.name, start_id, end_id, positions, files)
+    return ServedCheckpoint(root, manifest, f"1/{ranks}-gpu", family, start_id, end_id, positions, files)
 
 
 def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) -> ServedCheckpoint:
@@ -121,4 +122,4 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
     tokenizer, ids = source.tokenizer, source.ids
     made = {**tokenizer.contents(source.archive), **tokenizer.text_ids.files(), **find_chat(source).files()}
     where = (root, manifest, f"1/{HUGGINGFACE}")
-    return ServedCheckpoint(*where, source.family.name, ids.start_id, ids.end_id, decoder.max_positions, made=made)
+    return ServedCheckpoint(*where, source.family, ids.start_id, ids.end_id, decoder.max_positions, made=made)

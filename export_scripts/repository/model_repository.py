@@ -55,7 +55,7 @@ def build_repository(arguments: ExportArguments) -> Manifest:
     opened = open_checkpoint(arguments)
     checkpoint, serving = opened.manifest, _serving(arguments, opened)
     repository = _Repository(arguments.output, opened)
-    interface = t5 if serving.family == "t5" else gpt
+    interface = t5 if serving.family.is_encoder_decoder else gpt
     identity = {WEIGHTS_DIGEST: checkpoint.digest}
     engine = interface.engine(serving)
     engine = replace(engine, parameters={**engine.parameters, **identity})

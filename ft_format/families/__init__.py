@@ -16,8 +16,6 @@ BY_MODEL_TYPE = {name.lower(): family for family in (*FAMILIES, t5.ENCODER) for 
 """By ``model_type`` of config.pbtxt in lower case."""
 MODEL_TYPES = {name: family.name for family in (*FAMILIES, t5.ENCODER) for name in family.model_types}
 """Values of ``model_type`` as FasterTransformer writes them, and the names of the families."""
-MODEL_TYPE_OF = {family.name: family.model_types[0] for family in FAMILIES}
-"""The ``model_type`` with which each family is served, by its name."""
 SECTIONS = tuple(section for family in FAMILIES for section in family.sections)
 """The sections of config.ini of which one tells the family."""
 

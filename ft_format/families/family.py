@@ -73,6 +73,7 @@ class Family:
         rotates_pairs: whether rotary positions rotate neighbours with each other, else the two halves of a head.
         kv_heads: attribute of the dimensions that is the number of heads of keys and values.
         uses_prefixes: whether it uses prefix prompts (PREFIX): its GPT opens their files and does not use them.
+        is_encoder_decoder: whether an encoder reads the prompt, and a decoder writes what does not repeat it.
         beyond: lists what FasterTransformer's own engine computes otherwise of a model, given its dimensions, one line
             each.
     """
@@ -92,6 +93,7 @@ class Family:
     rotates_pairs: bool = False
     kv_heads: str = "head_num"
     uses_prefixes: bool = False
+    is_encoder_decoder: bool = False
     beyond: Callable[[Any], tuple[str, ...]] = lambda dims: ()
 
     @property

@@ -290,6 +290,7 @@ FAMILY = Family(
     id_keys=("decoder_start_token_id", "eos_token_id"),
     width="d_model",
     prompt_types=(P_TUNED,),
+    is_encoder_decoder=True,
 )
 ENCODER = replace(
     FAMILY,

@@ -25,6 +25,7 @@ from export_scripts.repository.interfaces.serving import Serving, alias
 from export_scripts.repository.model_repository import build_repository
 from export_scripts.repository.names import check_model_name
 from export_scripts.repository.pbtxt import ModelSpec, TensorSpec, parse, to_text
+from ft_format.families.gpt import FAMILY as GPT
 from ft_format.weight_format import NONE
 from handover.digests import file_digest
 from handover.errors import ArtefactError, ConfigError
@@ -285,7 +286,7 @@ def test_the_engines_inputs_are_named_once() -> None:
 
 
 def _serving() -> Serving:
-    return Serving("gpt", 1, 1, "fp32", NONE, 0, "1/1-gpu", 1, 0, False, 0, 0)
+    return Serving(GPT, 1, 1, "fp32", NONE, 0, "1/1-gpu", 1, 0, False, 0, 0)
 
 
 def test_several_processes_may_tokenize_and_texts_have_a_limit(arguments: ExportArguments) -> None:

@@ -12,6 +12,7 @@ from support.served import Deployment
 from benchmarks.under_load import UnderLoadArguments, run, write_models
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
+from ft_format.families import gpt, llama
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
@@ -28,7 +29,7 @@ def shards_of_family(family: str, folder: Path) -> tuple[Path, int, int]:
 @pytest.mark.parametrize("family", [pytest.param("gpt", marks=pytest.mark.long), "llama"])
 def test_no_answer_is_wrong_under_load(family: str, tmp_path: Path) -> None:
     shards, longest, vocab_size = shards_of_family(family, tmp_path)
-    write_models(shards, tmp_path / "repo", max_batch_size=16, family=family)
+    write_models(shards, tmp_path / "repo", max_batch_size=16, family=llama.FAMILY if family == "llama" else gpt.FAMILY)
     deployment = Deployment(tmp_path / "repo", tmp_path / "run")
     endpoint = deployment.wait_until_published()
     arguments = UnderLoadArguments(

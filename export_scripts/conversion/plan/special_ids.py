@@ -36,7 +36,7 @@ def with_settled_ids(source: Source, start_id: int | None = None, end_id: int | 
             )
     named = source.ids if end_id is None else replace(source.ids, end_id=end_id, more_end_ids=())
     named = named if start_id is None else replace(named, start_id=start_id)
-    ids = named.settled(vocab_size, source.ids.pad_id if source.family.name == "t5" else None)
+    ids = named.settled(vocab_size, source.ids.pad_id if source.family.is_encoder_decoder else None)
     end, others = ids.end_id, ids.more_end_ids
     about_end = _about_end(named.end_id, vocab_size)
     about_start = _about_start(named.start_id, ids.start_id, vocab_size)

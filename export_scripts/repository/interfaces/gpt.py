@@ -31,6 +31,7 @@ from export_scripts.repository.interfaces.serving import (
 from export_scripts.repository.names import ENGINE, POSTPROCESSING
 from export_scripts.repository.pbtxt import ModelSpec, Step, TensorSpec
 from ft_format import tensors
+from ft_format.families.gpt import FAMILY as GPT
 
 _GPT_ALONE = ("is_return_context_embeddings", "response_input_lengths", "context_embeddings")
 """What FasterTransformer's GPT-J, GPT-NeoX and Llama neither read nor give."""
@@ -70,7 +71,7 @@ def preprocessing(serving: Serving) -> ModelSpec:
 
 def postprocessing(serving: Serving) -> ModelSpec:
     """Configure ``postprocessing``: token ids in, text out."""
-    lengths = TensorSpec("RESPONSE_INPUT_LENGTHS", "INT32", (-1,), optional=serving.family != "gpt")
+    lengths = TensorSpec("RESPONSE_INPUT_LENGTHS", "INT32", (-1,), optional=serving.family is not GPT)
     return serve.postprocessing(serving, "UINT32", lengths)
 
 
@@ -80,7 +81,7 @@ def ensemble(serving: Serving) -> ModelSpec:
     outputs = [each for each in ENGINE_OUTPUTS if each.name not in _NOT_PASSED_ON]
     lengths = "_RESPONSE_INPUT_LENGTHS"
     given, read = {"output_ids": "_TOKENS_BATCH"}, {"TOKENS_BATCH": "_TOKENS_BATCH"}
-    if serving.family == "gpt":
+    if serving.family is GPT:
         given["response_input_lengths"] = read["RESPONSE_INPUT_LENGTHS"] = lengths
     inputs = {**_PREPROCESSED, **same_names(passed_on)}
     generating = Step(ENGINE, inputs=inputs, outputs={**given, **same_names(outputs)})
@@ -91,5 +92,5 @@ def ensemble(serving: Serving) -> ModelSpec:
 
 def _known(serving: Serving, declared: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Leave out what the family does not know."""
-    unknown = () if serving.family == "gpt" else _GPT_ALONE
+    unknown = () if serving.family is GPT else _GPT_ALONE
     return tuple(tensor for tensor in declared if tensor.name not in unknown)

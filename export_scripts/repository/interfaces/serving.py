@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
 from export_scripts.repository.pbtxt import ModelSpec, Step, TensorSpec
 from ft_format import tensors
-from ft_format.families import MODEL_TYPE_OF
+from ft_format.families.family import Family
 from ft_format.tensors import Tensor
 from ft_format.weight_format import KEY, WeightFormat
 
@@ -18,7 +18,7 @@ class Serving:
     """What the configurations depend on.
 
     Attributes:
-        family: FasterTransformer's model: gpt, gptj, gptneox, llama or t5.
+        family: FasterTransformer's model.
         tensor_para_size, pipeline_para_size: parallelism of the served model.
         data_type: fp32, fp16 or bf16, of the computation.
         weights: of the layers' matrices.
@@ -35,7 +35,7 @@ class Serving:
         text_deltas: whether the ensemble has OUTPUT_DELTA, the text that an answer adds to the one before.
     """
 
-    family: str
+    family: Family
     tensor_para_size: int
     pipeline_para_size: int
     data_type: str
@@ -62,7 +62,7 @@ class Serving:
             "tensor_para_size": str(self.tensor_para_size),
             "pipeline_para_size": str(self.pipeline_para_size),
             "data_type": self.data_type,
-            "model_type": MODEL_TYPE_OF[self.family],
+            "model_type": self.family.model_types[0],
             "model_checkpoint_path": self.model_checkpoint_path,
             KEY: str(self.weights.mode),
             "enable_custom_all_reduce": str(self.enable_custom_all_reduce),

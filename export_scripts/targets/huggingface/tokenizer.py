@@ -81,7 +81,7 @@ def _described(source: Source, files: Mapping[str, bytes]) -> dict[str, Any]:
     if "tokenizer.model" in files:
         model = files["tokenizer.model"]
         pieces = read_pieces(model)
-        is_t5 = source.family.name == "t5" and not source.tokenizer.is_nemos
+        is_t5 = source.family.is_encoder_decoder and not source.tokenizer.is_nemos
         added = sentencepiece_additions(model, source.tokenizer.is_legacy) if source.tokenizer.is_nemos else {}
         added |= {token: len(pieces.tokens) + len(added) + n for n, token in enumerate(source.added_tokens)}
         content = describe(pieces, _sentinels(source, len(pieces.tokens)) if is_t5 else added)

@@ -16,6 +16,8 @@ from typing import Any
 
 import models
 from export_scripts.arguments import HUGGINGFACE, ConvertArguments
+from ft_format.families.family import Family
+from ft_format.families.gpt import FAMILY as GPT
 from handover.errors import CheckpointError, ConfigError
 from handover.manifest import FILE_NAME
 from launcher.config.choices import Engine, ModelFormat, ModelType, Stage
@@ -28,7 +30,6 @@ from launcher.plan.stages.settings import Known, environment, resources
 from models.directory import CONFIG_FILE
 from models.engine_limits import beyond_engine, ranks_problem
 
-_GPT, _T5 = "gpt", "t5"
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
 
 
@@ -53,7 +54,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
         return  # its name is all that is known here
     if model.random_weights:
         made_up = plan_random(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type))
-        _check_family(config, str(checkpoint), made_up.source.family.name)
+        _check_family(config, str(checkpoint), made_up.source.family)
         return
     if is_description(checkpoint):
         if not config.dry_run:
@@ -156,12 +157,12 @@ def _check_shards(config: Config, paths: RunPaths, stages: Collection[Stage], kn
     given = GivenFiles(paths.adapter, paths.tokenizer)
     opened = inspect_source(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), given)
     source = with_settled_ids(opened, model.start_id, model.end_id)
-    _check_family(config, str(checkpoint), source.family.name)
-    _say_family(config, str(checkpoint), source.family.name, source.source_map.name)
+    _check_family(config, str(checkpoint), source.family)
+    _say_family(config, str(checkpoint), source.family, source.source_map.name)
     if Stage.deploy in stages:
         _check_engine(config, str(checkpoint), source.family.beyond(source.dims))
     _check_tokenizer(str(checkpoint), source.tokenizer.members, stages)
-    known.model, known.is_encoder_decoder = str(checkpoint), source.family.name == _T5
+    known.model, known.is_encoder_decoder = str(checkpoint), source.family.is_encoder_decoder
 
 
 def _check_huggingface(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
@@ -175,15 +176,15 @@ def _check_huggingface(config: Config, paths: RunPaths, stages: Collection[Stage
 
     planned = inspect_huggingface(paths.checkpoint, _arguments(config, paths))
     source = planned.source
-    _check_family(config, str(paths.checkpoint), source.family.name)
-    _say_family(config, str(paths.checkpoint), source.family.name, source.source_map.name)
+    _check_family(config, str(paths.checkpoint), source.family)
+    _say_family(config, str(paths.checkpoint), source.family, source.source_map.name)
     is_served = bool({Stage.export, Stage.deploy} & set(stages))
     if is_served and config.deployment.engine.reads_shards:
         _check_directory(config, str(paths.checkpoint), json.loads(planned.small_files[CONFIG_FILE]))
         _check_tokenizer(str(paths.checkpoint), source.tokenizer.members, stages)
     elif is_served:
         check_served(config, str(paths.checkpoint), planned.architecture, vars(source.dims))
-    known.model, known.is_encoder_decoder = str(paths.checkpoint), source.family.name == _T5
+    known.model, known.is_encoder_decoder = str(paths.checkpoint), source.family.is_encoder_decoder
 
 
 def _check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) -> None:
@@ -239,36 +240,38 @@ def _check_engine(config: Config, checkpoint: str, beyond: Sequence[str]) -> Non
         )
 
 
-def _check_family(config: Config, checkpoint: str, family: str) -> None:
+def _check_family(config: Config, checkpoint: str, family: Family) -> None:
     """A configuration for T5 names a T5; that for GPT is the default and says nothing."""
     wanted = config.export.run.model_type
-    if wanted in (ModelType.t5, ModelType.mt5) and family != _T5:
+    if wanted in (ModelType.t5, ModelType.mt5) and not family.is_encoder_decoder:
         raise ConfigError(
-            f"export.run.model_type is {wanted}, but {checkpoint} is no encoder-decoder: its family is {family}",
+            f"export.run.model_type is {wanted}, but {checkpoint} is no encoder-decoder: its family is {family.name}",
             "take export=gpt3/export_gpt3, or the path of the T5",
         )
     _check_sessions(config, checkpoint, family)
 
 
-def _say_family(config: Config, checkpoint: str, family: str, source: str) -> None:
+def _say_family(config: Config, checkpoint: str, family: Family, source: str) -> None:
     """Print what a checkpoint is where the configuration is that of GPT, the default, and the checkpoint is none."""
-    if family == _GPT or config.export.run.model_type is not ModelType.gpt3:
+    if family is GPT or config.export.run.model_type is not ModelType.gpt3:
         return
     default = "export=gpt3/export_gpt3, the default, stays: of it come"
-    own = ", export=t5/export_t5 has others" if family == _T5 else ""
+    own = ", export=t5/export_t5 has others" if family.is_encoder_decoder else ""
     sys.stderr.write(
-        f"convert: {checkpoint} is {source}, of the family {family}; {default} the run's name, types and ranks{own}, "
-        "the model is the checkpoint's\n"
+        f"convert: {checkpoint} is {source}, of the family {family.name}; {default} the run's name, types and "
+        f"ranks{own}, the model is the checkpoint's\n"
     )
 
 
-def _check_sessions(config: Config, checkpoint: str, family: str) -> None:
+def _check_sessions(config: Config, checkpoint: str, family: Family) -> None:
     """FasterTransformer's own engine continues conversations of GPT alone, the drop-in those of every decoder."""
     sessions = config.export.triton_deployment.interactive_sessions
-    if not sessions or family == _GPT:
+    if not sessions or family is GPT:
         return
-    problem = f"export.triton_deployment.interactive_sessions={sessions}, but {checkpoint} is of the family {family}: "
-    if family == _T5:
+    problem = (
+        f"export.triton_deployment.interactive_sessions={sessions}, but {checkpoint} is of the family {family.name}: "
+    )
+    if family.is_encoder_decoder:
         raise ConfigError(f"{problem}an encoder-decoder has no interactive sessions", "take interactive_sessions=0")
     if config.deployment.engine is Engine.fastertransformer:
         raise ConfigError(
