@@ -29,6 +29,7 @@ WORDS = {
     r"(?-i:\bManner\b)": "AttentionSpec",
     r"(?-i:\bFlight\b)|\b_?flights\b": "pending tokens",
     r"\blife signs?\b": "heartbeat",
+    r"\bblock[ _]tables?\b": "page table",
     r"\bsend\w* (?:us|them|the \w+(?: \w+)?) home\b": "tell the workers to exit",
 }
 """Pattern of a word (in any case, unless it says otherwise) and what is said in its place."""

@@ -133,7 +133,7 @@ class KvCache:
         self.page_tables[slots, columns] = pages.int()
 
     def free(self, count: int, kept: int, targets: Array, sources: Array) -> None:
-        """Free slots, and move others into the gaps; see Steps.free. Block tables move, and keys and values stay."""
+        """Free slots, and move others into the gaps; see Steps.free. Page tables move, and keys and values stay."""
         tables = self.page_tables, self.source_page_tables
         if len(targets):
             to, of = upload(np.array((targets, sources)), self._device)
