@@ -128,6 +128,17 @@ def test_a_name_is_fetched_once_and_converted(hub: Hub, folder: Path, tmp_path: 
     assert len(hub.asked) == count
 
 
+def test_what_a_name_is_can_be_asked_before_it_is_fetched(hub: Hub, tmp_path: Path) -> None:
+    for address, known in ((hub.address, "gpt2"), ("http://127.0.0.1:9", None)):
+        program = f"{hub_files.__name__} import peek_config; print(peek_config('org/tiny').get('model_type'))"
+        environment = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": f"{tmp_path}/home", "HF_HUB_DISABLE_XET": "1"}
+        environment.pop("HF_HUB_OFFLINE", None)
+        command = [sys.executable, "-c", f"from {program}"]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.stdout == f"{known}\n", done.stderr
+    assert not [path for path in hub.asked if "safetensors" in path]
+
+
 @pytest.mark.parametrize("terminal", ["1", ""])
 def test_progress_is_shown_on_a_terminal_only(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: str

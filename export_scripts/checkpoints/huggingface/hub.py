@@ -14,14 +14,18 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from handover.digests import SHA256, file_digest
 from handover.durable import sync_tree, write_atomically
 from handover.errors import CheckpointError, ConfigError
+from models.directory import CONFIG_FILE, read_json
 
 PREFIX = "hf:"
 _NAME = re.compile(r"(?:[\w-][\w.-]*/)?[\w-][\w.-]*(?:@[\w./-]+)?")
 _FETCHED = ".fetched.json"
+_PEEK_S = 5.0
+"""How long the hub may take to answer who only wants to know the model's family."""
 _SMALL_FILES = (
     "config.json",
     "generation_config.json",
@@ -72,6 +76,19 @@ def is_fetched(name: str, directory: Path) -> bool:
         return bool(json.loads((directory / _FETCHED).read_text())["name"] == name)
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def peek_config(name: str) -> Mapping[str, Any]:
+    """Read what a name's ``config.json`` says before all of it is fetched; empty where the hub does not tell."""
+    repository, _, revision = name.partition("@")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        hub = importlib.import_module("huggingface_hub")
+        commit = hub.HfApi().model_info(repository, revision=revision or None, timeout=_PEEK_S).sha
+        path = hub.hf_hub_download(repository, CONFIG_FILE, revision=commit, etag_timeout=_PEEK_S)
+    except Exception:  # no library, no network, no such name: whoever fetches it says what is wrong
+        return {}
+    return read_json(Path(path), CheckpointError)
 
 
 def fetch(name: str, directory: Path, say: Callable[[str], None]) -> None:

@@ -104,25 +104,32 @@ def with_format(config: Config, paths: RunPaths) -> Config:
     A model that FasterTransformer's loader lacks becomes a Hugging Face directory, any other shards. What cannot be
     opened, the conversion's check names.
     """
-    from export_scripts.checkpoints.formats import find_archive, open_source
-    from export_scripts.checkpoints.huggingface.hub import is_fetched
-    from export_scripts.checkpoints.user_files import GivenFiles
-
-    model, checkpoint = config.export.model, paths.checkpoint
+    model = config.export.model
     if model.format is not None:
         return config
-    is_directory = False
-    if config.deployment.engine is Engine.slipway and {Stage.convert, Stage.export} & set(config.stages):
-        is_unknown = model.random_weights or (paths.hub_name and not is_fetched(paths.hub_name, checkpoint))
-        if not checkpoint.exists():
-            is_directory = (paths.huggingface / FILE_NAME).is_file() and not (paths.ft_checkpoint / FILE_NAME).is_file()
-        elif not is_unknown:
-            with suppress(CheckpointError):
-                given = GivenFiles(paths.adapter, paths.tokenizer)
-                source = open_source(find_archive(checkpoint, given), for_shards=False)
-                is_directory = bool(source.family.beyond(source.dims))
+    is_written = config.deployment.engine is Engine.slipway and {Stage.convert, Stage.export} & set(config.stages)
+    is_directory = bool(is_written) and not model.random_weights and _is_beyond(paths)
     found = ModelFormat.huggingface if is_directory else ModelFormat.fastertransformer
     return replace(config, export=replace(config.export, model=replace(model, format=found)))
+
+
+def _is_beyond(paths: RunPaths) -> bool:
+    """Whether FasterTransformer's loader lacks a model: by the checkpoint, its name on the hub, or what it became."""
+    from export_scripts.checkpoints.formats import find_archive, open_source
+    from export_scripts.checkpoints.huggingface.decoder import described
+    from export_scripts.checkpoints.huggingface.hub import is_fetched, peek_config
+    from export_scripts.checkpoints.user_files import GivenFiles
+    from export_scripts.weights.architecture import Settings
+
+    with suppress(CheckpointError):
+        if paths.hub_name and not is_fetched(paths.hub_name, paths.checkpoint):
+            architecture, dims = described(Settings(peek_config(paths.hub_name)))
+            return bool(architecture.family.beyond(dims))
+        if paths.checkpoint.exists():
+            archive = find_archive(paths.checkpoint, GivenFiles(paths.adapter, paths.tokenizer))
+            source = open_source(archive, for_shards=False)
+            return bool(source.family.beyond(source.dims))
+    return (paths.huggingface / FILE_NAME).is_file() and not (paths.ft_checkpoint / FILE_NAME).is_file()
 
 
 def _arguments(config: Config, paths: RunPaths) -> ConvertArguments:
