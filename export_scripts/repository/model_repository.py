@@ -92,8 +92,9 @@ class _Repository:
     def link_checkpoint(self, directory: str, bar: Progress) -> None:
         made = {name: self._write(f"{directory}/{name}", content) for name, content in self.opened.made.items()}
         linked = [record for record in self.checkpoint.files if record.path not in made]
-        for record in linked:
-            self._link(record, f"{directory}/{record.path}")
+        for record in self.checkpoint.files:
+            if record.path not in made:
+                self._link(record, f"{directory}/{record.path}")
             bar.advance(size_bytes=record.size_bytes)
         # The checkpoint's manifest goes along, so that the shards can be proved wherever they are moved to. Only what
         # it says of them: where and by which code they were made must not make another model of the same weights.
