@@ -11,7 +11,6 @@ from benchmarks.generate import Ask, tensors_of
 from ft_format.config_ini import render
 from ft_format.families import llama
 from ft_format.families.family import ConfigValues
-from ft_format.families.llama_dims import LlamaDims
 from handover.errors import ConfigError
 
 _POSITIONS = 2049  # the longest input of benchmarks.gpu_prefill, and one more
@@ -182,20 +181,22 @@ class LlamaSize(Size):
 
     def config_ini(self) -> str:
         """See Size."""
-        dims = LlamaDims(
-            head_num=self.heads,
-            kv_head_num=self.kv_heads,
-            size_per_head=self.head_size,
-            hidden_units=self.hidden,
-            inter_size=self.inter,
-            num_layer=self.layers,
-            vocab_size=self.vocab,
-            max_pos_seq_len=self.positions,
-            rotary_embedding=self.head_size,
-            layernorm_eps=1e-5,
-            has_untied_head=not self.is_tied,
-            rope_theta=self.rope_theta,
-            qk_norm=self.qk_norm,
+        dims = llama.of_words(
+            {
+                "head_num": self.heads,
+                "kv_head_num": self.kv_heads,
+                "size_per_head": self.head_size,
+                "hidden_units": self.hidden,
+                "inter_size": self.inter,
+                "num_layer": self.layers,
+                "vocab_size": self.vocab,
+                "max_pos_seq_len": self.positions,
+                "rotary_embedding": self.head_size,
+                "layernorm_eps": 1e-5,
+                "has_untied_head": not self.is_tied,
+                "rope_theta": self.rope_theta,
+                "qk_norm": self.qk_norm,
+            }
         )
         keys = dict(llama.config(ConfigValues(dims, 1, "fp16", 0, 0))[llama.SECTION])
         del keys["tensor_para_size"], keys["weight_data_type"]  # who measures says them

@@ -14,7 +14,6 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from math import prod
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from export_scripts.tensors.dtypes import STORAGE, item_bytes
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import LazyTensor, split_layer
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
+from ft_format.families.llama import LlamaDims, words
 from handover.errors import exit_status
 from handover.manifest import FILE_NAME as MANIFEST
 from handover.manifest import Manifest
@@ -44,9 +44,8 @@ def describe(source: Source) -> Iterator[str]:
     yield f"{archive.path}  {human_bytes(sum(sizes.values()))} in {len(sizes)} files"
     yield f"  format      {source.source_map.name}"
     yield f"  family      {source.family.name}"
-    if is_dataclass(dims):
-        named = ((field.name, getattr(dims, field.name)) for field in fields(dims))
-        yield "  dimensions  " + "  ".join(f"{name} {value}" for name, value in named)
+    named = words(dims) if isinstance(dims, LlamaDims) else vars(dims)
+    yield "  dimensions  " + "  ".join(f"{name} {value}" for name, value in named.items())
     ranks = possible_ranks(source.dims, source.family.divided)
     yield f"  ranks       tensor_para_size can be {', '.join(map(str, ranks))}"
     for data_type, (count, numbers, size_bytes) in sorted(_totals(source.tensors.values()).items()):

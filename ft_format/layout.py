@@ -56,6 +56,8 @@ class TensorSpec:
             structure, as ("head_num", "size_per_head").
         split_axis: axis of ``shape`` that tensor_para_size divides; None: written once, for all ranks.
         is_summed: every rank adds it before the ranks' sum, so that the file holds 1 / tensor_para_size of it.
+        origin: name of the model's own tensor (models/) that it holds, of a family whose tensors are not
+            FasterTransformer's; its axes are in the same order or turned around.
         parts: tensors whose shares of a rank lie side by side along the split axis in the rank's file, each by the word
             that its name has in place of the last but one of the file's name; empty: the file holds one tensor.
     """
@@ -64,6 +66,7 @@ class TensorSpec:
     split_axis: int | None = None
     is_summed: bool = False
     parts: tuple[tuple[str, TensorSpec], ...] = ()
+    origin: str = ""
 
     def full_shape(self, dims: Dims) -> tuple[int, ...]:
         """Shape of the whole tensor with inner structure spelled out, as layouts return it."""
@@ -91,6 +94,12 @@ class TensorSpec:
 def symbols_of(spec: TensorSpec) -> tuple[str | int, ...]:
     """List the symbols of a tensor's axes, inner structure spelled out."""
     return tuple(part for axis in spec.shape for part in (axis if isinstance(axis, tuple) else (axis,)))
+
+
+def turned_axes(shape: tuple[Symbol, ...]) -> tuple[int, ...]:
+    """Order the axes of a matrix as it is turned around, inner structure spelled out."""
+    counts = [len(axis) if isinstance(axis, tuple) else 1 for axis in shape]
+    return (*range(counts[0], sum(counts)), *range(counts[0]))
 
 
 Table = Mapping[str, TensorSpec]

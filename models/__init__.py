@@ -16,23 +16,37 @@ A new family is a file in ``architectures/`` of the blocks that it has, the name
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from models.architecture import Architecture
 from models.architectures.gemma import GEMMA
 from models.architectures.gemma2 import GEMMA2
+from models.architectures.gemma3_text import GEMMA3_TEXT
 from models.architectures.llama import LLAMA
 from models.architectures.mistral import MISTRAL
 from models.architectures.mixtral import MIXTRAL
 from models.architectures.nemotron import NEMOTRON
+from models.architectures.olmo2 import OLMO2
 from models.architectures.qwen2 import QWEN2
 from models.architectures.qwen3 import QWEN3
 from models.architectures.starcoder2 import STARCODER2
-from models.decoder import Decoder
+from models.decoder import NAMES, AnyDecoder, Decoder
 from models.errors import ModelError
 
-__all__ = ["ARCHITECTURES", "Architecture", "Decoder", "ModelError", "expressing", "find"]
+__all__ = ["ARCHITECTURES", "Architecture", "Decoder", "ModelError", "find", "with_names"]
 
 ARCHITECTURES: tuple[Architecture, ...] = (
-    *(LLAMA, MISTRAL, QWEN2, QWEN3, NEMOTRON, STARCODER2, GEMMA, GEMMA2, MIXTRAL),
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    NEMOTRON,
+    STARCODER2,
+    GEMMA,
+    GEMMA2,
+    GEMMA3_TEXT,
+    OLMO2,
+    MIXTRAL,
 )
 """The first that can express a model is taken: Llama before Mistral, whose only difference is the window."""
 
@@ -50,15 +64,7 @@ def find(model_type: object) -> Architecture:
     raise ModelError(f"config.json: model_type is {model_type!r}", f"known are {legal}")
 
 
-def expressing(decoder: Decoder) -> Architecture:
-    """Choose the architecture for a model whose source names none.
-
-    Raises:
-        ModelError: none has all of it; what is in the way of each.
-    """
-    reasons = []
-    for each in ARCHITECTURES:
-        if not (lacks := each.lacks(decoder)):
-            return each
-        reasons += [f"{each.class_name}: {lack}" for lack in lacks]
-    raise ModelError("no architecture of transformers can express this checkpoint\n  " + "\n  ".join(reasons))
+def with_names(decoder: AnyDecoder) -> AnyDecoder:
+    """Call the tensors of a model as the first architecture does that can express it; of none, by Llama's names."""
+    names = next((each.all_names for each in ARCHITECTURES if not each.lacks(decoder)), NAMES)
+    return replace(decoder, names=names)

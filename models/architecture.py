@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from models.blocks.attention import Attention
@@ -70,7 +70,7 @@ class Architecture:
             raise ModelError(f"{self.model_type} is read without\n  " + "\n  ".join(found), "see config.json")
         given = self.completed(config)
         said = {name: value for keys in self.keys for name, value in keys.read(given).items()}
-        return Decoder.of({**self.has, **said}, model_type=self.model_type, names=self._all_names)
+        return Decoder.of({**self.has, **said}, model_type=self.model_type, names=self.all_names)
 
     def write(self, decoder: Decoder) -> dict[str, Any]:
         """Write a description as ``config.json`` has it: the architecture's own keys.
@@ -102,11 +102,6 @@ class Architecture:
             found.append(f"model_type: {decoder.model_type}  (it is {self.model_type})")
         return found + [lack for keys in self.keys for lack in keys.lacks(said)]
 
-    def named(self, decoder: Decoder) -> Decoder:
-        """Return the model as this architecture saves it: with its names, and norms stored as it stores them."""
-        norms = replace(decoder.norms, is_zero_centred=self.has.get(STORAGE, False))
-        return replace(decoder, norms=norms, model_type=self.model_type, names=self._all_names)
-
     def completed(self, config: Mapping[str, Any]) -> ConfigJson:
         """Call keys by the names that the class has for them, and add its defaults."""
         given = {key: value for key, value in config.items() if key not in self.aliases}
@@ -118,7 +113,8 @@ class Architecture:
         return {name for keys in self.keys for name in keys.says}
 
     @property
-    def _all_names(self) -> Mapping[str, str]:
+    def all_names(self) -> Mapping[str, str]:
+        """Names of tensors by role."""
         return {**NAMES, **self.names}
 
 

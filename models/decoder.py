@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from models.blocks import attention, feed_forward, norms
 from models.blocks.attention import Attention
@@ -12,6 +12,7 @@ from models.blocks.feed_forward import FeedForward
 from models.blocks.norms import Norms
 from models.blocks.rotary import Rotary
 from models.keys import Fields
+from models.spelling import Spelling
 from models.tensor import Tensor
 
 NAMES = {
@@ -20,6 +21,7 @@ NAMES = {
 }
 """What a tensor is called by its role, where an architecture does not say otherwise."""
 _BLOCKS: Mapping[str, type] = {"attention": Attention, "feed_forward": FeedForward, "norms": Norms}
+AnyDecoder = TypeVar("AnyDecoder", bound="Decoder")
 _VOCABULARY = Tensor(("vocab_size", "hidden_units"), 0)
 
 
@@ -67,7 +69,7 @@ class Decoder:
     names: Mapping[str, str] = field(default_factory=lambda: NAMES, hash=False, repr=False)
 
     @classmethod
-    def of(cls, said: Fields, **own: Any) -> Decoder:
+    def of(cls: type[AnyDecoder], said: Fields, **own: Any) -> AnyDecoder:
         """Put a description together out of its fields by name; see ``fields``."""
         blocks = {name: kind(**_below(said, name)) for name, kind in _BLOCKS.items()}
         windows = said.get("layers.window") or (0,) * said["num_layer"]
@@ -106,6 +108,11 @@ class Decoder:
         return self.attention.heads_per_group
 
     @property
+    def qkv_head_num(self) -> int:
+        """Heads of queries, keys and values together."""
+        return self.head_num + 2 * self.kv_head_num
+
+    @property
     def size_per_head(self) -> int:
         """Width of a head."""
         return self.attention.size_per_head
@@ -122,9 +129,9 @@ class Decoder:
 
     def tensors(self) -> dict[str, Tensor]:
         """List every tensor by the name that transformers saves, with its shape."""
-        found = {f"{self.names['embedding']}.weight": _VOCABULARY}
+        found, layer = {f"{self.names['embedding']}.weight": _VOCABULARY}, self.layer()
         for index in range(self.num_layer):
-            found |= {self.name_of(role, index): tensor for role, tensor in self._layer().items()}
+            found |= {self.name_of(role, index): tensor for role, tensor in layer.items()}
         found |= {self.name_of(role): tensor for role, tensor in self.norms.tensors("final_norm").items()}
         if not self.has_tied_head:
             found[f"{self.names['head']}.weight"] = _VOCABULARY
@@ -132,10 +139,10 @@ class Decoder:
 
     def layer_tensors(self, index: int) -> dict[str, str]:
         """Name a layer's linear layers and norms by role, without ``.weight`` and ``.bias``."""
-        roles = dict.fromkeys(role.rpartition(".")[0] for role in self._layer())
+        roles = dict.fromkeys(role.rpartition(".")[0] for role in self.layer())
         return {role: self.name_of(f"{role}.", index).removesuffix(".") for role in roles}
 
-    def name_of(self, role: str, layer: int = 0) -> str:
+    def name_of(self, role: str, layer: int | str = "{layer}") -> str:
         """Name a tensor by its role, as ``query.weight`` or ``experts.3.gate.weight``, and its layer's number."""
         part, _, kind = role.rpartition(".")
         expert = ""
@@ -146,11 +153,12 @@ class Decoder:
         is_outer = part in ("embedding", "final_norm", "head")
         return f"{name}.{kind}" if is_outer else f"{self.names['layer'].format(layer=layer)}.{name}.{kind}"
 
-    def axis_size(self, symbol: str) -> int:
+    def axis_size(self, symbol: str | int) -> int:
         """Resolve a symbol of a tensor's axes."""
-        return int(getattr(self, symbol))
+        return symbol if isinstance(symbol, int) else int(getattr(self, symbol))
 
-    def _layer(self) -> dict[str, Tensor]:
+    def layer(self) -> dict[str, Tensor]:
+        """List the tensors of a layer by role."""
         of_norms: Iterator[dict[str, Tensor]] = map(self.norms.tensors, self.norms.roles())
         attention = {**self.attention.norms(), **self.attention.tensors()}
         return {
@@ -158,6 +166,10 @@ class Decoder:
             **attention,
             **self.feed_forward.tensors(),
         }
+
+    def spellings(self, is_apart: bool = False) -> tuple[Spelling, ...]:
+        """List how trainings keep the tensors of a layer; ``is_apart``: gate and up in two matrices."""
+        return (*norms.SPELLINGS, *attention.SPELLINGS, *self.feed_forward.spellings(is_apart))
 
 
 def _below(said: Fields, block: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from models.config_json import ConfigJson
 
@@ -23,7 +23,7 @@ class Keys:
         says: the fields that they stand for.
     """
 
-    says: tuple[str, ...] = ()
+    says: ClassVar[tuple[str, ...]] = ()
 
     def read(self, config: ConfigJson) -> dict[str, Any]:
         """Read the fields.

@@ -24,6 +24,11 @@ class Tensor:
     split_axis: int | None = None
     shape: tuple[int, ...] = ()
 
+    @property
+    def bias(self) -> Tensor:
+        """The bias of a linear layer whose weight this is: what the ranks sum up, each of them has."""
+        return Tensor(self.axes[:1], 0 if self.split_axis == 0 else None)
+
     def sized(self, size_of: Callable[[str], int]) -> Tensor:
         """Resolve the symbols."""
         sizes = [prod(map(size_of, axis)) if isinstance(axis, tuple) else size_of(axis) for axis in self.axes]

@@ -23,7 +23,7 @@ from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer_files
 from export_scripts.weights.architecture import Settings
 from export_scripts.weights.huggingface_xglm import XGLM
-from export_scripts.weights.schema import LazyTensor
+from export_scripts.weights.schema import LazyTensor, ModelDims
 from handover.errors import CheckpointError
 from handover.text_ids import TextIds
 from models.directory import SpecialIds
@@ -73,6 +73,7 @@ def open_source(archive: Archive) -> Source:
         )
     settings, of_head = untied_where_it_differs(settings, XGLM, tensors, archive)
     dims = XGLM.dims(settings)
+    assert isinstance(dims, ModelDims), "XGLM is FasterTransformer's GPT"
     dims = replace(dims, has_untied_head=dims.has_untied_head or not XGLM.is_tied(settings))
     table = XGLM.table(settings, dims)
     reasons = dict.fromkeys(_BESIDE, "what fairseq keeps beside the weights")

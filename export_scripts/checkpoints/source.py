@@ -78,5 +78,5 @@ class Source:
         return {**self.family.schema(self.dims), **self.extra_targets}
 
     def schema(self) -> Mapping[str, TensorSpec]:
-        """List every whole tensor by name: a file of several of them is those."""
-        return whole_tensors(self.files())
+        """List the model's own tensors by name, whole."""
+        return {**self.family.tensors(self.dims), **whole_tensors(self.extra_targets)}

@@ -14,18 +14,17 @@ from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.remarks import EXACT_GELU as EXACT_GELU_REMARK
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import DecoderDims, Rule, Rules, SourceMap, Sources
-from export_scripts.weights.values import Fields, epsilon, positive
+from export_scripts.weights.values import Fields, checkpoint_errors, epsilon, positive
 from ft_format.families.family import Family
 from handover.errors import CheckpointError
+from models import architecture
+from models.blocks.feed_forward import EXACT_GELU, TANH_GELU
 from models.checks import shown
 
 _NO_DEFAULT = object()
-TANH_GELU = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate")
-EXACT_GELU = ("gelu", "gelu_python")
 # What FasterTransformer's decoders compute: ParallelGptDecoder.cc, GptJDecoder.cc, GptNeoXDecoder.cc.
 _ACTIVATIONS = {"gpt": ("Gelu", "Relu"), "gptj": ("Gelu",), "gptneox": ("Gelu",)}
 _HEAD = "model.lm_head.weight"
-SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 class Settings(Fields):
@@ -53,17 +52,6 @@ class Settings(Fields):
         name = self.get(key, default)
         return "Gelu" if name in (*TANH_GELU, *EXACT_GELU) else "Relu" if name == "relu" else ""
 
-    def layer_types(self, layers: int) -> list[str]:
-        """List what kind of attention each layer has; empty: it is not said.
-
-        Raises:
-            CheckpointError: it is said of more or fewer layers than there are.
-        """
-        kinds = [FULL if kind == "attention" else kind for kind in self.entries("layer_types", [])]
-        if kinds and len(kinds) != layers:
-            raise CheckpointError(f"config.json: layer_types names {len(kinds)} layers of {layers}")
-        return kinds
-
     def head_size(self, hidden_key: str, heads_key: str) -> int:
         """Divide the width by the heads.
 
@@ -89,14 +77,6 @@ class Limit:
     reason: str
 
 
-_ONE_SIDED = "a token sees those before it alone"
-_OF_EVERY_MODEL = {
-    "is_causal": Limit((True,), _ONE_SIDED),
-    "use_bidirectional_attention": Limit((False, None), _ONE_SIDED),
-    "per_layer_config": Limit((None, {}), "its layers are alike"),
-    "attention_chunk_size": Limit((None,), "a token sees all before it"),
-    "kv_sharing_modes": Limit((None,), "each layer has keys and values of its own"),
-}
 _OF_EVERY_DECODER = {"is_encoder_decoder": Limit((False, None), "it is a decoder alone")}
 
 
@@ -136,7 +116,6 @@ class Architecture:
         limits: by key.
         more_problems: lists what else is in the way, one line each.
         without_biases: names of targets (shell patterns) whose biases the configuration leaves out; they become zeros.
-        has_windows: whether ``dims`` reads which layers have a window.
         family_eps: the epsilon that FasterTransformer's own engine computes norms with; None: that of config.ini.
     """
 
@@ -156,7 +135,6 @@ class Architecture:
     limits: Mapping[str, Limit] = field(default_factory=dict)
     more_problems: Callable[[Settings], list[str]] = lambda settings: []
     without_biases: Callable[[Settings], tuple[str, ...]] = lambda settings: ()
-    has_windows: bool = False
     family_eps: float | None = None
 
     def settled(self, settings: Settings) -> Settings:
@@ -173,7 +151,7 @@ class Architecture:
     def problems(self, settings: Settings) -> list[str]:
         """List the keys in the way, one line each."""
         found = _beyond({**_OF_EVERY_DECODER, **self.limits}, settings)
-        found += attention_problems(settings, self.has_windows)
+        found += attention_problems(settings, has_windows=False)
         if self.activation and settings.activation(*self.activation) not in _ACTIVATIONS[self.family.name]:
             key, default = self.activation
             legal = " or ".join(_ACTIVATIONS[self.family.name])
@@ -220,23 +198,9 @@ class Architecture:
 
 
 def attention_problems(settings: Fields, has_windows: bool) -> list[str]:
-    """List what transformers' common code reads of any configuration and no model here has, one line each.
-
-    Args:
-        settings: the configuration.
-        has_windows: whether the class has layers that see a window; the cache of another is cut by one even so.
-
-    Read by: ``masking_utils.py``, ``cache_utils.py``, ``integrations/heterogeneity``.
-    """
-    reason = "transformers' own model of this type has no such layers"
-    kinds = {str(kind) for kind in settings.entries("layer_types", [])} - {FULL, "attention"}
-    kinds -= {SLIDING} if has_windows else set()
-    found = _beyond(_OF_EVERY_MODEL, settings)
-    if kinds:
-        found.append(f"layer_types: {', '.join(map(shown, sorted(kinds)))}  ({reason})")
-    if not has_windows and settings.get("sliding_window") is not None:
-        found.append(f"sliding_window: {shown(settings['sliding_window'])}  ({reason})")
-    return found
+    """List what transformers' common code reads of any configuration and no model here has, one line each."""
+    with checkpoint_errors():
+        return architecture.attention_problems(settings, has_windows)
 
 
 def _is_bias_of(rules: Rules, patterns: tuple[str, ...]) -> bool:

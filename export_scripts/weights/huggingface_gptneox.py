@@ -11,11 +11,13 @@ from typing import Any
 
 from export_scripts.weights.architecture import Architecture, Settings, in_layers
 from export_scripts.weights.layouts import qkv_by_head_to_block, transposed, unchanged
-from export_scripts.weights.rope_settings import rope_key, rope_parameters, rotated_part
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+from export_scripts.weights.values import checkpoint_errors
 from ft_format.families import gptneox
+from models.blocks.rotary import rope_key, rope_parameters, rotated_part
 from models.checks import shown
 
+_PART = "partial_rotary_factor"
 _BIASES = ("attention.dense.bias", "mlp.dense_4h_to_h.bias")
 _OF_ATTENTION = ("*.attention.query_key_value.bias", "*.attention.dense.bias")
 _LAYER = {
@@ -60,7 +62,9 @@ def _with_biases(table: SourceMap, settings: Settings) -> SourceMap:
 
 
 def _rope(settings: Settings) -> dict[str, Any]:
-    return rope_parameters(Settings({"rotary_pct": 0.25, **settings}), "rotary_emb_base", "rotary_pct")
+    with checkpoint_errors():
+        rope = rope_parameters(Settings({"rotary_pct": 0.25, **settings}), "rotary_emb_base", "rotary_pct")
+        return {**rope, _PART: rotated_part(rope)}
 
 
 def _problems(settings: Settings) -> list[str]:
@@ -77,9 +81,9 @@ def _problems(settings: Settings) -> list[str]:
     bases["rope_theta"] = settings.get("rope_theta", bases["rope_theta"])  # which counts in transformers 4 alone
     found += [f"{name}: {shown(base)}" for name, base in bases.items() if base != 10000]
     found = [f"{each}  ({reason})" for each in found]
-    part = settings.get("partial_rotary_factor", rotated_part(rope))
-    if part != rotated_part(rope):
-        found.append(f"partial_rotary_factor: {shown(part)}  (transformers 5 rotates {rotated_part(rope):g} of a head)")
+    part = settings.get(_PART, rope[_PART])
+    if part != rope[_PART]:
+        found.append(f"{_PART}: {shown(part)}  (transformers 5 rotates {rope[_PART]:g} of a head)")
     size = settings.head_size("hidden_size", "num_attention_heads")
     if settings.get("head_dim") not in (None, size):
         found.append(f"head_dim: {shown(settings['head_dim'])}  (its heads have {size} elements)")
@@ -96,7 +100,7 @@ def _dims(settings: Settings) -> ModelDims:
         max_pos_seq_len=settings.size("max_position_embeddings", default=2048),
         vocab_size=settings.size("vocab_size"),
         layernorm_eps=settings.epsilon("layer_norm_eps"),
-        rotary_embedding=int(size_per_head * rotated_part(_rope(settings))),
+        rotary_embedding=int(size_per_head * _rope(settings)[_PART]),
         use_gptj_residual=bool(settings.get("use_parallel_residual", True)),
     )
 

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from export_scripts.tensors.dtypes import Array
-from ft_format.families import llama_dims, t5
+from ft_format.families import t5
 from ft_format.families.gpt import GptDims
+from ft_format.families.llama import LlamaDims
 from ft_format.layout import Dims, TensorSpec
 from handover.errors import CheckpointError
 
@@ -25,12 +26,6 @@ Shape = tuple[int, ...]
 
 class ModelDims(GptDims):
     """Dimensions of a decoder-only model, read from a training checkpoint."""
-
-    error = CheckpointError
-
-
-class LlamaDims(llama_dims.LlamaDims):
-    """Dimensions of Llama or one of its relatives, read from a training checkpoint."""
 
     error = CheckpointError
 

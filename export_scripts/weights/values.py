@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from handover.errors import CheckpointError
 from models.checks import MOST, Checks, quoted, shown
+from models.errors import ModelError
 
 _REQUIRED: Any = object()
 _CHECKS = Checks(CheckpointError)
 positive, bounded, number, epsilon = _CHECKS.positive, _CHECKS.bounded, _CHECKS.number, _CHECKS.epsilon
 whole, sizes, text, entries = _CHECKS.whole, _CHECKS.sizes, _CHECKS.text, _CHECKS.entries
+
+
+@contextmanager
+def checkpoint_errors() -> Iterator[None]:
+    """Raise what is wrong with a description of models/ as an error of the checkpoint."""
+    try:
+        yield
+    except ModelError as error:
+        raise CheckpointError(error.problem, error.hint) from error
 
 
 class Fields(Mapping[str, Any]):

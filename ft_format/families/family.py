@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ft_format.config_ini import ConfigIni, Sections, render
-from ft_format.layout import ITEM_BYTES, LARGEST, MOST_LAYERS, Table, TensorSpec
+from ft_format.layout import ITEM_BYTES, LARGEST, MOST_LAYERS, Table, TensorSpec, whole_tensors
 from ft_format.values import INDEX, Values, one_of, whole
 
 SIZE, LAYERS = whole(1, LARGEST), whole(1, MOST_LAYERS)
@@ -74,6 +74,7 @@ class Family:
         kv_heads: attribute of the dimensions that is the number of heads of keys and values.
         uses_prefixes: whether it uses prefix prompts (PREFIX): its GPT opens their files and does not use them.
         is_encoder_decoder: whether an encoder reads the prompt, and a decoder writes what does not repeat it.
+        own: lists the model's own tensors by name, given the dimensions, where they are not FasterTransformer's.
         beyond: lists what FasterTransformer's own engine computes otherwise of a model, given its dimensions, one line
             each.
     """
@@ -94,7 +95,12 @@ class Family:
     kv_heads: str = "head_num"
     uses_prefixes: bool = False
     is_encoder_decoder: bool = False
+    own: Callable[[Any], Table] | None = None
     beyond: Callable[[Any], tuple[str, ...]] = lambda dims: ()
+
+    def tensors(self, dims: Any) -> Table:
+        """List what stands between all sources and all targets: the model's own tensors, whole, by name."""
+        return self.own(dims) if self.own else whole_tensors(self.schema(dims))
 
     @property
     def main(self) -> str:

@@ -1,138 +1,288 @@
-"""Llama and its relatives: the community's FasterTransformer layout, declared once, and its ``config.ini``.
+"""Llama and its relatives in the community's FasterTransformer layout: a dialect of the models in models/.
 
 Layout and keys: FasterTransformer's Llama of void-main, LlamaWeight.cc, LlamaDecoderLayerWeight.cc and
 LlamaTritonModel.cc; kv_head_num, rope_theta and rope_scaling_factor are those of its branches with grouped queries.
 What these cannot express has keys and files of its own, which their loaders do not open: ``beyond_fastertransformer``
 says when there are such.
 
-A rank's file of query, key and value holds the rank's columns of each side by side. Between a source and a target they
-are three tensors. The axes of a query's heads are two, groups and heads of a group: heads of one group follow one
-another, and use one key and value.
+Every matrix of a layer is the model's own, turned around. A rank's file of query, key and value holds the rank's
+columns of each side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import models
 from ft_format.config_ini import ConfigIni, Sections
 from ft_format.families.family import LAYERS, SIZE, ConfigValues, Family
-from ft_format.families.llama_dims import (
-    ACTIVATIONS,
-    LAYER_NORM,
-    NORMS,
-    ROPE_TYPES,
-    LlamaDims,
-    beyond_fastertransformer,
-)
-from ft_format.layout import TensorSpec, in_every_layer
+from ft_format.layout import Dims, TensorSpec
 from ft_format.values import FLAG, INDEX, Values, decimal, fraction, one_of
+from models.blocks.attention import BY_HEAD, NO_NORM
+from models.blocks.feed_forward import ACTIVATIONS
+from models.blocks.norms import LAYER_NORM, RMS_NORM
+from models.blocks.rotary import DEFAULT, LINEAR, LLAMA3, Rotary, Scaling
+from models.tensor import Tensor
 
 SECTION = "llama"
-EMBEDDING_FILE, HEAD_FILE = "model.wte.weight", "model.lm_head.weight"
-_QUERY = ("kv_head_num", "heads_per_group", "size_per_head")
-_KEY = ("kv_head_num", "size_per_head")
-_QKV = ("qkv_head_num", "size_per_head")
-_WIDTH = TensorSpec(("hidden_units",))
-_VOCABULARY = TensorSpec(("vocab_size", "hidden_units"))
+EMBEDDING_FILE, HEAD_FILE, FINAL_NORM = "model.wte.weight", "model.lm_head.weight", "model.final_layernorm"
+ALL_LAYERS = "1"
+"""The ``attention_window_layers`` of a model whose every layer has the window."""
+_FUSED = ("query", "key", "value")
+_FILES = {
+    "input_norm": "input_layernorm",
+    "pre_mlp_norm": "post_attention_layernorm",
+    "post_attention_norm": "attention_output_layernorm",
+    "mlp_output_norm": "mlp_output_layernorm",
+    "query_norm": "attention.query_norm",
+    "key_norm": "attention.key_norm",
+    "attention_output": "attention.dense",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "router": "mlp.router",
+}
+"""Files of a layer by the role of what they hold; an expert's are in ``mlp.experts.<n>``."""
+_HEAD_SIZES = (32, 48, 64, 80, 96, 128, 144, 160, 192, 224, 256)  # of FasterTransformer's grouped-query kernels
 
-_ATTENTION = {
-    "attention.query_key_value.weight": TensorSpec(
-        ("hidden_units", _QKV),
-        split_axis=1,
-        parts=(
-            ("query", TensorSpec(("hidden_units", _QUERY), split_axis=1)),
-            ("key", TensorSpec(("hidden_units", _KEY), split_axis=1)),
-            ("value", TensorSpec(("hidden_units", _KEY), split_axis=1)),
-        ),
-    ),
-    "attention.dense.weight": TensorSpec((_QUERY, "hidden_units"), split_axis=0),
+
+@dataclass(frozen=True)
+class LlamaDims(models.Decoder, Dims):
+    """A decoder as FasterTransformer's files have it.
+
+    Attributes:
+        kv_head_copies: how many equal heads of keys and values follow one another, in files for more ranks than heads.
+    """
+
+    kv_head_copies: int = 1
+
+    def for_ranks(self, tensor_para_size: int) -> LlamaDims:
+        """Give each rank a head of keys and values, where there are more ranks than heads."""
+        copies = max(1, tensor_para_size // self.kv_head_num)
+        return self._with_heads(self.kv_head_num * copies, self.kv_head_copies * copies)
+
+    def without_copies(self) -> LlamaDims:
+        """Return the dimensions of the model itself."""
+        return self._with_heads(self.kv_head_num // self.kv_head_copies, 1)
+
+    def _with_heads(self, count: int, copies: int) -> LlamaDims:
+        return replace(self, attention=replace(self.attention, kv_head_num=count), kv_head_copies=copies)
+
+    @property
+    def layernorm_eps(self) -> float:
+        """Epsilon of every norm."""
+        return self.norms.eps
+
+    @property
+    def max_pos_seq_len(self) -> int:
+        """The longest text that it was trained for."""
+        return self.max_positions
+
+    @property
+    def rotary_embedding(self) -> int:
+        """Width of a head that is rotated by position."""
+        return self.layers[0].rotary.width
+
+    @property
+    def has_untied_head(self) -> bool:
+        """Whether the output projection is not the embedding; its file is there either way."""
+        return not self.has_tied_head
+
+
+def words(dims: LlamaDims) -> dict[str, Any]:
+    """Say what a model is by the keys of ``config.ini``; ``of_words`` is the inverse."""
+    attention, feed_forward, norms, rotary = dims.attention, dims.feed_forward, dims.norms, dims.layers[0].rotary
+    scaling, windows = rotary.scaling or Scaling(DEFAULT, 1.0), [layer.window for layer in dims.layers]
+    return {
+        "head_num": attention.head_num,
+        "kv_head_num": attention.kv_head_num,
+        "size_per_head": attention.size_per_head,
+        "hidden_units": dims.hidden_units,
+        "inter_size": feed_forward.inter_size,
+        "num_layer": dims.num_layer,
+        "vocab_size": dims.vocab_size,
+        "max_pos_seq_len": dims.max_positions,
+        "rotary_embedding": rotary.width,
+        "layernorm_eps": norms.eps,
+        "model_variant": dims.model_type,
+        "has_untied_head": not dims.has_tied_head,
+        "rope_theta": rotary.base,
+        "rope_type": scaling.kind,
+        "rope_scaling_factor": scaling.factor,
+        "rope_low_freq_factor": scaling.low_freq_factor,
+        "rope_high_freq_factor": scaling.high_freq_factor,
+        "rope_original_max_position": scaling.original_max_position,
+        "layernorm_type": norms.kind,
+        "has_zero_centred_norms": norms.is_zero_centred,
+        "activation_type": feed_forward.activation,
+        "is_gated": feed_forward.is_gated,
+        "has_qkv_bias": attention.has_qkv_bias,
+        "has_dense_bias": attention.has_output_bias,
+        "has_mlp_bias": feed_forward.has_bias,
+        "qk_norm": bool(attention.qk_norm),
+        "has_output_norms": norms.is_after,
+        "embedding_scale": dims.embedding_scale,
+        "attention_scalar": attention.scalar,
+        "attn_logit_softcap": attention.softcap,
+        "final_logit_softcap": dims.final_softcap,
+        "attention_window": max(windows),
+        "attention_window_layers": _shortest([window > 0 for window in windows]) if max(windows) else ALL_LAYERS,
+        "expert_num": feed_forward.expert_num,
+        "experts_per_token": feed_forward.experts_per_token,
+        "kv_head_copies": dims.kv_head_copies,
+    }
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    **{"model_variant": "", "has_untied_head": True, "rope_theta": 10000.0, "rope_type": DEFAULT},
+    **{"rope_scaling_factor": 1.0, "rope_low_freq_factor": 0.0, "rope_high_freq_factor": 0.0},
+    **{"rope_original_max_position": 0, "layernorm_type": RMS_NORM, "has_zero_centred_norms": False},
+    **{"activation_type": "silu", "is_gated": True, "has_qkv_bias": False, "has_dense_bias": False},
+    **{"has_mlp_bias": False, "qk_norm": False, "has_output_norms": False, "embedding_scale": 1.0},
+    **{"attention_scalar": 0.0, "attn_logit_softcap": 0.0, "final_logit_softcap": 0.0, "attention_window": 0},
+    **{"attention_window_layers": ALL_LAYERS, "expert_num": 0, "experts_per_token": 0, "kv_head_copies": 1},
 }
-_QKV_BIAS = {
-    "attention.query_key_value.bias": TensorSpec(
-        (_QKV,),
-        split_axis=0,
-        parts=(
-            ("query", TensorSpec((_QUERY,), split_axis=0)),
-            ("key", TensorSpec((_KEY,), split_axis=0)),
-            ("value", TensorSpec((_KEY,), split_axis=0)),
-        ),
-    ),
-}
-_QK_NORMS = {
-    "attention.query_norm.weight": TensorSpec(("size_per_head",)),
-    "attention.key_norm.weight": TensorSpec(("size_per_head",)),
-}
-_GATE = {"gate_proj.weight": TensorSpec(("hidden_units", "inter_size"), split_axis=1)}
-_FEED_FORWARD = {
-    "up_proj.weight": TensorSpec(("hidden_units", "inter_size"), split_axis=1),
-    "down_proj.weight": TensorSpec(("inter_size", "hidden_units"), split_axis=0),
-}
-_GATE_BIAS = {"gate_proj.bias": TensorSpec(("inter_size",), split_axis=0)}
-_FEED_FORWARD_BIASES = {"up_proj.bias": TensorSpec(("inter_size",), split_axis=0), "down_proj.bias": _WIDTH}
-_ROUTER = {"mlp.router.weight": TensorSpec(("hidden_units", "expert_num"))}
-_OUTPUT_NORMS = ("attention_output_layernorm", "mlp_output_layernorm")
+"""Of keys that are written where the model is no plain Llama, in their order."""
+
+
+def of_words(said: Mapping[str, Any]) -> LlamaDims:
+    """Put a model together out of keys of ``config.ini``; those that a plain Llama does not need may be missing.
+
+    A factor of positions without a type is FasterTransformer's forks', which know the factor alone: it is linear.
+    """
+    given = {**_DEFAULTS, **said}
+    factor, rope_type = given["rope_scaling_factor"], given["rope_type"]
+    scaling = None
+    if rope_type == LLAMA3:
+        waves = (given[f"rope_{name}"] for name in ("low_freq_factor", "high_freq_factor", "original_max_position"))
+        scaling = Scaling(LLAMA3, factor, *waves)
+    elif rope_type == LINEAR or factor != 1:
+        scaling = Scaling(LINEAR, factor)
+    layers, window = range(given["num_layer"]), given["attention_window_layers"]
+    fields = {
+        **{f"attention.{key}": given[key] for key in ("head_num", "kv_head_num", "size_per_head", "has_qkv_bias")},
+        "attention.has_output_bias": given["has_dense_bias"],
+        "attention.qk_norm": BY_HEAD if given["qk_norm"] else NO_NORM,
+        "attention.scalar": given["attention_scalar"],
+        "attention.softcap": given["attn_logit_softcap"],
+        **{f"feed_forward.{key}": given[key] for key in ("inter_size", "is_gated", "expert_num", "experts_per_token")},
+        "feed_forward.activation": given["activation_type"],
+        "feed_forward.has_bias": given["has_mlp_bias"],
+        "norms.eps": given["layernorm_eps"],
+        "norms.kind": given["layernorm_type"],
+        "norms.is_zero_centred": given["has_zero_centred_norms"],
+        "norms.is_after": given["has_output_norms"],
+        **{key: given[key] for key in ("hidden_units", "vocab_size", "num_layer", "embedding_scale")},
+        "max_positions": given["max_pos_seq_len"],
+        "final_softcap": given["final_logit_softcap"],
+        "has_tied_head": not given["has_untied_head"],
+        "model_type": given["model_variant"],
+        "layers.rotary": (Rotary(given["rotary_embedding"], given["rope_theta"], scaling),) * len(layers),
+        "layers.window": tuple(given["attention_window"] * (window[n % len(window)] == "1") for n in layers),
+    }
+    return models.with_names(LlamaDims.of(fields, kv_head_copies=given["kv_head_copies"]))
+
+
+def _shortest(layers: list[bool]) -> str:
+    """Write which layers have something as 1 and 0, as few of them as are repeated to the last layer."""
+    flags = "".join("1" if each else "0" for each in layers)
+    return next(flags[:n] for n in range(1, len(flags) + 1) if (flags[:n] * len(flags))[: len(flags)] == flags)
+
+
+def unsaid(dims: LlamaDims) -> tuple[str, ...]:
+    """List what no key of ``config.ini`` says, one line each."""
+    windows = {layer.window for layer in dims.layers} - {0}
+    kinds: dict[str, set[Any]] = {"rotations": {layer.rotary for layer in dims.layers}, "windows": windows}
+    found = [
+        f"{name} of layers: {len(each)} kinds  (config.ini has one)" for name, each in kinds.items() if len(each) > 1
+    ]
+    if not dims.norms.is_before:
+        found.append("norms: behind attention and feed-forward alone  (config.ini has them before)")
+    if dims.attention.qk_norm not in (NO_NORM, BY_HEAD):
+        found.append("norms of queries and keys: over all heads  (config.ini has them over each)")
+    return tuple(found)
 
 
 def schema(dims: LlamaDims) -> dict[str, TensorSpec]:
     """List every file of a model by name, without ``.<rank>.bin``."""
+    vocabulary, norms = TensorSpec(("vocab_size", "hidden_units")), dims.norms.tensors("final_norm")
+    head = "embedding" if dims.has_tied_head else "head"
+    layer = _layer_files(dims)
     return {
-        EMBEDDING_FILE: _VOCABULARY,
-        **_norm("model.final_layernorm", dims),
-        HEAD_FILE: _VOCABULARY,
-        **in_every_layer(_layer(dims), dims.num_layer),
+        EMBEDDING_FILE: replace(vocabulary, origin=dims.name_of("embedding.weight")),
+        **{_file_of(role): _own(tensor, dims.name_of(role)) for role, tensor in norms.items()},
+        HEAD_FILE: replace(vocabulary, origin=dims.name_of(f"{head}.weight")),
+        **{
+            f"model.layers.{index}.{name}": _named(spec, index)
+            for index in range(dims.num_layer)
+            for name, spec in layer.items()
+        },
     }
 
 
-def _layer(dims: LlamaDims) -> dict[str, TensorSpec]:
-    norms = ("input_layernorm", "post_attention_layernorm", *(_OUTPUT_NORMS if dims.has_output_norms else ()))
-    return {
-        **{key: spec for name in norms for key, spec in _norm(name, dims).items()},
-        **_ATTENTION,
-        **(_QKV_BIAS if dims.has_qkv_bias else {}),
-        **({"attention.dense.bias": _WIDTH} if dims.has_dense_bias else {}),
-        **(_QK_NORMS if dims.qk_norm else {}),
-        **_feed_forwards(dims),
-    }
+def _layer_files(dims: LlamaDims) -> dict[str, TensorSpec]:
+    """List the files of a layer; ``{layer}`` stands for its number in the names of the model's own tensors."""
+    own = {role: _turned(tensor, dims.name_of(role)) for role, tensor in dims.layer().items()}
+    found: dict[str, TensorSpec] = {}
+    for role, spec in own.items():
+        part, _, kind = role.rpartition(".")
+        if part == _FUSED[0]:
+            parts = tuple((each, own[f"{each}.{kind}"]) for each in _FUSED)
+            shape = (*spec.shape[:-1], ("qkv_head_num", "size_per_head"))
+            found[f"attention.query_key_value.{kind}"] = TensorSpec(shape, len(shape) - 1, parts=parts)
+        elif part not in _FUSED:
+            found[_file_of(role)] = spec
+    return found
 
 
-def _feed_forwards(dims: LlamaDims) -> dict[str, TensorSpec]:
-    one = {**(_GATE if dims.is_gated else {}), **_FEED_FORWARD}
-    if dims.has_mlp_bias:
-        one |= {**(_GATE_BIAS if dims.is_gated else {}), **_FEED_FORWARD_BIASES}
-    if not dims.expert_num:
-        return {f"mlp.{name}": spec for name, spec in one.items()}
-    experts = {f"mlp.experts.{n}.{name}": spec for n in range(dims.expert_num) for name, spec in one.items()}
-    return {**_ROUTER, **experts}
+def _file_of(role: str) -> str:
+    part, _, kind = role.rpartition(".")
+    if part == "final_norm":
+        return f"{FINAL_NORM}.{kind}"
+    if part.startswith("experts."):
+        _, number, inner = part.split(".")
+        return f"mlp.experts.{number}.{inner}_proj.{kind}"
+    return f"{_FILES[part]}.{kind}"
 
 
-def _norm(name: str, dims: LlamaDims) -> dict[str, TensorSpec]:
-    has_bias = dims.layernorm_type == LAYER_NORM
-    return {f"{name}.weight": _WIDTH, **({f"{name}.bias": _WIDTH} if has_bias else {})}
+def _turned(tensor: Tensor, origin: str) -> TensorSpec:
+    """Turn a linear layer's weight around."""
+    split = None if tensor.split_axis is None else len(tensor.axes) - 1 - tensor.split_axis
+    return TensorSpec(tuple(reversed(tensor.axes)), split, origin=origin)
+
+
+def _own(tensor: Tensor, origin: str = "") -> TensorSpec:
+    return TensorSpec(tensor.axes, tensor.split_axis, origin=origin)
+
+
+def _named(spec: TensorSpec, layer: int) -> TensorSpec:
+    parts = tuple((word, _named(part, layer)) for word, part in spec.parts)
+    return replace(spec, origin=spec.origin.format(layer=layer), parts=parts)
+
+
+def own_tensors(dims: LlamaDims) -> dict[str, TensorSpec]:
+    """List the model's own tensors, as transformers names them."""
+    return {name: _own(tensor) for name, tensor in dims.tensors().items()}
 
 
 _SIZES = ("head_num", "kv_head_num", "size_per_head", "inter_size", "num_layer", "rotary_embedding")
-_KINDS: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("int", "int | None"), INDEX),
-    "float": decimal,
-    "bool": FLAG,
-    "str": str,
-}
+_KINDS: dict[type, Callable[[str], Any]] = {int: INDEX, float: decimal, bool: FLAG, str: str}
 _OWN_KINDS: dict[str, Callable[[str], Any]] = {
-    "rope_type": one_of({name: name for name in ROPE_TYPES}),
-    "layernorm_type": one_of({name: name for name in NORMS}),
+    "rope_type": one_of({name: name for name in (DEFAULT, LINEAR, LLAMA3)}),
+    "layernorm_type": one_of({name: name for name in (RMS_NORM, LAYER_NORM)}),
     "activation_type": one_of({name: name for name in ACTIVATIONS}),
 }
 # Keys that FasterTransformer's converters always write; the others are written where the model is no plain Llama.
 _USUAL = ("rope_theta", "rope_scaling_factor")
-_OPTIONAL = {field.name: field for field in fields(LlamaDims) if field.name in LlamaDims.__dict__}
 
 
 def config(values: ConfigValues) -> Sections:
     """List ``config.ini``: the keys of FasterTransformer's converters in their order, then those of ours."""
     dims: LlamaDims = values.dims
-    own = {key: getattr(dims, key) for key, field in _OPTIONAL.items() if getattr(dims, key) != field.default}
+    said = words(dims)
+    own = {key: said[key] for key, default in _DEFAULTS.items() if said[key] != default}
     if dims.hidden_units != dims.head_num * dims.size_per_head:
         own["hidden_units"] = dims.hidden_units
     if dims.kv_head_copies > 1:  # last, as where shards are cut again
@@ -140,14 +290,11 @@ def config(values: ConfigValues) -> Sections:
     return {
         SECTION: {
             "model_name": SECTION,
-            **{key: getattr(dims, key) for key in _SIZES},
-            "layernorm_eps": dims.layernorm_eps,
-            "vocab_size": dims.vocab_size,
+            **{key: said[key] for key in (*_SIZES, "layernorm_eps", "vocab_size")},
             "start_id": values.start_id,
             "end_id": values.end_id,
             "weight_data_type": values.data_type,
-            **{key: getattr(dims, key) for key in _USUAL},
-            "max_pos_seq_len": dims.max_pos_seq_len,
+            **{key: said[key] for key in (*_USUAL, "max_pos_seq_len")},
             "tensor_para_size": values.tensor_para_size,
             **{key: int(value) if isinstance(value, bool) else value for key, value in own.items()},
         }
@@ -160,39 +307,59 @@ def read(ini: ConfigIni, has: Callable[[str], bool], position_num: int | None = 
     ``layernorm_eps`` is 1e-6 where an older converter has left it out.
     """
     section = ini[SECTION]
-    sizes: dict[str, Any] = {
+    said: dict[str, Any] = {
         key: section.get(key, SIZE) for key in ("head_num", "size_per_head", "inter_size", "vocab_size")
     }
-    sizes["kv_head_num"] = section.get("kv_head_num", SIZE, sizes["head_num"])
-    section.refuse("kv_head_num", sizes["head_num"] % sizes["kv_head_num"] != 0)
-    sizes["num_layer"] = section.get("num_layer", LAYERS)
-    sizes["hidden_units"] = section.get("hidden_units", SIZE, sizes["head_num"] * sizes["size_per_head"])
-    width = section.get("rotary_embedding", INDEX)
-    section.refuse("rotary_embedding", width % 2 == 1 or not 2 <= width <= sizes["size_per_head"])
-    dims = LlamaDims(
-        **sizes,
-        rotary_embedding=width,
-        max_pos_seq_len=section.get("max_pos_seq_len", INDEX, 0),
-        layernorm_eps=section.get("layernorm_eps", fraction(), 1e-6),
-        **_read_own(section),
-    )
-    _check_own(section, dims)
-    return dims
+    said["kv_head_num"] = section.get("kv_head_num", SIZE, said["head_num"])
+    section.refuse("kv_head_num", said["head_num"] % said["kv_head_num"] != 0)
+    said["num_layer"] = section.get("num_layer", LAYERS)
+    said["hidden_units"] = section.get("hidden_units", SIZE, said["head_num"] * said["size_per_head"])
+    width = said["rotary_embedding"] = section.get("rotary_embedding", INDEX)
+    section.refuse("rotary_embedding", width % 2 == 1 or not 2 <= width <= said["size_per_head"])
+    said["max_pos_seq_len"] = section.get("max_pos_seq_len", INDEX, 0)
+    said["layernorm_eps"] = section.get("layernorm_eps", fraction(), 1e-6)
+    own = {key: section.find(key, _OWN_KINDS.get(key) or _KINDS[type(value)]) for key, value in _DEFAULTS.items()}
+    said |= {key: value for key, value in own.items() if value is not None}
+    _check_own(section, {**_DEFAULTS, **said})
+    return of_words(said)
 
 
-def _read_own(section: Values) -> dict[str, Any]:
-    """Read the keys that say in what a model is no plain Llama."""
-    found = {key: section.find(key, _OWN_KINDS.get(key) or _KINDS[str(field.type)]) for key, field in _OPTIONAL.items()}
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _check_own(section: Values, dims: LlamaDims) -> None:
+def _check_own(section: Values, said: Mapping[str, Any]) -> None:
     """Refuse values that no model can have, with the error class of whoever reads the file."""
-    layers, copies = dims.attention_window_layers, dims.kv_head_copies
-    section.refuse("kv_head_copies", copies < 1 or dims.kv_head_num % max(1, copies) != 0)
+    layers, copies = said["attention_window_layers"], said["kv_head_copies"]
+    section.refuse("kv_head_copies", copies < 1 or said["kv_head_num"] % max(1, copies) != 0)
     section.refuse("attention_window_layers", not layers or set(layers) - set("01") != set())
     for key in ("rope_theta", "rope_scaling_factor", "embedding_scale"):
-        section.refuse(key, key in section and getattr(dims, key) <= 0)
+        section.refuse(key, key in section and said[key] <= 0)
+
+
+def beyond_fastertransformer(dims: LlamaDims) -> tuple[str, ...]:
+    """List what the community's FasterTransformer computes otherwise, one line each; empty: it computes the model.
+
+    It is that of the branches with grouped queries; what reads neither kv_head_num nor rope_theta computes less.
+    """
+    said = words(dims)
+    width, size, window = said["head_num"] * said["size_per_head"], said["size_per_head"], said["attention_window"]
+    legal: dict[str, tuple[bool, str]] = {
+        "hidden_units": (said["hidden_units"] == width, "its width is head_num * size_per_head"),
+        "size_per_head": (size in _HEAD_SIZES, f"its kernels have {_HEAD_SIZES}"),
+        "rope_type": (said["rope_type"] != LLAMA3, "it divides all positions by one factor"),
+        "layernorm_type": (said["layernorm_type"] == RMS_NORM, "it has RMS norm without a bias"),
+        "has_zero_centred_norms": (not said["has_zero_centred_norms"], "it multiplies by the weights as they are"),
+        "activation_type": (said["activation_type"] == "silu", "it has SiLU"),
+        "is_gated": (said["is_gated"], "its feed-forward has a gate"),
+        **{key: (not said[key], "it has no biases") for key in ("has_qkv_bias", "has_dense_bias", "has_mlp_bias")},
+        "qk_norm": (not said["qk_norm"], "it does not normalise queries and keys"),
+        "has_output_norms": (not said["has_output_norms"], "it has norms before attention and feed-forward alone"),
+        "embedding_scale": (said["embedding_scale"] == 1, "it does not scale embeddings"),
+        "attention_scalar": (said["attention_scalar"] in (0, size), "it divides scores by the root of size_per_head"),
+        "attn_logit_softcap": (said["attn_logit_softcap"] == 0, "it does not cap scores"),
+        "final_logit_softcap": (said["final_logit_softcap"] == 0, "it does not cap logits"),
+        "attention_window": (not 0 < window < said["max_pos_seq_len"], "every token sees all before it"),
+        "expert_num": (said["expert_num"] == 0, "its feed-forward is one"),
+    }
+    shown = {key: int(value) if isinstance(value, bool) else value for key, value in said.items()}
+    return tuple(f"{key} = {shown[key]}  ({reason})" for key, (is_so, reason) in legal.items() if not is_so)
 
 
 FAMILY = Family(
@@ -204,5 +371,6 @@ FAMILY = Family(
     model_types=("Llama",),
     kv_heads="kv_head_num",
     uses_prefixes=True,
+    own=own_tensors,
     beyond=beyond_fastertransformer,
 )

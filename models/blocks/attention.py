@@ -9,6 +9,7 @@ from typing import Any
 from models.config_json import ConfigJson
 from models.errors import ModelError
 from models.keys import Fields, Keys
+from models.spelling import Fused, Spelling
 from models.tensor import Axis, Tensor
 
 NO_NORM, BY_HEAD, WHOLE = "", "head", "projection"
@@ -17,6 +18,27 @@ NAMES = {
     **{"query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj"},
     **{"attention_output": "self_attn.o_proj", "query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"},
 }
+_FUSED = Fused((("query", "heads_per_group"), ("key", 1), ("value", 1)), "size_per_head")
+SPELLINGS = (
+    Spelling(
+        ("query", "key", "value"),
+        (
+            *("self_attention.query_key_value.{kind}", "attention.query_key_value.{kind}"),
+            *("self_attention.linear_qkv.{kind}", "self_attention.layernorm_qkv.{kind}"),
+        ),
+        _FUSED,
+    ),
+    Spelling(
+        ("attention_output",),
+        (
+            *("self_attention.dense.{kind}", "attention.dense.{kind}"),
+            *("self_attention.linear_proj.{kind}", "self_attention.proj.{kind}"),
+        ),
+    ),
+    Spelling(("query_norm",), ("self_attention.q_layernorm.{kind}",)),
+    Spelling(("key_norm",), ("self_attention.k_layernorm.{kind}",)),
+)
+"""Megatron's: legacy (an attention called so is that of Megatron-LM before 2021), core, Transformer Engine's layer."""
 _QUERY = ("kv_head_num", "heads_per_group", "size_per_head")
 _KEY = ("kv_head_num", "size_per_head")
 _NORMS: Mapping[str, tuple[Axis, Axis]] = {BY_HEAD: ("size_per_head", "size_per_head"), WHOLE: (_QUERY, _KEY)}
@@ -60,12 +82,13 @@ class Attention:
     def tensors(self) -> dict[str, Tensor]:
         """List the linear layers, by role."""
         heads = {"query": _QUERY, "key": _KEY, "value": _KEY}
-        found = {f"{role}.weight": Tensor((axis, "hidden_units"), 0) for role, axis in heads.items()}
-        found["attention_output.weight"] = Tensor(("hidden_units", _QUERY), 1)
+        weights = {role: Tensor((axis, "hidden_units"), 0) for role, axis in heads.items()}
+        weights["attention_output"] = Tensor(("hidden_units", _QUERY), 1)
+        found = {f"{role}.weight": weight for role, weight in weights.items()}
         if self.has_qkv_bias:
-            found |= {f"{role}.bias": Tensor((axis,), 0) for role, axis in heads.items()}
+            found |= {f"{role}.bias": weights[role].bias for role in heads}
         if self.has_output_bias:
-            found["attention_output.bias"] = Tensor(("hidden_units",))
+            found["attention_output.bias"] = weights["attention_output"].bias
         return found
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from models.checks import shown
 from models.config_json import ConfigJson
 from models.keys import Fields, Keys
+from models.spelling import Fused, Spelling
 from models.tensor import Tensor
 
 NAMES = {
@@ -27,6 +28,13 @@ FUNCTIONS = {
 """The function by transformers' names; "gelu" is its tanh form."""
 _WORDS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "exact_gelu": "gelu", "relu": "relu", "squared_relu": "relu2"}
 ACTIVATIONS = tuple(_WORDS)
+_INWARD = ("mlp.dense_h_to_4h.{kind}", "mlp.linear_fc1.{kind}", "layernorm_mlp.fc1_{kind}")
+_HALVES = Fused((("gate", 1), ("up", 1)))
+_APART = (
+    Spelling(("gate",), ("mlp.dense_h_to_4h.{kind}", "mlp.linear_fc1.{kind}_w")),
+    Spelling(("up",), ("mlp.dense_h_to_4h_2.{kind}", "mlp.linear_fc1.{kind}_v")),
+)
+_DOWN = Spelling(("down",), ("mlp.dense_4h_to_h.{kind}", "mlp.linear_fc2.{kind}", "layernorm_mlp.fc2_{kind}"))
 
 
 @dataclass(frozen=True)
@@ -57,13 +65,42 @@ class FeedForward:
         return self._one()
 
     def _one(self) -> dict[str, Tensor]:
-        inward = ("gate", "up") if self.is_gated else ("up",)
-        found = {f"{role}.weight": Tensor(("inter_size", "hidden_units"), 0) for role in inward}
-        found["down.weight"] = Tensor(("hidden_units", "inter_size"), 1)
+        weights = {role: Tensor(("inter_size", "hidden_units"), 0) for role in ("gate", "up")[not self.is_gated :]}
+        weights["down"] = Tensor(("hidden_units", "inter_size"), 1)
+        found = {f"{role}.weight": weight for role, weight in weights.items()}
         if self.has_bias:
-            found |= {f"{role}.bias": Tensor(("inter_size",), 0) for role in inward}
-            found["down.bias"] = Tensor(("hidden_units",))
+            found |= {f"{role}.bias": weight.bias for role, weight in weights.items()}
         return found
+
+    def spellings(self, is_apart: bool = False) -> tuple[Spelling, ...]:
+        """List Megatron's: legacy, core, Transformer Engine's layer.
+
+        Rank files hold tensors of each expert, distributed checkpoints arrays of all of them or, with
+        ``singleton_local_shards``, arrays of each. Which training rank had an expert does not show in their names.
+
+        Args:
+            is_apart: gate and up are two matrices; else they are one, the gate first.
+        """
+        one: tuple[Spelling, ...]
+        if not self.is_gated:
+            one = (Spelling(("up",), _INWARD), _DOWN)
+        elif is_apart:
+            one = (*_APART, _DOWN)
+        else:
+            one = (Spelling(("gate", "up"), _INWARD, _HALVES), _DOWN)
+        if not self.expert_num:
+            return one
+        found = [Spelling(("router",), ("mlp.router.{kind}",))]
+        for spelling in one:
+            core = [name.removeprefix("mlp.") for name in spelling.names if name.startswith("mlp.linear_fc")]
+            every = [tuple(f"experts.{n}.{role}" for role in spelling.roles) for n in range(self.expert_num)]
+            for number, roles in enumerate(every):
+                places = (f"mlp.experts.experts.{number}", f"mlp.experts.local_experts.{number}")
+                names = tuple(f"{place}.{name}" for place in places for name in core)
+                found.append(replace(spelling, roles=roles, names=names))
+            stacked = tuple(f"mlp.experts.experts.{name}" for name in core)
+            found.append(replace(spelling, roles=sum(every, ()), names=stacked, is_stacked=True))
+        return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from models.spelling import Spelling
 from models.tensor import Tensor
 
 RMS_NORM, LAYER_NORM = "rmsnorm", "layernorm"
@@ -12,6 +13,25 @@ NAMES = {
     **{"input_norm": "input_layernorm", "post_attention_norm": "post_self_attn_layernorm"},
     **{"pre_mlp_norm": "post_attention_layernorm", "mlp_output_norm": "post_feedforward_layernorm"},
 }
+SPELLINGS = (
+    Spelling(
+        ("input_norm",),
+        (
+            *("input_layernorm.{kind}", "self_attention.linear_qkv.layer_norm_{kind}"),
+            "self_attention.layernorm_qkv.layer_norm_{kind}",
+        ),
+    ),
+    Spelling(("post_attention_norm",), ("self_attention.linear_proj.post_layernorm.{kind}",)),
+    Spelling(
+        ("pre_mlp_norm",),
+        (
+            *("post_attention_layernorm.{kind}", "pre_mlp_layernorm.{kind}"),
+            *("mlp.linear_fc1.layer_norm_{kind}", "layernorm_mlp.layer_norm_{kind}"),
+        ),
+    ),
+    Spelling(("mlp_output_norm",), ("mlp.linear_fc2.post_layernorm.{kind}",)),
+)
+"""Megatron's: legacy and megatron-core's local specification, Transformer Engine's, and Gemma's behind the layers."""
 _WIDTH = Tensor(("hidden_units",))
 
 

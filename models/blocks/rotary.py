@@ -72,11 +72,11 @@ class Rope(Keys):
 
     def read(self, config: ConfigJson) -> dict[str, Any]:
         rope = rope_parameters(config)
-        width = int(config.head_size * _part(rope))
+        width = int(config.head_size * rotated_part(rope))
         if width < 2 or width % 2:
             raise ModelError(f"config.json: {width} of a head's {config.head_size} elements are rotated, not pairs")
         base = CHECKS.above_zero(rope["rope_theta"], "config.json: rope_theta")
-        return {self.says[0]: (Rotary(width, base, _scaling(rope, config)),) * config.layer_num}
+        return {self.says[0]: (Rotary(width, base, read_scaling(rope, config, rope_key(config))),) * config.layer_num}
 
     def write(self, fields: Fields) -> dict[str, Any]:
         rotary, size = fields[self.says[0]][0], fields["attention.size_per_head"]
@@ -86,7 +86,7 @@ class Rope(Keys):
     def problems(self, config: ConfigJson) -> list[str]:
         rope = rope_parameters(config)
         found = rope_problems(rope, rope_key(config))
-        part = _part(rope)
+        part = rotated_part(rope)
         if not self.is_partial and part != 1:
             found.append(f"{_PART}: {part:g}  (whole heads are rotated)")
         return found
@@ -147,8 +147,9 @@ def written(scaling: Scaling | None) -> dict[str, Any] | None:
     return {**said, **waves, _ORIGINAL: scaling.original_max_position}
 
 
-def _scaling(rope: Mapping[str, Any], config: ConfigJson) -> Scaling | None:
-    where, kind = f"config.json: {rope_key(config)}", rope["rope_type"]
+def read_scaling(rope: Mapping[str, Any], config: ConfigJson, key: str) -> Scaling | None:
+    """Read how the angles of a rotation are scaled; ``key`` is where it stands."""
+    where, kind = f"config.json: {key}", rope["rope_type"]
     if kind == DEFAULT:
         return None
     factor = CHECKS.above_zero(rope.get("factor"), f"{where}: factor")
@@ -161,7 +162,8 @@ def _scaling(rope: Mapping[str, Any], config: ConfigJson) -> Scaling | None:
     return Scaling(LLAMA3, factor, low, high, CHECKS.bounded(length, f"{where}: {_ORIGINAL}", LARGEST))
 
 
-def _part(rope: Mapping[str, Any]) -> float:
+def rotated_part(rope: Mapping[str, Any]) -> float:
+    """Read how much of a head is rotated."""
     return CHECKS.number(rope.get(_PART, 1.0), f"config.json: {_PART}")
 
 

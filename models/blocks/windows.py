@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from models.config_json import ConfigJson
 from models.errors import ModelError
@@ -27,11 +27,11 @@ class Windows(Keys):
     is_listed: bool = True
     pattern: str = "1"
     is_switched: bool = False
-    says = ("layers.window",)
+    says: ClassVar[tuple[str, ...]] = ("layers.window",)
 
     def read(self, config: ConfigJson) -> dict[str, Any]:
         kinds = config.layer_types() if self.is_listed else []
-        has_window = [kind == SLIDING for kind in kinds] or self._unlisted(config)
+        has_window = [kind == SLIDING for kind in kinds] or self.unlisted(config)
         if (self.is_switched and not config.get(_SWITCH)) or config.get(_WINDOW) is None:
             if SLIDING in kinds or (self.pattern != "1" and any(has_window)):
                 raise ModelError(f"config.json: some layers have {SLIDING}, and {_WINDOW} is not set or off")
@@ -39,7 +39,8 @@ class Windows(Keys):
         window = config.size(_WINDOW) if any(has_window) else 0
         return {self.says[0]: tuple(window if has else 0 for has in has_window)}
 
-    def _unlisted(self, config: ConfigJson) -> list[bool]:
+    def unlisted(self, config: ConfigJson) -> list[bool]:
+        """Say which layers have a window where none are listed."""
         layers = range(config.layer_num)
         if self.is_switched:
             first = config.whole(_FIRST) if config.get(_SWITCH) and config.get(_WINDOW) is not None else 0

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import llama_models
 from support.huggingface_models import logits
 from support.llama_hub_models import LLAMA3_ROPE, MIXTRAL, MODELS, build_llama, save_llama
 from support.llama_shards_forward import forward
@@ -93,7 +94,7 @@ def test_a_configuration_of_transformers_4_says_the_same(name: str, tmp_path: Pa
         ("qwen2 windowed", {"layer_types": ["full_attention"]}, "layer_types names 1 layers of 4"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention: True  ("),
         ("llama with biases", {"mlp_bias": False}, "mlp.gate_proj.bias"),
-        ("llama", {"attention_bias": True}, "attention.query.bias"),
+        ("llama", {"attention_bias": True}, "self_attn.q_proj.bias"),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_key_and_value(
@@ -169,3 +170,19 @@ def test_a_mixtral_is_read_and_has_no_shards(tmp_path: Path) -> None:
         inspect_checkpoint(tmp_path, 1, "fp32")
     with pytest.raises(CheckpointError, match="expert_num is 1,000,000,000, which no model has"):
         inspect_checkpoint(edited(tmp_path, num_local_experts=10**9), 1, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("olmo2", "norms: behind attention and feed-forward alone  .*format=huggingface"),
+        ("olmo2", "norms of queries and keys: over all heads  .*format=huggingface"),
+        ("gemma3", "rotations of layers: 2 kinds  .*format=huggingface"),
+    ],
+)
+def test_what_no_shards_can_say_is_refused_for_them(name: str, reason: str, tmp_path: Path) -> None:
+    llama_models.build(name).save_pretrained(tmp_path)
+    source = open_source(open_archive(tmp_path))
+    assert match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
+    with pytest.raises(CheckpointError, match=reason):
+        inspect_checkpoint(tmp_path, 1, "fp32")

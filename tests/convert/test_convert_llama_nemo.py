@@ -180,7 +180,7 @@ def test_the_number_of_a_window_is_copied_as_nemos_exporters_do_and_said(tmp_pat
     source = saved("mistral")
     path = write_archive(tmp_path / "model.nemo", nemo1(source.config), state_of(source, 1), prefix="model.module.")
     found = open_source(open_archive(path))
-    assert found.dims.attention_window == source.config.sliding_window == 5  # type: ignore[attr-defined]
+    assert found.dims.layers[0].window == source.config.sliding_window == 5  # type: ignore[attr-defined]
     assert any("window_size [5, 0] becomes a window of 5 tokens" in each for each in found.remarks)
     path = write_archive(tmp_path / "llama.nemo", nemo1(saved("llama").config), state_of(saved("llama"), 1))
     assert not any("window" in each for each in open_source(open_archive(path)).remarks)

@@ -18,7 +18,7 @@ from support.network_runs import open_network, prefill_logits
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
-from export_scripts.weights.schema import LlamaDims
+from ft_format.families.llama import LlamaDims, words
 from handover.errors import CheckpointError
 
 
@@ -129,8 +129,8 @@ def test_rotations_that_gptneox_does_not_have_are_the_llama_familys(
 ) -> None:
     source = write(tmp_path / "g.nemo", without_positions(), position_embedding_type="rope", **change)
     dims = inspect_checkpoint(source, 1, "fp32")
-    assert isinstance(dims, LlamaDims) and dims.layernorm_type == "layernorm"
-    assert getattr(dims, field) == value
+    assert isinstance(dims, LlamaDims) and words(dims)["layernorm_type"] == "layernorm"
+    assert words(dims)[field] == value
 
 
 def test_a_rotation_of_no_pairs_is_refused(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ WORDS = {
     "qwen3": "Qwen3",
     "gemma": "Gemma",
     "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3",
+    "olmo2": "OLMo 2",
     "starcoder2": "StarCoder2",
     "mixtral": "Mixtral",
 }

@@ -146,7 +146,7 @@ def written(folder: Path, name: str, target: str, **changes: Any) -> tuple[Path,
 def test_what_the_number_of_a_window_means_is_said(tmp_path: Path) -> None:
     run, source = written(tmp_path, "mistral", f"megatron.bridge.models.{LLAMAS['mistral']}")
     found = open_source(find_archive(run))
-    assert found.dims.attention_window == source.config.sliding_window == 5  # type: ignore[attr-defined]
+    assert found.dims.layers[0].window == source.config.sliding_window == 5  # type: ignore[attr-defined]
     said = "\n".join(found.remarks)
     assert "window_size [4, 0] becomes a window of 5 tokens that counts the token itself, as megatron-core" in said
     assert "a run that Megatron-Bridge before 0.4 imported" in said and "write [3, 0]" in said

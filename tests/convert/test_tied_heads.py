@@ -18,7 +18,7 @@ from support.t5_models import huggingface_t5
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.plan.check import inspect_checkpoint
 from export_scripts.convert import convert
-from export_scripts.weights.schema import LlamaDims
+from ft_format.families.llama import LlamaDims
 from handover.errors import CheckpointError
 
 IDS = torch.arange(3, 19)[None]

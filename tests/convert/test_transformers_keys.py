@@ -41,9 +41,11 @@ _LLAMA: dict[str, Any] = {
 _WINDOW = {"sliding_window": 5}
 _QWEN = {**_WINDOW, "use_sliding_window": True, "max_window_layers": 0}
 SIZES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("llama", "nemotron", "gemma"), _LLAMA),
+    **dict.fromkeys(("llama", "nemotron", "gemma", "olmo2"), _LLAMA),
     **dict.fromkeys(("mistral", "gemma2", "starcoder2", "mixtral"), {**_LLAMA, **_WINDOW}),
     **dict.fromkeys(("qwen2", "qwen3"), {**_LLAMA, **_QWEN}),
+    "gemma3_text": {**_WIDTHS, **_WINDOW, "intermediate_size": 48, "num_key_value_heads": 2, "rope_scaling": _LLAMA3}
+    | {"sliding_window_pattern": 2},
     **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
     "gptj": {**_GPT2, "rotary_dim": 4},
     "gpt_neox": {**_WIDTHS, "intermediate_size": 48, "hidden_act": "gelu_new", "attention_bias": False},
@@ -74,6 +76,7 @@ _OTHER: dict[str, Any] = {
     **{"rope_theta": 300.0, "rotary_emb_base": 300.0, "partial_rotary_factor": 0.75, "num_experts_per_tok": 1},
     "rope_scaling": {"rope_type": "linear", "factor": 4.0, "rope_theta": 400.0},
     "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 400.0},
+    **{"rope_local_base_freq": 300.0, "sliding_window_pattern": 3},
     **{"original_max_position_embeddings": 8, "query_pre_attn_scalar": 7, "relative_attention_num_buckets": 16},
     **{"attn_logit_softcapping": 1.0, "final_logit_softcapping": 1.0, "relative_attention_max_distance": 64},
     **{"per_layer_config": {"0": {"head_dim": 4}}, "attention_chunk_size": 4, "kv_sharing_modes": ["reuse", "none"]},
@@ -98,6 +101,7 @@ _OTHER: dict[str, Any] = {
 _OF_SOME = {
     **{("t5", "is_encoder_decoder"): False, ("mt5", "is_encoder_decoder"): False},
     ("gpt_bigcode", "num_key_value_heads"): 4,
+    ("gemma3_text", "rope_parameters"): {"full_attention": {"rope_theta": 300.0}},
 }
 """Another value of each key than ``SIZES`` and the defaults have; one that is not here is no key of a file."""
 _POPPED = {"torch_dtype", "rope_scaling", "rope_theta", "partial_rotary_factor", "num_labels", "tie_word_embeddings"}
@@ -205,6 +209,8 @@ _SOME: dict[str, list[Any]] = {
     "partial_rotary_factor": [_SAYS_NOTHING, _SAYS_NOTHING, 0.5, 1.0],
     "original_max_position_embeddings": [_SAYS_NOTHING, 8],
     **{"rotary_emb_base": [_SAYS_NOTHING, 10000, 400], "rotary_pct": [_SAYS_NOTHING, 0.5, 1.0]},
+    "rope_local_base_freq": [_SAYS_NOTHING, 400.0],
+    "sliding_window_pattern": [_SAYS_NOTHING, 1, 2],
     "sliding_window": [_SAYS_NOTHING, None, 5],
     "use_sliding_window": [_SAYS_NOTHING, True, False],
     "max_window_layers": [_SAYS_NOTHING, 0, 1, 2],
@@ -228,6 +234,9 @@ _SOME: dict[str, list[Any]] = {
     },
 }
 """Keys of which several say one thing."""
+_BY_KIND = {"sliding_attention": {"rope_theta": 600.0}, "full_attention": {**_LINEAR, "rope_theta": 800.0}}
+_SOME_OF = {"gemma3_text": {"rope_parameters": [_SAYS_NOTHING, None, {}, _BY_KIND, {"full_attention": _LINEAR}]}}
+"""Values of one model's own."""
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -237,7 +246,8 @@ def test_of_keys_that_say_one_thing_the_one_counts_that_counts_in_transformers(m
 
     rng, compared, expressed = random.Random(model_type), 0, 0
     for _ in range(30):
-        some = {key: rng.choice(values) for key, values in _SOME.items() if rng.random() < 0.2}
+        values = {**_SOME, **_SOME_OF.get(model_type, {})}
+        some = {key: rng.choice(each) for key, each in values.items() if rng.random() < 0.2}
         said = {key: copy.deepcopy(value) for key, value in some.items() if value is not _SAYS_NOTHING}
         config = {
             key: value for key, value in config_of(model_type).items() if some.get(key) is not _SAYS_NOTHING

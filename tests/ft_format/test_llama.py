@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ft_format.config_ini import ConfigIni, ConfigIniError
 from ft_format.families import find_family, llama
 from ft_format.families.family import ConfigValues, render_config
-from ft_format.families.llama_dims import LAYER_NORM, LLAMA3_ROPE, LlamaDims, beyond_fastertransformer
+from ft_format.families.llama import LlamaDims, beyond_fastertransformer, of_words, words
 from ft_format.layout import file_sizes, whole_tensors
 
-PLAIN = LlamaDims(
-    head_num=4,
-    kv_head_num=2,
-    size_per_head=32,
-    hidden_units=128,
-    inter_size=96,
-    num_layer=2,
-    vocab_size=100,
-    max_pos_seq_len=64,
-    rotary_embedding=32,
-    layernorm_eps=1e-5,
-)
-GEMMA2 = replace(
-    PLAIN,
+_PLAIN = {
+    "head_num": 4,
+    "kv_head_num": 2,
+    "size_per_head": 32,
+    "hidden_units": 128,
+    "inter_size": 96,
+    "num_layer": 2,
+    "vocab_size": 100,
+    "max_pos_seq_len": 64,
+    "rotary_embedding": 32,
+    "layernorm_eps": 1e-5,
+}
+
+
+def changed(**changes: Any) -> LlamaDims:
+    """A plain Llama, but for some keys of config.ini."""
+    return of_words({**_PLAIN, **changes})
+
+
+PLAIN = changed()
+GEMMA2 = changed(
     kv_head_num=1,
     hidden_units=48,
     has_untied_head=False,
@@ -42,9 +49,10 @@ GEMMA2 = replace(
 OTHERS = {
     "plain": PLAIN,
     "gemma2": GEMMA2,
-    "nemotron": replace(PLAIN, layernorm_type=LAYER_NORM, activation_type="squared_relu", is_gated=False),
-    "llama3": replace(PLAIN, rope_type=LLAMA3_ROPE, rope_scaling_factor=8.0, rope_original_max_position=8192),
-    "biases": replace(PLAIN, has_qkv_bias=True, has_dense_bias=True, has_mlp_bias=True, qk_norm=True),
+    "nemotron": changed(layernorm_type="layernorm", activation_type="squared_relu", is_gated=False),
+    "llama3": changed(rope_type="llama3", rope_scaling_factor=8.0, rope_original_max_position=8192),
+    "linear": changed(rope_type="linear", rope_scaling_factor=4.0),
+    "biases": changed(has_qkv_bias=True, has_dense_bias=True, has_mlp_bias=True, qk_norm=True),
 }
 
 
@@ -53,7 +61,12 @@ def test_config_ini_holds_all_of_the_dimensions(name: str) -> None:
     text = render_config(llama.FAMILY, ConfigValues(OTHERS[name], 2, "fp16", 1, 2))
     ini = ConfigIni(text.encode(), "config.ini")
     assert find_family(ini) is llama.FAMILY
-    assert llama.read(ini, lambda _: True) == OTHERS[name]
+    assert llama.read(ini, lambda _: True) == OTHERS[name] == of_words(words(OTHERS[name]))
+
+
+def test_a_factor_of_positions_alone_divides_them() -> None:
+    """FasterTransformer's forks have no key for its kind."""
+    assert changed(rope_scaling_factor=4.0) == OTHERS["linear"]
 
 
 def test_files_and_sizes_are_those_of_void_mains_loader() -> None:
@@ -78,15 +91,21 @@ def test_files_and_sizes_are_those_of_void_mains_loader() -> None:
     assert len(sizes) == 3 + 2 * (2 + 2 * 5)
 
 
-def test_query_key_and_value_are_three_whole_tensors_in_one_file() -> None:
-    table = whole_tensors(llama.schema(replace(PLAIN, has_qkv_bias=True)))
-    base = "model.layers.0.attention."
-    assert table[f"{base}query.weight"].full_shape(PLAIN) == (128, 2, 2, 32)
-    assert (
-        table[f"{base}key.weight"].full_shape(PLAIN) == table[f"{base}value.weight"].full_shape(PLAIN) == (128, 2, 32)
-    )
-    assert table[f"{base}value.bias"].full_shape(PLAIN) == (2, 32)
+def test_query_key_and_value_are_three_tensors_of_the_model_turned_around_in_one_file() -> None:
+    dims = changed(has_qkv_bias=True)
+    base, table = "model.layers.0.attention.", whole_tensors(llama.schema(dims))
+    own, its = llama.own_tensors(dims), "model.layers.0.self_attn."
+    assert table[f"{base}query.weight"].full_shape(dims) == (128, 2, 2, 32)
+    assert table[f"{base}key.weight"].full_shape(dims) == table[f"{base}value.weight"].full_shape(dims) == (128, 2, 32)
+    assert table[f"{base}value.bias"].full_shape(dims) == (2, 32)
     assert f"{base}query_key_value.weight" not in table
+    assert [table[f"{base}{name}.weight"].origin for name in ("query", "dense")] == [
+        f"{its}q_proj.weight",
+        f"{its}o_proj.weight",
+    ]
+    assert own[f"{its}q_proj.weight"].full_shape(dims) == (2, 2, 32, 128)
+    assert table[f"{base}dense.weight"].full_shape(dims) == (2, 2, 32, 128)
+    assert own[f"{its}o_proj.weight"].full_shape(dims) == (128, 2, 2, 32)
 
 
 def test_what_fastertransformer_computes_otherwise_is_listed_by_key() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from support import llama_models
+from support.drawn_models import drawn
 
 import models
 from models import ARCHITECTURES, Architecture, ModelError
@@ -18,76 +19,6 @@ from models.blocks.rotary import Rotary
 DRAWS = 25
 _FUNCTIONS = ("hidden_act", "hidden_activation")
 _SWITCHES = ("use_sliding_window", "max_window_layers", "sliding_window")
-_ROPES: list[dict[str, Any]] = [
-    {"rope_theta": 500.0},
-    {"rope_scaling": {"rope_type": "linear", "factor": 4.0, "type": "linear"}, "rope_theta": 1e6},
-    {
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 16,
-        },
-    },
-]
-
-
-def drawn(model_type: str, seed: int) -> dict[str, Any]:
-    """A random configuration of an architecture, in the words of its class."""
-    rng = random.Random(f"{model_type} {seed}")
-    layers, groups, size = rng.randint(1, 4), rng.choice([1, 2, 3]), rng.choice([4, 8, 12])
-    heads = groups * rng.choice([1, 2, 4])
-    config: dict[str, Any] = {
-        "model_type": model_type,
-        "vocab_size": rng.randint(20, 90),
-        "hidden_size": heads * size,
-        "intermediate_size": rng.randint(5, 60),
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups,
-        "head_dim": size,
-        "max_position_embeddings": rng.randint(30, 90),
-        **dict.fromkeys(("rms_norm_eps", "norm_eps", "norm_epsilon"), rng.choice([1e-5, 1e-6, 3e-4])),
-        "tie_word_embeddings": rng.choice([True, False]),
-        **copy.deepcopy(rng.choice(_ROPES)),
-    }
-    if model_type != "starcoder2":
-        config["hidden_size"] = rng.choice([config["hidden_size"], 2 * heads * rng.randint(1, 6)])
-    names = rng.choice(["silu", "relu", "gelu", "gelu_pytorch_tanh", "relu2"])
-    config |= {"hidden_act": names, "hidden_activation": names}
-    config |= {key: rng.choice([True, False]) for key in ("attention_bias", "mlp_bias", "use_bias")}
-    own = _OWN.get(model_type)
-    return config | (own(rng, layers) if own else {})
-
-
-def _kinds(rng: random.Random, layers: int) -> list[str]:
-    return [rng.choice(["sliding_attention", "full_attention"]) for _ in range(layers)]
-
-
-def _qwen(rng: random.Random, layers: int) -> dict[str, Any]:
-    is_on = rng.choice([True, False])
-    said = {"layer_types": _kinds(rng, layers)} if is_on and rng.random() < 0.5 else {}
-    return {**said, "use_sliding_window": is_on, "sliding_window": 5, "max_window_layers": rng.randint(0, layers)}
-
-
-def _gemma2(rng: random.Random, layers: int) -> dict[str, Any]:
-    said = {"layer_types": _kinds(rng, layers)} if rng.random() < 0.5 else {}
-    caps = {key: rng.choice([None, 2.0, 30.0]) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
-    return {**said, "sliding_window": 7, "query_pre_attn_scalar": rng.choice([4, 8, 12, 24]), **caps}
-
-
-_OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
-    **dict.fromkeys(("qwen2", "qwen3"), _qwen),
-    **dict.fromkeys(("mistral", "starcoder2"), lambda rng, layers: {"sliding_window": rng.choice([None, 6])}),
-    "mixtral": lambda rng, layers: {
-        "sliding_window": rng.choice([None, 6]),
-        "num_local_experts": rng.randint(2, 5),
-        "num_experts_per_tok": 2,
-    },
-    "nemotron": lambda rng, layers: {"partial_rotary_factor": rng.choice([0.5, 1.0])},
-    "gemma2": _gemma2,
-}
 
 
 def config_of(values: dict[str, Any]) -> Any:
@@ -136,10 +67,26 @@ def test_what_is_written_means_the_same_to_transformers(architecture: Architectu
         values = drawn(architecture.model_type, seed)
         written = architecture.write(architecture.read(values))
         meant, made = config_of(values), config_of({**written, "model_type": architecture.model_type})
-        keys = written.keys() - {*_SWITCHES, *_FUNCTIONS} | {"rope_parameters", "layer_types"}
+        keys = written.keys() - {*_SWITCHES, *_FUNCTIONS, "rope_scaling"} | {"layer_types"}
         assert {key: getattr(made, key, None) for key in keys} == {key: getattr(meant, key, None) for key in keys}
         assert windows(made) == windows(meant)
+        assert rotations(made) == rotations(meant)
         assert torch.allclose(function(made), function(meant), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", llama_models.MODELS)
+def test_what_is_written_computes_the_same_logits(name: str) -> None:
+    """A model of transformers, and one of what is written of its configuration, with the same weights."""
+    import transformers
+
+    model = llama_models.build(name)
+    architecture = models.find(model.config.model_type)
+    written = architecture.write(architecture.read(model.config.to_dict()))
+    config = config_of({**written, "model_type": architecture.model_type})
+    config._attn_implementation = "eager"
+    made = getattr(transformers, architecture.class_name)(config).eval()
+    made.load_state_dict(model.state_dict())
+    assert np.array_equal(llama_models.logits(made), llama_models.logits(model))
 
 
 def windows(config: Any) -> list[int | None]:
@@ -149,11 +96,18 @@ def windows(config: Any) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
+def rotations(config: Any) -> Any:
+    """What is said of the rotation, and of two kinds of layers, of those that there are."""
+    said = config.rope_parameters
+    return {kind: said[kind] for kind in config.layer_types} if "full_attention" in said else said
+
+
 def function(config: Any) -> torch.Tensor:
-    """What the feed-forward's function makes of some numbers; Gemma 2's class alone reads the second key."""
+    """What the feed-forward's function makes of some numbers; later Gemmas read the second key."""
     from transformers.activations import ACT2FN
 
-    values: torch.Tensor = ACT2FN[getattr(config, _FUNCTIONS[config.model_type == "gemma2"])](torch.linspace(-3, 3, 50))
+    key = _FUNCTIONS[config.model_type in ("gemma2", "gemma3_text")]
+    values: torch.Tensor = ACT2FN[getattr(config, key)](torch.linspace(-3, 3, 50))
     return values
 
 
@@ -165,7 +119,7 @@ def test_a_rank_has_whole_heads_and_its_part_of_the_middle(architecture: Archite
     assert tensors[f"{roles['query']}.weight"].split_axis == 0
     assert tensors[f"{roles['attention_output']}.weight"].split_axis == 1
     down = roles.get("down") or roles["experts.1.down"]
-    assert (tensors[f"{down}.weight"].split_axis, tensors[f"{roles['input_norm']}.weight"].split_axis) == (1, None)
+    assert (tensors[f"{down}.weight"].split_axis, tensors["model.norm.weight"].split_axis) == (1, None)
     assert {name for role in roles.values() for name in tensors if name.startswith(f"{role}.")} == {
         name for name in tensors if name.startswith("model.layers.0.")
     }

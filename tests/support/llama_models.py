@@ -76,6 +76,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "sliding_window": 5,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 24,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
+            },
+        },
+    ),
+    "olmo2": ("Olmo2", {"rms_norm_eps": 1e-5, **_rope(5e5)}),
     "mixtral": ("Mixtral", {"num_local_experts": EXPERTS, "num_experts_per_tok": 2, **_rope(1e6)}),
     "starcoder2": ("Starcoder2", {"norm_epsilon": 1e-5, "sliding_window": 5, **_rope(1e5)}),
 }
@@ -89,7 +105,7 @@ def build(name: str, **changes: Any) -> Any:
     family, dims = MODELS[name]
     config = getattr(transformers, f"{family}Config")(**{**_SIZES, **dims, **changes})
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter.copy_(torch.from_numpy(_values(key, tuple(parameter.shape))))

@@ -38,7 +38,8 @@ def keys_read(model_type: str) -> set[str]:
     root = Path(spec.origin).parent
     files = [root / name for name in _COMMON]
     for name in (model_type, *_ALSO.get(model_type, ())):
-        files += [root / f"models/{name}/{kind}_{name}.py" for kind in ("configuration", "modeling")]
+        module = name.removesuffix("_text")
+        files += [root / f"models/{module}/{kind}_{module}.py" for kind in ("configuration", "modeling")]
     return set().union(*map(_keys_of, files))
 
 

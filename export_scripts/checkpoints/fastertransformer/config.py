@@ -11,7 +11,7 @@ from export_scripts.checkpoints.files.archive import Archive
 from ft_format.config_ini import FILE_NAME, ConfigIni, Sections
 from ft_format.families import find_family
 from ft_format.families.family import DATA_TYPE, EXACT_GELU, ConfigValues, Family, prompt_tensors
-from ft_format.families.llama_dims import LlamaDims
+from ft_format.families.llama import LlamaDims
 from ft_format.families.t5 import GATED_ACTIVATIONS
 from ft_format.layout import KV_HEADS, Dims, TensorSpec
 from ft_format.values import FLAG, INDEX

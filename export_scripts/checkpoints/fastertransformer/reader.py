@@ -61,9 +61,10 @@ def open_source(archive: Archive) -> Source:
     archive.refuse_pointers(name for names in files.values() for name in names)
     of_files = config.dims(lambda name: name in files, _position_num(archive, config))
     dims, kv_ranks = without_copies(of_files)
-    schema = {**config.family.schema(dims), **config.prompt_targets()}
+    prompts = config.prompt_targets()
+    schema, tensors = {**config.family.schema(dims), **prompts}, {**config.family.tensors(dims), **prompts}
     ranks = max((len(names) for names in files.values()), default=1)
-    source_map = table_of(schema, ranks, kv_ranks=kv_ranks)
+    source_map = table_of(schema, tensors, ranks, kv_ranks=kv_ranks)
     found = {name: names for name, names in files.items() if not source_map.is_ignored(name)}
     _check_files(archive, config, found, schema, of_files, ranks)
     digests = {record.path: record.digest for record in manifest.files} if manifest else {}
@@ -72,7 +73,11 @@ def open_source(archive: Archive) -> Source:
     return Source(
         archive=archive,
         family=replace(
-            config.family, schema=lambda _: schema, config=config.resharded, divided=_divided(config.family, dims)
+            config.family,
+            schema=lambda _: schema,
+            own=lambda _: tensors,
+            config=config.resharded,
+            divided=_divided(config.family, dims),
         ),
         source_map=source_map,
         dims=dims,

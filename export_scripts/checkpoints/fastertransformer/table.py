@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -10,31 +10,55 @@ import numpy as np
 
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, split_layer
-from ft_format.layout import Dims, TensorSpec, part_names
+from ft_format.layout import Dims, Table, TensorSpec, part_names, turned_axes
 
 
-def table_of(schema: Mapping[str, TensorSpec], ranks: int, name: str = "FT checkpoint", kv_ranks: int = 1) -> SourceMap:
+def table_of(schema: Table, tensors: Table, ranks: int, name: str = "FT checkpoint", kv_ranks: int = 1) -> SourceMap:
     """Make the table of a checkpoint that is its own schema.
 
     Args:
         schema: every file by name.
+        tensors: the model's own tensors, which may be other ones.
         ranks: that its files are cut for.
         name: of the format, for people.
         kv_ranks: for how many ranks heads of keys and values were copied; 1: they were not.
     """
     rules: dict[str | tuple[str, ...], Rules] = {}
+    copies, taken = dict[str, str](), set[str]()
     for file, target in schema.items():
         pattern = split_layer(file)[0]
+        if target.origin in taken:
+            copies[file] = "the tied copy of the embedding"
+            continue
+        taken |= {target.origin} - {""}
         whole = _times(ranks) if target.is_summed and ranks > 1 else None
         rules[pattern] = tuple(
-            Rule(part, _part(target, each), target.split_axis, elementwise=whole, ranks=kv_ranks)
-            for part, each in part_names(pattern, target).items()
+            Rule(
+                split_layer(each.origin or part)[0],
+                _own(_part(target, each), each, tensors[each.origin or part]),
+                target.split_axis,
+                elementwise=whole,
+                ranks=kv_ranks,
+            )
+            for part, each in part_names(file, target).items()
         )
-    ignored = {"shared.weight": "T5's embedding turned around, which no loader reads"}
+    ignored = copies | {"shared.weight": "T5's embedding turned around, which no loader reads"}
     if any(target.is_summed for target in schema.values()):
         reason = "in mlp.attention.bias.sum"
         ignored |= {f"model.layers.*.{name}": reason for name in ("attention.dense.bias", "mlp.dense_4h_to_h.bias")}
     return SourceMap(name, rules, ignored, biases={"*": True})
+
+
+def _own(layout: Layout, target: TensorSpec, own: TensorSpec) -> Layout:
+    """Turn a tensor around whose axes the model's own has in the other order."""
+    if target.shape == own.shape:
+        return layout
+    order = [turned_axes(own.shape).index(axis) for axis in range(len(turned_axes(own.shape)))]
+
+    def turned(values: Array, dims: Dims) -> Array:
+        return layout(values, dims).transpose(order)
+
+    return turned
 
 
 def _part(target: TensorSpec, part: TensorSpec) -> Layout:

@@ -22,11 +22,11 @@ from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.checkpoints.tokenizers.user_tokenizer import given_tokenizer
 from export_scripts.tensors.array_of_pieces import array_of_pieces
 from export_scripts.tensors.dtypes import Array, item_bytes
-from export_scripts.weights.schema import LlamaDims
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.families import llama
 from ft_format.families.family import LAYERS, SIZE
+from ft_format.families.llama import LlamaDims
 from ft_format.layout import TensorSpec
 from ft_format.values import FLAG, INDEX, Values, decimal, fraction
 from handover.errors import CheckpointError
@@ -86,7 +86,7 @@ def open_source(archive: Archive) -> Source:
     return Source(
         archive=archive,
         family=llama.FAMILY,
-        source_map=table_of(schema, ranks, "TurboMind's Llama"),
+        source_map=table_of(schema, llama.own_tensors(dims), ranks, "TurboMind's Llama"),
         dims=dims,
         tensors={name: _tensor(archive, names, schema[name], dims, ranks) for name, names in files.items()},
         tokenizer=tokenizer,
@@ -113,21 +113,22 @@ def _read_dims(section: Values, embedding_bytes: int) -> LlamaDims:
     length = section.find("max_position_embeddings", INDEX) or section.find("session_len", INDEX)
     kv_heads = section.get("kv_head_num", INDEX, 0) or heads
     section.refuse("kv_head_num", heads % kv_heads != 0)
-    return LlamaDims(
-        head_num=heads,
-        kv_head_num=kv_heads,
-        size_per_head=size,
-        hidden_units=heads * size,
-        inter_size=section.get("inter_size", SIZE),
-        num_layer=section.get("num_layer", LAYERS),
-        vocab_size=embedding_bytes // (heads * size * item_bytes(_TYPE)),  # padded to a multiple of the ranks
-        max_pos_seq_len=length or 0,
-        rotary_embedding=section.get("rotary_embedding", SIZE, size),
-        layernorm_eps=section.get("norm_eps", fraction()),
-        rope_theta=section.get("rope_theta", decimal, 10000.0),
-        has_qkv_bias=has_bias,
-        has_dense_bias=has_bias,
-    )
+    said = {
+        "head_num": heads,
+        "kv_head_num": kv_heads,
+        "size_per_head": size,
+        "hidden_units": heads * size,
+        "inter_size": section.get("inter_size", SIZE),
+        "num_layer": section.get("num_layer", LAYERS),
+        "vocab_size": embedding_bytes // (heads * size * item_bytes(_TYPE)),  # padded to a multiple of the ranks
+        "max_pos_seq_len": length or 0,
+        "rotary_embedding": section.get("rotary_embedding", SIZE, size),
+        "layernorm_eps": section.get("norm_eps", fraction()),
+        "rope_theta": section.get("rope_theta", decimal, 10000.0),
+        "has_qkv_bias": has_bias,
+        "has_dense_bias": has_bias,
+    }
+    return llama.of_words(said)
 
 
 def _files(archive: Archive, folder: str) -> dict[str, tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """Reader of Hugging Face checkpoints of decoder-only models: a directory with ``config.json`` and weights.
 
-One architecture is one table: adding one is a module in weights/ and a line here.
+One architecture is one table: adding one is a module in weights/ and a line here. Llama's relatives are models/'.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer, special_ids
 from export_scripts.weights.architecture import Architecture, Settings
 from export_scripts.weights.huggingface_bloom import BLOOM
+from export_scripts.weights.huggingface_decoder import HUB_DECODERS
 from export_scripts.weights.huggingface_gpt2 import GPT2
 from export_scripts.weights.huggingface_gpt_bigcode import GPT_BIGCODE
 from export_scripts.weights.huggingface_gptj import GPTJ
 from export_scripts.weights.huggingface_gptneox import GPTNEOX
-from export_scripts.weights.huggingface_llama import LLAMA_FAMILY
 from export_scripts.weights.huggingface_opt import OPT
 from export_scripts.weights.huggingface_xglm import XGLM
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import DecoderDims, LazyTensor
+from ft_format.families.llama import LlamaDims
 from handover.errors import CheckpointError
 from models.directory import CONFIG_FILE
 
 NAME = "Hugging Face (directory with config.json and safetensors or pytorch_model.bin)"
-ARCHITECTURES: tuple[Architecture, ...] = (GPT2, OPT, BLOOM, XGLM, GPTJ, GPTNEOX, GPT_BIGCODE, *LLAMA_FAMILY)
+ARCHITECTURES: tuple[Architecture, ...] = (GPT2, OPT, BLOOM, XGLM, GPTJ, GPTNEOX, GPT_BIGCODE, *HUB_DECODERS)
 
 
 def is_candidate(path: Path) -> bool:
@@ -114,6 +115,8 @@ def _expressed(settings: Settings) -> tuple[Architecture, DecoderDims, tuple[str
         if architecture.problems(settings):
             raise _inexpressible(architecture, beyond)
     dims = architecture.dims(settings)
+    if isinstance(dims, LlamaDims):
+        return architecture, dims, beyond
     untied = dims.has_untied_head or not architecture.is_tied(settings)
     return architecture, replace(dims, has_untied_head=untied), beyond
 

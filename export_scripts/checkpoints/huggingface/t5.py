@@ -20,7 +20,7 @@ from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, TOKE
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.checkpoints.tokenizers.pieces import read_pieces
 from export_scripts.checkpoints.tokenizers.user_tokenizer import given_tokenizer
-from export_scripts.weights.architecture import EXACT_GELU, TANH_GELU, attention_problems
+from export_scripts.weights.architecture import attention_problems
 from export_scripts.weights.huggingface_t5 import TIED, UNTIED
 from export_scripts.weights.remarks import EXACT_GELU as EXACT_GELU_REMARK
 from export_scripts.weights.remarks import ShardRemark
@@ -29,6 +29,7 @@ from export_scripts.weights.values import Fields, epsilon, positive
 from ft_format.families import t5
 from handover.errors import CheckpointError
 from handover.text_ids import TextIds
+from models.blocks.feed_forward import EXACT_GELU, TANH_GELU
 from models.checks import shown
 
 NAME = "Hugging Face T5 (a directory with config.json)"

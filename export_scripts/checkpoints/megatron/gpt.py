@@ -24,7 +24,7 @@ from export_scripts.checkpoints.nemo.gpt_config import (
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, special_ids
 from export_scripts.checkpoints.tokenizers.user_tokenizer import given_tokenizer
-from export_scripts.weights import megatron_gpt, megatron_llama
+from export_scripts.weights import megatron_decoder, megatron_gpt
 from export_scripts.weights.layouts import (
     qkv_by_block_to_block,
     qkv_by_element_to_block,
@@ -35,11 +35,13 @@ from export_scripts.weights.schema import DecoderDims, Layout, LazyTensor, Sourc
 from ft_format.families import gpt, gptneox, llama
 from ft_format.families.family import Family
 from handover.errors import CheckpointError
+from models.decoder import NAMES
 
 CHECKPOINT_VERSION = "checkpoint_version"
 """Megatron-LM's own word in a configuration; NeMo has ``megatron_legacy`` for the first version's order."""
 
-_EMBEDDINGS = {"model.wte", llama.EMBEDDING_FILE}
+_EMBEDDINGS = {"model.wte", f"{NAMES['embedding']}.weight"}
+_QUERIES = ("attention.query", NAMES["query"])
 _LINEAR = ("*.attention.dense.bias", "*.mlp.*.bias")
 # Versions 2 and 3 have today's order.
 _OLD_ORDERS = {0: qkv_by_block_to_block, 1: qkv_by_element_to_block}
@@ -172,7 +174,7 @@ class _Llama:
         return llama.FAMILY
 
     def table(self, archive: Archive, config: Mapping[str, Any], keys: tuple[str, ...], prefix: str) -> SourceMap:
-        return megatron_llama.table(prefix, keys, llama_config.read_variant(config, keys))
+        return megatron_decoder.table(prefix, keys, llama_config.read_dims(config, 1, keys))
 
     def dims(self, config: Mapping[str, Any], vocab_size: int, keys: tuple[str, ...]) -> DecoderDims:
         return llama_config.read_dims(config, vocab_size, keys)
@@ -194,7 +196,7 @@ def _check_parts(source_map: SourceMap, tensors: Mapping[str, PartedTensor], gro
     """
     for key, tensor in tensors.items():
         if (
-            "attention.query" not in "".join(source_map.targets(key))
+            not any(place in target for target in source_map.targets(key) for place in _QUERIES)
             or tensor.axis is None
             or source_map.is_ignored(key)
         ):

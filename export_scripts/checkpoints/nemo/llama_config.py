@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import models
 from export_scripts.checkpoints.nemo.core_fields import CAPACITY, CORE_LIMITS, ROUTER_LIMITS, capacity_problem
 from export_scripts.checkpoints.nemo.gpt_config import (
     CUSTOMIZATION,
@@ -18,15 +19,17 @@ from export_scripts.checkpoints.nemo.gpt_config import (
 )
 from export_scripts.checkpoints.nemo.known_keys import NEMO1_LIMITS
 from export_scripts.checkpoints.nemo.limits import Limit, is_off, is_on, is_one_of, problems
-from export_scripts.checkpoints.nemo.windows import AS_CORE, read_window, window_remarks
-from export_scripts.weights import megatron_llama
-from export_scripts.weights.megatron_llama import LlamaVariant
-from export_scripts.weights.schema import LlamaDims
+from export_scripts.checkpoints.nemo.windows import AS_CORE, read_windows, window_remarks
+from export_scripts.weights import megatron_decoder
 from export_scripts.weights.values import bounded, epsilon, number
-from ft_format.families.llama_dims import LAYER_NORM, LINEAR_ROPE, LLAMA3_ROPE, MOST_EXPERTS, RMS_NORM
+from ft_format.families.llama import LlamaDims
 from ft_format.layout import LARGEST, MOST_LAYERS
 from handover.errors import CheckpointError
+from models.blocks.attention import BY_HEAD, NO_NORM
+from models.blocks.norms import LAYER_NORM, RMS_NORM
+from models.blocks.rotary import LINEAR, LLAMA3, Rotary, Scaling
 from models.checks import shown
+from models.config_json import MOST_EXPERTS
 
 _FILE = "model_config.yaml"
 # Function of the feed-forward, and whether a gate is multiplied in; "gated" is how NeMo 2's words are put together.
@@ -107,16 +110,6 @@ def check_expressible(config: Mapping[str, Any]) -> None:
         )
 
 
-def read_variant(config: Mapping[str, Any], keys: Collection[str]) -> LlamaVariant:
-    """Read what the table depends on."""
-    return LlamaVariant(
-        is_gated=_activation(config)[1],
-        has_second_matrix=megatron_llama.has_second_matrix(keys),
-        has_untied_head=not config.get("share_embeddings_and_output_weights", True),
-        expert_num=_experts(config),
-    )
-
-
 def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] = ()) -> LlamaDims:
     """Read the dimensions.
 
@@ -142,38 +135,36 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
     experts = _experts(config)
     custom = {**config, **customization(config)}
     scalar = _number(custom, "query_pre_attn_scalar")
-    window, which = read_window(config, layers, is_gemma2)
-    return LlamaDims(
-        head_num=heads,
-        kv_head_num=groups,
-        size_per_head=size,
-        hidden_units=hidden,
-        inter_size=_positive(config, "ffn_hidden_size", 4 * hidden),
-        num_layer=layers,
-        vocab_size=vocab_size,
-        max_pos_seq_len=_positive(config, "max_position_embeddings", config.get("encoder_seq_length")),
-        rotary_embedding=_rotary_width(config, size),
-        layernorm_eps=epsilon(config.get("layernorm_epsilon", 1e-5), f"{_FILE}: layernorm_epsilon"),
-        has_untied_head=not config.get("share_embeddings_and_output_weights", True),
-        layernorm_type=_NORMS[str(config.get("normalization", "layernorm"))],
-        has_zero_centred_norms=has_zero_centred_norms(config) or config.get("normalization") == "rmsnorm1p",
-        activation_type=function,
-        is_gated=is_gated,
-        has_qkv_bias=linear or bool(config.get("add_qkv_bias") or config.get("qkv_bias")),
-        has_dense_bias=linear,
-        has_mlp_bias=linear,
-        qk_norm=bool(config.get("qk_layernorm")),
-        has_output_norms=is_gemma2,
-        embedding_scale=hidden**0.5 if config.get("apply_embedding_scaling") else 1.0,
-        attention_scalar=0.0 if scalar == size else scalar,
-        attn_logit_softcap=_number(custom, "attn_logit_softcapping"),
-        final_logit_softcap=_number(custom, "final_logit_softcapping"),
-        attention_window=window,
-        attention_window_layers=which,
-        expert_num=experts,
-        experts_per_token=_positive(config, "moe_router_topk", 2) if experts else 0,
-        **_rope(config),
-    )
+    fields: dict[str, Any] = {
+        "attention.head_num": heads,
+        "attention.kv_head_num": groups,
+        "attention.size_per_head": size,
+        "attention.has_qkv_bias": linear or bool(config.get("add_qkv_bias") or config.get("qkv_bias")),
+        "attention.has_output_bias": linear,
+        "attention.qk_norm": BY_HEAD if config.get("qk_layernorm") else NO_NORM,
+        "attention.scalar": 0.0 if scalar == size else scalar,
+        "attention.softcap": _number(custom, "attn_logit_softcapping"),
+        "feed_forward.inter_size": _positive(config, "ffn_hidden_size", 4 * hidden),
+        "feed_forward.is_gated": is_gated,
+        "feed_forward.activation": function,
+        "feed_forward.has_bias": linear,
+        "feed_forward.expert_num": experts,
+        "feed_forward.experts_per_token": _positive(config, "moe_router_topk", 2) if experts else 0,
+        "norms.eps": epsilon(config.get("layernorm_epsilon", 1e-5), f"{_FILE}: layernorm_epsilon"),
+        "norms.kind": _NORMS[str(config.get("normalization", "layernorm"))],
+        "norms.is_zero_centred": has_zero_centred_norms(config) or config.get("normalization") == "rmsnorm1p",
+        "norms.is_after": is_gemma2,
+        "hidden_units": hidden,
+        "vocab_size": vocab_size,
+        "num_layer": layers,
+        "max_positions": _positive(config, "max_position_embeddings", config.get("encoder_seq_length")),
+        "embedding_scale": hidden**0.5 if config.get("apply_embedding_scaling") else 1.0,
+        "final_softcap": _number(custom, "final_logit_softcapping"),
+        "has_tied_head": bool(config.get("share_embeddings_and_output_weights", True)),
+        "layers.rotary": (_rotary(config, size),) * layers,
+        "layers.window": read_windows(config, layers, is_gemma2),
+    }
+    return models.with_names(LlamaDims.of(fields))
 
 
 def _activation(config: Mapping[str, Any]) -> tuple[str, bool]:
@@ -185,17 +176,15 @@ def _activation(config: Mapping[str, Any]) -> tuple[str, bool]:
     return "exact_gelu" if name == "gelu" and not (is_fused or config.get("openai_gelu")) else name, is_gated
 
 
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"rope_theta": number(config.get("rotary_base") or 10000, f"{_FILE}: rotary_base")}
+def _rotary(config: Mapping[str, Any], size: int) -> Rotary:
+    base = number(config.get("rotary_base") or 10000, f"{_FILE}: rotary_base")
     factor = number(config.get("seq_len_interpolation_factor") or 1, f"{_FILE}: seq_len_interpolation_factor")
-    if factor != 1:
-        found |= {"rope_type": LINEAR_ROPE, "rope_scaling_factor": factor}
+    scaling = Scaling(LINEAR, factor) if factor != 1 else None
     if _is_llama31(config):
         said = {key: number(config.get(key) or default, f"{_FILE}: {key}") for key, default in _LLAMA31.items()}
-        found |= {"rope_type": LLAMA3_ROPE, "rope_scaling_factor": said["scale_factor"]}
-        found |= {f"rope_{key}": said[key] for key in ("low_freq_factor", "high_freq_factor")}
-        found["rope_original_max_position"] = int(said["old_context_len"])
-    return found
+        waves = said["low_freq_factor"], said["high_freq_factor"], int(said["old_context_len"])
+        scaling = Scaling(LLAMA3, said["scale_factor"], *waves)
+    return Rotary(_rotary_width(config, size), base, scaling)
 
 
 def _is_llama31(config: Mapping[str, Any]) -> bool:
@@ -209,7 +198,7 @@ def _is_llama31(config: Mapping[str, Any]) -> bool:
 def _is_gemma2(config: Mapping[str, Any], keys: Collection[str]) -> bool:
     """Whether norms follow the blocks and every other layer has the window: by the keys or, without, by its caps."""
     if keys:
-        return megatron_llama.has_output_norms(keys)
+        return megatron_decoder.has_output_norms(keys)
     return bool({**config, **customization(config)}.get("attn_logit_softcapping"))
 
 
@@ -231,7 +220,7 @@ def _capacity_remark(config: Mapping[str, Any]) -> tuple[str, ...]:
 def _says_bias(config: Mapping[str, Any], keys: Collection[str], *places: str) -> bool:
     """Whether linear layers have biases; a configuration that is silent leaves it to the keys."""
     said = config.get("add_bias_linear", config.get("bias"))
-    return megatron_llama.has_key(keys, *places) if said is None else bool(said)
+    return megatron_decoder.has_key(keys, *places) if said is None else bool(said)
 
 
 def _rotary_width(config: Mapping[str, Any], size_per_head: int) -> int:

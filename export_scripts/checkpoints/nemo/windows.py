@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from export_scripts.weights.llama_settings import shortest
 from export_scripts.weights.values import positive, whole
-from ft_format.families.llama_dims import ALL_LAYERS
 from handover.errors import CheckpointError
 from models.checks import quoted, shown
 
@@ -33,28 +31,28 @@ def window_of(config: Mapping[str, Any]) -> int | None:
     return whole(window[0], f"{_FILE}: window_size")
 
 
-def read_window(config: Mapping[str, Any], layers: int, is_gemma2: bool) -> tuple[int, str]:
-    """Read how many tokens a token sees, itself among them, and in which layers; 0: it sees all.
+def read_windows(config: Mapping[str, Any], layers: int, is_gemma2: bool) -> tuple[int, ...]:
+    """Read how many tokens a token sees in each layer, itself among them; 0: it sees all.
 
     Raises:
         CheckpointError: the number is none, or layers are listed and there are more.
     """
     seen = window_of(config)
     if seen is None:
-        return 0, ALL_LAYERS
+        return (0,) * layers
     size = positive(seen + bool(config.get(AS_CORE)), f"{_FILE}: window_size")
     skipped = config.get("window_attn_skip_freq")
     if is_gemma2:  # its attention reads no frequency
-        return size, "10"
+        return tuple(size * (number % 2 == 0) for number in range(layers))
     if isinstance(skipped, int) and skipped:
-        return size, shortest([number % skipped != 0 for number in range(1, layers + 1)])
+        return tuple(size * (number % skipped != 0) for number in range(1, layers + 1))
     if isinstance(skipped, (list, tuple)) and skipped:
         if len(skipped) < layers:
             raise CheckpointError(f"{_FILE}: window_attn_skip_freq lists {len(skipped)} of {layers} layers")
-        return size, shortest([bool(each) for each in skipped[:layers]])
+        return tuple(size * bool(each) for each in skipped[:layers])
     if skipped:
         raise CheckpointError(f"{_FILE}: window_attn_skip_freq is {quoted(skipped)}, not a number or a list of 0 and 1")
-    return size, ALL_LAYERS
+    return (size,) * layers
 
 
 def window_remarks(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from export_scripts.conversion.move.assembly import Assembly, Piece
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import Assignment
-from ft_format.layout import TensorSpec, part_names
+from ft_format.layout import TensorSpec, part_names, turned_axes
 
 
 def join_files(assignments: Iterable[Assignment], files: Mapping[str, TensorSpec]) -> tuple[Assignment, ...]:
@@ -26,10 +27,25 @@ def join_files(assignments: Iterable[Assignment], files: Mapping[str, TensorSpec
 
 
 def _of_file(name: str, target: TensorSpec, by_name: Mapping[str, Assignment]) -> Assignment:
+    parts = tuple(_of_tensor(part, spec, by_name) for part, spec in part_names(name, target).items())
     if not target.parts:
-        return by_name[name]
-    parts = tuple(by_name[part] for part in part_names(name, target))
+        return parts[0]
     return Assignment(name, target, tuple(key for part in parts for key in part.keys), parts=parts)
+
+
+def _of_tensor(name: str, target: TensorSpec, by_name: Mapping[str, Assignment]) -> Assignment:
+    """Take a model's own tensor for the file, turned around if the file has it so."""
+    own = by_name[target.origin or name]
+    order = turned_axes(own.target.shape)
+    if target.shape == own.target.shape or own.rule is None:
+        return replace(own, name=name, target=target)
+    rule = own.rule
+
+    def turned(values: Array, dims: Any) -> Array:
+        return rule.layout(values, dims).transpose(order)
+
+    axis = None if rule.concat_axis is None else order.index(rule.concat_axis)
+    return replace(own, name=name, target=target, rule=replace(rule, target=name, layout=turned, concat_axis=axis))
 
 
 def side_by_side(boxes: Sequence[Assembly], axis: int) -> Assembly:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ft_format.families.llama import LlamaDims, unsaid
 from ft_format.layout import Dims
 from handover.errors import CheckpointError
 
@@ -26,6 +27,8 @@ def check_served(family: str, dims: Dims) -> None:
     """
     about = (_about_rotation(family, dims), _about_epsilon(dims), _about_experts(dims))
     found = [problem for problem in about if problem]
+    if isinstance(dims, LlamaDims):
+        found += [f"{problem}; export.model.format=huggingface" for problem in unsaid(dims)]
     if found:
         raise CheckpointError(
             f"FasterTransformer's {family} cannot be served with these dimensions\n  " + "\n  ".join(found),

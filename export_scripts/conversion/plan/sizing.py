@@ -21,7 +21,7 @@ from export_scripts.conversion.plan.description import is_description, read_desc
 from export_scripts.conversion.plan.ranks import check_split
 from export_scripts.conversion.write.shards import READ_BYTES, ShardSettings, Workspace
 from export_scripts.tensors.dtypes import STORAGE, is_finite, item_bytes, recast
-from ft_format.layout import TensorSpec, whole_tensors
+from ft_format.layout import TensorSpec
 from handover.digests import BlockSums
 from handover.progress import human_bytes, human_time
 
@@ -116,7 +116,7 @@ def _of_description(path: Path, tensor_para_size: int, weight_data_type: str, pr
     settings = ShardSettings(tensor_para_size, weight_data_type, dims)
     check_split(tensor_para_size, dims, described.family.divided)
     targets = described.family.schema(dims)
-    numbers = sum(prod(target.full_shape(dims)) for target in whole_tensors(targets).values())
+    numbers = sum(prod(target.full_shape(dims)) for target in described.family.tensors(dims).values())
     read_bytes = numbers * item_bytes(described.data_type)
     return _sizing(settings, targets, 3, described.files, read_bytes, described.data_type, processes)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from export_scripts.targets.huggingface.bloom import BLOOM
+from export_scripts.targets.huggingface.decoder import HUB_DECODERS
 from export_scripts.targets.huggingface.gpt2 import GPT2
 from export_scripts.targets.huggingface.gptj import GPTJ
 from export_scripts.targets.huggingface.gptneox import GPTNEOX
-from export_scripts.targets.huggingface.llama import LLAMA_FAMILY
 from export_scripts.targets.huggingface.opt import OPT
 from export_scripts.targets.huggingface.t5 import T5
 from export_scripts.targets.huggingface.table import Target
@@ -17,7 +17,7 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
     "gpt": (OPT, GPT2, BLOOM),
     "gptj": (GPTJ,),
     "gptneox": (GPTNEOX,),
-    "llama": LLAMA_FAMILY,
+    "llama": HUB_DECODERS,
     "t5": (T5,),
 }
 """By the family's name; the first that can express a model is taken."""

@@ -32,6 +32,7 @@ from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import Assignment, LazyTensor, Rule
+from ft_format.families.llama import LlamaDims
 from ft_format.layout import Dims, TensorSpec
 from handover.errors import CheckpointError
 from models.checks import shown
@@ -193,6 +194,8 @@ def _expressed(
 
 
 def _facts(opened: Source, source: Source, assignments: Sequence[Assignment]) -> Facts:
+    if isinstance(opened.dims, LlamaDims):
+        return Facts("", opened.dims.has_tied_head, source.ids.start_id, source.ids.end_id, source.ids.pad_id)
     keys = {assignment.name: assignment.keys for assignment in assignments}
     embedding = next(name for name in ("model.wte", "model.wte.weight", "shared.weight_T") if name in keys)
     head = keys.get(opened.family.head)

@@ -20,7 +20,6 @@ from export_scripts.targets.huggingface.plan import HuggingFacePlan, Wish, plan_
 from export_scripts.targets.huggingface.table import Facts
 from export_scripts.tensors.dtypes import is_finite, item_bytes
 from export_scripts.tensors.mapped import RUN_BYTES
-from ft_format.layout import whole_tensors
 from handover.digests import BlockSums
 
 # Configuration, generation, tokenizer and its configuration, manifest; several files of weights have an index too.
@@ -65,7 +64,7 @@ def _of_description(described: Description, path: Path, data_type: str, processe
     dims = described.dims
     facts = Facts(is_head_tied=not dims.has_untied_head)
     target = target_of(described.family.name, dims, facts)
-    shapes = {name: spec.full_shape(dims) for name, spec in whole_tensors(described.family.schema(dims)).items()}
+    shapes = {name: spec.full_shape(dims) for name, spec in described.family.tensors(dims).items()}
     planned = [
         PlannedTensor(name, taken.shape(shapes[taken.pivot]), taken.axes(shapes[taken.pivot]), _not_made)
         for name, taken in target.tensors(dims, facts).items()

@@ -14,7 +14,7 @@ from ft_format.config_ini import ConfigIni
 from ft_format.families import BY_MODEL_TYPE, MODEL_TYPES
 from ft_format.families.family import Family
 from ft_format.families.gpt import GptDims
-from ft_format.families.llama_dims import LlamaDims
+from ft_format.families.llama import LlamaDims
 from ft_format.families.t5 import T5Dims
 from ft_format.location import is_hub_directory
 

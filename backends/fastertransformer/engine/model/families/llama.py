@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from ft_format.config_ini import ConfigIni
 from ft_format.families.family import Family
-from ft_format.families.llama import EMBEDDING_FILE
-from ft_format.families.llama_dims import LLAMA3_ROPE, RMS_NORM, LlamaDims
+from ft_format.families.llama import EMBEDDING_FILE, LlamaDims
+from models.blocks.norms import RMS_NORM
+from models.blocks.rotary import Scaling
 
 from ...errors import ConfigIniError
 from ...ops.positions import RopeScaling
@@ -30,37 +31,37 @@ def read(ini: ConfigIni, family: Family, dims: LlamaDims) -> ModelConfig:
             f"[{family.main}] expert_num = {dims.expert_num}: this engine does not serve mixtures of experts",
             "export the checkpoint with format=huggingface, and serve that directory by an engine that has them",
         )
+    rotary, windows = dims.layers[0].rotary, [layer.window for layer in dims.layers]
     return ModelConfig(
         **decoder_keys(ini, family, dims) | ({} if dims.has_untied_head else {"head": ""}),
         layout=_LAYOUT,
         kv_head_num=dims.kv_head_num,
         model_width=dims.hidden_units,
-        is_rms=dims.layernorm_type == RMS_NORM,
-        has_zero_centred_norms=dims.has_zero_centred_norms,
-        attention_scalar=dims.attention_scalar,
-        attn_softcap=dims.attn_logit_softcap,
-        window=dims.attention_window,
-        window_layers=dims.attention_window_layers,
-        activation=dims.activation_type,
-        is_gated=dims.is_gated,
+        is_rms=dims.norms.kind == RMS_NORM,
+        has_zero_centred_norms=dims.norms.is_zero_centred,
+        attention_scalar=dims.attention.scalar,
+        attn_softcap=dims.attention.softcap,
+        window=max(windows),
+        window_layers="".join(str(int(window > 0)) for window in windows),
+        activation=dims.feed_forward.activation,
+        is_gated=dims.feed_forward.is_gated,
         positions="rotary",
-        rope_theta=dims.rope_theta,
-        rope_scaling=_rope_scaling(dims),
+        rope_theta=rotary.base,
+        rope_scaling=_rope_scaling(rotary.scaling),
         embedding_scale=dims.embedding_scale,
-        final_softcap=dims.final_logit_softcap,
+        final_softcap=dims.final_softcap,
     )
 
 
-def _rope_scaling(dims: LlamaDims) -> RopeScaling | None:
-    """Return what rope_type and rope_scaling_factor say; FasterTransformer's forks know the second key alone."""
-    if dims.rope_type == LLAMA3_ROPE:
-        return RopeScaling(
-            dims.rope_scaling_factor,
-            low_freq_factor=dims.rope_low_freq_factor,
-            high_freq_factor=dims.rope_high_freq_factor,
-            original_max_position=dims.rope_original_max_position,
-        )
-    return RopeScaling(dims.rope_scaling_factor) if dims.rope_scaling_factor != 1 else None
+def _rope_scaling(scaling: Scaling | None) -> RopeScaling | None:
+    if scaling is None:
+        return None
+    return RopeScaling(
+        scaling.factor,
+        low_freq_factor=scaling.low_freq_factor,
+        high_freq_factor=scaling.high_freq_factor,
+        original_max_position=scaling.original_max_position,
+    )
 
 
 def _stack(read: Reader, config: ModelConfig, layers: range) -> StackWeights:

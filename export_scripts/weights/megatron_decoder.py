@@ -1,0 +1,100 @@
+"""Llama and its relatives of Megatron-LM and NeMo: the spellings of models/ as a table. Norms stay as they are stored.
+
+Keys: NeMo 1.23, ``megatron/mlp.py`` (legacy: one matrix for gate and up where the activation is "fast-", else two) and
+megatron-core, ``gpt_layer_specs.py``, ``mlp.py`` (``apply_swiglu_sharded_factory``), ``moe/experts.py``; Gemma 2's
+norms behind the linear layers: NeMo, ``gemma2_modules.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from export_scripts.tensors.dtypes import Array
+from export_scripts.weights.layouts import unchanged
+from export_scripts.weights.megatron_gpt import TIED_COPIES, TIED_COPY, ignored
+from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, Sources, split_layer
+from ft_format.families.llama import LlamaDims
+from handover.errors import CheckpointError
+from models.spelling import Spelling
+from models.tensor import Tensor
+
+_WORDS = "embedding.word_embeddings.weight"
+_KINDS = ("weight", "bias")
+
+
+def table(prefix: str, keys: Collection[str], dims: LlamaDims) -> SourceMap:
+    """Choose the table by the keys.
+
+    Args:
+        prefix: what every key begins with; see ``megatron_gpt``.
+        keys: of the checkpoint.
+        dims: of the model; the vocabulary's may be unknown.
+
+    Raises:
+        CheckpointError: the keys are none of a decoder.
+    """
+    legacy = f"{prefix}language_model."
+    if any(key.startswith(legacy) for key in keys):
+        rules = _outer(legacy, f"{legacy}output_layer.weight", dims)
+        for stack in ("encoder", "transformer"):
+            rules |= _final_norm(f"{legacy}{stack}.", dims) | _layers(f"{legacy}{stack}.layers.{{layer}}.", keys, dims)
+        dropped = {f"{prefix}{key}": reason for key, reason in TIED_COPIES.items()}
+        name = "NeMo Llama with legacy keys" if prefix else "Megatron-LM Llama"
+        copies = dict.fromkeys(dropped, f"{legacy}{_WORDS}")
+        return SourceMap(name, rules, ignored(dropped, True), copies=copies)
+    if not any(key.startswith((f"{prefix}decoder.layers.", f"{prefix}embedding.")) for key in keys):
+        raise CheckpointError(f"it has no keys of a GPT ({', '.join(sorted(keys)[:3]) or 'it is empty'})")
+    head = f"{prefix}output_layer.weight"
+    rules = _outer(prefix, head, dims) | _final_norm(f"{prefix}decoder.", dims)
+    rules |= _layers(f"{prefix}decoder.layers.{{layer}}.", keys, dims)
+    dropped = {head: TIED_COPY} if dims.has_tied_head else {}
+    copies = dict.fromkeys(dropped, f"{prefix}{_WORDS}")
+    return SourceMap("megatron-core Llama", rules, ignored(dropped, True), copies=copies)
+
+
+def has_output_norms(keys: Iterable[str]) -> bool:
+    """Whether norms follow attention and feed-forward, as in Gemma 2."""
+    return any("post_layernorm" in key for key in keys)
+
+
+def has_key(keys: Iterable[str], *places: str) -> bool:
+    """Whether there are keys of a layer that end so."""
+    return any(split_layer(key)[0].endswith(places) for key in keys)
+
+
+def _outer(base: str, head: str, dims: LlamaDims) -> dict[Sources, Rules]:
+    rules: dict[Sources, Rules] = {f"{base}{_WORDS}": Rule(dims.name_of("embedding.weight"), unchanged, join_axis=0)}
+    return {**rules, head: Rule(dims.name_of("head.weight"), unchanged, join_axis=0)}
+
+
+def _final_norm(base: str, dims: LlamaDims) -> dict[Sources, Rules]:
+    return {f"{base}final_layernorm.{kind}": Rule(dims.name_of(f"final_norm.{kind}"), unchanged) for kind in _KINDS}
+
+
+def _layers(base: str, keys: Collection[str], dims: LlamaDims) -> dict[Sources, Rules]:
+    """Write every spelling of a layer's tensors out, whether or not the model has them."""
+    is_apart = any(key.endswith(("dense_h_to_4h_2.weight", "linear_fc1.weight_w")) for key in keys)
+    weights = dims.layer()
+    rules: dict[Sources, Rules] = {}
+    for spelling in dims.spellings(is_apart):
+        for name in spelling.names:
+            for kind in _KINDS:
+                rules[base + name.format(kind=kind)] = tuple(
+                    _rule(spelling, role, kind, weights.get(f"{role}.weight", Tensor(("hidden_units",))), dims)
+                    for role in spelling.roles
+                )
+    return rules
+
+
+def _rule(spelling: Spelling, role: str, kind: str, weight: Tensor, dims: LlamaDims) -> Rule:
+    tensor = weight if kind == "weight" else weight.bias
+    split_axis = None if spelling.is_stacked else tensor.split_axis  # no training rank's part of all experts is read
+    return Rule(dims.name_of(f"{role}.{kind}"), _layout(spelling, role, tensor), split_axis)
+
+
+def _layout(spelling: Spelling, role: str, tensor: Tensor) -> Layout:
+    def layout(values: Array, dims: LlamaDims) -> Array:
+        shown: Array = spelling.read(values, role, tensor, dims.axis_size)
+        return shown
+
+    return layout

@@ -1,0 +1,85 @@
+"""Random configurations of the architectures of models/, in the words of transformers' classes."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+_ROPES: list[dict[str, Any]] = [
+    {"rope_theta": 500.0},
+    {"rope_scaling": {"rope_type": "linear", "factor": 4.0, "type": "linear"}, "rope_theta": 1e6},
+    {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
+]
+
+
+def drawn(model_type: str, seed: int) -> dict[str, Any]:
+    """A random configuration of an architecture, in the words of its class."""
+    rng = random.Random(f"{model_type} {seed}")
+    layers, groups, size = rng.randint(1, 4), rng.choice([1, 2, 3]), rng.choice([4, 8, 12])
+    heads = groups * rng.choice([1, 2, 4])
+    config: dict[str, Any] = {
+        "model_type": model_type,
+        "vocab_size": rng.randint(20, 90),
+        "hidden_size": heads * size,
+        "intermediate_size": rng.randint(5, 60),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": size,
+        "max_position_embeddings": rng.randint(30, 90),
+        **dict.fromkeys(("rms_norm_eps", "norm_eps", "norm_epsilon"), rng.choice([1e-5, 1e-6, 3e-4])),
+        "tie_word_embeddings": rng.choice([True, False]),
+        **copy.deepcopy(rng.choice(_ROPES)),
+    }
+    if model_type != "starcoder2":
+        config["hidden_size"] = rng.choice([config["hidden_size"], 2 * heads * rng.randint(1, 6)])
+    names = rng.choice(["silu", "relu", "gelu", "gelu_pytorch_tanh", "relu2"])
+    config |= {"hidden_act": names, "hidden_activation": names}
+    config |= {key: rng.choice([True, False]) for key in ("attention_bias", "mlp_bias", "use_bias")}
+    own = _OWN.get(model_type)
+    return config | (own(rng, layers) if own else {})
+
+
+def _kinds(rng: random.Random, layers: int) -> list[str]:
+    return [rng.choice(["sliding_attention", "full_attention"]) for _ in range(layers)]
+
+
+def _qwen(rng: random.Random, layers: int) -> dict[str, Any]:
+    is_on = rng.choice([True, False])
+    said = {"layer_types": _kinds(rng, layers)} if is_on and rng.random() < 0.5 else {}
+    return {**said, "use_sliding_window": is_on, "sliding_window": 5, "max_window_layers": rng.randint(0, layers)}
+
+
+def _gemma2(rng: random.Random, layers: int) -> dict[str, Any]:
+    said = {"layer_types": _kinds(rng, layers)} if rng.random() < 0.5 else {}
+    caps = {key: rng.choice([None, 2.0, 30.0]) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
+    return {**said, "sliding_window": 7, "query_pre_attn_scalar": rng.choice([4, 8, 12, 24]), **caps}
+
+
+def _gemma3(rng: random.Random, layers: int) -> dict[str, Any]:
+    said = _gemma2(rng, layers) | {"rope_local_base_freq": rng.choice([10000.0, 777.0])}
+    return said | rng.choice([{}, {"sliding_window_pattern": rng.randint(1, 3)}])
+
+
+_OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
+    **dict.fromkeys(("qwen2", "qwen3"), _qwen),
+    **dict.fromkeys(("mistral", "starcoder2"), lambda rng, layers: {"sliding_window": rng.choice([None, 6])}),
+    "mixtral": lambda rng, layers: {
+        "sliding_window": rng.choice([None, 6]),
+        "num_local_experts": rng.randint(2, 5),
+        "num_experts_per_tok": 2,
+    },
+    "nemotron": lambda rng, layers: {"partial_rotary_factor": rng.choice([0.5, 1.0])},
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+}
