@@ -119,9 +119,11 @@ def test_what_is_said_of_a_checkpoint_is_what_its_conversion_writes(data_type: s
     manifest = convert(ConvertArguments(tmp_path / "source", tmp_path / "out", 1, data_type, format="huggingface"))
     tensors = load_file(tmp_path / "out/model.safetensors")
     assert sizing.parameter_count == sum(tensor.numel() for tensor in tensors.values())
-    assert sizing.written_bytes == sum(tensor.nbytes for tensor in tensors.values())
-    assert sizing.files_written == len(manifest.files) + 1
     is_copied = data_type == "fp32"
+    source, made = (tmp_path / name / "model.safetensors" for name in ("source", "out"))
+    assert source.samefile(made) == is_copied, "what is as it shall be is linked"
+    assert sizing.written_bytes == (0 if is_copied else sum(tensor.nbytes for tensor in tensors.values()))
+    assert sizing.files_written == len(manifest.files) + 1
     assert (sizing.memory_bytes < 70e6) == is_copied
 
 
