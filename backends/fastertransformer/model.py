@@ -188,12 +188,12 @@ def _failing(reply: Reply) -> Iterator[None]:
 
 
 def _parameters(request: Any) -> str:
-    """Give what a client has set for a request beside its tensors, as JSON; old servers do not tell."""
+    """Return what a client has set for a request beside its tensors, as JSON; old servers do not tell."""
     return str(request.parameters()) if hasattr(request, "parameters") else ""
 
 
 def _instance_number(args: Mapping[str, str]) -> str:
-    """Give the number of a model's instance: 0, 1, ... of the first group, 1_0, ... of others."""
+    """Return the number of a model's instance: 0, 1, ... of the first group, 1_0, ... of others."""
     name = args.get("model_instance_name", "")
     return name.removeprefix(args["model_name"] + "_").removeprefix("0_") or "0"
 

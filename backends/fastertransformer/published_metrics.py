@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -23,34 +24,43 @@ from .engine.scheduling.metrics import EngineMetrics, Histogram
 _PAUSE_S = 0.2
 _PREFIX = "vllm:"
 
-_GAUGES = {
-    "num_requests_running": ("Requests (rows) in the batch", "running"),
-    "num_requests_waiting": ("Requests (rows) in the queue", "waiting"),
-    "kv_cache_usage_perc": ("Share of the KV cache's pages that is in use, 0 to 1", "kv_cache_usage"),
+_GAUGES: dict[str, tuple[str, Callable[[EngineMetrics], float]]] = {
+    "num_requests_running": ("Requests (rows) in the batch", lambda m: m.running),
+    "num_requests_waiting": ("Requests (rows) in the queue", lambda m: m.waiting),
+    "kv_cache_usage_perc": ("Share of the KV cache's pages that is in use, 0 to 1", lambda m: m.kv_cache_usage),
 }
-_COUNTERS = {
-    "prefix_cache_queries_total": ("Tokens that were looked for in the prefix cache", "prefix_queries"),
-    "prefix_cache_hits_total": ("Tokens that were found in the prefix cache", "prefix_hits"),
-    "num_preemptions_total": ("How often a request was set back to the queue for want of memory", "preemptions"),
-    "prompt_tokens_total": ("Tokens of prompts", "prompt_tokens"),
-    "generation_tokens_total": ("Tokens that were generated", "generation_tokens"),
+_COUNTERS: dict[str, tuple[str, Callable[[EngineMetrics], float]]] = {
+    "prefix_cache_queries_total": ("Tokens that were looked for in the prefix cache", lambda m: m.prefix_queries),
+    "prefix_cache_hits_total": ("Tokens that were found in the prefix cache", lambda m: m.prefix_hits),
+    "num_preemptions_total": (
+        "How often a request was set back to the queue for want of memory",
+        lambda m: m.preemptions,
+    ),
+    "prompt_tokens_total": ("Tokens of prompts", lambda m: m.prompt_tokens),
+    "generation_tokens_total": ("Tokens that were generated", lambda m: m.generation_tokens),
 }
-_HISTOGRAMS = {
-    "time_to_first_token_seconds": ("Time from a request's arrival to its first token", "time_to_first_token"),
+_HISTOGRAMS: dict[str, tuple[str, Callable[[EngineMetrics], Histogram]]] = {
+    "time_to_first_token_seconds": (
+        "Time from a request's arrival to its first token",
+        lambda m: m.time_to_first_token,
+    ),
     "request_time_per_output_token_seconds": (
         "Mean time between the tokens of a request that has several",
-        "time_per_output_token",
+        lambda m: m.time_per_output_token,
     ),
-    "e2e_request_latency_seconds": ("Time from a request's arrival to its last token", "e2e_latency"),
-    "request_queue_time_seconds": ("Time that a request has waited", "queue_time"),
-    "request_prefill_time_seconds": ("Time from the end of the wait to the first token", "prefill_time"),
-    "request_decode_time_seconds": ("Time from the first to the last token", "decode_time"),
-    "request_prompt_tokens": ("Tokens of a request's prompt", "request_prompt_tokens"),
-    "request_generation_tokens": ("Tokens that were generated for a request", "request_generation_tokens"),
+    "e2e_request_latency_seconds": ("Time from a request's arrival to its last token", lambda m: m.e2e_latency),
+    "request_queue_time_seconds": ("Time that a request has waited", lambda m: m.queue_time),
+    "request_prefill_time_seconds": ("Time from the end of the wait to the first token", lambda m: m.prefill_time),
+    "request_decode_time_seconds": ("Time from the first to the last token", lambda m: m.decode_time),
+    "request_prompt_tokens": ("Tokens of a request's prompt", lambda m: m.request_prompt_tokens),
+    "request_generation_tokens": ("Tokens that were generated for a request", lambda m: m.request_generation_tokens),
 }
-_FREQUENT = {
-    "inter_token_latency_seconds": ("Time between two tokens of a request", "inter_token_latency"),
-    "iteration_tokens_total": ("Tokens of a step, those of prompts and those that were generated", "iteration_tokens"),
+_FREQUENT: dict[str, tuple[str, Callable[[EngineMetrics], Histogram]]] = {
+    "inter_token_latency_seconds": ("Time between two tokens of a request", lambda m: m.inter_token_latency),
+    "iteration_tokens_total": (
+        "Tokens of a step, those of prompts and those that were generated",
+        lambda m: m.iteration_tokens,
+    ),
 }
 
 
@@ -110,15 +120,15 @@ class PublishedMetrics:
 
     def _gauges(self) -> list[_Publisher]:
         return [
-            _Level(self._metric(self._family(name, meaning, self._kinds.GAUGE)), self._reader(field))
-            for name, (meaning, field) in _GAUGES.items()
+            _Level(self._metric(self._family(name, meaning, self._kinds.GAUGE)), partial(read, self._metrics))
+            for name, (meaning, read) in _GAUGES.items()
         ]
 
     def _counters(self) -> list[_Publisher]:
         kind, finished = self._kinds.COUNTER, self._metrics.finished
         counters = [
-            _Rise(self._metric(self._family(name, meaning, kind)), self._reader(field))
-            for name, (meaning, field) in _COUNTERS.items()
+            _Rise(self._metric(self._family(name, meaning, kind)), partial(read, self._metrics))
+            for name, (meaning, read) in _COUNTERS.items()
         ]
         ended = self._family("request_success_total", "Requests (rows) by what ended them", kind)
         for reason in finished:
@@ -128,8 +138,8 @@ class PublishedMetrics:
 
     def _histograms(self) -> list[_Publisher]:
         has_histograms, published = hasattr(self._kinds, "HISTOGRAM"), list[_Publisher]()
-        for name, (meaning, field) in (_HISTOGRAMS | _FREQUENT).items():
-            histogram: Histogram = getattr(self._metrics, field)
+        for name, (meaning, read) in (_HISTOGRAMS | _FREQUENT).items():
+            histogram = read(self._metrics)
             if has_histograms and name in _HISTOGRAMS:
                 family = self._family(name, meaning, self._kinds.HISTOGRAM)
                 metric = family.Metric(labels=self._labels, buckets=list(histogram.bounds))
@@ -145,9 +155,6 @@ class PublishedMetrics:
         bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
         by_bound = [self._metric(buckets, le=bound) for bound in bounds]
         return _Buckets(by_bound, self._metric(total), self._metric(count), histogram)
-
-    def _reader(self, field: str) -> Callable[[], float]:
-        return lambda: getattr(self._metrics, field)
 
 
 class _Level:

@@ -70,7 +70,7 @@ class Reply:
         self._is_crowded = is_crowded
 
     def has_gone(self) -> bool:
-        """Say whether the client has disconnected; the engine calls it between its steps.
+        """Return whether the client has disconnected; the engine calls it between its steps.
 
         The client is polled from the second call on: before the first step this would only wake a thread that competes
         with the engine's, and no request can be cancelled in that step.
@@ -81,7 +81,7 @@ class Reply:
         return self.is_cancelled or self.has_expired
 
     def is_behind(self) -> bool:
-        """Say whether an answer has waited for long, as answers to other requests do; the engine calls it.
+        """Return whether an answer has waited for long, as answers to other requests do; the engine calls it.
 
         Another answer would only replace it, and what comes later has all its tokens.
         """

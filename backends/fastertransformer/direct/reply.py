@@ -33,12 +33,12 @@ class DirectReply:
         self._sent = 0  # tokens, behind those that the client has already
 
     def wants_tokens_alone(self, request: Request) -> bool:
-        """Say whether the generated tokens are all that the client wants of the answers to its request."""
+        """Return whether the generated tokens are all that the client wants of the answers to its request."""
         is_single = len(request.rows) == 1 and request.beam_width == 1
         return is_single and self.asked.shown == len(request.rows[0].shown)
 
     def has_gone(self) -> bool:
-        """Say whether the client is gone or its time is over; the engine calls it between its steps."""
+        """Return whether the client is gone or its time is over; the engine calls it between its steps."""
         return self.is_cancelled or self.has_expired
 
     @property
@@ -47,7 +47,7 @@ class DirectReply:
         return time.monotonic() > self._deadline
 
     def is_behind(self) -> bool:
-        """Say whether an answer has waited for long; another one would only replace it."""
+        """Return whether an answer has waited for long; another one would only replace it."""
         newest = self._newest
         return newest is not None and time.monotonic() - newest[0] > _LONGEST_WAIT_S
 

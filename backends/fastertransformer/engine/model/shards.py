@@ -110,7 +110,7 @@ def problems_of(directory: Path, order: Order) -> list[str]:
 
 
 def _problem(directory: Path, piece: Piece) -> str:
-    """Say what is wrong with a file's size, if anything."""
+    """Return what is wrong with a file's size, if anything."""
     if not piece.size_bytes:
         return ""
     try:

@@ -144,7 +144,7 @@ def _check_combinations(sent: Inputs, config: ModelConfig) -> None:
 
 
 def _decoder_contexts(sent: Inputs, config: ModelConfig) -> list[Context]:
-    """Give what decoders begin with: each row's start_id, then its decoder_input_ids."""
+    """Return what decoders begin with: each row's start_id, then its decoder_input_ids."""
     starts, lengths, batch = sent.scalars["start_id"], sent.scalars["decoder_input_lengths"], sent.batch
     given = [name for name in ("decoder_input_ids", "decoder_input_lengths") if name in sent.tensors]
     if len(given) == 1:

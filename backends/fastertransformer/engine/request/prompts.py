@@ -106,7 +106,7 @@ def place_prompts(sent: Inputs, config: ModelConfig, prompts: Sequence[Array] | 
 
 
 def _legal(tokens: Array, row: int, config: ModelConfig) -> Array:
-    """Give a row's tokens, [T], or refuse those beyond the vocabulary."""
+    """Return a row's tokens, [T], or refuse those beyond the vocabulary."""
     if (bad := tokens[tokens >= config.vocab_size]).size:
         raise RequestError(f"input_ids holds {bad[0]} in row {row}; the vocabulary has {config.vocab_size} tokens")
     return tokens
@@ -149,7 +149,7 @@ def _request_prompts(sent: Inputs, config: ModelConfig) -> tuple[Array, list[Arr
 
 
 def _tasks(sent: Inputs, config: ModelConfig, prompts: Sequence[Array] | None) -> list[int]:
-    """Give each row's task, if any was sent; refuse tasks that the checkpoint does not have."""
+    """Return each row's task, if any was sent; refuse tasks that the checkpoint does not have."""
     if _TASK not in sent.tensors:
         return []
     if prompts is None and not config.has_prefixes:

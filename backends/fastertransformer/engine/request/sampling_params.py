@@ -127,7 +127,7 @@ def sampling_params(sent: Inputs, vocab_size: int) -> list[SamplingParams]:
 
 
 def _columns(sent: Inputs, vocab_size: int) -> dict[str, list[Any]]:
-    """Give each row's value of every scalar, by name, with what follows from others."""
+    """Return each row's value of every scalar, by name, with what follows from others."""
     columns = {name: values.tolist() for name, values in sent.scalars.items()}
     columns["random_seed"] = sent.scalars["random_seed"].astype(np.int64).tolist()
     if any(columns["ignore_eos"]):

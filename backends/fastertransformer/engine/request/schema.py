@@ -47,7 +47,7 @@ class Scalar:
 
 
 def checked(name: str, array: Array, dtypes: tuple[type, ...], *shape: int | str) -> Array:
-    """Give the tensor, or refuse it if it has none of these types, or another shape; a string in it means any size."""
+    """Return the tensor; refuse it if it has none of these types, or another shape: a string in it means any size."""
     if array.dtype not in dtypes:
         expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         raise RequestError(f"{name} has type {array.dtype.name}, expected {expected}")
@@ -105,7 +105,7 @@ class InputSchema:
         return {**dict.fromkeys(filter(None, (self.lengths, self.output)), _REQUIRED), **SCALARS}
 
     def defaults(self, batch: int, **own: float) -> Mapping[str, Array]:
-        """Give what every row has where a tensor is not sent, [B] each; ``own`` defaults take the scalars' place."""
+        """Return what every row has where a tensor is not sent, [B] each; ``own`` defaults take the scalars' place."""
         return _defaults(self, batch, *own.items())
 
 

@@ -33,11 +33,11 @@ class WordList:
         return bool(self._last_tokens) or self._has_empty_word
 
     def is_completed_by(self, token: int, sequence: Sequence[int]) -> bool:
-        """Say whether a token completes a word when it is appended to a sequence; see completions."""
+        """Return whether a token completes a word when it is appended to a sequence; see completions."""
         return self._has_empty_word or token in self.completions(sequence)
 
     def completions(self, sequence: Sequence[int]) -> set[int]:
-        """Give the tokens that complete a word when they are appended to input and output, or their last ``reach``."""
+        """Return the tokens that complete a word when appended to input and output, or to their last ``reach``."""
         found: set[int] = set()
         for beginning, last in self._last_tokens.items():
             if len(beginning) <= len(sequence) and tuple(sequence[len(sequence) - len(beginning) :]) == beginning:

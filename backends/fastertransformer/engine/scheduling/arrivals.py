@@ -69,11 +69,11 @@ class Arrivals:
         self._queue.put(job)
 
     def announce(self, source: Source) -> None:
-        """Say that requests wait there, which happens again only after they were pulled."""
+        """Note that requests wait there, which happens again only after they were pulled."""
         self._queue.put(source)
 
     def wake(self) -> None:
-        """Let ``take`` return."""
+        """Make ``take`` return."""
         self._queue.put(None)
 
     def take(self, scheduler: Scheduler) -> None:
@@ -122,7 +122,7 @@ class Arrivals:
                 self._queue.put(arrival)
 
     def drain(self) -> list[Job]:
-        """Give up all that is left; returns the requests."""
+        """Drop all that is left; returns the requests."""
         left = list[Job]()
         while not self._queue.empty():
             if isinstance(arrival := self._queue.get_nowait(), Job):
@@ -145,7 +145,7 @@ class _Burst:
         self._last_s, self._count = now, self._count + 1
 
     def wait_s(self, now: float, is_decoding: bool) -> float:
-        """Give the seconds to wait for the next one; 0: there is no burst, it is over, or others have waited enough."""
+        """Return the seconds to wait for the next one; 0: there is no burst, it is over, or others waited enough."""
         if self._count < 2:
             return 0.0
         end_s = self.begun_s + (TUNING.max_burst_decoding_s if is_decoding else TUNING.max_burst_s)

@@ -122,7 +122,7 @@ class Batch:
         if not self.is_mixed:
             return self._steps.extend
 
-        def mix(ids: Array, starts: Array, lengths: Array, first: int, _embeddings: None = None) -> Tensor:
+        def mix(ids: Array, starts: Array, lengths: Array, first: int, _: Array | None = None, /) -> Tensor:
             self._decoded, hidden = self._steps.mix(ids, starts, lengths, first)
             return hidden
 
@@ -190,7 +190,7 @@ class Batch:
             sequence.reservation.publish()
 
     def forget(self, sequences: list[Sequence]) -> None:
-        """Let no other sequence find the pages of sequences that were in a failed step."""
+        """Withdraw the pages of sequences that were in a failed step from the prefix cache."""
         self._forget(sequences)
         self._steps.cache.allocator.prefixes.fresh.clear()
         self.is_mixed, self._decoded = False, None

@@ -76,7 +76,7 @@ class Chunks:
         """Return whether a context may be run in parts.
 
         These run whole: rows of encoder-decoders, and of models whose attention has a bias on a GPU; rows that keep
-        their last tokens only; those of a step that has failed; and, once they were set back, beams, which have
+        their last tokens only; those of a step that has failed; and, once they were preempted, beams, which have
         contexts of their own, and sessions, whose earlier tokens are run too.
         """
         row = sequence.session_row

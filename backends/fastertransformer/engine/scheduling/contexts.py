@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import replace
 from itertools import groupby
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,9 +16,17 @@ from ..request.prompts import Context
 from ..rows.sequence import Sequence
 from ..steps.steps import Steps
 
-Extend = Callable[..., Tensor]  # Steps.extend, or a step that decodes too
 _PASS_TOKENS = 4096  # of one pass of a conversation
 _LOGITS_BYTES = 64 << 20  # of one block of logits for the input's log-probabilities
+
+
+class Extend(Protocol):
+    """Steps.extend, or a step in which other rows decode too."""
+
+    def __call__(
+        self, ids: Array, starts: Array, lengths: Array, first: int, embeddings: Array | None = None, /
+    ) -> Tensor:
+        """Run several tokens of each of the rows in the slots from ``first`` on; returns hidden states, [T, hidden]."""
 
 
 def run_chunk(extend: Extend, sequence: Sequence, count: int, slot: int) -> None:
@@ -29,7 +37,7 @@ def run_chunk(extend: Extend, sequence: Sequence, count: int, slot: int) -> None
 
 
 def can_mix(sequence: Sequence, count: int | None = None) -> bool:
-    """Say whether what is left of a context, or ``count`` tokens of it, may be run in a pass in which rows decode.
+    """Return whether what is left of a context, or ``count`` tokens of it, may be run in a pass in which rows decode.
 
     Not if prompt embeddings are among the tokens, or if the row keeps its last tokens only; nor if it was in a step
     that has failed, for it is not known which row has. A session's earlier tokens may have to be run again, which takes
@@ -55,7 +63,7 @@ def run_contexts(
         The last hidden state of each of these slots, [n, hidden]; None: a decoder with an encoder begins with a step.
     """
     new = [sequence for sequence, beam in owners if not beam]
-    # All beams begin like the first one; those of a sequence that was set back go on from their own tokens.
+    # All beams begin like the first one; those of a preempted sequence go on from their own tokens.
     begun = owners[: len(new)] if len(new) > 1 or not new[0].count else owners
     states: list[Tensor] = []  # of each context, [T, hidden]
     if steps.config.encoder:
@@ -80,7 +88,7 @@ def run_contexts(
 
 
 def _rest(sequence: Sequence, beam: int, count: int | None = None) -> Context:
-    """Give what is left of a beam's context, or the next ``count`` tokens of it."""
+    """Return what is left of a beam's context, or the next ``count`` tokens of it."""
     begin = sequence.skipped
     end = None if count is None else begin + count
     context, embeddings = sequence.context, None

@@ -16,7 +16,7 @@ from .tuning import TUNING
 
 
 class LaunchTimes:
-    """Say how long the next launch may wait.
+    """Learns how long the next launch may wait.
 
     Args:
         clock: gives seconds.

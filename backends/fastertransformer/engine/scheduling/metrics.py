@@ -72,7 +72,7 @@ class EngineMetrics:
         prefix_queries: tokens that were looked for in the prefix cache; see PrefixIndex. Like prefix_hits it begins
             with 0 again when the worker processes were restarted.
         prefix_hits: tokens that were found there.
-        preemptions: how often a row was set back to the queue.
+        preemptions: how often a row was preempted.
         prompt_tokens: of rows that have their first token.
         generation_tokens: with beams, those of every beam.
         finished: rows by what ended them.
@@ -165,6 +165,6 @@ class EngineMetrics:
 
 
 def _one_two_five(longest: int) -> list[int]:
-    """Give 1, 2, 5, 10, 20, 50, ... up to ``longest``."""
+    """Return 1, 2, 5, 10, 20, 50, ... up to ``longest``."""
     powers = (10**exponent for exponent in range(len(str(longest))))
     return [digit * power for power in powers for digit in (1, 2, 5) if digit * power <= longest]

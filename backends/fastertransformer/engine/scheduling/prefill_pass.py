@@ -70,7 +70,7 @@ class PrefillPass:
         self.sequences: list[Sequence] = []
 
     def takes(self, sequence: Sequence) -> bool:
-        """Say whether the pass has room for one more sequence; the first one always has a pass."""
+        """Return whether the pass has room for one more sequence; the first one always has a pass."""
         if not self.sequences:
             return True
         is_alone = self._is_closed or _is_prefilled_alone(sequence)
@@ -84,6 +84,6 @@ class PrefillPass:
 
 
 def _is_prefilled_alone(sequence: Sequence) -> bool:
-    """Say whether no other sequence shares its prefill: of one that failed, a session, set-back beams, a last chunk."""
+    """Return whether it is prefilled alone: one that has failed, a session, preempted beams, a last chunk."""
     is_special = sequence.session_row is not None or (sequence.count > 0 and sequence.width > 1)
     return is_special or sequence.has_failed or bool(sequence.chunks)

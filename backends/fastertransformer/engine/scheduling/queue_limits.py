@@ -24,7 +24,7 @@ class QueueLimits:
     clock: Callable[[], float] = time.monotonic
 
     def problem_at_arrival(self, job: Job, waiting: Callable[[], Sequence[Job]]) -> str:
-        """Say why a request is refused, given those that wait; empty: it may wait too, from now on."""
+        """Return why a request is refused, given those that wait; empty: it may wait too, from now on."""
         if job.arrived_s is None:
             if self.requests and (queued := sum(not each.has_begun for each in waiting())) >= self.requests:
                 return (

@@ -112,7 +112,7 @@ class Scheduler:
             self.note_load()
 
     def note_load(self) -> None:
-        """Let the metrics have what is in the batch, in the queue and in the cache."""
+        """Pass what is in the batch, in the queue and in the cache to the metrics."""
         self.metrics.note_load(len(self._batch), len(self._waiting), self._steps.cache.allocator)
 
     def _check_need(self, sequence: Sequence) -> None:
@@ -127,7 +127,7 @@ class Scheduler:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Give every sequence in the batch its next token."""
+        """Take one step: each sequence in the batch gets its next token."""
         self._times.begin(is_idle=all(each.is_there for each in self._batch.pending))
         # 1) Free what is no longer wanted, and admit what fits.
         for job in jobs_of([*self._batch, *self._waiting]):
@@ -168,7 +168,7 @@ class Scheduler:
         self.note_load()
 
     def _take_pages(self) -> None:
-        """Take the pages that the next token of every sequence needs; if there are too few, set the youngest back.
+        """Take the pages that the next token of every sequence needs; if there are too few, preempt the youngest.
 
         The oldest sequence always has its pages in the end, because alone it fits: see _check_need.
         """

@@ -25,7 +25,7 @@ class Turns:
         self._ends: dict[Hashable, float] = {}  # of clients' requests: when their next row is due, if that is later
 
     def assign(self, sequences: Iterable[Sequence]) -> None:
-        """Say when rows are due that have just arrived, in this order."""
+        """Set when rows are due that have just arrived, in this order."""
         self._ends = {client: end for client, end in self._ends.items() if end > self._now}
         for sequence in sequences:
             client = sequence.job.client

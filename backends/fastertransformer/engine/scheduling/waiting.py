@@ -63,7 +63,7 @@ class WaitingQueue:
         return len(self._sequences)
 
     def jobs(self) -> list[Job]:
-        """Give the requests of which sequences wait."""
+        """Return the requests of which sequences wait."""
         return jobs_of(self._sequences)
 
     def append(self, sequences: Iterable[Sequence]) -> None:
@@ -73,7 +73,7 @@ class WaitingQueue:
         self._arrived += added
 
     def order_arrivals(self) -> None:
-        """Say when the sequences are due that arrived since the last step, and put all in this order.
+        """Set when the sequences are due that arrived since the last step, and put all in this order.
 
         First are those of the request with the most tokens: a burst ends when its longest answer does, and that one
         ends the sooner the sooner it begins. What a session begins with must come before what it goes on with.
@@ -181,11 +181,11 @@ class _Room:
         self._max_rows, self._allocator = max_rows, allocator
         self._rows, self._slots = len(batch), sum(sequence.width for sequence in batch)
         self._is_held = any(sequence.is_isolated for sequence in batch)
-        # The others are left a page for each row, so that those that join last are not set back at once.
+        # The others are left a page for each row, so that those that join last are not preempted at once.
         self._spare_pages = batch.pages_to_grow
 
     def fits(self, sequence: Sequence) -> bool:
-        """Say whether one more sequence fits."""
+        """Return whether one more sequence fits."""
         if self._rows and (self._is_held or sequence.is_isolated):
             return False
         has_slots = self._rows < self._max_rows and self._slots + sequence.width <= MOST_SLOTS
@@ -199,5 +199,5 @@ class _Room:
 
 
 def jobs_of(sequences: Iterable[Sequence]) -> list[Job]:
-    """Give the requests of sequences, each one once, in order."""
+    """Return the requests of sequences, each one once, in order."""
     return list(dict.fromkeys(sequence.job for sequence in sequences))
