@@ -38,14 +38,13 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 from fastertransformer.direct.reply import DirectReply  # noqa: E402
 from fastertransformer.direct.server import DirectServer  # noqa: E402
-from fastertransformer.engine.engine import Engine, open_engine  # noqa: E402
-from fastertransformer.engine.errors import EngineError  # noqa: E402
+from fastertransformer.engine import Engine, EngineError, Settings, open_engine  # noqa: E402
 from fastertransformer.engine.model.precision import choose_device  # noqa: E402
 from fastertransformer.engine.parallel.group import Group  # noqa: E402
 from fastertransformer.engine.parallel.rank import read_ranks, refuse_unassigned_rank  # noqa: E402
 from fastertransformer.engine.rows.answer import INVALID, Answer, Failure  # noqa: E402
 from fastertransformer.engine.scheduling.arrivals import Unparsed  # noqa: E402
-from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
+from fastertransformer.engine.settings import read_settings  # noqa: E402
 from fastertransformer.published_metrics import PublishedMetrics  # noqa: E402
 from fastertransformer.replies import Replies, Reply  # noqa: E402
 

@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 
-from .engine.errors import EngineError
+from .engine import EngineError
 from .engine.loading import load_steps
 from .engine.model.precision import choose_device
 from .engine.parallel.group import Group

@@ -14,8 +14,8 @@ from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.rows.answer import UNAVAILABLE, Answer
 from backends.fastertransformer.engine.rows.sequence import Job
-from backends.fastertransformer.engine.scheduling.queue_limits import QueueLimits
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
+from backends.fastertransformer.engine.scheduling.waiting import QueueLimits
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
 

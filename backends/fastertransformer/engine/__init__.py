@@ -8,3 +8,23 @@ generated. ``steps``: what generation calls, one step at a time. ``sampling``: l
 batch and the loop over steps; ``sessions`` keeps conversations, ``outputs`` makes the answers. ``loading`` builds all
 of it, and ``engine`` runs it in a thread.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .engine import Engine, open_engine
+    from .errors import EngineError
+    from .settings import Settings
+
+__all__ = ["Engine", "EngineError", "Settings", "open_engine"]
+_MODULES = {"Engine": "engine", "EngineError": "errors", "Settings": "settings", "open_engine": "engine"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is: the process that tries grammars has no use for torch."""
+    if name not in _MODULES:
+        raise AttributeError(name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -26,9 +26,9 @@ from .rows.answer import Answer, Failure, Tensors
 from .rows.sequence import Job
 from .scheduling.arrivals import Arrivals, Source
 from .scheduling.metrics import EngineMetrics
-from .scheduling.queue_limits import QueueLimits
 from .scheduling.scheduler import Scheduler
 from .scheduling.sessions import Session
+from .scheduling.waiting import QueueLimits
 from .settings import Settings
 from .steps.threads import begin_thread
 

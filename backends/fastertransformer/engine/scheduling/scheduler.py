@@ -27,9 +27,8 @@ from .batch import Batch
 from .launch_times import LaunchTimes
 from .metrics import EngineMetrics
 from .outputs import answer_so_far
-from .queue_limits import NO_LIMITS, QueueLimits
 from .sessions import Session, Sessions
-from .waiting import WaitingQueue, jobs_of
+from .waiting import NO_LIMITS, QueueLimits, WaitingQueue, jobs_of
 
 _log = logging.getLogger(__name__)
 

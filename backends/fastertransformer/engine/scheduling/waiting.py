@@ -1,9 +1,12 @@
-"""The sequences that wait, and which of them are in the next step."""
+"""The sequences that wait, which of them are in the next step, and how many may wait, and for how long."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
 
 from ..arrays import MOST_SLOTS
 from ..cache.page_allocator import PageAllocator
@@ -166,6 +169,47 @@ class WaitingQueue:
 
     def _measure_room(self) -> _Room:
         return _Room(self._batch, self._max_rows, self._allocator)
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """The limits of the queue. Others are refused, so that their clients can go elsewhere.
+
+    A request that has been in the batch is not subject to them.
+
+    Attributes:
+        requests: that wait at most; 0: any number.
+        wait_s: seconds that a request waits at most; 0: any time.
+        clock: gives the seconds.
+    """
+
+    requests: int = 0
+    wait_s: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+    def problem_at_arrival(self, job: Job, waiting: Callable[[], Several[Job]]) -> str:
+        """Return why a request is refused, given those that wait; empty: it may wait too, from now on."""
+        if job.arrived_s is None:
+            if self.requests and (queued := sum(not each.has_begun for each in waiting())) >= self.requests:
+                return (
+                    f"{queued} requests wait already, and max_queue_length is {self.requests}: send it again later, or"
+                    " to another server"
+                )
+            job.arrived_s = self.clock()
+        return ""
+
+    def find_late(self, waiting: Callable[[], Several[Job]]) -> Iterator[tuple[Job, str]]:
+        """Find the requests that have waited for too long, each with what its client is told."""
+        if not self.wait_s:
+            return
+        now = self.clock()
+        for job in waiting():
+            if not job.has_begun and job.arrived_s is not None and now - job.arrived_s > self.wait_s:
+                waited = f"it has waited for {now - job.arrived_s:.3g} s, and max_queue_s is {self.wait_s:g}"
+                yield job, f"{waited}: send it again later, or to another server"
+
+
+NO_LIMITS = QueueLimits()
 
 
 class _Room:
