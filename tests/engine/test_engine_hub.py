@@ -59,7 +59,7 @@ def weights_of(directory: Path, ranks: int, rank: int | None, **precision: Any) 
 @pytest.mark.parametrize("name", ["llama", *RELATIVES])
 def test_each_rank_has_the_weights_that_it_has_of_shards(name: str, tmp_path: Path) -> None:
     """Bit by bit, so that it computes the same; eight ranks share four heads of keys and values."""
-    for ranks in (2, 8):
+    for ranks in (2, 8) if name in ("llama", "qwen2", "gemma2") else (2,):
         shards, _ = shards_of(name, tmp_path, ranks)
         for rank in (None, 0, 1) if ranks == 2 else (0, 3, 7):
             found, expected = (weights_of(path, ranks, rank) for path in (tmp_path / "hub", shards))
