@@ -34,6 +34,7 @@ from ft_format.weight_format import INT8
 from models.described import find_model_tensors
 
 RELATIVES = ["llama31", "llama32", "mistral", "nemotron", "qwen2", "qwen3", "gemma", "gemma2", "starcoder2"]
+WITHOUT_SHARDS = ["gemma3", "olmo2"]
 PARTS = {"pieces": ("_PIECE_BYTES", 1000), "parts": ("_PART_BYTES", 3000)}
 INDEX = "model.safetensors.index.json"
 
@@ -67,7 +68,7 @@ def test_each_rank_has_the_weights_that_it_has_of_shards(name: str, tmp_path: Pa
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("name", RELATIVES)
+@pytest.mark.parametrize("name", [*RELATIVES, *WITHOUT_SHARDS])
 def test_a_server_gives_transformers_tokens_and_log_probabilities(name: str, tmp_path: Path) -> None:
     model = save(name, tmp_path)
     engine = open_engine(Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22), CPU)
@@ -281,10 +282,17 @@ def test_models_that_the_engine_does_not_compute_are_refused(
         read_config(tmp_path, "Llama")
 
 
-def test_ranks_that_do_not_divide_the_heads_are_refused_without_talk_of_shards(tmp_path: Path) -> None:
-    save("llama", tmp_path)
-    with pytest.raises(WeightsError, match="3 does not divide head_num = 8, kv_head_num = 4 and inter_size = 96$"):
-        weights_of(tmp_path, 3, 0)
+@pytest.mark.parametrize(
+    ("name", "ranks", "words"),
+    [
+        ("llama", 3, "3 ranks cannot share 8 heads, 4 heads of keys and values and a middle of 96$"),
+        ("olmo2", 2, "2 ranks cannot share heads that are normalised together$"),
+    ],
+)
+def test_ranks_that_cannot_share_a_layer_are_refused(name: str, ranks: int, words: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    with pytest.raises(WeightsError, match=words):
+        weights_of(tmp_path, ranks, 0)
 
 
 def test_made_up_weights_need_a_description_alone(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import torch
 
 from ft_format.weight_format import INT8, KEY
 from models.described import find_model_tensors
+from models.engine_limits import ranks_problem
 
 from ..cache.sizing import free_bytes
 from ..errors import WeightsError
@@ -60,8 +61,10 @@ def load_weights(
             tensor_para_size does not fit, or the device has too little memory.
     """
     partition, is_cpu = partition or Partition(range(config.num_layer)), device.type == "cpu"
-    if not config.decoder or partition.rank is not None:  # one process has whole tensors
+    if not config.decoder:
         _check_ranks(directory, config, tensor_para_size)
+    elif partition.rank is not None and (problem := ranks_problem(config.decoder, tensor_para_size)):
+        raise WeightsError(f"{directory}: {problem}")
     is_staged = not (is_cpu or are_made_up)
     with StagedFiles(directory, device) if is_staged else nullcontext() as staged:
         kind, has_head = _kind_of_reader(directory, config, are_made_up)
