@@ -65,7 +65,7 @@ class RopeByWindow(Windows):
         return found
 
     def unlisted(self, config: ConfigJson) -> list[bool]:
-        """Say which layers have a window: of so many one, the last, has none."""
+        """Return which layers have a window: the last of each period has none."""
         period = config.size(_PERIOD)
         return [bool((layer + 1) % period) for layer in range(config.layer_num)]
 
