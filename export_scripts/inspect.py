@@ -1,4 +1,4 @@
-"""Say what a checkpoint holds, or verify an FT checkpoint.
+"""Print what a checkpoint holds, or verify an FT checkpoint.
 
     python3 -m export_scripts.inspect gpt.nemo
     python3 -m export_scripts.inspect results/gpt3_demo/export/1-gpu
@@ -38,7 +38,7 @@ from handover.progress import human_bytes
 
 
 def describe(source: Source) -> Iterator[str]:
-    """Give the lines that describe a checkpoint."""
+    """Yield the lines that describe a checkpoint."""
     archive, dims = source.archive, source.dims
     sizes = archive.sizes
     yield f"{archive.path}  {human_bytes(sum(sizes.values()))} in {len(sizes)} files"

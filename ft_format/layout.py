@@ -43,7 +43,7 @@ class Dims:
         return symbol if isinstance(symbol, int) else int(getattr(self, symbol))
 
     def for_ranks(self, tensor_para_size: int) -> Dims:
-        """Give the dimensions that the files for a number of ranks have: the model's, unless heads are copied."""
+        """Return the dimensions that the files for a number of ranks have: the model's, unless heads are copied."""
         return self
 
 

@@ -17,7 +17,7 @@ def beyond_engine(decoder: Decoder) -> list[str]:
 
 
 def ranks_problem(decoder: Decoder, ranks: int) -> str:
-    """Say why ranks cannot share a model's layers; empty: they can, each with a head of keys and values at least."""
+    """Return why ranks cannot share a model's layers; empty: they can, each with a head of keys and values at least."""
     heads, kv_heads, inter = decoder.head_num, decoder.kv_head_num, decoder.inter_size
     if ranks > 1 and decoder.attention.qk_norm == WHOLE:
         return f"{ranks} ranks cannot share heads that are normalised together"

@@ -53,7 +53,7 @@ def files_of(archive: Archive) -> dict[str, Path]:
 
 
 def sha256_of(archive: Archive, processes: int = 1) -> str:
-    """Give the SHA-256 of a checkpoint, 64 hexadecimal digits; every byte is read."""
+    """Return the SHA-256 of a checkpoint, 64 hexadecimal digits; every byte is read."""
     digests = _digests(files_of(archive), file_digest, processes)
     if archive.path.is_file():
         return digests[archive.path.name].partition(":")[2]
@@ -62,7 +62,7 @@ def sha256_of(archive: Archive, processes: int = 1) -> str:
 
 
 def crc32_of(archive: Archive, processes: int = 1, read: Mapping[str, Sequence[SummedRange]] = NOTHING_READ) -> str:
-    """Give a digest of a checkpoint that costs little beyond reading it: SHA-256 over its files' ``crc32-1m``.
+    """Return a digest of a checkpoint that costs little beyond reading it: SHA-256 over its files' ``crc32-1m``.
 
     Args:
         archive: the checkpoint.

@@ -148,7 +148,7 @@ def _in_hub_cache(path: Path) -> Path:
 
 
 def _companion_kind(path: Path) -> str:
-    """Say what belongs to a model there; empty: it is a model itself."""
+    """Return what belongs to a model there; empty: it is a model itself."""
     if is_adapter(path) or nemo2_lora.is_lora(path):
         return LORA
     if not nemo.is_candidate(path):

@@ -130,7 +130,7 @@ def _read_shard(archive: Archive, shard: int) -> tuple[NpzArray, ...]:
 
 
 def _tensors(archive: Archive, shards: list[tuple[NpzArray, ...]], names: list[str]) -> Mapping[str, LazyTensor]:
-    """Give each array its name, and join what the shards have cut."""
+    """Name each array, and join what the shards have cut."""
     tensors: dict[str, LazyTensor] = {}
     if any(len(shard) != len(names) for shard in shards):
         counts = ", ".join(str(len(shard)) for shard in shards)

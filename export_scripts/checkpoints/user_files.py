@@ -29,7 +29,7 @@ class GivenFiles:
     tokenizer: Path | None = None
 
     def made_from(self) -> dict[str, str]:
-        """Say for a manifest what was given."""
+        """Return for a manifest what was given."""
         named = {"adapter": self.adapter, "tokenizer": self.tokenizer}
         return {name: str(path) for name, path in named.items() if path is not None}
 

@@ -36,7 +36,7 @@ def check_apart(archive: Archive, output: Path) -> None:
 
 
 def origin(archive: Archive, source_format: str, arguments: ConvertArguments) -> dict[str, object]:
-    """Say for the manifest and the journal what a conversion is made from."""
+    """Return for the manifest and the journal what a conversion is made from."""
     made_from: dict[str, object] = {
         "checkpoint": str(archive.path),
         "checkpoint_identity": archive.identity(),
@@ -99,7 +99,7 @@ def mappable(archive: Archive, output: Path) -> Iterator[Archive]:
 
 @contextmanager
 def interrupts_say(done: Callable[[], str], records: Sequence[FileRecord]) -> Iterator[None]:
-    """Say in an interrupt how far a conversion came."""
+    """Add to an interrupt how far a conversion came."""
     try:
         yield
     except KeyboardInterrupt:

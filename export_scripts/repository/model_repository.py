@@ -75,7 +75,7 @@ def build_repository(arguments: ExportArguments) -> Manifest:
 
 
 def _form(spec: ModelSpec, arguments: ExportArguments) -> ModelSpec:
-    """Give the model as it is, or in its stateful form."""
+    """Return the model as it is, or in its stateful form."""
     if not arguments.interactive_sessions:
         return spec
     return make_interactive(spec, arguments.interactive_sessions, arguments.session_idle_s)
@@ -180,7 +180,7 @@ class _Repository:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file another name, in the place of what has it; across file systems it is copied."""
+    """Link a file under another name, in the place of what has it; across file systems it is copied."""
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     try:

@@ -65,7 +65,7 @@ class Box:
     shape: tuple[int, ...]
 
     def pieces(self) -> Iterator[tuple[tuple[slice, ...], Array | LowRankSum]]:
-        """Give each part of a piece that lies in the box, and its place in there."""
+        """Yield each part of a piece that lies in the box, and its place in there."""
         for start, piece in self.whole.pieces or ():
             begin = np.maximum(start, self.low)
             end = np.minimum(np.add(start, piece.shape), np.add(self.low, self.shape))
@@ -74,7 +74,7 @@ class Box:
                 yield _slices(begin - self.low, end - self.low), piece[within]
 
     def shown(self, values: Array) -> Array:
-        """Give what the view shows, of the box's values in row-major order."""
+        """Return what the view shows, of the box's values in row-major order."""
         own, steps = _steps(self.shape), _steps(self.whole.shape)
         start = sum((a - b) * step for a, b, step in zip(_start(self.whole, self.view), self.low, own, strict=True))
         strides = []

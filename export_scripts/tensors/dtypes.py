@@ -55,7 +55,7 @@ def is_finite(values: Array, data_type: str) -> bool:
 
 
 def widen(values: Array, source: str) -> Array:
-    """Give fp32, fp16 or bf16 values in fp32, which holds all of them exactly."""
+    """Return fp32, fp16 or bf16 values in fp32, which holds all of them exactly."""
     if source == "bf16":
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32, copy=False)
@@ -110,7 +110,7 @@ class Census:
             return not is_finite(_narrow(np.array([self.largest], np.float32), data_type), data_type)
 
     def error(self, name: str, data_type: str) -> CheckpointError:
-        """Say what is wrong with a tensor."""
+        """Return the error of a tensor."""
         if self.overflows(data_type):
             return CheckpointError(
                 f"{name} overflows {data_type}: its largest magnitude is {self.largest:.4g}, "

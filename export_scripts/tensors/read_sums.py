@@ -37,7 +37,7 @@ class ReadSums:
         self._end += len(content)
 
     def taken(self) -> list[FileRange]:
-        """Give the ranges since the last time."""
+        """Return the ranges since the last time."""
         self._finish()
         ranges, self._ranges = self._ranges, []
         return ranges

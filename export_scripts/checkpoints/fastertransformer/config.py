@@ -77,7 +77,7 @@ class FtConfig:
         return "gated-gelu_python" if proj in GATED_ACTIVATIONS else "gelu"
 
     def resharded(self, values: ConfigValues) -> Sections:
-        """Give every section as it stands, with the new number of ranks and data type."""
+        """Return every section as it stands, with the new number of ranks and data type."""
         changed: Mapping[str, object] = {
             "weight_data_type": values.data_type,
             "tensor_para_size": values.tensor_para_size,
@@ -96,7 +96,7 @@ class FtConfig:
 
 
 def without_copies(dims: Dims) -> tuple[Dims, int]:
-    """Give the dimensions of the model, and for how many ranks its heads of keys and values were copied; 1: not."""
+    """Return the dimensions of the model, and for how many ranks its heads of keys and values were copied; 1: not."""
     if not isinstance(dims, LlamaDims) or dims.kv_head_copies == 1:
         return dims, 1
     return dims.without_copies(), dims.kv_head_num

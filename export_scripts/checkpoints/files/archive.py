@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from export_scripts.checkpoints.files.bounded import DESCRIPTION_BYTES, BoundedReader
-from export_scripts.checkpoints.files.gzip_file import GzipReader, Mark
+from export_scripts.checkpoints.files.gzip_file import FileOverAnother, GzipReader, Mark
 from export_scripts.checkpoints.files.lfs_pointer import POINTER_BYTES, refuse_pointer
 from handover.errors import CheckpointError
 from handover.identity import identify
@@ -50,7 +50,7 @@ class Extent:
     size_bytes: int
 
 
-class Window(io.RawIOBase):
+class Window(FileOverAnother):
     """A read-only, seekable file over an extent.
 
     Args:
@@ -62,19 +62,6 @@ class Window(io.RawIOBase):
         self._extent = extent
         self._position = 0
         self._file = file or extent.path.open("rb", buffering=0)
-
-    def close(self) -> None:
-        """Close the file beneath."""
-        self._file.close()
-        super().close()
-
-    def readable(self) -> bool:
-        """Say that it can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Say that it can seek."""
-        return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Move to a position within the extent."""
@@ -127,18 +114,18 @@ class Archive:
         return name in self._extents
 
     def identity(self) -> str:
-        """Say which bytes these are, without reading all of them."""
+        """Identify the bytes, without reading all of them."""
         paths = {self.path.name if e.path == self.path else name: e.path for name, e in self._extents.items()}
         return identify(paths or {self.path.name: self.path})
 
     def extent(self, name: str) -> Extent:
-        """Say where a file's bytes lie; only for what is not compressed."""
+        """Return where a file's bytes lie; only for what is not compressed."""
         if self.is_compressed:
             raise ValueError(f"{self.path} is compressed: unpack it before mapping {name}")
         return self._extents[name]
 
     def on_disk(self, name: str) -> Path:
-        """Say which file on disk holds a file."""
+        """Return the file on disk that holds a file."""
         return self._extents[name].path
 
     @contextmanager

@@ -35,7 +35,26 @@ class Mark:
     state: Any
 
 
-class GzipReader(io.RawIOBase):
+class FileOverAnother(io.RawIOBase):
+    """A read-only, seekable file over another one, which is closed with it."""
+
+    _file: Any
+
+    def close(self) -> None:
+        """Close the file beneath."""
+        self._file.close()
+        super().close()
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+
+class GzipReader(FileOverAnother):
     """What a gzipped file holds, seekable from its start.
 
     Args:
@@ -50,19 +69,6 @@ class GzipReader(io.RawIOBase):
         self._file = path.open("rb", buffering=0)
         self._position = 0
         self._begin(marks[0])
-
-    def close(self) -> None:
-        """Close the file beneath."""
-        self._file.close()
-        super().close()
-
-    def readable(self) -> bool:
-        """Say that it can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Say that it can seek."""
-        return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Move to a position, counted from the start."""

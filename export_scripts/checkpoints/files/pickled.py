@@ -155,7 +155,7 @@ class Unpickler(pickle._Unpickler):
         method(self)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Give what stands for a name."""
+        """Return what stands for a name."""
         if module == "torch" and name in _STORAGES:
             return _STORAGES[name]
         if module == "torch" and name in _DATA_TYPES:
@@ -167,7 +167,7 @@ class Unpickler(pickle._Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}, which has no place in a checkpoint")
 
     def persistent_load(self, pid: Any) -> Storage:
-        """Give what stands for a storage, which lies elsewhere."""
+        """Return what stands for a storage, which lies elsewhere."""
         kind, data_type, key, _location, element_count, *views = pid
         if kind != "storage" or not isinstance(data_type, str) or any(view is not None for view in views):
             raise pickle.UnpicklingError(f"unknown reference {kind!r}")
@@ -196,7 +196,7 @@ def _extent(value: Any) -> int:
 
 
 def _methods() -> dict[int, Callable[[Any], None]]:
-    """Give the opcodes that torch and megatron-core write; those of old classes and of extensions are left out."""
+    """Return the opcodes that torch and megatron-core write; those of old classes and of extensions are left out."""
     methods: dict[int, Callable[[Any], None]] = dict(pickle._Unpickler.dispatch)
     for opcode in (pickle.INST, pickle.OBJ, pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEWOBJ_EX):
         del methods[opcode[0]]

@@ -66,7 +66,7 @@ def hub_name(checkpoint_path: str) -> str | None:
 
 
 def local_directory(name: str, data_directory: Path) -> Path:
-    """Say where a name's files are fetched to."""
+    """Return where a name's files are fetched to."""
     return data_directory / "huggingface" / re.sub("[/@]", "--", name)
 
 

@@ -72,7 +72,7 @@ def refusal(settings: Mapping[str, Any], known: Iterable[str]) -> CheckpointErro
 
 
 def _reasons(settings: Mapping[str, Any]) -> list[str]:
-    """Say what of an architecture FasterTransformer has no counterpart for, one line each."""
+    """List what of an architecture FasterTransformer has no counterpart for, one line each."""
     name = settings.get("model_type")
     experts = settings.get("num_local_experts") or settings.get("num_experts") or settings.get("n_routed_experts")
     found = ["attention_types  (every layer sees all positions)"] if _is_local(settings) else []

@@ -41,7 +41,7 @@ class _Merging:
     problems: list[str] = field(default_factory=list)
 
     def of_tensors(self, update: Update) -> tuple[Update, ...]:
-        """Give an update of a gated weight as two where the model has its halves apart (``singleton_local_shards``)."""
+        """Split an update of a gated weight where the model has its halves apart (``singleton_local_shards``)."""
         halves = tuple(update.half(index, suffix) for index, suffix in enumerate(_HALVES))
         if not update.is_gated or any(_suffix_in(self.tensors, name) for name in update.names):
             return (update,)

@@ -231,7 +231,7 @@ def _update(
 
 
 def _places(module: str) -> tuple[str, ...]:
-    """Give a module's names: NeMo 2 calls ``module`` what NeMo 1 calls ``model``."""
+    """Return a module's names: NeMo 2 calls ``module`` what NeMo 1 calls ``model``."""
     return (module, f"module.{module.removeprefix('model.')}")
 
 

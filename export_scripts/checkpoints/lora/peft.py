@@ -186,7 +186,7 @@ def _update(
 
 
 def _names(key: str) -> tuple[str, ...]:
-    """Give the names of a weight: GPT-NeoX's head has another one in earlier versions of transformers."""
+    """Return the names of a weight: GPT-NeoX's head has another one in earlier versions of transformers."""
     name = key.removeprefix(_PREFIX)
     return (name, "embed_out.weight") if name == "lm_head.weight" else (name,)
 

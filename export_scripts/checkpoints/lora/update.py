@@ -34,7 +34,7 @@ class Update:
     keys: tuple[str, ...] = ()
 
     def half(self, index: int, suffix: str) -> Update:
-        """Give what is added to the gate's weight (0) or the other (1) alone, where each is a tensor of its own.
+        """Return what is added to the gate's weight (0) or the other (1) alone, where each is a tensor of its own.
 
         Args:
             index: of the half.

@@ -69,7 +69,7 @@ def in_nemo_words(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remarks(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say which arguments Megatron-LM itself did not always honour, one line each."""
+    """List the arguments that Megatron-LM itself did not always honour, one line each."""
     said = []
     factor = arguments.get("rope_scaling_factor")
     if arguments.get("use_rope_scaling") and factor not in (None, 8):

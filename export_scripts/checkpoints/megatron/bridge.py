@@ -98,7 +98,7 @@ def model_in_nemo1_words(model: Fields) -> dict[str, Any]:
 
 
 def _window_remark(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say what the number of a window meant to Megatron-Bridge's importers before 0.4 (its #2656, March 2026)."""
+    """Return what the number of a window meant to Megatron-Bridge's importers before 0.4 (its #2656, March 2026)."""
     if (window := window_of(config)) is None:
         return ()
     return (

@@ -131,7 +131,7 @@ class Model(Protocol):
         """Read the dimensions."""
 
     def remarks(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Say what is expressed only nearly, one line each."""
+        """List what is expressed only nearly, one line each."""
 
 
 def model_of(config: Mapping[str, Any]) -> Model:

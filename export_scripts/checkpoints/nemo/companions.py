@@ -31,7 +31,7 @@ def with_companions(path: Path, model: Archive, companions: Mapping[str, Path]) 
 
 
 def companions_of(archive: Archive, kind: str) -> dict[str, Archive]:
-    """Give the companions of a kind as archives of their own, by the name of the file they were in, in order."""
+    """Return the companions of a kind as archives of their own, by the name of the file they were in, in order."""
     folders = sorted({name.split("/")[1] for name in archive.sizes if name.startswith(f"{kind}/")})
     result = {}
     for folder in folders:
@@ -42,7 +42,7 @@ def companions_of(archive: Archive, kind: str) -> dict[str, Archive]:
 
 
 def _place(extents: Mapping[str, Extent]) -> Path:
-    """Say where a companion lies, as errors name it: the directory of its files, or the archive that they are in."""
+    """Return where a companion lies, as errors name it: the directory of its files, or the archive that they are in."""
     name, first = min(extents.items())
     inner = Path(name).parts
     return first.path.parents[len(inner) - 1] if first.path.parts[-len(inner) :] == inner else first.path

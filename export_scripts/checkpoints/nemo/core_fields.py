@@ -139,7 +139,7 @@ CAPACITY = "moe_expert_capacity_factor"
 
 
 def capacity_problem(capacity: Any, experts: int, chosen: int) -> str:
-    """Say why a mixture's capacity is in the way; empty: no token can be left out.
+    """Return why a mixture's capacity is in the way; empty: no token can be left out.
 
     megatron-core takes a negative one for none. Each expert can take every token from ``experts / chosen`` on.
     """

@@ -150,7 +150,7 @@ def has_exact_gelu(config: Mapping[str, Any]) -> bool:
 
 
 def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say what is expressed only nearly, one line each: FasterTransformer has the tanh form of GELU only."""
+    """List what is expressed only nearly, one line each: FasterTransformer has the tanh form of GELU only."""
     return (EXACT_GELU,) if has_exact_gelu(config) else ()
 
 

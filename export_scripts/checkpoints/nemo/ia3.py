@@ -75,7 +75,7 @@ class Ia3:
         return rules
 
     def config(self) -> dict[str, dict[str, object]]:
-        """Say which number is which task; FasterTransformer reads their count alone."""
+        """Return which number is which task; FasterTransformer reads their count alone."""
         return {"structure": {"ia3_task_names": ", ".join(self.names)}} if self.names else {}
 
 
@@ -125,7 +125,7 @@ def refuse_unread(source: Source) -> None:
 
 
 def with_ia3(dims: T5Dims, ia3: Ia3) -> T5Dims:
-    """Give the dimensions of a model with these vectors."""
+    """Return the dimensions of a model with these vectors."""
     return replace(dims, ia3_num_tasks=len(ia3.names))
 
 

@@ -66,7 +66,7 @@ def unknown_keys(config: Mapping[str, Any], known: Collection[str], where: str =
 
 
 def remark_on(unknown: list[str], file: str) -> tuple[str, ...]:
-    """Say which keys are not known, in one line; nothing where all are."""
+    """List the keys that are not known, in one line; nothing where all are."""
     if not unknown:
         return ()
     more = f", and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""

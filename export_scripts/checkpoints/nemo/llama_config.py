@@ -203,7 +203,7 @@ def _is_gemma2(config: Mapping[str, Any], keys: Collection[str]) -> bool:
 
 
 def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say what the configuration means for training alone, one line each."""
+    """List what the configuration means for training alone, one line each."""
     return (*_capacity_remark(config), *window_remarks(config))
 
 

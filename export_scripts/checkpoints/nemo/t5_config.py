@@ -82,7 +82,7 @@ _RELATIVE_LIMITS: tuple[Limit, ...] = (
 
 
 def side_config(config: Config, side: str) -> dict[str, Any]:
-    """Give the keys of one side: its section's, then the top's, then NeMo's defaults."""
+    """Return the keys of one side: its section's, then the top's, then NeMo's defaults."""
     section = config.get(side) or {}
     if not isinstance(section, Mapping):
         raise CheckpointError(f"model_config.yaml: {side} is {quoted(section)}, not a section")
@@ -117,7 +117,7 @@ def check_expressible(config: Config) -> None:
 
 
 def _limits(values: Config) -> tuple[Limit, ...]:
-    """Say what is demanded of a side: more of one with relative positions, and by its norm."""
+    """Return what is demanded of a side: more of one with relative positions, and by its norm."""
     has_bias = values["normalization"] in _WITH_BIAS
     by_norm: tuple[Limit, ...]
     if has_bias:
@@ -143,7 +143,7 @@ def exact_gelu(config: Config) -> str:
 
 
 def remarks(config: Config) -> tuple[str, ...]:
-    """Say what is expressed only nearly, one line each."""
+    """List what is expressed only nearly, one line each."""
     encoder, found = side_config(config, "encoder"), []
     epsilon = _epsilon(encoder)
     if epsilon != LAYERNORM_EPS:

@@ -56,7 +56,7 @@ def read_windows(config: Mapping[str, Any], layers: int, is_gemma2: bool) -> tup
 
 
 def window_remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say what the number of a window means, in one line."""
+    """Return what the number of a window means, in one line."""
     window = window_of(config)
     if window is None:
         return ()

@@ -244,7 +244,7 @@ def vocabulary_of_pairs(tokens: bytes, merges: bytes, where: str) -> Vocabulary:
 
 
 def with_renamed(vocabulary: Vocabulary, added: Mapping[int, Token]) -> Vocabulary:
-    """Give pieces that were kept for later the names that they got."""
+    """Name pieces that were kept for later as they are called now."""
     if not isinstance(vocabulary.tokens, dict):
         return vocabulary
     tokens = dict(vocabulary.tokens)

@@ -31,7 +31,7 @@ def find_chat(source: Source) -> Chat:
 
 
 def about_chat(chat: Chat) -> str:
-    """Say why conversations are refused in spite of a template; empty: they are not."""
+    """Return why conversations are refused in spite of a template; empty: they are not."""
     if not chat.template:
         return ""
     try:

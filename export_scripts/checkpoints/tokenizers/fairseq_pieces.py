@@ -44,7 +44,7 @@ def with_fairseq_ids(model: bytes) -> bytes:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Give number and content of each field of a message; in a model all of them are messages themselves."""
+    """Yield number and content of each field of a message; in a model all of them are messages themselves."""
     position = 0
     while position < len(message):
         key, position = _varint(message, position)

@@ -61,7 +61,7 @@ class TokenizerFiles:
     special: Mapping[str, str] = field(default_factory=dict)
 
     def contents(self, archive: Archive) -> dict[str, bytes]:
-        """Give the files as they are written, by FasterTransformer's name."""
+        """Return the files as they are written, by FasterTransformer's name."""
         raw = {name: archive.read_bytes(member) for name, member in self.members.items()}
         written = {
             name: self.rewrites[name](content) if name in self.rewrites else content for name, content in raw.items()
@@ -105,7 +105,7 @@ def find_tokenizer(archive: Archive, config: Mapping[str, Any]) -> TokenizerFile
 
 
 def only_named(archive: Archive, name: str) -> CheckpointError:
-    """Say that a checkpoint has a tokenizer's name and not its files."""
+    """Return the error of a checkpoint that has a tokenizer's name and not its files."""
     return CheckpointError(
         f"{archive.path} names the tokenizer {shown(name)} and does not hold its files",
         "fetch them and give export.model.tokenizer=PATH: a directory with tokenizer.json and tokenizer_config.json, "

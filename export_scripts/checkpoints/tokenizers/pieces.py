@@ -108,7 +108,7 @@ def _special(trainer: Mapping[int, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
-    """Give a protocol buffer's fields: their numbers, and whole numbers or bytes."""
+    """Yield a protocol buffer's fields: their numbers, and whole numbers or bytes."""
     place = 0
     while place < len(content):
         key, place = _varint(content, place)

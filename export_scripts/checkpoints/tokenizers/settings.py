@@ -40,7 +40,7 @@ class Token:
         return dict(self.flags).get("special", False)
 
     def with_flags(self, **flags: bool) -> Token:
-        """Give it other flags."""
+        """Return it with other flags."""
         return replace(self, flags=tuple({**dict(self.flags), **flags}.items()))
 
 

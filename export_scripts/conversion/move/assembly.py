@@ -111,7 +111,7 @@ class Assembly:
             reader.verify(piece.view)
 
     def values(self, data_type: str, buffer: Array, transposer: Transposer) -> Array:
-        """Give a loaded box in row-major order, cast; not checked for what is not finite.
+        """Return a loaded box in row-major order, cast; not checked for what is not finite.
 
         Args:
             data_type: of the result.

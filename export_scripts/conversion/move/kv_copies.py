@@ -55,7 +55,7 @@ def _heads(piece: Piece, axis: int) -> Iterator[Piece]:
 
 
 def _copied(piece: Piece, axis: int, group: int, copies: int) -> Iterator[Piece]:
-    """Give a head's copies; or the parts of a group of query heads, ``group`` of which are for each copy."""
+    """Yield a head's copies; or the parts of a group of query heads, ``group`` of which are for each copy."""
     first = piece.start[axis] * copies
     for copy in range(copies):
         start = _put(piece.start, axis, first + copy)
@@ -70,7 +70,7 @@ def _copied(piece: Piece, axis: int, group: int, copies: int) -> Iterator[Piece]
 
 
 def _merged(piece: Piece, axis: int, group: int, copies: int) -> Iterator[Piece]:
-    """Give the first of a head's copies; or a part of a group of query heads its place in the whole group."""
+    """Yield the first of a head's copies; or a part of a group of query heads its place in the whole group."""
     head, copy = divmod(piece.start[axis], copies)
     start = _put(piece.start, axis, head)
     if group:

@@ -107,7 +107,7 @@ def _plan(archive: Archive, tensor_para_size: int, weight_data_type: str, allow_
 
 
 def _beyond(source: Source) -> tuple[str, ...]:
-    """Say what FasterTransformer's own engine computes otherwise; nothing where it computes the model."""
+    """Return what FasterTransformer's own engine computes otherwise; nothing where it computes the model."""
     if not (beyond := source.family.beyond(source.dims)):
         return ()
     said = f"FasterTransformer's own engine computes otherwise, and deployment refuses it: {'; '.join(beyond)}"

@@ -35,7 +35,7 @@ def check_split(ranks: int, dims: Dims, divided: Sequence[str]) -> None:
 
 
 def _problem_of_groups(ranks: int, dims: Dims) -> str:
-    """Say why heads of keys and values can be neither shared out nor copied, if they cannot."""
+    """Return why heads of keys and values can be neither shared out nor copied, if they cannot."""
     heads = getattr(dims, KV_HEADS, ranks)
     if heads % ranks == 0 or ranks % heads == 0:
         return ""

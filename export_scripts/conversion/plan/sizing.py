@@ -61,7 +61,7 @@ class Sizing:
         return _BASE_BYTES + self.processes * (self.buffer_bytes + _THREAD_BYTES)
 
     def lines(self) -> list[str]:
-        """Say it, one line a fact."""
+        """Return it as text, one line a fact."""
         name, size_bytes = self.largest
         at_once_s = self.written_bytes / self.rate / self.processes
         both_bytes = self.read_bytes + self.written_bytes

@@ -55,7 +55,7 @@ def with_settled_ids(source: Source, start_id: int | None = None, end_id: int | 
 
 
 def _about_end(end: int, vocab_size: int) -> str:
-    """Say why no text ends by itself; empty: texts do."""
+    """Return why no text ends by itself; empty: texts do."""
     if 0 <= end < vocab_size:
         return ""
     if not 0 <= end <= LARGEST_ID:
@@ -67,7 +67,7 @@ def _about_end(end: int, vocab_size: int) -> str:
 
 
 def _about_start(start: int, stand_in: int, vocab_size: int) -> str:
-    """Say what stands in for a start token without an embedding; empty: it has one."""
+    """Return what stands in for a start token without an embedding; empty: it has one."""
     if 0 <= start < vocab_size:
         return ""
     what = "no start token is named" if start < 0 else f"the start token {start} is beyond the vocabulary"
@@ -75,6 +75,6 @@ def _about_start(start: int, stand_in: int, vocab_size: int) -> str:
 
 
 def _about_texts(text_ids: TextIds) -> str:
-    """Say what the tokenizer puts around a text; empty: nothing."""
+    """Return what the tokenizer puts around a text; empty: nothing."""
     around = [f"{list(ids)} {place}" for ids, place in ((text_ids.before, "before"), (text_ids.after, "behind")) if ids]
     return f"the tokenizer puts {' and '.join(around)} a text, and so do the models for text" if around else ""

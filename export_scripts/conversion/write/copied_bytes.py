@@ -15,7 +15,7 @@ from export_scripts.tensors.mapped import is_mapped
 
 
 def contents(box: Assembly, name: str, settings: ShardSettings, workspace: Workspace) -> Iterator[memoryview]:
-    """Give the bytes of a box in row-major order, cast and checked; each content is valid until the next is asked for.
+    """Yield the bytes of a box in row-major order, cast and checked; each content is valid until the next is asked for.
 
     Args:
         box: of a target.
@@ -41,7 +41,7 @@ def contents(box: Assembly, name: str, settings: ShardSettings, workspace: Works
 
 
 def _views_in_order(box: Assembly, data_type: str) -> list[Array] | None:
-    """Give the views whose bytes, one after another, are those of a box; None: it is more than a copy of them."""
+    """Return the views whose bytes, one after another, are those of a box; None: it is more than a copy of them."""
     if len(box.terms) != 1 or box.elementwise:
         return None
     row = 0

@@ -245,7 +245,7 @@ def write_part(
 
 
 def _contents(rows: Rows, settings: ShardSettings, workspace: Workspace) -> Iterator[memoryview]:
-    """Give the bytes of rows, checked, a little at a time."""
+    """Yield the bytes of rows, checked, a little at a time."""
     tensor = rows.tensor
     with tensor_named(tensor.name):
         whole = tensor.make()

@@ -91,7 +91,7 @@ def check_space(directory: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def tensor_named(name: str) -> Iterator[None]:
-    """Say in an error of the source which tensor was being made."""
+    """Add to an error of the source which tensor was being made."""
     try:
         yield
     except CheckpointError as error:

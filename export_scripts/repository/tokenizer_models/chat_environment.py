@@ -69,7 +69,7 @@ def compile_template(environment: ImmutableSandboxedEnvironment, source: str) ->
 
 
 def try_template(source: str) -> str:
-    """Say why a template cannot be used; empty: it can."""
+    """Return why a template cannot be used; empty: it can."""
     try:
         compile_template(make_environment(str), source)
     except ChatTemplateError as error:

@@ -213,7 +213,7 @@ class _Known(dict[int, Any]):
 
 
 def _with_guarded_names(description: dict[str, Any]) -> dict[str, Any]:
-    """Give special tokens names that no text has, so that a vocabulary cannot make them of a text's own letters.
+    """Rename special tokens to what no text is called, so that a vocabulary cannot make them of a text's own letters.
 
     A special token of one character keeps its name where the vocabulary spells texts with it.
     """
