@@ -61,7 +61,7 @@ def convert(arguments: ConvertArguments) -> Manifest:
     """Convert a checkpoint and write the manifest last.
 
     Raises:
-        CheckpointError: the checkpoint cannot be converted; see ``check.inspect_checkpoint``.
+        CheckpointError: the checkpoint cannot be converted; see ``check.inspect_source``.
         ArtefactError: the disk is full or the output directory holds foreign files.
     """
     if arguments.format == HUGGINGFACE:

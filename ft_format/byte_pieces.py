@@ -11,15 +11,15 @@ import re
 SPACE = "\u2581"
 _PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
-# The character that a byte-level BPE writes for each byte: itself where it prints, else one from 256 on.
-_LETTERS = {chr(byte): byte for byte in _PRINTED} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
+LETTERS = {chr(byte): byte for byte in _PRINTED} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
+"""The byte of each character that a byte-level BPE writes: itself where it prints, else one from 256 on."""
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def of_letters(piece: str) -> bytes:
     """Return the bytes of a byte-level BPE's piece; one with another character stands for itself."""
-    if set(piece) <= _LETTERS.keys():
-        return bytes(_LETTERS[letter] for letter in piece)
+    if set(piece) <= LETTERS.keys():
+        return bytes(LETTERS[letter] for letter in piece)
     return piece.encode()
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
-from export_scripts.checkpoints.files.pickled import Record, StoredTensor
+from export_scripts.checkpoints.files.pickled import Record
+from export_scripts.checkpoints.files.rank_files import tensors_of
 from export_scripts.checkpoints.files.torch_format import open_torch_file
-from export_scripts.checkpoints.huggingface.files import TorchTensor
 from export_scripts.checkpoints.huggingface.tied_head import untied_where_it_differs
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer_files
@@ -105,8 +105,7 @@ def _open_weights(archive: Archive, saved: dict[str, Any]) -> tuple[dict[str, La
 
     file = open_torch_file(archive, _WEIGHTS, take_model, _MODULES)
     named = {_in_transformers_name(key): value for key, value in file.state.items()}
-    tensors = {key: TorchTensor(file, value) for key, value in named.items() if isinstance(value, StoredTensor)}
-    return dict(tensors), tuple(key for key in named if key not in tensors)
+    return tensors_of(file, named)
 
 
 def _in_transformers_name(key: str) -> str:

@@ -7,6 +7,7 @@ one is a line here.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -28,7 +29,8 @@ from export_scripts.checkpoints.nemo import ia3 as nemo_t5_ia3
 from export_scripts.checkpoints.nemo import nemo2, prompt_learning
 from export_scripts.checkpoints.nemo import t5 as nemo_t5
 from export_scripts.checkpoints.nemo.companions import with_companions
-from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_learning, refuse_unread_prompts
+from export_scripts.checkpoints.nemo.ia3 import is_ia3_config
+from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_config, refuse_unread_prompts
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import check_files
 from export_scripts.checkpoints.tokenizers.user_tokenizer import refuse_unused
@@ -68,11 +70,6 @@ FORMATS: tuple[Format, ...] = (
     turbomind,
     fastertransformer,
 )
-
-
-def find_checkpoint(path: Path) -> Path:
-    """Find the one checkpoint that a path means; see ``_find``."""
-    return _find(path)[0]
 
 
 def _find(path: Path) -> tuple[Path, dict[str, Path]]:
@@ -149,15 +146,20 @@ def _in_hub_cache(path: Path) -> Path:
 
 def _companion_kind(path: Path) -> str:
     """Return what belongs to a model there; empty: it is a model itself."""
-    if is_adapter(path) or nemo2_lora.is_lora(path):
+    if is_adapter(path):
         return LORA
-    if not nemo.is_candidate(path):
-        return ""
-    if nemo_t5_ia3.is_ia3(path):
-        return nemo_t5_ia3.KIND
-    if nemo_lora.is_lora(path):
-        return LORA
-    return prompt_learning.KIND if is_prompt_learning(path) else ""
+    with suppress(CheckpointError):  # it is listed with the models, and says itself what is wrong with it
+        if nemo2.is_candidate(path) and nemo2_lora.recognises(open_archive(path)):
+            return LORA
+        if nemo.is_candidate(path):
+            archive = open_archive(path)
+            config = nemo.read_config(archive)
+            if is_ia3_config(config):
+                return nemo_t5_ia3.KIND
+            if nemo_lora.holds_adapter(archive):
+                return LORA
+            return prompt_learning.KIND if is_prompt_config(config) else ""
+    return ""
 
 
 def open_source(archive: Archive, for_shards: bool = True) -> Source:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.nemo_archive import NEMO, gpt_config, gpt_state, torch_bytes, write_gpt, write_nemo
 
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from handover.errors import CheckpointError
 
 GOOD = NEMO / "gpt122_tp1_pp1.nemo"
@@ -23,7 +23,7 @@ GOOD = NEMO / "gpt122_tp1_pp1.nemo"
 
 def refusal(path: Path) -> str:
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(path, 1, "fp16")
+        inspect_source(path, 1, "fp16")
     return str(refused.value)
 
 
@@ -47,7 +47,7 @@ def test_archive_cut_between_two_members(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", [0.3, 0.99])
 def test_truncated_gzipped_archive(keep: float, tmp_path: Path) -> None:
     path = write_nemo(tmp_path / "gpt.nemo", gpt_config(), {"model_weights.ckpt": gpt_state()}, mode="w:gz")
-    assert vars(inspect_checkpoint(path, 2, "fp16"))["num_layer"] == 2
+    assert vars(inspect_source(path, 2, "fp16").dims)["num_layer"] == 2
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
     assert "truncated" in refusal(path)
 
@@ -184,14 +184,14 @@ def test_missing_training_rank_is_named(tmp_path: Path) -> None:
 def test_inspection_is_quick_and_leaves_torch_alone() -> None:
     code = (
         "import sys, pathlib\n"
-        "from export_scripts.conversion.plan.check import inspect_checkpoint\n"
-        "dims = inspect_checkpoint(pathlib.Path(sys.argv[1]), 4, 'fp16')\n"
+        "from export_scripts.conversion.plan.check import inspect_source\n"
+        "dims = inspect_source(pathlib.Path(sys.argv[1]), 4, 'fp16').dims\n"
         "print(dims.head_num, dims.vocab_size, sorted({'torch', 'sentencepiece', 'tokenizers'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code, str(GOOD)], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "4 1024 []"
     started = time.process_time()
-    inspect_checkpoint(GOOD, 4, "fp16")
+    inspect_source(GOOD, 4, "fp16")
     assert time.process_time() - started < 0.3
 
 
@@ -200,4 +200,4 @@ def test_pickle_protocol_2_bytes_and_streams_are_read(tmp_path: Path) -> None:
     state = gpt_state()
     for number, key in enumerate(key for key in state if key.endswith("_extra_state")):
         state[key] = io.BytesIO(pickle.dumps(number)) if number % 2 else b"\x00\xff"
-    assert vars(inspect_checkpoint(write_gpt(tmp_path / "gpt.nemo", state), 2, "bf16"))["head_num"] == 4
+    assert vars(inspect_source(write_gpt(tmp_path / "gpt.nemo", state), 2, "bf16").dims)["head_num"] == 4

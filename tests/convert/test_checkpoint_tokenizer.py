@@ -16,7 +16,7 @@ import transformers
 from support.nemo_archive import NEMO, gpt_config, gpt_state, write_nemo
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 
@@ -123,4 +123,4 @@ def test_tokenizers_that_cannot_be_used(
     files: dict[str, bytes], tokenizer: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=re.escape(words)):
-        inspect_checkpoint(write(tmp_path / "gpt.nemo", files, **tokenizer), 1, "fp32")
+        inspect_source(write(tmp_path / "gpt.nemo", files, **tokenizer), 1, "fp32")

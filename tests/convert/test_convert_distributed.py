@@ -23,7 +23,7 @@ from support.reference_forward import forward
 
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.files.distributed import open_distributed
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.tensors.mapped import Reader, map_record
 from export_scripts.weights.schema import ModelDims
 from handover.errors import CheckpointError
@@ -143,7 +143,7 @@ def test_zarr_arrays_that_are_not_read(change: dict[str, Any], words: str, tmp_p
     file = tree / "model_weights/model.decoder.layers.mlp.linear_fc1.weight/.zarray"
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(tree, 1, "fp32")
+        inspect_source(tree, 1, "fp32")
     assert words in str(refused.value)
 
 
@@ -241,7 +241,7 @@ def test_pickles_that_would_run_code_are_refused(name: str, tmp_path: Path) -> N
     else:
         torch.save({"args": Evil()}, root / "weights/common.pt")
     with pytest.raises(CheckpointError, match=r"names (builtins|__builtin__)\.eval"):
-        inspect_checkpoint(root, 1, "fp32")
+        inspect_source(root, 1, "fp32")
 
 
 def test_metadata_that_name_a_file_elsewhere(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_metadata_that_name_a_file_elsewhere(tmp_path: Path) -> None:
     file = root / "weights/.metadata"
     file.write_bytes(file.read_bytes().replace(b"__0_0.distcp", b"../../passwd"))
     with pytest.raises(CheckpointError, match="is not within weights/../../passwd"):
-        inspect_checkpoint(root, 1, "fp32")
+        inspect_source(root, 1, "fp32")
 
 
 def test_a_tensor_in_common_pt_is_not_dropped(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_tensor_in_common_pt_is_not_dropped(tmp_path: Path) -> None:
     content = {"state_dict": {"module.extra": torch.ones(2)}, "optimizer": {"exp_avg": torch.ones(2)}}
     torch.save(content, root / "weights/common.pt")
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(root, 1, "fp32")
+        inspect_source(root, 1, "fp32")
     assert "1 differences from megatron-core GPT" in str(refused.value)
     assert "state_dict.module.extra  [2]  has no rule" in str(refused.value)
 
@@ -266,7 +266,7 @@ def test_another_backend(tmp_path: Path) -> None:
     root = nemo2(tmp_path)
     (root / "weights/metadata.json").write_text('{"sharded_backend": "fsdp_dtensor"}')
     with pytest.raises(CheckpointError, match="backend 'fsdp_dtensor' are not read"):
-        inspect_checkpoint(root, 1, "fp32")
+        inspect_source(root, 1, "fp32")
 
 
 @pytest.mark.parametrize(
@@ -284,19 +284,19 @@ def test_another_backend(tmp_path: Path) -> None:
 )
 def test_nemo2_models_that_cannot_be_expressed(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(nemo2(tmp_path, **change), 1, "fp32")
+        inspect_source(nemo2(tmp_path, **change), 1, "fp32")
     assert words in str(refused.value)
 
 
 def test_nemo2_dimensions_and_norms(tmp_path: Path) -> None:
-    assert inspect_checkpoint(nemo2(tmp_path), 2, "fp32") == DIMS
+    assert inspect_source(nemo2(tmp_path), 2, "fp32").dims == DIMS
 
 
 def test_nemo2_without_its_configuration(tmp_path: Path) -> None:
     root = nemo2(tmp_path)
     (root / "context/model.yaml").unlink()
     with pytest.raises(CheckpointError, match="has no context/model.yaml"):
-        inspect_checkpoint(root, 1, "fp32")
+        inspect_source(root, 1, "fp32")
 
 
 @pytest.mark.parametrize("files", ["sentencepiece", "loose"])

@@ -17,7 +17,7 @@ from support.huggingface_models import VOCAB, build, logits, save
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.tokenizers.fairseq_pieces import with_fairseq_ids
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import load_tokenizer
 from handover.errors import CheckpointError
@@ -83,7 +83,7 @@ def test_bytes_are_those_of_the_same_model_from_hugging_face(model: Any, tmp_pat
 )
 def test_other_models_of_fairseq_are_refused(changes: dict[str, Any], words: str, model: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(write(tmp_path / "m", model, **changes), 1, "fp32")
+        inspect_source(write(tmp_path / "m", model, **changes), 1, "fp32")
     assert words in str(refused.value)
 
 

@@ -17,7 +17,7 @@ from support.huggingface_models import HEADS, HIDDEN, VOCAB, logits
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints import gptj_slim
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from export_scripts.weights.architecture import Settings
 from handover.errors import CheckpointError
@@ -65,7 +65,7 @@ def test_every_byte_is_that_of_fastertransformers_converter(tmp_path: Path) -> N
 
 def refusal(path: Path) -> str:
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(path, 1, "fp32")
+        inspect_source(path, 1, "fp32")
     return str(refused.value)
 
 
@@ -75,7 +75,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_dimensions(small: Path) -> None:
-    dims = inspect_checkpoint(small.parent, 1, "bf16")
+    dims = inspect_source(small.parent, 1, "bf16").dims
     names = ("vocab_size", "num_layer", "inter_size", "head_num", "rotary_embedding")
     assert [dims.axis_size(name) for name in names] == [VOCAB, 1, 4 * HIDDEN, HEADS, 4]
 
@@ -157,4 +157,4 @@ def test_heads_that_shards_would_cut(tmp_path: Path) -> None:
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "n_heads": SHARDS // 2}))
     with pytest.raises(CheckpointError, match=f"cannot lie whole in {SHARDS} shards"):
-        inspect_checkpoint(path, 1, "fp32")
+        inspect_source(path, 1, "fp32")

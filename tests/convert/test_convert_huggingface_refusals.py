@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from support.huggingface_models import HIDDEN, build, save, write_tokenizer
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from export_scripts.weights.schema import ModelDims
 from handover.errors import CheckpointError
@@ -20,7 +20,7 @@ from handover.errors import CheckpointError
 
 def refusal(path: Path, ranks: int = 1, data_type: str = "fp32") -> str:
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(path, ranks, data_type)
+        inspect_source(path, ranks, data_type)
     return str(refused.value)
 
 
@@ -48,7 +48,7 @@ def write(path: Path, state: dict[str, torch.Tensor], **changes: Any) -> Path:
 
 
 def test_dimensions_are_those_of_the_checkpoint(gpt2: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    assert inspect_checkpoint(write(tmp_path / "m", gpt2), 2, "fp16") == ModelDims(4, 8, 128, 2, 24, 96)
+    assert inspect_source(write(tmp_path / "m", gpt2), 2, "fp16").dims == ModelDims(4, 8, 128, 2, 24, 96)
 
 
 PHI3 = {
@@ -266,7 +266,7 @@ def test_one_model_among_other_files_is_found_and_several_are_listed(
 ) -> None:
     write(tmp_path / "first", gpt2)
     (tmp_path / "notes.txt").write_text("downloaded on Tuesday")
-    assert inspect_checkpoint(tmp_path, 1, "fp32").axis_size("num_layer") == 2
+    assert inspect_source(tmp_path, 1, "fp32").dims.axis_size("num_layer") == 2
     write(tmp_path / "second", gpt2)
     message = refusal(tmp_path)
     assert "holds 2 checkpoints" in message

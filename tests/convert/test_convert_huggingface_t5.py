@@ -18,7 +18,7 @@ from support.t5_forward import T5
 from support.t5_models import DECODER_IDS, ENCODER_IDS, huggingface_t5, logits_of
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 
@@ -202,7 +202,7 @@ def test_what_cannot_be_expressed_is_refused(changes: dict[str, Any], words: str
     checkpoint, _ = saved(tmp_path / "hf")
     edit(checkpoint, **changes)
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(checkpoint, 1, "fp32")
+        inspect_source(checkpoint, 1, "fp32")
     assert words in str(refused.value)
 
 
@@ -213,10 +213,10 @@ def test_an_encoder_alone_is_refused(tmp_path: Path) -> None:
     encoder = transformers.T5EncoderModel(model.config)
     encoder.save_pretrained(tmp_path / "hf")
     with pytest.raises(CheckpointError, match="has no decoder"):
-        inspect_checkpoint(tmp_path / "hf", 1, "fp32")
+        inspect_source(tmp_path / "hf", 1, "fp32")
 
 
 def test_ranks_must_divide_heads_and_feed_forward(tmp_path: Path) -> None:
     checkpoint, _ = saved(tmp_path / "hf")
     with pytest.raises(CheckpointError, match="tensor_para_size 3 does not divide the model's 4 heads"):
-        inspect_checkpoint(checkpoint, 3, "fp32")
+        inspect_source(checkpoint, 3, "fp32")

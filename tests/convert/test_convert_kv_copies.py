@@ -14,7 +14,7 @@ from support.llama_shards_forward import forward
 from support.llama_sources import Case, write_source
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 
@@ -100,7 +100,7 @@ def test_ranks_that_neither_divide_nor_multiply_the_heads_are_refused(tmp_path: 
     save("llama", tmp_path, hidden_size=96, num_attention_heads=12, num_key_value_heads=4)
     words = r"tensor_para_size 6 neither divides kv_head_num 4 nor is a multiple of it\n.*legal: 1, 2, 4, 12"
     with pytest.raises(CheckpointError, match=words):
-        inspect_checkpoint(tmp_path, 6, "fp32")
+        inspect_source(tmp_path, 6, "fp32")
 
 
 @pytest.mark.parametrize("value", ["0", "3"])
@@ -111,4 +111,4 @@ def test_copies_that_cannot_be_are_refused(value: str, tmp_path: Path) -> None:
     with (root / "config.ini").open("a") as ini:
         ini.write(f"kv_head_copies = {value}\n")
     with pytest.raises(CheckpointError, match="kv_head_copies"):
-        inspect_checkpoint(root, 1, "fp32")
+        inspect_source(root, 1, "fp32")

@@ -17,7 +17,7 @@ from support.llama_shards_forward import forward
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.formats import open_source
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from export_scripts.weights.matching import match
 from handover.errors import CheckpointError
@@ -70,7 +70,7 @@ def as_of_version_4(path: Path) -> Path:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_configuration_of_transformers_4_says_the_same(name: str, tmp_path: Path) -> None:
     save_llama(name, tmp_path)
-    assert inspect_checkpoint(as_of_version_4(tmp_path), 1, "fp32") == inspect_checkpoint(tmp_path, 1, "fp32")
+    assert inspect_source(as_of_version_4(tmp_path), 1, "fp32").dims == inspect_source(tmp_path, 1, "fp32").dims
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_cannot_be_had_is_refused_by_key_and_value(
 ) -> None:
     save_llama(name, tmp_path)
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(edited(tmp_path, **changes), 1, "fp32")
+        inspect_source(edited(tmp_path, **changes), 1, "fp32")
     assert named in str(refused.value)
 
 
@@ -125,14 +125,14 @@ def test_a_key_counts_where_transformers_class_reads_it(name: str, changes: dict
     from transformers import AutoModelForCausalLM
 
     save_llama(name, tmp_path / "source")
-    plain = inspect_checkpoint(tmp_path / "source", 1, "fp32")
+    plain = inspect_source(tmp_path / "source", 1, "fp32").dims
     source = edited(tmp_path / "source", **changes)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
     wanted = logits(model, INPUT_IDS)
     found = forward(run(source, tmp_path / "out"), INPUT_IDS)
     assert float(np.abs(found - wanted).max()) < 1e-4 * max(1.0, float(np.abs(wanted).max()))
     is_ignored = changes.keys() <= {"use_sliding_window", "max_window_layers", "hidden_activation"}
-    assert (inspect_checkpoint(source, 1, "fp32") == plain) is (is_ignored or changes.get("hidden_act") == "gelu")
+    assert (inspect_source(source, 1, "fp32").dims == plain) is (is_ignored or changes.get("hidden_act") == "gelu")
 
 
 @pytest.mark.parametrize(
@@ -151,14 +151,14 @@ def test_what_would_change_the_function_is_refused_by_name(
 ) -> None:
     save_llama(name, tmp_path)
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(edited(tmp_path, **changes), 1, "fp32")
+        inspect_source(edited(tmp_path, **changes), 1, "fp32")
     assert named in str(refused.value)
 
 
 def test_ranks_that_do_not_divide_the_heads_are_refused(tmp_path: Path) -> None:
     save_llama("llama 2 70B", tmp_path)
     with pytest.raises(CheckpointError, match=r"16 does not divide the model's 8 heads\n.*legal: 1, 2, 4, 8"):
-        inspect_checkpoint(tmp_path, 16, "fp32")
+        inspect_source(tmp_path, 16, "fp32")
 
 
 def test_a_mixtral_is_read_and_has_no_shards(tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ def test_a_mixtral_is_read_and_has_no_shards(tmp_path: Path) -> None:
     assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
     assert sum("experts" in each.name for each in assignments) == 4 * 4 * 3
     with pytest.raises(CheckpointError, match="expert_num: 4  .*format=huggingface"):
-        inspect_checkpoint(tmp_path, 1, "fp32")
+        inspect_source(tmp_path, 1, "fp32")
     with pytest.raises(CheckpointError, match="expert_num is 1,000,000,000, which no model has"):
-        inspect_checkpoint(edited(tmp_path, num_local_experts=10**9), 1, "fp32")
+        inspect_source(edited(tmp_path, num_local_experts=10**9), 1, "fp32")
 
 
 @pytest.mark.parametrize(
@@ -185,4 +185,4 @@ def test_what_no_shards_can_say_is_refused_for_them(name: str, reason: str, tmp_
     source = open_source(open_archive(tmp_path))
     assert match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
     with pytest.raises(CheckpointError, match=reason):
-        inspect_checkpoint(tmp_path, 1, "fp32")
+        inspect_source(tmp_path, 1, "fp32")

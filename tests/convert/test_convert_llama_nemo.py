@@ -27,7 +27,7 @@ from support.llama_state import core_state, local_norms, two_matrices
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.formats import open_source
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from export_scripts.weights.matching import match
 from handover.errors import CheckpointError
@@ -127,7 +127,7 @@ def test_a_mixtral_is_read_whole(form: str, tmp_path: Path) -> None:
     assignments = match(found.schema(), found.source_map, found.dims, found.tensors, found.other_keys)
     assert sum("experts" in each.name for each in assignments) == 2 * 4 * 3
     with pytest.raises(CheckpointError, match="expert_num: 4  .*format=huggingface"):
-        inspect_checkpoint(path, 1, "fp32")
+        inspect_source(path, 1, "fp32")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_what_cannot_be_had_is_refused_by_key_and_value(changes: dict[str, Any],
     source = saved("llama")
     path = write_archive(tmp_path / "model.nemo", nemo1(source.config, **changes), state_of(source, 1))
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(path, 1, "fp32")
+        inspect_source(path, 1, "fp32")
     assert named in str(refused.value)
 
 
@@ -167,13 +167,11 @@ def test_falcons_parallel_attention_is_refused_and_mistrals_key_without_effect_i
         tmp_path / "falcon.nemo", nemo1(source.config, mcore_customization_config=custom), state_of(source, 1)
     )
     with pytest.raises(CheckpointError, match="mcore_customization_config.parallel_attention: True"):
-        inspect_checkpoint(path, 1, "fp32")
+        inspect_source(path, 1, "fp32")
     source = saved("mistral")
     config = nemo1(source.config)
     assert config["mcore_customization_config"]["parallel_attention"]
-    inspect_checkpoint(
-        write_archive(tmp_path / "m.nemo", config, state_of(source, 1), (1, 1), "model.module."), 1, "fp32"
-    )
+    inspect_source(write_archive(tmp_path / "m.nemo", config, state_of(source, 1), (1, 1), "model.module."), 1, "fp32")
 
 
 def test_the_number_of_a_window_is_copied_as_nemos_exporters_do_and_said(tmp_path: Path) -> None:

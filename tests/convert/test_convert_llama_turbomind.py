@@ -11,7 +11,7 @@ from support.llama_hub_models import save_llama
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 
@@ -114,7 +114,7 @@ def test_its_ids_and_sizes_are_those_of_its_configuration(tmp_path: Path) -> Non
 def test_what_it_cannot_be_is_refused_by_key(changes: dict[str, object], words: str, tmp_path: Path) -> None:
     save_llama("llama 2 70B", tmp_path / "hub", dtype=torch.float16)
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(write(tmp_path / "hub", tmp_path / "workspace", 2, **changes), 1, "fp16")
+        inspect_source(write(tmp_path / "hub", tmp_path / "workspace", 2, **changes), 1, "fp16")
     assert words in str(refused.value)
 
 
@@ -123,7 +123,7 @@ def test_packed_and_unknown_files_are_refused(tmp_path: Path) -> None:
     workspace = write(tmp_path / "hub", tmp_path / "workspace", 2)
     (workspace / "triton_models/weights/layers.0.attention.wo.0.qweight").write_bytes(b"12")
     with pytest.raises(CheckpointError, match="attention.wo.0.qweight\n.*4-bit weights are packed"):
-        inspect_checkpoint(workspace, 1, "fp16")
+        inspect_source(workspace, 1, "fp16")
 
 
 def test_the_shards_of_a_converter_that_cannot_be_right_are_refused(tmp_path: Path) -> None:
@@ -133,4 +133,4 @@ def test_the_shards_of_a_converter_that_cannot_be_right_are_refused(tmp_path: Pa
     for path in (tmp_path / "2-gpu").glob("*attention.dense*"):
         path.rename(path.with_name(path.name.replace("attention.dense", "self_attn.o_proj")))
     with pytest.raises(CheckpointError, match=r"self_attn.o_proj: they were written by cameronfr's converter"):
-        inspect_checkpoint(tmp_path / "2-gpu", 1, "fp16")
+        inspect_source(tmp_path / "2-gpu", 1, "fp16")

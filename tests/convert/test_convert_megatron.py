@@ -31,7 +31,7 @@ from transformers import GPT2LMHeadModel
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.megatron.arguments import without_arguments
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from export_scripts.weights.schema import ModelDims
 from handover.errors import CheckpointError
@@ -82,7 +82,7 @@ def test_release_and_iterations(form: str, gpt2: GPT2LMHeadModel, tmp_path: Path
         for file in ("gpt2-vocab.json", "gpt2-merges.txt"):
             (source / file).rename(source / "iter_0000500" / file)
         source /= "iter_0000500"
-    assert inspect_checkpoint(source, 2, "fp16") == ModelDims(HEADS, SIZE, 4 * HIDDEN, LAYERS, POSITIONS, 128)
+    assert inspect_source(source, 2, "fp16").dims == ModelDims(HEADS, SIZE, 4 * HIDDEN, LAYERS, POSITIONS, 128)
 
 
 def test_the_newest_iteration_is_the_trackers(gpt2: GPT2LMHeadModel, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_the_newest_iteration_is_the_trackers(gpt2: GPT2LMHeadModel, tmp_path: P
 
 def refusal(source: Path) -> str:
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(source, 1, "fp32")
+        inspect_source(source, 1, "fp32")
     return str(refused.value)
 
 
@@ -112,7 +112,7 @@ def test_objects_of_megatron_itself_are_not_imported(
     monkeypatch.setitem(sys.modules, "megatron.enums", module)
     source = write(tmp_path / "gpt", gpt2, 3.0, model_type=kind(1))
     monkeypatch.undo()
-    assert vars(inspect_checkpoint(source, 1, "fp32"))["num_layer"] == LAYERS
+    assert vars(inspect_source(source, 1, "fp32").dims)["num_layer"] == LAYERS
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

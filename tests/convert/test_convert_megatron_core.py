@@ -15,7 +15,7 @@ from support.nemo_archive import HEADS, HIDDEN, POSITIONS, VOCAB, gpt_config, wr
 from support.nemo_samples import restore, unpacked
 from support.reference_forward import forward
 
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from handover.errors import CheckpointError
 
 
@@ -100,7 +100,7 @@ def test_query_groups_that_do_not_divide_the_heads(tmp_path: Path) -> None:
     config = gpt_config(mcore_gpt=True, num_query_groups=3)
     path = write_nemo(tmp_path / "gpt.nemo", config, {"model_weights.ckpt": core_state(1)})
     with pytest.raises(CheckpointError, match="num_query_groups 3 does not divide num_attention_heads 4"):
-        inspect_checkpoint(path, 1, "fp32")
+        inspect_source(path, 1, "fp32")
 
 
 def full_layer_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -33,7 +33,7 @@ from support.t5_models import (
 )
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 
@@ -197,14 +197,14 @@ def test_architecture_is_refused_by_key_and_value(key: str, value: Any, tmp_path
     config = relative_config(Saving(), "geglu")
     config["encoder"][key] = value
     with pytest.raises(CheckpointError, match=f"encoder.{key}: {value}  \\("):
-        inspect_checkpoint(write_nemo(tmp_path / "t5.nemo", config, {}, files=VOCABULARY), 1, "fp16")
+        inspect_source(write_nemo(tmp_path / "t5.nemo", config, {}, files=VOCABULARY), 1, "fp16")
 
 
 def test_sides_that_differ_and_embeddings_apart_are_refused(tmp_path: Path) -> None:
     config = {**relative_config(Saving(), "geglu"), "share_token_embeddings": False}
     config["decoder"]["hidden_size"] = 48
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(write_nemo(tmp_path / "t5.nemo", config, {}, files=VOCABULARY), 1, "fp16")
+        inspect_source(write_nemo(tmp_path / "t5.nemo", config, {}, files=VOCABULARY), 1, "fp16")
     assert "encoder.hidden_size: 24, decoder.hidden_size: 48" in str(refused.value)
     assert "share_token_embeddings: False" in str(refused.value)
 
@@ -215,4 +215,4 @@ def test_a_key_without_a_rule_is_named(tmp_path: Path) -> None:
     states["model_weights.ckpt"]["enc_dec_model.hiddens_module.weight"] = torch.zeros(2)
     checkpoint = write_nemo(tmp_path / "t5.nemo", relative_config(Saving(), "geglu"), states, files=VOCABULARY)
     with pytest.raises(CheckpointError, match="hiddens_module.weight  \\[2\\]  has no rule"):
-        inspect_checkpoint(checkpoint, 1, "fp16")
+        inspect_source(checkpoint, 1, "fp16")

@@ -16,7 +16,7 @@ from support.nemo_positions import IDS, turned, without_positions, write
 from support.network_runs import open_network, prefill_logits
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from ft_format.families.llama import LlamaDims, words
 from handover.errors import CheckpointError
@@ -128,7 +128,7 @@ def test_rotations_that_gptneox_does_not_have_are_the_llama_familys(
     change: dict[str, Any], field: str, value: float, tmp_path: Path
 ) -> None:
     source = write(tmp_path / "g.nemo", without_positions(), position_embedding_type="rope", **change)
-    dims = inspect_checkpoint(source, 1, "fp32")
+    dims = inspect_source(source, 1, "fp32").dims
     assert isinstance(dims, LlamaDims) and words(dims)["layernorm_type"] == "layernorm"
     assert words(dims)[field] == value
 
@@ -136,4 +136,4 @@ def test_rotations_that_gptneox_does_not_have_are_the_llama_familys(
 def test_a_rotation_of_no_pairs_is_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "g.nemo", without_positions(), position_embedding_type="rope", rotary_percentage=0.5)
     with pytest.raises(CheckpointError, match="rotates 1 of a head's 2 elements"):
-        inspect_checkpoint(source, 1, "fp32")
+        inspect_source(source, 1, "fp32")

@@ -19,7 +19,7 @@ from support.prompt_tables import write_tables
 
 from backends.fastertransformer.engine.model.families import read_config
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 from handover.manifest import Manifest
@@ -165,7 +165,7 @@ def test_sentencepiece_counts_its_pieces(tmp_path: Path) -> None:
 
 def refusal(source: Path) -> str:
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(source, 1, "fp32")
+        inspect_source(source, 1, "fp32")
     return str(refused.value)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.nemo_archive import HIDDEN, VOCAB, gpt_config, gpt_state, write_gpt, write_nemo
 
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.weights.schema import ModelDims
 from handover.errors import CheckpointError
 
@@ -18,12 +18,12 @@ LAYER_0 = "model.language_model.encoder.layers.0."
 
 def refusal(path: Path, ranks: int = 1, data_type: str = "fp16") -> str:
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(path, ranks, data_type)
+        inspect_source(path, ranks, data_type)
     return str(refused.value)
 
 
 def test_dimensions_are_those_of_the_checkpoint(tmp_path: Path) -> None:
-    dims = inspect_checkpoint(write_gpt(tmp_path / "gpt.nemo", layernorm_epsilon=1e-3), 2, "fp16")
+    dims = inspect_source(write_gpt(tmp_path / "gpt.nemo", layernorm_epsilon=1e-3), 2, "fp16").dims
     assert dims == ModelDims(4, 2, 12, 2, 6, VOCAB, layernorm_eps=1e-3)
     assert dims.hidden_units == HIDDEN
 
@@ -65,7 +65,7 @@ def test_all_keys_in_the_way_are_named_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_what_can_be_expressed_is_accepted(settings: dict[str, Any], tmp_path: Path) -> None:
-    assert vars(inspect_checkpoint(write_gpt(tmp_path / "gpt.nemo", **settings), 4, "fp32"))["num_layer"] == 2
+    assert vars(inspect_source(write_gpt(tmp_path / "gpt.nemo", **settings), 4, "fp32").dims)["num_layer"] == 2
 
 
 @pytest.mark.parametrize("model", ["MTEncDecModel", "MegatronBertModel"])
@@ -92,7 +92,7 @@ def test_ranks_that_do_not_divide_the_feed_forward(tmp_path: Path) -> None:
         state[f"model.language_model.encoder.layers.{layer}.mlp.dense_4h_to_h.weight"] = torch.zeros(HIDDEN, 10)
     path = write_gpt(tmp_path / "gpt.nemo", state, ffn_hidden_size=10)
     assert "does not divide the feed-forward's width 10" in refusal(path, 4)
-    assert vars(inspect_checkpoint(path, 2, "fp16"))["inter_size"] == 10
+    assert vars(inspect_source(path, 2, "fp16").dims)["inter_size"] == 10
 
 
 def test_unknown_data_type_gets_the_nearest(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from support.nemo_archive import DATA, NEMO
 from support.t5_models import huggingface_t5
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 
@@ -149,7 +149,7 @@ def given(tmp_path: Path) -> Path:
 def refusal(root: Path) -> str:
     (root / "manifest.json").unlink(missing_ok=True)  # which would be the first to tell
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(root, 1, "fp32")
+        inspect_source(root, 1, "fp32")
     return str(refused.value)
 
 
@@ -219,4 +219,4 @@ def test_a_checkpoint_is_never_its_own_output(given: Path, tmp_path: Path) -> No
 
 def test_ranks_must_divide_the_heads(given: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="tensor_para_size 8 does not divide the model's 4 heads"):
-        inspect_checkpoint(given, 8, "fp32")
+        inspect_source(given, 8, "fp32")

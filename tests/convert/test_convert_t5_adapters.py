@@ -24,7 +24,7 @@ from support.t5_models import (
 )
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 
@@ -85,7 +85,7 @@ def test_resharding_carries_the_vectors_along(tmp_path: Path) -> None:
 
 def refusal(path: Path) -> str:
     with pytest.raises(CheckpointError) as refused:
-        inspect_checkpoint(path, 1, "fp32")
+        inspect_source(path, 1, "fp32")
     return str(refused.value)
 
 

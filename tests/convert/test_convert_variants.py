@@ -28,7 +28,7 @@ from support.reference_forward import forward
 from tokenizers import Tokenizer, models
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 
@@ -130,7 +130,7 @@ def test_two_training_ranks_become_three(tmp_path: Path) -> None:
         assert file.read_bytes() == (made / file.name).read_bytes(), file.name
     assert np.abs(forward(made, IDS) - forward(run(whole, tmp_path / "0"), IDS)).max() < 1e-4
     with pytest.raises(CheckpointError, match="tensor_para_size 4 does not divide the model's 6 heads"):
-        inspect_checkpoint(split, 4, "fp32")
+        inspect_source(split, 4, "fp32")
 
 
 def test_parts_that_end_within_a_head(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_parts_that_end_within_a_head(tmp_path: Path) -> None:
     }
     config = gpt_config(hidden_size=6 * HEAD_SIZE, num_attention_heads=6, tensor_model_parallel_size=4)
     with pytest.raises(CheckpointError, match="lies in 4 parts, which cannot hold whole ones of 6 heads"):
-        inspect_checkpoint(write_nemo(tmp_path / "g.nemo", config, files), 1, "fp32")
+        inspect_source(write_nemo(tmp_path / "g.nemo", config, files), 1, "fp32")
 
 
 def write_description(folder: Path, prefix: str = "") -> None:
@@ -179,13 +179,13 @@ def test_nemo1_with_a_name_of_hugging_faces(tmp_path: Path) -> None:
         tmp_path / "g.nemo", gpt_config(tokenizer=tokenizer), {"model_weights.ckpt": gpt_state()}, files={}
     )
     with pytest.raises(CheckpointError, match="gpt-neox-20b and does not hold its files"):
-        inspect_checkpoint(source, 1, "fp32")
+        inspect_source(source, 1, "fp32")
     tree = unpacked(source, tmp_path / "tree")
     write_description(tree)
     assert special(run(tree, tmp_path / "out")) == ("2", "3")
     (tree / "tokenizer_config.json").unlink()
     with pytest.raises(CheckpointError, match="names the end token"):
-        inspect_checkpoint(tree, 1, "fp32")
+        inspect_source(tree, 1, "fp32")
     (tree / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match="tokenizer.json has no model"):
-        inspect_checkpoint(tree, 1, "fp32")
+        inspect_source(tree, 1, "fp32")

@@ -23,7 +23,7 @@ from support.huggingface_models import save
 from support.nemo_archive import NEMO, TOKENIZER, gpt_config, torch_bytes, write_gpt
 from support.nemo_samples import restore, unpacked
 
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from handover.errors import SlipwayError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,7 +202,7 @@ def test_values_of_any_kind_are_an_error_of_the_checkpoint(source: str, tmp_path
             content = {**config, key: value}
             file.write_text(yaml.dump(content, Dumper=yaml.CSafeDumper) if is_yaml else json.dumps(content))
             try:
-                inspect_checkpoint(tree, 1, "fp32")
+                inspect_source(tree, 1, "fp32")
             except SlipwayError as error:
                 refused += len(str(error)) < 20_000
             except Exception as error:

@@ -16,7 +16,7 @@ from support.reference_forward import forward
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.user_files import GivenFiles
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 
@@ -237,4 +237,4 @@ def test_layers_of_several_stages_that_cannot_be_numbered_are_refused(tmp_path: 
 def test_a_model_that_says_lora_and_has_all_weights_is_a_model(tmp_path: Path) -> None:
     config = gpt_config(peft={"peft_scheme": "lora", "lora_tuning": {"adapter_dim": RANK}})
     model = write_nemo(tmp_path / "model.nemo", config, {"model_weights.ckpt": core_state()})
-    assert inspect_checkpoint(model, 1, "fp32").axis_size("num_layer") == LAYERS
+    assert inspect_source(model, 1, "fp32").dims.axis_size("num_layer") == LAYERS

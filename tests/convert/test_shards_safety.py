@@ -19,7 +19,7 @@ import torch
 from support.nemo_archive import TOKENIZER, gpt_config, gpt_state, torch_bytes, write_gpt, write_nemo
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.conversion.write import shards
 from export_scripts.conversion.write.journal import FILE_NAME as JOURNAL
 from export_scripts.conversion.write.shard_file import ShardFile, full_disk_explained
@@ -163,7 +163,7 @@ def test_the_check_before_a_conversion_reads_no_weight(tmp_path: Path, monkeypat
     state[QKV][4, 5] = 1e5
     archive = write_gpt(tmp_path / "gpt.nemo", state)
     monkeypatch.setattr(Reader, "read", lambda *_: pytest.fail("a weight is read"))
-    assert vars(inspect_checkpoint(archive, 1, "fp16"))["num_layer"] == 2
+    assert vars(inspect_source(archive, 1, "fp16").dims)["num_layer"] == 2
 
 
 def test_overflow_is_refused_although_infinity_is_allowed(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_gzip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "bomb.nemo"
     path.write_bytes(gzip.compress(member.tobuf(tarfile.GNU_FORMAT) + bytes(4096)))
     with pytest.raises(CheckpointError, match="would unpack to more than 50 times its size: 'model_weights.ckpt'"):
-        inspect_checkpoint(path, 1, "fp16")
+        inspect_source(path, 1, "fp16")
 
 
 def test_compressed_record_is_refused_before_it_is_inflated(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_compressed_record_is_refused_before_it_is_inflated(tmp_path: Path) -> N
     files = {**TOKENIZER, "model_weights.ckpt": target.getvalue()}
     path = write_nemo(tmp_path / "gpt.nemo", gpt_config(), {}, files=files)
     with pytest.raises(CheckpointError, match="is compressed"):
-        inspect_checkpoint(path, 1, "fp16")
+        inspect_source(path, 1, "fp16")
 
 
 def test_huge_small_file_is_not_read(tmp_path: Path) -> None:
@@ -240,4 +240,4 @@ def test_huge_small_file_is_not_read(tmp_path: Path) -> None:
     with (root / "model_config.yaml").open("r+b") as stream:
         stream.truncate(1 << 40)  # holes: it takes no room
     with pytest.raises(CheckpointError, match="model_config.yaml has 1099511627776 bytes"):
-        inspect_checkpoint(root, 1, "fp16")
+        inspect_source(root, 1, "fp16")

@@ -18,7 +18,7 @@ from support.stranger import engine_of, log_probs, log_probs_of
 from support.t5_models import huggingface_t5
 from transformers import AutoModelForCausalLM
 
-from export_scripts.checkpoints.formats import find_checkpoint
+from export_scripts.checkpoints.formats import find_archive
 from export_scripts.conversion.plan.check import inspect_source
 from handover.errors import CheckpointError, ConfigError, exit_status
 
@@ -119,11 +119,11 @@ def hub_cache(path: Path, *revisions: str, main: str | None = None) -> Path:
 
 def test_the_hubs_cache_of_a_model_is_the_model(tmp_path: Path) -> None:
     folder = hub_cache(tmp_path, "0a", "1b", main="1b")
-    assert find_checkpoint(folder) == folder / "snapshots/1b"
+    assert find_archive(folder).path == folder / "snapshots/1b"
     assert inspect_source(folder, 1, "fp32").dims.axis_size("vocab_size") == 96
     (folder / "refs/main").unlink()
     with pytest.raises(CheckpointError, match="with 2 snapshots") as refused:
-        find_checkpoint(folder)
+        find_archive(folder)
     assert str(folder / "snapshots/0a") in str(refused.value)
 
 

@@ -16,7 +16,7 @@ from support.network_runs import open_network, prefill_logits
 from support.t5_models import huggingface_t5
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from ft_format.families.llama import LlamaDims
 from handover.errors import CheckpointError
@@ -101,7 +101,7 @@ def test_the_same_numbers_in_another_type_are_a_copy(tmp_path: Path) -> None:
     tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].bfloat16()
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].float()
     save_file(tensors, source / "model.safetensors", {"format": "pt"})
-    dims = inspect_checkpoint(source, 1, "fp32")
+    dims = inspect_source(source, 1, "fp32").dims
     assert isinstance(dims, LlamaDims) and not dims.has_untied_head
 
 
@@ -112,4 +112,4 @@ def test_a_t5_whose_embeddings_differ_is_refused(side: str, tmp_path: Path) -> N
     tensors[f"{side}.embed_tokens.weight"] = tensors["shared.weight"] + 1
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=rf"{side}.embed_tokens.weight differs from shared.weight"):
-        inspect_checkpoint(tmp_path, 1, "fp32")
+        inspect_source(tmp_path, 1, "fp32")

@@ -12,7 +12,7 @@ from transformers import BertTokenizer
 
 from evaluation.client.tokenizer import load_tokenizer as load_for_evaluation
 from export_scripts.arguments import ConvertArguments, ExportArguments
-from export_scripts.conversion.plan.check import inspect_checkpoint
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import load_tokenizer
@@ -79,4 +79,4 @@ def test_a_vocabulary_without_berts_tokens_is_refused_with_their_names(tmp_path:
     files = {"vocab.txt": b"a\nb\n"}
     archive = write_nemo(tmp_path / "t5.nemo", relative_config(Saving(), "relu"), states, files=files)
     with pytest.raises(CheckpointError, match=r"vocab\.txt lacks \[CLS\], \[SEP\], \[PAD\]"):
-        inspect_checkpoint(archive, 1, "fp32")
+        inspect_source(archive, 1, "fp32")

@@ -12,7 +12,7 @@ from export_scripts.checkpoints.files.pickled import StoredTensor
 from export_scripts.checkpoints.files.torch_file import TorchFile
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.tensors.dtypes import Array
-from export_scripts.weights.schema import split_layer, with_layer
+from export_scripts.weights.schema import LazyTensor, split_layer, with_layer
 from handover.errors import CheckpointError
 
 # The first pipeline stage of a stack holds this; the stack's later stages keep copies of it.
@@ -24,7 +24,7 @@ JoinAxis = Callable[[str], int | None]
 
 @dataclass(frozen=True)
 class JoinedTensor:
-    """A tensor whose parts lie in the files of several training ranks.
+    """A tensor of torch files, whose parts may lie in those of several training ranks.
 
     Attributes:
         stored: file and tensor of each tensor-parallel rank, in order.
@@ -66,6 +66,13 @@ class JoinedTensor:
     def parts(self) -> tuple[Array, ...]:
         """Map the parts, without copying; bf16 comes as uint16."""
         return tuple(file.read(tensor) for file, tensor in self.stored)
+
+
+def tensors_of(file: TorchFile, state: Mapping[str, Any]) -> tuple[dict[str, LazyTensor], tuple[str, ...]]:
+    """Take the tensors of a file that holds them whole, and the keys of what is none."""
+    tensors = ((key, each) for key, each in state.items() if isinstance(each, StoredTensor))
+    found: dict[str, LazyTensor] = {key: JoinedTensor(((file, each),), None) for key, each in tensors}
+    return found, tuple(key for key in state if key not in found)
 
 
 class RankFiles:

@@ -6,7 +6,6 @@ One architecture is one table: adding one is a module in weights/ and a line her
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface.files import (
@@ -39,11 +38,7 @@ from models.directory import CONFIG_FILE
 
 NAME = "Hugging Face (directory with config.json and safetensors or pytorch_model.bin)"
 ARCHITECTURES: tuple[Architecture, ...] = (GPT2, OPT, BLOOM, XGLM, GPTJ, GPTNEOX, GPT_BIGCODE, *HUB_DECODERS)
-
-
-def is_candidate(path: Path) -> bool:
-    """Whether a directory looks like a Hugging Face checkpoint."""
-    return is_checkpoint(path)
+is_candidate = is_checkpoint
 
 
 def recognises(archive: Archive) -> bool:

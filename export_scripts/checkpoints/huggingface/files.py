@@ -15,11 +15,9 @@ from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
-from export_scripts.checkpoints.files.pickled import StoredTensor
+from export_scripts.checkpoints.files.rank_files import tensors_of
 from export_scripts.checkpoints.files.safetensors_file import read_safetensors
-from export_scripts.checkpoints.files.torch_file import TorchFile
 from export_scripts.checkpoints.files.torch_format import open_torch_file
-from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
 from models.checks import shown
@@ -31,39 +29,6 @@ _WEIGHT_FILES = (WEIGHTS_FILE, "pytorch_model.bin")
 _WRAPPER = "module."
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx", ".ot")
 _BLOB = re.compile(r"models--[^/]+/blobs/[^/]+")
-
-
-@dataclass(frozen=True)
-class TorchTensor:
-    """One tensor of a ``pytorch_model.bin``.
-
-    Attributes:
-        file, stored: where it lies.
-        axis: always None; the tensor is in one part.
-    """
-
-    file: TorchFile
-    stored: StoredTensor
-    axis: int | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape, per axis."""
-        return self.stored.shape
-
-    @property
-    def data_type(self) -> str:
-        """fp32, fp16, bf16 or another name."""
-        return self.stored.storage.data_type
-
-    @property
-    def unproved(self) -> tuple[str, ...]:
-        """Files that hold it without a checksum of its bytes."""
-        return () if self.file.has_checksum(self.stored) else (self.file.name,)
-
-    def parts(self) -> tuple[Array, ...]:
-        """Map the tensor, read-only; bf16 comes as uint16."""
-        return (self.file.read(self.stored),)
 
 
 @dataclass(frozen=True)
@@ -218,8 +183,7 @@ def _open_file(archive: Archive, name: str) -> Weights:
     if name.endswith(".safetensors"):
         return Weights(read_safetensors(archive, name))
     file = open_torch_file(archive, name)
-    tensors = {key: TorchTensor(file, value) for key, value in file.state.items() if isinstance(value, StoredTensor)}
-    return Weights(tensors, tuple(key for key in file.state if key not in tensors))
+    return Weights(*tensors_of(file, file.state))
 
 
 def _open_index(archive: Archive, index: str) -> Weights:

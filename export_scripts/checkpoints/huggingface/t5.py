@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
@@ -69,11 +68,7 @@ _ALIASES = {
 _SENTINELS = 100
 """Tokens ``<extra_id_N>`` that every published T5 has after its pieces."""
 _TOKENIZER_FILES = {"spiece.model": "tokenizer.model", TOKENIZER_FILE: TOKENIZER_FILE}
-
-
-def is_candidate(path: Path) -> bool:
-    """Whether a directory looks like a Hugging Face checkpoint, by names alone."""
-    return huggingface_files.is_checkpoint(path)
+is_candidate = huggingface_files.is_checkpoint
 
 
 def recognises(archive: Archive) -> bool:

@@ -13,15 +13,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from export_scripts.checkpoints.files.archive import Archive, open_archive
+from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.lora.adapter import Adapter
-from export_scripts.checkpoints.lora.update import Update
+from export_scripts.checkpoints.lora.update import Update, pair_of, swapped
 from export_scripts.checkpoints.megatron.gpt import PartedTensor
 from export_scripts.checkpoints.nemo.gpt import CONFIG_FILE, NemoCheckpoint
 from export_scripts.checkpoints.tensor_values import read_whole
@@ -73,15 +72,6 @@ class _Model:
     rank: int
 
 
-def is_lora(path: Path) -> bool:
-    """Whether a ``.nemo`` archive or an unpacked one holds a LoRA adapter instead of a model."""
-    try:
-        archive = open_archive(path)
-        return is_lora_config(read_yaml(archive, CONFIG_FILE)) and _holds_only_an_adapter(archive)
-    except CheckpointError:
-        return False  # it is listed with the models, and says itself what is wrong with it
-
-
 def is_lora_config(config: Mapping[str, Any]) -> bool:
     """Whether a ``model_config.yaml`` was that of a training of LoRA adapters; the model may hold them merged."""
     peft = config.get("peft")
@@ -93,13 +83,19 @@ def recognises(archive: Archive) -> bool:
     return CONFIG_FILE in archive and is_lora_config(read_yaml(archive, CONFIG_FILE))
 
 
+def holds_adapter(archive: Archive) -> bool:
+    """Whether the files are a LoRA adapter of NeMo's and no model, into which it may be merged."""
+    keys = NemoCheckpoint(archive).state.keys() if recognises(archive) else ()
+    return bool(keys) and all(".adapter_layer." in key for key in keys)
+
+
 def refuse_adapter(archive: Archive) -> None:
     """Refuse an adapter where a model is wanted.
 
     Raises:
         CheckpointError: it is one.
     """
-    if recognises(archive) and _holds_only_an_adapter(archive):
+    if holds_adapter(archive):
         raise CheckpointError(
             f"{archive.path} holds a LoRA adapter, not a GPT",
             "give the model as export.model.checkpoint_path and this as export.model.adapter_path",
@@ -131,16 +127,11 @@ def read_adapter(name: str, archive: Archive) -> Adapter:
             raise CheckpointError(f"{archive.path}: {key} is no part of a LoRA adapter that is read", _known())
         places = groups.setdefault((found["module"], found["kind"]), {})
         places[found["part"] or "", found["side"]] = key
-    if not groups or checkpoint.other_keys():
+    if not groups or checkpoint.state.other_keys():
         raise CheckpointError(f"{archive.path} holds no LoRA adapter", _known())
     _check_layers(checkpoint, groups)
     updates = tuple(_update(*place, keys, tensors, said) for place, keys in groups.items())
     return Adapter(name, str(archive.path), updates)
-
-
-def _holds_only_an_adapter(archive: Archive) -> bool:
-    keys = NemoCheckpoint(archive).keys()
-    return bool(keys) and all(".adapter_layer." in key for key in keys)
 
 
 def _known() -> str:
@@ -216,43 +207,22 @@ def _update(
     Raises:
         CheckpointError: a matrix is missing or of another rank.
     """
-    pairs = [
-        _pair(f"{module}.adapter_layer.lora_{kind}_adapter", part, keys, tensors, said.rank) for part in _parts(kind)
-    ]
+    adapter = f"{module}.adapter_layer.lora_{kind}_adapter"
+    pairs = []
+    for part in _PARTS.get(kind, ("",)):
+        sides = {side: key for (whose, side), key in keys.items() if whose == part}
+        place = f"{adapter}.{part}_adapter" if part else adapter
+        pairs.append(pair_of(place, sides, tensors, f"adapter_dim {said.rank}", said.rank, keys.values()))
     is_fc1 = kind in ("hto4h", "unfused_hto4h")
+    places = (module, f"module.{module.removeprefix('model.')}")  # NeMo 2 calls module what NeMo 1 calls model
     return Update(
-        names=tuple(f"{place}.{layer}.weight" for layer in _LAYERS[kind] for place in _places(module)),
+        names=tuple(f"{place}.{layer}.weight" for layer in _LAYERS[kind] for place in places),
         shape=(sum(out.shape[0] for _, out in pairs), pairs[0][0].shape[1]),
         factors=tuple(tensor for pair in pairs for tensor in pair),
         read=partial(_READERS.get(kind, _read_one), pairs, said),
         is_gated=is_fc1 and said.is_gated,
         keys=tuple(keys.values()),
     )
-
-
-def _places(module: str) -> tuple[str, ...]:
-    """Return a module's names: NeMo 2 calls ``module`` what NeMo 1 calls ``model``."""
-    return (module, f"module.{module.removeprefix('model.')}")
-
-
-def _parts(kind: str) -> tuple[str, ...]:
-    return _PARTS.get(kind, ("",))
-
-
-def _pair(
-    adapter: str, part: str, keys: Mapping[tuple[str, str], str], tensors: Mapping[str, PartedTensor], rank: int
-) -> Pair:
-    place = f"{adapter}.{part}_adapter" if part else adapter
-    absent = [f"{place}.linear_{side}.weight" for side in ("in", "out") if (part, side) not in keys]
-    if absent:
-        raise CheckpointError(f"{', '.join(absent)}  missing beside {', '.join(keys.values())}")
-    down, up = (tensors[keys[part, side]] for side in ("in", "out"))
-    if [len(down.shape), len(up.shape), down.shape[:1], up.shape[1:]] != [2, 2, (rank,), (rank,)]:
-        raise CheckpointError(
-            f"{place}: linear_in  {list(down.shape)} and linear_out  {list(up.shape)}  are not matrices of "
-            f"adapter_dim {rank}"
-        )
-    return down, up
 
 
 def _read_one(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
@@ -264,7 +234,7 @@ def _read_fc1(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
     """Read a fused adapter; the rows of a gated one in the order [gate, up], whatever the training's ranks."""
     left, right = _read_one(pairs, said)
     ranks = pairs[0][1].part_count
-    return (_swapped(left, ranks, 2) if said.is_gated else left), right
+    return (swapped(left, ranks, 2) if said.is_gated else left), right
 
 
 def _read_unfused_fc1(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
@@ -274,7 +244,7 @@ def _read_unfused_fc1(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
         [np.concatenate([blocks[0], 0 * blocks[0]], 1), np.concatenate([0 * blocks[1], blocks[1]], 1)]
     )
     right = np.concatenate([read_whole(down) for down, _ in pairs])
-    return (left if said.is_gated else _swapped(left, 2, pairs[0][1].part_count)), right
+    return (left if said.is_gated else swapped(left, 2, pairs[0][1].part_count)), right
 
 
 def _read_unfused_qkv(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
@@ -286,11 +256,6 @@ def _read_unfused_qkv(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
     left[:, shared_by, :, rank : 2 * rank] = key.reshape(said.groups, size, rank)
     left[:, shared_by + 1, :, 2 * rank :] = value.reshape(said.groups, size, rank)
     return left.reshape(-1, 3 * rank), np.concatenate([read_whole(down) for down, _ in pairs])
-
-
-def _swapped(rows: Array, outer: int, inner: int) -> Array:
-    """Reorder rows of [outer, inner, ...] to [inner, outer, ...]."""
-    return np.ascontiguousarray(rows.reshape(outer, inner, -1, rows.shape[1]).swapaxes(0, 1)).reshape(rows.shape)
 
 
 _READERS: dict[str, Callable[[list[Pair], _Model], tuple[Array, Array]]] = {

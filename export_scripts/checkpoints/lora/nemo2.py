@@ -13,17 +13,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
-from export_scripts.checkpoints.files.archive import Archive, open_archive
+from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.chunked import ChunkedState, ChunkedTensor
 from export_scripts.checkpoints.files.distributed import is_distributed, open_distributed
 from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.lora.adapter import Adapter
-from export_scripts.checkpoints.lora.update import Update
+from export_scripts.checkpoints.lora.update import Update, pair_of, swapped
 from export_scripts.checkpoints.tensor_values import read_whole
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.values import Fields, number, positive
@@ -53,14 +52,6 @@ class _Transform:
     rank: int
     scale: np.float32
     is_gated: bool
-
-
-def is_lora(path: Path) -> bool:
-    """Whether a directory holds an adapter of NeMo 2 instead of a model."""
-    try:
-        return (path / _MODEL_FILE).is_file() and recognises(open_archive(path))
-    except CheckpointError:
-        return False  # it is listed with the models, and says itself what is wrong with it
 
 
 def recognises(archive: Archive) -> bool:
@@ -154,15 +145,7 @@ def _update(
     Raises:
         CheckpointError: a matrix is missing or of another rank.
     """
-    absent = [f"{place}.adapter.linear_{side}.weight" for side in ("in", "out") if side not in keys]
-    if absent:
-        raise CheckpointError(f"{', '.join(absent)}  missing beside {', '.join(keys.values())}")
-    down, up = (tensors[keys[side]] for side in ("in", "out"))
-    if [len(down.shape), len(up.shape), down.shape[:1], up.shape[1:]] != [2, 2, (said.rank,), (said.rank,)]:
-        raise CheckpointError(
-            f"{place}.adapter: linear_in  {list(down.shape)} and linear_out  {list(up.shape)}  are not matrices of "
-            f"dim {said.rank}"
-        )
+    down, up = pair_of(f"{place}.adapter", keys, tensors, f"dim {said.rank}", said.rank, keys.values())
     return Update(
         names=(f"{place}.weight", f"model.{place.removeprefix('module.')}.weight"),
         shape=(up.shape[0], down.shape[1]),
@@ -184,5 +167,5 @@ def _read(down: ChunkedTensor, up: ChunkedTensor, scale: np.float32, ranks: int)
     """
     left = read_whole(up) * scale
     if ranks > 1:
-        left = np.ascontiguousarray(left.reshape(2, ranks, -1, left.shape[1]).swapaxes(0, 1)).reshape(left.shape)
+        left = swapped(left, 2, ranks)
     return left, read_whole(down)

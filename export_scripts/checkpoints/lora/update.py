@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from export_scripts.tensors.array_of_pieces import array_of_pieces
 from export_scripts.tensors.dtypes import STORAGE, Array
 from export_scripts.tensors.low_rank import LowRankSum
 from export_scripts.weights.schema import LazyTensor
+from handover.errors import CheckpointError
+
+Matrix = TypeVar("Matrix", bound=LazyTensor)
 
 
 @dataclass(frozen=True)
@@ -108,3 +112,34 @@ def _gated_rows(left: Array, rank: int, ranks: int) -> Array:
     """Take one training rank's rows: its own of the gate, then its own of the other half."""
     halves = left.reshape(2, ranks, -1, left.shape[1])
     return np.ascontiguousarray(halves[:, rank]).reshape(-1, left.shape[1])
+
+
+def pair_of(
+    place: str, sides: Mapping[str, str], tensors: Mapping[str, Matrix], word: str, rank: int, beside: Iterable[str]
+) -> tuple[Matrix, Matrix]:
+    """Find the two matrices of an adapter of NeMo's: linear_in [rank, columns] and linear_out [rows, rank].
+
+    Args:
+        place: what their names begin with.
+        sides: key of each, by ``in`` and ``out``.
+        tensors: by key.
+        word: how the configuration calls the rank, for the error.
+        rank: of the product.
+        beside: keys that are there, for the error.
+
+    Raises:
+        CheckpointError: a matrix is missing or of another rank.
+    """
+    if absent := [f"{place}.linear_{side}.weight" for side in ("in", "out") if side not in sides]:
+        raise CheckpointError(f"{', '.join(absent)}  missing beside {', '.join(beside)}")
+    down, up = (tensors[sides[side]] for side in ("in", "out"))
+    if [len(down.shape), len(up.shape), down.shape[:1], up.shape[1:]] != [2, 2, (rank,), (rank,)]:
+        raise CheckpointError(
+            f"{place}: linear_in  {list(down.shape)} and linear_out  {list(up.shape)}  are not matrices of {word}"
+        )
+    return down, up
+
+
+def swapped(rows: Array, outer: int, inner: int) -> Array:
+    """Reorder rows of [outer, inner, ...] to [inner, outer, ...]."""
+    return np.ascontiguousarray(rows.reshape(outer, inner, -1, rows.shape[1]).swapaxes(0, 1)).reshape(rows.shape)

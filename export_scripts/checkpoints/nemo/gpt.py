@@ -13,14 +13,13 @@ from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.distributed import is_distributed, open_distributed
-from export_scripts.checkpoints.files.rank_files import JoinAxis, RankFiles
+from export_scripts.checkpoints.files.rank_files import RankFiles
 from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.megatron.gpt import State, gpt_source
 from export_scripts.checkpoints.nemo.gpt_config import key_remarks
 from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_config, with_prompts
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import find_tokenizer
-from export_scripts.weights.schema import LazyTensor
 from export_scripts.weights.values import positive
 from handover.errors import CheckpointError
 
@@ -93,18 +92,6 @@ class NemoCheckpoint:
                 f"its configuration says tensor_model_parallel_size {ranks}, pipeline_model_parallel_size {stages}",
             )
         return [self._weight_files(rank) for rank in range(ranks)]
-
-    def keys(self) -> tuple[str, ...]:
-        """Every key of the model, layers numbered through all pipeline stages."""
-        return self.state.keys()
-
-    def other_keys(self) -> tuple[str, ...]:
-        """Keys whose values are not tensors."""
-        return self.state.other_keys()
-
-    def tensors(self, join_axis: JoinAxis) -> Mapping[str, LazyTensor]:
-        """Join the training ranks' tensors, without reading them; see ``RankFiles.tensors``."""
-        return self.state.tensors(join_axis)
 
     def _weight_files(self, tensor_rank: int) -> list[str]:
         if self.pipeline_parallel > 1:

@@ -10,15 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from export_scripts.checkpoints.files.archive import Archive, open_archive
+from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.pickled import as_state
 from export_scripts.checkpoints.files.rank_files import RankFiles
 from export_scripts.checkpoints.files.torch_file import TorchFile
 from export_scripts.checkpoints.files.torch_format import open_torch_file
-from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.nemo import gpt as nemo
 from export_scripts.checkpoints.nemo.companions import companions_of
 from export_scripts.checkpoints.source import Source
@@ -77,15 +75,6 @@ class Ia3:
     def config(self) -> dict[str, dict[str, object]]:
         """Return which number is which task; FasterTransformer reads their count alone."""
         return {"structure": {"ia3_task_names": ", ".join(self.names)}} if self.names else {}
-
-
-def is_ia3(path: Path) -> bool:
-    """Whether a ``.nemo`` archive or an unpacked one holds IA3 vectors instead of a model."""
-    try:
-        config = read_yaml(open_archive(path), nemo.CONFIG_FILE)
-    except CheckpointError:
-        return False  # it is listed with the models, and says itself what is wrong with it
-    return is_ia3_config(config)
 
 
 def is_ia3_config(config: Mapping[str, Any]) -> bool:

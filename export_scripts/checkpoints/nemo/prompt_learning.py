@@ -15,10 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from export_scripts.checkpoints.files.archive import Archive, open_archive
+from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.distributed import flat
 from export_scripts.checkpoints.files.pickled import StoredTensor
 from export_scripts.checkpoints.files.rank_files import JoinedTensor
@@ -65,15 +64,6 @@ class Task:
     def target(self) -> str:
         """FasterTransformer's name of the table."""
         return f"model.prompt_table.{self.name}.weight"
-
-
-def is_prompt_learning(path: Path) -> bool:
-    """Whether a ``.nemo`` archive or an unpacked one holds prompt tables instead of a model."""
-    try:
-        config = read_yaml(open_archive(path), CONFIG_FILE)
-    except CheckpointError:
-        return False  # it is listed with the models, and says itself what is wrong with it
-    return is_prompt_config(config)
 
 
 def is_prompt_config(config: Mapping[str, Any]) -> bool:

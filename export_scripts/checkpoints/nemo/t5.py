@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
@@ -39,11 +38,7 @@ NAME = "NeMo T5 (.nemo archive or unpacked directory)"
 _CLASS = re.compile(r"Megatron(T5|T0|BART)")
 _EMBEDDING = "enc_dec_model.encoder_embedding.word_embeddings.weight"
 _HEAD = "enc_dec_model.tokens_head.weight"
-
-
-def is_candidate(path: Path) -> bool:
-    """Whether a path is an archive by its name or an unpacked directory; what is in it, only its files say."""
-    return nemo.is_candidate(path)
+is_candidate = nemo.is_candidate
 
 
 def recognises(archive: Archive) -> bool:
@@ -73,8 +68,8 @@ def open_source(archive: Archive) -> Source:
         )
     check_expressible(config)
     checkpoint = nemo.NemoCheckpoint(archive)
-    source_map = nemo_t5.source_map(_variant(checkpoint.config, checkpoint.keys()))
-    tensors = checkpoint.tensors(source_map.join_axis)
+    source_map = nemo_t5.source_map(_variant(checkpoint.config, checkpoint.state.keys()))
+    tensors = checkpoint.state.tensors(source_map.join_axis)
     refuse_differing(source_map, tensors, archive)
     # A missing embedding is for the completeness check to report.
     vocab_size = rows_of(tensors.get(_EMBEDDING))
@@ -90,7 +85,7 @@ def open_source(archive: Archive) -> Source:
         tensors={**tensors, **ia3.tensors},
         tokenizer=tokenizer,
         ids=ids,
-        other_keys=(*checkpoint.other_keys(), *ia3.other_keys),
+        other_keys=(*checkpoint.state.other_keys(), *ia3.other_keys),
         remarks=(*remarks(config), *remarks_on_copies(source_map, checkpoint.state, archive)),
         extra_config={**({} if ids.pad_id is None else {"decoder": {"pad_id": ids.pad_id}}), **ia3.config()},
         beyond=beyond(dims),

@@ -8,8 +8,8 @@ protobuf. A piece's id is its place in the file: they are put into another order
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 
+from export_scripts.checkpoints.tokenizers.pieces import fields
 from handover.errors import CheckpointError
 
 _PIECE, _TEXT, _SCORE, _TYPE = 1, 1, 2, 3  # field numbers: of a piece in the model, and of what a piece is
@@ -26,10 +26,12 @@ def with_fairseq_ids(model: bytes) -> bytes:
         CheckpointError: it is not a SentencePiece model that begins with <unk>, <s>, </s>.
     """
     try:
-        fields = list(_fields(model))
-        pieces = [content for number, content in fields if number == _PIECE]
-        names = tuple(_text(piece) for piece in pieces[: len(_OWN_SPECIAL)])
-    except (IndexError, struct.error, UnicodeDecodeError, ValueError) as error:
+        parts = list(fields(model))
+        if b"".join(_field(*part) for part in parts) != model:
+            raise ValueError("its fields are not all messages")
+        pieces = [content for number, content in parts if number == _PIECE]
+        names = tuple(dict(fields(piece))[_TEXT].decode() for piece in pieces[: len(_OWN_SPECIAL)])
+    except (IndexError, KeyError, ValueError, AttributeError, TypeError) as error:
         raise CheckpointError(f"sentencepiece.bpe.model is not a SentencePiece model: {error}") from error
     if names != _OWN_SPECIAL:
         raise CheckpointError(
@@ -39,30 +41,8 @@ def with_fairseq_ids(model: bytes) -> bytes:
     unknown, start, end, *others = pieces
     filling = (_control(f"<madeupword{number}>") for number in range(_FILLING_WORDS))
     ordered = (start, _control("<pad>"), end, unknown, *others, *filling)
-    rest = (_field(number, content) for number, content in fields if number != _PIECE)
+    rest = (_field(number, content) for number, content in parts if number != _PIECE)
     return b"".join((*(_field(_PIECE, piece) for piece in ordered), *rest))
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield number and content of each field of a message; in a model all of them are messages themselves."""
-    position = 0
-    while position < len(message):
-        key, position = _varint(message, position)
-        if key & 7 != _BYTES:
-            raise ValueError(f"a field of the wire type {key & 7} at byte {position}")
-        size, position = _varint(message, position)
-        if position + size > len(message):
-            raise ValueError("it is truncated")
-        yield key >> 3, message[position : position + size]
-        position += size
-
-
-def _text(piece: bytes) -> str:
-    """Read a piece's text, its first field."""
-    if piece[0] != _TEXT << 3 | _BYTES:
-        raise ValueError("a piece without text")
-    size, position = _varint(piece, 1)
-    return piece[position : position + size].decode()
 
 
 def _control(text: str) -> bytes:
@@ -73,17 +53,6 @@ def _control(text: str) -> bytes:
 
 def _field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | _BYTES]) + _as_varint(len(content)) + content
-
-
-def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """Read a number of seven bits a byte, the lowest first; returns it and where the next byte is."""
-    value = shift = 0
-    while True:
-        byte = message[position]
-        value |= (byte & 0x7F) << shift
-        position, shift = position + 1, shift + 7
-        if not byte & 0x80:
-            return value, position
 
 
 def _as_varint(value: int) -> bytes:

@@ -78,15 +78,15 @@ def _read(model: bytes) -> Pieces:
     tokens: list[tuple[str, float, int]] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
-    for number, value in _fields(model):
+    for number, value in fields(model):
         if number == _PIECES:
-            piece = dict(_fields(value))
+            piece = dict(fields(value))
             score = struct.unpack("<f", piece[2])[0] if 2 in piece else 0.0
             tokens.append((piece.get(1, b"").decode(), score, piece.get(3, 1)))
         elif number == _TRAINER:
-            trainer = dict(_fields(value))
+            trainer = dict(fields(value))
         elif number == _NORMALIZER:
-            normalizer = dict(_fields(value))
+            normalizer = dict(fields(value))
     if not tokens:
         raise CheckpointError("the checkpoint's tokenizer.model has no pieces", "copy the checkpoint again")
     return Pieces(
@@ -107,7 +107,7 @@ def _special(trainer: Mapping[int, Any]) -> Iterator[tuple[str, str]]:
             yield name, trainer[piece_field].decode() if trainer.get(piece_field) else usual
 
 
-def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
+def fields(content: bytes) -> Iterator[tuple[int, Any]]:
     """Yield a protocol buffer's fields: their numbers, and whole numbers or bytes."""
     place = 0
     while place < len(content):

@@ -15,13 +15,11 @@ from typing import Any
 
 from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.weights.values import Fields, entries
+from ft_format.byte_pieces import LETTERS
 from handover.errors import CheckpointError
 
 LIBRARY = "tiktoken"
-_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
-_OTHERS = tuple(byte for byte in range(256) if byte not in _PRINTED)
-_LETTERS = {**{byte: chr(byte) for byte in _PRINTED}, **{byte: chr(256 + n) for n, byte in enumerate(_OTHERS)}}
-"""The character that byte-level BPE writes for each byte."""
+_LETTERS = {byte: letter for letter, byte in LETTERS.items()}
 _LETTER = r"[^\r\n\p{L}\p{N}]?"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _PATTERN = (

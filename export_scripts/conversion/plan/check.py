@@ -24,7 +24,6 @@ from export_scripts.tensors.dtypes import STORAGE
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import Assignment, LazyTensor
-from ft_format.layout import Dims
 from handover.errors import CheckpointError, nearest
 
 
@@ -68,11 +67,6 @@ def inspect_source(
             FasterTransformer can express.
     """
     return plan_conversion(find_archive(Path(path), given), tensor_para_size, weight_data_type).source
-
-
-def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str) -> Dims:
-    """Check that a checkpoint can be converted and return its dimensions; see ``inspect_source``."""
-    return inspect_source(path, tensor_para_size, weight_data_type).dims
 
 
 def plan_conversion(

@@ -25,6 +25,7 @@ from export_scripts.conversion.plan.ranks import check_split
 from export_scripts.conversion.write.shards import ShardSettings
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import Assignment, SourceMap
+from ft_format.byte_pieces import LETTERS
 from ft_format.families import gpt, gptneox
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FILE_NAME as MANIFEST
@@ -33,8 +34,6 @@ from models.directory import SpecialIds
 
 _SERVED = (gpt.FAMILY.name, gptneox.FAMILY.name)
 _DEVIATION = np.float32(0.02)
-_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
-"""Bytes that GPT-2's byte-level BPE writes as the character of the same number; the others follow from 256 on."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,7 @@ class MadeUpVocabulary(TokenizerFiles):
 
     def contents(self, archive: Archive) -> dict[str, bytes]:
         """Make the files."""
-        letters = [chr(number) for number in (*_BYTES, *range(256, 512 - len(_BYTES)))]
-        tokens = [*letters, *(f"<unused {number}>" for number in range(len(letters), self.size))]
+        tokens = [*LETTERS, *(f"<unused {number}>" for number in range(len(LETTERS), self.size))]
         vocabulary = {token: number for number, token in enumerate(tokens)}
         return {"vocab.json": json.dumps(vocabulary).encode(), "merges.txt": b"#version: 0.2\n"}
 
@@ -72,7 +70,7 @@ def plan_random(path: Path, tensor_para_size: int, weight_data_type: str) -> Con
     check_split(tensor_para_size, dims, family.divided)
     of_files = dims.for_ranks(tensor_para_size)
     settings = ShardSettings(tensor_para_size, weight_data_type, of_files)
-    least = len(_BYTES) + 256 - len(_BYTES) + 1
+    least = len(LETTERS) + 1
     if dims.vocab_size < least:
         raise CheckpointError(f"{path}: vocab_size is {dims.vocab_size}", f"it is at least {least}, for every byte")
     assignments = tuple(
