@@ -163,7 +163,7 @@ class Architecture:
         return "gelu" if self.activation and settings.get(*self.activation) in EXACT_GELU else ""
 
     def remarks(self, settings: Settings, dims: DecoderDims) -> tuple[str, ...]:
-        """Say what is expressed only nearly, one line each."""
+        """List what is expressed only nearly, one line each."""
         said = []
         if self.exact_function(settings):
             said.append(EXACT_GELU_REMARK)

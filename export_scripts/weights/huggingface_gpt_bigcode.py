@@ -17,7 +17,7 @@ from ft_format.families import gpt
 
 
 def _with_copies(values: Array, dims: ModelDims) -> Array:
-    """Give every head the one key and value: all heads are one group."""
+    """Repeat the one key and value for every head: all heads are one group."""
     return qkv_by_group_to_block(dims.head_num)(values, dims)
 
 

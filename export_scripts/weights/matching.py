@@ -34,7 +34,7 @@ def match(
     tensors: Mapping[str, LazyTensor],
     other_keys: Iterable[str] = (),
 ) -> tuple[Assignment, ...]:
-    """Give every target its sources, or refuse the checkpoint.
+    """Find every target's sources, or refuse the checkpoint.
 
     Args:
         schema: every target by name, layers spelled out. All must be there but biases that the model does not have.
@@ -121,7 +121,7 @@ def _combined_shape(rule: Rule, shapes: Sequence[Shape | None]) -> Shape | None:
 def _fill(
     assigned: dict[str, Assignment], schema: Mapping[str, TensorSpec], source_map: SourceMap, dims: Dims
 ) -> list[str]:
-    """Give the remaining targets what is generated, or zeros to a bias that the model does not have.
+    """Fill the remaining targets with what is generated, or zeros to a bias that the model does not have.
 
     Returns:
         What is still missing, one line each.
@@ -145,7 +145,7 @@ def _fill(
 
 
 def _why_not_zeros(name: str, source_map: SourceMap, given: Set[str]) -> str | None:
-    """Say why what is missing cannot be zeros; None: it is a bias that the model does not have.
+    """Return why what is missing cannot be zeros; None: it is a bias that the model does not have.
 
     Args:
         name: of the target.
@@ -165,7 +165,7 @@ def _why_not_zeros(name: str, source_map: SourceMap, given: Set[str]) -> str | N
 
 
 def zeros_made(assignments: Iterable[Assignment]) -> tuple[str, ...]:
-    """Say which biases are zeros because the model has none; nothing where there are no such."""
+    """List the biases that are zeros because the model has none; nothing where there are no such."""
     zeros = [each.name for each in assignments if each.rule is None and each.generate is None]
     if not zeros:
         return ()

@@ -155,7 +155,7 @@ class SourceMap:
         return any(fnmatchcase(key, pattern) for pattern in self.ignored)
 
     def ignored_as(self, key: str) -> str:
-        """Give the reason for which a key is dropped; empty: it is not."""
+        """Return the reason for which a key is dropped; empty: it is not."""
         return next((reason for pattern, reason in self.ignored.items() if fnmatchcase(key, pattern)), "")
 
 

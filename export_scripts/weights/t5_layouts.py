@@ -64,7 +64,7 @@ def half(index: int) -> Callable[[Array, T5Dims], Array]:
 
 
 def _by_block(values: Array, dims: T5Dims, count: int, is_legacy: bool) -> Array:
-    """Give [count, heads, size_per_head, ...]."""
+    """Return [count, heads, size_per_head, ...]."""
     if is_legacy:
         return values.reshape(count, -1, dims.size_per_head, *values.shape[1:])
     return values.reshape(-1, count, dims.size_per_head, *values.shape[1:]).swapaxes(0, 1)

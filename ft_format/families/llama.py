@@ -59,7 +59,7 @@ class LlamaDims(models.Decoder, Dims):
     kv_head_copies: int = 1
 
     def for_ranks(self, tensor_para_size: int) -> LlamaDims:
-        """Give each rank a head of keys and values, where there are more ranks than heads."""
+        """Copy heads of keys and values such that each rank has one, where there are more ranks than heads."""
         copies = max(1, tensor_para_size // self.kv_head_num)
         return self._with_heads(self.kv_head_num * copies, self.kv_head_copies * copies)
 
@@ -92,7 +92,7 @@ class LlamaDims(models.Decoder, Dims):
 
 
 def words(dims: LlamaDims) -> dict[str, Any]:
-    """Say what a model is by the keys of ``config.ini``; ``of_words`` is the inverse."""
+    """Return what a model is by the keys of ``config.ini``; ``of_words`` is the inverse."""
     attention, feed_forward, norms, rotary = dims.attention, dims.feed_forward, dims.norms, dims.layers[0].rotary
     scaling, windows = rotary.scaling or Scaling(DEFAULT, 1.0), [layer.window for layer in dims.layers]
     return {

@@ -40,7 +40,7 @@ class Windows(Keys):
         return {self.says[0]: tuple(window if has else 0 for has in has_window)}
 
     def unlisted(self, config: ConfigJson) -> list[bool]:
-        """Say which layers have a window where none are listed."""
+        """Return which layers have a window where none are listed."""
         layers = range(config.layer_num)
         if self.is_switched:
             first = config.whole(_FIRST) if config.get(_SWITCH) and config.get(_WINDOW) is not None else 0

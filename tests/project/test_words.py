@@ -35,7 +35,7 @@ WORDS = {
 """Pattern of a word (in any case, unless it says otherwise) and what is said in its place."""
 
 DOCSTRING = re.compile(r'"""(?:Give|Say|Let) ')
-DOCSTRINGS_OF = ("deployment/", "evaluation/", "handover/", "launcher/")
+DOCSTRINGS_OF = ("deployment/", "evaluation/", "export_scripts/", "ft_format/", "handover/", "launcher/", "models/")
 
 PENDING: tuple[str, ...] = ()
 """Files or folders that still have some of them. Clean one and take it off."""

@@ -33,7 +33,7 @@ _SENTINELS = 100
 
 
 def tokenizer_files(source: Source, sizes: Mapping[str, int]) -> dict[str, bytes]:
-    """Give the files by name; none where the checkpoint has no tokenizer.
+    """Return the files by name; none where the checkpoint has no tokenizer.
 
     Args:
         source: the checkpoint, its ids settled.
