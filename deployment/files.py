@@ -21,7 +21,8 @@ from handover.manifest import FileRecord, Manifest
 if TYPE_CHECKING:  # it needs tritonclient, which a container of another engine does not have
     from deployment.served_models import ServedModel
 
-_WEIGHTS = (".bin", ".safetensors")  # as in ``weights``, which a container of another engine cannot import
+WEIGHTS = (".bin", ".safetensors")
+"""Ends of the names of files of weights."""
 _MOST_LISTED = 20
 
 
@@ -45,7 +46,7 @@ def prove_files(repository: Path, models: Iterable[ServedModel], edited_files: S
     outside = (
         model.checkpoint for model in models if not model.checkpoint.resolve().is_relative_to(repository.resolve())
     )
-    skipped = _WEIGHTS if models else ()
+    skipped = WEIGHTS if models else ()
     proved, edited, problems = 0, list[str](), list[str]()
     known: dict[tuple[int, int, str], bool] = {}  # files have several links
     for root in (repository, *outside):
@@ -53,9 +54,7 @@ def prove_files(repository: Path, models: Iterable[ServedModel], edited_files: S
             name = record.path if root == repository else str(root / record.path)
             if not (problem := _problem(root / record.path, record, known, skipped)):
                 proved += 1
-            elif (
-                problem != _MISSING and not name.endswith(_WEIGHTS) and any(fnmatchcase(name, p) for p in edited_files)
-            ):
+            elif problem != _MISSING and not name.endswith(WEIGHTS) and any(fnmatchcase(name, p) for p in edited_files):
                 edited.append(name)
             else:
                 problems.append(f"{name}  {problem}")

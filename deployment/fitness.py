@@ -34,5 +34,5 @@ def check_engine(model: ServedModel, engine: str) -> None:
         raise ArtefactError(
             f"FasterTransformer would compute another model than '{model.name}' in {model.checkpoint}\n  "
             + "\n  ".join(beyond),
-            "take export.model.format=huggingface, and an engine that reads it",
+            "take deployment.engine=slipway",
         )

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
+from deployment.files import WEIGHTS
 from deployment.served_models import ServedModel
 from ft_format.config_ini import ConfigIni
 from ft_format.families import BY_MODEL_TYPE, find_family
@@ -27,8 +28,6 @@ from handover.progress import Progress
 from models.described import find_model_tensors, read_directory
 from models.engine_limits import ranks_problem
 
-WEIGHTS = (".bin", ".safetensors")
-"""Ends of the names of files of weights."""
 _MOST_LISTED = 40
 
 
