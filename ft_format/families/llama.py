@@ -32,6 +32,7 @@ ALL_LAYERS = "1"
 """The ``attention_window_layers`` of a model whose every layer has the window."""
 _FUSED = ("query", "key", "value")
 _FILES = {
+    **dict.fromkeys(_FUSED, "attention.query_key_value"),
     "input_norm": "input_layernorm",
     "pre_mlp_norm": "post_attention_layernorm",
     "post_attention_norm": "attention_output_layernorm",
@@ -222,6 +223,12 @@ def schema(dims: LlamaDims) -> dict[str, TensorSpec]:
     }
 
 
+def layer_files(dims: LlamaDims, index: int) -> dict[str, str]:
+    """Name a layer's files by the role of what they hold, without ``.weight`` and ``.bias``."""
+    roles = dict.fromkeys(role.rpartition(".")[0] for role in dims.layer())
+    return {role: f"model.layers.{index}.{_file_of(f'{role}.').removesuffix('.')}" for role in roles}
+
+
 def _layer_files(dims: LlamaDims) -> dict[str, TensorSpec]:
     """List the files of a layer; ``{layer}`` stands for its number in the names of the model's own tensors."""
     own = {role: _turned(tensor, dims.name_of(role)) for role, tensor in dims.layer().items()}
@@ -231,7 +238,7 @@ def _layer_files(dims: LlamaDims) -> dict[str, TensorSpec]:
         if part == _FUSED[0]:
             parts = tuple((each, own[f"{each}.{kind}"]) for each in _FUSED)
             shape = (*spec.shape[:-1], ("qkv_head_num", "size_per_head"))
-            found[f"attention.query_key_value.{kind}"] = TensorSpec(shape, len(shape) - 1, parts=parts)
+            found[_file_of(role)] = TensorSpec(shape, len(shape) - 1, parts=parts)
         elif part not in _FUSED:
             found[_file_of(role)] = spec
     return found

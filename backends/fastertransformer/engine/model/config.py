@@ -54,9 +54,7 @@ class Stack:
         positions: learned (a table that is added), rotary, alibi, relative (a bias by bucketed distance) or none.
         rotary_dim: how many numbers of each head are rotated.
         rotates_pairs: whether neighbours are rotated with each other (GPT-J), else the two halves (GPT-NeoX).
-        rope_theta: base of the rotations' wave lengths.
-        rope_scaling: of their angles; None: they are not scaled.
-        ropes: these two for each layer, where the layers differ; empty: they do not.
+        ropes: base of the waves' lengths and scaling of the angles, of each layer; empty: 10000 and none.
     """
 
     head_num: int
@@ -80,8 +78,6 @@ class Stack:
     positions: str = "learned"
     rotary_dim: int = 0
     rotates_pairs: bool = False
-    rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
     ropes: tuple[Rope, ...] = ()
 
     @property
@@ -105,7 +101,7 @@ class Stack:
 
     def rope_of(self, layer: int) -> Rope:
         """Return the base and the scaling of a layer's rotations."""
-        return self.ropes[layer] if self.ropes else (self.rope_theta, self.rope_scaling)
+        return self.ropes[layer] if self.ropes else (10000.0, None)
 
     @property
     def reach(self) -> int:

@@ -1,0 +1,93 @@
+"""What the engine computes of a decoder that models/ describes, wherever its tensors are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from models.blocks.norms import RMS_NORM
+from models.blocks.rotary import Scaling
+from models.decoder import Decoder
+
+from ...ops.linear import Norm
+from ...ops.positions import RopeScaling
+from ..config import ModelConfig
+from ..layouts import LayerWeights, StackWeights
+from ..reader import Reader
+
+
+def structure(decoder: Decoder) -> dict[str, Any]:
+    """List the fields of a ModelConfig that say which network it is; no name of an architecture is looked at."""
+    attention, feed_forward, norms = decoder.attention, decoder.feed_forward, decoder.norms
+    windows = [layer.window for layer in decoder.layers]
+    return {
+        "vocab_size": decoder.vocab_size,
+        "model_width": decoder.hidden_units,
+        "num_layer": decoder.num_layer,
+        "head_num": attention.head_num,
+        "kv_head_num": attention.kv_head_num,
+        "size_per_head": attention.size_per_head,
+        "attention_scalar": attention.scalar,
+        "attn_softcap": attention.softcap,
+        "inter_size": feed_forward.inter_size,
+        "activation": feed_forward.activation,
+        "is_gated": feed_forward.is_gated,
+        "is_rms": norms.kind == RMS_NORM,
+        "layernorm_eps": norms.eps,
+        "has_zero_centred_norms": norms.is_zero_centred,
+        "window": max(windows),
+        "window_layers": "".join(str(int(window > 0)) for window in windows),
+        "positions": "rotary",
+        "rotary_dim": decoder.layers[0].rotary.width,
+        "ropes": tuple((layer.rotary.base, _scaling(layer.rotary.scaling)) for layer in decoder.layers),
+        "embedding_scale": decoder.embedding_scale,
+        "final_softcap": decoder.final_softcap,
+    }
+
+
+def _scaling(scaling: Scaling | None) -> RopeScaling | None:
+    if scaling is None:
+        return None
+    waves = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_position
+    return RopeScaling(scaling.factor, *waves)
+
+
+def read_stack(
+    final_norm: str, names_of: Callable[[int], Mapping[str, str]], read: Reader, config: ModelConfig, layers: range
+) -> StackWeights:
+    """Read a stack's weights.
+
+    Args:
+        final_norm: name of the last norm.
+        names_of: a layer's tensors by role; several roles may have one name, that of a tensor which holds them all.
+        read: reads tensors.
+        config: of the model.
+        layers: to read.
+    """
+    return StackWeights(
+        indices=layers,
+        position_bias=None,
+        final_norm=read.norm(final_norm, config),
+        layers=tuple(_layer(read, config, names_of(index)) for index in layers),
+    )
+
+
+def _layer(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> LayerWeights:
+    def norm(role: str) -> Norm | None:
+        return read.norm(names[role], config) if role in names else None
+
+    up = read.column_parallel(names["up"])
+    gate = read.column_parallel(names["gate"]) if config.is_gated else None
+    return LayerWeights(
+        input_norm=norm("input_norm"),
+        qkv=read.column_parallel(*dict.fromkeys((names["query"], names["key"], names["value"]))),
+        attention_out=read.row_parallel(names["attention_output"]),
+        post_norm=norm("pre_mlp_norm"),
+        mlp_in=gate or up,  # what is called the gate is activated, and multiplies the other
+        mlp_gate=up if gate else None,
+        mlp_out=read.row_parallel(names["down"]),
+        query_norm=norm("query_norm"),
+        key_norm=norm("key_norm"),
+        attention_output_norm=norm("post_attention_norm"),
+        mlp_output_norm=norm("mlp_output_norm"),
+    )
