@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from support.huggingface_models import HIDDEN, build, save, write_tokenizer
 
 from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.huggingface import unread
+from export_scripts.checkpoints.huggingface.decoder import ARCHITECTURES
 from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from export_scripts.weights.schema import ModelDims
@@ -49,6 +51,10 @@ def write(path: Path, state: dict[str, torch.Tensor], **changes: Any) -> Path:
 
 def test_dimensions_are_those_of_the_checkpoint(gpt2: dict[str, torch.Tensor], tmp_path: Path) -> None:
     assert inspect_source(write(tmp_path / "m", gpt2), 2, "fp16").dims == ModelDims(4, 8, 128, 2, 24, 96)
+
+
+def test_what_is_read_has_no_reason_for_not_being_read() -> None:
+    assert not unread._REASONS.keys() & {each.model_type for each in ARCHITECTURES}
 
 
 PHI3 = {

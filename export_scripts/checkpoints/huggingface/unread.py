@@ -13,8 +13,6 @@ from models.checks import quoted, shown
 
 _ENCODERS = ("bert", "roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "xlm-roberta")
 _NEIGHBOURS = "it rotates neighbours, and the llama family the halves of a head"
-_BEHIND = "its norms follow attention and feed-forward, and none comes before them"
-_WHOLE_NORMS = "its queries and keys have norms over all heads at once"
 _STATE = "its layers keep a state in the place of keys and values"
 _SIDE_BY_SIDE = "attention and feed-forward run side by side, behind one norm without a bias"
 _LIKE_LLAMA = "the llama family computes the same; its tensors have no table"
@@ -31,11 +29,11 @@ _REASONS: Mapping[str, str] = {
     **dict.fromkeys(("arcee", "seed_oss", "internlm3"), _LIKE_LLAMA),
     "phi3": "its query, key and value lie in one tensor, and gate and up in another, which have no table",
     "olmo": "its norms have no weights",
-    **dict.fromkeys(("olmo2", "olmo3"), f"{_BEHIND}; {_WHOLE_NORMS}"),
-    "exaone4": _BEHIND,
+    "olmo3": "it is OLMo 2 with a window in most layers, and has no table",
+    "exaone4": "its norms follow attention and feed-forward, and none comes before them",
     **dict.fromkeys(("glm", "glm4", "ernie4_5", "helium"), _NEIGHBOURS),
     **dict.fromkeys(("cohere", "cohere2"), f"{_SIDE_BY_SIDE}; {_NEIGHBOURS}"),
-    **dict.fromkeys(("gemma3_text", "gemma3"), "layers with a window are rotated with another base than those without"),
+    "gemma3": "it sees images as well; gemma3_text, which is its text alone, is read",
     "vaultgemma": "it has Gemma 2's caps without Gemma 2's norms behind the blocks, and no table",
     "stablelm": "it has layer norms beside a gated feed-forward, and no table",
     "persimmon": "its queries and keys have layer norms with biases",
