@@ -210,7 +210,7 @@ def tight(
 
     So rows that grow take each other's pages.
     """
-    config, longest = read_config(shards, model_type_of(name)), shape.positions // 8
+    config, longest = read_config(shards, model_type_of(name), tensor_para_size), shape.positions // 8
     chosen = draw_requests(shape, count * 3 // 4, seed, config.encoder is not None, LONGER_OUTPUTS, longest)
     most = max(ask.width * (len(ask.prompt) + max(LONGER_OUTPUTS) + 64) for ask in chosen)
     token_bytes = config.num_layer * 2 * config.kv_heads * config.size_per_head * 4 // tensor_para_size
@@ -323,14 +323,20 @@ def _are_same(row: Row, ask: Ask, ours: Told, theirs: Told, oracle: Oracle) -> b
 
 
 def made(name: str, shape: Shape, directory: Path, tensor_para_size: int) -> tuple[Any, Path]:
-    """Make a family's model and convert it -> transformers' model and the shards."""
+    """Make a family's model and convert it to what is served by default -> transformers' model, shards or directory."""
+    from export_scripts.checkpoints.formats import find_archive, open_source
     from export_scripts.convert import convert
 
     model = save_model(name, shape, directory / "hub")
-    shards = directory / f"{tensor_para_size}-gpu"
-    convert(ConvertArguments(directory / "hub", shards, tensor_para_size, "fp32"))
-    write_vocabulary(shape.vocab, shards)
-    return model, shards
+    source = open_source(find_archive(directory / "hub"), for_shards=False)
+    if source.family.beyond(source.dims):  # FasterTransformer's shards cannot say what it is
+        served = directory / "huggingface"
+        convert(ConvertArguments(directory / "hub", served, 1, "fp32", format="huggingface"))
+    else:
+        served = directory / f"{tensor_para_size}-gpu"
+        convert(ConvertArguments(directory / "hub", served, tensor_para_size, "fp32"))
+    write_vocabulary(shape.vocab, served)
+    return model, served
 
 
 def compare(arguments: TruthArguments, name: str) -> list[Row]:

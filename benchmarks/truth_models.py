@@ -89,6 +89,12 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
         "Llama",
         lambda s: _llama(s, head_dim=s.hidden // 8, sliding_window=s.window, query_pre_attn_scalar=96),
     ),
+    "gemma3_text": (
+        "Gemma3Text",
+        "Llama",
+        lambda s: _llama(s, head_dim=s.hidden // 8, sliding_window=s.window, query_pre_attn_scalar=96),
+    ),
+    "olmo2": ("Olmo2", "Llama", _llama),
     "nemotron": ("Nemotron", "Llama", _llama),
     "t5": ("T5", "T5", lambda s: _t5(s, feed_forward_proj="relu")),
     "t5_gated": ("T5", "T5", lambda s: _t5(s, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),

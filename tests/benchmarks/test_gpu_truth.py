@@ -26,6 +26,14 @@ def test_what_is_served_is_what_transformers_gives_until_a_weight_is_another(tmp
     assert "**WRONG**" in wrong.cells() and "**WRONG**" not in right.cells()
 
 
+@pytest.mark.parametrize("name", ["gemma3_text", "olmo2"])
+def test_what_shards_cannot_say_is_served_from_a_directory(name: str, tmp_path: Path) -> None:
+    model, served = made(name, SHAPE, tmp_path, 1)
+    assert (served / "config.json").is_file()
+    row = next(compare_fp32(ARGUMENTS, name, model, SHAPE, served))
+    assert row.is_right and row.tokens > 100 and row.error < 1e-3, row.cells()
+
+
 def test_an_int8_model_is_compared_with_the_same_rounding(tmp_path: Path) -> None:
     model, shards = made("gpt2", SHAPE, tmp_path, 1)
     row = compare_format(ARGUMENTS, "gpt2", "fp16 int8", model, SHAPE, shards)
