@@ -35,6 +35,10 @@ class Piece:
     data_type: str
     start: tuple[int, ...]
 
+    def moved(self, axis: int, by: int) -> Piece:
+        """Shift it along an axis."""
+        return replace(self, start=(*self.start[:axis], self.start[axis] + by, *self.start[axis + 1 :]))
+
     def cropped(self, axis: int, start: int, stop: int) -> Piece | None:
         """Keep what lies in a range of an axis, counted from the range's start; None: nothing does."""
         own = self.start[axis]

@@ -61,9 +61,7 @@ def side_by_side(boxes: Sequence[Assembly], axis: int) -> Assembly:
     for box in boxes:
         assert len(box.terms) == 1 and not box.elementwise, "what lies side by side is neither added up nor computed"
         flat = _flattened(box, axis)
-        for piece in flat.terms[0]:
-            place = (*piece.start[:axis], piece.start[axis] + start, *piece.start[axis + 1 :])
-            pieces.append(replace(piece, start=place))
+        pieces += [piece.moved(axis, start) for piece in flat.terms[0]]
         start += flat.shape[axis]
     shape = (*flat.shape[:axis], start, *flat.shape[axis + 1 :])
     return Assembly(shape, (tuple(pieces),), dims=boxes[0].dims)

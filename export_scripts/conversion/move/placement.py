@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -58,7 +57,5 @@ def _one_after_another(groups: Sequence[Sequence[Piece]], axis: int) -> Iterator
     """Move each group of pieces behind the group before, along an axis."""
     start = 0
     for group in groups:
-        for piece in group:
-            place = (*piece.start[:axis], piece.start[axis] + start, *piece.start[axis + 1 :])
-            yield replace(piece, start=place)
+        yield from (piece.moved(axis, start) for piece in group)
         start += max(piece.start[axis] + piece.view.shape[axis] for piece in group)
