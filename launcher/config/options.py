@@ -17,6 +17,8 @@ from handover.arguments import SECTION, ScriptArguments, same
 Arguments = TypeVar("Arguments", bound=ScriptArguments)
 Section = TypeVar("Section")
 _PATHS = (Path, Path | None)
+IS_PATH = "is_path"
+"""Key of a field's metadata: its text is a path, and so not empty, as the value of a shell's unset variable is."""
 
 
 def options_of(
@@ -39,7 +41,8 @@ def options_of(
     def decorate(section: type[Section]) -> type[Section]:
         for argument in own:
             if not argument.startswith(tuple(f"{part}_" for part in parts)):
-                name, option = argument.removeprefix(prefix), same(arguments, argument)
+                is_path = {IS_PATH: hints[argument] in _PATHS}
+                name, option = argument.removeprefix(prefix), same(arguments, argument, **is_path)
                 is_needed = option.default is option.default_factory is dataclasses.MISSING
                 hint = option.metadata.get(SECTION) or key_type(hints[argument])
                 section.__annotations__[name] = hint | None if is_needed else hint

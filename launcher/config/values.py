@@ -16,6 +16,7 @@ from typing import Any
 from handover.arguments import IS_TEXT
 from handover.errors import ConfigError, shortened
 from handover.ranges import check_ranges, fits, is_scalar
+from launcher.config.options import IS_PATH
 from launcher.config.schema import Config
 
 _WORDS: dict[Any, str] = {
@@ -53,6 +54,8 @@ def _check_section(section: Any, place: str) -> None:
         key, value = f"{place}{entry.name}", getattr(section, entry.name)
         if not fits(value, hints[entry.name]):
             raise ConfigError(f"{key} is {shortened(repr(value))}", f"it is {_words(hints[entry.name])}")
+        if entry.metadata.get(IS_PATH) and value == "":
+            raise ConfigError(f"{key} is empty", "name a file, or leave it out")
         if not entry.metadata.get(IS_TEXT):
             _check_line(key, value)
         if dataclasses.is_dataclass(value):

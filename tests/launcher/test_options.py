@@ -7,9 +7,12 @@ import typing
 from pathlib import Path
 
 import pytest
+from support.composed import compose
 
+from handover.errors import ConfigError
 from launcher.config import schema
 from launcher.config.options import key_type
+from launcher.config.values import check_values
 
 TREE = ast.parse(Path(schema.__file__).read_text())
 SHARED = [
@@ -31,3 +34,18 @@ def test_the_keys_are_found() -> None:
 def test_a_shared_key_has_its_arguments_type(section: str, key: str, arguments: str, name: str) -> None:
     hints = typing.get_type_hints(getattr(schema, arguments))
     assert key == name and typing.get_type_hints(getattr(schema, section))[key] == key_type(hints[name])
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("evaluation.parity.data_path", "evaluation.squad.prompt", "evaluation.translation.reference_path"),
+        *("benchmark.load.trace", "benchmark.load.prompt_file"),
+    ],
+)
+def test_an_empty_path_is_refused_as_the_text_of_an_unset_variable(key: str) -> None:
+    """What a user wanted to be read would otherwise be left out without a word."""
+    schema.register()
+    config = compose(["evaluation=[parity,squad,translation]", f"{key}="])
+    with pytest.raises(ConfigError, match=f"^{key} is empty"):
+        check_values(config)
