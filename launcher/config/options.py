@@ -6,6 +6,7 @@ A section has what OmegaConf can hold, texts for paths and lists for tuples; ``f
 from __future__ import annotations
 
 import dataclasses
+import os
 import typing
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
@@ -87,7 +88,8 @@ def key_type(hint: Any) -> Any:
 def _argument(value: Any, hint: Any) -> Any:
     """Return a key's value as its argument is; a file by its absolute path, since stages run elsewhere."""
     if isinstance(value, str) and hint in _PATHS:
-        return Path(value).expanduser().absolute() if value else None
+        # os.path leaves the "~" of a user who does not exist, so that a check names the file; Path would fail.
+        return Path(os.path.expanduser(value)).absolute() if value else None
     if dataclasses.is_dataclass(value):
         return tuple(vars(value).items())
     if isinstance(value, Mapping):

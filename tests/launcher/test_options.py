@@ -13,6 +13,8 @@ from handover.errors import ConfigError
 from launcher.config import schema
 from launcher.config.options import key_type
 from launcher.config.values import check_values
+from launcher.plan.paths import RunPaths
+from launcher.plan.stages.benchmark import load_arguments
 
 TREE = ast.parse(Path(schema.__file__).read_text())
 SHARED = [
@@ -49,3 +51,9 @@ def test_an_empty_path_is_refused_as_the_text_of_an_unset_variable(key: str) -> 
     config = compose(["evaluation=[parity,squad,translation]", f"{key}="])
     with pytest.raises(ConfigError, match=f"^{key} is empty"):
         check_values(config)
+
+
+def test_a_file_below_a_user_who_does_not_exist_is_a_file_that_is_not_there() -> None:
+    schema.register()
+    config = compose(["benchmark=load", 'benchmark.load.trace="~no-such-user/trace.jsonl"'])
+    assert load_arguments(config, RunPaths.of(config)).trace == Path("~no-such-user/trace.jsonl").absolute()
