@@ -56,8 +56,8 @@ def check_mountable(mounts: Iterable[str]) -> None:
 def _given_files(config: Config) -> Iterator[Path]:
     """Files that a stage is told by name without needing them in order to start."""
     gate, load = config.evaluation.gate, config.benchmark.load
-    deployment = config.deployment
-    for text in (deployment.endpoint, deployment.endpoint_tokenizer, gate.thresholds, gate.baseline, load.prompt_file):
+    asked = config.deployment.endpoint, config.deployment.endpoint_tokenizer
+    for text in (*asked, gate.thresholds, gate.baseline, load.prompt_file, load.trace):
         if text and (path := Path(text).expanduser().absolute()).exists():
             yield path
 

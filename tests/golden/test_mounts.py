@@ -54,6 +54,13 @@ def test_a_data_directory_is_mounted_if_it_is_there(tmp_path: Path) -> None:
     assert str(tmp_path / "none") not in mounts_of(f"data_dir={tmp_path}/none")
 
 
+@pytest.mark.parametrize("key", ["trace", "prompt_file"])
+def test_what_a_load_is_made_of_is_mounted(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "load.jsonl"
+    file.touch()
+    assert str(file) in mounts_of("benchmark=load", f"benchmark.load.{key}={file}")
+
+
 def test_a_checkpoint_that_cannot_be_mounted_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="'/training/a:b.nemo' cannot be mounted"):
         mounts_of("export.model.checkpoint_path=/training/a:b.nemo")
