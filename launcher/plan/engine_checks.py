@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from deployment.engines.table import PROGRAMS, VLLM, EngineProgram
+from ft_format.layout import KV_HEADS, Dims
 from ft_format.weight_format import KEY
 from handover.errors import ConfigError, shortened
 from launcher.clusters.table import cluster_of
@@ -119,14 +119,14 @@ def _check_command(config: Config) -> None:
             )
 
 
-def check_served(config: Config, checkpoint: str, architecture: str, dims: Mapping[str, object]) -> None:
+def check_served(config: Config, checkpoint: str, architecture: str, dims: Dims) -> None:
     """Refuse a model that the engine does not serve, or cannot split over the GPUs that are asked for.
 
     Args:
         config: of the run.
         checkpoint: for the error.
         architecture: transformers' class of the Hugging Face directory.
-        dims: numbers of the model, by the names of ``ft_format``.
+        dims: of the model.
 
     Raises:
         ConfigError: naming the engine and why.
@@ -140,14 +140,14 @@ def check_served(config: Config, checkpoint: str, architecture: str, dims: Mappi
             "take deployment.engine=slipway, or stages=[convert] with export.model.format=huggingface for another one",
         )
     size = config.export.model.tensor_model_parallel_size
-    heads, kv_heads = dims.get("head_num"), dims.get("kv_head_num")
-    if isinstance(heads, int) and heads % size:
+    heads, kv_heads = dims.axis_size("head_num"), getattr(dims, KV_HEADS, 0)
+    if heads % size:
         raise ConfigError(
             f"export.model.tensor_model_parallel_size={size} does not divide the {heads} attention heads of "
             f"{checkpoint}, which {program.title} demands",
             "take a divisor of the number of heads",
         )
-    if isinstance(kv_heads, int) and kv_heads and kv_heads % size and size % kv_heads:
+    if kv_heads and kv_heads % size and size % kv_heads:
         raise ConfigError(
             f"export.model.tensor_model_parallel_size={size} neither divides the {kv_heads} key and value heads of "
             f"{checkpoint} nor is a multiple of them, which {program.title} demands",

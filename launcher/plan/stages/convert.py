@@ -190,7 +190,7 @@ def _check_huggingface(config: Config, paths: RunPaths, stages: Collection[Stage
         _check_directory(config, str(paths.checkpoint), json.loads(planned.small_files[CONFIG_FILE]))
         _check_tokenizer(str(paths.checkpoint), source.tokenizer.members, stages)
     elif is_served:
-        check_served(config, str(paths.checkpoint), planned.architecture, vars(source.dims))
+        check_served(config, str(paths.checkpoint), planned.architecture, source.dims)
     known.model, known.is_encoder_decoder = str(paths.checkpoint), source.family.is_encoder_decoder
 
 
