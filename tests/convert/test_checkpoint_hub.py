@@ -139,6 +139,17 @@ def test_what_a_name_is_can_be_asked_before_it_is_fetched(hub: Hub, tmp_path: Pa
     assert not [path for path in hub.asked if "safetensors" in path]
 
 
+def test_a_plan_of_a_name_shows_no_requests(hub: Hub, tmp_path: Path) -> None:
+    settings = ["dry_run=true", "stages=[convert]", "cluster_type=interactive", f"base_results_dir={tmp_path}/results"]
+    settings += ["export.model.checkpoint_path=hf:org/tiny", f"data_dir={tmp_path}/data"]
+    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": f"{tmp_path}/home", "HF_HUB_DISABLE_XET": "1"}
+    environment.pop("HF_HUB_OFFLINE", None)
+    command = [sys.executable, "main.py", *settings]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and hub.asked, done.stderr
+    assert "--- convert" in done.stdout and "HTTP" not in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("terminal", ["1", ""])
 def test_progress_is_shown_on_a_terminal_only(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: str
