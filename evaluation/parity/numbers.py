@@ -88,10 +88,10 @@ def _against_reader(found: Mapping[str, Mapping[str, str]], source: Source) -> I
     dims, extra = source.dims.for_ranks(ranks), with_exact_gelu(source)
     for name, keys in source.family.config(ConfigValues(dims, ranks, "", 0, 0)).items():
         own = {key.lower(): value for key, value in {**keys, **extra.get(name, {})}.items()}
-        served = found.get(name.lower(), {})
-        known = [key for key in served if key in own or hasattr(dims, key)]  # others are of no such model
+        served, defaults = found.get(name.lower(), {}), source.family.defaults
+        known = [key for key in served if key in own or key in defaults or hasattr(dims, key)]  # others are of no model
         for key in sorted({*own, *known} - _NOT_THE_MODELS - set(source.family.id_keys)):
-            usual = getattr(type(dims), key, None)  # what a model has where its configuration leaves the key out
+            usual = defaults.get(key, getattr(type(dims), key, None))  # of a configuration that leaves the key out
             said, expected = served.get(key, usual), own.get(key, usual)
             if said is not None and expected is not None and not _are_equal(said, expected):
                 yield _difference(key, said, expected)

@@ -74,6 +74,7 @@ class Family:
         kv_heads: attribute of the dimensions that is the number of heads of keys and values.
         uses_prefixes: whether it uses prefix prompts (PREFIX): its GPT opens their files and does not use them.
         is_encoder_decoder: whether an encoder reads the prompt, and a decoder writes what does not repeat it.
+        defaults: of keys of ``config.ini`` that a model may leave out, where its dimensions have other names for them.
         own: lists the model's own tensors by name, given the dimensions, where they are not FasterTransformer's.
         beyond: lists what FasterTransformer's own engine computes otherwise of a model, given its dimensions, one line
             each.
@@ -95,6 +96,7 @@ class Family:
     kv_heads: str = "head_num"
     uses_prefixes: bool = False
     is_encoder_decoder: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     own: Callable[[Any], Table] | None = None
     beyond: Callable[[Any], tuple[str, ...]] = lambda dims: ()
 

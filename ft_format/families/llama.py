@@ -379,5 +379,6 @@ FAMILY = Family(
     kv_heads="kv_head_num",
     uses_prefixes=True,
     own=own_tensors,
+    defaults=_DEFAULTS,
     beyond=beyond_fastertransformer,
 )
