@@ -245,6 +245,7 @@ class LoadConfig:
     """conf/benchmark/load.yaml: a serving load."""
 
     prompt_file: str | None
+    trace: str | None
 
 
 @dataclass
