@@ -16,9 +16,11 @@ from handover.ranges import RANGE, check_ranges, fits
 from handover.regular_file import is_special
 from models.checks import Range
 
-SECTION, IS_TEXT = "section", "is_text"
+SECTION, IS_TEXT, IS_PATH = "section", "is_text", "is_path"
 """Keys of a field's metadata, about the key of the configuration that it is too: the type that it has there, where that
-is another, and that its strings are texts, which may hold several lines."""
+is another; that its strings are texts, which may hold several lines; that its text is a path, and so not empty, as the
+value of a shell's unset variable is."""
+PATHS = (Path, Path | None)
 Arguments = TypeVar("Arguments", bound="ScriptArguments")
 
 
@@ -93,7 +95,8 @@ def same(arguments: type[ScriptArguments], name: str, **changed: Any) -> Any:
     """
     (field,) = (field for field in dataclasses.fields(arguments) if field.name == name)
     default = changed.pop("default", field.default)
-    metadata = {**field.metadata, **changed}
+    is_path = typing.get_type_hints(arguments)[name] in PATHS
+    metadata = {**field.metadata, IS_PATH: is_path, **changed}
     if isinstance(default, tuple):  # OmegaConf has lists and mappings, which a dataclass makes for each instance
         made = typing.get_origin(metadata.get(SECTION)) or list
         return dataclasses.field(default_factory=lambda: made(default), metadata=metadata)

@@ -13,13 +13,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from handover.arguments import SECTION, ScriptArguments, same
+from handover.arguments import PATHS, SECTION, ScriptArguments, same
 
 Arguments = TypeVar("Arguments", bound=ScriptArguments)
 Section = TypeVar("Section")
-_PATHS = (Path, Path | None)
-IS_PATH = "is_path"
-"""Key of a field's metadata: its text is a path, and so not empty, as the value of a shell's unset variable is."""
 
 
 def options_of(
@@ -42,8 +39,7 @@ def options_of(
     def decorate(section: type[Section]) -> type[Section]:
         for argument in own:
             if not argument.startswith(tuple(f"{part}_" for part in parts)):
-                is_path = {IS_PATH: hints[argument] in _PATHS}
-                name, option = argument.removeprefix(prefix), same(arguments, argument, **is_path)
+                name, option = argument.removeprefix(prefix), same(arguments, argument)
                 is_needed = option.default is option.default_factory is dataclasses.MISSING
                 hint = option.metadata.get(SECTION) or key_type(hints[argument])
                 section.__annotations__[name] = hint | None if is_needed else hint
@@ -80,14 +76,14 @@ def filled(arguments: type[Arguments], *sections: Any, **own: Any) -> Arguments:
 
 def key_type(hint: Any) -> Any:
     """Return the type of a key for that of an argument."""
-    if hint in _PATHS:
+    if hint in PATHS:
         return str if hint is Path else str | None
     return list[key_type(typing.get_args(hint)[0])] if typing.get_origin(hint) is tuple else hint  # type: ignore[misc]
 
 
 def _argument(value: Any, hint: Any) -> Any:
     """Return a key's value as its argument is; a file by its absolute path, since stages run elsewhere."""
-    if isinstance(value, str) and hint in _PATHS:
+    if isinstance(value, str) and hint in PATHS:
         # os.path leaves the "~" of a user who does not exist, so that a check names the file; Path would fail.
         return Path(os.path.expanduser(value)).absolute() if value else None
     if dataclasses.is_dataclass(value):

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from handover.arguments import IS_TEXT
+from handover.arguments import IS_PATH, IS_TEXT
 from handover.errors import ConfigError, shortened
 from handover.ranges import check_ranges, fits, is_scalar
-from launcher.config.options import IS_PATH
 from launcher.config.schema import Config
 
 _WORDS: dict[Any, str] = {

@@ -42,7 +42,7 @@ def test_a_shared_key_has_its_arguments_type(section: str, key: str, arguments: 
     "key",
     [
         *("evaluation.parity.data_path", "evaluation.squad.prompt", "evaluation.translation.reference_path"),
-        *("benchmark.load.trace", "benchmark.load.prompt_file"),
+        *("benchmark.load.trace", "benchmark.load.prompt_file", "deployment.api_keys_file"),
     ],
 )
 def test_an_empty_path_is_refused_as_the_text_of_an_unset_variable(key: str) -> None:
