@@ -39,7 +39,7 @@ POINTERS |= dict.fromkeys(
         "q",
         "k",
         "v",
-        "memory",
+        "kv",
         "out",
         "bias",
         "x",
@@ -134,7 +134,7 @@ LIMITS = {name: "*i64" for name in ("seeds", "generated", "top_ks")} | dict.from
 )
 GRAMMARS = {"bits": "*u8", "least": "fp32"}
 GROUPED = dict.fromkeys(("q_stride", "q_head_stride", "kv_stride", "kv_head_stride"), "i64")  # multiples of 16 too
-BF16_GROUP = dict.fromkeys(("q", "k", "v", "memory", "out"), "*bf16")
+BF16_GROUP = dict.fromkeys(("q", "k", "v", "kv", "out"), "*bf16")
 SHORT, LONG, WIDE = row_kernels._CAUSAL_TILES, row_kernels._TILES, row_kernels._WIDE_TILES
 OLDER, OLDER_SHORT = row_kernels._OLDER_WIDE_TILES, grouped_prefill._OLDER_TILES
 
