@@ -6,9 +6,10 @@ writes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from models.config_json import ConfigJson
 
@@ -16,26 +17,25 @@ Fields = Mapping[str, Any]
 """A description, or a part of one, by the names of its fields."""
 
 
-class Keys:
-    """Keys of ``config.json`` that belong together.
+class Keys(ABC):
+    """Keys of ``config.json`` that belong together."""
 
-    Attributes:
-        says: the fields that they stand for.
-    """
+    @property
+    @abstractmethod
+    def says(self) -> tuple[str, ...]:
+        """The fields that they stand for."""
 
-    says: ClassVar[tuple[str, ...]] = ()
-
+    @abstractmethod
     def read(self, config: ConfigJson) -> dict[str, Any]:
         """Read the fields.
 
         Raises:
             ModelError: a value that no model can have.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, fields: Fields) -> dict[str, Any]:
         """Write the keys."""
-        raise NotImplementedError
 
     def problems(self, config: ConfigJson) -> list[str]:
         """List keys that say what no field stands for, ``key: value  (reason)`` a line each."""
@@ -62,7 +62,7 @@ class Key(Keys):
     unset: Any = 0
 
     @property
-    def says(self) -> tuple[str, ...]:  # type: ignore[override]
+    def says(self) -> tuple[str, ...]:
         return (self.field,)
 
     def read(self, config: ConfigJson) -> dict[str, Any]:

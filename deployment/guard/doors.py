@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -89,7 +90,7 @@ class Door:
         say(f"refused    {problem}{more}")
 
 
-class Client(asyncio.Protocol):
+class Client(asyncio.Protocol, ABC):
     """A connection of a client, and Triton's for it.
 
     Attributes:
@@ -129,13 +130,13 @@ class Client(asyncio.Protocol):
         self.triton = triton
         self.connected(triton)
 
+    @abstractmethod
     def connected(self, triton: Triton | None) -> None:
         """Send what has waited for the connection to Triton; None: there is none to be had."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answered(self, data: bytes) -> None:
         """Take what Triton sends."""
-        raise NotImplementedError
 
     def give_up(self) -> None:
         """End a connection whose time is up."""
