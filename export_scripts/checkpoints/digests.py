@@ -1,8 +1,8 @@
 """What proves a checkpoint's bytes where its format has no checksums: digests that lie beside it, or a pinned one.
 
-Digests that are looked for, by file: ``<file>.sha256``, a list such as ``SHA256SUMS``, what huggingface_hub notes of a
-download (``.cache/huggingface/download``), the names in its cache (``blobs/<digest>``), and in a clone the git-lfs
-pointers that were committed (``git_clone``).
+Digests that are looked for, by file: ``<file>.sha256``, a list such as ``SHA256SUMS``, Megatron-LM's list
+(``integrity``), what huggingface_hub notes of a download (``.cache/huggingface/download``), the names in its cache
+(``blobs/<digest>``), and in a clone the git-lfs pointers that were committed (``git_clone``).
 
 The SHA-256 of a checkpoint is that of its one file; of a directory, that of what ``sha256sum`` prints for its files in
 the order of their names, without those that are no part of it. Within the directory, on one line:
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.git_clone import pointed_digests
+from export_scripts.checkpoints.integrity import listed_digests
 from export_scripts.weights.schema import LazyTensor
 from handover.digests import CRC32_BLOCKS, SHA256, SummedRange, file_digest, joined_digest
 from handover.errors import CheckpointError
@@ -134,7 +135,7 @@ def _digests(files: Mapping[str, Path], digest: Callable[[Path], str], processes
 def _published(archive: Archive, files: Mapping[str, Path]) -> dict[str, str]:
     """Find the digests of files, by name: 64 hexadecimal digits."""
     root = archive.path.parent if archive.path.is_file() else archive.path
-    found = pointed_digests(root, files)
+    found = {**pointed_digests(root, files), **listed_digests(files)}
     for listing in _LISTS:
         found |= {name: digest for digest, name in _lines(root / listing) if name in files}
     for name, path in files.items():

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,10 @@ import pytest
 from support.distributed_checkpoints import ZARR
 from support.git_clones import CLONES
 from support.huggingface_models import save
+from support.llama_configs import megatron_lm, padded_vocabulary
+from support.llama_files import chunked, write_megatron_lm_tree, write_torch_dist
+from support.llama_models import saved
+from support.llama_state import core_state
 from support.nemo_archive import write_gpt
 from support.nemo_samples import restore, unpacked
 
@@ -24,6 +29,7 @@ from export_scripts.convert import convert
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import Manifest
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 WEIGHTS = "model.safetensors"
 
 
@@ -100,6 +106,51 @@ def test_a_published_digest_is_compared(
     with pytest.raises(CheckpointError, match=f"{WEIGHTS}  sha256:.* instead of sha256:{digest}"):
         run(gpt2, tmp_path / "out2")
     assert not (tmp_path / "out2/manifest.json").exists()
+
+
+def megatrons_integrity(folder: Path, **changes: object) -> None:
+    """Write ``integrity.json`` as megatron-core does: ``dist_checkpointing/validation.py``, save_integrity_manifest."""
+    files = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    (folder / "integrity.json").write_text(json.dumps({"algorithm": "sha256", "files": files, **changes}, indent=2))
+
+
+def megatron_lm_run(tmp_path: Path) -> Path:
+    source = saved("llama")
+    common = {"args": Namespace(**megatron_lm(source.config)), "checkpoint_version": 3.0}
+    folder = write_megatron_lm_tree(tmp_path / "run")
+    state = core_state(source.tensors, source.config, padded_vocabulary(source.config, 1))
+    write_torch_dist(folder, chunked(state, 1), "", common)
+    return folder
+
+
+def test_megatrons_integrity_json_is_compared(tmp_path: Path) -> None:
+    folder = megatron_lm_run(tmp_path)
+    megatrons_integrity(folder)
+    published = run(tmp_path / "run", tmp_path / "out").made_from["checkpoint_published"]
+    assert published == {
+        f"{folder.name}/{path.name}": f"sha256:{sha256(path)}"
+        for path in folder.iterdir()
+        if path.name != "integrity.json"
+    }
+    flip(next(folder.glob("*.distcp")))
+    with pytest.raises(CheckpointError, match=r"iter_0000500/__0_0.distcp  sha256:.* instead of sha256:"):
+        run(tmp_path / "run", tmp_path / "out2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"algorithm": "md5"}, "has digests of md5"),
+        ({"files": {"x": "y"}}, "is no list of SHA-256 digests"),
+        ({"files": None}, "is no list of SHA-256 digests"),
+        ({"files": {"../secret": "0" * 64}}, "lists 1 files that are not there: ../secret"),
+        ({"files": {"__9_0.distcp": "0" * 64}}, "lists 1 files that are not there: __9_0.distcp"),
+    ],
+)
+def test_an_integrity_json_that_cannot_be_compared(changes: dict[str, object], words: str, tmp_path: Path) -> None:
+    megatrons_integrity(megatron_lm_run(tmp_path), **changes)
+    with pytest.raises(CheckpointError, match=words):
+        run(tmp_path / "run", tmp_path / "out")
 
 
 def test_without_one_it_is_said_once_and_the_manifest_has_a_digest(
