@@ -72,14 +72,16 @@ TIED_COPIES = {"word_embeddings.weight": TIED_COPY, "word_embeddings_for_head.we
 
 
 # What lies beside the model in Megatron-LM's files and in distributed checkpoints.
+_SCALING = "transformer-engine's FP8 scaling; None or bytes, no weights"
 _OPTIMIZER, _LOOP, _RANDOM = "the optimizer's state", "the training loop's state", "the random generators' state"
 _TRAINING = {
-    **{name: _OPTIMIZER for name in ("optimizer", "optimizer.*", "chained_*", "opt_param_scheduler", "lr_scheduler")},
+    **{name: _OPTIMIZER for name in ("optimizer", "optimizer.*", "chained_*", "opt_param_scheduler*", "lr_scheduler")},
     **{name: _OPTIMIZER for name in ("client_lr_scheduler", "loss_scaler", "overflow", "param_groups")},
     **{
         name: _LOOP for name in ("args", "checkpoint_version", "iteration", "total_iters", "tokens", "content_metadata")
     },
     **{name: _LOOP for name in ("rerun_state_machine*", "num_floating_point_operations_so_far", "mid_epoch_state")},
+    "common_state/shard_*": _LOOP,
     **{name: _RANDOM for name in ("rng_state*", "*_rng_state", "rng_tracker_states")},
 }
 
@@ -162,8 +164,7 @@ def ignored(more: Mapping[str, str], is_rotary: bool) -> dict[str, str]:
     """List the keys that are dropped on purpose, with the reason: those of training, and ``more``."""
     return {
         **({"*rotary*.inv_freq": "computed from the configuration"} if is_rotary else {}),
-        "*._extra_state": "transformer-engine's FP8 scaling; None or bytes, no weights",
-        "*._extra_state/shard_*": "transformer-engine's FP8 scaling; None or bytes, no weights",
+        **{f"*._extra_state{place}": _SCALING for place in ("", "[0-9]*", "/shard_*")},
         **_TRAINING,
         **more,
     }

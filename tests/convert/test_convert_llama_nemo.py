@@ -201,13 +201,13 @@ def test_a_router_that_leaves_tokens_out_is_said_of_nemo_and_refused_of_megatron
     assert [each for each in open_source(open_archive(path)).remarks if each.startswith(said)]
 
 
-def test_what_megatron_fsdp_saves_is_refused_by_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_common_file", [True, False])
+def test_what_is_common_is_a_file_or_an_object_among_the_tensors(has_common_file: bool, tmp_path: Path) -> None:
     source = saved("llama")
     common = {"args": Namespace(**megatron_lm(source.config)), "checkpoint_version": 3.0}
-    tree = write_megatron_lm_tree(tmp_path / "fsdp")
-    write_torch_dist(tree, chunked(state_of(source, 1), 1), "model.module.", common)
-    with pytest.raises(CheckpointError, match="saved with ckpt_format fsdp_dtensor, which is not read"):
-        open_source(open_archive(tmp_path / "fsdp"))
+    tree = write_megatron_lm_tree(tmp_path / "run")
+    write_torch_dist(tree, chunked(state_of(source, 2), 2), "", common, has_common_file)
+    assert_transformers_logits(tmp_path / "run", tmp_path, source)
 
 
 def test_what_megatron_lm_itself_did_not_always_honour_is_said(tmp_path: Path) -> None:

@@ -168,9 +168,9 @@ def raw(values: torch.Tensor) -> bytes:
 
 
 class _RankPlanner(SavePlanner):
-    """Has torch's own writer write each chunk at its place, and Transformer Engine's extra states beside them."""
+    """Has torch's own writer write each chunk at its place, and objects beside them."""
 
-    def __init__(self, arrays: Mapping[str, ChunkedArray], extra: list[str]) -> None:
+    def __init__(self, arrays: Mapping[str, ChunkedArray], extra: Mapping[str, bytes]) -> None:
         self.arrays, self.extra = arrays, extra
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
@@ -195,25 +195,37 @@ class _RankPlanner(SavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         if write_item.type == WriteItemType.BYTE_IO:
-            return io.BytesIO(b"state of Transformer Engine")
+            return io.BytesIO(self.extra[write_item.index.fqn])
         offset = tuple(write_item.index.offset or ())
         return next(values for at, values in self.arrays[write_item.index.fqn].chunks if at == offset)
 
 
 def write_torch_dist(
-    folder: Path, arrays: Mapping[str, ChunkedArray], prefix: str = "module.", common: Any = None
+    folder: Path,
+    arrays: Mapping[str, ChunkedArray],
+    prefix: str = "module.",
+    common: Any = None,
+    has_common_file: bool = True,
 ) -> None:
-    """Write ``.metadata`` and ``*.distcp`` by torch's own writer, one process in the place of all ranks."""
+    """Write ``.metadata`` and ``*.distcp`` by torch's own writer, one process in the place of all ranks.
+
+    megatron-core 0.20 has what is common as an object (``dist_checkpointing/serialization.py``, ``save``).
+    """
     named = {f"{prefix}{key}": array for key, array in arrays.items()}
-    extra = [
-        f"{key.removesuffix('weight')}_extra_state/shard_{layer}_{array.shape[0]}"
+    extra = {
+        f"{key.removesuffix('weight')}_extra_state/shard_{layer}_{array.shape[0]}": b"state of Transformer Engine"
         for key, array in named.items()
         if key.endswith("linear_qkv.weight") and ".layers.self" in key
         for layer in range(array.shape[0])
-    ]
+    }
+    if not has_common_file:
+        torch.save([common], stream := io.BytesIO())
+        extra["common_state/shard_0_1"] = stream.getvalue()
     writer = dcp.FileSystemWriter(folder, thread_count=2)
     dcp.save({}, storage_writer=writer, planner=_RankPlanner(named, extra), no_dist=True)
     _describe(folder, "torch_dist", common or {})
+    if not has_common_file:
+        (folder / "common.pt").unlink()
 
 
 def _describe(folder: Path, backend: str, common: Any) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -96,11 +97,17 @@ class ChunkedState:
         tensors: by key, as stored.
         other_keys: keys whose values are not tensors.
         rename: from a stored key to the table's.
+        objects: what reads the values of these keys, where they can be read.
     """
 
     def __init__(
-        self, tensors: Mapping[str, ChunkedTensor], other_keys: tuple[str, ...], rename: Callable[[str], str] = str
+        self,
+        tensors: Mapping[str, ChunkedTensor],
+        other_keys: tuple[str, ...],
+        rename: Callable[[str], str] = str,
+        objects: Mapping[str, Callable[[], Any]] | None = None,
     ) -> None:
+        self.objects = objects or {}
         self._tensors: dict[str, ChunkedTensor] = {}
         for key, tensor in tensors.items():
             if _STACKED.search(key) and not key.startswith(_TRAINING_STATE):

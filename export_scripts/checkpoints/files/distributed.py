@@ -8,7 +8,7 @@ from typing import Any
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedState, ChunkedTensor
-from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE, read_torch_dist
+from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE, TRAINING_MODULES, read_torch_dist
 from export_scripts.checkpoints.files.distributed_zarr import other_zarr_keys, read_zarr
 from export_scripts.checkpoints.files.pickled import StoredTensor
 from export_scripts.checkpoints.files.torch_format import open_torch_file
@@ -17,20 +17,18 @@ from handover.errors import CheckpointError
 from models.checks import shown
 
 _MOST_VALUES = 1_000_000
-COMMON_FILE = "common.pt"
-_BACKEND_FILE = "metadata.json"
-# Modules whose objects training leaves in common.pt: arguments, callbacks, schedules. None is imported.
-TRAINING_MODULES = (
-    *("argparse", "apex", "collections", "datetime", "enum", "fp16", "lightning", "megatron", "nemo", "nemo_run"),
-    *("numpy", "omegaconf", "pathlib", "pytorch_lightning", "torch", "transformer_engine"),
-)
+COMMON_FILE, BACKEND_FILE = "common.pt", "metadata.json"
+OF_CORE = (COMMON_FILE, BACKEND_FILE)
+"""Files that megatron-core has beside the tensors; newer versions have the second alone."""
+_COMMON_KEY = "common_state/shard_0_1"
+_COMMON_NAMES = ("args", "checkpoint_version")  # of what Megatron-FSDP saves key by key
 # Of common.pt; its tensors are training's own.
 _TRAINING_KEYS = ("optimizer", "chained_", "rng_state", "opt_param_scheduler", "lr_schedulers", "loops", "callbacks")
 
 
 def is_distributed(archive: Archive, folder: str) -> bool:
     """Whether a folder holds a distributed checkpoint."""
-    return f"{folder}{METADATA_FILE}" in archive or f"{folder}{_BACKEND_FILE}" in archive
+    return f"{folder}{METADATA_FILE}" in archive or f"{folder}{BACKEND_FILE}" in archive
 
 
 def open_distributed(archive: Archive, folder: str, rename: Callable[[str], str] = str) -> ChunkedState:
@@ -46,25 +44,34 @@ def open_distributed(archive: Archive, folder: str, rename: Callable[[str], str]
     """
     backend = _backend(archive, folder)
     if backend == "torch_dist":
-        tensors, other_keys = read_torch_dist(archive, folder)
-    elif backend == "zarr":
-        tensors, other_keys = read_zarr(archive, folder), other_zarr_keys(archive, folder)
-    else:
+        tensors, objects = read_torch_dist(archive, folder)
+        return ChunkedState({**tensors, **_common_tensors(archive, folder)}, tuple(objects), rename, objects)
+    if backend != "zarr":
         raise CheckpointError(
             f"{archive.path}: distributed checkpoints of the backend '{shown(backend)}' are not read",
             "zarr and torch_dist are",
         )
-    return ChunkedState({**tensors, **_common_tensors(archive, folder)}, other_keys, rename)
+    tensors = {**read_zarr(archive, folder), **_common_tensors(archive, folder)}
+    return ChunkedState(tensors, other_zarr_keys(archive, folder), rename)
 
 
-def read_common(archive: Archive, folder: str) -> Mapping[str, Any]:
-    """Read what is not distributed: the training's arguments and state."""
+def read_common(archive: Archive, folder: str, state: ChunkedState) -> Mapping[str, Any]:
+    """Read what is not distributed, the training's arguments among it.
+
+    It is a file; or, of newer versions of megatron-core, an object among the distributed ones
+    (``dist_checkpointing/serialization.py``, ``load_common_state_dict``); or, of Megatron-FSDP, an object each.
+    """
     name = f"{folder}{COMMON_FILE}"
-    return open_torch_file(archive, name, _common, TRAINING_MODULES).state if name in archive else {}
+    if name in archive:
+        return open_torch_file(archive, name, _common, TRAINING_MODULES).state
+    if _COMMON_KEY in state.objects:
+        content = state.objects[_COMMON_KEY]()
+        return _common(content[0] if isinstance(content, list) and content else content, name)
+    return {key: state.objects[key]() for key in _COMMON_NAMES if key in state.objects}
 
 
 def _backend(archive: Archive, folder: str) -> str:
-    name = f"{folder}{_BACKEND_FILE}"
+    name = f"{folder}{BACKEND_FILE}"
     if name not in archive:
         return "torch_dist"
     where = f"{archive.path}: {name}"

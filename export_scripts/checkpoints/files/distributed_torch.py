@@ -7,25 +7,31 @@ is mapped in place. The metadata's classes are not imported: their objects are r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive, Extent
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
 from export_scripts.checkpoints.files.pickled import Record, StoredTensor, unpickle
 from export_scripts.checkpoints.files.torch_file import TorchFile
+from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.values import Fields, entries
 from handover.errors import CheckpointError
 from models.checks import shown
 
 METADATA_FILE = ".metadata"
+# Modules whose objects training leaves beside the weights: arguments, callbacks, schedules. None is imported.
+TRAINING_MODULES = (
+    *("argparse", "apex", "collections", "datetime", "enum", "fp16", "lightning", "megatron", "nemo", "nemo_run"),
+    *("numpy", "omegaconf", "pathlib", "pytorch_lightning", "torch", "transformer_engine"),
+)
 _RECORDS = ("torch", "megatron", "pathlib")
 _ROOT = "tensor"
 
 
-def read_torch_dist(archive: Archive, folder: str) -> tuple[dict[str, ChunkedTensor], tuple[str, ...]]:
-    """List the tensors below a folder and the keys that are no tensors; only the metadata are read.
+def read_torch_dist(archive: Archive, folder: str) -> tuple[dict[str, ChunkedTensor], dict[str, Callable[[], Any]]]:
+    """List the tensors below a folder, and what reads each key that is none; only the metadata are read.
 
     Args:
         archive: the files.
@@ -45,7 +51,8 @@ def read_torch_dist(archive: Archive, folder: str) -> tuple[dict[str, ChunkedTen
         for key, entry in described.items()
         if hasattr(entry, "chunks")
     }
-    return tensors, tuple(str(key) for key in described if str(key) not in tensors)
+    others = [str(key) for key in described if str(key) not in tensors]
+    return tensors, {key: _object_reader(archive, folder, key, places, where) for key in others}
 
 
 def _fields(record: Any, where: str) -> Fields:
@@ -67,6 +74,8 @@ def _tensor(
     for described in entry.entries("chunks"):
         chunk = _fields(described, where)
         offsets, sizes = chunk.sizes("offsets"), chunk.sizes("sizes")
+        if 0 in sizes and 0 not in shape:
+            continue  # of a rank that had no rows left
         if not len(offsets) == len(shape) == len(sizes) or (key, offsets) not in places:
             raise CheckpointError(f"{where} has a chunk at {list(offsets)} that lies nowhere", "copy it again")
         extent_of = _stored(archive, folder, key, places[key, offsets])
@@ -92,11 +101,27 @@ def _stored(archive: Archive, folder: str, key: str, info: Fields) -> tuple[str,
     return name, offset, length
 
 
+def _within(archive: Archive, key: str, name: str, offset: int, length: int) -> Archive:
+    """Show a run of a file's bytes as a file of its own."""
+    beneath = archive.extent(name)
+    return Archive(archive.path, {key: Extent(beneath.path, beneath.offset + offset, length)})
+
+
+def _object_reader(
+    archive: Archive, folder: str, key: str, places: Mapping[tuple[str, tuple[int, ...] | None], Fields], where: str
+) -> Callable[[], Any]:
+    def read() -> Any:
+        if (key, None) not in places:
+            raise CheckpointError(f"{where}: {shown(key)} lies nowhere", "copy the checkpoint again")
+        within = _within(archive, key, *_stored(archive, folder, key, places[key, None]))
+        return open_torch_file(within, key, _root, TRAINING_MODULES).state[_ROOT]
+
+    return read
+
+
 def _reader(archive: Archive, key: str, sizes: tuple[int, ...], name: str, offset: int, length: int) -> Any:
     def read() -> Array:
-        beneath = archive.extent(name)
-        chunk = Archive(archive.path, {key: Extent(beneath.path, beneath.offset + offset, length)})
-        file = TorchFile(chunk, key, _root)
+        file = TorchFile(_within(archive, key, name, offset, length), key, _root)
         tensor = file.state[_ROOT]
         if not isinstance(tensor, StoredTensor) or tensor.shape != sizes:
             raise CheckpointError(f"{archive.path}: {key} holds no chunk of {list(sizes)}", "copy the checkpoint again")

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.chunked import ChunkedState
 from export_scripts.checkpoints.files.distributed import is_distributed, open_distributed
 from export_scripts.checkpoints.files.yaml_file import read_yaml
+from export_scripts.checkpoints.megatron.fsdp import is_fsdp, refuse_interleaved, without_wrappers
 from export_scripts.checkpoints.megatron.gpt import gpt_source
 from export_scripts.checkpoints.megatron.reader import find_folder
 from export_scripts.checkpoints.nemo.core_fields import CORE_KNOWN
@@ -66,16 +68,23 @@ def open_source(archive: Archive) -> Source:
             "ckpt_format torch_dist is read",
         )
     saved_as = run.fields("checkpoint", {}).get("ckpt_format")
-    if saved_as not in (None, "torch_dist", "zarr"):
+    if saved_as not in (None, "torch_dist", "zarr", "fsdp_dtensor"):
         raise CheckpointError(
             f"{archive.path}: {folder}{_CONFIG_FILE} says ckpt_format {shown(saved_as)}, which is not read",
             "save the run once with ckpt_format torch_dist: it is read",
         )
-    config = _flat(model)
+    config, words = _flat(model), model_in_nemo1_words(model)
+
+    def open_state() -> ChunkedState:
+        state = open_distributed(archive, folder, without_wrappers)
+        if is_fsdp(archive, folder):
+            refuse_interleaved(archive.path, state.keys(), words["activation"], config)
+        return state
+
     return gpt_source(
         archive,
-        model_in_nemo1_words(model),
-        lambda: open_distributed(archive, folder),
+        words,
+        open_state,
         "",
         lambda: _find_tokenizer(archive, folder, run.fields("tokenizer", {})),
         (

@@ -16,13 +16,14 @@ from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
-from export_scripts.checkpoints.files.distributed import TRAINING_MODULES, flat, open_distributed, read_common
-from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE
+from export_scripts.checkpoints.files.distributed import flat, open_distributed, read_common
+from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE, TRAINING_MODULES
 from export_scripts.checkpoints.files.pickled import Record
 from export_scripts.checkpoints.files.rank_files import RankFiles
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.checkpoints.megatron.arguments import in_nemo_words, without_arguments
 from export_scripts.checkpoints.megatron.arguments import remarks as remarks_on_arguments
+from export_scripts.checkpoints.megatron.fsdp import is_fsdp, refuse_interleaved, without_wrappers
 from export_scripts.checkpoints.megatron.gpt import CHECKPOINT_VERSION, State, gpt_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
@@ -70,14 +71,16 @@ def open_source(archive: Archive) -> Source:
     saved: dict[str, Any] = {}
     state: State
     if f"{folder}{METADATA_FILE}" in archive:
-        state, saved = open_distributed(archive, folder), dict(read_common(archive, folder))
-        _refuse_fsdp(state, archive)
+        state = open_distributed(archive, folder, without_wrappers)
+        saved = dict(read_common(archive, folder, state))
     else:
         state = _open_ranks(archive, folder, saved)
     arguments = saved.get("args")
     remarks: tuple[str, ...] = ()
     if isinstance(arguments, Record):
         config, remarks = in_nemo_words(vars(arguments)), remarks_on_arguments(vars(arguments))
+        if is_fsdp(archive, folder):
+            refuse_interleaved(archive.path, state.keys(), config["activation"], vars(arguments))
     else:
         config, remarks = without_arguments(archive.path, state, _read_arguments(archive))
     config[CHECKPOINT_VERSION] = _version(archive, saved)
@@ -145,16 +148,6 @@ def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> RankFil
     )
     state.beside = tuple(saved)
     return state
-
-
-def _refuse_fsdp(state: State, archive: Archive) -> None:
-    """Refuse what Megatron-FSDP saves; CheckpointError: its keys have the wrapper's names before them."""
-    keys = state.keys()
-    if any(key.startswith("model.module.") for key in keys):
-        raise CheckpointError(
-            f"{archive.path} was saved with ckpt_format fsdp_dtensor, which is not read",
-            "save the run once with ckpt_format torch_dist: it is read",
-        )
 
 
 def _refuse_expert_ranks(arguments: object, where: str) -> None:

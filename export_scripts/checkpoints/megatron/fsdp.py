@@ -1,0 +1,58 @@
+"""What Megatron-FSDP saves (``ckpt_format: fsdp_dtensor``) in the names of megatron-core's other checkpoints.
+
+A directory of torch's distributed checkpointing, whose keys have the training's wrappers before them and whose layers
+and experts are numbered. Names: megatron-core, ``transformer/fsdp_dtensor_checkpoint.py``; how a rank's rows lie in the
+whole: ``distributed/fsdp/src/megatron_fsdp/uneven_dtensor.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.distributed import OF_CORE
+from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE
+from handover.errors import CheckpointError
+from models.checks import shown
+
+_MODEL = "model."
+_WRAPPERS = ("model", "module")
+_RANKS = "tensor_model_parallel_size"
+
+
+def is_fsdp(archive: Archive, folder: str) -> bool:
+    """Whether a folder is torch's own kind of distributed checkpoint: megatron-core's have files beside the tensors."""
+    return f"{folder}{METADATA_FILE}" in archive and not any(f"{folder}{name}" in archive for name in OF_CORE)
+
+
+def without_wrappers(key: str) -> str:
+    """Drop the names of the state's section and of the wrappers around a model; other keys stay."""
+    parts = key.split(".")
+    while key.startswith(_MODEL) and parts and parts[0] in _WRAPPERS:
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+def refuse_interleaved(path: Path, keys: Iterable[str], activation: object, fields: Mapping[str, Any]) -> None:
+    """Refuse a gate and its up projection that lie in one matrix, cut by several ranks: each rank has both there.
+
+    Megatron-FSDP takes the two apart where the activation is SwiGLU, and leaves the matrix as it is otherwise.
+
+    Args:
+        path: of the checkpoint, for the error.
+        keys: of the model.
+        activation: of the feed-forward, in NeMo's words.
+        fields: of the training's configuration.
+
+    Raises:
+        CheckpointError: the rows are in the order of the ranks.
+    """
+    is_gated = "glu" in str(activation) or str(activation).startswith("gated")
+    if is_gated and fields.get(_RANKS) not in (None, 1) and any(key.endswith("linear_fc1.weight") for key in keys):
+        raise CheckpointError(
+            f"{path} was saved by Megatron-FSDP with {_RANKS} {shown(fields[_RANKS])} and the activation "
+            f"{shown(activation)}: gate and up projection lie in one matrix, in the order of the ranks",
+            "save the run once with ckpt_format torch_dist: it is read",
+        )
