@@ -30,11 +30,11 @@ class Layer:
     """What may differ from layer to layer.
 
     Attributes:
-        rotary: how queries and keys are rotated.
+        rotary: how queries and keys are rotated; None: they are not.
         window: tokens that a token sees, itself among them; 0: all before it.
     """
 
-    rotary: Rotary
+    rotary: Rotary | None
     window: int = 0
 
 

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from models.blocks.attention import WHOLE
+from models.blocks.rope_scaling import Dynamic, LongRope
+from models.blocks.rotary import Rotary
 from models.decoder import Decoder
 
 
 def beyond_engine(decoder: Decoder) -> list[str]:
     """List what no part of the engine computes, ``what  (reason)`` a line each; empty: it serves the model."""
+    rotaries = {layer.rotary for layer in decoder.layers if layer.rotary}
     of_model = {
         f"{decoder.expert_num} experts": (decoder.expert_num > 0, "it does not serve mixtures of experts"),
-        "rotated widths that differ": (len({layer.rotary.width for layer in decoder.layers}) > 1, "they have one"),
+        "rotated widths that differ": (len({rotary.width for rotary in rotaries}) > 1, "they have one"),
+        **{f"rotation {kind}": (True, reason) for kind, reason in _rotations_beyond(decoder, rotaries).items()},
         "windows that differ": (len({layer.window for layer in decoder.layers} - {0}) > 1, "they have one size"),
     }
     return [f"{what}  ({reason})" for what, (is_so, reason) in of_model.items() if is_so]
+
+
+def _rotations_beyond(decoder: Decoder, rotaries: set[Rotary]) -> dict[str, str]:
+    """List the kinds of rotation in the way, with the reasons."""
+    found, longest = {}, decoder.max_positions
+    for rotary in rotaries:
+        scaling = rotary.scaling
+        if isinstance(scaling, LongRope) and not 0 < longest <= scaling.original_max_position:
+            found[scaling.kind] = "angles do not change with a text's length"
+        elif isinstance(scaling, Dynamic) and not longest:
+            found[scaling.kind] = "angles do not change with a text's length, and config.json names no longest"
+        elif scaling and rotary.width < decoder.size_per_head and scaling.attention_factor(longest) != 1:
+            found[scaling.kind] = "whole heads are multiplied by its attention_factor"
+    return found
 
 
 def ranks_problem(decoder: Decoder, ranks: int) -> str:

@@ -23,7 +23,8 @@ from ft_format.values import FLAG, INDEX, Values, decimal, fraction, one_of
 from models.blocks.attention import BY_HEAD, NO_NORM
 from models.blocks.feed_forward import ACTIVATIONS
 from models.blocks.norms import LAYER_NORM, RMS_NORM
-from models.blocks.rotary import DEFAULT, LINEAR, LLAMA3, Rotary, Scaling
+from models.blocks.rope_scaling import ORIGINAL, Linear, Llama3, Scaling
+from models.blocks.rotary import DEFAULT, Rotary
 from models.tensor import Tensor
 
 SECTION = "llama"
@@ -46,6 +47,8 @@ _FILES = {
     "router": "mlp.router",
 }
 """Files of a layer by the role of what they hold; an expert's are in ``mlp.experts.<n>``."""
+_SCALINGS = (Linear, Llama3)
+"""Those that keys of ``config.ini`` say."""
 _HEAD_SIZES = (32, 48, 64, 80, 96, 128, 144, 160, 192, 224, 256)  # of FasterTransformer's grouped-query kernels
 
 
@@ -84,7 +87,7 @@ class LlamaDims(models.Decoder, Dims):
     @property
     def rotary_embedding(self) -> int:
         """Width of a head that is rotated by position."""
-        return self.layers[0].rotary.width
+        return _rotary(self).width
 
     @property
     def has_untied_head(self) -> bool:
@@ -94,8 +97,9 @@ class LlamaDims(models.Decoder, Dims):
 
 def words(dims: LlamaDims) -> dict[str, Any]:
     """Return what a model is by the keys of ``config.ini``; ``of_words`` is the inverse."""
-    attention, feed_forward, norms, rotary = dims.attention, dims.feed_forward, dims.norms, dims.layers[0].rotary
-    scaling, windows = rotary.scaling or Scaling(DEFAULT, 1.0), [layer.window for layer in dims.layers]
+    attention, feed_forward, norms, rotary = dims.attention, dims.feed_forward, dims.norms, _rotary(dims)
+    scaling, windows = rotary.scaling, [layer.window for layer in dims.layers]
+    scaled = scaling.write() if isinstance(scaling, _SCALINGS) else {}
     return {
         "head_num": attention.head_num,
         "kv_head_num": attention.kv_head_num,
@@ -110,11 +114,11 @@ def words(dims: LlamaDims) -> dict[str, Any]:
         "model_variant": dims.model_type,
         "has_untied_head": not dims.has_tied_head,
         "rope_theta": rotary.base,
-        "rope_type": scaling.kind,
-        "rope_scaling_factor": scaling.factor,
-        "rope_low_freq_factor": scaling.low_freq_factor,
-        "rope_high_freq_factor": scaling.high_freq_factor,
-        "rope_original_max_position": scaling.original_max_position,
+        "rope_type": scaling.kind if scaling else DEFAULT,
+        "rope_scaling_factor": scaled.get("factor", 1.0),
+        "rope_low_freq_factor": scaled.get("low_freq_factor", 0.0),
+        "rope_high_freq_factor": scaled.get("high_freq_factor", 0.0),
+        "rope_original_max_position": scaled.get(ORIGINAL, 0),
         "layernorm_type": norms.kind,
         "has_zero_centred_norms": norms.is_zero_centred,
         "activation_type": feed_forward.activation,
@@ -155,12 +159,12 @@ def of_words(said: Mapping[str, Any]) -> LlamaDims:
     """
     given = {**_DEFAULTS, **said}
     factor, rope_type = given["rope_scaling_factor"], given["rope_type"]
-    scaling = None
-    if rope_type == LLAMA3:
+    scaling: Scaling | None = None
+    if rope_type == Llama3.kind:
         waves = (given[f"rope_{name}"] for name in ("low_freq_factor", "high_freq_factor", "original_max_position"))
-        scaling = Scaling(LLAMA3, factor, *waves)
-    elif rope_type == LINEAR or factor != 1:
-        scaling = Scaling(LINEAR, factor)
+        scaling = Llama3(factor, *waves)
+    elif rope_type == Linear.kind or factor != 1:
+        scaling = Linear(factor)
     layers, window = range(given["num_layer"]), given["attention_window_layers"]
     fields = {
         **{f"attention.{key}": given[key] for key in ("head_num", "kv_head_num", "size_per_head", "has_qkv_bias")},
@@ -186,6 +190,11 @@ def of_words(said: Mapping[str, Any]) -> LlamaDims:
     return models.with_names(LlamaDims.of(fields, kv_head_copies=given["kv_head_copies"]))
 
 
+def _rotary(dims: LlamaDims) -> Rotary:
+    """Return the rotation of the first layer that has one."""
+    return next((layer.rotary for layer in dims.layers if layer.rotary), Rotary(0))
+
+
 def _shortest(layers: list[bool]) -> str:
     """Write which layers have something as 1 and 0, as few of them as are repeated to the last layer."""
     flags = "".join("1" if each else "0" for each in layers)
@@ -199,6 +208,8 @@ def unsaid(dims: LlamaDims) -> tuple[str, ...]:
     found = [
         f"{name} of layers: {len(each)} kinds  (config.ini has one)" for name, each in kinds.items() if len(each) > 1
     ]
+    if isinstance(scaling := _rotary(dims).scaling, Scaling) and not isinstance(scaling, _SCALINGS):
+        found.append(f"rotation: {scaling.kind}  (config.ini has {', '.join(each.kind for each in _SCALINGS)})")
     if not dims.norms.is_before:
         found.append("norms: behind attention and feed-forward alone  (config.ini has them before)")
     if dims.attention.qk_norm not in (NO_NORM, BY_HEAD):
@@ -277,7 +288,7 @@ def own_tensors(dims: LlamaDims) -> dict[str, TensorSpec]:
 _SIZES = ("head_num", "kv_head_num", "size_per_head", "inter_size", "num_layer", "rotary_embedding")
 _KINDS: dict[type, Callable[[str], Any]] = {int: INDEX, float: decimal, bool: FLAG, str: str}
 _OWN_KINDS: dict[str, Callable[[str], Any]] = {
-    "rope_type": one_of({name: name for name in (DEFAULT, LINEAR, LLAMA3)}),
+    "rope_type": one_of({name: name for name in (DEFAULT, *(each.kind for each in _SCALINGS))}),
     "layernorm_type": one_of({name: name for name in (RMS_NORM, LAYER_NORM)}),
     "activation_type": one_of({name: name for name in ACTIVATIONS}),
 }
@@ -350,7 +361,7 @@ def beyond_fastertransformer(dims: LlamaDims) -> tuple[str, ...]:
     legal: dict[str, tuple[bool, str]] = {
         "hidden_units": (said["hidden_units"] == width, "its width is head_num * size_per_head"),
         "size_per_head": (size in _HEAD_SIZES, f"its kernels have {_HEAD_SIZES}"),
-        "rope_type": (said["rope_type"] != LLAMA3, "it divides all positions by one factor"),
+        "rope_type": (said["rope_type"] in (DEFAULT, Linear.kind), "it divides all positions by one factor"),
         "layernorm_type": (said["layernorm_type"] == RMS_NORM, "it has RMS norm without a bias"),
         "has_zero_centred_norms": (not said["has_zero_centred_norms"], "it multiplies by the weights as they are"),
         "activation_type": (said["activation_type"] == "silu", "it has SiLU"),

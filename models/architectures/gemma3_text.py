@@ -13,10 +13,11 @@ from models.architecture import Architecture
 from models.architectures import gemma, gemma2, llama
 from models.blocks.attention import BY_HEAD, Biases, Caps
 from models.blocks.feed_forward import Function
-from models.blocks.rotary import DEFAULT, Rotary, read_scaling, rope_problems, rotated_part, written
+from models.blocks.rope_scaling import Yarn
+from models.blocks.rotary import DEFAULT, Rotary, read_rotary, rope_problems, rotated_part, written
 from models.blocks.windows import FULL, SLIDING, Windows
 from models.checks import shown
-from models.config_json import CHECKS, ConfigJson
+from models.config_json import ConfigJson
 from models.keys import Fields
 
 _BASES = {SLIDING: ("rope_local_base_freq", 10000.0), FULL: ("rope_theta", 1e6)}
@@ -32,9 +33,8 @@ class RopeByWindow(Windows):
         windows, size = super().read(config)["layers.window"], config.head_size
         rotaries = {}
         for kind in _BASES:
-            rope = _rope(config, kind)
-            base = CHECKS.above_zero(rope["rope_theta"], f"config.json: {_ROPES}: {kind}: rope_theta")
-            rotaries[kind] = Rotary(size, base, read_scaling(rope, config, _SCALING if kind == FULL else _ROPES))
+            key = _SCALING if kind == FULL and config.get(_SCALING) else f"{_ROPES}: {kind}"
+            rotaries[kind] = read_rotary(_rope(config, kind), config, size, key)
         return {"layers.window": windows, "layers.rotary": tuple(rotaries[SLIDING if w else FULL] for w in windows)}
 
     def write(self, fields: Fields) -> dict[str, Any]:
@@ -48,6 +48,8 @@ class RopeByWindow(Windows):
         if said and not (isinstance(said, Mapping) and said.keys() <= _BASES.keys()):
             return [f"{_ROPES}: {shown(said)}  (one for layers with a window, and one for the others)"]
         found = rope_problems(_rope(config, FULL), _SCALING if config.get(_SCALING) else _ROPES)
+        if not _rope(config, FULL).get("truncate", True):
+            found.append("truncate: false  (the class reads none for each kind of layers)")
         if (kind := _rope(config, SLIDING)["rope_type"]) != DEFAULT:
             found.append(f"{_ROPES}: {SLIDING}: {shown(kind)}  (layers with a window are not scaled)")
         parts = [rotated_part(each) for each in (config, _rope(config, FULL), _rope(config, SLIDING))]
@@ -60,6 +62,8 @@ class RopeByWindow(Windows):
             rotaries = {rotary for window, rotary in _layers(fields) if _kind(window) == kind}
             if len(rotaries) > 1 or any(rotary.width != size for rotary in rotaries):
                 found.append(f"layers.rotary: {len(rotaries)} kinds in {kind}  (whole heads, one base)")
+            if any(isinstance(rotary.scaling, Yarn) and not rotary.scaling.truncate for rotary in rotaries):
+                found.append("layers.rotary: yarn that is not truncated  (the class reads no such key)")
             if kind == SLIDING and any(rotary.scaling for rotary in rotaries):
                 found.append("layers.rotary: scaled  (layers with a window are not)")
         return found

@@ -12,36 +12,20 @@ from dataclasses import dataclass
 from math import inf, nextafter
 from typing import Any
 
+from models.blocks.rope_scaling import ORIGINAL, SCALINGS, Said, Scaling
 from models.checks import shown
-from models.config_json import CHECKS, LARGEST, ConfigJson
+from models.config_json import CHECKS, ConfigJson
 from models.errors import ModelError
 from models.keys import Fields, Keys
 
-DEFAULT, LINEAR, LLAMA3 = "default", "linear", "llama3"
-"""Angles as they are, positions divided by a factor, and the frequencies of Llama 3.1."""
+DEFAULT = "default"
+"""Angles as they are."""
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
 """The first that holds something counts, and of the other nothing."""
-_ORIGINAL, _PART = "original_max_position_embeddings", "partial_rotary_factor"
-_REASON = "positions as they are, divided by one factor (linear) and Llama 3.1's (llama3) are read"
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """How angles are scaled.
-
-    Attributes:
-        kind: LINEAR or LLAMA3.
-        factor: what positions are divided by (linear), or those of long waves (llama3).
-        low_freq_factor, high_freq_factor: of llama3: waves that fit into original_max_position less often than the
-            first are divided, those that fit more often than the second are not, and the others are in between.
-        original_max_position: of llama3: of the model before its context was extended.
-    """
-
-    kind: str
-    factor: float
-    low_freq_factor: float = 0.0
-    high_freq_factor: float = 0.0
-    original_max_position: int = 0
+_PART = "partial_rotary_factor"
+_REASON = f"{DEFAULT}, {', '.join(SCALINGS)} are read"
+_OF_TWO_LENGTHS = ("llama3", "yarn", "longrope")
+"""Scalings whose original length a key beside the mapping overrules."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +41,15 @@ class Rotary:
     width: int
     base: float = 10000.0
     scaling: Scaling | None = None
+
+    def frequencies(self) -> list[float]:
+        """List the angles from one position to the next, of each pair of elements."""
+        plain = [self.base ** (-place / self.width) for place in range(0, self.width, 2)]
+        return self.scaling.frequencies(plain, self.base) if self.scaling else plain
+
+    def attention_factor(self, longest: int) -> float:
+        """Return what sines and cosines are multiplied by; ``longest`` is the longest text of the model."""
+        return self.scaling.attention_factor(longest) if self.scaling else 1.0
 
 
 @dataclass(frozen=True)
@@ -75,8 +68,7 @@ class Rope(Keys):
         width = int(config.head_size * rotated_part(rope))
         if width < 2 or width % 2:
             raise ModelError(f"config.json: {width} of a head's {config.head_size} elements are rotated, not pairs")
-        base = CHECKS.above_zero(rope["rope_theta"], "config.json: rope_theta")
-        return {self.says[0]: (Rotary(width, base, read_scaling(rope, config, rope_key(config))),) * config.layer_num}
+        return {self.says[0]: (read_rotary(rope, config, width, rope_key(config)),) * config.layer_num}
 
     def write(self, fields: Fields) -> dict[str, Any]:
         rotary, size = fields[self.says[0]][0], fields["attention.size_per_head"]
@@ -123,43 +115,34 @@ def rope_parameters(config: Mapping[str, Any], base_key: str = "rope_theta", par
     rope = {"rope_theta": config.get(base_key, 10000.0), "rope_type": said.get("type", DEFAULT), **said}
     if config.get(part_key) is not None:
         rope.setdefault(_PART, config[part_key])
-    if _ORIGINAL in config and rope["rope_type"] == LLAMA3:
-        rope[_ORIGINAL] = config[_ORIGINAL]
+    if ORIGINAL in config and rope["rope_type"] in _OF_TWO_LENGTHS:
+        rope[ORIGINAL] = config[ORIGINAL]
     return rope
 
 
 def rope_problems(rope: Mapping[str, Any], key: str) -> list[str]:
     """List what cannot be described of a rotation, one line each."""
     kind = rope["rope_type"]
-    if kind in (DEFAULT, LINEAR, LLAMA3) and not any(isinstance(value, dict) for value in rope.values()):
+    if kind in (DEFAULT, *SCALINGS) and not any(isinstance(value, dict) for value in rope.values()):
         return []
     return [f"{key}: {shown(kind if kind != DEFAULT else dict(rope))}  ({_REASON})"]
 
 
 def written(scaling: Scaling | None) -> dict[str, Any] | None:
     """Write ``rope_scaling``."""
-    if scaling is None:
-        return None
-    said: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.kind == LINEAR:
-        return {**said, "type": LINEAR}
-    waves = {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
-    return {**said, **waves, _ORIGINAL: scaling.original_max_position}
+    return {"rope_type": scaling.kind, **scaling.write()} if scaling else None
 
 
-def read_scaling(rope: Mapping[str, Any], config: ConfigJson, key: str) -> Scaling | None:
-    """Read how the angles of a rotation are scaled; ``key`` is where it stands."""
+def read_rotary(rope: Mapping[str, Any], config: ConfigJson, width: int, key: str) -> Rotary:
+    """Read a rotation of ``width`` elements; ``key`` is where it stands."""
     where, kind = f"config.json: {key}", rope["rope_type"]
+    base = CHECKS.above_zero(rope["rope_theta"], "config.json: rope_theta")
     if kind == DEFAULT:
-        return None
-    factor = CHECKS.above_zero(rope.get("factor"), f"{where}: factor")
-    if kind == LINEAR:
-        return Scaling(LINEAR, factor)
-    low, high = (
-        CHECKS.above_zero(rope.get(f"{end}_freq_factor"), f"{where}: {end}_freq_factor") for end in ("low", "high")
-    )
-    length = rope.get(_ORIGINAL, config.get("max_position_embeddings"))
-    return Scaling(LLAMA3, factor, low, high, CHECKS.bounded(length, f"{where}: {_ORIGINAL}", LARGEST))
+        return Rotary(width, base)
+    scaling = SCALINGS[kind].read(Said(rope, where, config.get("max_position_embeddings")))
+    if problem := scaling.problem(width, base):
+        raise ModelError(f"{where}: {kind}: {problem}")
+    return Rotary(width, base, scaling)
 
 
 def rotated_part(rope: Mapping[str, Any]) -> float:

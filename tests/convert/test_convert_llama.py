@@ -76,11 +76,11 @@ def test_a_configuration_of_transformers_4_says_the_same(name: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
-        ("llama", {"rope_parameters": {**LLAMA3_ROPE, "rope_type": "yarn"}}, "rope_parameters: yarn  ("),
+        ("llama", {"rope_parameters": {**LLAMA3_ROPE, "rope_type": "yarn"}}, "rotation: yarn  ("),
         (
             "llama",
             {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": ...},
-            "rope_scaling: dynamic",
+            "rotation: dynamic  (",
         ),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor is 0"),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),
@@ -138,7 +138,7 @@ def test_a_key_counts_where_transformers_class_reads_it(name: str, changes: dict
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
-        ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling: yarn  ("),
+        ("qwen2", {"rope_scaling": {"type": "axial"}}, "rope_scaling: axial  ("),
         ("llama", {"is_causal": False}, "is_causal: False  ("),
         ("llama", {"per_layer_config": {"1": {"head_dim": 4}}}, "per_layer_config: "),
         ("llama", {"sliding_window": 5}, "sliding_window: 5  ("),
@@ -177,6 +177,7 @@ def test_a_mixtral_is_read_and_has_no_shards(tmp_path: Path) -> None:
     [
         ("olmo2", "norms: behind attention and feed-forward alone  .*format=huggingface"),
         ("olmo2", "norms of queries and keys: over all heads  .*format=huggingface"),
+        ("llama_yarn", r"rotation: yarn  \(config.ini has linear, llama3\); export.model.format=huggingface"),
         ("gemma3", "rotations of layers: 2 kinds  .*format=huggingface"),
     ],
 )

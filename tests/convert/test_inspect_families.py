@@ -98,7 +98,7 @@ def test_the_document_shows_what_a_refusal_prints(tmp_path: Path) -> None:
     file = tmp_path / "llama/config.json"
     config = json.loads(file.read_text())
     del config["rope_parameters"]
-    config |= {"rope_theta": 1e4, "rope_scaling": {"type": "dynamic", "factor": 2.0}, "partial_rotary_factor": 0.5}
+    config |= {"rope_theta": 1e4, "rope_scaling": {"type": "proportional"}, "partial_rotary_factor": 0.5}
     file.write_text(json.dumps(config))
     with pytest.raises(CheckpointError) as refused:
         main([str(file.parent)])

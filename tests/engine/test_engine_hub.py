@@ -34,7 +34,11 @@ from ft_format.weight_format import INT8
 from models.described import find_model_tensors
 
 RELATIVES = ["llama31", "llama32", "mistral", "nemotron", "qwen2", "qwen3", "gemma", "gemma2", "starcoder2"]
-WITHOUT_SHARDS = ["gemma3", "olmo2"]
+WITHOUT_SHARDS = ["gemma3", "olmo2", "llama_yarn", "llama_dynamic", "llama_longrope"]
+LONG = {
+    **{"rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 32},
+    **{f"{name}_factor": [1.0, 2.0, 3.0, 4.0] for name in ("short", "long")},
+}
 PARTS = {"pieces": ("_PIECE_BYTES", 1000), "parts": ("_PART_BYTES", 3000)}
 INDEX = "model.safetensors.index.json"
 
@@ -267,7 +271,7 @@ def test_weights_that_are_damaged_or_elsewhere_are_refused(tmp_path: Path) -> No
         ("mixtral", {}, "4 experts  .it does not serve mixtures"),
         ("llama", {"model_type": "gpt_bigcode"}, "model_type is 'gpt_bigcode'; known are llama, mistral"),
         ("llama", {"num_attention_heads": 7}, "num_key_value_heads 4 does not divide 7 heads"),
-        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ("llama", {"rope_parameters": LONG}, "rotation longrope  .angles do not change with a text"),
         ("llama", {"bos_token_id": "x"}, "bos_token_id is 'x', not a number"),
     ],
 )

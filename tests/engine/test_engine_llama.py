@@ -18,7 +18,6 @@ from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import Precision
 from backends.fastertransformer.engine.model.weights import load_weights
-from backends.fastertransformer.engine.ops.positions import RopeScaling, plain_frequencies, scaled_frequencies
 from ft_format.weight_format import INT8
 
 TOLERANCE = 1e-4
@@ -68,19 +67,6 @@ def test_rotary_angles_are_transformers_up_to_the_last_position(name: str, tmp_p
     for spec in open_network(root, 1, "Llama")._specs.values():
         assert spec.rotary
         torch.testing.assert_close(spec.rotary.inverse_frequencies, model.model.rotary_emb.inv_freq, rtol=3e-7, atol=0)
-
-
-def test_frequencies_between_the_two_bounds_are_blended_as_in_transformers() -> None:
-    """Some frequencies of a head of 128 are in between; none of the tiny models' are."""
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
-    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    config = LlamaConfig(hidden_size=256, num_attention_heads=2, rope_parameters=rope, max_position_embeddings=131072)
-    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    found = scaled_frequencies(plain_frequencies(128, 500000.0), RopeScaling(8.0, 1.0, 4.0, 8192))
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", ["llama31", "gemma2"])

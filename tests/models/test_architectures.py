@@ -97,9 +97,18 @@ def windows(config: Any) -> list[int | None]:
 
 
 def rotations(config: Any) -> Any:
-    """What is said of the rotation, and of two kinds of layers, of those that there are."""
+    """What each kind of layers that there are is rotated by, of a short text and of one beyond all lengths."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     said = config.rope_parameters
-    return {kind: said[kind] for kind in config.layer_types} if "full_attention" in said else said
+    found = []
+    for kind in sorted(set(config.layer_types)) if "full_attention" in said else [None]:
+        own = said[kind] if kind else said
+        found.append((kind, own["rope_type"], own["rope_theta"], own.get("partial_rotary_factor", 1.0)))
+        for length in (None, 1 << 20) if own["rope_type"] != "default" else ():
+            frequencies, factor = ROPE_INIT_FUNCTIONS[own["rope_type"]](config, seq_len=length, layer_type=kind)
+            found.append((*frequencies.tolist(), factor))
+    return found
 
 
 def function(config: Any) -> torch.Tensor:
@@ -127,9 +136,9 @@ def test_a_rank_has_whole_heads_and_its_part_of_the_middle(architecture: Archite
 
 def test_a_head_that_is_rotated_in_part_keeps_its_width() -> None:
     """transformers multiplies the size by the part and cuts off: of 22 of 96 that is 21 for the nearest number."""
-    nemotron = models.find("nemotron")
+    nemotron, whole = models.find("nemotron"), {"partial_rotary_factor": 1.0, "rope_scaling": None}
     for size in range(2, 300, 2):
-        decoder = nemotron.read({**drawn("nemotron", 3), "head_dim": size, "partial_rotary_factor": 1.0})
+        decoder = nemotron.read({**drawn("nemotron", 3), "head_dim": size, **whole})
         for width in range(2, size + 1, 2):
             layers = tuple(replace(layer, rotary=Rotary(width)) for layer in decoder.layers)
             part = nemotron.write(replace(decoder, layers=layers))["partial_rotary_factor"]
@@ -143,7 +152,7 @@ def test_what_an_architecture_lacks_is_named_with_what_it_has() -> None:
         llama.write(qwen3)
     with pytest.raises(ModelError, match="model_type is 'falcon'\nhint: known are llama, mistral"):
         models.find("falcon")
-    with pytest.raises(ModelError, match=r"rope_scaling: yarn  \("):
-        llama.read({**drawn("llama", 0), "rope_scaling": {"rope_type": "yarn", "factor": 2.0}})
+    with pytest.raises(ModelError, match=r"rope_scaling: proportional  \("):
+        llama.read({**drawn("llama", 0), "rope_scaling": {"rope_type": "proportional", "factor": 2.0}})
     with pytest.raises(ModelError, match="hidden_size is 'x', not a positive number"):
         llama.read({**drawn("llama", 0), "hidden_size": "x"})

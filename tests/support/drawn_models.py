@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-_ROPES: list[dict[str, Any]] = [
-    {"rope_theta": 500.0},
-    {"rope_scaling": {"rope_type": "linear", "factor": 4.0, "type": "linear"}, "rope_theta": 1e6},
-    {
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 16,
-        },
-    },
-]
+_PARTIAL = ("nemotron",)
+_ROPES = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+
+
+def scaled_rope(rng: random.Random, kind: str, width: int) -> dict[str, Any]:
+    """A mapping ``rope_scaling`` of a kind, of a head whose first ``width`` elements are rotated."""
+    said: dict[str, Any] = {"rope_type": kind, "factor": rng.choice([2.0, 4.0, 32.0])}
+    if kind == "linear":
+        said["type"] = kind
+    if kind in ("llama3", "yarn", "longrope"):
+        said["original_max_position_embeddings"] = rng.choice([16, 64, 4096])
+    if kind == "llama3":
+        said |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    if kind == "longrope":
+        said |= {f"{name}_factor": [rng.uniform(1, 9) for _ in range(width // 2)] for name in ("short", "long")}
+        said["factor"] = rng.choice([None, 1.0, 8.0])
+    if kind == "yarn":
+        said["factor"] = rng.choice([None, 0.5, 4.0, 40.0])
+        betas = {"beta_fast": rng.choice([None, 0, 16, 64.0]), "beta_slow": rng.choice([None, 2, 4.0])}
+        said |= rng.choice([{}, betas])
+        said |= rng.choice([{}, {"mscale": rng.choice([0.707, 1.0]), "mscale_all_dim": rng.choice([0, 0.5, 1.0])}])
+        said |= rng.choice([{}, {"truncate": rng.choice([None, False, True])}])
+    if kind in ("yarn", "longrope"):
+        said |= rng.choice([{}, {"attention_factor": rng.choice([None, 1.0, 1.3])}])
+    return said
+
+
+def _rope(rng: random.Random, kinds: Sequence[str], width: int) -> dict[str, Any]:
+    kind = rng.choice(kinds)
+    said = {} if kind == "default" else {"rope_scaling": scaled_rope(rng, kind, width)}
+    return said | rng.choice([{}, {"rope_theta": rng.choice([500.0, 1e6])}])
 
 
 def drawn(model_type: str, seed: int) -> dict[str, Any]:
     """A random configuration of an architecture, in the words of its class."""
     rng = random.Random(f"{model_type} {seed}")
     layers, groups, size = rng.randint(1, 4), rng.choice([1, 2, 3]), rng.choice([4, 8, 12])
+    part = rng.choice([0.5, 1.0]) if model_type in _PARTIAL else 1.0
+    size *= 2 if part < 1 else 1
     heads = groups * rng.choice([1, 2, 4])
     config: dict[str, Any] = {
         "model_type": model_type,
@@ -39,13 +58,16 @@ def drawn(model_type: str, seed: int) -> dict[str, Any]:
         "max_position_embeddings": rng.randint(30, 90),
         **dict.fromkeys(("rms_norm_eps", "norm_eps", "norm_epsilon"), rng.choice([1e-5, 1e-6, 3e-4])),
         "tie_word_embeddings": rng.choice([True, False]),
-        **copy.deepcopy(rng.choice(_ROPES)),
+        **_rope(rng, _ROPES, int(part * size)),
     }
     if model_type != "starcoder2":
         config["hidden_size"] = rng.choice([config["hidden_size"], 2 * heads * rng.randint(1, 6)])
     names = rng.choice(["silu", "relu", "gelu", "gelu_pytorch_tanh", "relu2"])
     config |= {"hidden_act": names, "hidden_activation": names}
     config |= {key: rng.choice([True, False]) for key in ("attention_bias", "mlp_bias", "use_bias")}
+    if model_type == "gemma3_text":
+        config.get("rope_scaling", {}).pop("truncate", None)  # which its class passes over
+    config |= {"partial_rotary_factor": part} if model_type in _PARTIAL else {}
     own = _OWN.get(model_type)
     return config | (own(rng, layers) if own else {})
 
@@ -79,7 +101,6 @@ _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
         "num_local_experts": rng.randint(2, 5),
         "num_experts_per_tok": 2,
     },
-    "nemotron": lambda rng, layers: {"partial_rotary_factor": rng.choice([0.5, 1.0])},
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
 }

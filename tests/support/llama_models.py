@@ -49,6 +49,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_mha": ("Llama", {"num_key_value_heads": HEADS, "rms_norm_eps": 1e-5}),
     "llama": ("Llama", {"rms_norm_eps": 1e-5}),
     "llama_linear": ("Llama", {"rms_norm_eps": 1e-5, **_rope(rope_type="linear", factor=4.0)}),
+    "llama_yarn": ("Llama", _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)),
+    "llama_dynamic": ("Llama", _rope(rope_type="dynamic", factor=4.0)),
+    "llama_longrope": (
+        "Llama",
+        {
+            "max_position_embeddings": 32,
+            **_rope(
+                rope_type="longrope",
+                short_factor=[1.0, 2.0, 3.0, 5.0],
+                long_factor=[2.0] * 4,
+                factor=8.0,
+                original_max_position_embeddings=32,
+            ),
+        },
+    ),
     "llama31": ("Llama", {"rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_parameters": _LLAMA3}),
     "llama32": (
         "Llama",

@@ -27,7 +27,8 @@ from ft_format.layout import LARGEST, MOST_LAYERS
 from handover.errors import CheckpointError
 from models.blocks.attention import BY_HEAD, NO_NORM
 from models.blocks.norms import LAYER_NORM, RMS_NORM
-from models.blocks.rotary import LINEAR, LLAMA3, Rotary, Scaling
+from models.blocks.rope_scaling import Linear, Llama3, Scaling
+from models.blocks.rotary import Rotary
 from models.checks import shown
 from models.config_json import MOST_EXPERTS
 
@@ -179,11 +180,11 @@ def _activation(config: Mapping[str, Any]) -> tuple[str, bool]:
 def _rotary(config: Mapping[str, Any], size: int) -> Rotary:
     base = number(config.get("rotary_base") or 10000, f"{_FILE}: rotary_base")
     factor = number(config.get("seq_len_interpolation_factor") or 1, f"{_FILE}: seq_len_interpolation_factor")
-    scaling = Scaling(LINEAR, factor) if factor != 1 else None
+    scaling: Scaling | None = Linear(factor) if factor != 1 else None
     if _is_llama31(config):
         said = {key: number(config.get(key) or default, f"{_FILE}: {key}") for key, default in _LLAMA31.items()}
         waves = said["low_freq_factor"], said["high_freq_factor"], int(said["old_context_len"])
-        scaling = Scaling(LLAMA3, said["scale_factor"], *waves)
+        scaling = Llama3(said["scale_factor"], *waves)
     return Rotary(_rotary_width(config, size), base, scaling)
 
 

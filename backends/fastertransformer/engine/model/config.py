@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from ft_format.layout import StoredTensor
 from models.decoder import Decoder
 
-from ..ops.positions import RopeScaling
 from .layouts import StackWeights
 
 NO_POSITION_LIMIT = 16384  # FasterTransformer's FT_SEQ_LEN_MAX
-Rope = tuple[float, RopeScaling | None]
-"""The base of rotations' wave lengths, and how their angles are scaled."""
+
+
+class Rope(NamedTuple):
+    """The rotation of a layer.
+
+    Attributes:
+        frequencies: angles from one position to the next, of each pair of numbers; empty: nothing is rotated.
+        factor: what the rotated numbers are multiplied by; another than 1 needs whole heads.
+    """
+
+    frequencies: tuple[float, ...]
+    factor: float = 1.0
 
 
 class PromptType(IntEnum):
@@ -54,7 +63,7 @@ class Stack:
         positions: learned (a table that is added), rotary, alibi, relative (a bias by bucketed distance) or none.
         rotary_dim: how many numbers of each head are rotated.
         rotates_pairs: whether neighbours are rotated with each other (GPT-J), else the two halves (GPT-NeoX).
-        ropes: base of the waves' lengths and scaling of the angles, of each layer; empty: 10000 and none.
+        ropes: of each layer; empty: angles of waves whose lengths have a base of 10000.
     """
 
     head_num: int
@@ -99,9 +108,9 @@ class Stack:
         """Return the window of a layer's attention; 0: there is none."""
         return self.window if self.window_layers[layer % len(self.window_layers)] == "1" else 0
 
-    def rope_of(self, layer: int) -> Rope:
-        """Return the base and the scaling of a layer's rotations."""
-        return self.ropes[layer] if self.ropes else (10000.0, None)
+    def rope_of(self, layer: int) -> Rope | None:
+        """Return the rotation of a layer, where it has one of its own."""
+        return self.ropes[layer] if self.ropes else None
 
     @property
     def reach(self) -> int:

@@ -24,7 +24,7 @@ from ..ops import choose_ops
 from ..ops.linear import Norm
 from ..ops.ops import Ops
 from ..ops.packed_rows import Rows
-from ..ops.positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies, scaled_frequencies
+from ..ops.positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies
 from ..parallel.comm import Comm
 from .config import ModelConfig, Rope, Stack
 from .layers import LayerContext, run_layer, scale_by_task, split_heads
@@ -58,10 +58,16 @@ class Network:
         self._like = weights.like
         spec = _attention_spec(config, weights.decoder, weights.like.device, is_both_ways=False)
         indices = weights.decoder.indices if weights.decoder else range(0)
-        self._kinds = [(config.window_of(index), config.rope_of(index)) for index in indices]
+        kinds = [(config.window_of(index), config.rope_of(index)) for index in indices]
+        differing = list(dict.fromkeys(kinds))
+        self._kinds = [differing.index(kind) for kind in kinds]
         self._specs = {
-            (window, rope): spec._replace(window=window, rotary=_rotary(config, rope, weights.like.device))
-            for window, rope in dict.fromkeys(self._kinds)
+            number: spec._replace(
+                scale=spec.scale * (rope.factor**2 if rope else 1),  # of whole heads, both queries and keys
+                rotary=_rotary(config, rope, weights.like.device),
+                window=window,
+            )
+            for number, (window, rope) in enumerate(differing)
         }
         encoder = config.encoder or config
         self._encoder_spec = _attention_spec(encoder, weights.encoder, weights.like.device, is_both_ways=True)
@@ -245,11 +251,11 @@ def _attention_spec(
     return AttentionSpec(stack.attention_scale, bias, rotary, stack.attn_softcap)
 
 
-def _rotary(stack: Stack, rope: Rope, device: torch.device) -> Rotary | None:
-    if not stack.rotary_dim:
+def _rotary(stack: Stack, rope: Rope | None, device: torch.device) -> Rotary | None:
+    if not stack.rotary_dim or (rope and not rope.frequencies):
         return None
-    base, scaling = rope
-    frequencies = plain_frequencies(stack.rotary_dim, base, device)
-    if scaling:
-        frequencies = scaled_frequencies(frequencies, scaling)
+    if rope:
+        frequencies = torch.tensor(rope.frequencies, dtype=torch.float32, device=device)
+    else:
+        frequencies = plain_frequencies(stack.rotary_dim, device=device)
     return Rotary(stack.rotary_dim, stack.rotates_pairs, frequencies)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -99,23 +98,6 @@ def bucket(distance: Tensor, buckets: int, is_both_ways: bool) -> Tensor:
     return offset + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
 
 
-@dataclass(frozen=True)
-class RopeScaling:
-    """How the angles of rotary positions are scaled.
-
-    Attributes:
-        factor: what angles are divided by.
-        low_freq_factor, high_freq_factor: Llama 3.1's: waves that fit into original_max_position less often than the
-            first are divided, those that fit more often than the second are not, and the others are in between.
-        original_max_position: of the model before its context was extended; 0: all angles are divided.
-    """
-
-    factor: float
-    low_freq_factor: float = 0.0
-    high_freq_factor: float = 0.0
-    original_max_position: int = 0
-
-
 class Rotary(NamedTuple):
     """Rotary positions.
 
@@ -135,16 +117,6 @@ def plain_frequencies(width: int, base: float = 10000.0, device: torch.device | 
     """Return the angles from one position to the next that no scaling has changed, fp32 [width / 2]."""
     powers = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     return base**-powers
-
-
-def scaled_frequencies(plain: Tensor, scaling: RopeScaling) -> Tensor:
-    """Scale those angles, as transformers' ``_compute_linear_scaling_rope_parameters`` and its ``llama3`` do."""
-    divided = plain / scaling.factor
-    if not scaling.original_max_position:
-        return divided
-    turns = scaling.original_max_position * plain / (2 * math.pi)  # of a wave, within the original context
-    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return torch.lerp(divided, plain, share.clamp(0, 1))
 
 
 class Rotation:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from models.blocks.norms import RMS_NORM
-from models.blocks.rotary import Scaling
+from models.blocks.rotary import Rotary
 from models.decoder import Decoder
 
 from ...ops.linear import Norm
-from ...ops.positions import RopeScaling
-from ..config import ModelConfig
+from ..config import ModelConfig, Rope
 from ..layouts import LayerWeights, StackWeights
 from ..reader import Reader
 
@@ -38,18 +37,15 @@ def structure(decoder: Decoder) -> dict[str, Any]:
         "window": max(windows),
         "window_layers": "".join(str(int(window > 0)) for window in windows),
         "positions": "rotary",
-        "rotary_dim": decoder.layers[0].rotary.width,
-        "ropes": tuple((layer.rotary.base, _scaling(layer.rotary.scaling)) for layer in decoder.layers),
+        "rotary_dim": next((layer.rotary.width for layer in decoder.layers if layer.rotary), 0),
+        "ropes": tuple(_rope(layer.rotary, decoder.max_positions) for layer in decoder.layers),
         "embedding_scale": decoder.embedding_scale,
         "final_softcap": decoder.final_softcap,
     }
 
 
-def _scaling(scaling: Scaling | None) -> RopeScaling | None:
-    if scaling is None:
-        return None
-    waves = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_position
-    return RopeScaling(scaling.factor, *waves)
+def _rope(rotary: Rotary | None, longest: int) -> Rope:
+    return Rope(tuple(rotary.frequencies()), rotary.attention_factor(longest)) if rotary else Rope(())
 
 
 def read_stack(
