@@ -55,7 +55,9 @@ class ConvertArguments(ScriptArguments):
         None, "SHA-256 of the checkpoint, as export_scripts.inspect --sha256 prints it"
     )
     hub_name: str | None = option(None, "name on huggingface.co, fetched into --checkpoint if it is not there yet")
-    adapter: Path | None = option(None, "LoRA adapter to merge: a .nemo, a directory of NeMo 2 or of PEFT")
+    adapter: Path | None = option(
+        None, "LoRA adapter to merge: a .nemo, or a directory of NeMo 2, Megatron-Bridge, PEFT"
+    )
     tokenizer: Path | None = option(None, "tokenizer's directory or file, in the place of the checkpoint's own")
     format: str | None = option(None, "fastertransformer or huggingface: what is written; the first without it")
     largest_file_bytes: int | None = option(

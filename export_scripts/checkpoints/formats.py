@@ -18,6 +18,7 @@ from export_scripts.checkpoints.files.archive import Archive, open_archive
 from export_scripts.checkpoints.huggingface import decoder as huggingface
 from export_scripts.checkpoints.huggingface import t5 as huggingface_t5
 from export_scripts.checkpoints.huggingface.files import is_adapter
+from export_scripts.checkpoints.lora import bridge as bridge_lora
 from export_scripts.checkpoints.lora import nemo as nemo_lora
 from export_scripts.checkpoints.lora import nemo2 as nemo2_lora
 from export_scripts.checkpoints.lora.adapter import KIND as LORA
@@ -151,6 +152,8 @@ def _companion_kind(path: Path) -> str:
     with suppress(CheckpointError):  # it is listed with the models, and says itself what is wrong with it
         if nemo2.is_candidate(path) and nemo2_lora.recognises(open_archive(path)):
             return LORA
+        if megatron_bridge.is_candidate(path) and bridge_lora.recognises(open_archive(path)):
+            return LORA
         if nemo.is_candidate(path):
             archive = open_archive(path)
             config = nemo.read_config(archive)
@@ -174,6 +177,7 @@ def open_source(archive: Archive, for_shards: bool = True) -> Source:
     """
     nemo_lora.refuse_adapter(archive)
     nemo2_lora.refuse_adapter(archive)
+    bridge_lora.refuse_adapter(archive)
     for each in FORMATS:
         if each.recognises(archive):
             source = with_adapter(each.open_source(archive))

@@ -21,7 +21,7 @@ class GivenFiles:
     """Paths that the user names beside the checkpoint's.
 
     Attributes:
-        adapter: a LoRA adapter: a ``.nemo``, unpacked or not, or a directory of NeMo 2 or of PEFT.
+        adapter: a LoRA adapter: a ``.nemo``, unpacked or not, or a directory of NeMo 2, Megatron-Bridge or PEFT.
         tokenizer: a tokenizer's directory or file, which takes the place of the checkpoint's own.
     """
 

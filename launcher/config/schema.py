@@ -87,7 +87,7 @@ class ModelConfig:
     """The training checkpoint and what it becomes."""
 
     checkpoint_path: str = MISSING
-    adapter_path: str | None = None  # LoRA adapter to merge: a .nemo, a directory of NeMo 2 or of PEFT
+    adapter_path: str | None = None  # LoRA adapter to merge: a .nemo, a directory of NeMo 2, Megatron-Bridge or PEFT
     tokenizer: str | None = None  # tokenizer's directory or file; None: the checkpoint's own
     format: ModelFormat | None = None  # None: shards of what FasterTransformer computes, else Hugging Face's directory
     tensor_model_parallel_size: int = number(1, PARALLEL)

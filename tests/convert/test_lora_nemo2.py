@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
+from support.core_adapters import adapter_arrays
 from support.llama_adapters import ALPHA, RANK, merged_logits, products
 from support.llama_configs import nemo1, nemo2, padded_vocabulary
-from support.llama_files import ChunkedArray, chunked, write_archive, write_nemo2_tree, write_torch_dist
+from support.llama_files import chunked, write_archive, write_nemo2_tree, write_torch_dist
 from support.llama_models import VOCAB, input_ids, logits, saved
 from support.llama_shards_forward import forward
-from support.llama_state import core_state, merged_qkv
+from support.llama_state import core_state
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
@@ -26,65 +26,13 @@ from handover.errors import CheckpointError
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 LORA = {"_target_": "nemo.collections.llm.peft.lora.LoRA", "dim": RANK, "alpha": ALPHA, "dropout": 0.0}
 BASE = "/models/base"
-Pairs = dict[str, tuple[torch.Tensor, torch.Tensor]]
-
-
-def in_nemo2s_words(name: str, layer: int) -> Pairs:
-    """linear_in and linear_out of every adapted linear layer; gated ones have [2, inter, rank]."""
-    config, adapter = saved(name).config, products(name, is_fused=True)
-    groups = config.num_key_value_heads
-    size = saved(name).tensors["model.layers.0.self_attn.k_proj.weight"].shape[0] // groups
-    of = {key.split(f"layers.{layer}.")[1].split(".")[1]: pair for key, pair in adapter.items() if f".{layer}." in key}
-    up = of["up_proj"]
-    gated = (up[0], torch.stack([of["gate_proj"][1], up[1]])) if "gate_proj" in of else up
-    q, k, v = (of[f"{letter}_proj"][1] for letter in "qkv")
-    rows = merged_qkv(q, k, v, groups, size)
-    return {
-        "self_attention.linear_qkv": (of["q_proj"][0], rows),
-        "self_attention.linear_proj": of["o_proj"],
-        "mlp.linear_fc1": gated,
-        "mlp.linear_fc2": of["down_proj"],
-    }
-
-
-def stored(place: str, side: str, value: torch.Tensor, ranks: int) -> list[tuple[tuple[int, int], torch.Tensor]]:
-    """What the training ranks store of one matrix: (offsets, values), by ParallelLinearAdapter.sharded_state_dict."""
-    if side == "in":
-        axis = int(place.endswith(("linear_proj", "linear_fc2")))
-    elif not place.endswith("linear_fc1"):
-        axis = 0
-    else:
-        return list(halves(value, ranks))
-    size = value.shape[axis] // ranks
-    return [
-        ((0, rank * size) if axis else (rank * size, 0), part) for rank, part in enumerate(value.chunk(ranks, axis))
-    ]
-
-
-def halves(value: torch.Tensor, ranks: int) -> list[tuple[tuple[int, int], torch.Tensor]]:
-    """apply_swiglu_sharded_factory: a rank's two halves lie at its place and behind all ranks' first halves."""
-    made = []
-    for rank in range(ranks):
-        own = value.chunk(ranks, 1)[rank].reshape(-1, RANK) if value.ndim == 3 else value.chunk(ranks)[rank]
-        for which, half in enumerate(own.chunk(2)):
-            made.append((((rank + which * ranks) * len(half), 0), half))
-    return made
 
 
 def write_adapter(root: Path, name: str, ranks: int, **changes: Any) -> Path:
     config = saved(name).config
     model = nemo2(config, name) | {"model_transform": {**LORA, "target_modules": ["linear_qkv"], **changes}}
     weights = write_nemo2_tree(root, model)
-    arrays: dict[str, ChunkedArray] = {}
-    for layer in range(config.num_hidden_layers):
-        for place, pair in in_nemo2s_words(name, layer).items():
-            for side, value in zip(("in", "out"), pair, strict=True):
-                shape = (value.numel() // value.shape[-1], value.shape[-1])
-                key = f"decoder.layers.{place}.adapter.linear_{side}.weight"
-                array = arrays.setdefault(key, ChunkedArray((config.num_hidden_layers, *shape)))
-                for offset, part in stored(place, side, value, ranks):
-                    array.chunks.append(((layer, *offset), part.contiguous()[None]))
-    write_torch_dist(weights, arrays)
+    write_torch_dist(weights, adapter_arrays(name, ranks, products(name, is_fused=True)))
     (weights / "adapter_metadata.json").write_text(json.dumps({"model_ckpt_path": f"{BASE}/weights"}))
     return root
 

@@ -210,14 +210,12 @@ def test_the_tracker_chooses_and_inspect_names_the_format(tmp_path: Path, capsys
 
 def test_the_whole_model_is_described_or_refused(tmp_path: Path) -> None:
     write(tmp_path / "moe", core_state(), {**PROVIDER, "num_moe_experts": 8})
-    write(tmp_path / "peft", core_state(), PROVIDER, peft={"_target_": "megatron.bridge.peft.lora.LoRA", "dim": 8})
     write(tmp_path / "bare", core_state(), None)
     write(tmp_path / "other", core_state(), PROVIDER, checkpoint={"ckpt_format": "torch_dcp"})
     null = write(tmp_path / "null", core_state(), PROVIDER, tokenizer={"tokenizer_type": "NullTokenizer"})
     (null / "tokenizer").rename(tmp_path / "elsewhere")
     for name, words in (
         ("moe", "num_moe_experts: 8"),
-        ("peft", "it holds an adapter"),
         ("bare", "model is None"),
         ("other", "says ckpt_format torch_dcp, which is not read"),
         ("null", "trained with NullTokenizer"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface.files import ADAPTER_FILE
-from export_scripts.checkpoints.lora import nemo, nemo2, peft
+from export_scripts.checkpoints.lora import bridge, nemo, nemo2, peft
 from export_scripts.checkpoints.lora.adapter import KIND, Adapter
 from export_scripts.checkpoints.lora.update import MergedTensor, Update
 from export_scripts.checkpoints.nemo.companions import companions_of
@@ -19,9 +19,6 @@ from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
 from models.directory import CONFIG_FILE
-
-_HALVES = ("_w", "_v")
-"""What follows the name of a gated weight's first and second half."""
 
 
 @dataclass
@@ -42,9 +39,9 @@ class _Merging:
 
     def of_tensors(self, update: Update) -> tuple[Update, ...]:
         """Split an update of a gated weight where the model has its halves apart (``singleton_local_shards``)."""
-        halves = tuple(update.half(index, suffix) for index, suffix in enumerate(_HALVES))
         if not update.is_gated or any(_suffix_in(self.tensors, name) for name in update.names):
             return (update,)
+        halves = update.halves()
         is_apart = any(_suffix_in(self.tensors, name) for name in halves[0].names)
         return halves if is_apart else (update,)
 
@@ -139,10 +136,12 @@ def _read(name: str, companion: Archive, model: Source) -> Adapter:
         return nemo.read_adapter(name, companion)
     if nemo2.recognises(companion):
         return nemo2.read_adapter(name, companion)
+    if bridge.recognises(companion):
+        return bridge.read_adapter(name, companion)
     raise CheckpointError(
         f"{companion.path} is no LoRA adapter",
         f"a directory of PEFT with {ADAPTER_FILE}, a .nemo with peft.lora_tuning in its model_config.yaml, and a "
-        "directory of NeMo 2 whose weights are an adapter's alone, are",
+        "directory of NeMo 2 or Megatron-Bridge whose weights are an adapter's alone, are",
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.lora.adapter import Adapter
-from export_scripts.checkpoints.lora.update import Update, pair_of, swapped
+from export_scripts.checkpoints.lora.update import FC1, QKV, Update, pair_of, side_by_side, swapped
 from export_scripts.checkpoints.megatron.gpt import PartedTensor
 from export_scripts.checkpoints.nemo.gpt import CONFIG_FILE, NemoCheckpoint
 from export_scripts.checkpoints.tensor_values import read_whole
@@ -220,14 +220,16 @@ def _update(
         shape=(sum(out.shape[0] for _, out in pairs), pairs[0][0].shape[1]),
         factors=tuple(tensor for pair in pairs for tensor in pair),
         read=partial(_READERS.get(kind, _read_one), pairs, said),
+        scale=said.scale,
         is_gated=is_fc1 and said.is_gated,
         keys=tuple(keys.values()),
+        apart=tuple(range(len(pairs))) if len(pairs) > 1 else (),
     )
 
 
 def _read_one(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
     down, up = pairs[0]
-    return read_whole(up) * said.scale, read_whole(down)
+    return read_whole(up), read_whole(down)
 
 
 def _read_fc1(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
@@ -239,23 +241,19 @@ def _read_fc1(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
 
 def _read_unfused_fc1(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
     """Read gate's and up's; without a gate they are the two halves of each training rank's rows."""
-    blocks = [read_whole(up) * said.scale for _, up in pairs]
-    left = np.concatenate(
-        [np.concatenate([blocks[0], 0 * blocks[0]], 1), np.concatenate([0 * blocks[1], blocks[1]], 1)]
-    )
-    right = np.concatenate([read_whole(down) for down, _ in pairs])
+    left, right = side_by_side(_values(pairs, "unfused_hto4h"), FC1, sum(up.shape[0] for _, up in pairs), {})
     return (left if said.is_gated else swapped(left, 2, pairs[0][1].part_count)), right
 
 
 def _read_unfused_qkv(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
     """Read q's, k's and v's; rows in megatron-core's order [groups, heads of the group + 2, size per head]."""
-    query, key, value = (read_whole(up) * said.scale for _, up in pairs)
-    rank, shared_by, size = said.rank, said.heads // said.groups, query.shape[0] // said.heads
-    left = np.zeros((said.groups, shared_by + 2, size, 3 * rank), np.float32)
-    left[:, :shared_by, :, :rank] = query.reshape(said.groups, shared_by, size, rank)
-    left[:, shared_by, :, rank : 2 * rank] = key.reshape(said.groups, size, rank)
-    left[:, shared_by + 1, :, 2 * rank :] = value.reshape(said.groups, size, rank)
-    return left.reshape(-1, 3 * rank), np.concatenate([read_whole(down) for down, _ in pairs])
+    size = pairs[0][1].shape[0] // said.heads
+    sizes = {"heads_per_group": said.heads // said.groups, "size_per_head": size}
+    return side_by_side(_values(pairs, "unfused_kqv"), QKV, sum(up.shape[0] for _, up in pairs), sizes)
+
+
+def _values(pairs: list[Pair], kind: str) -> dict[str, tuple[Array, Array]]:
+    return {part: (read_whole(down), read_whole(up)) for part, (down, up) in zip(_PARTS[kind], pairs, strict=True)}
 
 
 _READERS: dict[str, Callable[[list[Pair], _Model], tuple[Array, Array]]] = {

@@ -180,7 +180,8 @@ def _update(
         names=_names(f"{module}.weight"),
         shape=shape[::-1] if is_conv1d else shape,
         factors=(down, up),
-        read=partial(_factors, down, up, scale, is_conv1d),
+        read=partial(_factors, down, up, is_conv1d),
+        scale=scale,
         keys=tuple(keys.values()),
     )
 
@@ -191,8 +192,8 @@ def _names(key: str) -> tuple[str, ...]:
     return (name, "embed_out.weight") if name == "lm_head.weight" else (name,)
 
 
-def _factors(down: LazyTensor, up: LazyTensor, scale: np.float32, is_conv1d: bool) -> tuple[Array, Array]:
-    left, right = read_whole(up) * scale, read_whole(down)
+def _factors(down: LazyTensor, up: LazyTensor, is_conv1d: bool) -> tuple[Array, Array]:
+    left, right = read_whole(up), read_whole(down)
     return (right.T, left.T) if is_conv1d else (left, right)
 
 

@@ -13,7 +13,13 @@ from export_scripts.tensors.dtypes import STORAGE, Array
 from export_scripts.tensors.low_rank import LowRankSum
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
+from models.spelling import Fused
 
+_HALVES = ("_w", "_v")
+"""What follows the name of a gated weight's first and second half."""
+QKV = Fused((("q", "heads_per_group"), ("k", 1), ("v", 1)), "size_per_head")
+FC1 = Fused((("gate", 1), ("up", 1)))
+"""How the rows of the fused weights lie, by the words of adapters that have matrices of their own for each."""
 Matrix = TypeVar("Matrix", bound=LazyTensor)
 
 
@@ -26,32 +32,45 @@ class Update:
         shape: of the weight.
         factors: read from the adapter.
         read: gives [rows, rank] and [rank, columns], fp32, whose product is added.
+        scale: of the product.
         is_gated: the first half of all rows is the gate's; each training rank's part has rows of both halves.
         keys: of the adapter, that it is made of.
+        apart: where tensors that lie fused in the weight have matrices of their own, the numbers of those that do:
+            ``read`` gives theirs side by side, with zeros where they do not meet. Empty: all rows share the columns.
     """
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
     factors: tuple[LazyTensor, ...]
     read: Callable[[], tuple[Array, Array]]
+    scale: np.float32
     is_gated: bool = False
     keys: tuple[str, ...] = ()
+    apart: tuple[int, ...] = ()
 
-    def half(self, index: int, suffix: str) -> Update:
-        """Return what is added to the gate's weight (0) or the other (1) alone, where each is a tensor of its own.
+    def columns(self, index: int, rank: int) -> slice | None:
+        """Find the columns, of all ``rank``, of one of the tensors that lie fused; None: nothing is added to it."""
+        if not self.apart:
+            return slice(0, rank)
+        if index not in self.apart:
+            return None
+        width = rank // len(self.apart)
+        return slice(self.apart.index(index) * width, (self.apart.index(index) + 1) * width)
 
-        Args:
-            index: of the half.
-            suffix: of its name.
-        """
+    def halves(self) -> tuple[Update, ...]:
+        """Return what is added to the gate's weight and to the other, where each is a tensor of its own."""
         rows = self.shape[0] // 2
 
-        def read() -> tuple[Array, Array]:
-            left, right = self.read()
-            return left[index * rows : (index + 1) * rows], right
+        def half(index: int, suffix: str) -> Update:
+            def read() -> tuple[Array, Array]:
+                left, right = self.read()
+                columns = self.columns(index, right.shape[0])
+                return left[index * rows : (index + 1) * rows, columns], right[columns]
 
-        names, shape = tuple(f"{name}{suffix}" for name in self.names), (rows, *self.shape[1:])
-        return replace(self, names=names, shape=shape, read=read, is_gated=False)
+            names, shape = tuple(f"{name}{suffix}" for name in self.names), (rows, *self.shape[1:])
+            return replace(self, names=names, shape=shape, read=read, is_gated=False, apart=())
+
+        return tuple(half(n, suffix) for n, suffix in enumerate(_HALVES) if not self.apart or n in self.apart)
 
 
 @dataclass(frozen=True)
@@ -94,6 +113,7 @@ class MergedTensor:
             CheckpointError: a factor cannot be read or is damaged.
         """
         left, right = self.update.read()
+        left = left * self.update.scale
         parts = self.base.parts()
         merged, start = [], 0
         for number, part in enumerate(parts):
@@ -143,3 +163,23 @@ def pair_of(
 def swapped(rows: Array, outer: int, inner: int) -> Array:
     """Reorder rows of [outer, inner, ...] to [inner, outer, ...]."""
     return np.ascontiguousarray(rows.reshape(outer, inner, -1, rows.shape[1]).swapaxes(0, 1)).reshape(rows.shape)
+
+
+def side_by_side(
+    pairs: Mapping[str, tuple[Array, Array]], fused: Fused, rows: int, sizes: Mapping[str, int]
+) -> tuple[Array, Array]:
+    """Join the matrices of tensors that lie fused in one weight, each in columns of its own.
+
+    Args:
+        pairs: [rank, columns] and [rows, rank] of each, by its word in ``fused``.
+        fused: how the weight's rows lie.
+        rows: of the weight.
+        sizes: of the symbols in ``fused``.
+    """
+    left = np.zeros((rows, sum(up.shape[1] for _, up in pairs.values())), np.float32)
+    start = 0
+    for word, (_, up) in pairs.items():
+        shown = fused.read(left[:, start : start + up.shape[1]], word, sizes.__getitem__)  # a view
+        shown[...] = up.reshape(shown.shape)
+        start += up.shape[1]
+    return left, np.concatenate([down for down, _ in pairs.values()])

@@ -33,14 +33,14 @@ from handover.errors import CheckpointError
 from models.checks import shown
 
 NAME = "Megatron-Bridge (iter_*/ with run_config.yaml)"
-_CONFIG_FILE = "run_config.yaml"
-_MARK = re.compile(rf"(?:(?:iter_\d+|release)/)?{re.escape(_CONFIG_FILE)}$")
+CONFIG_FILE = "run_config.yaml"
+_MARK = re.compile(rf"(?:(?:iter_\d+|release)/)?{re.escape(CONFIG_FILE)}$")
 _ACTIVATION = "megatron_bridge.activation_func"
 
 
 def is_candidate(path: Path) -> bool:
     """Whether a directory is laid out as Megatron-Bridge does it."""
-    return (path / _CONFIG_FILE).is_file() or any(path.glob(f"iter_*/{_CONFIG_FILE}"))
+    return (path / CONFIG_FILE).is_file() or any(path.glob(f"iter_*/{CONFIG_FILE}"))
 
 
 def recognises(archive: Archive) -> bool:
@@ -52,16 +52,11 @@ def open_source(archive: Archive) -> Source:
     """Open a GPT.
 
     Raises:
-        CheckpointError: incomplete, an adapter alone, or not a model that is expressed.
+        CheckpointError: incomplete, or not a model that is expressed.
     """
     folder = find_folder(archive)
-    run = Fields(read_yaml(archive, f"{folder}{_CONFIG_FILE}"), f"{archive.path}: {folder}{_CONFIG_FILE}")
+    run = read_run(archive, folder)
     model = run.fields("model")
-    if run.get("peft"):
-        raise CheckpointError(
-            f"{archive.path}: {folder}{_CONFIG_FILE} says peft: it holds an adapter, and its model lies elsewhere",
-            "merge it with Megatron-Bridge (examples/peft/merge_lora.py) and give what that saves",
-        )
     if not is_distributed(archive, folder):
         raise CheckpointError(
             f"{archive.path}/{folder} has no .metadata: it is no checkpoint of torch_dist",
@@ -70,10 +65,10 @@ def open_source(archive: Archive) -> Source:
     saved_as = run.fields("checkpoint", {}).get("ckpt_format")
     if saved_as not in (None, "torch_dist", "zarr", "fsdp_dtensor"):
         raise CheckpointError(
-            f"{archive.path}: {folder}{_CONFIG_FILE} says ckpt_format {shown(saved_as)}, which is not read",
+            f"{archive.path}: {folder}{CONFIG_FILE} says ckpt_format {shown(saved_as)}, which is not read",
             "save the run once with ckpt_format torch_dist: it is read",
         )
-    config, words = _flat(model), model_in_nemo1_words(model)
+    config, words = flat(model), model_in_nemo1_words(model)
 
     def open_state() -> ChunkedState:
         state = open_distributed(archive, folder, without_wrappers)
@@ -88,11 +83,16 @@ def open_source(archive: Archive) -> Source:
         "",
         lambda: _find_tokenizer(archive, folder, run.fields("tokenizer", {})),
         (
-            *remark_on(unknown_keys(config, CORE_KNOWN), _CONFIG_FILE),
-            *class_remarks(model, config, _CONFIG_FILE),
+            *remark_on(unknown_keys(config, CORE_KNOWN), CONFIG_FILE),
+            *class_remarks(model, config, CONFIG_FILE),
             *_window_remark(config),
         ),
     )
+
+
+def read_run(archive: Archive, folder: str) -> Fields:
+    """Read the configuration of the run that saved an iteration."""
+    return Fields(read_yaml(archive, f"{folder}{CONFIG_FILE}"), f"{archive.path}: {folder}{CONFIG_FILE}")
 
 
 def model_in_nemo1_words(model: Fields) -> dict[str, Any]:
@@ -101,9 +101,9 @@ def model_in_nemo1_words(model: Fields) -> dict[str, Any]:
     Raises:
         CheckpointError: the provider may compute what its fields do not say.
     """
-    config = _flat(model)
+    config = flat(model)
     words = {**in_nemo1_words(config), AS_CORE: True}
-    return {**words, "apply_embedding_scaling": scales_embeddings(model, config, _CONFIG_FILE)}
+    return {**words, "apply_embedding_scaling": scales_embeddings(model, config, CONFIG_FILE)}
 
 
 def _window_remark(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def _window_remark(config: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _flat(model: Fields) -> dict[str, Any]:
+def flat(model: Fields) -> dict[str, Any]:
     """Put the fields of a model and of its transformer into one mapping, with the activation function's name."""
     config = {**model.fields("transformer", {}), **model}
     named = model.fields("extra_checkpoint_metadata", {}).get(_ACTIVATION)

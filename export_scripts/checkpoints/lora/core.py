@@ -1,0 +1,166 @@
+"""Adapters on megatron-core's linear layers in distributed arrays, as NeMo 2 and Megatron-Bridge keep them.
+
+Keys, shapes and forward: NeMo 2.x, ``collections/llm/peft/utils.py``, and Megatron-Bridge, ``peft/utils.py``
+(``ParallelLinearAdapter``: alpha / dim times linear_out of linear_in) and ``peft/canonical_lora.py`` (adapters of their
+own for q, k, v, gate and up). The matrices lie whole. Rows of linear_out of ``linear_fc1`` may be cut as a gated
+weight's: the first half of every training rank's rows, then the second half of each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from export_scripts.checkpoints.files.chunked import ChunkedState, ChunkedTensor
+from export_scripts.checkpoints.lora.update import FC1, QKV, Update, pair_of, side_by_side, swapped
+from export_scripts.checkpoints.tensor_values import read_whole
+from export_scripts.tensors.dtypes import Array
+from handover.errors import CheckpointError
+
+_MARK, _FC1_LAYER = ".adapter.", "linear_fc1"
+_KEY = re.compile(
+    r"(?P<place>.+\.(?P<layer>linear_\w+))\.adapter(?:\.adapter_(?P<part>q|k|v|gate|up))?\.linear_(?P<side>in|out)\.weight"
+)
+_FUSED = {"linear_qkv": QKV, _FC1_LAYER: FC1}
+# Training's own tensors, and what Transformer Engine leaves beside the weights.
+_NO_WEIGHTS = re.compile(r"(?:optimizer|chained_|rng_state|rerun_state_machine_state).*|.*\._extra_state.*")
+
+Pair = tuple[ChunkedTensor, ChunkedTensor]
+"""linear_in [rank, columns] and linear_out [rows, rank]."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How an adapter's matrices are used.
+
+    Attributes:
+        rank, scale: of every product.
+        is_gated: the feed-forward's first layer has a gate.
+        cuts_plain: rows of linear_fc1 are cut as a gated weight's although it has no gate.
+        is_canonical: the tensors that lie fused in one weight have matrices of their own.
+        sizes: of attention, where that is so.
+        ranks: tensor-parallel ones, as the configuration says; 0: it does not.
+    """
+
+    rank: int
+    scale: np.float32
+    is_gated: bool
+    cuts_plain: bool = False
+    is_canonical: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    ranks: int = 0
+
+
+def weights_of(state: ChunkedState) -> list[str]:
+    """List the keys that are a model's or an adapter's."""
+    return [key for key in (*state.keys(), *state.other_keys()) if not _NO_WEIGHTS.fullmatch(key)]
+
+
+def is_adapter(state: ChunkedState) -> bool:
+    """Whether every weight belongs to an adapter."""
+    keys = weights_of(state)
+    return bool(keys) and all(_MARK in key for key in keys)
+
+
+def updates_of(state: ChunkedState, trained: Trained, where: str) -> tuple[Update, ...]:
+    """Describe what an adapter adds to each weight.
+
+    Args:
+        state: of the adapter.
+        trained: how it is used.
+        where: its path, for errors.
+
+    Raises:
+        CheckpointError: a key is no part of such an adapter, or a matrix is missing or of another shape.
+    """
+    tensors = state.tensors(lambda key: None)
+    pairs: dict[str, dict[str, dict[str, str]]] = {}
+    for key in weights_of(state):
+        found = _KEY.fullmatch(key)
+        if found is None or ".experts." in key:
+            raise CheckpointError(
+                f"{where}: {key} is no part of a LoRA adapter that is read",
+                "adapters of linear layers (linear_qkv, linear_proj, linear_fc1, linear_fc2, ...) are, not those of a "
+                "router, of a mixture's experts or of a mixer",
+            )
+        if bool(found["part"]) != (trained.is_canonical and found["layer"] in _FUSED):
+            raise CheckpointError(f"{where}: {key} is no part of the kind of adapter that the configuration names")
+        pairs.setdefault(found["place"], {}).setdefault(found["part"] or "", {})[found["side"]] = key
+    return tuple(_update(place, keys, tensors, trained) for place, keys in pairs.items())
+
+
+def _update(
+    place: str, keys: Mapping[str, Mapping[str, str]], tensors: Mapping[str, ChunkedTensor], trained: Trained
+) -> Update:
+    layer, all_keys = place.rpartition(".")[2], [key for sides in keys.values() for key in sides.values()]
+    words = [word for word, _ in _FUSED[layer].slots if word in keys] if "" not in keys else [""]
+    pairs = {}
+    for word in words:
+        adapter = f"{place}.adapter.adapter_{word}" if word else f"{place}.adapter"
+        pairs[word] = pair_of(adapter, keys[word], tensors, f"dim {trained.rank}", trained.rank, all_keys)
+    rows = next(iter(pairs.values()))[1].shape[0] if words == [""] else _rows(place, pairs, trained)
+    return Update(
+        names=(f"{place}.weight", f"model.{place.removeprefix('module.')}.weight"),
+        shape=(rows, next(iter(pairs.values()))[0].shape[1]),
+        factors=tuple(tensor for pair in pairs.values() for tensor in pair),
+        read=partial(_read, place, pairs, rows, trained),
+        scale=trained.scale,
+        is_gated=layer == _FC1_LAYER and trained.is_gated,
+        keys=tuple(all_keys),
+        apart=() if words == [""] else tuple(n for n, (word, _) in enumerate(_FUSED[layer].slots) if word in keys),
+    )
+
+
+def _rows(place: str, pairs: Mapping[str, Pair], trained: Trained) -> int:
+    """Count the rows of a weight whose tensors have matrices of their own, not necessarily all of them.
+
+    Raises:
+        CheckpointError: a matrix has not as many rows as the configuration says.
+    """
+    if place.endswith(_FC1_LAYER):
+        wanted = dict.fromkeys(("gate", "up"), next(iter(pairs.values()))[1].shape[0])
+    else:
+        shared_by, size, groups = (trained.sizes[each] for each in ("heads_per_group", "size_per_head", "groups"))
+        wanted = {"q": groups * shared_by * size, "k": groups * size, "v": groups * size}
+    wrong = [
+        f"{pairs[word][1].key}  {list(pairs[word][1].shape)}"
+        for word in pairs
+        if pairs[word][1].shape[0] != wanted[word]
+    ]
+    if wrong:
+        raise CheckpointError(f"{', '.join(wrong)}  has not the rows that the configuration says: {wanted}")
+    return sum(wanted.values())
+
+
+def _read(place: str, pairs: Mapping[str, Pair], rows: int, trained: Trained) -> tuple[Array, Array]:
+    """Read the matrices, rows of ``left`` in the order of the weight's."""
+    is_fc1 = place.endswith(_FC1_LAYER)
+    if "" in pairs:
+        down, up = pairs[""]
+        is_cut = is_fc1 and trained.cuts_plain and not trained.is_gated
+        return _in_order(up, trained.ranks) if is_cut else read_whole(up), read_whole(down)
+    is_cut = is_fc1 and trained.is_gated  # each of the two is one matrix, and cut as if it were both
+    values = {
+        word: (read_whole(down), _in_order(up, trained.ranks) if is_cut else read_whole(up))
+        for word, (down, up) in pairs.items()
+    }
+    return side_by_side(values, _FUSED[place.rpartition(".")[2]], rows, trained.sizes)
+
+
+def _in_order(up: ChunkedTensor, said: int) -> Array:
+    """Read rows that are stored as the first half of every training rank's, then the second half of each.
+
+    Raises:
+        CheckpointError: their chunks are those of another number of ranks.
+    """
+    ranks, rest = divmod(len({chunk.offsets[0] for chunk in up.chunks}), 2)
+    if rest or not ranks or (said and said != ranks):
+        raise CheckpointError(
+            f"{up.key} lies in {2 * ranks + rest} parts, which do not say in which order its rows are",
+            f"a training of {said or 'T'} tensor-parallel ranks stores two parts of each",
+        )
+    return swapped(read_whole(up), 2, ranks) if ranks > 1 else read_whole(up)

@@ -1,0 +1,144 @@
+"""LoRA adapters of the tiny Llama-like models as NeMo 2's and Megatron-Bridge's training ranks store them.
+
+Written from their sources, not from this project's tables: NeMo 2, ``collections/llm/peft/utils.py``; Megatron-Bridge,
+``peft/utils.py`` (``ParallelLinearAdapter.sharded_state_dict``), ``peft/lora.py``, ``peft/canonical_lora.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from support.llama_adapters import ALPHA, RANK
+from support.llama_configs import core_window, nemo2, padded_vocabulary
+from support.llama_files import ChunkedArray, chunked, write_huggingface_tokenizer, write_torch_dist
+from support.llama_models import saved
+from support.llama_state import core_state, merged_qkv
+
+Products = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""linear_in and linear_out, by transformers' names of the weights."""
+LORA, CANONICAL = "megatron.bridge.peft.lora.LoRA", "megatron.bridge.peft.canonical_lora.CanonicalLoRA"
+BASE = "/models/base"
+_CANONICAL = {
+    **{f"{letter}_proj": f"self_attention.linear_qkv.adapter.adapter_{letter}" for letter in "qkv"},
+    **{f"{word}_proj": f"mlp.linear_fc1.adapter.adapter_{word}" for word in ("gate", "up")},
+    "o_proj": "self_attention.linear_proj.adapter",
+    "down_proj": "mlp.linear_fc2.adapter",
+}
+
+
+def adapter_arrays(name: str, ranks: int, products: Products, cuts_plain: bool = True) -> dict[str, ChunkedArray]:
+    """The arrays of an adapter with one pair of matrices for each fused layer.
+
+    Args:
+        name: of the model.
+        ranks: of tensor parallelism.
+        products: whose fused ones share linear_in.
+        cuts_plain: rows of linear_fc1 are cut in halves without a gate, too, as in NeMo 2.
+    """
+    config = saved(name).config
+    groups = config.num_key_value_heads
+    size = saved(name).tensors["model.layers.0.self_attn.k_proj.weight"].shape[0] // groups
+    layers = []
+    for layer in range(config.num_hidden_layers):
+        of = _of_layer(products, layer)
+        up = of["up_proj"]
+        rows = merged_qkv(*(of[f"{letter}_proj"][1] for letter in "qkv"), groups=groups, size=size)  # type: ignore[misc]
+        gated = (up[0], torch.stack([of["gate_proj"][1], up[1]])) if "gate_proj" in of else up
+        layers.append(
+            {
+                "self_attention.linear_qkv.adapter": (of["q_proj"][0], rows),
+                "self_attention.linear_proj.adapter": of["o_proj"],
+                "mlp.linear_fc1.adapter": gated,
+                "mlp.linear_fc2.adapter": of["down_proj"],
+            }
+        )
+    return _arrays(layers, ranks, lambda value: cuts_plain or value.ndim == 3)
+
+
+def canonical_arrays(name: str, ranks: int, products: Products) -> dict[str, ChunkedArray]:
+    """The arrays of an adapter with a pair of matrices for each of q, k, v, gate and up.
+
+    ``base_linear_name`` of gate's and of up's holds "linear_fc1", so that each is cut as if it were both.
+    """
+    config = saved(name).config
+    layers = [
+        {_CANONICAL[projection]: pair for projection, pair in _of_layer(products, layer).items()}
+        for layer in range(config.num_hidden_layers)
+    ]
+    return _arrays(layers, ranks, lambda value: True)
+
+
+def _of_layer(products: Products, layer: int) -> Products:
+    return {key.split(".")[-2]: pair for key, pair in products.items() if f".layers.{layer}." in key}
+
+
+def _arrays(layers: list[Products], ranks: int, cuts: Any) -> dict[str, ChunkedArray]:
+    arrays: dict[str, ChunkedArray] = {}
+    for layer, pairs in enumerate(layers):
+        for place, pair in pairs.items():
+            for side, value in zip(("in", "out"), pair, strict=True):
+                shape = (value.numel() // value.shape[-1], value.shape[-1])
+                key = f"decoder.layers.{place}.linear_{side}.weight"
+                array = arrays.setdefault(key, ChunkedArray((len(layers), *shape)))
+                for offset, part in _stored(place, side, value, ranks, cuts):
+                    array.chunks.append(((layer, *offset), part.contiguous()[None]))
+    return arrays
+
+
+def _stored(
+    place: str, side: str, value: torch.Tensor, ranks: int, cuts: Any
+) -> list[tuple[tuple[int, int], torch.Tensor]]:
+    """What the training ranks store of one matrix: (offsets, values)."""
+    axis = int(side == "in" and place.endswith(("linear_proj.adapter", "linear_fc2.adapter")))
+    if side == "out" and "linear_fc1" in place and cuts(value):
+        return list(_halves(value, ranks))
+    size = value.shape[axis] // ranks
+    return [
+        ((0, rank * size) if axis else (rank * size, 0), part) for rank, part in enumerate(value.chunk(ranks, axis))
+    ]
+
+
+def _halves(value: torch.Tensor, ranks: int) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
+    """apply_swiglu_sharded_factory: a rank's two halves lie at its place and behind all ranks' first halves."""
+    for rank in range(ranks):
+        own = value.chunk(ranks, 1)[rank].reshape(-1, RANK) if value.ndim == 3 else value.chunk(ranks)[rank]
+        for which, half in enumerate(own.chunk(2)):
+            yield ((rank + which * ranks) * len(half), 0), half
+
+
+def write_bridge(root: Path, name: str, ranks: int, arrays: dict[str, ChunkedArray] | None, **run: Any) -> Path:
+    """Write a run of Megatron-Bridge: a model's, or an adapter's with ``arrays`` and ``peft``."""
+    source, folder = saved(name), root / "iter_0000007"
+    folder.mkdir(parents=True)
+    model = {**nemo2(source.config, name)["config"], "tensor_model_parallel_size": ranks}
+    model["window_size"] = core_window(source.config)
+    model["_target_"] = "megatron.bridge.models.gpt_provider.GPTModelProvider"
+    if arrays is None:
+        arrays = chunked(core_state(source.tensors, source.config, padded_vocabulary(source.config, ranks)), ranks)
+    write_torch_dist(folder, arrays, prefix="", common={"iteration": 7, "content_metadata": {}})
+    (folder / "run_config.yaml").write_text(yaml.safe_dump({"model": model, "tokenizer": {}, "peft": None, **run}))
+    (root / "latest_checkpointed_iteration.txt").write_text("7")
+    (folder / "tokenizer").mkdir()
+    write_huggingface_tokenizer(folder / "tokenizer")
+    return root
+
+
+def write_bridge_adapter(
+    root: Path, name: str, ranks: int, products: Products, target: str = LORA, **changes: Any
+) -> Path:
+    """Write an iteration that holds an adapter alone."""
+    of_kind = canonical_arrays if target == CANONICAL else adapter_arrays
+    more = {} if target == CANONICAL else {"cuts_plain": False}
+    peft = {
+        **{"_target_": target, "dim": RANK, "alpha": ALPHA, "dropout": 0.1, "dropout_position": "pre"},
+        **{"lora_A_init_method": "xavier", "lora_B_init_method": "zero", "a2a_experimental": True},
+        **{"normalize_moe_lora": False, "share_expert_adapters": True, "target_modules": ["linear_qkv"]},
+        **changes,
+    }
+    arrays = of_kind(name, ranks, products, **more)  # type: ignore[operator]
+    return write_bridge(root, name, ranks, arrays, peft=peft, checkpoint={"pretrained_checkpoint": BASE})
