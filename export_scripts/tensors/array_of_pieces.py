@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from export_scripts.tensors.computed import Computed
 from export_scripts.tensors.dtypes import Array
-from export_scripts.tensors.low_rank import LowRankSum
 
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
@@ -27,11 +27,11 @@ class ArrayOfPieces(np.ndarray[Any, Any]):
         pieces: arrays that make it up, with the place of each one's first element; None: it is a view of one that has.
     """
 
-    pieces: tuple[tuple[tuple[int, ...], Array | LowRankSum], ...] | None = None
+    pieces: tuple[tuple[tuple[int, ...], Array | Computed], ...] | None = None
 
 
 def array_of_pieces(
-    shape: Sequence[int], dtype: np.dtype[Any], pieces: Sequence[tuple[tuple[int, ...], Array | LowRankSum]]
+    shape: Sequence[int], dtype: np.dtype[Any], pieces: Sequence[tuple[tuple[int, ...], Array | Computed]]
 ) -> ArrayOfPieces:
     """Describe an array by its pieces, which cover it; nothing is read."""
     size_bytes = max(1, prod(shape) * dtype.itemsize)
@@ -64,7 +64,7 @@ class Box:
     low: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def pieces(self) -> Iterator[tuple[tuple[slice, ...], Array | LowRankSum]]:
+    def pieces(self) -> Iterator[tuple[tuple[slice, ...], Array | Computed]]:
         """Yield each part of a piece that lies in the box, and its place in there."""
         for start, piece in self.whole.pieces or ():
             begin = np.maximum(start, self.low)
@@ -101,6 +101,18 @@ def box_around(whole: ArrayOfPieces, view: Array) -> Box:
             low[axis], reach[axis] = 0, whole.shape[axis] - 1
             reach[axis - 1] += rows
     return Box(whole, view, tuple(low), tuple(more + 1 for more in reach))
+
+
+def parts_of(piece: Array | Computed, most_bytes: int) -> Iterator[tuple[slice, ...]]:
+    """Divide a piece into runs of rows; where one row is larger than that, into runs of its own rows."""
+    row_bytes, axis = piece.nbytes // piece.shape[0], 0
+    while row_bytes > most_bytes and axis + 1 < len(piece.shape):
+        axis += 1
+        row_bytes //= piece.shape[axis]
+    rows = max(1, most_bytes // row_bytes)
+    for index in np.ndindex(*piece.shape[:axis]):
+        for row in range(0, piece.shape[axis], rows):
+            yield (*(slice(each, each + 1) for each in index), slice(row, row + rows))
 
 
 def _steps(shape: Sequence[int]) -> list[int]:

@@ -1,20 +1,19 @@
-"""A matrix plus a product of two thin ones, computed where it is read: the sum is never held whole."""
+"""A matrix plus a product of two thin ones: a LoRA that is merged where it is read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from export_scripts.tensors.computed import Computed, Index
 from export_scripts.tensors.dtypes import Array, widen
 
 
 @dataclass(frozen=True)
-class LowRankSum:
-    """``base + left @ right`` in fp32; it is cut as an array is, and a reader gives its values.
+class LowRankSum(Computed):
+    """``base + left @ right`` in fp32.
 
     Attributes:
-        base: [rows, columns], mapped or scattered.
+        base: [rows, columns].
         data_type: fp32, fp16 or bf16, of ``base``.
         left: [rows, rank], fp32, in memory.
         right: [rank, columns], fp32, in memory.
@@ -24,28 +23,20 @@ class LowRankSum:
     data_type: str
     left: Array
     right: Array
+    result_type = "fp32"
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, int]:  # type: ignore[override]
         """Rows and columns."""
         return self.left.shape[0], self.right.shape[1]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the sum."""
-        return self.shape[0] * self.shape[1] * np.dtype(np.float32).itemsize
-
-    def __len__(self) -> int:
-        """Count the rows."""
-        return self.shape[0]
-
-    def __getitem__(self, index: slice | tuple[slice, ...]) -> LowRankSum:
+    def __getitem__(self, index: Index) -> LowRankSum:
         """Cut out rows, or rows and columns; nothing is computed."""
-        rows, columns = index if isinstance(index, tuple) else (index, slice(None))
+        rows, columns = (*index, slice(None))[:2]
         return LowRankSum(self.base[rows, columns], self.data_type, self.left[rows], self.right[:, columns])
 
-    def added_to(self, values: Array) -> Array:
+    def values(self, base: Array, *beside: Array) -> Array:
         """Compute the sum, given the values of ``base``."""
         total: Array = self.left @ self.right
-        total += widen(values, self.data_type)
+        total += widen(base, self.data_type)
         return total

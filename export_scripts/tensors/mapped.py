@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from export_scripts.tensors.array_of_pieces import ArrayOfPieces, box_around, pieces_beneath
+from export_scripts.tensors.array_of_pieces import ArrayOfPieces, box_around, parts_of, pieces_beneath
+from export_scripts.tensors.computed import Computed
 from export_scripts.tensors.dtypes import Array
-from export_scripts.tensors.low_rank import LowRankSum
 from export_scripts.tensors.read_sums import ReadSums
 from handover.digests import crc32
 from handover.errors import CheckpointError
@@ -87,7 +87,7 @@ class Reader:
         """Use the buffer again: what was read since the last time is no longer valid."""
         self._used_bytes = 0
 
-    def read(self, view: Array | LowRankSum) -> Array:
+    def read(self, view: Array | Computed) -> Array:
         """Read what a view shows; the result has its shape, and in memory the order that the bytes have in the file.
 
         What is not mapped is returned as it is.
@@ -95,8 +95,9 @@ class Reader:
         Raises:
             CheckpointError: the file has become shorter or cannot be read.
         """
-        if isinstance(view, LowRankSum):
-            return view.added_to(self.read(view.base))
+        if isinstance(view, Computed):
+            # Apart: what is read of a base without a gap has a checksum without one.
+            return view.values(self.read(view.base), *(Reader(0, self._verified).read(each) for each in view.beside))
         if (whole := pieces_beneath(view)) is not None and view.size:
             return self._gather(whole, view)
         record = _record(view)
@@ -153,19 +154,21 @@ class Reader:
         values = self._take(prod(box.shape) * view.itemsize).view(view.dtype).reshape(box.shape)
         used_bytes = self._used_bytes
         for place, piece in box.pieces():
-            rows = max(1, _PIECE_BYTES * len(piece) // piece.nbytes)
-            for row in range(0, len(piece), rows):  # a little at a time: it lies in the buffer beside the box
-                values[place][row : row + rows] = self.read(piece[row : row + rows])
+            for part in parts_of(piece, _PIECE_BYTES):  # a little at a time: it lies in the buffer beside the box
+                values[place][part] = self.read(piece[part])
                 self._used_bytes = used_bytes
         return box.shown(values)
 
-    def verify(self, view: Array | LowRankSum) -> None:
+    def verify(self, view: Array | Computed) -> None:
         """Compare the checksum of the record that a view shows a part of, or of those that it is scattered over.
 
         Raises:
             CheckpointError: the record's bytes are not those that were saved.
         """
-        view = view.base if isinstance(view, LowRankSum) else view
+        if isinstance(view, Computed):
+            for stored in (view.base, *view.beside):
+                self.verify(stored)
+            return
         if (whole := pieces_beneath(view)) is not None:
             for _, piece in whole.pieces or ():
                 self.verify(piece)
@@ -253,7 +256,7 @@ def _record(view: Array) -> np.memmap[Any, Any] | None:
     return base
 
 
-def is_mapped(view: Array | LowRankSum) -> bool:
+def is_mapped(view: Array | Computed) -> bool:
     """Whether a view shows bytes of one file, and nothing has to be computed for it."""
     return isinstance(view, np.ndarray) and view.size > 0 and _record(view) is not None
 

@@ -7,15 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.integrations.mxfp4 import FP4_VALUES
 
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
 from export_scripts.conversion.move.placement import assemble
 from export_scripts.conversion.move.transposition import Transposer
 from export_scripts.tensors.array_of_pieces import array_of_pieces, box_around
+from export_scripts.tensors.dtypes import STORAGE, widen
 from export_scripts.tensors.low_rank import LowRankSum
 from export_scripts.tensors.mapped import Reader, map_record
+from export_scripts.tensors.scaled import Scaled
+from export_scripts.tensors.small_floats import E4M3, FP4
 from export_scripts.weights.layouts import qkv_by_group_to_block
 from export_scripts.weights.schema import Assignment, ModelDims, Rule
 from ft_format.layout import TensorSpec
@@ -123,6 +128,45 @@ def test_a_sum_with_a_product_shows_what_numpy_computes(
         views(whole, np.random.default_rng(seed)), views(wanted, np.random.default_rng(seed)), strict=True
     ):
         assert np.allclose(Reader(1 << 12, set()).read(view), expected, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)),
+    block=st.tuples(st.integers(1, 5), st.integers(1, 3)),
+    kind=st.sampled_from([E4M3, FP4]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_scaled_numbers_show_what_each_byte_and_its_scale_mean(
+    shape: tuple[int, int, int], block: tuple[int, int], kind: str, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    lead, rows, columns = shape[0], 2 * shape[1], 2 * shape[2]
+    rows_of_block, columns_of_block = block[0], 2 * block[1]
+    codes = rng.integers(0, 0x7F, (lead, rows, columns if kind == E4M3 else columns // 2)).astype(np.uint8)
+    grid = -(-rows // rows_of_block), -(-columns // columns_of_block)
+    scales = np.exp2(rng.integers(-3, 4, (lead, *grid))).astype(np.float32)
+    wanted = np.empty((lead, rows, columns), np.float32)
+    for place in np.ndindex(*wanted.shape):
+        e, r, c = place
+        if kind == E4M3:
+            number = torch.tensor(codes[place]).view(torch.float8_e4m3fn).float().item()
+        else:
+            code = int(codes[e, r, c // 2]) >> 4 * (c % 2) & 15
+            number = FP4_VALUES[code]
+        wanted[place] = number * scales[e, r // rows_of_block, c // columns_of_block]
+    described = Scaled(codes, kind, scales, "fp32", (rows_of_block, columns_of_block), wanted.shape)
+    storage = STORAGE[described.result_type]
+    whole = array_of_pieces(wanted.shape, storage, [((0, 0, 0), described)])
+    for view, expected in zip(
+        views(whole, np.random.default_rng(seed)), views(wanted, np.random.default_rng(seed)), strict=True
+    ):
+        assert np.array_equal(widen(Reader(1 << 12, set()).read(view), described.result_type), expected)
+    first, second = slice(rows // 3, None), slice(columns // 3, None)  # a cut of a cut
+    cut_twice = described[:, first, second][:, 1:, 1:]
+    if all(cut_twice.shape):
+        values = widen(Reader(0, set()).read(cut_twice), described.result_type)
+        assert np.array_equal(values, wanted[:, first, second][:, 1:, 1:])
 
 
 def test_a_layout_that_copies_reads_what_it_copies(tmp_path: Path) -> None:
