@@ -19,9 +19,12 @@ _LENGTH_BYTES = 8
 _LARGEST_HEADER_BYTES = 25_000_000
 _MOST_AXES, _MOST = 16, 1 << 48
 _METADATA = "__metadata__"
-# The format's name of a type: ours, and bytes of an element. What is no weight keeps the format's name.
+# The format's name of a type: ours, and bytes of an element. What is no weight by itself keeps the format's name.
 _TYPES = {"F32": ("fp32", 4), "F16": ("fp16", 2), "BF16": ("bf16", 2), "F64": ("fp64", 8), "BOOL": ("bool", 1)}
-_OTHER_BYTES = {"I8": 1, "U8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8}
+_OTHER_BYTES = {
+    **dict.fromkeys(("I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **{"I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8},
+}
 
 
 class StoredTensor(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.tensors.dtypes import STORAGE, Array
 from export_scripts.tensors.mapped import map_record
+from export_scripts.tensors.small_floats import BYTES
 from handover.errors import CheckpointError
 from models.safetensors import read_header
 
@@ -40,8 +41,8 @@ class SafeTensor:
         return (self.file,)
 
     def parts(self) -> tuple[Array, ...]:
-        """Map the tensor, read-only; bf16 comes as uint16."""
-        dtype = STORAGE[self.data_type]
+        """Map the tensor, read-only; bf16 comes as uint16, and numbers of 8 bits as bytes."""
+        dtype = np.dtype(np.uint8) if self.data_type in BYTES else STORAGE[self.data_type]
         if 0 in self.shape:
             return (np.empty(self.shape, dtype),)
         extent = self.archive.extent(self.file)

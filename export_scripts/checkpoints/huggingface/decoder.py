@@ -63,7 +63,7 @@ def open_source(archive: Archive) -> Source:
     weights = replace(weights, tensors=with_products(weights.tensors, products))
     table = architecture.table(settings, dims)
     tokenizer = find_tokenizer(archive, architecture.model_type)
-    remarks = architecture.remarks(settings, dims) + (() if tokenizer.members else (NO_TOKENIZER,))
+    remarks = (*files.remarks, *architecture.remarks(settings, dims), *(() if tokenizer.members else (NO_TOKENIZER,)))
     remarks += of_head + tuple(
         ShardRemark(f"{key} is {each.rows} times {each.weight}, computed in fp32") for key, each in products.items()
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,15 @@ from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.rank_files import tensors_of
 from export_scripts.checkpoints.files.safetensors_file import read_safetensors
 from export_scripts.checkpoints.files.torch_format import open_torch_file
+from export_scripts.checkpoints.huggingface.quantization import QUANTIZATION, Quantization, read_quantization
+from export_scripts.checkpoints.huggingface.quantized import joined
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
 from models.checks import shown
 from models.directory import CONFIG_FILE, INDEX_SUFFIX, WEIGHTS_FILE, index_problems, read_index
 
 ADAPTER_FILE = "adapter_config.json"
+_MODELOPT_FILE = "hf_quant_config.json"
 # In transformers' order of preference.
 _WEIGHT_FILES = (WEIGHTS_FILE, "pytorch_model.bin")
 _WRAPPER = "module."
@@ -38,10 +41,12 @@ class Weights:
     Attributes:
         tensors: by key.
         other_keys: keys whose values are not tensors.
+        remarks: on how they are read, one line each.
     """
 
     tensors: Mapping[str, LazyTensor]
     other_keys: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def written(weights: Weights, used: Iterable[LazyTensor]) -> dict[str, LazyTensor]:
@@ -88,10 +93,10 @@ def model_type(archive: Archive) -> str:
 
 
 def read_config(archive: Archive) -> Mapping[str, Any]:
-    """Read ``config.json`` of a whole, unquantised model.
+    """Read ``config.json`` of a whole model, without what it says of the numbers that weights are stored in.
 
     Raises:
-        CheckpointError: only an adapter, quantised, or no configuration.
+        CheckpointError: only an adapter, no configuration, or quantized in a way that is not read.
     """
     refuse_links_out(archive, (name for name in archive.sizes if archive.on_disk(name).is_relative_to(archive.path)))
     if CONFIG_FILE not in archive and ADAPTER_FILE in archive:
@@ -100,13 +105,16 @@ def read_config(archive: Archive) -> Mapping[str, Any]:
             f"{archive.path} holds an adapter of {base}, not a model",
             "give the model as export.model.checkpoint_path and this as export.model.adapter_path",
         )
-    config = read_json(archive, CONFIG_FILE)
-    if quantization := config.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise CheckpointError(
-            f"{archive.path} is quantised ({method})", "FasterTransformer's shards are fp32, fp16 or bf16"
-        )
-    return config
+    _quantization(archive)
+    return {key: value for key, value in read_json(archive, CONFIG_FILE).items() if key != QUANTIZATION}
+
+
+def _quantization(archive: Archive) -> Quantization | None:
+    """Read how weights are stored, of ``config.json`` or ModelOpt's file beside it; None: neither says so."""
+    said = read_json(archive, CONFIG_FILE).get(QUANTIZATION)
+    if not said and (beside := read_json(archive, _MODELOPT_FILE).get("quantization")):
+        said = {"quant_method": "modelopt", **beside} if isinstance(beside, Mapping) else beside
+    return read_quantization(said, str(archive.path)) if said else None
 
 
 def refuse_links_out(archive: Archive, names: Iterable[str]) -> None:
@@ -135,7 +143,16 @@ def refuse_links_out(archive: Archive, names: Iterable[str]) -> None:
 
 
 def open_model_weights(archive: Archive, config: Mapping[str, Any]) -> Weights:
-    """List the tensors of a model, of the file that its configuration names if it does; see ``open_weights``."""
+    """List the tensors of a model, of the file that its configuration names if it does; see ``open_weights``.
+
+    What is quantized is one tensor of its numbers and scales.
+    """
+    files = _named_weights(archive, config)
+    tensors, remarks = joined(files.tensors, _quantization(archive))
+    return replace(files, tensors=tensors, remarks=remarks)
+
+
+def _named_weights(archive: Archive, config: Mapping[str, Any]) -> Weights:
     named = config.get("transformers_weights")
     if named is None:
         return open_weights(archive)

@@ -101,7 +101,7 @@ def open_source(archive: Archive) -> Source:
         tokenizer=tokenizer,
         ids=(ids := special_ids(archive, config, "decoder_start_token_id")),
         other_keys=weights.other_keys,
-        remarks=(*_remarks(config), *(() if tokenizer.members else (NO_TOKENIZER,))),
+        remarks=(*weights.remarks, *_remarks(config), *(() if tokenizer.members else (NO_TOKENIZER,))),
         extra_config={} if ids.pad_id is None else {"decoder": {"pad_id": ids.pad_id}},
         activation=config["feed_forward_proj"] if config["feed_forward_proj"] in _EXACT else "",
         beyond=_beyond(config),

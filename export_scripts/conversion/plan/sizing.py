@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from export_scripts.checkpoints.formats import find_archive
+from export_scripts.checkpoints.huggingface.quantized import stored_bytes
 from export_scripts.checkpoints.user_files import NOTHING_GIVEN, GivenFiles
 from export_scripts.conversion.move.assembly import Assembly, Piece
 from export_scripts.conversion.plan.check import Conversion, plan_conversion
@@ -98,7 +99,7 @@ def measure(
     sources = {key: conversion.source.tensors[key] for entry in conversion.assignments for key in entry.keys}
     types = {source.data_type for source in sources.values()}
     targets = {entry.name: entry.target for entry in conversion.assignments}
-    read_bytes = sum(prod(source.shape) * item_bytes(source.data_type) for source in sources.values())
+    read_bytes = sum(map(stored_bytes, sources.values()))
     small_files = len(conversion.source.tokenizer.members) + 1
     return _sizing(
         conversion.settings, targets, small_files, _weight_files(conversion), read_bytes, sorted(types)[0], processes

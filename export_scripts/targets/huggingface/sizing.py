@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from export_scripts.checkpoints.formats import find_archive
+from export_scripts.checkpoints.huggingface.quantized import QuantizedTensor, stored_bytes
 from export_scripts.checkpoints.user_files import NOTHING_GIVEN, GivenFiles
 from export_scripts.conversion.move.assembly import Assembly
 from export_scripts.conversion.plan.description import Description, is_description, read_description
@@ -48,7 +49,7 @@ def measure_huggingface(path: Path, data_type: str, processes: int, given: Given
         data_type,
         processes,
         files_read=len(plan.source.archive.sizes),
-        read_bytes=sum(prod(tensor.shape) * item_bytes(tensor.data_type) for tensor in plan.read),
+        read_bytes=sum(map(stored_bytes, plan.read)),
         small_files=len(plan.small_files) + 1,
         source_type=source_types[0],
         is_copied=_is_copied(plan, source_types, given),
@@ -57,7 +58,9 @@ def measure_huggingface(path: Path, data_type: str, processes: int, given: Given
 
 def _is_copied(plan: HuggingFacePlan, source_types: Sequence[str], given: GivenFiles) -> bool:
     """Whether it is known that no tensor is cast, rearranged or computed: a directory of Hugging Face keeps its own."""
-    return plan.source.own is not None and source_types == [plan.settings.data_type] and given.adapter is None
+    is_own = plan.source.own is not None and given.adapter is None
+    is_stored = not any(isinstance(tensor, QuantizedTensor) for tensor in plan.read)
+    return is_own and is_stored and source_types == [plan.settings.data_type]
 
 
 def _of_description(described: Description, path: Path, data_type: str, processes: int) -> Sizing:
