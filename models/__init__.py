@@ -19,9 +19,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from models.architecture import Architecture
+from models.architectures.exaone4 import EXAONE4
 from models.architectures.gemma import GEMMA
 from models.architectures.gemma2 import GEMMA2
 from models.architectures.gemma3_text import GEMMA3_TEXT
+from models.architectures.granite import GRANITE
 from models.architectures.llama import LLAMA
 from models.architectures.mistral import MISTRAL
 from models.architectures.mixtral import MIXTRAL
@@ -29,6 +31,7 @@ from models.architectures.nemotron import NEMOTRON
 from models.architectures.olmo2 import OLMO2
 from models.architectures.qwen2 import QWEN2
 from models.architectures.qwen3 import QWEN3
+from models.architectures.smollm3 import SMOLLM3
 from models.architectures.starcoder2 import STARCODER2
 from models.decoder import NAMES, AnyDecoder, Decoder
 from models.errors import ModelError
@@ -46,6 +49,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     GEMMA2,
     GEMMA3_TEXT,
     OLMO2,
+    EXAONE4,
+    GRANITE,
+    SMOLLM3,
     MIXTRAL,
 )
 """The first that can express a model is taken: Llama before Mistral, whose only difference is the window."""

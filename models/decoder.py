@@ -49,6 +49,8 @@ class Decoder:
         attention, feed_forward, norms: the blocks of every layer.
         layers: each by itself.
         embedding_scale: what embeddings are multiplied by.
+        residual_multiplier: of what attention and feed-forward add to the residual stream.
+        logits_divisor: what logits are divided by.
         final_softcap: c of c * tanh(logit / c); 0: there is none.
         has_tied_head: the output projection is the embedding.
         model_type: of the architecture, as qwen2; empty: the source has none.
@@ -63,6 +65,8 @@ class Decoder:
     norms: Norms
     layers: tuple[Layer, ...]
     embedding_scale: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
     final_softcap: float = 0.0
     has_tied_head: bool = False
     model_type: str = ""

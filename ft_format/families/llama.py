@@ -202,19 +202,16 @@ def _shortest(layers: list[bool]) -> str:
 
 
 def unsaid(dims: LlamaDims) -> tuple[str, ...]:
-    """List what no key of ``config.ini`` says, one line each."""
-    windows = {layer.window for layer in dims.layers} - {0}
-    kinds: dict[str, set[Any]] = {"rotations": {layer.rotary for layer in dims.layers}, "windows": windows}
-    found = [
-        f"{name} of layers: {len(each)} kinds  (config.ini has one)" for name, each in kinds.items() if len(each) > 1
-    ]
-    if isinstance(scaling := _rotary(dims).scaling, Scaling) and not isinstance(scaling, _SCALINGS):
-        found.append(f"rotation: {scaling.kind}  (config.ini has {', '.join(each.kind for each in _SCALINGS)})")
-    if not dims.norms.is_before:
-        found.append("norms: behind attention and feed-forward alone  (config.ini has them before)")
-    if dims.attention.qk_norm not in (NO_NORM, BY_HEAD):
-        found.append("norms of queries and keys: over all heads  (config.ini has them over each)")
-    return tuple(found)
+    """List what no key of ``config.ini`` says, one line each: what is not read again as it was written."""
+    kinds: dict[str, set[Any]] = {
+        name: {getattr(layer, name) for layer in dims.layers} for name in ("rotary", "window")
+    }
+    found = [f"{name} of layers: {len(each - {0})} kinds" for name, each in kinds.items() if len(each - {0}) > 1]
+    if not found and isinstance(scaling := _rotary(dims).scaling, Scaling) and not isinstance(scaling, _SCALINGS):
+        found.append(f"rotary: {scaling.kind}")
+    own, read_again = dims.fields(), {} if found else of_words(words(dims)).fields()
+    found += [f"{name}: {own[name]}" for name in read_again if own[name] != read_again[name]]
+    return tuple(f"{each}  (config.ini has no key for it)" for each in found)
 
 
 def schema(dims: LlamaDims) -> dict[str, TensorSpec]:

@@ -54,6 +54,7 @@ class Attention:
         has_qkv_bias, has_output_bias: biases of the inputs, and of the output.
         qk_norm: NO_NORM, BY_HEAD or WHOLE.
         scalar: scores are divided by its root; 0: by that of size_per_head.
+        multiplier: of scores, in place of a root; 0: there is none.
         softcap: c of c * tanh(score / c); 0: there is none.
     """
 
@@ -64,6 +65,7 @@ class Attention:
     has_output_bias: bool = False
     qk_norm: str = NO_NORM
     scalar: float = 0.0
+    multiplier: float = 0.0
     softcap: float = 0.0
 
     @property
@@ -156,6 +158,25 @@ class Biases(Keys):
             return []
         which = [name for name in self.says if fields[name]]
         return [f"{', '.join(which) or self.says[0]}: {bool(which)}  (it has other biases)"]
+
+
+@dataclass(frozen=True)
+class Multiplier(Keys):
+    """What scores are multiplied by, where a key says it.
+
+    Attributes:
+        key: that one.
+    """
+
+    key: str
+    says = ("attention.multiplier",)
+
+    def read(self, config: ConfigJson) -> dict[str, Any]:
+        said = config.above_zero(self.key)
+        return {self.says[0]: 0.0 if said == config.head_size**-0.5 else said}
+
+    def write(self, fields: Fields) -> dict[str, Any]:
+        return {self.key: fields[self.says[0]] or fields["attention.size_per_head"] ** -0.5}
 
 
 class Caps(Keys):

@@ -75,8 +75,8 @@ PHI3 = {
             ["'olmoe'", "experts: 8  (of mixtures Mixtral alone"],
         ),
         (
-            {**PHI3, "model_type": "granite", "logits_scaling": 8.0},
-            ["'granite' has no table", "logits_scaling: 8.0  ("],
+            {**PHI3, "model_type": "granite_swa", "logits_scaling": 8.0},
+            ["'granite_swa' has no table", "logits_scaling: 8.0  ("],
         ),
         ({**PHI3, "model_type": "arcee"}, ["'arcee' has no table", "the llama family computes the same"]),
         ({**PHI3, "model_type": "cohere2"}, ["'cohere2'", "run side by side", "it rotates neighbours"]),

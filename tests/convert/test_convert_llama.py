@@ -76,11 +76,11 @@ def test_a_configuration_of_transformers_4_says_the_same(name: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
-        ("llama", {"rope_parameters": {**LLAMA3_ROPE, "rope_type": "yarn"}}, "rotation: yarn  ("),
+        ("llama", {"rope_parameters": {**LLAMA3_ROPE, "rope_type": "yarn"}}, "rotary: yarn  ("),
         (
             "llama",
             {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": ...},
-            "rotation: dynamic  (",
+            "rotary: dynamic  (",
         ),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor is 0"),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),
@@ -175,10 +175,12 @@ def test_a_mixtral_is_read_and_has_no_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("olmo2", "norms: behind attention and feed-forward alone  .*format=huggingface"),
-        ("olmo2", "norms of queries and keys: over all heads  .*format=huggingface"),
-        ("llama_yarn", r"rotation: yarn  \(config.ini has linear, llama3\); export.model.format=huggingface"),
-        ("gemma3", "rotations of layers: 2 kinds  .*format=huggingface"),
+        ("olmo2", "norms.is_before: False  .*format=huggingface"),
+        ("olmo2", "attention.qk_norm: projection  .*format=huggingface"),
+        ("llama_yarn", r"rotary: yarn  \(config.ini has no key for it\); export.model.format=huggingface"),
+        ("granite", "residual_multiplier: 0.5  .*format=huggingface"),
+        ("smollm3", "rotary of layers: 2 kinds  .*format=huggingface"),
+        ("gemma3", "rotary of layers: 2 kinds  .*format=huggingface"),
     ],
 )
 def test_what_no_shards_can_say_is_refused_for_them(name: str, reason: str, tmp_path: Path) -> None:

@@ -34,6 +34,9 @@ WORDS = {
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3",
     "olmo2": "OLMo 2",
+    "granite": "Granite 3",
+    "smollm3": "SmolLM3",
+    "exaone4": "EXAONE 4",
     "starcoder2": "StarCoder2",
     "mixtral": "Mixtral",
 }

@@ -41,7 +41,10 @@ _LLAMA: dict[str, Any] = {
 _WINDOW = {"sliding_window": 5}
 _QWEN = {**_WINDOW, "use_sliding_window": True, "max_window_layers": 0}
 SIZES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("llama", "nemotron", "gemma", "olmo2"), _LLAMA),
+    **dict.fromkeys(("llama", "nemotron", "gemma", "olmo2", "granite"), _LLAMA),
+    "smollm3": {**_LLAMA, "sliding_window": 5, "use_sliding_window": True, "no_rope_layer_interval": 2}
+    | {"pad_token_id": None},
+    "exaone4": {**_LLAMA, "sliding_window": 5, "sliding_window_pattern": 2},
     **dict.fromkeys(("mistral", "gemma2", "starcoder2", "mixtral"), {**_LLAMA, **_WINDOW}),
     **dict.fromkeys(("qwen2", "qwen3"), {**_LLAMA, **_QWEN}),
     "gemma3_text": {**_WIDTHS, **_WINDOW, "intermediate_size": 48, "num_key_value_heads": 2, "rope_scaling": _LLAMA3}
@@ -76,6 +79,8 @@ _OTHER: dict[str, Any] = {
     **{"rope_theta": 300.0, "rotary_emb_base": 300.0, "partial_rotary_factor": 0.75, "num_experts_per_tok": 1},
     "rope_scaling": {"rope_type": "linear", "factor": 4.0, "rope_theta": 400.0},
     "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 400.0},
+    **dict.fromkeys(("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"), 0.5),
+    **{"no_rope_layers": [0, 1], "no_rope_layer_interval": 1},
     **{"rope_local_base_freq": 300.0, "sliding_window_pattern": 3},
     **{"original_max_position_embeddings": 8, "query_pre_attn_scalar": 7, "relative_attention_num_buckets": 16},
     **{"attn_logit_softcapping": 1.0, "final_logit_softcapping": 1.0, "relative_attention_max_distance": 64},
@@ -101,6 +106,7 @@ _OTHER: dict[str, Any] = {
 _OF_SOME = {
     **{("t5", "is_encoder_decoder"): False, ("mt5", "is_encoder_decoder"): False},
     ("gpt_bigcode", "num_key_value_heads"): 4,
+    ("smollm3", "layer_types"): ["sliding_attention", "full_attention"],
     ("gemma3_text", "rope_parameters"): {"full_attention": {"rope_theta": 300.0}},
 }
 """Another value of each key than ``SIZES`` and the defaults have; one that is not here is no key of a file."""
@@ -213,6 +219,8 @@ _SOME: dict[str, list[Any]] = {
     "sliding_window_pattern": [_SAYS_NOTHING, 1, 2],
     "sliding_window": [_SAYS_NOTHING, None, 5],
     "use_sliding_window": [_SAYS_NOTHING, True, False],
+    "no_rope_layers": [_SAYS_NOTHING, None, [0, 1], [1, 1, 0]],
+    "no_rope_layer_interval": [_SAYS_NOTHING, 1, 2],
     "max_window_layers": [_SAYS_NOTHING, 0, 1, 2],
     "layer_types": [
         *(_SAYS_NOTHING, _SAYS_NOTHING, None, ["sliding_attention"] * 2, ["attention", "full_attention"]),

@@ -35,6 +35,7 @@ from models.described import find_model_tensors
 
 RELATIVES = ["llama31", "llama32", "mistral", "nemotron", "qwen2", "qwen3", "gemma", "gemma2", "starcoder2"]
 WITHOUT_SHARDS = ["gemma3", "olmo2", "llama_yarn", "llama_dynamic", "llama_longrope"]
+WITHOUT_SHARDS += ["granite", "smollm3", "exaone4", "exaone4_full"]
 LONG = {
     **{"rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 32},
     **{f"{name}_factor": [1.0, 2.0, 3.0, 4.0] for name in ("short", "long")},

@@ -58,6 +58,7 @@ def drawn(model_type: str, seed: int) -> dict[str, Any]:
         "max_position_embeddings": rng.randint(30, 90),
         **dict.fromkeys(("rms_norm_eps", "norm_eps", "norm_epsilon"), rng.choice([1e-5, 1e-6, 3e-4])),
         "tie_word_embeddings": rng.choice([True, False]),
+        "pad_token_id": None,
         **_rope(rng, _ROPES, int(part * size)),
     }
     if model_type != "starcoder2":
@@ -93,6 +94,21 @@ def _gemma3(rng: random.Random, layers: int) -> dict[str, Any]:
     return said | rng.choice([{}, {"sliding_window_pattern": rng.randint(1, 3)}])
 
 
+def _smollm3(rng: random.Random, layers: int) -> dict[str, Any]:
+    is_on = rng.choice([True, False])
+    said: dict[str, Any] = {"use_sliding_window": is_on, "sliding_window": 5 if is_on else rng.choice([None, 5])}
+    said |= {"layer_types": _kinds(rng, layers)} if is_on and rng.random() < 0.5 else {}
+    listed = [rng.choice([0, 1]) for _ in range(layers + rng.choice([0, 2]))]
+    return said | rng.choice([{}, {"no_rope_layers": listed}, {"no_rope_layer_interval": rng.randint(1, 3)}])
+
+
+def _exaone4(rng: random.Random, layers: int) -> dict[str, Any]:
+    if rng.random() < 0.3:
+        return {"sliding_window": None, "layer_types": ["full_attention"] * layers}
+    said = {"layer_types": _kinds(rng, layers)} if rng.random() < 0.5 else {}
+    return {**said, "sliding_window": 6, "sliding_window_pattern": rng.choice([1, 2, 4])}
+
+
 _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     **dict.fromkeys(("qwen2", "qwen3"), _qwen),
     **dict.fromkeys(("mistral", "starcoder2"), lambda rng, layers: {"sliding_window": rng.choice([None, 6])}),
@@ -101,6 +117,12 @@ _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
         "num_local_experts": rng.randint(2, 5),
         "num_experts_per_tok": 2,
     },
+    "granite": lambda rng, layers: {
+        key: rng.choice([0.25, 1.0, 3.0, 12.5])
+        for key in ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+    },
+    "smollm3": _smollm3,
+    "exaone4": _exaone4,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
 }

@@ -107,6 +107,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2", {"rms_norm_eps": 1e-5, **_rope(5e5)}),
+    "granite": (
+        "Granite",
+        {
+            "attention_multiplier": 0.25,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+            **_rope(1e5),
+        },
+    ),
+    "smollm3": (
+        "SmolLM3",
+        {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 5, **_rope(2e6)},
+    ),
+    "exaone4": ("Exaone4", {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 2, **_rope(1e6)}),
+    "exaone4_full": (
+        "Exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * LAYERS, **_rope(1e6)},
+    ),
     "mixtral": ("Mixtral", {"num_local_experts": EXPERTS, "num_experts_per_tok": 2, **_rope(1e6)}),
     "starcoder2": ("Starcoder2", {"norm_epsilon": 1e-5, "sliding_window": 5, **_rope(1e5)}),
 }

@@ -53,9 +53,11 @@ class Stack:
         scales_attention: whether q k is divided by the root of a head's width; else the weights have that in them (T5
             without biases).
         attention_scalar: what scores are divided by the root of in place of a head's width; 0: the width.
+        attention_multiplier: of scores, in place of a root; 0: there is none.
         attn_softcap: c of c * tanh(score / c); 0: scores are not capped.
         window: tokens that a token sees, itself among them, in the layers with a window; 0: all before it.
         window_layers: which layers have the window: 1 or 0 for each, repeated to the last layer.
+        residual_multiplier: of what attention and MLP add to the residual stream.
         is_pre_norm: whether the norm precedes attention and MLP; else it follows their sum with the residual stream.
         is_parallel: whether attention and MLP both work on the layer's input.
         activation: of the MLP, one of linear.ACTIVATIONS.
@@ -77,9 +79,11 @@ class Stack:
     has_zero_centred_norms: bool = False
     scales_attention: bool = True
     attention_scalar: float = 0.0
+    attention_multiplier: float = 0.0
     attn_softcap: float = 0.0
     window: int = 0
     window_layers: str = "1"
+    residual_multiplier: float = 1.0
     is_pre_norm: bool = True
     is_parallel: bool = False
     activation: str = "gelu"
@@ -102,7 +106,8 @@ class Stack:
     @property
     def attention_scale(self) -> float:
         """What q k is multiplied with."""
-        return float((self.attention_scalar or self.size_per_head) ** -0.5) if self.scales_attention else 1.0
+        root = float((self.attention_scalar or self.size_per_head) ** -0.5)
+        return (self.attention_multiplier or root) if self.scales_attention else 1.0
 
     def window_of(self, layer: int) -> int:
         """Return the window of a layer's attention; 0: there is none."""
@@ -163,6 +168,7 @@ class ModelConfig(Stack):
         start_id: token that an empty input starts from.
         end_id: token that ends a generation where the request names none.
         embedding_scale: what the tokens' embeddings are multiplied by; embeddings that a request brings are not.
+        logits_divisor: what logits are divided by.
         final_softcap: c of c * tanh(logit / c); 0: logits are not capped.
         scales_head: whether hidden states are multiplied with hidden_units ** -0.5 before the head (T5, tied).
         weight_data_type: of the shards on disk: fp32, fp16 or bf16.
@@ -187,6 +193,7 @@ class ModelConfig(Stack):
     has_decoder: bool = True
     encoder: Stack | None = None
     embedding_scale: float = 1.0
+    logits_divisor: float = 1.0
     final_softcap: float = 0.0
     scales_head: bool = False
     weight_data_type: str = "fp32"

@@ -45,21 +45,24 @@ def run_layer(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerContex
     ops, comm, norms, none = context.ops, context.comm, (layer.input_norm, layer.post_norm), (None, None)
     before, after = (norms, none) if stack.is_pre_norm else (none, norms)
     attended = _attend(stack, layer, x, before[0], context, kv)
-    x = _add_product(x, layer.attention_out, attended, context, layer.attention_output_norm)
+    x = _add_product(stack, x, layer.attention_out, attended, context, layer.attention_output_norm)
     x = ops.norm(x, after[0]) if after[0] else x
     if layer.cross:
         x = comm.all_reduce_add(x, layer.cross.out, _attend_source(stack, layer.cross, x, context, kv))
     inner = _mlp(stack, layer, x, before[1], context)
-    x = _add_product(x, layer.mlp_out, inner, context, layer.mlp_output_norm)
+    x = _add_product(stack, x, layer.mlp_out, inner, context, layer.mlp_output_norm)
     return ops.norm(x, after[1]) if after[1] else x
 
 
-def _add_product(x: Tensor, linear: Linear, inner: Tensor, context: LayerContext, norm: Norm | None) -> Tensor:
+def _add_product(
+    stack: Stack, x: Tensor, linear: Linear, inner: Tensor, context: LayerContext, norm: Norm | None
+) -> Tensor:
     """Add a row-parallel product, and its norm if it has one, to the residual stream x, which is overwritten."""
-    if not norm:
+    multiplier = stack.residual_multiplier
+    if not norm and multiplier == 1:
         return context.comm.all_reduce_add(x, linear, inner)
-    x += context.ops.norm(context.comm.all_reduce_add(torch.zeros_like(x), linear, inner), norm)
-    return x
+    added = context.comm.all_reduce_add(torch.zeros_like(x), linear, inner)
+    return x.add_(context.ops.norm(added, norm) if norm else added, alpha=multiplier)
 
 
 def _run_parallel(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerContext, kv: Tensor) -> Tensor:

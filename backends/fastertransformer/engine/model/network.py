@@ -132,6 +132,8 @@ class Network:
         """
         assert self.weights.head, "this process does not predict"
         logits = self.ops.linear_fp32(self.weights.head, hidden, self._head_norm, out)
+        if self.config.logits_divisor != 1:
+            logits.div_(self.config.logits_divisor)
         if cap := self.config.final_softcap:
             logits.div_(cap).tanh_().mul_(cap)
         return logits

@@ -27,6 +27,7 @@ def structure(decoder: Decoder) -> dict[str, Any]:
         "kv_head_num": attention.kv_head_num,
         "size_per_head": attention.size_per_head,
         "attention_scalar": attention.scalar,
+        "attention_multiplier": attention.multiplier,
         "attn_softcap": attention.softcap,
         "inter_size": feed_forward.inter_size,
         "activation": feed_forward.activation,
@@ -40,6 +41,8 @@ def structure(decoder: Decoder) -> dict[str, Any]:
         "rotary_dim": next((layer.rotary.width for layer in decoder.layers if layer.rotary), 0),
         "ropes": tuple(_rope(layer.rotary, decoder.max_positions) for layer in decoder.layers),
         "embedding_scale": decoder.embedding_scale,
+        "residual_multiplier": decoder.residual_multiplier,
+        "logits_divisor": decoder.logits_divisor,
         "final_softcap": decoder.final_softcap,
     }
 
