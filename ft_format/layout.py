@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 
 from ft_format.config_ini import ConfigIniError
 
-Symbol = str | int | tuple[str, ...]
+Symbol = str | int | tuple[str | int, ...]
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of one number, by the ``weight_data_type`` of config.ini."""
 MOST_LAYERS = 10_000

@@ -29,8 +29,10 @@ from models.architectures.mistral import MISTRAL
 from models.architectures.mixtral import MIXTRAL
 from models.architectures.nemotron import NEMOTRON
 from models.architectures.olmo2 import OLMO2
+from models.architectures.olmoe import OLMOE
 from models.architectures.qwen2 import QWEN2
 from models.architectures.qwen3 import QWEN3
+from models.architectures.qwen3_moe import QWEN3_MOE
 from models.architectures.smollm3 import SMOLLM3
 from models.architectures.starcoder2 import STARCODER2
 from models.decoder import NAMES, AnyDecoder, Decoder
@@ -53,6 +55,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     GRANITE,
     SMOLLM3,
     MIXTRAL,
+    QWEN3_MOE,
+    OLMOE,
 )
 """The first that can express a model is taken: Llama before Mistral, whose only difference is the window."""
 

@@ -6,13 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from models.blocks.attention import Attention
-from models.blocks.feed_forward import FeedForward
-from models.blocks.norms import Norms
 from models.blocks.windows import FULL, SLIDING
 from models.checks import shown
 from models.config_json import ConfigJson
-from models.decoder import NAMES, Decoder
+from models.decoder import BLOCKS, MORE_BLOCKS, NAMES, Decoder, Layer
 from models.errors import ModelError
 from models.keys import Keys
 
@@ -28,14 +25,20 @@ LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 """Keys that transformers' common code reads of any configuration: the values that are followed, and what there is
 instead. Read by ``masking_utils.py``, ``cache_utils.py``, ``integrations/heterogeneity``."""
+_OF_NO_KEY = {"model_type", "names", *MORE_BLOCKS}
 _OF_A_DECODER = {"is_encoder_decoder": ((False, None), "it is a decoder alone")}
 
 
 def _defaults() -> dict[str, Any]:
     """List the fields that a description has unless it says otherwise."""
-    blocks: dict[str, type] = {"": Decoder, "attention.": Attention, "feed_forward.": FeedForward, "norms.": Norms}
-    named = {f"{block}{each.name}": each.default for block, kind in blocks.items() for each in fields(kind)}
-    return {name: value for name, value in named.items() if value is not MISSING and name != "model_type"}
+    kinds = {"": Decoder, **{f"{name}.": kind for name, kind in {**BLOCKS, **MORE_BLOCKS}.items()}}
+    named = {f"{block}{each.name}": each.default for block, kind in kinds.items() for each in fields(kind)}
+    return {name: value for name, value in named.items() if value is not MISSING and name not in _OF_NO_KEY}
+
+
+def _alike(layers: int) -> dict[str, Any]:
+    """List what layers have unless it is said otherwise."""
+    return {f"layers.{each.name}": (each.default,) * layers for each in fields(Layer) if each.default is not MISSING}
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,15 @@ class Architecture:
 
     def lacks(self, decoder: Decoder) -> list[str]:
         """List what of a model this architecture has not, ``field: value  (reason)`` a line each."""
-        said, has = decoder.fields(), {**_defaults(), "layers.window": (0,) * decoder.num_layer, **self.has}
+        said, has = decoder.fields(), {**_defaults(), **_alike(decoder.num_layer), **self.has}
+        if strange := [
+            *(
+                f"{name}: {shown(said[name])}  ({self.model_type} has none)"
+                for name in said.keys() - has.keys() - self._said
+            ),
+            *(f"{name}: none  ({self.model_type} has it)" for name in self._said - said.keys()),
+        ]:
+            return sorted(strange)
         fixed = has.keys() & said.keys() - {*self._said, STORAGE}
         found = [
             f"{name}: {shown(said[name])}  ({self.model_type} has {shown(has[name])})"

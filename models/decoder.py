@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
+from operator import attrgetter
 from typing import Any, TypeVar
 
-from models.blocks import attention, feed_forward, norms
+from models.blocks import attention, feed_forward, mixture, norms
 from models.blocks.attention import Attention
 from models.blocks.feed_forward import FeedForward
+from models.blocks.mixture import Mixture
 from models.blocks.norms import Norms
 from models.blocks.rotary import Rotary
 from models.keys import Fields
@@ -17,10 +20,15 @@ from models.tensor import Tensor
 
 NAMES = {
     **{"embedding": "model.embed_tokens", "layer": "model.layers.{layer}", "final_norm": "model.norm"},
-    **{"head": "lm_head", **norms.NAMES, **attention.NAMES, **feed_forward.NAMES},
+    **{"head": "lm_head", **norms.NAMES, **attention.NAMES, **feed_forward.NAMES, **mixture.NAMES},
 }
 """What a tensor is called by its role, where an architecture does not say otherwise."""
-_BLOCKS: Mapping[str, type] = {"attention": Attention, "feed_forward": FeedForward, "norms": Norms}
+BLOCKS: Mapping[str, type] = {"attention": Attention, "feed_forward": FeedForward, "norms": Norms}
+"""What every description has. A block that is not in ``Layer.blocks`` says sizes alone: heads, or a dense layer's."""
+MORE_BLOCKS: Mapping[str, type] = {"mixture": Mixture}
+"""Those that some have."""
+FEED_FORWARDS = ("feed_forward", "mixture")
+"""Blocks that work on each token by itself; the others mix tokens."""
 AnyDecoder = TypeVar("AnyDecoder", bound="Decoder")
 _VOCABULARY = Tensor(("vocab_size", "hidden_units"), 0)
 
@@ -32,10 +40,12 @@ class Layer:
     Attributes:
         rotary: how queries and keys are rotated; None: they are not.
         window: tokens that a token sees, itself among them; 0: all before it.
+        blocks: fields of a Decoder, in the order in which they are computed.
     """
 
     rotary: Rotary | None
     window: int = 0
+    blocks: tuple[str, ...] = ("attention", "feed_forward")
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class Decoder:
         hidden_units: width of the residual stream.
         vocab_size: rows of the embedding, with the training's padding.
         max_positions: the longest text that it was trained for; 0: it is not known.
-        attention, feed_forward, norms: the blocks of every layer.
+        attention, feed_forward, norms: its plain blocks.
         layers: each by itself.
         embedding_scale: what embeddings are multiplied by.
         residual_multiplier: of what attention and feed-forward add to the residual stream.
@@ -55,6 +65,7 @@ class Decoder:
         has_tied_head: the output projection is the embedding.
         model_type: of the architecture, as qwen2; empty: the source has none.
         names: of its tensors by role.
+        mixture: its experts; None: it has none.
     """
 
     hidden_units: int
@@ -71,24 +82,31 @@ class Decoder:
     has_tied_head: bool = False
     model_type: str = ""
     names: Mapping[str, str] = field(default_factory=lambda: NAMES, hash=False, repr=False)
+    mixture: Mixture | None = None
 
     @classmethod
     def of(cls: type[AnyDecoder], said: Fields, **own: Any) -> AnyDecoder:
         """Put a description together out of its fields by name; see ``fields``."""
-        blocks = {name: kind(**_below(said, name)) for name, kind in _BLOCKS.items()}
-        windows = said.get("layers.window") or (0,) * said["num_layer"]
-        layers = tuple(map(Layer, said["layers.rotary"], windows))
+        more = {name: kind for name, kind in MORE_BLOCKS.items() if _below(said, name)}
+        blocks = {name: kind(**_below(said, name)) for name, kind in {**BLOCKS, **more}.items()}
+        by_layer = (said.get(f"layers.{each.name}") or (each.default,) * said["num_layer"] for each in fields(Layer))
+        layers = tuple(map(Layer, *by_layer))
         plain = {name: value for name, value in said.items() if "." not in name and name != "num_layer"}
         return cls(**blocks, layers=layers, **plain, **own)
 
     def fields(self) -> dict[str, Any]:
-        """List the fields by name: ``hidden_units``, ``attention.head_num``, ``layers.window``; names are none."""
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
-        found = {name: own[name] for name in own.keys() - {*_BLOCKS, "layers", "model_type", "names"}}
-        for block in _BLOCKS:
-            found |= {f"{block}.{each.name}": getattr(own[block], each.name) for each in fields(own[block])}
-        by_layer = {"layers.rotary": "rotary", "layers.window": "window"}
-        found |= {name: tuple(getattr(layer, part) for layer in self.layers) for name, part in by_layer.items()}
+        """List the fields by name: ``hidden_units``, ``attention.head_num``, ``layers.window``; names are none.
+
+        A block that the model has not has no fields.
+        """
+        own = {each.name: getattr(self, each.name) for each in fields(Decoder)}
+        blocks = {name: own.pop(name) for name in (*BLOCKS, *MORE_BLOCKS)}
+        found = {name: own[name] for name in own.keys() - {"layers", "model_type", "names"}}
+        for name, block in blocks.items():
+            if block is not None:
+                found |= {f"{name}.{each.name}": getattr(block, each.name) for each in fields(block)}
+        for each in fields(Layer):
+            found[f"layers.{each.name}"] = tuple(getattr(layer, each.name) for layer in self.layers)
         return {"num_layer": self.num_layer, **found}
 
     @property
@@ -129,51 +147,75 @@ class Decoder:
     @property
     def expert_num(self) -> int:
         """Experts of a layer."""
-        return self.feed_forward.expert_num
+        return self.mixture.expert_num if self.mixture else 0
 
     def tensors(self) -> dict[str, Tensor]:
         """List every tensor by the name that transformers saves, with its shape."""
-        found, layer = {f"{self.names['embedding']}.weight": _VOCABULARY}, self.layer()
+        found = {f"{self.names['embedding']}.weight": _VOCABULARY}
         for index in range(self.num_layer):
-            found |= {self.name_of(role, index): tensor for role, tensor in layer.items()}
+            found |= {self.name_of(role, index): tensor for role, tensor in self.layer(index).items()}
         found |= {self.name_of(role): tensor for role, tensor in self.norms.tensors("final_norm").items()}
         if not self.has_tied_head:
             found[f"{self.names['head']}.weight"] = _VOCABULARY
         return {name: tensor.sized(self.axis_size) for name, tensor in found.items()}
 
     def layer_tensors(self, index: int) -> dict[str, str]:
-        """Name a layer's linear layers and norms by role, without ``.weight`` and ``.bias``."""
-        roles = dict.fromkeys(role.rpartition(".")[0] for role in self.layer())
-        return {role: self.name_of(f"{role}.", index).removesuffix(".") for role in roles}
+        """Name a layer's linear layers, norms and parameters by role, without ``.weight`` and ``.bias``."""
+        roles = dict.fromkeys(role.rpartition(".")[0] or role for role in self.layer(index))
+        bare = {role for role in self.layer(index) if "." not in role}
+        return {role: self.name_of(role if role in bare else f"{role}.", index).removesuffix(".") for role in roles}
 
     def name_of(self, role: str, layer: int | str = "{layer}") -> str:
-        """Name a tensor by its role, as ``query.weight`` or ``experts.3.gate.weight``, and its layer's number."""
-        part, _, kind = role.rpartition(".")
-        expert = ""
+        """Name a tensor by its role, as ``query.weight``, ``experts.3.up.weight`` or ``choice_bias``, and its layer."""
+        part, dot, kind = role.rpartition(".")
+        part, expert = part or role, ""
         if part.startswith("experts."):
             _, expert, inner = part.split(".")
             part = f"expert.{inner}"
-        name = self.names[part].format(expert=expert)
+        name = self.names[part].format(expert=expert) + (f"{dot}{kind}" if dot else "")
         is_outer = part in ("embedding", "final_norm", "head")
-        return f"{name}.{kind}" if is_outer else f"{self.names['layer'].format(layer=layer)}.{name}.{kind}"
+        return name if is_outer else f"{self.names['layer'].format(layer=layer)}.{name}"
 
     def axis_size(self, symbol: str | int) -> int:
-        """Resolve a symbol of a tensor's axes."""
-        return symbol if isinstance(symbol, int) else int(getattr(self, symbol))
+        """Resolve a symbol of a tensor's axes, as ``hidden_units`` or ``mixture.expert_num``."""
+        return symbol if isinstance(symbol, int) else int(attrgetter(symbol)(self))
 
-    def layer(self) -> dict[str, Tensor]:
+    def layer(self, index: int = 0) -> dict[str, Tensor]:
         """List the tensors of a layer by role."""
-        of_norms: Iterator[dict[str, Tensor]] = map(self.norms.tensors, self.norms.roles())
-        attention = {**self.attention.norms(), **self.attention.tensors()}
-        return {
-            **{role: tensor for norm in of_norms for role, tensor in norm.items()},
-            **attention,
-            **self.feed_forward.tensors(),
+        return self._by_kind[self.layers[index].blocks]
+
+    @property
+    def roles(self) -> dict[str, Tensor]:
+        """List the tensors of all kinds of layers by role."""
+        return {role: tensor for kind in self._by_kind.values() for role, tensor in kind.items()}
+
+    @property
+    def norm_names(self) -> set[str]:
+        """Name the weights of the norms of the residual stream, and of those that are stored as they are."""
+        roles = (*(f"{role}.weight" for role in self.norms.roles()), *self.attention.norms())
+        return {self.name_of("final_norm.weight")} | {
+            self.name_of(role, index) for index in range(self.num_layer) for role in roles if role in self.layer(index)
         }
 
+    @cached_property
+    def _by_kind(self) -> dict[tuple[str, ...], dict[str, Tensor]]:
+        """The tensors of each kind of layer, by its blocks."""
+        return {blocks: self._of_blocks(blocks) for blocks in dict.fromkeys(layer.blocks for layer in self.layers)}
+
+    def _of_blocks(self, names: tuple[str, ...]) -> dict[str, Tensor]:
+        halves = [any(name not in FEED_FORWARDS for name in names), any(name in FEED_FORWARDS for name in names)]
+        found: dict[str, Tensor] = {}
+        for role in self.norms.roles(*halves):
+            found |= self.norms.tensors(role)
+        for block in (getattr(self, name) for name in names):
+            found |= {**block.norms(), **block.tensors()}
+        return found
+
     def spellings(self, is_apart: bool = False) -> tuple[Spelling, ...]:
-        """List how trainings keep the tensors of a layer; ``is_apart``: gate and up in two matrices."""
-        return (*norms.SPELLINGS, *attention.SPELLINGS, *self.feed_forward.spellings(is_apart))
+        """List how trainings keep the tensors of layers; ``is_apart``: gate and up in two matrices."""
+        used = dict.fromkeys(name for layer in self.layers for name in layer.blocks)
+        blocks = (getattr(self, name).spellings(is_apart) for name in used)
+        return (*norms.SPELLINGS, *(each for block in blocks for each in block))
 
 
 def _below(said: Fields, block: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from models.tensor import Tensor
 
-SizeOf = Callable[[str], int]
+SizeOf = Callable[[str | int], int]
 """Resolves a symbol of a tensor's axes."""
 
 
@@ -51,12 +51,14 @@ class Spelling:
         names: within the layer, by which it may go; ``{kind}`` stands for weight and bias.
         fused: how several tensors lie in it; None: it is one tensor.
         is_stacked: it has those of all experts, along its first axis.
+        kinds: what follows a role's name; an empty one: the role is a parameter by itself, as a bias for choosing.
     """
 
     roles: tuple[str, ...]
     names: tuple[str, ...]
     fused: Fused | None = None
     is_stacked: bool = False
+    kinds: tuple[str, ...] = ("weight", "bias")
 
     def read(self, values: Any, role: str, tensor: Tensor, size_of: SizeOf) -> Any:
         """Show one of the model's tensors, the inner structure of its axes spelled out.
@@ -67,10 +69,9 @@ class Spelling:
             tensor: that one.
             size_of: the model's sizes.
         """
-        inner = role
-        if role.startswith("experts."):
-            _, number, inner = role.split(".")
-            values = values[int(number)] if self.is_stacked else values
+        inner = role.rpartition(".")[2]
+        if self.is_stacked:
+            values = values[int(role.split(".")[1])]
         return self.fused.read(values, inner, size_of) if self.fused else spelled_out(values, tensor, size_of)
 
     def write(self, parts: Mapping[str, Any], into: Any, tensors: Mapping[str, Tensor], size_of: SizeOf) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
-Axis = str | tuple[str, ...]
+Axis = str | int | tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Tensor:
     """One tensor as transformers saves it: a linear layer's weight is [out, in].
 
     Attributes:
-        axes: symbols of sizes of the model; a tuple of symbols is one axis on disk that has inner structure, as
+        axes: sizes of the model by symbol, or numbers; a tuple of them is one axis on disk that has inner structure, as
             ("kv_head_num", "size_per_head").
         split_axis: axis that tensor parallelism cuts; None: every rank has all of it.
         shape: sizes of ``axes``; empty in a block's own list, which knows no sizes.
@@ -29,7 +29,7 @@ class Tensor:
         """The bias of a linear layer whose weight this is: what the ranks sum up, each of them has."""
         return Tensor(self.axes[:1], 0 if self.split_axis == 0 else None)
 
-    def sized(self, size_of: Callable[[str], int]) -> Tensor:
+    def sized(self, size_of: Callable[[str | int], int]) -> Tensor:
         """Resolve the symbols."""
         sizes = [prod(map(size_of, axis)) if isinstance(axis, tuple) else size_of(axis) for axis in self.axes]
         return replace(self, shape=tuple(sizes))

@@ -7,7 +7,7 @@ norms behind the linear layers: NeMo, ``gemma2_modules.py``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.layouts import unchanged
@@ -20,6 +20,7 @@ from models.tensor import Tensor
 
 _WORDS = "embedding.word_embeddings.weight"
 _KINDS = ("weight", "bias")
+_UNKNOWN = Tensor(("hidden_units",))
 
 
 def table(prefix: str, keys: Collection[str], dims: LlamaDims) -> SourceMap:
@@ -74,22 +75,23 @@ def _final_norm(base: str, dims: LlamaDims) -> dict[Sources, Rules]:
 def _layers(base: str, keys: Collection[str], dims: LlamaDims) -> dict[Sources, Rules]:
     """Write every spelling of a layer's tensors out, whether or not the model has them."""
     is_apart = any(key.endswith(("dense_h_to_4h_2.weight", "linear_fc1.weight_w")) for key in keys)
-    weights = dims.layer()
+    tensors = dims.roles
     rules: dict[Sources, Rules] = {}
     for spelling in dims.spellings(is_apart):
         for name in spelling.names:
-            for kind in _KINDS:
+            for kind in spelling.kinds:
                 rules[base + name.format(kind=kind)] = tuple(
-                    _rule(spelling, role, kind, weights.get(f"{role}.weight", Tensor(("hidden_units",))), dims)
-                    for role in spelling.roles
+                    _rule(spelling, role, kind, tensors, dims) for role in spelling.roles
                 )
     return rules
 
 
-def _rule(spelling: Spelling, role: str, kind: str, weight: Tensor, dims: LlamaDims) -> Rule:
-    tensor = weight if kind == "weight" else weight.bias
+def _rule(spelling: Spelling, role: str, kind: str, tensors: Mapping[str, Tensor], dims: LlamaDims) -> Rule:
+    name = f"{role}.{kind}" if kind else role
+    weight = tensors.get(f"{role}.weight", _UNKNOWN)  # of a bias that the model has not, the error names the shape
+    tensor = tensors.get(name) or (weight.bias if kind == "bias" else weight)
     split_axis = None if spelling.is_stacked else tensor.split_axis  # no training rank's part of all experts is read
-    return Rule(dims.name_of(f"{role}.{kind}"), _layout(spelling, role, tensor), split_axis)
+    return Rule(dims.name_of(name), _layout(spelling, role, tensor), split_axis)
 
 
 def _layout(spelling: Spelling, role: str, tensor: Tensor) -> Layout:

@@ -22,6 +22,7 @@ from ft_format.layout import Dims, TensorSpec
 from ft_format.values import FLAG, INDEX, Values, decimal, fraction, one_of
 from models.blocks.attention import BY_HEAD, NO_NORM
 from models.blocks.feed_forward import ACTIVATIONS
+from models.blocks.mixture import SPARSE_LAYER
 from models.blocks.norms import LAYER_NORM, RMS_NORM
 from models.blocks.rope_scaling import ORIGINAL, Linear, Llama3, Scaling
 from models.blocks.rotary import DEFAULT, Rotary
@@ -134,8 +135,8 @@ def words(dims: LlamaDims) -> dict[str, Any]:
         "final_logit_softcap": dims.final_softcap,
         "attention_window": max(windows),
         "attention_window_layers": _shortest([window > 0 for window in windows]) if max(windows) else ALL_LAYERS,
-        "expert_num": feed_forward.expert_num,
-        "experts_per_token": feed_forward.experts_per_token,
+        "expert_num": dims.expert_num,
+        "experts_per_token": dims.mixture.experts_per_token if dims.mixture else 0,
         "kv_head_copies": dims.kv_head_copies,
     }
 
@@ -172,7 +173,7 @@ def of_words(said: Mapping[str, Any]) -> LlamaDims:
         "attention.qk_norm": BY_HEAD if given["qk_norm"] else NO_NORM,
         "attention.scalar": given["attention_scalar"],
         "attention.softcap": given["attn_logit_softcap"],
-        **{f"feed_forward.{key}": given[key] for key in ("inter_size", "is_gated", "expert_num", "experts_per_token")},
+        **{f"feed_forward.{key}": given[key] for key in ("inter_size", "is_gated")},
         "feed_forward.activation": given["activation_type"],
         "feed_forward.has_bias": given["has_mlp_bias"],
         "norms.eps": given["layernorm_eps"],
@@ -187,6 +188,9 @@ def of_words(said: Mapping[str, Any]) -> LlamaDims:
         "layers.rotary": (Rotary(given["rotary_embedding"], given["rope_theta"], scaling),) * len(layers),
         "layers.window": tuple(given["attention_window"] * (window[n % len(window)] == "1") for n in layers),
     }
+    if given["expert_num"]:
+        fields |= {f"mixture.{key}": given[key] for key in ("expert_num", "experts_per_token", "inter_size")}
+        fields["layers.blocks"] = (SPARSE_LAYER,) * len(layers)
     return models.with_names(LlamaDims.of(fields, kv_head_copies=given["kv_head_copies"]))
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from models.architecture import Architecture
 from models.architectures import llama
 from models.blocks.attention import Biases
-from models.blocks.feed_forward import Experts
+from models.blocks.mixture import EveryLayer, Experts
 from models.blocks.windows import Windows
 
 _EXPERT = "block_sparse_moe.experts.{expert}"
 MIXTRAL = Architecture(
     model_type="mixtral",
     class_name="MixtralForCausalLM",
-    keys=llama.keys(more=[Windows(is_listed=False), Biases(), Experts()]),
+    keys=llama.keys(more=[Windows(is_listed=False), Biases(), EveryLayer(), Experts(width="intermediate_size")]),
     names={
         "router": "block_sparse_moe.gate",
         "expert.gate": f"{_EXPERT}.w1",

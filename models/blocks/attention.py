@@ -19,7 +19,7 @@ NAMES = {
     **{"attention_output": "self_attn.o_proj", "query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"},
 }
 _FUSED = Fused((("query", "heads_per_group"), ("key", 1), ("value", 1)), "size_per_head")
-SPELLINGS = (
+_SPELLINGS = (
     Spelling(
         ("query", "key", "value"),
         (
@@ -38,7 +38,6 @@ SPELLINGS = (
     Spelling(("query_norm",), ("self_attention.q_layernorm.{kind}",)),
     Spelling(("key_norm",), ("self_attention.k_layernorm.{kind}",)),
 )
-"""Megatron's: legacy (an attention called so is that of Megatron-LM before 2021), core, Transformer Engine's layer."""
 _QUERY = ("kv_head_num", "heads_per_group", "size_per_head")
 _KEY = ("kv_head_num", "size_per_head")
 _NORMS: Mapping[str, tuple[Axis, Axis]] = {BY_HEAD: ("size_per_head", "size_per_head"), WHOLE: (_QUERY, _KEY)}
@@ -92,6 +91,10 @@ class Attention:
         if self.has_output_bias:
             found["attention_output.bias"] = weights["attention_output"].bias
         return found
+
+    def spellings(self, is_apart: bool = False) -> tuple[Spelling, ...]:
+        """List Megatron's: legacy ("attention" is Megatron-LM's before 2021), core, Transformer Engine's layer."""
+        return _SPELLINGS
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""The feed-forward: plain, gated, or a mixture of several of which a router chooses."""
+"""The feed-forward: plain or gated."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from models.checks import shown
@@ -12,10 +12,7 @@ from models.keys import Fields, Keys
 from models.spelling import Fused, Spelling
 from models.tensor import Tensor
 
-NAMES = {
-    **{"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj", "router": "mlp.gate"},
-    **{f"expert.{role}": f"mlp.experts.{{expert}}.{role}_proj" for role in ("gate", "up", "down")},
-}
+NAMES = {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
 TANH_GELU = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate")
 EXACT_GELU = ("gelu", "gelu_python")
 FUNCTIONS = {
@@ -42,31 +39,25 @@ class FeedForward:
     """One kind of feed-forward: down(activation(gate) * up), or down(activation(up)) where there is no gate.
 
     Attributes:
-        inter_size: width of its middle; of one expert where there are several.
+        inter_size: width of its middle.
         is_gated: whether there is a gate.
         activation: one of ACTIVATIONS.
         has_bias: whether its linear layers have biases.
-        expert_num, experts_per_token: experts of a layer, and those that a token uses; 0: there is one feed-forward.
     """
 
     inter_size: int
     is_gated: bool = True
     activation: str = "silu"
     has_bias: bool = False
-    expert_num: int = 0
-    experts_per_token: int = 0
 
-    def tensors(self) -> dict[str, Tensor]:
-        """List the linear layers, by role; those of an expert as ``experts.<n>.gate.weight``."""
-        if self.expert_num:
-            experts = range(self.expert_num)
-            found = {f"experts.{n}.{role}": each for n in experts for role, each in self._one().items()}
-            return {"router.weight": Tensor(("expert_num", "hidden_units")), **found}
-        return self._one()
+    def norms(self) -> dict[str, Tensor]:
+        """List the weights of norms, by role: it has none."""
+        return {}
 
-    def _one(self) -> dict[str, Tensor]:
-        weights = {role: Tensor(("inter_size", "hidden_units"), 0) for role in ("gate", "up")[not self.is_gated :]}
-        weights["down"] = Tensor(("hidden_units", "inter_size"), 1)
+    def tensors(self, middle: str = "inter_size") -> dict[str, Tensor]:
+        """List the linear layers, by role; ``middle`` is the symbol of its width."""
+        weights = {role: Tensor((middle, "hidden_units"), 0) for role in ("gate", "up")[not self.is_gated :]}
+        weights["down"] = Tensor(("hidden_units", middle), 1)
         found = {f"{role}.weight": weight for role, weight in weights.items()}
         if self.has_bias:
             found |= {f"{role}.bias": weight.bias for role, weight in weights.items()}
@@ -75,32 +66,12 @@ class FeedForward:
     def spellings(self, is_apart: bool = False) -> tuple[Spelling, ...]:
         """List Megatron's: legacy, core, Transformer Engine's layer.
 
-        Rank files hold tensors of each expert, distributed checkpoints arrays of all of them or, with
-        ``singleton_local_shards``, arrays of each. Which training rank had an expert does not show in their names.
-
         Args:
             is_apart: gate and up are two matrices; else they are one, the gate first.
         """
-        one: tuple[Spelling, ...]
         if not self.is_gated:
-            one = (Spelling(("up",), _INWARD), _DOWN)
-        elif is_apart:
-            one = (*_APART, _DOWN)
-        else:
-            one = (Spelling(("gate", "up"), _INWARD, _HALVES), _DOWN)
-        if not self.expert_num:
-            return one
-        found = [Spelling(("router",), ("mlp.router.{kind}",))]
-        for spelling in one:
-            core = [name.removeprefix("mlp.") for name in spelling.names if name.startswith("mlp.linear_fc")]
-            every = [tuple(f"experts.{n}.{role}" for role in spelling.roles) for n in range(self.expert_num)]
-            for number, roles in enumerate(every):
-                places = (f"mlp.experts.experts.{number}", f"mlp.experts.local_experts.{number}")
-                names = tuple(f"{place}.{name}" for place in places for name in core)
-                found.append(replace(spelling, roles=roles, names=names))
-            stacked = tuple(f"mlp.experts.experts.{name}" for name in core)
-            found.append(replace(spelling, roles=sum(every, ()), names=stacked, is_stacked=True))
-        return tuple(found)
+            return (Spelling(("up",), _INWARD), _DOWN)
+        return (*_APART, _DOWN) if is_apart else (Spelling(("gate", "up"), _INWARD, _HALVES), _DOWN)
 
 
 @dataclass(frozen=True)
@@ -134,25 +105,3 @@ class Function(Keys):
     def _word(self, config: ConfigJson) -> str:
         word = str(config.get(self.key))
         return self.other.get(word, word)
-
-
-@dataclass(frozen=True)
-class Experts(Keys):
-    """How many experts a layer has, and how many of them a token uses.
-
-    Attributes:
-        count, used: the keys.
-    """
-
-    count: str = "num_local_experts"
-    used: str = "num_experts_per_tok"
-    says = ("feed_forward.expert_num", "feed_forward.experts_per_token")
-
-    def read(self, config: ConfigJson) -> dict[str, Any]:
-        return dict(zip(self.says, (config.experts(self.count), config.size(self.used)), strict=True))
-
-    def write(self, fields: Fields) -> dict[str, Any]:
-        return {key: fields[name] for key, name in zip((self.count, self.used), self.says, strict=True)}
-
-    def lacks(self, fields: Fields) -> list[str]:
-        return [] if fields[self.says[0]] else [f"{self.says[0]}: 0  (it has experts)"]

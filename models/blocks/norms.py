@@ -53,9 +53,11 @@ class Norms:
     is_before: bool = True
     is_after: bool = False
 
-    def roles(self) -> tuple[str, ...]:
-        """Name those of a layer, in the order in which they are computed."""
-        standing = (self.is_before, self.is_after, self.is_before, self.is_after)
+    def roles(self, has_mixer: bool = True, has_feed_forward: bool = True) -> tuple[str, ...]:
+        """Name those of a layer, in the order in which they are computed: around each of its halves that it has."""
+        standing = [
+            has and stands for has in (has_mixer, has_feed_forward) for stands in (self.is_before, self.is_after)
+        ]
         return tuple(role for role, is_there in zip(NAMES, standing, strict=True) if is_there)
 
     def tensors(self, role: str) -> dict[str, Tensor]:

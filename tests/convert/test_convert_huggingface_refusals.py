@@ -71,8 +71,8 @@ PHI3 = {
     [
         (PHI3, ["'phi3' has no table here", "gate and up in another", "llama, mistral"]),
         (
-            {**PHI3, "model_type": "olmoe", "num_local_experts": 8},
-            ["'olmoe'", "experts: 8  (of mixtures Mixtral alone"],
+            {**PHI3, "model_type": "phimoe", "num_local_experts": 8},
+            ["'phimoe'", "experts: 8  (of mixtures those are read"],
         ),
         (
             {**PHI3, "model_type": "granite_swa", "logits_scaling": 8.0},

@@ -50,6 +50,8 @@ CASES = [
     Case("gemma2", "NeMo 2, gate and up apart", 2, 1, BF16),
     Case("mixtral", "NeMo 2", 4),
     Case("mixtral", "NeMo 2, layers apart, gate and up apart", 1, 1, BF16),
+    Case("qwen3_moe", "Megatron-LM", 2, 1),
+    Case("qwen3_moe", "Megatron-LM, torch_dist, layers apart", 2, 1, BF16),
     Case("starcoder2", "NeMo 2", 4, 1, BF16),
     Case("llama_mha", "Megatron-LM, legacy", 2, 2, BF16),
     Case("llama", "Megatron-LM", 2, 2),

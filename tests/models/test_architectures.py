@@ -18,7 +18,10 @@ from models.blocks.rotary import Rotary
 
 DRAWS = 25
 _FUNCTIONS = ("hidden_act", "hidden_activation")
-_SWITCHES = ("use_sliding_window", "max_window_layers", "sliding_window", "no_rope_layers")
+_SWITCHES = (
+    *("use_sliding_window", "max_window_layers", "sliding_window", "no_rope_layers", "decoder_sparse_step"),
+    "mlp_only_layers",
+)
 
 
 def config_of(values: dict[str, Any]) -> Any:

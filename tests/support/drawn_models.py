@@ -61,7 +61,7 @@ def drawn(model_type: str, seed: int) -> dict[str, Any]:
         "pad_token_id": None,
         **_rope(rng, _ROPES, int(part * size)),
     }
-    if model_type != "starcoder2":
+    if model_type not in ("starcoder2", "olmoe"):
         config["hidden_size"] = rng.choice([config["hidden_size"], 2 * heads * rng.randint(1, 6)])
     names = rng.choice(["silu", "relu", "gelu", "gelu_pytorch_tanh", "relu2"])
     config |= {"hidden_act": names, "hidden_activation": names}
@@ -109,6 +109,18 @@ def _exaone4(rng: random.Random, layers: int) -> dict[str, Any]:
     return {**said, "sliding_window": 6, "sliding_window_pattern": rng.choice([1, 2, 4])}
 
 
+def _experts(rng: random.Random, count: str) -> dict[str, Any]:
+    experts = rng.randint(2, 5)
+    return {count: experts, "num_experts_per_tok": rng.randint(1, experts)}
+
+
+def _qwen3_moe(rng: random.Random, layers: int) -> dict[str, Any]:
+    steps = {"decoder_sparse_step": rng.randint(1, 2), "mlp_only_layers": rng.choice([[], [0], [layers - 1]])}
+    windows = {"use_sliding_window": rng.choice([True, False]), "sliding_window": 5, "max_window_layers": 1}
+    own = {"moe_intermediate_size": rng.randint(3, 30), "norm_topk_prob": rng.choice([True, False])}
+    return {**_experts(rng, "num_experts"), **steps, **windows, **own}
+
+
 _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     **dict.fromkeys(("qwen2", "qwen3"), _qwen),
     **dict.fromkeys(("mistral", "starcoder2"), lambda rng, layers: {"sliding_window": rng.choice([None, 6])}),
@@ -123,6 +135,8 @@ _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     },
     "smollm3": _smollm3,
     "exaone4": _exaone4,
+    "qwen3_moe": _qwen3_moe,
+    "olmoe": lambda rng, layers: {**_experts(rng, "num_experts"), "norm_topk_prob": rng.choice([True, False])},
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
 }

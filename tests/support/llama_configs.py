@@ -82,7 +82,11 @@ def head_size(config: Any) -> int | None:
 
 def window(config: Any) -> int | None:
     """The sliding window; Qwen's configurations name one that they do not use."""
-    return getattr(config, "sliding_window", None) if config.model_type not in ("qwen2", "qwen3", "mixtral") else None
+    return (
+        getattr(config, "sliding_window", None)
+        if config.model_type not in ("qwen2", "qwen3", "mixtral", "qwen3_moe")
+        else None
+    )
 
 
 def core_window(config: Any) -> list[int] | None:
@@ -165,7 +169,7 @@ def architecture(config: Any) -> dict[str, Any]:
         "normalization": "LayerNorm" if is_layer_norm else "RMSNorm",
         "add_bias_linear": has_bias,
         "add_qkv_bias": family == "qwen2",
-        "qk_layernorm": family == "qwen3",
+        "qk_layernorm": family in ("qwen3", "qwen3_moe"),
         "gated_linear_unit": not is_layer_norm,
         "activation_func": {"_target_": _FUNCTIONS[activation], "_call_": False},
         "bias_activation_fusion": has_bias,
@@ -186,12 +190,16 @@ def architecture(config: Any) -> dict[str, Any]:
 
 
 def _experts(config: Any) -> dict[str, Any]:
-    if config.model_type != "mixtral":
+    if config.model_type not in ("mixtral", "qwen3_moe", "olmoe"):
         return {"num_moe_experts": None}
     return {
-        "num_moe_experts": config.num_local_experts,
+        "num_moe_experts": getattr(config, "num_local_experts", None) or config.num_experts,
         "moe_router_topk": config.num_experts_per_tok,
-        "moe_router_pre_softmax": False,
+        "moe_router_pre_softmax": not getattr(config, "norm_topk_prob", True),
+        "moe_ffn_hidden_size": getattr(config, "moe_intermediate_size", config.intermediate_size),
+        "moe_layer_freq": [
+            int(n not in getattr(config, "mlp_only_layers", ())) for n in range(config.num_hidden_layers)
+        ],
         "moe_grouped_gemm": False,
     }
 

@@ -108,7 +108,8 @@ def _megatron_lm(case: Case, state: State, folder: Path) -> Path:
 def _megatron_lm_distributed(case: Case, state: State, folder: Path) -> Path:
     arguments = megatron_lm(case.source.config, case.grid)
     common = {"args": Namespace(**arguments), "checkpoint_version": 3.0, "iteration": 500}
-    write_torch_dist(write_megatron_lm_tree(folder), chunked(state, case.tensor), "", common)
+    is_stacked = not case.form.endswith("layers apart")
+    write_torch_dist(write_megatron_lm_tree(folder), chunked(state, case.tensor, is_stacked), "", common)
     return folder
 
 
@@ -126,5 +127,6 @@ FORMS: dict[str, Callable[[Case, State, Path], Path]] = {
     "Megatron-LM, legacy": _megatron_lm,
     "Megatron-LM": _megatron_lm,
     "Megatron-LM, torch_dist": _megatron_lm_distributed,
+    "Megatron-LM, torch_dist, layers apart": _megatron_lm_distributed,
 }
 """Form -> writer. NeMo 1's archives of before megatron-core are ``legacy``, of megatron-core ``core``."""

@@ -22,6 +22,7 @@ _UNGATED = {
     "mlp.down_proj": "mlp.linear_fc2",
     "mlp.c_proj": "mlp.linear_fc2",
     "block_sparse_moe.gate": "mlp.router",
+    "mlp.gate": "mlp.router",
 }
 GATED, WHOLE, ROWS, COLUMNS = "gated", "whole", "rows", "columns"
 
@@ -89,7 +90,7 @@ def _norms(own: State, config: Any) -> State:
             "post_attention_layernorm": "self_attention.linear_proj.post_layernorm.",
             "post_feedforward_layernorm": "mlp.linear_fc2.post_layernorm.",
         }
-    if config.model_type == "mixtral":
+    if any("experts" in key for key in own):
         names["post_attention_layernorm"] = "pre_mlp_layernorm."
     made = {}
     for theirs, ours in names.items():
@@ -108,9 +109,10 @@ def _feed_forward(own: State) -> State:
     if gated:
         made["mlp.linear_fc1.weight"] = torch.stack([own["mlp.gate_proj.weight"], own["mlp.up_proj.weight"]])
     for key in own:
-        if key.endswith(".w1.weight"):
-            expert = key.split(".")[2]
-            gate, up, down = (own[f"block_sparse_moe.experts.{expert}.w{n}.weight"] for n in (1, 3, 2))
+        if key.endswith((".w1.weight", ".gate_proj.weight")) and ".experts." in key:
+            place, expert, first = key.removesuffix(".weight").rsplit(".", 2)
+            words = ("w1", "w3", "w2") if first == "w1" else ("gate_proj", "up_proj", "down_proj")
+            gate, up, down = (own[f"{place}.{expert}.{word}.weight"] for word in words)
             base = f"mlp.experts.local_experts.{expert}."
             made |= {f"{base}linear_fc1.weight": torch.stack([gate, up]), f"{base}linear_fc2.weight": down}
     return made

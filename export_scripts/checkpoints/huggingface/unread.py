@@ -76,7 +76,9 @@ def _reasons(settings: Mapping[str, Any]) -> list[str]:
     if not isinstance(name, str):
         found.append("config.json does not say what it is")
     if experts:
-        found.append(f"experts: {experts}  (of mixtures Mixtral alone is read, with export.model.format=huggingface)")
+        found.append(
+            f"experts: {experts}  (of mixtures those are read that are named below, with export.model.format=huggingface)"
+        )
     if settings.get("kv_lora_rank"):
         found.append(f"kv_lora_rank: {shown(settings['kv_lora_rank'])}  (keys and values are not made from a latent)")
     found += [f"{key}: {shown(settings[key])}  (it has no such factor)" for key in _FACTORS if settings.get(key)]

@@ -37,9 +37,11 @@ def _is_plain_balancing(value: Any) -> bool:
     return all(kind in (None, "aux_loss", "seq_aux_loss", "global_aux_loss", "none") for kind in kinds)
 
 
-def _is_every_layer(value: Any) -> bool:
-    """Whether every layer has experts: megatron-core's frequency is a number, or a list of 0 and 1."""
-    return value in (None, 1) or (isinstance(value, (list, tuple)) and all(each == 1 for each in value))
+def _is_frequency(value: Any) -> bool:
+    """Whether a value says which layers have experts: a number, or a list of 0 and 1."""
+    if isinstance(value, (list, tuple)):
+        return all(each in (0, 1) for each in value)
+    return value is None or (isinstance(value, int) and value > 0)
 
 
 CORE_LIMITS: dict[str, Limit] = {
@@ -111,22 +113,15 @@ CORE_LIMITS: dict[str, Limit] = {
 """Limits of every decoder: NeMo 2 and Megatron-Bridge have the keys as they are, NeMo 1 on top or in
 ``mcore_customization_config``, Megatron-LM among its arguments."""
 
-_CHOSEN = "the router's softmax is over the chosen experts, and any of them can be chosen"
+_CHOSEN = "the experts with the highest scores are chosen"
 ROUTER_LIMITS: dict[str, Limit] = {
-    "moe_router_pre_softmax": Limit(is_off, "the router's softmax is over the chosen experts"),
-    "moe_router_score_function": Limit(is_one_of(None, "softmax"), "the router has a softmax"),
+    "moe_router_score_function": Limit(is_one_of(None, "softmax", "sigmoid"), "the router has a softmax or a sigmoid"),
     "moe_router_load_balancing_type": Limit(_is_plain_balancing, _CHOSEN),
-    "moe_router_num_groups": Limit(is_off, _CHOSEN),
-    "moe_router_group_topk": Limit(is_off, _CHOSEN),
     "moe_router_topk_limited_devices": Limit(is_off, _CHOSEN),
-    "moe_router_enable_expert_bias": Limit(is_off, "the router has no bias"),
     "moe_router_force_load_balancing": Limit(is_off, "the router does not choose at random"),
     "moe_router_force_biased": Limit(is_off, "the router does not choose at random"),
-    "moe_router_topk_scaling_factor": Limit(is_neutral, "the router's numbers are not scaled"),
     "moe_apply_probs_on_input": Limit(is_off, "the router's numbers multiply what an expert gives"),
-    "moe_shared_expert_intermediate_size": Limit(is_off, "no expert is shared"),
-    "moe_shared_expert_gate": Limit(is_off, "no expert is shared"),
-    "moe_layer_freq": Limit(_is_every_layer, _ALIKE),
+    "moe_layer_freq": Limit(_is_frequency, "each layer has experts or one feed-forward"),
     "moe_latent_size": Limit(is_off, "an expert is as wide as the model"),
     "moe_token_dropping": Limit(is_off, "every token gets its experts"),
     "moe_expert_rank_capacity_factor": Limit(is_off, "every token gets its experts"),
@@ -151,20 +146,25 @@ def capacity_problem(capacity: Any, experts: int, chosen: int) -> str:
     )
 
 
+_OF_MIXTURES = (
+    *("moe_router_topk", "moe_ffn_hidden_size", "moe_router_pre_softmax", "moe_router_num_groups"),
+    *("moe_router_group_topk", "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor"),
+    *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate"),
+)
 _OF_LAYERS = (
     *("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size", "kv_channels"),
     *("layernorm_epsilon", "layernorm_zero_centered_gamma", "normalization", "add_bias_linear", "add_qkv_bias"),
     *("gated_linear_unit", "activation_func", "bias_activation_fusion", "bias_gelu_fusion", "use_te_activation_func"),
     *("apply_residual_connection_post_layernorm", "rotary_interleaved", "window_size", "window_attn_skip_freq"),
     "qk_layernorm",
-    *("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", CAPACITY),
+    *("num_moe_experts", CAPACITY),
 )
 _OF_THE_WHOLE = (
     *("position_embedding_type", "rotary_base", "rotary_percent", "rope_scaling_factor"),
     *("seq_len_interpolation_factor", "seq_length", "max_sequence_length", "share_embeddings_and_output_weights"),
     *("low_freq_factor", "high_freq_factor", "old_context_len", "transformer_layer_spec", "_target_", "transformer"),
 )
-CORE_HONOURED = frozenset({*_OF_LAYERS, *_OF_THE_WHOLE})
+CORE_HONOURED = frozenset({*_OF_LAYERS, *_OF_MIXTURES, *_OF_THE_WHOLE})
 """What the readers honour; those of GPT refuse some that only the Llama family has, as ``window_size``."""
 
 OF_LAYERS = frozenset(_OF_LAYERS)
@@ -174,5 +174,5 @@ CORE_KNOWN = frozenset(
     {*CORE_LIMITS, *ROUTER_LIMITS, *CORE_HONOURED, *(name for names in WITHOUT_EFFECT.values() for name in names)}
 )
 """Every field that has a verdict."""
-CARRIED = (*CORE_LIMITS, *ROUTER_LIMITS, CAPACITY, "moe_router_topk", "moe_ffn_hidden_size", "window_attn_skip_freq")
+CARRIED = (*CORE_LIMITS, *ROUTER_LIMITS, CAPACITY, *_OF_MIXTURES, "window_attn_skip_freq")
 """What the readers of NeMo 2, Megatron-Bridge and Megatron-LM hand over under megatron-core's own names."""

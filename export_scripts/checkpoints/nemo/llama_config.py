@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import models
-from export_scripts.checkpoints.nemo.core_fields import CAPACITY, CORE_LIMITS, ROUTER_LIMITS, capacity_problem
+from export_scripts.checkpoints.nemo.core_fields import CAPACITY, CORE_LIMITS
 from export_scripts.checkpoints.nemo.gpt_config import (
     CUSTOMIZATION,
     customization,
@@ -19,6 +19,7 @@ from export_scripts.checkpoints.nemo.gpt_config import (
 )
 from export_scripts.checkpoints.nemo.known_keys import NEMO1_LIMITS
 from export_scripts.checkpoints.nemo.limits import Limit, is_off, is_on, is_one_of, problems
+from export_scripts.checkpoints.nemo.mixture import experts_of, is_leaving_out, mixture_fields, mixture_problems
 from export_scripts.checkpoints.nemo.windows import AS_CORE, read_windows, window_remarks
 from export_scripts.weights import megatron_decoder
 from export_scripts.weights.values import bounded, epsilon, number
@@ -30,7 +31,6 @@ from models.blocks.norms import LAYER_NORM, RMS_NORM
 from models.blocks.rope_scaling import Linear, Llama3, Scaling
 from models.blocks.rotary import Rotary
 from models.checks import shown
-from models.config_json import MOST_EXPERTS
 
 _FILE = "model_config.yaml"
 # Function of the feed-forward, and whether a gate is multiplied in; "gated" is how NeMo 2's words are put together.
@@ -86,15 +86,11 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def _router_problems(config: Mapping[str, Any]) -> list[str]:
-    """List what a mixture of experts has that Mixtral has not, one line each."""
-    if not (experts := _experts(config)):
+    """List what a mixture of experts has that none here has, one line each."""
+    if not experts_of(config):
         return []
-    found = problems(config, ROUTER_LIMITS) + problems(customization(config), ROUTER_LIMITS, f"{CUSTOMIZATION}.")
-    if config.get("moe_ffn_hidden_size") not in (None, config.get("ffn_hidden_size")):
-        found.append(
-            f"moe_ffn_hidden_size: {shown(config['moe_ffn_hidden_size'])}  (an expert is ffn_hidden_size wide)"
-        )
-    capacity = capacity_problem(config.get(CAPACITY), experts, _positive(config, "moe_router_topk", 2))
+    found = mixture_problems(config) + mixture_problems(customization(config), f"{CUSTOMIZATION}.")
+    capacity = is_leaving_out(config)
     return [*found, capacity] if capacity and config.get(AS_CORE) else found
 
 
@@ -133,7 +129,6 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
     is_gemma2 = _is_gemma2(config, keys)
     linear = _says_bias(config, keys, "dense.bias", "linear_proj.bias")
     function, is_gated = _activation(config)
-    experts = _experts(config)
     custom = {**config, **customization(config)}
     scalar = _number(custom, "query_pre_attn_scalar")
     fields: dict[str, Any] = {
@@ -149,8 +144,6 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         "feed_forward.is_gated": is_gated,
         "feed_forward.activation": function,
         "feed_forward.has_bias": linear,
-        "feed_forward.expert_num": experts,
-        "feed_forward.experts_per_token": _positive(config, "moe_router_topk", 2) if experts else 0,
         "norms.eps": epsilon(config.get("layernorm_epsilon", 1e-5), f"{_FILE}: layernorm_epsilon"),
         "norms.kind": _NORMS[str(config.get("normalization", "layernorm"))],
         "norms.is_zero_centred": has_zero_centred_norms(config) or config.get("normalization") == "rmsnorm1p",
@@ -164,6 +157,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         "has_tied_head": bool(config.get("share_embeddings_and_output_weights", True)),
         "layers.rotary": (_rotary(config, size),) * layers,
         "layers.window": read_windows(config, layers, is_gemma2),
+        **mixture_fields(custom, layers, is_gated, linear),
     }
     return models.with_names(LlamaDims.of(fields))
 
@@ -209,12 +203,11 @@ def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _capacity_remark(config: Mapping[str, Any]) -> tuple[str, ...]:
-    experts = _experts(config)
-    if not experts or not capacity_problem(config.get(CAPACITY), experts, _positive(config, "moe_router_topk", 2)):
+    if not experts_of(config) or not is_leaving_out(config):
         return ()
     return (
         f"{CAPACITY}: {shown(config[CAPACITY])}  is not carried over: training left out tokens beyond what an "
-        "expert takes, and Mixtral of transformers leaves out none, as after NeMo's own exporters",
+        "expert takes, and transformers leaves out none, as after NeMo's own exporters",
     )
 
 
@@ -230,12 +223,6 @@ def _rotary_width(config: Mapping[str, Any], size_per_head: int) -> int:
     if width < 2 or width % 2:
         raise CheckpointError(f"rotary_percentage rotates {width} of a head's {size_per_head} elements, not pairs")
     return width
-
-
-def _experts(config: Mapping[str, Any]) -> int:
-    """Count the experts of a layer; 0: it has one feed-forward."""
-    count = config.get("num_moe_experts")
-    return bounded(count, f"{_FILE}: num_moe_experts", MOST_EXPERTS) if count not in (None, 0, 1) else 0
 
 
 def _number(config: Mapping[str, Any], key: str) -> float:

@@ -16,7 +16,7 @@ def _target(architecture: models.Architecture) -> Target:
     stores_less_one = bool(architecture.has.get(STORAGE))
 
     def tensors(dims: LlamaDims, facts: Facts) -> dict[str, Taken]:
-        norms, stored_as = _norms(dims), None
+        norms, stored_as = dims.norm_names, None
         if stores_less_one != dims.norms.is_zero_centred:
             stored_as = less_one if stores_less_one else plus_one
         return {
@@ -36,13 +36,6 @@ def _target(architecture: models.Architecture) -> Target:
 def _merged(tensor: Tensor) -> tuple[int, ...]:
     """Count the axes of one on disk, of each."""
     return tuple(len(axis) if isinstance(axis, tuple) else 1 for axis in tensor.axes)
-
-
-def _norms(dims: LlamaDims) -> set[str]:
-    """Name the weights of all norms."""
-    roles = (*(f"{role}.weight" for role in dims.norms.roles()), *dims.attention.norms())
-    in_layers = (dims.name_of(role, layer) for role in roles for layer in range(dims.num_layer))
-    return {dims.name_of("final_norm.weight"), *in_layers}
 
 
 HUB_DECODERS = tuple(map(_target, models.ARCHITECTURES))
