@@ -53,6 +53,7 @@ class Architecture:
         names: of tensors by role, where they are not Llama's.
         defaults: of ``config.json``: what the class in transformers takes for a key that is not there.
         aliases: keys that transformers takes for another, which they go before.
+        limits: keys that the class reads and no field stands for: the values that are followed, and the reason.
     """
 
     model_type: str
@@ -62,6 +63,7 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
 
     def read(self, config: Mapping[str, Any]) -> Decoder:
         """Read what ``config.json`` describes.
@@ -89,7 +91,9 @@ class Architecture:
     def problems(self, config: Mapping[str, Any]) -> list[str]:
         """List the keys that no description here has a field for, ``key: value  (reason)`` a line each."""
         given = self.completed(config)
-        found = beyond(_OF_A_DECODER, config) + attention_problems(config, "layers.window" in self._said)
+        found = beyond({**_OF_A_DECODER, **self.limits}, config) + attention_problems(
+            config, "layers.window" in self._said
+        )
         return found + [problem for keys in self.keys for problem in keys.problems(given)]
 
     def lacks(self, decoder: Decoder) -> list[str]:

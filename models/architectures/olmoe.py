@@ -40,5 +40,6 @@ OLMOE = Architecture(
         "num_experts_per_tok": 8,
         "norm_topk_prob": False,
     },
+    limits={"clip_qkv": ((None,), "queries, keys and values are not clipped")},
     aliases={"num_local_experts": "num_experts"},
 )

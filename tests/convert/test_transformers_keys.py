@@ -49,6 +49,8 @@ SIZES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen2", "qwen3"), {**_LLAMA, **_QWEN}),
     "gemma3_text": {**_WIDTHS, **_WINDOW, "intermediate_size": 48, "num_key_value_heads": 2, "rope_scaling": _LLAMA3}
     | {"sliding_window_pattern": 2},
+    "qwen3_moe": {**_LLAMA, **_QWEN, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    "olmoe": {**_LLAMA, "num_experts": 6, "num_experts_per_tok": 2},
     **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
     "gptj": {**_GPT2, "rotary_dim": 4},
     "gpt_neox": {**_WIDTHS, "intermediate_size": 48, "hidden_act": "gelu_new", "attention_bias": False},
@@ -86,6 +88,8 @@ _OTHER: dict[str, Any] = {
     **{"attn_logit_softcapping": 1.0, "final_logit_softcapping": 1.0, "relative_attention_max_distance": 64},
     **{"per_layer_config": {"0": {"head_dim": 4}}, "attention_chunk_size": 4, "kv_sharing_modes": ["reuse", "none"]},
     **{"tie_word_embeddings": True, "scale_decoder_outputs": True, "is_decoder": True},
+    **{"moe_intermediate_size": 12, "norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
+    "clip_qkv": 5.0,
     # What changes nothing:
     **dict.fromkeys(("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout"), 0.5),
     **dict.fromkeys(("embedding_dropout", "residual_dropout", "activation_dropout", "layerdrop", "dropout_rate"), 0.5),

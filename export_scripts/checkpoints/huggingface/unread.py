@@ -77,7 +77,7 @@ def _reasons(settings: Mapping[str, Any]) -> list[str]:
         found.append("config.json does not say what it is")
     if experts:
         found.append(
-            f"experts: {experts}  (of mixtures those are read that are named below, with export.model.format=huggingface)"
+            f"experts: {experts}  (those mixtures are read that are named below, with export.model.format=huggingface)"
         )
     if settings.get("kv_lora_rank"):
         found.append(f"kv_lora_rank: {shown(settings['kv_lora_rank'])}  (keys and values are not made from a latent)")

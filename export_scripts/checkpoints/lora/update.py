@@ -179,7 +179,7 @@ def side_by_side(
     left = np.zeros((rows, sum(up.shape[1] for _, up in pairs.values())), np.float32)
     start = 0
     for word, (_, up) in pairs.items():
-        shown = fused.read(left[:, start : start + up.shape[1]], word, sizes.__getitem__)  # a view
+        shown = fused.read(left[:, start : start + up.shape[1]], word, lambda symbol: sizes[str(symbol)])  # a view
         shown[...] = up.reshape(shown.shape)
         start += up.shape[1]
     return left, np.concatenate([down for down, _ in pairs.values()])
