@@ -52,12 +52,7 @@ def read_header(stream: IO[bytes], size_bytes: int, where: str, error: Refusal) 
         where: the file, for errors.
         error: makes the exception for a file that is truncated, damaged, or no safetensors file.
     """
-    header_bytes = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-    if not 2 <= header_bytes <= min(_LARGEST_HEADER_BYTES, size_bytes - _LENGTH_BYTES):
-        raise error(f"{where} is truncated or no safetensors file", "copy it again")
-    content, base = parse_json(stream.read(header_bytes), where, error), _LENGTH_BYTES + header_bytes
-    if not isinstance(content, dict):
-        raise error(f"{where}: the header is no JSON object", "copy it again")
+    content, base = _header(stream, size_bytes, where, error)
     content.pop(_METADATA, None)
     tensors = {key: _tensor(base, entry, f"{where}: {key[:200]}", error) for key, entry in content.items()}
     end = base
@@ -69,6 +64,23 @@ def read_header(stream: IO[bytes], size_bytes: int, where: str, error: Refusal) 
         if end == size_bytes:
             return tensors
     raise error(f"{where} is truncated, or its tensors overlap", "copy the checkpoint again")
+
+
+def read_metadata(stream: IO[bytes], size_bytes: int, where: str, error: Refusal) -> Mapping[str, Any]:
+    """Read what a file's writer noted in it; arguments as for ``read_header``."""
+    noted = _header(stream, size_bytes, where, error)[0].get(_METADATA)
+    return noted if isinstance(noted, Mapping) else {}
+
+
+def _header(stream: IO[bytes], size_bytes: int, where: str, error: Refusal) -> tuple[dict[str, Any], int]:
+    """Read a file's header, and where its tensors' bytes begin."""
+    header_bytes = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+    if not 2 <= header_bytes <= min(_LARGEST_HEADER_BYTES, size_bytes - _LENGTH_BYTES):
+        raise error(f"{where} is truncated or no safetensors file", "copy it again")
+    content = parse_json(stream.read(header_bytes), where, error)
+    if not isinstance(content, dict):
+        raise error(f"{where}: the header is no JSON object", "copy it again")
+    return content, _LENGTH_BYTES + header_bytes
 
 
 def _tensor(base: int, entry: Any, where: str, error: Refusal) -> StoredTensor:

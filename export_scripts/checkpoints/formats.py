@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +33,8 @@ from export_scripts.checkpoints.nemo import t5 as nemo_t5
 from export_scripts.checkpoints.nemo.companions import with_companions
 from export_scripts.checkpoints.nemo.ia3 import is_ia3_config
 from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_config, refuse_unread_prompts
+from export_scripts.checkpoints.runs.hub_names import find_run
+from export_scripts.checkpoints.runs.iterations import with_one_iteration
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import check_files
 from export_scripts.checkpoints.tokenizers.user_tokenizer import refuse_unused
@@ -181,6 +184,7 @@ def open_source(archive: Archive, for_shards: bool = True) -> Source:
     for each in FORMATS:
         if each.recognises(archive):
             source = with_adapter(each.open_source(archive))
+            source = replace(source, remarks=(*filter(None, (archive.remark,)), *source.remarks))
             if for_shards and source.beyond:
                 raise CheckpointError(
                     f"FasterTransformer's {source.family.name} cannot express this checkpoint\n  "
@@ -196,14 +200,16 @@ def open_source(archive: Archive, for_shards: bool = True) -> Source:
 
 
 def find_archive(path: Path, given: GivenFiles = NOTHING_GIVEN) -> Archive:
-    """Find the checkpoint that a path means and list its files; see ``_find`` and ``open_archive``.
+    """Find the checkpoint that a path means and list its files; see ``find_run``, ``_find`` and ``open_archive``.
 
     Args:
         path: see ``_find``.
         given: what lies elsewhere and belongs to it; a given adapter takes the place of those beside the model.
     """
+    if (run := find_run(path)) is not None:
+        return with_given(with_one_iteration(run), given)
     model, companions = _find(path)
-    archive = open_archive(model)
+    archive = with_one_iteration(open_archive(model))
     if given.adapter is not None:
         companions = {folder: each for folder, each in companions.items() if not folder.startswith(f"{LORA}/")}
     if companions:

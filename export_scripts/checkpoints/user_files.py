@@ -57,7 +57,7 @@ def with_given(archive: Archive, given: GivenFiles) -> Archive:
     result = with_companions(archive.path, archive, folders) if folders else archive
     if given.tokenizer is None:
         return result
-    return Archive(archive.path, {**_extents(result), **_tokenizer_extents(given.tokenizer)})
+    return Archive(archive.path, {**_extents(result), **_tokenizer_extents(given.tokenizer)}, remark=archive.remark)
 
 
 def _extents(archive: Archive) -> Mapping[str, Extent]:

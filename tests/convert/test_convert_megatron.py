@@ -93,7 +93,11 @@ def test_the_newest_iteration_is_the_trackers(gpt2: GPT2LMHeadModel, tmp_path: P
     (source / "latest_checkpointed_iteration.txt").write_text("600")
     assert "names iter_0000600, which is not there" in refusal(source)
     (source / "latest_checkpointed_iteration.txt").unlink()
-    assert "give one of: iter_0000400, iter_0000500" in refusal(source)
+    assert_hugging_faces_logits(gpt2, source, tmp_path, 2)
+    (source / "iter_0000400").rename(source / "iter_0000600")
+    assert "iter_0000600, the newest step, is incomplete" in refusal(source)
+    (source / "iter_0000600").rename(source / "release")
+    assert "give one of: iter_0000500, release" in refusal(source)
 
 
 def refusal(source: Path) -> str:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import yaml
-from support.dcp_checkpoints import write_fsdp
-from support.llama_configs import core_window, megatron_lm, nemo2, padded_vocabulary
-from support.llama_files import sentencepiece_model, write_huggingface_tokenizer, write_megatron_lm_tree
+from support.dcp_checkpoints import write_bridge, write_lm
+from support.llama_files import sentencepiece_model
 from support.llama_models import Saved, saved, tensors
-from support.llama_state import core_state
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
@@ -20,35 +16,6 @@ from export_scripts.convert import convert
 from handover.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-PROVIDERS = {
-    "qwen3": "qwen.qwen_provider.Qwen3ModelProvider",
-    "gemma2": "gemma.gemma2_provider.Gemma2ModelProvider",
-    "nemotron": "nemotron.nemotron_provider.NemotronModelProvider",
-}
-
-
-def write_bridge(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
-    """A run of Megatron-Bridge, as ``training/checkpointing.py`` leaves it."""
-    name, config = source.config.model_type, source.config
-    folder = root / "iter_0000007"
-    folder.mkdir(parents=True)
-    write_fsdp(folder, state_of(source), ranks, splits_gates=name != "gemma2")
-    model = {**nemo2(config, name)["config"], "window_size": core_window(config)}
-    model |= {"_target_": f"megatron.bridge.models.{PROVIDERS[name]}", **changes}
-    run = {"model": model, "checkpoint": {"ckpt_format": "fsdp_dtensor"}, "tokenizer": {}, "peft": None}
-    (folder / "run_config.yaml").write_text(yaml.safe_dump(run))
-    (root / "latest_checkpointed_iteration.txt").write_text("7")
-    write_huggingface_tokenizer(folder / "tokenizer")
-    return root
-
-
-def write_lm(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
-    write_fsdp(write_megatron_lm_tree(root), state_of(source), ranks, megatron_lm(source.config, **changes))
-    return root
-
-
-def state_of(source: Saved) -> dict[str, torch.Tensor]:
-    return core_state(source.tensors, source.config, padded_vocabulary(source.config, 1))
 
 
 def assert_the_same_tensors(path: Path, output: Path, source: Saved, dtype: torch.dtype) -> None:

@@ -8,6 +8,8 @@ has no rows writes nothing.
 
 from __future__ import annotations
 
+import io
+import multiprocessing
 import re
 from argparse import Namespace
 from collections.abc import Mapping
@@ -16,10 +18,22 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+import yaml
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
-from support.llama_state import GATED, State, partition
+from support.llama_configs import core_window, megatron_lm, nemo2, padded_vocabulary
+from support.llama_files import write_huggingface_tokenizer, write_megatron_lm_tree
+from support.llama_models import Saved, tensors
+from support.llama_state import GATED, State, core_state, partition
+
+_PROVIDERS = {
+    "qwen3": "qwen.qwen_provider.Qwen3ModelProvider",
+    "gemma2": "gemma.gemma2_provider.Gemma2ModelProvider",
+    "nemotron": "nemotron.nemotron_provider.NemotronModelProvider",
+}
 
 
 class Parted(torch.Tensor):
@@ -92,3 +106,60 @@ def write_fsdp(
         **({} if arguments is None else {"args": Namespace(**arguments)}),
     }
     dcp.save(content, storage_writer=dcp.FileSystemWriter(folder, thread_count=2), no_dist=True)
+
+
+def write_bridge(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
+    """A run of Megatron-Bridge, as ``training/checkpointing.py`` leaves it."""
+    name, config = source.config.model_type, source.config
+    folder = root / "iter_0000007"
+    folder.mkdir(parents=True)
+    write_fsdp(folder, state_of(source), ranks, splits_gates=name != "gemma2")
+    model = {**nemo2(config, name)["config"], "window_size": core_window(config)}
+    model |= {"_target_": f"megatron.bridge.models.{_PROVIDERS[name]}", **changes}
+    run = {"model": model, "checkpoint": {"ckpt_format": "fsdp_dtensor"}, "tokenizer": {}, "peft": None}
+    (folder / "run_config.yaml").write_text(yaml.safe_dump(run))
+    (root / "latest_checkpointed_iteration.txt").write_text("7")
+    write_huggingface_tokenizer(folder / "tokenizer")
+    return root
+
+
+def write_lm(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
+    write_fsdp(write_megatron_lm_tree(root), state_of(source), ranks, megatron_lm(source.config, **changes))
+    return root
+
+
+def state_of(source: Saved) -> dict[str, torch.Tensor]:
+    return core_state(source.tensors, source.config, padded_vocabulary(source.config, 1))
+
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["torch"])
+_RANKS = 2
+
+
+def write_by_ranks(hub: Path, output: Path) -> None:
+    """Have two processes save a model's tensors as DTensors, cut by rows, with the hub's names.
+
+    ``nested`` is NeMo-RL's ``{"model": state}``, ``flat`` the state itself, ``safetensors`` the ranks' files of torch's
+    ``HuggingFaceStorageWriter``, whose copy AutoModel has.
+    """
+    ranks = [_FORKS.Process(target=_save_rank, args=(rank, hub, output)) for rank in range(_RANKS)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join(120)
+    assert [each.exitcode for each in ranks] == [0] * _RANKS
+
+
+def _save_rank(rank: int, hub: Path, output: Path) -> None:
+    output.mkdir(exist_ok=True)
+    store = torch.distributed.FileStore(str(output / "store"), _RANKS)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=_RANKS)
+    mesh = init_device_mesh("cpu", (_RANKS,))
+    state = {key: distribute_tensor(value, mesh, [Shard(0)]) for key, value in tensors(hub).items()}
+    extra = {"model.layers.0.self_attn.q_proj._extra_state": io.BytesIO(b"")}
+    dcp.save({"model": {**state, **extra}}, checkpoint_id=output / "nested")
+    dcp.save(state, checkpoint_id=output / "flat")
+    writer = dcp.HuggingFaceStorageWriter(str(output / "safetensors"), save_distributed=True)
+    dcp.save(state, storage_writer=writer)
+    torch.distributed.destroy_process_group()

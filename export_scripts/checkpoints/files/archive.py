@@ -92,15 +92,19 @@ class Archive:
         path: the archive or directory.
         extents: where each file lies.
         marks: of the gzipped file that holds them; None: it is not compressed.
+        remark: how it was chosen among others; empty: there were none.
 
     Attributes:
         path: the archive or directory.
+        remark: how it was chosen.
         sizes: bytes of each file.
         is_compressed: members cannot be mapped; ``unpack`` first.
     """
 
-    def __init__(self, path: Path, extents: Mapping[str, Extent], marks: list[Mark] | None = None) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, extents: Mapping[str, Extent], marks: list[Mark] | None = None, remark: str = ""
+    ) -> None:
+        self.path, self.remark = path, remark
         self.is_compressed = marks is not None
         self._extents = dict(extents)
         self._marks = marks

@@ -44,8 +44,9 @@ def open_distributed(archive: Archive, folder: str, rename: Callable[[str], str]
     """
     backend = _backend(archive, folder)
     if backend == "torch_dist":
-        tensors, objects = read_torch_dist(archive, folder)
-        return ChunkedState({**tensors, **_common_tensors(archive, folder)}, tuple(objects), rename, objects)
+        found = read_torch_dist(archive, folder)
+        tensors = {**found.tensors, **_common_tensors(archive, folder)}
+        return ChunkedState(tensors, tuple(found.objects), rename, found.objects)
     if backend != "zarr":
         raise CheckpointError(
             f"{archive.path}: distributed checkpoints of the backend '{shown(backend)}' are not read",

@@ -8,6 +8,7 @@ is mapped in place. The metadata's classes are not imported: their objects are r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive, Extent
@@ -30,8 +31,23 @@ _RECORDS = ("torch", "megatron", "pathlib")
 _ROOT = "tensor"
 
 
-def read_torch_dist(archive: Archive, folder: str) -> tuple[dict[str, ChunkedTensor], dict[str, Callable[[], Any]]]:
-    """List the tensors below a folder, and what reads each key that is none; only the metadata are read.
+@dataclass(frozen=True)
+class TorchDist:
+    """What a folder holds; only the metadata are read.
+
+    Attributes:
+        tensors: by key.
+        objects: what reads the value of each key that is no tensor.
+        paths: how keys of nested dictionaries came about, where torch flattened them.
+    """
+
+    tensors: Mapping[str, ChunkedTensor]
+    objects: Mapping[str, Callable[[], Any]]
+    paths: Mapping[str, tuple[Any, ...]]
+
+
+def read_torch_dist(archive: Archive, folder: str) -> TorchDist:
+    """Read the metadata of a folder.
 
     Args:
         archive: the files.
@@ -52,7 +68,12 @@ def read_torch_dist(archive: Archive, folder: str) -> tuple[dict[str, ChunkedTen
         if hasattr(entry, "chunks")
     }
     others = [str(key) for key in described if str(key) not in tensors]
-    return tensors, {key: _object_reader(archive, folder, key, places, where) for key in others}
+    paths = fields.get("planner_data")
+    return TorchDist(
+        tensors,
+        {key: _object_reader(archive, folder, key, places, where) for key in others},
+        {str(key): path for key, path in paths.items() if isinstance(path, tuple)} if isinstance(paths, dict) else {},
+    )
 
 
 def _fields(record: Any, where: str) -> Fields:

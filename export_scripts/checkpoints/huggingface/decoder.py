@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.parted_safetensors import has_parts
+from export_scripts.checkpoints.huggingface.distributed import has_hub_names, overrides
 from export_scripts.checkpoints.huggingface.files import (
     ADAPTER_FILE,
     Weights,
@@ -19,6 +21,7 @@ from export_scripts.checkpoints.huggingface.files import (
 from export_scripts.checkpoints.huggingface.products import with_products
 from export_scripts.checkpoints.huggingface.tied_head import is_said_tied, untied_where_it_differs
 from export_scripts.checkpoints.huggingface.unread import refusal
+from export_scripts.checkpoints.runs.hub_names import TRAINING_FILE
 from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer, special_ids
 from export_scripts.weights.architecture import Architecture, Settings
@@ -43,7 +46,7 @@ is_candidate = is_checkpoint
 
 def recognises(archive: Archive) -> bool:
     """Whether the files are a Hugging Face checkpoint, of whatever architecture, so that its faults are named."""
-    return CONFIG_FILE in archive or ADAPTER_FILE in archive
+    return CONFIG_FILE in archive or ADAPTER_FILE in archive or has_parts(archive) or has_hub_names(archive)
 
 
 def open_source(archive: Archive) -> Source:
@@ -64,6 +67,8 @@ def open_source(archive: Archive) -> Source:
     table = architecture.table(settings, dims)
     tokenizer = find_tokenizer(archive, architecture.model_type)
     remarks = (*files.remarks, *architecture.remarks(settings, dims), *(() if tokenizer.members else (NO_TOKENIZER,)))
+    if changes := overrides(archive):
+        remarks += (f"{TRAINING_FILE} sets {', '.join(changes)} of {CONFIG_FILE} (hf_config_overrides)",)
     remarks += of_head + tuple(
         ShardRemark(f"{key} is {each.rows} times {each.weight}, computed in fp32") for key, each in products.items()
     )

@@ -18,6 +18,7 @@ from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.rank_files import tensors_of
 from export_scripts.checkpoints.files.safetensors_file import read_safetensors
 from export_scripts.checkpoints.files.torch_format import open_torch_file
+from export_scripts.checkpoints.huggingface.distributed import holds_parts, missing_config, overrides, read_parts
 from export_scripts.checkpoints.huggingface.quantization import QUANTIZATION, Quantization, read_quantization
 from export_scripts.checkpoints.huggingface.quantized import joined
 from export_scripts.weights.schema import LazyTensor
@@ -105,8 +106,11 @@ def read_config(archive: Archive) -> Mapping[str, Any]:
             f"{archive.path} holds an adapter of {base}, not a model",
             "give the model as export.model.checkpoint_path and this as export.model.adapter_path",
         )
+    if CONFIG_FILE not in archive and holds_parts(archive):
+        raise missing_config(archive)
     _quantization(archive)
-    return {key: value for key, value in read_json(archive, CONFIG_FILE).items() if key != QUANTIZATION}
+    config = {**read_json(archive, CONFIG_FILE), **overrides(archive)}
+    return {key: value for key, value in config.items() if key != QUANTIZATION}
 
 
 def _quantization(archive: Archive) -> Quantization | None:
@@ -180,6 +184,8 @@ def open_weights(archive: Archive, names: Sequence[str] = _WEIGHT_FILES) -> Weig
             return _unwrapped(_open_file(archive, name))
         if name + INDEX_SUFFIX in archive:
             return _unwrapped(_open_index(archive, name + INDEX_SUFFIX))
+    if holds_parts(archive):
+        return _unwrapped(Weights(*read_parts(archive)))
     others = sorted(n for n in archive.sizes if n.endswith((".h5", ".msgpack", ".gguf", ".ot", ".onnx", ".bin")))
     found = f"; it has {', '.join(others[:4])}" if others else ""
     raise CheckpointError(

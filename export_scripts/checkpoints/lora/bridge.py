@@ -14,7 +14,7 @@ from export_scripts.checkpoints.lora.adapter import Adapter
 from export_scripts.checkpoints.lora.core import Trained, is_adapter, updates_of
 from export_scripts.checkpoints.megatron import bridge
 from export_scripts.checkpoints.megatron.fsdp import is_fsdp
-from export_scripts.checkpoints.megatron.reader import find_folder
+from export_scripts.checkpoints.runs.iterations import find_folder
 from export_scripts.weights.values import Fields, number, positive
 from handover.errors import CheckpointError
 from models.checks import quoted

@@ -19,12 +19,12 @@ from export_scripts.checkpoints.files.distributed import is_distributed, open_di
 from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.megatron.fsdp import is_fsdp, refuse_interleaved, without_wrappers
 from export_scripts.checkpoints.megatron.gpt import gpt_source
-from export_scripts.checkpoints.megatron.reader import find_folder
 from export_scripts.checkpoints.nemo.core_fields import CORE_KNOWN
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
 from export_scripts.checkpoints.nemo.model_class import class_remarks, scales_embeddings
 from export_scripts.checkpoints.nemo.nemo2 import in_nemo1_words
 from export_scripts.checkpoints.nemo.windows import AS_CORE, window_of
+from export_scripts.checkpoints.runs.iterations import find_folder
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, only_named
 from export_scripts.checkpoints.tokenizers.user_tokenizer import tokenizer_in

@@ -21,10 +21,12 @@ from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE, TR
 from export_scripts.checkpoints.files.pickled import Record
 from export_scripts.checkpoints.files.rank_files import RankFiles
 from export_scripts.checkpoints.files.torch_format import open_torch_file
+from export_scripts.checkpoints.huggingface.distributed import has_hub_names, missing_config
 from export_scripts.checkpoints.megatron.arguments import in_nemo_words, without_arguments
 from export_scripts.checkpoints.megatron.arguments import remarks as remarks_on_arguments
 from export_scripts.checkpoints.megatron.fsdp import is_fsdp, refuse_interleaved, without_wrappers
 from export_scripts.checkpoints.megatron.gpt import CHECKPOINT_VERSION, State, gpt_source
+from export_scripts.checkpoints.runs.iterations import TRACKER, find_folder
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.weights.values import Fields
@@ -32,13 +34,12 @@ from handover.errors import CheckpointError
 from models.checks import shown
 
 NAME = "Megatron-LM (release/ or iter_*/ with mp_rank_*/)"
-_TRACKER = "latest_checkpointed_iteration.txt"
 _ARGUMENTS = "args.json"
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?$")
 _MARK = re.compile(r"(?:(?:iter_\d+|release)/)?(?:\.metadata|mp_rank_\d+(?:_\d+)?/model(?:_optim)?_rng\.pt)$")
+_CORE = ("decoder.", "embedding.", "language_model.")
 _SHOWN = 20  # of what is missing
-_FOLDER = re.compile(r"(?:iter_\d+|release)$")
 # Patterns of the tokenizer's files; a file may also be called what the arguments call it.
 _TOKENIZERS = (
     ("bpe", {"vocab.json": ("*vocab*.json", "vocab_file"), "merges.txt": ("*merges*.txt", "merge_file")}),
@@ -51,14 +52,14 @@ def is_candidate(path: Path) -> bool:
     if not path.is_dir():
         return False
     folders = (path, path / "release", *path.glob("iter_*"))
-    return (path / _TRACKER).is_file() or any(
+    return (path / TRACKER).is_file() or any(
         (folder / METADATA_FILE).is_file() or any(folder.glob("mp_rank_*/model*_rng.pt")) for folder in folders
     )
 
 
 def recognises(archive: Archive) -> bool:
     """Whether the files are Megatron-LM's."""
-    return _TRACKER in archive or any(_MARK.match(name) for name in archive.sizes)
+    return TRACKER in archive or (any(_MARK.match(name) for name in archive.sizes) and not has_hub_names(archive))
 
 
 def open_source(archive: Archive) -> Source:
@@ -73,6 +74,9 @@ def open_source(archive: Archive) -> Source:
     if f"{folder}{METADATA_FILE}" in archive:
         state = open_distributed(archive, folder, without_wrappers)
         saved = dict(read_common(archive, folder, state))
+        is_named_by_core = any(key.startswith(_CORE) for key in tuple(state.keys()))
+        if not (saved or is_named_by_core) and is_fsdp(archive, folder):
+            raise missing_config(archive)
     else:
         state = _open_ranks(archive, folder, saved)
     arguments = saved.get("args")
@@ -86,23 +90,6 @@ def open_source(archive: Archive) -> Source:
     config[CHECKPOINT_VERSION] = _version(archive, saved)
     named = vars(arguments) if isinstance(arguments, Record) else {}
     return gpt_source(archive, config, lambda: state, "", lambda: _find_tokenizer(archive, named), remarks)
-
-
-def find_folder(archive: Archive) -> str:
-    """Find the folder that the tracker names, or the only one; empty: the checkpoint is the root itself."""
-    folders = sorted({name.partition("/")[0] for name in archive.sizes if _FOLDER.match(name.partition("/")[0])})
-    if _TRACKER in archive:
-        word = archive.read_bytes(_TRACKER).decode("ascii", "replace").strip()
-        chosen = f"iter_{int(word):07d}" if word.isdigit() else word
-        if chosen not in folders:
-            raise CheckpointError(
-                f"{archive.path}: {_TRACKER} names {chosen}, which is not there",
-                f"there is: {', '.join(folders) or 'none'}",
-            )
-        return f"{chosen}/"
-    if len(folders) > 1:
-        raise CheckpointError(f"{archive.path} holds {len(folders)} checkpoints", f"give one of: {', '.join(folders)}")
-    return f"{folders[0]}/" if folders else ""
 
 
 def _rank_files(archive: Archive, folder: str) -> dict[tuple[int, int], str]:

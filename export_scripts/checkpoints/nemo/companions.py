@@ -27,7 +27,7 @@ def with_companions(path: Path, model: Archive, companions: Mapping[str, Path]) 
     for folder, companion in companions.items():
         archive = open_archive(companion)
         extents |= {f"{folder}/{name}": archive.extent(name) for name in _names(archive)}
-    return Archive(path, extents)
+    return Archive(path, extents, remark=model.remark)
 
 
 def companions_of(archive: Archive, kind: str) -> dict[str, Archive]:
