@@ -29,7 +29,7 @@ from handover.ranges import (
     YEAR_S,
 )
 
-FASTERTRANSFORMER, HUGGINGFACE = FORMATS = ("fastertransformer", "huggingface")
+FASTERTRANSFORMER, HUGGINGFACE, PEFT = FORMATS = ("fastertransformer", "huggingface", "peft")
 """What a conversion writes."""
 
 
@@ -59,7 +59,12 @@ class ConvertArguments(ScriptArguments):
         None, "LoRA adapter to merge: a .nemo, or a directory of NeMo 2, Megatron-Bridge, PEFT"
     )
     tokenizer: Path | None = option(None, "tokenizer's directory or file, in the place of the checkpoint's own")
-    format: str | None = option(None, "fastertransformer or huggingface: what is written; the first without it")
+    format: str | None = option(
+        None, "fastertransformer, huggingface, or peft, the adapter alone: what is written; the first without it"
+    )
+    base_model: str | None = option(
+        None, "format peft: name or path by which the adapter's directory calls its model; without it none"
+    )
     largest_file_bytes: int | None = option(
         None, "format huggingface: bytes of tensors in a file of weights, at most; 5 GB without it", FILE_BYTES
     )
@@ -68,6 +73,11 @@ class ConvertArguments(ScriptArguments):
         """Refuse a format that is not written."""
         if self.format not in (None, *FORMATS):
             raise ConfigError(f"--format={self.format} is not written", f"legal: {', '.join(FORMATS)}")
+        if self.base_model is not None and self.format != PEFT:
+            raise ConfigError(
+                f"--base-model={self.base_model} without --format={PEFT}: no directory of an adapter is written",
+                "export.adapter.format=peft writes one",
+            )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Convert a checkpoint into FasterTransformer's shards, or into a directory of Hugging Face.
+"""Convert a checkpoint into FasterTransformer's shards, a directory of Hugging Face, or its adapter into PEFT's.
 
     python3 -m export_scripts.convert --checkpoint=gpt.nemo --output=1-gpu --tensor-para-size=1 --weight-data-type=fp16
     python3 -m export_scripts.convert --checkpoint=gpt.nemo --output=hf --format=huggingface --weight-data-type=bf16
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from export_scripts.arguments import HUGGINGFACE, ConvertArguments
+from export_scripts.arguments import HUGGINGFACE, PEFT, ConvertArguments
 from export_scripts.checkpoints.digests import crc32_of
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.huggingface.hub import fetch
@@ -40,6 +40,7 @@ from export_scripts.conversion.write.journal import Journal
 from export_scripts.conversion.write.shards import Workspace, check_space, write_bytes, write_tensor
 from export_scripts.conversion.write.workers import Advance, run_all
 from export_scripts.targets.huggingface.convert import convert_to_huggingface
+from export_scripts.targets.peft.convert import convert_to_peft
 from export_scripts.tensors.mapped import RecordKey
 from export_scripts.tensors.read_sums import FileRange, by_path
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
@@ -66,6 +67,8 @@ def convert(arguments: ConvertArguments) -> Manifest:
     """
     if arguments.format == HUGGINGFACE:
         return convert_to_huggingface(arguments)
+    if arguments.format == PEFT:
+        return convert_to_peft(arguments)
     conversion = _plan(arguments)
     archive = conversion.archive
     check_apart(archive, arguments.output)

@@ -14,6 +14,7 @@ from launcher.clusters.table import cluster_of
 from launcher.config.choices import Stage
 from launcher.config.schema import Config
 from launcher.plan import checks
+from launcher.plan.adapter_checks import writes_adapter
 from launcher.plan.mounts import with_mounts
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan
@@ -118,6 +119,9 @@ def show_size(config: Config, paths: RunPaths) -> None:
         return
     size, data_type = model.tensor_model_parallel_size, str(model.weight_data_type)
     given = GivenFiles(paths.adapter, paths.tokenizer)
+    if writes_adapter(config):
+        sys.stdout.write(f"convert: {convert.adapter_size(config, paths)}\n")
+        return
     if convert.writes_huggingface(config):
         sizing = measure_huggingface(paths.checkpoint, data_type, model.processes, given)
     else:

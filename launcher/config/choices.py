@@ -104,6 +104,12 @@ class ModelFormat(Choice):
     huggingface = "huggingface"
 
 
+class AdapterFormat(Choice):
+    """What a LoRA adapter becomes that is not merged into its model."""
+
+    peft = "peft"
+
+
 class ModelType(Choice):
     """What the training called its family. The checkpoint says what it is; t5 and mt5 refuse a GPT."""
 

@@ -21,6 +21,7 @@ from export_scripts.arguments import ConvertArguments, ExportArguments
 from handover.arguments import same
 from handover.ranges import BATCH, DAY_MS, DAY_S, GPUS, PARALLEL, PROCESSES, WEEK_S, number
 from launcher.config.choices import (
+    AdapterFormat,
     BenchmarkKind,
     ClusterType,
     ContainerRuntime,
@@ -102,6 +103,14 @@ class ModelConfig:
 
 
 @dataclass
+class AdapterConfig:
+    """What becomes of the model's LoRA adapter."""
+
+    format: AdapterFormat | None = None  # peft: a directory of its own, without the model; None: it is merged
+    base_model: str | None = same(ConvertArguments, "base_model")
+
+
+@dataclass
 class TritonDeploymentConfig:
     """The Triton model repository."""
 
@@ -127,6 +136,7 @@ class ExportConfig:
 
     run: ExportRunConfig = field(default_factory=ExportRunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
     triton_deployment: TritonDeploymentConfig = field(default_factory=TritonDeploymentConfig)
 
 

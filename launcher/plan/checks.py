@@ -12,6 +12,7 @@ from handover.errors import ConfigError, SlipwayError
 from launcher.clusters.table import cluster_of
 from launcher.config.choices import ContainerRuntime, Engine, Stage
 from launcher.config.schema import Config
+from launcher.plan.adapter_checks import writes_adapter
 from launcher.plan.mounts import check_mountable, usual_mounts
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages import convert, report
@@ -41,7 +42,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
 def _check_format(config: Config, stages: Collection[Stage]) -> None:
     """Refuse stages that need FasterTransformer's shards where none are written."""
     model = config.export.model
-    if not convert.writes_huggingface(config):
+    if not convert.writes_huggingface(config) or writes_adapter(config):
         return
     is_asked_for = config.deployment.engine.reads_shards
     needing = [stage.name for stage in (Stage.export, Stage.deploy) if stage in stages]

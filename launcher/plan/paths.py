@@ -20,6 +20,7 @@ class RunPaths:
             ft_tp<T>_<weight>/<T>-gpu/            convert: the FT checkpoint
             hf_<weight>/                          convert with export.model.format=huggingface or for an engine that
                                                   reads it: the directory; vllm and the like serve it as it is
+            peft_<weight>/                        convert with export.adapter.format=peft: the adapter, in their place
             export_tp<T>_pp<P>_<weight>_<data>/   run.results_dir; with _int8 and the like where that is asked for
                 model_repo/                       export: the Triton model repository
                 deployment/                       deploy: endpoint.json, server.log
@@ -37,6 +38,7 @@ class RunPaths:
     hub_name: str | None  # of the checkpoint on huggingface.co, fetched to that path where the stage runs
     ft_checkpoint: Path
     huggingface: Path
+    peft: Path
     results: Path
     model_repository: Path
     deployment: Path
@@ -72,6 +74,7 @@ class RunPaths:
             hub_name=name,
             ft_checkpoint=train_root / ft_name / f"{tensor_para_size}-gpu",
             huggingface=huggingface,
+            peft=train_root / f"peft_{model.weight_data_type}",
             results=results,
             model_repository=huggingface if config.deployment.engine.is_program else repository,
             deployment=deployment,

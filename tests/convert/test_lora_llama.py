@@ -16,6 +16,7 @@ from support.llama_shards_forward import forward
 from support.llama_state import core_state, merged_qkv
 from support.nemo_archive import write_nemo
 from support.peft_adapters import DATA, INPUT_IDS
+from support.peft_output import assert_holds
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
@@ -133,3 +134,12 @@ def test_nemos_adapters(name: str, form: str, ranks: int, adapter_ranks: int, is
     convert(wish)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hub", attn_implementation="eager")
     assert np.abs(logits(loaded)[..., :VOCAB] - wanted).max() < 1e-4 * max(1.0, float(np.abs(wanted).max()))
+
+
+@pytest.mark.parametrize(("form", "is_fused"), [("archive", True), ("archive", False), ("nemo2, apart", False)])
+def test_nemos_adapters_as_pefts(form: str, is_fused: bool, tmp_path: Path) -> None:
+    added = products("llama", is_fused)
+    adapter = write_adapter(tmp_path / "a.nemo", "llama", in_nemos_words("llama", added, is_fused), 2, is_fused)
+    model = model_of(form, "llama", 2, tmp_path)
+    convert(ConvertArguments(model, tmp_path / "peft", weight_data_type="fp32", adapter=adapter, format="peft"))
+    assert_holds(tmp_path / "peft", added)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.megatron_core import core_forward, core_state, cut
 from support.nemo_archive import HEAD_SIZE, HEADS, HIDDEN, INTER, LAYERS, VOCAB, gpt_config, write_nemo
 from support.reference_forward import forward
@@ -238,3 +239,21 @@ def test_a_model_that_says_lora_and_has_all_weights_is_a_model(tmp_path: Path) -
     config = gpt_config(peft={"peft_scheme": "lora", "lora_tuning": {"adapter_dim": RANK}})
     model = write_nemo(tmp_path / "model.nemo", config, {"model_weights.ckpt": core_state()})
     assert inspect_source(model, 1, "fp32").dims.axis_size("num_layer") == LAYERS
+
+
+@pytest.mark.parametrize("groups", [HEADS, 2])
+def test_one_of_a_gpt_as_pefts(groups: int, tmp_path: Path) -> None:
+    """transformers' GPT-2 has the weights transposed; what PEFT's reader, which PEFT's logits prove, merges of it."""
+    more = {} if groups == HEADS else {"num_query_groups": groups}
+    state, adapter_of = core_state(groups), adapter_state("nemo", groups)
+    model = write_nemo(tmp_path / "model.nemo", sizes(1, 1, **more), files_of(state, 1, 1, cut))
+    adapter = write_adapter(tmp_path / "adapter.nemo", adapter_of, **more)
+    wish = {"weight_data_type": "fp32", "adapter": adapter}
+    convert(ConvertArguments(model, tmp_path / "peft", **wish, format="peft"))
+    convert(ConvertArguments(model, tmp_path / "merged", **wish, format="huggingface"))
+    convert(ConvertArguments(model, tmp_path / "base", weight_data_type="fp32", format="huggingface"))
+    wish["adapter"] = tmp_path / "peft"
+    convert(ConvertArguments(tmp_path / "base", tmp_path / "again", **wish, format="huggingface"))
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "again"))
+    assert first.keys() == second.keys()
+    assert max(float((first[key] - second[key]).abs().max()) for key in first) < 1e-6

@@ -16,6 +16,7 @@ from support.llama_files import chunked, write_archive, write_nemo2_tree, write_
 from support.llama_models import VOCAB, input_ids, logits, saved
 from support.llama_shards_forward import forward
 from support.llama_state import core_state
+from support.peft_output import assert_holds
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
@@ -118,3 +119,10 @@ def test_a_model_that_was_trained_so_and_has_all_weights_is_a_model(tmp_path: Pa
     file = model / "context/model.yaml"
     file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"model_transform": LORA}))
     assert open_source(find_archive(model)).family.name == "llama"
+
+
+@pytest.mark.parametrize("name", ["mistral", "nemotron"])
+def test_one_as_pefts(name: str, tmp_path: Path) -> None:
+    model, adapter = write_model("NeMo 2", name, tmp_path), write_adapter(tmp_path / "adapter", name, 2)
+    convert(ConvertArguments(model, tmp_path / "peft", weight_data_type="fp32", adapter=adapter, format="peft"))
+    assert_holds(tmp_path / "peft", products(name, is_fused=True))

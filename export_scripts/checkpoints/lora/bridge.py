@@ -6,8 +6,6 @@ model, which ``checkpoint.pretrained_checkpoint`` names.
 
 from __future__ import annotations
 
-import numpy as np
-
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.distributed import is_distributed, open_distributed
 from export_scripts.checkpoints.lora.adapter import Adapter
@@ -101,7 +99,7 @@ def _trained(run: Fields, where: str) -> Trained:
     size = positive(model.get("kv_channels") or hidden // heads, f"{where}: model: kv_channels")
     return Trained(
         rank,
-        np.float32(alpha / rank),
+        alpha / rank,
         bool(model.get("gated_linear_unit")),
         is_canonical=_CLASSES[kind],
         sizes={"groups": groups, "heads_per_group": heads // groups, "size_per_head": size},

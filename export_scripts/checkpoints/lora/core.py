@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
-
 from export_scripts.checkpoints.files.chunked import ChunkedState, ChunkedTensor
 from export_scripts.checkpoints.lora.update import FC1, QKV, Update, pair_of, side_by_side, swapped
 from export_scripts.checkpoints.tensor_values import read_whole
@@ -47,7 +45,7 @@ class Trained:
     """
 
     rank: int
-    scale: np.float32
+    scale: float
     is_gated: bool
     cuts_plain: bool = False
     is_canonical: bool = False

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.lora.adapter import Adapter
@@ -68,7 +66,7 @@ class _Model:
     heads: int
     groups: int
     is_gated: bool
-    scale: np.float32
+    scale: float
     rank: int
 
 
@@ -167,7 +165,7 @@ def _read_config(config: Mapping[str, Any], where: str) -> _Model:
         heads=heads,
         groups=positive(config.get("num_query_groups") or heads, f"{where}: num_query_groups"),
         is_gated=activation in _GATED or (bool(config.get("mcore_gpt")) and activation.endswith("glu")),
-        scale=np.float32(number(rank if alpha is None else alpha, f"{where}: peft.lora_tuning.alpha") / rank),
+        scale=number(rank if alpha is None else alpha, f"{where}: peft.lora_tuning.alpha") / rank,
         rank=rank,
     )
 

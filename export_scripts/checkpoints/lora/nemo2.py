@@ -8,8 +8,6 @@ weight's.
 
 from __future__ import annotations
 
-import numpy as np
-
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.distributed import is_distributed, open_distributed
@@ -89,4 +87,4 @@ def _read_transform(archive: Archive) -> Trained:
     rank = positive(lora.get("dim"), f"{where}: model_transform: dim")
     alpha = number(lora.get("alpha"), f"{where}: model_transform: alpha")
     is_gated = bool(model.fields("config").get("gated_linear_unit"))
-    return Trained(rank, np.float32(alpha / rank), is_gated, cuts_plain=True)
+    return Trained(rank, alpha / rank, is_gated, cuts_plain=True)

@@ -13,8 +13,6 @@ from functools import partial
 from math import sqrt
 from typing import Any
 
-import numpy as np
-
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface.files import ADAPTER_FILE, model_type, open_weights, read_json
 from export_scripts.checkpoints.lora.adapter import Adapter
@@ -174,7 +172,7 @@ def _update(
     alpha = number(
         _of_module(config, where, "alpha_pattern", module, config.get("lora_alpha", 8)), f"{where}: lora_alpha"
     )
-    scale = np.float32(alpha / (sqrt(rank) if config.get("use_rslora") else rank))
+    scale = alpha / (sqrt(rank) if config.get("use_rslora") else rank)
     shape = (up.shape[0], down.shape[1])
     return Update(
         names=_names(f"{module}.weight"),

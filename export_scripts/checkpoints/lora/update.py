@@ -43,7 +43,7 @@ class Update:
     shape: tuple[int, ...]
     factors: tuple[LazyTensor, ...]
     read: Callable[[], tuple[Array, Array]]
-    scale: np.float32
+    scale: float
     is_gated: bool = False
     keys: tuple[str, ...] = ()
     apart: tuple[int, ...] = ()
@@ -113,7 +113,7 @@ class MergedTensor:
             CheckpointError: a factor cannot be read or is damaged.
         """
         left, right = self.update.read()
-        left = left * self.update.scale
+        left = left * np.float32(self.update.scale)
         parts = self.base.parts()
         merged, start = [], 0
         for number, part in enumerate(parts):

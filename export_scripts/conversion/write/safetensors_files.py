@@ -132,12 +132,13 @@ def lay_out(tensors: Sequence[PlannedTensor], data_type: str, largest_bytes: int
         groups[-1].append(tensor)
         used_bytes += size_bytes
     if len(groups) == 1:
-        return (_file("model.safetensors", groups[0], data_type),)
+        return (file_of("model.safetensors", groups[0], data_type),)
     names = [f"model-{number:05}-of-{len(groups):05}.safetensors" for number in range(1, len(groups) + 1)]
-    return tuple(_file(name, group, data_type) for name, group in zip(names, groups, strict=True))
+    return tuple(file_of(name, group, data_type) for name, group in zip(names, groups, strict=True))
 
 
-def _file(name: str, tensors: Sequence[PlannedTensor], data_type: str) -> WeightsFile:
+def file_of(name: str, tensors: Sequence[PlannedTensor], data_type: str) -> WeightsFile:
+    """Lay tensors out in one file."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begins, end = [], 0
     for tensor in tensors:

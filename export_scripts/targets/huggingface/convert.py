@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.digests import crc32_of
+from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.formats import find_archive
 from export_scripts.conversion.job import (
     SPARE_BYTES,
@@ -54,7 +55,7 @@ def convert_to_huggingface(arguments: ConvertArguments) -> Manifest:
         CheckpointError: the checkpoint cannot be converted; see ``plan_huggingface``.
         ArtefactError: the disk is full or the output directory holds foreign files.
     """
-    wish = _wish(arguments)
+    wish = wish_of(arguments)
     archive = find_archive(arguments.checkpoint, given_files(arguments))
     check_apart(archive, arguments.output)
     plan = plan_huggingface(archive, replace(wish, asks_nemo=True))
@@ -64,15 +65,40 @@ def convert_to_huggingface(arguments: ConvertArguments) -> Manifest:
         "largest_file_bytes": wish.largest_file_bytes,
     }
     del made_from["tensor_para_size"]
+    sys.stderr.write(f"convert: note: {plan.source.source_map.name}, for transformers' {plan.architecture}\n")
+    return write_directory(KIND, plan, archive, made_from, arguments, lambda unpacked: plan_huggingface(unpacked, wish))
+
+
+def write_directory(
+    kind: str,
+    plan: HuggingFacePlan,
+    archive: Archive,
+    made_from: dict[str, object],
+    arguments: ConvertArguments,
+    plan_again: Callable[[Archive], HuggingFacePlan],
+) -> Manifest:
+    """Write what is planned, and the manifest last.
+
+    Args:
+        kind: of the directory, for its manifest.
+        plan: of it.
+        archive: what its bytes are from.
+        made_from: for the manifest and the journal.
+        arguments: of the conversion.
+        plan_again: plans it for the same files, unpacked.
+
+    Raises:
+        CheckpointError: the source is damaged, or was changed meanwhile.
+        ArtefactError: the disk is full or the output directory holds foreign files.
+    """
     journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION}, plan.names())
     try:
         _check_space(plan, arguments.output, journal)
-        sys.stderr.write(f"convert: note: {plan.source.source_map.name}, for transformers' {plan.architecture}\n")
         for remark in plan.remarks:
             sys.stderr.write(f"convert: note: {remark}\n")
         proof = prove(archive, plan.read, arguments)
         with mappable(archive, arguments.output) as unpacked:
-            mapped = plan if unpacked is archive else plan_huggingface(unpacked, wish)
+            mapped = plan if unpacked is archive else plan_again(unpacked)
             records, read = _write_weights(mapped, arguments.output, journal, arguments.processes, not proof)
         records += [
             write_bytes(arguments.output / name, content, journal) for name, content in plan.small_files.items()
@@ -81,7 +107,7 @@ def convert_to_huggingface(arguments: ConvertArguments) -> Manifest:
     finally:
         journal.close()
     made_from |= proof or {"checkpoint_digest": crc32_of(archive, workers_of(arguments.processes), read)}
-    manifest = Manifest(KIND, tuple(sorted(records, key=lambda record: record.path)), made_from)
+    manifest = Manifest(kind, tuple(sorted(records, key=lambda record: record.path)), made_from)
     manifest.write(arguments.output)
     journal.remove()
     return manifest
@@ -93,10 +119,10 @@ def inspect_huggingface(path: Path, arguments: ConvertArguments) -> HuggingFaceP
     Raises:
         CheckpointError: it cannot; see ``plan_huggingface``.
     """
-    return plan_huggingface(find_archive(path, given_files(arguments)), _wish(arguments))
+    return plan_huggingface(find_archive(path, given_files(arguments)), wish_of(arguments))
 
 
-def _wish(arguments: ConvertArguments) -> Wish:
+def wish_of(arguments: ConvertArguments) -> Wish:
     """Read what is asked for.
 
     Raises:

@@ -166,7 +166,7 @@ def _expressed(
             f"a Hugging Face directory has no place for {len(opened.extra_targets)} tensors beside the model: {some}",
             "take the prompt tables or adapters away, or export.model.format=fastertransformer",
         )
-    facts = _facts(opened, source, assignments)
+    facts = facts_of(opened, source, assignments)
     target = target_of(opened.family.name, opened.dims, facts)
     rows, remarks = _rows(opened)
     dims = replace(opened.dims, vocab_size=rows)  # type: ignore[type-var]
@@ -193,7 +193,8 @@ def _expressed(
     return planned, config, remarks
 
 
-def _facts(opened: Source, source: Source, assignments: Sequence[Assignment]) -> Facts:
+def facts_of(opened: Source, source: Source, assignments: Sequence[Assignment]) -> Facts:
+    """Read what the dimensions do not say."""
     if isinstance(opened.dims, LlamaDims):
         return Facts("", opened.dims.has_tied_head, source.ids.start_id, source.ids.end_id, source.ids.pad_id)
     keys = {assignment.name: assignment.keys for assignment in assignments}

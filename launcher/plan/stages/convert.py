@@ -1,4 +1,4 @@
-"""Conversion of a training checkpoint, into FasterTransformer's shards or a directory of Hugging Face.
+"""Conversion of a training checkpoint, into FasterTransformer's shards or a directory of Hugging Face or PEFT.
 
 What the checkpoint says now, and the plan.
 """
@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import models
-from export_scripts.arguments import HUGGINGFACE, ConvertArguments
+from export_scripts.arguments import HUGGINGFACE, PEFT, ConvertArguments
 from ft_format.families.family import Family
 from ft_format.families.gpt import FAMILY as GPT
 from handover.errors import CheckpointError, ConfigError
 from handover.manifest import FILE_NAME
+from handover.progress import human_bytes
 from launcher.config.choices import Engine, ModelFormat, ModelType, Stage
 from launcher.config.options import filled
 from launcher.config.schema import Config
+from launcher.plan.adapter_checks import check_adapter, writes_adapter
 from launcher.plan.engine_checks import check_served
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
@@ -64,6 +66,9 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
                 "export.model.random_weights=true makes weights of its shape, to measure them",
             )
         return
+    if writes_adapter(config):
+        check_adapter(config, stages, _arguments(config, paths))
+        return
     if writes_huggingface(config):
         _check_huggingface(config, paths, stages, known)
         return
@@ -90,7 +95,17 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
 
 def output(config: Config, paths: RunPaths) -> Path:
     """Return where the result goes."""
+    if writes_adapter(config):
+        return paths.peft
     return paths.huggingface if writes_huggingface(config) else paths.ft_checkpoint
+
+
+def adapter_size(config: Config, paths: RunPaths) -> str:
+    """Return what writing the adapter by itself will take, as a sentence."""
+    from export_scripts.targets.peft.convert import inspect_peft
+
+    file = inspect_peft(_arguments(config, paths)).files[0]
+    return f"{file.name} of {human_bytes(file.size_bytes)} with {len(file.tensors)} matrices, and nothing of the model"
 
 
 def writes_huggingface(config: Config) -> bool:
@@ -105,7 +120,7 @@ def with_format(config: Config, paths: RunPaths) -> Config:
     opened, the conversion's check names.
     """
     model = config.export.model
-    if model.format is not None:
+    if model.format is not None or writes_adapter(config):
         return config
     is_written = config.deployment.engine is Engine.slipway and {Stage.convert, Stage.export} & set(config.stages)
     is_directory = bool(is_written) and not model.random_weights and _is_beyond(paths)
@@ -134,18 +149,19 @@ def _is_beyond(paths: RunPaths) -> bool:
 
 def _arguments(config: Config, paths: RunPaths) -> ConvertArguments:
     model = config.export.model
-    is_huggingface = writes_huggingface(config)
+    is_huggingface = writes_huggingface(config) and not writes_adapter(config)
     return filled(
         ConvertArguments,
         model,
         checkpoint=paths.checkpoint,
         output=partial(output(config, paths)),
-        tensor_para_size=1 if is_huggingface else model.tensor_model_parallel_size,
+        tensor_para_size=1 if is_huggingface or writes_adapter(config) else model.tensor_model_parallel_size,
         random_weights=model.random_weights or None,
         hub_name=paths.hub_name,
         adapter=paths.adapter,
         tokenizer=paths.tokenizer,
-        format=HUGGINGFACE if is_huggingface else None,
+        format=PEFT if writes_adapter(config) else HUGGINGFACE if is_huggingface else None,
+        base_model=config.export.adapter.base_model,
     )
 
 

@@ -1,0 +1,1 @@
+"""Directories of PEFT: a LoRA adapter by itself, without the weights of its model."""

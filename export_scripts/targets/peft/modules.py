@@ -1,0 +1,155 @@
+"""Which of transformers' linear layers an adapter changes, and which rows of its matrices are theirs.
+
+The tables of weights say where every number of a training's weight comes to lie in transformers' tensors. Here they
+rearrange the numbers of rows and columns instead of weights, so that there is no second table for adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from export_scripts.checkpoints.lora.update import MergedTensor, Update
+from export_scripts.checkpoints.source import Source
+from export_scripts.targets.huggingface.table import Taken
+from export_scripts.tensors.dtypes import Array
+from export_scripts.weights.schema import Assignment, Rule, as_tuple
+
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True)
+class Module:
+    """A linear layer that an adapter changes.
+
+    Attributes:
+        name: transformers' own.
+        update: of the training's weight, which may hold other layers' too.
+        part: number of the layer among them.
+        rows, columns: of the update, in the order of the layer's.
+        is_transposed: transformers keeps the weight as [in, out].
+    """
+
+    name: str
+    update: Update
+    part: int
+    rows: Array
+    columns: Array
+    is_transposed: bool
+
+    @property
+    def rank(self) -> int:
+        """Rank of the layer's own product."""
+        ranks = {tensor.shape[0] for tensor in self.update.factors[::2]}
+        return ranks.pop()
+
+    def matrices(self) -> tuple[Array, Array]:
+        """Read PEFT's lora_A [rank, in] and lora_B [out, rank], fp32."""
+        left, right = self.update.read()
+        own = self.update.columns(self.part, right.shape[0])
+        assert own is not None, f"{self.name} has matrices"
+        return right[own][:, self.columns], left[self.rows][:, own]
+
+
+def modules_of(
+    source: Source, assignments: Sequence[Assignment], tensors: Mapping[str, Taken]
+) -> tuple[tuple[Module, ...], list[str]]:
+    """Find the layers that the adapter in a model changes.
+
+    Args:
+        source: the model, the adapter merged.
+        assignments: of its tensors.
+        tensors: transformers' by name, and what each is taken from.
+
+    Returns:
+        The layers; and what PEFT cannot say, one line each.
+    """
+    by_pivot: dict[str, list[str]] = {}
+    for name, taken in tensors.items():
+        by_pivot.setdefault(taken.pivot, []).append(name)
+    by_name = {assignment.name: assignment for assignment in assignments}
+    modules, problems = [], []
+    for key, tensor in source.tensors.items():
+        if not isinstance(tensor, MergedTensor):
+            continue
+        sources = source.source_map.sources(key)
+        assert sources is not None, f"{key} is matched"
+        rules = as_tuple(source.source_map.rules[sources[0]])
+        found = list(_of_weight(key, tensor.update, rules, sources, source, by_name, by_pivot, tensors))
+        modules += [each for each in found if isinstance(each, Module)]
+        problems += [each for each in found if isinstance(each, str)]
+    return tuple(modules), problems
+
+
+def _of_weight(
+    key: str,
+    update: Update,
+    rules: Sequence[Rule],
+    sources: tuple[object, int | None],
+    source: Source,
+    by_name: Mapping[str, Assignment],
+    by_pivot: Mapping[str, Sequence[str]],
+    tensors: Mapping[str, Taken],
+) -> Iterator[Module | str]:
+    """Find the layers in one weight, or say what is in the way."""
+    if update.apart and len(rules) == 1:
+        yield f"{key}  is one matrix of transformers', and the adapter has several pairs of matrices for its parts"
+        return
+    for part, rule in enumerate(rules):
+        if update.apart and part not in update.apart:
+            continue
+        pivot = rule.target.format(layer=sources[1])
+        spec = by_name[pivot].target
+        names = by_pivot.get(pivot, ())
+        if "vocab_size" in spec.shape:
+            yield f"{key}  is cut to the tokenizer's size, and PEFT's matrices are not"
+        elif len(by_name[pivot].keys) > 1 or rule.elementwise or not names:
+            yield f"{key}  is computed into transformers' weights"
+        for name in names if "vocab_size" not in spec.shape else ():
+            yield _module(name, key, update, part, rule, tensors[name], source)
+
+
+def _module(name: str, key: str, update: Update, part: int, rule: Rule, taken: Taken, source: Source) -> Module | str:
+    if taken.elementwise or taken.rows_before or taken.is_zeros or not name.endswith(_WEIGHT):
+        return f"{key}  is computed into transformers' {name}"
+    shape = update.shape
+    rows = _arranged(np.broadcast_to(np.arange(shape[0])[:, None], shape), rule, taken, source)
+    columns = _arranged(np.broadcast_to(np.arange(shape[1])[None], shape), rule, taken, source)
+    is_transposed = len(rows.down) > 1 and bool((rows.down == rows.down[0]).all())
+    of_rows, of_columns = (rows.across, columns.down) if is_transposed else (rows.down, columns.across)
+    if not rows.is_straight or not columns.is_straight:
+        return f"{key}  is not rows and columns of transformers' {name}"
+    return Module(name.removesuffix(_WEIGHT), update, part, of_rows, of_columns, is_transposed)
+
+
+@dataclass(frozen=True)
+class _Arranged:
+    """Numbers of rows or of columns where a weight's are in transformers' tensor.
+
+    Attributes:
+        down, across: its first column, and its first row.
+        is_straight: its last column and row are the same ones.
+    """
+
+    down: Array
+    across: Array
+    is_straight: bool
+
+
+def _arranged(numbers: Array, rule: Rule, taken: Taken, source: Source) -> _Arranged:
+    """Rearrange numbers as a weight."""
+    view = rule.layout(numbers, source.dims)
+    if taken.part:
+        axis, start, stop = taken.part
+        view = np.moveaxis(np.moveaxis(view, axis, 0)[start:stop], 0, axis)
+    view = view.transpose(taken.order) if taken.order else view
+    outer = taken.merged[0] if taken.merged else 1
+    every: tuple[slice, ...] = (slice(None),) * outer
+    inner = view.ndim - outer
+    down, last_down = (view[every + (place,) * inner].reshape(-1) for place in (0, -1))
+    across, last_across = (view[(place,) * outer].reshape(-1) for place in (0, -1))
+    varies_down = np.array_equal(down, last_down) and bool((across == across[0]).all())
+    varies_across = np.array_equal(across, last_across) and bool((down == down[0]).all())
+    return _Arranged(down, across, varies_down or varies_across)

@@ -1,0 +1,78 @@
+"""What PEFT computes with the directories that ``--format=peft`` writes, stored in tests/data/peft as ``out_*``.
+
+Made by PEFT 0.21.2 (``pip install peft==0.21.2``), from the repository's root:
+
+    PYTHONPATH=tests:. python -m support.peft_output tests/data/peft
+
+The model is transformers' own and the directory of the adapter this project's; the logits are in fp32.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.convert import convert
+from support.core_adapters import CANONICAL, LORA, Products, write_bridge, write_bridge_adapter
+from support.llama_adapters import products
+from support.llama_models import build, logits
+
+CASES = {
+    "llama": ("llama", LORA, 2),
+    "qwen3_canonical": ("qwen3", CANONICAL, 2),
+    "nemotron": ("nemotron", LORA, 1),
+    "some": ("llama", CANONICAL, 1),
+}
+
+
+def added(case: str) -> Products:
+    """The matrices of an adapter by transformers' names; ``some`` has none of k and gate."""
+    name, target, _ = CASES[case]
+    every = products(name, is_fused=target == LORA)
+    if case != "some":
+        return every
+    return {key: pair for key, pair in every.items() if not any(word in key for word in ("k_proj", "gate_proj"))}
+
+
+def write(case: str, folder: Path) -> tuple[Path, Path]:
+    """Write a model and its adapter as Megatron-Bridge does."""
+    name, target, ranks = CASES[case]
+    model = write_bridge(folder / "model", name, 1, None)
+    return model, write_bridge_adapter(folder / "adapter", name, ranks, added(case), target)
+
+
+def assert_holds(made: Path, wanted: Products) -> None:
+    """Compare the tensors of a directory with matrices by transformers' names, bit by bit."""
+    named = {
+        f"base_model.model.{key.removesuffix('weight')}lora_{letter}.weight": value
+        for key, pair in wanted.items()
+        for letter, value in zip("AB", pair, strict=True)
+    }
+    tensors = load_file(made / "adapter_model.safetensors")
+    assert tensors.keys() == named.keys()
+    assert all(torch.equal(tensors[key], value) for key, value in named.items())
+
+
+def record(case: str, data: Path) -> None:
+    """Load one with PEFT, and keep its logits."""
+    import peft  # type: ignore[import-not-found]  # it is needed to make the data, not to read it
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model, adapter = write(case, folder)
+        convert(ConvertArguments(model, folder / "peft", 1, "fp32", adapter=adapter, format="peft", base_model="base"))
+        loaded = peft.PeftModel.from_pretrained(build(CASES[case][0]), folder / "peft")
+        np.save(data / f"out_{case}.logits.npy", logits(loaded))
+        shutil.copy(folder / "peft/adapter_config.json", data / f"out_{case}.json")
+
+
+if __name__ == "__main__":
+    for each in CASES:
+        record(each, Path(sys.argv[1]))
