@@ -98,7 +98,8 @@ def assert_layout_gives_what_one_process_gives(
     tensor: int, pipeline: int, directory: Path, device: str, **how: bool
 ) -> None:
     # 3 layers: over 2 stages they are 2 and 1, over 4 stages the last has none.
-    shards = write_shards(random_gpt2(tie_word_embeddings=tensor != 4), directory, tensor)
+    model = random_gpt2(tie_word_embeddings=tensor != 4, n_head=max(4, tensor))
+    shards = write_shards(model, directory, tensor)
     requests = [scored(REQUESTS[0]), REQUESTS[1], sampled(REQUESTS[0]), *beams_prompts_and_a_talk()]
     ranks = start(shards, directory, tensor, pipeline, requests, on_gpu=device == "cuda", **how)
     alone = Settings(shards, tensor, 1, "fp32", 1, has_process_per_rank=False, kv_cache_bytes=CACHE_BYTES)
@@ -119,7 +120,7 @@ def test_any_layout_gives_what_one_process_gives(tensor: int, pipeline: int, tmp
 
 
 @pytest.mark.parametrize("has_peer_sums", [True, False])
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 2), (2, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 2), (2, 1), (2, 2), (4, 1), (8, 1), (4, 2), (2, 4)])
 def test_any_layout_gives_what_one_gpu_gives(tensor: int, pipeline: int, has_peer_sums: bool, tmp_path: Path) -> None:
     if torch.cuda.device_count() < tensor * pipeline:
         pytest.skip("no GPU for each rank")

@@ -25,10 +25,10 @@ PROGRAM = PROJECT / "tests" / "support" / "faulty_ranks.py"
 class Talk:
     """The program of faulty_ranks.py."""
 
-    def __init__(self, directory: Path, device: str = "cpu", model_type: str = "GPT") -> None:
+    def __init__(self, directory: Path, device: str = "cpu", model_type: str = "GPT", ranks: int = 2) -> None:
         count = 30 if device == "cpu" else 4000  # long enough to be harmed under way
         if model_type == "GPT":
-            shards = write_shards(random_gpt2(n_positions=count + 8), directory, 2)
+            shards = write_shards(random_gpt2(n_positions=count + 8, n_head=max(4, ranks)), directory, ranks)
         else:
             shards, _ = shards_of("gemma2", directory, 2)
         self.device, self.said = device, directory / "said"
@@ -61,9 +61,13 @@ class Talk:
 
 @pytest.fixture(params=["cpu"])
 def talk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Talk]:
-    if request.param == "cuda" and torch.cuda.device_count() < 2:
+    ranks = 8 if request.param == "8 GPUs" else 2
+    if request.param in ("cuda", "8 GPUs") and torch.cuda.device_count() < ranks:
         pytest.skip("no GPU for each rank")
-    talk = Talk(tmp_path, "cpu", "Llama") if request.param == "llama" else Talk(tmp_path, request.param)
+    if request.param == "llama":
+        talk = Talk(tmp_path, "cpu", "Llama")
+    else:
+        talk = Talk(tmp_path, "cpu" if request.param == "cpu" else "cuda", ranks=ranks)
     yield talk
     talk.process.kill()
     talk.process.wait(10)
@@ -92,7 +96,7 @@ def test_where_one_rank_fails_the_others_are_started_anew(talk: Talk) -> None:
 @pytest.mark.parametrize(
     ("talk", "harm"),
     [
-        *product(["cpu", "cuda"], [signal.SIGKILL, signal.SIGSTOP]),
+        *product(["cpu", "cuda", "8 GPUs"], [signal.SIGKILL, signal.SIGSTOP]),
         pytest.param("llama", signal.SIGSTOP, marks=pytest.mark.long),
     ],
     indirect=["talk"],

@@ -78,7 +78,16 @@ def lead(shards: str, device: str, count: str, model_type: str) -> None:
     if device == "cpu":
         workers.WORKER = (__file__, "worker")
         break_network(Network, (FAILS_EVERYWHERE,))
-    settings = Settings(Path(shards), 2, 1, "fp32", 1, model_type, has_process_per_rank=True, kv_cache_bytes=1 << 26)
+    settings = Settings(
+        Path(shards),
+        int(Path(shards).name.split("-")[0]),
+        1,
+        "fp32",
+        1,
+        model_type,
+        has_process_per_rank=True,
+        kv_cache_bytes=1 << 26,
+    )
     engine, asked = open_engine(settings, max_rows=1), dict[str, Asked]()
     for line in sys.stdin:
         word, *rest = line.split()
