@@ -5,6 +5,7 @@ Threads would do but for the interpreter's lock: on 16 processors, eight of them
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -23,6 +25,7 @@ Advance = Callable[[int], None]
 """Told the bytes that were written since the last time."""
 
 _POLL_S = 0.1
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, from malloc.h
 
 
 class _Inherited:
@@ -46,6 +49,7 @@ def run_all(processes: int, count: int, work: Callable[[int, Advance], Result], 
         Exception: what the work raised; work that has not begun is dropped.
     """
     if processes <= 1:
+        _keep_freed_memory()
         for number in range(count):
             yield work(number, advance)
         return
@@ -86,8 +90,17 @@ def _begin(parent: int) -> None:
     """Set a new process up: an interrupt is the parent's affair, and the parent's end is ours."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
+    _keep_freed_memory()
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _keep_freed_memory() -> None:
+    """Have arrays of a few MB reuse memory: by default each one's pages are asked for, cleared and given back."""
+    with suppress(OSError, AttributeError):  # not glibc's
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_MMAP_THRESHOLD, 8 << 20)
+        libc.mallopt(_TRIM_THRESHOLD, 64 << 20)
 
 
 def _run(number: int) -> Any:
