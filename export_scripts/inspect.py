@@ -20,13 +20,14 @@ from pathlib import Path
 from export_scripts.checkpoints.digests import UNPROVED, check_published, sha256_of, unproved
 from export_scripts.checkpoints.fastertransformer.reader import check_manifest, read_manifest
 from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.huggingface.quantized import stored_bytes, stored_type
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.user_files import GivenFiles
 from export_scripts.conversion.plan.check import check_types
 from export_scripts.conversion.plan.ranks import possible_ranks
 from export_scripts.conversion.plan.special_ids import with_settled_ids
 from export_scripts.conversion.write.shards import ShardSettings, Workspace, check_values
-from export_scripts.tensors.dtypes import STORAGE, item_bytes
+from export_scripts.tensors.dtypes import STORAGE
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import LazyTensor, split_layer
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
@@ -63,10 +64,9 @@ def _totals(tensors: Iterable[LazyTensor]) -> Mapping[str, tuple[int, int, int]]
     """Tensors, numbers and bytes of each data type; an unknown one counts no bytes."""
     totals: dict[str, tuple[int, int, int]] = {}
     for tensor in tensors:
-        count, numbers, size_bytes = totals.get(tensor.data_type, (0, 0, 0))
-        size = prod(tensor.shape)
-        width = item_bytes(tensor.data_type) if tensor.data_type in STORAGE else 0
-        totals[tensor.data_type] = (count + 1, numbers + size, size_bytes + size * width)
+        count, numbers, size_bytes = totals.get(kind := stored_type(tensor), (0, 0, 0))
+        stored = stored_bytes(tensor) if tensor.data_type in STORAGE else 0
+        totals[kind] = (count + 1, numbers + prod(tensor.shape), size_bytes + stored)
     return totals
 
 
@@ -77,7 +77,7 @@ def _keys(source: Source) -> Iterator[str]:
         becomes = " ".join(split_layer(name)[0] for name in source.source_map.targets(key))
         if source.source_map.is_ignored(key):
             becomes = "(ignored)"
-        kind = (split_layer(key)[0], tensor.shape, tensor.data_type, becomes or "(no rule)")
+        kind = (split_layer(key)[0], tensor.shape, stored_type(tensor), becomes or "(no rule)")
         kinds[kind] = kinds.get(kind, 0) + 1
     width = max((len(kind[0]) for kind in kinds), default=0)
     for (pattern, shape, data_type, becomes), count in kinds.items():

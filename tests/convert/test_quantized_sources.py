@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from support.quantized_record import RECORD, TYPES, digest_of
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.files.archive import open_archive
+from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.huggingface.files import open_model_weights, read_config
 from export_scripts.convert import convert
+from export_scripts.inspect import describe
 from export_scripts.targets.huggingface.sizing import measure_huggingface
 from export_scripts.tensors.mapped import Reader
 from export_scripts.tensors.scaled import Scaled
@@ -109,6 +112,39 @@ def test_the_size_of_a_conversion_counts_the_bytes_that_are_read(tmp_path: Path)
     state = save_case("fp8, blocks", tmp_path)
     wanted = sum(value.numel() * value.element_size() for value in state.values())
     assert measure_huggingface(tmp_path, "bf16", 1).read_bytes == wanted
+
+
+def test_a_described_model_has_the_bytes_of_its_files(tmp_path: Path) -> None:
+    """All its matrices are taken for quantized; one is not, here."""
+    state = save_case("fp8, blocks", tmp_path)
+    stored = sum(value.numel() * value.element_size() for value in state.values())
+    more = measure_huggingface(tmp_path / "config.json", "bf16", 1).read_bytes - stored
+    dense = state["model.layers.3.mlp.down_proj.weight"].numel()
+    assert more == 64 // 16 * 96 // 32 * 4 - dense
+
+
+def test_what_is_stored_is_shown(tmp_path: Path) -> None:
+    save_case("fp8, blocks", tmp_path)
+    shown = "\n".join(describe(open_source(find_archive(tmp_path))))
+    assert "27 tensors of F8_E4M3, 165,888 numbers" in shown
+    assert re.search(r"layers.\{layer\}.self_attn.q_proj.weight +x4 +F8_E4M3 \[128, 64\]", shown)
+
+
+def test_an_adapter_is_merged_into_what_is_dequantized(tmp_path: Path) -> None:
+    save_case("fp8, blocks", tmp_path / "source")
+    dense = converted(tmp_path / "source", tmp_path / "dense", "fp32")
+    (folder := tmp_path / "adapter").mkdir()
+    draw = torch.Generator().manual_seed(1)
+    down, up = torch.randn(2, 64, generator=draw), torch.randn(128, 2, generator=draw)
+    name = f"base_model.model.{QUERY.removesuffix('.weight')}"
+    save_file(
+        {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}, tmp_path / "adapter/adapter_model.safetensors"
+    )
+    about = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    made = converted(tmp_path / "source", tmp_path / "out", "fp32", adapter=folder)
+    assert torch.allclose(made[QUERY], dense[QUERY] + 2 * up @ down, atol=1e-5)
+    assert not torch.equal(made[QUERY], dense[QUERY])
 
 
 def test_a_number_that_is_none_is_named(tmp_path: Path) -> None:

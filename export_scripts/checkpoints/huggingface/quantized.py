@@ -18,6 +18,7 @@ from export_scripts.tensors.scaled import Scaled
 from export_scripts.tensors.small_floats import BYTE, BYTES, E4M3, E5M2, E8M0, FP4
 from export_scripts.weights.schema import LazyTensor, Shape
 from handover.errors import CheckpointError
+from models.tensor import Tensor
 
 _SCALES = ("_scale_inv", "_scale")
 _SCALE_OF = {FP8: re.compile(r"(_scale_inv|(^|\.)weight_scale)$"), MXFP4: re.compile(r"_proj_scales$")}
@@ -81,6 +82,24 @@ def stored_bytes(tensor: LazyTensor) -> int:
     if isinstance(tensor, QuantizedTensor):
         return stored_bytes(tensor.numbers) + stored_bytes(tensor.scales)
     return prod(tensor.shape) * (1 if tensor.data_type in BYTES else item_bytes(tensor.data_type))
+
+
+def stored_type(tensor: LazyTensor) -> str:
+    """Return the type of the numbers that a tensor has in its files."""
+    return tensor.kind if isinstance(tensor, QuantizedTensor) else tensor.data_type
+
+
+def described_bytes(said: Quantization, tensor: Tensor, data_type: str) -> int:
+    """Return the bytes of a tensor of a described model: matrices but for embedding and head are quantized.
+
+    Of GPT-OSS those of experts are, which have three axes.
+    """
+    shape = tensor.shape
+    if len(shape) < (3 if said.kind == MXFP4 else 2) or "vocab_size" in tensor.axes:
+        return prod(shape) * item_bytes(data_type)
+    if said.kind == MXFP4:
+        return prod(shape) * (_GROUP_BYTES + 1) // _GROUP
+    return prod(shape) + prod(_grid(shape, said.blocks[0])) * item_bytes("fp32")
 
 
 def joined(

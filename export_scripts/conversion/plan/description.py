@@ -6,21 +6,26 @@ Face's ``config.json`` of a decoder. It needs ``vocab_size``: rows of the embedd
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.yaml_file import parse_yaml
 from export_scripts.checkpoints.huggingface.decoder import described
+from export_scripts.checkpoints.huggingface.quantization import QUANTIZATION, Quantization, read_quantization
+from export_scripts.checkpoints.huggingface.quantized import described_bytes
 from export_scripts.checkpoints.megatron.bridge import model_in_nemo1_words
 from export_scripts.checkpoints.megatron.gpt import model_of
 from export_scripts.checkpoints.nemo.nemo2 import config_in_nemo1_words
+from export_scripts.tensors.dtypes import item_bytes
 from export_scripts.weights.architecture import Settings
-from export_scripts.weights.schema import DecoderDims
+from export_scripts.weights.schema import DecoderDims, Shape
 from export_scripts.weights.values import Fields
 from ft_format.families.family import Family
+from ft_format.families.llama import LlamaDims
 from handover.errors import CheckpointError
 from handover.regular_file import SETTINGS_BYTES, read_bytes
 
@@ -38,12 +43,21 @@ class Description:
         dims: its dimensions.
         data_type: of the weights, as far as the description says; else fp32.
         files: that hold them.
+        quantization: how matrices are stored, where that is not ``data_type``.
     """
 
     family: Family
     dims: DecoderDims
     data_type: str
     files: int = 1
+    quantization: Quantization | None = None
+
+    def stored_bytes(self, shapes: Iterable[Shape]) -> int:
+        """Return the bytes that tensors of these shapes, which are the model's, have in the files."""
+        if self.quantization is None or not isinstance(self.dims, LlamaDims):
+            return sum(map(prod, shapes)) * item_bytes(self.data_type)
+        own = self.dims.tensors().values()
+        return sum(described_bytes(self.quantization, tensor, self.data_type) for tensor in own)
 
 
 def is_description(path: Path) -> bool:
@@ -59,7 +73,7 @@ def read_description(path: Path) -> Description:
     """
     content = read_bytes(path, SETTINGS_BYTES)
     if path.suffix == ".json":
-        return _of_huggingface(Settings(parse_json(content, str(path))))
+        return _of_huggingface(Settings(parse_json(content, str(path))), str(path))
     config, half = _in_nemo1_words(parse_yaml(content, str(path)), str(path))
     model = model_of(config)
     vocab_size = config.get("vocab_size") or config.get("override_vocab_size")
@@ -71,10 +85,12 @@ def read_description(path: Path) -> Description:
     return Description(model.family(config), model.dims(config, vocab_size, ()), half, ranks[0] * ranks[1])
 
 
-def _of_huggingface(settings: Settings) -> Description:
+def _of_huggingface(settings: Settings, where: str) -> Description:
     architecture, dims = described(settings)
     stored = str(settings.get("dtype") or settings.get("torch_dtype"))
-    return Description(architecture.family, dims, _TORCH_TYPES.get(stored, "fp32"))
+    said = settings.get(QUANTIZATION)
+    quantization = read_quantization(said, where) if said else None
+    return Description(architecture.family, dims, _TORCH_TYPES.get(stored, "fp32"), quantization=quantization)
 
 
 def _in_nemo1_words(content: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -117,8 +116,8 @@ def _of_description(path: Path, tensor_para_size: int, weight_data_type: str, pr
     settings = ShardSettings(tensor_para_size, weight_data_type, dims)
     check_split(tensor_para_size, dims, described.family.divided)
     targets = described.family.schema(dims)
-    numbers = sum(prod(target.full_shape(dims)) for target in described.family.tensors(dims).values())
-    read_bytes = numbers * item_bytes(described.data_type)
+    shapes = (target.full_shape(dims) for target in described.family.tensors(dims).values())
+    read_bytes = described.stored_bytes(shapes)
     return _sizing(settings, targets, 3, described.files, read_bytes, described.data_type, processes)
 
 

@@ -78,10 +78,10 @@ def _of_description(described: Description, path: Path, data_type: str, processe
         data_type,
         processes,
         files_read=described.files,
-        read_bytes=sum(prod(tensor.shape) for tensor in planned) * item_bytes(described.data_type),
+        read_bytes=described.stored_bytes(tensor.shape for tensor in planned),
         small_files=_SMALL_FILES + (len(files) > 1),
         source_type=described.data_type,
-        is_copied=path.suffix == ".json" and described.data_type == data_type,
+        is_copied=path.suffix == ".json" and described.data_type == data_type and not described.quantization,
     )
 
 
