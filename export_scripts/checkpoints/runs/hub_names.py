@@ -14,6 +14,7 @@ import re
 from pathlib import Path
 
 from export_scripts.checkpoints.files.archive import Archive, Extent, open_archive
+from export_scripts.checkpoints.files.distributed import OF_CORE
 from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE
 from export_scripts.checkpoints.files.parted_safetensors import PATTERN as SHARDS
 from export_scripts.checkpoints.runs.steps import Choice, choose
@@ -89,8 +90,13 @@ def _is_complete(step: Path) -> bool:
 def _place(step: Path) -> Path | None:
     """Find the folder of a step's weights; None: none holds any that were saved to their end."""
     marks = (METADATA_FILE, SHARDS, f"iter_*/{METADATA_FILE}", _ADAPTER)
-    folders = (step / each for each in _PLACES)
+    folders = (step / each for each in _PLACES if each.startswith(_POLICY) or not _is_of_megatron(step / each))
     return next((each for each in folders if _whole(each) or any(any(each.glob(mark)) for mark in marks)), None)
+
+
+def _is_of_megatron(place: Path) -> bool:
+    """Whether a folder that is called as AutoModel's is a run of Megatron's, which may have an adapter beside it."""
+    return any(any(place.glob(f"{within}{name}")) for within in ("", "iter_*/") for name in (*OF_CORE, _OF_BRIDGE))
 
 
 def _whole(place: Path) -> Path | None:
