@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_sizes import LlamaSize, Size, find_size
+from benchmarks.gpu_sizes import LlamaSize, Size, find_size, torch_name
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.convert import convert
 from handover.errors import ConfigError
 
 _PROCESSES = 8
-_TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class ComparedModel:
         directory: of Hugging Face; a made-up model has its config.json alone.
         vocab: size of the vocabulary.
         is_made_up: whether the weights are random.
-        checkpoint: the same model's FasterTransformer shards; ``directory`` itself if it is made up.
+        checkpoint: the same model's FasterTransformer shards; ``directory`` itself if it is made up or has none.
         model_type: of config.pbtxt; empty if it is made up.
         positions: tokens of the longest text; None if config.json does not say.
     """
@@ -52,7 +51,7 @@ def made_up_model(name: str, data_type: str, directory: Path) -> ComparedModel:
 
 
 def real_model(directory: Path, data_type: str, tensor_para_size: int, shards: Path) -> ComparedModel:
-    """Convert a checkpoint of Hugging Face for the drop-in engine.
+    """Convert a checkpoint of Hugging Face for the drop-in engine, which reads as it is what has no shards.
 
     Raises:
         ConfigError: it is none, or is not a decoder.
@@ -61,10 +60,14 @@ def real_model(directory: Path, data_type: str, tensor_para_size: int, shards: P
     directory = directory.expanduser().absolute()
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{directory} has no config.json", "give a directory of Hugging Face")
-    family = open_source(find_archive(directory)).family
+    source = open_source(find_archive(directory), for_shards=False)
+    family = source.family
     if family.is_encoder_decoder:
         raise ConfigError(f"{directory} holds an encoder-decoder", "take a model that continues its prompt")
-    convert(ConvertArguments(directory, shards, tensor_para_size, data_type, _PROCESSES))
+    if family.beyond(source.dims):
+        shards = directory
+    else:
+        convert(ConvertArguments(directory, shards, tensor_para_size, data_type, _PROCESSES))
     config = json.loads((directory / "config.json").read_text())
     return ComparedModel(directory, int(config["vocab_size"]), False, shards, family.model_types[0], _positions(config))
 
@@ -80,27 +83,15 @@ def hugging_face_config(size: Size, data_type: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is neither a Llama, a Qwen3 nor a GPT.
     """
-    common = {"vocab_size": size.vocab, "bos_token_id": 0, "eos_token_id": 0, "torch_dtype": _TYPES[data_type]}
     if isinstance(size, LlamaSize):
-        kind = "Qwen3" if size.qk_norm else "Llama"
-        return common | {
-            "architectures": [f"{kind}ForCausalLM"],
-            "model_type": kind.lower(),
-            "hidden_size": size.hidden,
-            "intermediate_size": size.inter,
-            "num_hidden_layers": size.layers,
-            "num_attention_heads": size.heads,
-            "num_key_value_heads": size.kv_heads,
-            "head_dim": size.head_size,
-            "max_position_embeddings": size.positions,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": size.rope_theta,
-            "hidden_act": "silu",
-            "tie_word_embeddings": size.is_tied,
-        }
+        return size.config(data_type)
     if size.model_type != "GPT":
         raise ConfigError(f"a made-up {size.model_type} cannot be compared", "take a Llama's, Qwen3's or GPT's shape")
-    return common | {
+    return {
+        "vocab_size": size.vocab,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "torch_dtype": torch_name(data_type),
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "n_embd": size.hidden,

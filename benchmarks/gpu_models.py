@@ -90,7 +90,7 @@ def engine_of(size: Size, data_type: str, int8_mode: int = 0, **settings: Any) -
     """
     tidy()
     with tempfile.TemporaryDirectory(prefix="slipway-gpu-") as directory:
-        Path(directory, "config.ini").write_text(size.config_ini())
+        size.write(Path(directory))
         ranks = {"tensor_para_size": 1, "pipeline_para_size": 1, "has_prefix_cache": False} | settings
         kind = {"data_type": data_type, "model_type": size.model_type, "int8_mode": int8_mode}
         engine = open_engine(Settings(Path(directory), has_made_up_weights=True, **kind, **ranks))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from backends.fastertransformer.engine.arrays import Array
 from benchmarks.generate import Ask, tensors_of
-from ft_format.config_ini import render
-from ft_format.families import llama
-from ft_format.families.family import ConfigValues
+from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from handover.errors import ConfigError
+from models.described import NUMBER_TYPES
+from models.directory import CONFIG_FILE
 
 _POSITIONS = 2049  # the longest input of benchmarks.gpu_prefill, and one more
 _ROTARY = 64  # numbers of each of GPT-J's heads that are turned
@@ -27,6 +29,7 @@ class Size:
         heads: of attention; they are as wide as the stream together.
         vocab: rows of the embedding.
         model_type: of config.pbtxt.
+        positions: of the longest text.
     """
 
     layers: int
@@ -34,6 +37,7 @@ class Size:
     heads: int
     vocab: int
     model_type: str = "GPT"
+    positions: int = _POSITIONS
 
     def weight_bytes(self, item_bytes: int, is_int8: bool = False) -> int:
         """Return the size of the matrices that every token needs: the layers', and the table that is the head."""
@@ -52,10 +56,13 @@ class Size:
         """Count the operations up to the first token: of the products, and of attention to what each token may see."""
         return self.operations(batch, length, 1) + batch * self.layers * 2 * length**2 * self.hidden
 
-    def config_ini(self) -> str:
-        """Describe it as FasterTransformer's converters do."""
+    def write(self, directory: Path, data_type: str = "fp32") -> None:
+        """Describe it as FasterTransformer's converters do, with weights of a type."""
+        (directory / CONFIG_INI).write_text(f"{self._config_ini()}weight_data_type = {data_type}\n")
+
+    def _config_ini(self) -> str:
         is_gpt = self.model_type == "GPT"
-        own = f"max_pos_seq_len = {_POSITIONS}\n" if is_gpt else f"rotary_embedding = {_ROTARY}\n"
+        own = f"max_pos_seq_len = {self.positions}\n" if is_gpt else f"rotary_embedding = {_ROTARY}\n"
         return (
             f"[{'gpt' if is_gpt else 'gptj'}]\nhead_num = {self.heads}\nsize_per_head = {self.hidden // self.heads}\n"
             f"inter_size = {4 * self.hidden}\nnum_layer = {self.layers}\nvocab_size = {self.vocab}\n"
@@ -70,7 +77,7 @@ class Size:
         """Make transformers' network of this shape, where torch makes tensors at the time."""
         import transformers
 
-        sizes = {"vocab_size": self.vocab, "n_positions": _POSITIONS, "n_embd": self.hidden}
+        sizes = {"vocab_size": self.vocab, "n_positions": self.positions, "n_embd": self.hidden}
         sizes |= {"n_layer": self.layers, "n_head": self.heads}
         if self.model_type == "GPT":
             return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
@@ -109,8 +116,7 @@ class T5Size(Size):
         """See Size: the encoder, in which every token sees every other, and the decoder's first step."""
         return self.operations(batch, length, 1) + batch * self.layers * 4 * length**2 * self._attention_width
 
-    def config_ini(self) -> str:
-        """See Size."""
+    def _config_ini(self) -> str:
         stack = (
             f"num_heads = {self.heads}\nd_kv = {self.head_size}\nd_ff = {self.inter}\nnum_layers = {self.layers}\n"
             f"d_model = {self.hidden}\nvocab_size = {self.vocab}\ndecoder_start_token_id = 0\neos_token_id = 1\n"
@@ -163,7 +169,6 @@ class LlamaSize(Size):
         qk_norm: whether queries and keys are normed (Qwen3).
         is_tied: whether the head is the embedding.
         rope_theta: base of the rotation.
-        positions: of the longest text.
     """
 
     model_type: str = "Llama"
@@ -179,52 +184,50 @@ class LlamaSize(Size):
         """See Size."""
         return self.operations(batch, length, 1) + batch * self.layers * 2 * length**2 * self.heads * self.head_size
 
-    def config_ini(self) -> str:
-        """See Size."""
-        dims = llama.of_words(
-            {
-                "head_num": self.heads,
-                "kv_head_num": self.kv_heads,
-                "size_per_head": self.head_size,
-                "hidden_units": self.hidden,
-                "inter_size": self.inter,
-                "num_layer": self.layers,
-                "vocab_size": self.vocab,
-                "max_pos_seq_len": self.positions,
-                "rotary_embedding": self.head_size,
-                "layernorm_eps": 1e-5,
-                "has_untied_head": not self.is_tied,
-                "rope_theta": self.rope_theta,
-                "qk_norm": self.qk_norm,
-            }
-        )
-        keys = dict(llama.config(ConfigValues(dims, 1, "fp16", 0, 0))[llama.SECTION])
-        del keys["tensor_para_size"], keys["weight_data_type"]  # who measures says them
-        return render({llama.SECTION: keys}).rstrip() + "\n"
+    def write(self, directory: Path, data_type: str = "fp32") -> None:
+        """Describe it as transformers does."""
+        (directory / CONFIG_FILE).write_text(json.dumps(self.config(data_type), indent=1))
+
+    def config(self, data_type: str) -> dict[str, Any]:
+        """Return its ``config.json``."""
+        kind = "Qwen3" if self.qk_norm else "Llama"
+        return {
+            "architectures": [f"{kind}ForCausalLM"],
+            "model_type": kind.lower(),
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.inter,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_size,
+            "max_position_embeddings": self.positions,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": self.rope_theta,
+            "hidden_act": "silu",
+            "tie_word_embeddings": self.is_tied,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            "torch_dtype": torch_name(data_type),
+        }
 
     def peer(self) -> Any:
         """See Size."""
         import transformers
 
-        kind = "Qwen3" if self.qk_norm else "Llama"
-        config = getattr(transformers, f"{kind}Config")(
-            vocab_size=self.vocab,
-            hidden_size=self.hidden,
-            intermediate_size=self.inter,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_size,
-            tie_word_embeddings=self.is_tied,
-            max_position_embeddings=self.positions,
-            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
+        return transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**{**self.config("fp32"), "torch_dtype": None})
         )
-        return getattr(transformers, f"{kind}ForCausalLM")(config)
 
     @property
     def _layers_numel(self) -> int:
         attention = 2 * (self.heads + self.kv_heads) * self.head_size
         return self.layers * self.hidden * (attention + 3 * self.inter)
+
+
+def torch_name(data_type: str) -> str:
+    """Return transformers' name of a type of weights."""
+    return next(name for name, each in NUMBER_TYPES.items() if each == data_type)
 
 
 def for_encoder(tensors: dict[str, Array]) -> dict[str, Array]:

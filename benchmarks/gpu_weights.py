@@ -1,7 +1,7 @@
 """Time the loading of shards onto a GPU, against what its link carries, and against safetensors' load_file.
 
     python3 -m benchmarks.gpu_weights --size=20B --directory=/dev/shm/shards
-    python3 -m benchmarks.gpu_weights --checkpoint=qwen3-8b --tensor-para-size=2
+    python3 -m benchmarks.gpu_weights --checkpoint=llama-2-7b --tensor-para-size=2
 
 With --checkpoint, a directory of Hugging Face's, its shards are written and both are loaded by turns: all of it, or
 with --tensor-para-size what each of the first and the last rank reads. Where config.json lies alone, weights are made
@@ -39,6 +39,7 @@ from backends.fastertransformer.engine.parallel.partition import Partition
 from benchmarks.gpu_models import Table, find_size, median_seconds, need_gpu, tidy
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
+from ft_format.location import is_hub_directory
 from ft_format.weight_format import find_format
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status
@@ -100,8 +101,9 @@ def write_shards(arguments: WeightsArguments) -> int:
     """Write every shard of the model, random numbers over and over, and the peer's file -> bytes of the shards."""
     directory, device = arguments.directory, torch.device("cpu")
     directory.mkdir(parents=True)
-    text = find_size(arguments.size).config_ini() + f"weight_data_type = {arguments.weight_data_type}\n"
-    (directory / "config.ini").write_text(text)
+    find_size(arguments.size).write(directory, arguments.weight_data_type)
+    if is_hub_directory(directory):
+        raise ConfigError(f"random shards of {arguments.size} are not made", "take a size of a GPT")
     config, order = read_config(directory), list[Piece]()
     source_type = TORCH_TYPES[arguments.weight_data_type]
     precision, partition = choose_precision("fp32", device), Partition(range(config.num_layer))

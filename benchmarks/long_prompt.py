@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -114,11 +114,9 @@ class Stream:
 def serving(arguments: LongPromptArguments, name: str, chunk_tokens: int) -> Iterator[Engine]:
     """Open the engine around random weights of a size, with positions enough."""
     tidy()
-    size = find_size(name)
-    ini = size.config_ini().splitlines()
-    ini = [f"max_pos_seq_len = {_POSITIONS}" if line.startswith("max_pos_seq_len") else line for line in ini]
+    size = replace(find_size(name), positions=_POSITIONS)
     with tempfile.TemporaryDirectory(prefix="slipway-long-prompt-") as directory:
-        Path(directory, "config.ini").write_text("\n".join(ini) + "\n")
+        size.write(Path(directory))
         kind = {"model_type": size.model_type, "has_made_up_weights": True, "has_prefix_cache": False}
         settings = Settings(Path(directory), 1, 1, arguments.data_type, prefill_chunk_tokens=chunk_tokens, **kind)
         engine = open_engine(settings)

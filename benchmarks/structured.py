@@ -140,7 +140,7 @@ def serving(arguments: StructuredArguments) -> Iterator[Engine]:
         if arguments.size:
             shards.mkdir()
             size = find_size(arguments.size)
-            (shards / "config.ini").write_text(size.config_ini())
+            size.write(shards)
             (shards / "vocab.json").write_text(json.dumps(make_vocabulary(size.vocab)))
             more = {"model_type": size.model_type, "has_made_up_weights": True}
         else:

@@ -18,7 +18,7 @@ def check_engine(model: ServedModel, engine: str) -> None:
         engine: that is to serve it.
 
     Raises:
-        ArtefactError: naming every key of config.ini that it does not follow.
+        ArtefactError: it does not read the directory, or has no kernels for the model.
     """
     if engine != FASTERTRANSFORMER:
         return  # our engine says itself what it does not serve
@@ -29,10 +29,8 @@ def check_engine(model: ServedModel, engine: str) -> None:
         )
     ini = ConfigIni.read(model.checkpoint, ArtefactError)
     family = find_family(ini)
-    beyond = family.beyond(family.read(ini, lambda name: True, 1)) if family else ()
-    if beyond:
+    if family and (problem := family.kernel_problem(family.read(ini, lambda name: True, 1))):
         raise ArtefactError(
-            f"FasterTransformer would compute another model than '{model.name}' in {model.checkpoint}\n  "
-            + "\n  ".join(beyond),
+            f"FasterTransformer does not compute '{model.name}' in {model.checkpoint}: {problem}",
             "take deployment.engine=slipway",
         )

@@ -48,7 +48,7 @@ from ft_format.config_ini import Sections
 from ft_format.families.family import EXACT_GELU, ConfigValues, render_config
 from handover.digests import SummedRange
 from handover.errors import exit_status
-from handover.manifest import FT_CANNOT, RANDOM_WEIGHTS, FileRecord, Manifest
+from handover.manifest import RANDOM_WEIGHTS, FileRecord, Manifest
 from handover.progress import Progress
 
 # What a plan is made of, hundreds of thousands of small objects, is needed to the end: looking for garbage among them
@@ -73,8 +73,6 @@ def convert(arguments: ConvertArguments) -> Manifest:
     archive = conversion.archive
     check_apart(archive, arguments.output)
     made_from = origin(archive, conversion.source.source_map.name, arguments)
-    if beyond := conversion.source.family.beyond(conversion.source.dims):
-        made_from[FT_CANNOT] = list(beyond)
     journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION}, _names(conversion))
     try:
         _check_space(conversion, arguments.output, journal)
@@ -175,7 +173,7 @@ def _write_small_files(conversion: Conversion, output: Path, journal: Journal) -
     contents = {**tokenizer.contents(source.archive), **tokenizer.text_ids.files(), **find_chat(source).files()}
     contents |= source.extra_files
     values = ConfigValues(
-        dims=settings.file_dims,
+        dims=settings.dims,
         tensor_para_size=settings.tensor_para_size,
         data_type=settings.data_type,
         start_id=source.ids.start_id,

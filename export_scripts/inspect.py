@@ -16,7 +16,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
+from typing import Any
 
+import models
 from export_scripts.checkpoints.digests import UNPROVED, check_published, sha256_of, unproved
 from export_scripts.checkpoints.fastertransformer.reader import check_manifest, read_manifest
 from export_scripts.checkpoints.formats import find_archive, open_source
@@ -31,7 +33,7 @@ from export_scripts.tensors.dtypes import STORAGE
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import LazyTensor, split_layer
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
-from ft_format.families.llama import LlamaDims, words
+from ft_format.layout import Dims
 from handover.errors import exit_status
 from handover.manifest import FILE_NAME as MANIFEST
 from handover.manifest import Manifest
@@ -45,8 +47,7 @@ def describe(source: Source) -> Iterator[str]:
     yield f"{archive.path}  {human_bytes(sum(sizes.values()))} in {len(sizes)} files"
     yield f"  format      {source.source_map.name}"
     yield f"  family      {source.family.name}"
-    named = words(dims) if isinstance(dims, LlamaDims) else vars(dims)
-    yield "  dimensions  " + "  ".join(f"{name} {value}" for name, value in named.items())
+    yield "  dimensions  " + "  ".join(f"{name} {value}" for name, value in _named(dims).items())
     ranks = possible_ranks(source.dims, source.family.divided)
     yield f"  ranks       tensor_para_size can be {', '.join(map(str, ranks))}"
     for data_type, (count, numbers, size_bytes) in sorted(_totals(source.tensors.values()).items()):
@@ -58,6 +59,16 @@ def describe(source: Source) -> Iterator[str]:
         yield f"  note        {remark}"
     yield "  keys"
     yield from _keys(source)
+
+
+def _named(dims: Dims) -> Mapping[str, Any]:
+    """Return what a model is in the words of its family; a decoder in those of its ``config.json``."""
+    if not isinstance(dims, models.Decoder):
+        return vars(dims)
+    for architecture in models.ARCHITECTURES:
+        if not architecture.lacks(dims):
+            return {"model_type": architecture.model_type, **architecture.write(dims)}
+    return dims.fields()
 
 
 def _totals(tensors: Iterable[LazyTensor]) -> Mapping[str, tuple[int, int, int]]:

@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 from ft_format.config_ini import ConfigIniError
 
@@ -22,8 +22,18 @@ KV_HEADS, QUERY_GROUP = "kv_head_num", "heads_per_group"
 _LAYERS = ("num_layer", "encoder_layer_num", "decoder_layer_num")
 
 
-class Dims:
-    """Dimensions of a model, in FasterTransformer's words; a family's are a dataclass that derives from this one.
+class Dims(Protocol):
+    """Dimensions of a model: a decoder of models/, or a family's own."""
+
+    def axis_size(self, symbol: str | int) -> int:
+        """Resolve one symbol of a shape."""
+
+    def for_ranks(self, ranks: int, /) -> Dims:
+        """Return the dimensions that the files for a number of ranks have: the model's, unless heads are copied."""
+
+
+class FtDims:
+    """Dimensions in FasterTransformer's words; a family's are a dataclass that derives from this one.
 
     Attributes:
         error: raised with a problem and a hint where a dimension is larger than any model's.
@@ -42,8 +52,8 @@ class Dims:
         """Resolve one symbol of a shape."""
         return symbol if isinstance(symbol, int) else int(getattr(self, symbol))
 
-    def for_ranks(self, tensor_para_size: int) -> Dims:
-        """Return the dimensions that the files for a number of ranks have: the model's, unless heads are copied."""
+    def for_ranks(self, ranks: int) -> FtDims:
+        """Return itself: no heads are copied."""
         return self
 
 

@@ -71,6 +71,10 @@ class Values:
             what = f"{key} = {self.texts[key].strip()}"
             raise self._error(f"{self._where} describes a network that this engine does not serve: {what}", "")
 
+    def refusal(self, problem: str, hint: str) -> Exception:
+        """Return the exception for what is wrong with several values together."""
+        return self._error(f"{self._where} {problem}", hint)
+
     def refuse_difference(self, key: str, other: Values) -> None:
         """Refuse a value that is another one in a section which must agree with this one."""
         if key in other and self.texts.get(key) != other.texts[key]:

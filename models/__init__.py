@@ -35,7 +35,7 @@ from models.architectures.qwen3 import QWEN3
 from models.architectures.qwen3_moe import QWEN3_MOE
 from models.architectures.smollm3 import SMOLLM3
 from models.architectures.starcoder2 import STARCODER2
-from models.decoder import NAMES, AnyDecoder, Decoder
+from models.decoder import NAMES, Decoder
 from models.errors import ModelError
 
 __all__ = ["ARCHITECTURES", "Architecture", "Decoder", "ModelError", "find", "with_names"]
@@ -74,7 +74,7 @@ def find(model_type: object) -> Architecture:
     raise ModelError(f"config.json: model_type is {model_type!r}", f"known are {legal}")
 
 
-def with_names(decoder: AnyDecoder) -> AnyDecoder:
+def with_names(decoder: Decoder) -> Decoder:
     """Call the tensors of a model as the first architecture does that can express it; of none, by Llama's names."""
     names = next((each.all_names for each in ARCHITECTURES if not each.lacks(decoder)), NAMES)
     return replace(decoder, names=names)

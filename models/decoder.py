@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from models.blocks import attention, feed_forward, mixture, norms
 from models.blocks.attention import Attention
@@ -29,7 +29,6 @@ MORE_BLOCKS: Mapping[str, type] = {"mixture": Mixture}
 """Those that some have."""
 FEED_FORWARDS = ("feed_forward", "mixture")
 """Blocks that work on each token by itself; the others mix tokens."""
-AnyDecoder = TypeVar("AnyDecoder", bound="Decoder")
 _VOCABULARY = Tensor(("vocab_size", "hidden_units"), 0)
 
 
@@ -85,7 +84,7 @@ class Decoder:
     mixture: Mixture | None = None
 
     @classmethod
-    def of(cls: type[AnyDecoder], said: Fields, **own: Any) -> AnyDecoder:
+    def of(cls, said: Fields, **own: Any) -> Decoder:
         """Put a description together out of its fields by name; see ``fields``."""
         more = {name: kind for name, kind in MORE_BLOCKS.items() if _below(said, name)}
         blocks = {name: kind(**_below(said, name)) for name, kind in {**BLOCKS, **more}.items()}
@@ -175,6 +174,14 @@ class Decoder:
         name = self.names[part].format(expert=expert) + (f"{dot}{kind}" if dot else "")
         is_outer = part in ("embedding", "final_norm", "head")
         return name if is_outer else f"{self.names['layer'].format(layer=layer)}.{name}"
+
+    def for_ranks(self, ranks: int) -> Decoder:
+        """Copy heads of keys and values such that each rank has one, where there are more ranks than heads."""
+        return self.with_kv_heads(self.kv_head_num * max(1, ranks // self.kv_head_num))
+
+    def with_kv_heads(self, count: int) -> Decoder:
+        """Return the same with another number of heads of keys and values."""
+        return replace(self, attention=replace(self.attention, kv_head_num=count))
 
     def axis_size(self, symbol: str | int) -> int:
         """Resolve a symbol of a tensor's axes, as ``hidden_units`` or ``mixture.expert_num``."""

@@ -85,7 +85,7 @@ def _against_reader(found: Mapping[str, Mapping[str, str]], source: Source) -> I
     """Yield the keys that differ from those that a conversion of the source for as many ranks writes."""
     texts = next(iter(found.values()), {})
     ranks = int(_number(texts.get("tensor_para_size", "1")) or 1)
-    dims, extra = source.dims.for_ranks(ranks), with_exact_gelu(source)
+    dims, extra = source.dims, with_exact_gelu(source)
     for name, keys in source.family.config(ConfigValues(dims, ranks, "", 0, 0)).items():
         own = {key.lower(): value for key, value in {**keys, **extra.get(name, {})}.items()}
         served, defaults = found.get(name.lower(), {}), source.family.defaults

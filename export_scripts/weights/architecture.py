@@ -13,7 +13,7 @@ from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.remarks import EXACT_GELU as EXACT_GELU_REMARK
 from export_scripts.weights.remarks import ShardRemark
-from export_scripts.weights.schema import DecoderDims, Rule, Rules, SourceMap, Sources
+from export_scripts.weights.schema import DecoderDims, ModelDims, Rule, Rules, SourceMap, Sources
 from export_scripts.weights.values import Fields, checkpoint_errors, epsilon, positive
 from ft_format.families.family import Family
 from handover.errors import CheckpointError
@@ -167,7 +167,7 @@ class Architecture:
         said = []
         if self.exact_function(settings):
             said.append(EXACT_GELU_REMARK)
-        if self.family_eps is not None and dims.layernorm_eps != self.family_eps:
+        if isinstance(dims, ModelDims) and self.family_eps not in (None, dims.layernorm_eps):
             said.append(
                 ShardRemark(
                     f"norms have an epsilon of {dims.layernorm_eps:g}, as config.ini says; NVIDIA's library computes "

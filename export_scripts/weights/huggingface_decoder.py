@@ -12,7 +12,7 @@ from export_scripts.weights.architecture import Architecture, Settings
 from export_scripts.weights.schema import DecoderDims, Rule, Rules, SourceMap, Sources, split_layer
 from export_scripts.weights.values import checkpoint_errors
 from ft_format.families import llama
-from ft_format.families.llama import LlamaDims
+from models.decoder import Decoder
 from models.spelling import spelled_out
 from models.tensor import Tensor
 
@@ -36,7 +36,7 @@ class HubDecoder(Architecture):
 
     def table(self, settings: Settings, dims: DecoderDims) -> SourceMap:
         """List every tensor: it becomes itself."""
-        assert isinstance(dims, LlamaDims)
+        assert isinstance(dims, Decoder)
         rules: dict[Sources, Rules] = {
             split_layer(name)[0].removeprefix(_PREFIX): Rule(split_layer(name)[0], partial(_own_axes, tensor))
             for name, tensor in dims.tensors().items()
@@ -47,17 +47,16 @@ class HubDecoder(Architecture):
         return SourceMap(self.source_map.name, rules, ignored, biases={"*": True})
 
 
-def _own_axes(tensor: Tensor, values: Array, dims: LlamaDims) -> Array:
+def _own_axes(tensor: Tensor, values: Array, dims: Decoder) -> Array:
     """Show the inner structure of a tensor's axes."""
     laid: Array = spelled_out(values, tensor, dims.axis_size)
     return laid
 
 
 def _source(described: models.Architecture) -> HubDecoder:
-    def dims(settings: Settings) -> LlamaDims:
+    def dims(settings: Settings) -> Decoder:
         with checkpoint_errors():
-            decoder = described.read(settings)
-        return LlamaDims.of(decoder.fields(), model_type=decoder.model_type, names=decoder.names)
+            return described.read(settings)
 
     embedding: Any = described.all_names["embedding"]
     return HubDecoder(

@@ -13,8 +13,8 @@ from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.megatron_gpt import TIED_COPIES, TIED_COPY, ignored
 from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, Sources, split_layer
-from ft_format.families.llama import LlamaDims
 from handover.errors import CheckpointError
+from models.decoder import Decoder
 from models.spelling import Spelling
 from models.tensor import Tensor
 
@@ -23,7 +23,7 @@ _KINDS = ("weight", "bias")
 _UNKNOWN = Tensor(("hidden_units",))
 
 
-def table(prefix: str, keys: Collection[str], dims: LlamaDims) -> SourceMap:
+def table(prefix: str, keys: Collection[str], dims: Decoder) -> SourceMap:
     """Choose the table by the keys.
 
     Args:
@@ -63,16 +63,16 @@ def has_key(keys: Iterable[str], *places: str) -> bool:
     return any(split_layer(key)[0].endswith(places) for key in keys)
 
 
-def _outer(base: str, head: str, dims: LlamaDims) -> dict[Sources, Rules]:
+def _outer(base: str, head: str, dims: Decoder) -> dict[Sources, Rules]:
     rules: dict[Sources, Rules] = {f"{base}{_WORDS}": Rule(dims.name_of("embedding.weight"), unchanged, join_axis=0)}
     return {**rules, head: Rule(dims.name_of("head.weight"), unchanged, join_axis=0)}
 
 
-def _final_norm(base: str, dims: LlamaDims) -> dict[Sources, Rules]:
+def _final_norm(base: str, dims: Decoder) -> dict[Sources, Rules]:
     return {f"{base}final_layernorm.{kind}": Rule(dims.name_of(f"final_norm.{kind}"), unchanged) for kind in _KINDS}
 
 
-def _layers(base: str, keys: Collection[str], dims: LlamaDims) -> dict[Sources, Rules]:
+def _layers(base: str, keys: Collection[str], dims: Decoder) -> dict[Sources, Rules]:
     """Write every spelling of a layer's tensors out, whether or not the model has them."""
     is_apart = any(key.endswith(("dense_h_to_4h_2.weight", "linear_fc1.weight_w")) for key in keys)
     tensors = dims.roles
@@ -86,7 +86,7 @@ def _layers(base: str, keys: Collection[str], dims: LlamaDims) -> dict[Sources, 
     return rules
 
 
-def _rule(spelling: Spelling, role: str, kind: str, tensors: Mapping[str, Tensor], dims: LlamaDims) -> Rule:
+def _rule(spelling: Spelling, role: str, kind: str, tensors: Mapping[str, Tensor], dims: Decoder) -> Rule:
     name = f"{role}.{kind}" if kind else role
     weight = tensors.get(f"{role}.weight", _UNKNOWN)  # of a bias that the model has not, the error names the shape
     tensor = tensors.get(name) or (weight.bias if kind == "bias" else weight)
@@ -95,7 +95,7 @@ def _rule(spelling: Spelling, role: str, kind: str, tensors: Mapping[str, Tensor
 
 
 def _layout(spelling: Spelling, role: str, tensor: Tensor) -> Layout:
-    def layout(values: Array, dims: LlamaDims) -> Array:
+    def layout(values: Array, dims: Decoder) -> Array:
         shown: Array = spelling.read(values, role, tensor, dims.axis_size)
         return shown
 

@@ -17,9 +17,9 @@ import numpy as np
 from export_scripts.tensors.dtypes import Array
 from ft_format.families import t5
 from ft_format.families.gpt import GptDims
-from ft_format.families.llama import LlamaDims
 from ft_format.layout import Dims, TensorSpec
 from handover.errors import CheckpointError
+from models.decoder import Decoder
 
 Shape = tuple[int, ...]
 
@@ -30,7 +30,7 @@ class ModelDims(GptDims):
     error = CheckpointError
 
 
-DecoderDims = ModelDims | LlamaDims
+DecoderDims = ModelDims | Decoder
 """Dimensions of a decoder-only model."""
 
 

@@ -76,8 +76,9 @@ class Family:
         is_encoder_decoder: whether an encoder reads the prompt, and a decoder writes what does not repeat it.
         defaults: of keys of ``config.ini`` that a model may leave out, where its dimensions have other names for them.
         own: lists the model's own tensors by name, given the dimensions, where they are not FasterTransformer's.
-        beyond: lists what FasterTransformer's own engine computes otherwise of a model, given its dimensions, one line
-            each.
+        beyond: lists what FasterTransformer computes otherwise of a model, given its dimensions, one line each. Such a
+            model has no shards.
+        head_sizes: for which FasterTransformer's own engine has kernels; empty: it says itself what it has.
     """
 
     name: str
@@ -99,10 +100,17 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     own: Callable[[Any], Table] | None = None
     beyond: Callable[[Any], tuple[str, ...]] = lambda dims: ()
+    head_sizes: tuple[int, ...] = ()
 
     def tensors(self, dims: Any) -> Table:
         """List what stands between all sources and all targets: the model's own tensors, whole, by name."""
         return self.own(dims) if self.own else whole_tensors(self.schema(dims))
+
+    def kernel_problem(self, dims: Any) -> str:
+        """Return why FasterTransformer's own engine has no kernels for a model; empty: it has, or says so itself."""
+        if not self.head_sizes or dims.size_per_head in self.head_sizes:
+            return ""
+        return f"size_per_head = {dims.size_per_head}  (its kernels have {', '.join(map(str, self.head_sizes))})"
 
     @property
     def main(self) -> str:

@@ -12,12 +12,12 @@ from typing import Any
 
 from ft_format.config_ini import ConfigIni, Sections
 from ft_format.families.family import LAYERS, SIZE, ConfigValues, Family
-from ft_format.layout import Dims, TensorSpec, in_every_layer
+from ft_format.layout import FtDims, TensorSpec, in_every_layer
 from ft_format.values import FLAG, INDEX, Values, fraction
 
 
 @dataclass(frozen=True)
-class GptDims(Dims):
+class GptDims(FtDims):
     """Dimensions of a decoder-only model: GPT, GPT-J and GPT-NeoX.
 
     Attributes:

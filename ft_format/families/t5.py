@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from ft_format.config_ini import ConfigIni, Sections
 from ft_format.families.family import LAYERS, P_TUNED, SIZE, ConfigValues, Family
-from ft_format.layout import Dims, TensorSpec
+from ft_format.layout import FtDims, TensorSpec
 from ft_format.values import FLAG, INDEX, Values, fraction
 
 MAX_DISTANCE = 128
@@ -27,7 +27,7 @@ ACTIVATIONS = ("gelu", "relu", "silu", *GATED_ACTIVATIONS)
 
 
 @dataclass(frozen=True)
-class T5Dims(Dims):
+class T5Dims(FtDims):
     """Dimensions and structure of a T5; encoder and decoder differ in their number of layers at most.
 
     Attributes:

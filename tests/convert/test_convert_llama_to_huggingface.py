@@ -1,4 +1,4 @@
-"""The Llama family out of FT shards to Hugging Face: tensors and configuration are those that transformers wrote."""
+"""Llama out of FT shards to Hugging Face: tensors and configuration are those that transformers wrote."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.llama_hub_models import MODELS, save_llama
+from support.llama_hub_models import save_llama
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
@@ -19,30 +19,7 @@ def convert_to(source: Path, output: Path, **changes: object) -> Path:
     return output
 
 
-@pytest.mark.parametrize(
-    ("name", "function"),
-    [
-        ("gemma2", {"hidden_activation": "silu"}),
-        ("gemma", {"hidden_act": "gelu_python"}),
-        ("gemma", {"hidden_act": "relu"}),
-    ],
-)
-def test_a_gemma_keeps_the_function_of_its_feed_forward(name: str, function: dict[str, str], tmp_path: Path) -> None:
-    import transformers
-
-    save_llama(name, tmp_path / "source", **function)
-    shards = convert_to(tmp_path / "source", tmp_path / "1-gpu", weight_data_type="fp32")
-    output = convert_to(shards, tmp_path / "hub", format="huggingface", weight_data_type="fp32")
-    models = [
-        transformers.AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32, attn_implementation="eager")
-        for f in (tmp_path / "source", output)
-    ]
-    ids = torch.arange(24).reshape(2, 12)
-    with torch.no_grad():
-        assert (models[0](ids).logits - models[1](ids).logits).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["llama", "llama 2 70B", "codellama"])
 def test_shards_go_back_to_the_same_tensors_and_a_model_that_means_the_same(name: str, tmp_path: Path) -> None:
     import transformers
 

@@ -84,9 +84,19 @@ def shards(source: Path, output: Path, ranks: int) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(("written_for", "ranks"), [(1, 2), (2, 4), (4, 1)])
-def test_shards_are_those_of_the_original_model(written_for: int, ranks: int, has_bias: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("written_for", [1, 2, 4])
+def test_the_directory_of_hugging_face_is_the_original_model(written_for: int, has_bias: bool, tmp_path: Path) -> None:
     save_llama("llama 2 70B", tmp_path / "hub", dtype=torch.float16, attention_bias=has_bias)
+    workspace, made = write(tmp_path / "hub", tmp_path / "workspace", written_for), tmp_path / "made"
+    convert(ConvertArguments(workspace, made, 1, "fp16", processes=1, format="huggingface"))
+    found, wanted = (load_file(folder / "model.safetensors") for folder in (made, tmp_path / "hub"))
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+
+
+@pytest.mark.parametrize(("written_for", "ranks"), [(1, 2), (4, 1)])
+def test_shards_are_those_of_the_original_model(written_for: int, ranks: int, tmp_path: Path) -> None:
+    save_llama("llama 2 70B", tmp_path / "hub", dtype=torch.float16)
     workspace = write(tmp_path / "hub", tmp_path / "workspace", written_for)
     wanted = shards(tmp_path / "hub", tmp_path / f"a/{ranks}-gpu", ranks)
     made = shards(workspace, tmp_path / f"b/{ranks}-gpu", ranks)

@@ -16,10 +16,13 @@ from support.nemo_positions import IDS, turned, without_positions, write
 from support.network_runs import open_network, prefill_logits
 
 from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
-from ft_format.families.llama import LlamaDims, words
 from handover.errors import CheckpointError
+from models.blocks.rope_scaling import Linear
+from models.blocks.rotary import Rotary
+from models.decoder import Decoder
 
 
 def legacy_names(state: dict[str, Any]) -> dict[str, Any]:
@@ -119,18 +122,22 @@ def test_alibi_is_a_variant_of_gpt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "field", "value"),
     [
-        ({"rotary_base": 500000}, "rope_theta", 500000),
-        ({"seq_len_interpolation_factor": 2}, "rope_scaling_factor", 2),
-        ({"layernorm_epsilon": 1e-6}, "layernorm_eps", 1e-6),
+        ({"rotary_base": 500000}, "layers.rotary", (Rotary(HEAD_SIZE, 500000.0),) * LAYERS),
+        (
+            {"seq_len_interpolation_factor": 2},
+            "layers.rotary",
+            (Rotary(HEAD_SIZE, 10000.0, Linear(2.0)),) * LAYERS,
+        ),
+        ({"layernorm_epsilon": 1e-6}, "norms.eps", 1e-6),
     ],
 )
 def test_rotations_that_gptneox_does_not_have_are_the_llama_familys(
-    change: dict[str, Any], field: str, value: float, tmp_path: Path
+    change: dict[str, Any], field: str, value: object, tmp_path: Path
 ) -> None:
     source = write(tmp_path / "g.nemo", without_positions(), position_embedding_type="rope", **change)
-    dims = inspect_source(source, 1, "fp32").dims
-    assert isinstance(dims, LlamaDims) and words(dims)["layernorm_type"] == "layernorm"
-    assert words(dims)[field] == value
+    dims = open_source(find_archive(source)).dims
+    assert isinstance(dims, Decoder) and dims.norms.kind == "layernorm"
+    assert dims.fields()[field] == value
 
 
 def test_a_rotation_of_no_pairs_is_refused(tmp_path: Path) -> None:

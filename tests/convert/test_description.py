@@ -52,9 +52,9 @@ def parameters(config: dict[str, Any]) -> int:
         return int(LlamaForCausalLM(LlamaConfig(**config)).num_parameters())
 
 
-def described(form: str, folder: Path) -> Path:
-    """Llama 3.1 405B as each kind of file says it."""
-    source = saved("llama31").config
+def described(form: str, folder: Path, name: str = "llama31") -> Path:
+    """Llama 3.1 405B as each kind of file says it; as ``llama``, without the scaling of its rotation."""
+    source = saved(name).config
     if form == "huggingface":
         content = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **LLAMA_405B}
         (folder / "config.json").write_text(json.dumps(content))
@@ -63,7 +63,7 @@ def described(form: str, folder: Path) -> Path:
         content = {**nemo1(source, (8, 16)), **IN_NEMOS_WORDS, "vocab_size": 128256, "rotary_base": 500000.0}
         content |= {"megatron_amp_O2": True, "precision": "bf16"}
     else:
-        model = nemo2(source, "llama31")
+        model = nemo2(source, name)
         model["config"] |= {**IN_NEMOS_WORDS, "vocab_size": 128256}
         model["config"]["params_dtype"] = {"_target_": "torch.bfloat16", "_call_": False}
         content = model if form == "nemo2" else {"model": model["config"], "tokenizer": None}
@@ -75,7 +75,7 @@ def described(form: str, folder: Path) -> Path:
 def test_a_405b_from_its_configuration_alone(form: str, tmp_path: Path) -> None:
     count = parameters(LLAMA_405B)
     assert count == 405_853_388_800, "what Meta calls 405B"
-    sizing = measure(described(form, tmp_path), 8, "bf16", 16)
+    sizing = measure(described(form, tmp_path, "llama"), 8, "bf16", 16)
     assert (sizing.parameter_count, sizing.written_bytes, sizing.read_bytes) == (count, 2 * count, 2 * count)
     assert sizing.files_read == (8 * 16 if form == "nemo1" else 1)
     # Per layer two norms, and five matrices of 8 ranks; three files outside of the layers; config.ini and others.
@@ -83,6 +83,11 @@ def test_a_405b_from_its_configuration_alone(form: str, tmp_path: Path) -> None:
     assert sizing.memory_bytes < 1 << 30
     said = "\n".join(sizing.lines())
     assert "405.9 billion" in said and "memory" in said and "time" in said
+
+
+def test_what_fastertransformer_does_not_compute_has_no_size_of_shards(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"layers.rotary = (.|\n)*format=huggingface"):
+        measure(described("nemo2", tmp_path), 8, "bf16", 16)
 
 
 @pytest.mark.parametrize("form", ["huggingface", "nemo1", "nemo2", "megatron_bridge"])

@@ -1,4 +1,4 @@
-"""The engine over Hugging Face directories, against transformers and against the shards of the same model."""
+"""The engine over Hugging Face directories, against transformers and against the shards of the same Llama."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ from backends.fastertransformer.engine.settings import Settings, find_checkpoint
 from ft_format.weight_format import INT8
 from models.described import find_model_tensors
 
-RELATIVES = ["llama31", "llama32", "mistral", "nemotron", "qwen2", "qwen3", "gemma", "gemma2", "starcoder2"]
-WITHOUT_SHARDS = ["gemma3", "olmo2", "llama_yarn", "llama_dynamic", "llama_longrope"]
-WITHOUT_SHARDS += ["granite", "smollm3", "exaone4", "exaone4_full"]
+RELATIVES = [
+    *("llama31", "llama32", "mistral", "nemotron", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "olmo2"),
+    *("starcoder2", "llama_yarn", "llama_dynamic", "llama_longrope"),
+    *("granite", "smollm3", "exaone4", "exaone4_full"),
+]
 LONG = {
     **{"rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 32},
     **{f"{name}_factor": [1.0, 2.0, 3.0, 4.0] for name in ("short", "long")},
@@ -62,18 +64,18 @@ def weights_of(directory: Path, ranks: int, rank: int | None, **precision: Any) 
     return list(tensors_of(load_weights(directory, config, ranks, replace(FP32, **precision), CPU, partition)))
 
 
-@pytest.mark.parametrize("name", ["llama", *RELATIVES])
-def test_each_rank_has_the_weights_that_it_has_of_shards(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_each_rank_has_the_weights_that_it_has_of_shards(is_tied: bool, tmp_path: Path) -> None:
     """Bit by bit, so that it computes the same; eight ranks share four heads of keys and values."""
-    for ranks in (2, 8) if name in ("llama", "qwen2", "gemma2") else (2,):
-        shards, _ = shards_of(name, tmp_path, ranks)
+    for ranks in (2, 8):
+        shards, _ = shards_of("llama", tmp_path, ranks, tie_word_embeddings=is_tied)
         for rank in (None, 0, 1) if ranks == 2 else (0, 3, 7):
             found, expected = (weights_of(path, ranks, rank) for path in (tmp_path / "hub", shards))
             assert len(found) == len(expected) > 15
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("name", [*RELATIVES, *WITHOUT_SHARDS])
+@pytest.mark.parametrize("name", RELATIVES)
 def test_a_server_gives_transformers_tokens_and_log_probabilities(name: str, tmp_path: Path) -> None:
     model = save(name, tmp_path)
     engine = open_engine(Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22), CPU)
@@ -176,9 +178,8 @@ def test_a_tied_head_may_be_there_or_the_embedding_be_called_by_its_name(tmp_pat
     assert torch.equal(logits(tmp_path), expected.flip(-1))
 
 
-@pytest.mark.parametrize("name", ["llama31", "gemma2"])
-def test_int8_weights_are_those_of_the_shards(name: str, tmp_path: Path) -> None:
-    shards, _ = shards_of(name, tmp_path, 2)
+def test_int8_weights_are_those_of_the_shards(tmp_path: Path) -> None:
+    shards, _ = shards_of("llama", tmp_path, 2)
     found, expected = (weights_of(path, 2, 1, weights=INT8) for path in (tmp_path / "hub", shards))
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert torch.int8 in {each.dtype for each in found}

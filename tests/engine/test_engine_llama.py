@@ -1,4 +1,4 @@
-"""The Llama family's network and engine against transformers, over shards that the project's converter wrote."""
+"""The Llama family's network against transformers, over shards of what FasterTransformer computes and directories."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from support.llama_models import VOCAB
-from support.llama_shards import shards_of
+from support.llama_shards import WITH_SHARDS, served_of
 from support.network_runs import CPU, FP32, decode_logits, mixed_logits, open_network, prefill_logits
 from torch import Tensor
 
-from backends.fastertransformer.engine.errors import ConfigIniError, WeightsError
+from backends.fastertransformer.engine.errors import WeightsError
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import Precision
@@ -21,10 +21,7 @@ from backends.fastertransformer.engine.model.weights import load_weights
 from ft_format.weight_format import INT8
 
 TOLERANCE = 1e-4
-FAMILIES = [
-    *("llama_mha", "llama", "llama_linear", "llama31", "llama32", "mistral", "nemotron", "qwen2", "qwen3"),
-    *("gemma", "gemma2", "starcoder2"),
-]
+RELATIVES = ["llama31", "llama32", "mistral", "nemotron", "qwen2", "qwen3", "gemma", "gemma2", "starcoder2"]
 LONGEST = 20
 
 
@@ -38,11 +35,12 @@ def logits_of(model: Any, ids: Tensor) -> Tensor:
     return expected
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "ranks"), [*((name, ranks) for name in WITH_SHARDS for ranks in (1, 2, 4)), *((n, 1) for n in RELATIVES)]
+)
 def test_a_network_gives_transformers_logits(name: str, ranks: int, tmp_path: Path) -> None:
     """The inputs are longer than the windows of 5; all at once, one at a time, and rows cut anywhere."""
-    root, model = shards_of(name, tmp_path, ranks)
+    root, model = served_of(name, tmp_path, ranks)
     network, ids = open_network(root, ranks, "Llama"), ids_of(3, LONGEST)
     expected = logits_of(model, ids)
     assert expected.std() > 0.1  # the weights are such that it matters
@@ -53,17 +51,9 @@ def test_a_network_gives_transformers_logits(name: str, ranks: int, tmp_path: Pa
         assert (logits[:, :VOCAB] - expected[row, : cuts[row][-1] + 1]).abs().max() < TOLERANCE
 
 
-def test_a_mixture_of_experts_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    root, _ = shards_of("llama", tmp_path, 1)
-    with (root / "config.ini").open("a") as ini:
-        ini.write("expert_num = 4\nexperts_per_token = 2\n")
-    with pytest.raises(ConfigIniError, match=r"expert_num = 4: .*mixtures of experts; .*format=huggingface"):
-        read_config(root, "Llama")
-
-
 @pytest.mark.parametrize("name", ["llama", "llama_linear", "llama31", "llama32", "nemotron", "mistral"])
 def test_rotary_angles_are_transformers_up_to_the_last_position(name: str, tmp_path: Path) -> None:
-    root, model = shards_of(name, tmp_path, 1)
+    root, model = served_of(name, tmp_path, 1)
     for spec in open_network(root, 1, "Llama")._specs.values():
         assert spec.rotary
         torch.testing.assert_close(spec.rotary.inverse_frequencies, model.model.rotary_emb.inv_freq, rtol=3e-7, atol=0)
@@ -71,7 +61,7 @@ def test_rotary_angles_are_transformers_up_to_the_last_position(name: str, tmp_p
 
 @pytest.mark.parametrize("name", ["llama31", "gemma2"])
 def test_int8_logits_stay_near_those_of_the_full_weights(name: str, tmp_path: Path) -> None:
-    root, _ = shards_of(name, tmp_path, 2)
+    root, _ = served_of(name, tmp_path, 2)
     config, ids = read_config(root, "Llama"), ids_of(4, LONGEST)
     full, rounded = (
         prefill_logits(Network(config, load_weights(root, config, 2, precision, CPU)), ids)
@@ -82,7 +72,7 @@ def test_int8_logits_stay_near_those_of_the_full_weights(name: str, tmp_path: Pa
 
 def test_half_precision_is_as_near_as_transformers_own(tmp_path: Path) -> None:
     """bf16 on a processor that multiplies it, or in fp32: no further from fp32 than transformers' bf16 is."""
-    root, model = shards_of("gemma2", tmp_path, 1)
+    root, model = served_of("gemma2", tmp_path, 1)
     config, ids = read_config(root, "Llama"), ids_of(4, LONGEST)
     expected = logits_of(model, ids)
     precision = Precision(torch.bfloat16, torch.bfloat16, "")
@@ -92,7 +82,7 @@ def test_half_precision_is_as_near_as_transformers_own(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_divide_the_key_heads_are_refused(tmp_path: Path) -> None:
-    root, _ = shards_of("llama", tmp_path, 1)
+    root, _ = served_of("llama", tmp_path, 1)
     ini = root / "config.ini"
     ini.write_text(ini.read_text().replace("tensor_para_size = 1", ""))
     config = read_config(root, "Llama")

@@ -14,7 +14,7 @@ from support import prefix_prompts as prefixes
 from support.asking import CPU, Tensors, ask, generated, word_list
 from support.greedy import NEVER, argmaxes, greedy
 from support.llama_models import VOCAB
-from support.llama_shards import settings_of, shards_of
+from support.llama_shards import served_of, settings_of
 from support.prompt_tasks import write_tasks
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
@@ -41,8 +41,6 @@ def prompts(*lengths: int, seed: int = 3) -> list[list[int]]:
 @pytest.fixture(scope="module", params=["gemma2", "qwen3"])
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Opened:
     model, settings = settings_of(request.param, tmp_path_factory.mktemp(request.param))
-    tables = [np.random.default_rng(task).normal(0, 0.5, (task + 3, 64)).astype(np.float32) for task in range(2)]
-    write_tasks(settings, tables, START)
     return model, open_engine(settings, CPU)
 
 
@@ -192,18 +190,21 @@ def test_soft_prompts_stand_in_front(opened: Opened) -> None:
         assert generated(outputs, row) == continued(model, torch.cat((prompt, own)), 9)
 
 
-def test_a_tasks_prompt_comes_from_the_checkpoint(opened: Opened) -> None:
-    model, engine = opened
-    (line,) = prompts(6)
+def test_a_tasks_prompt_comes_from_the_checkpoint(tmp_path: Path) -> None:
+    model, settings = settings_of("llama", tmp_path)
+    tables = [np.random.default_rng(task).normal(0, 0.5, (task + 3, 64)).astype(np.float32) for task in range(2)]
+    write_tasks(settings, tables, START)
+    engine, (line,) = open_engine(settings, CPU), prompts(6)
     asked = ask([[START, START + 1, *line, START + 2]], 9, end_id=NEVER, prompt_learning_task_name_ids=1)
-    table = torch.from_numpy(np.random.default_rng(1).normal(0, 0.5, (4, 64)).astype(np.float32))
+    table = torch.from_numpy(tables[1])
     own = model.get_input_embeddings()(torch.tensor(line)).detach()
     expected = continued(model, torch.cat((table[:2], own, table[2:3])), 9)
     assert generated(answer(engine, asked)) == expected
+    engine.close()
 
 
 def test_a_prefix_prompt_has_as_many_heads_as_the_keys(tmp_path: Path) -> None:
-    model, settings = settings_of("llama31", tmp_path, 2)
+    model, settings = settings_of("llama", tmp_path, 2)
     prefix = np.random.default_rng(2).normal(0, 1, (2, 2, 4, 6, 8)).astype(np.float32)  # layers, k and v, heads
     for rank, part in enumerate(np.split(prefix, 2, axis=2)):
         np.ascontiguousarray(part).tofile(settings.checkpoint / f"model.prefix_prompt.squad.weight.{rank}.bin")
@@ -254,7 +255,7 @@ def test_a_gpu_gives_transformers_log_probabilities(name: str, data_type: str, l
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     sizes = {"hidden_size": 256, **({} if name in ("starcoder2", "llama31") else {"head_dim": 32})}
-    root, model = shards_of(name, tmp_path, 1, **sizes)
+    root, model = served_of(name, tmp_path, 1, **sizes)
     settings = Settings(root, 1, 1, data_type, 1, "Llama", kv_cache_bytes=1 << 26)
     engine, lines = open_engine(settings, torch.device("cuda", 0)), prompts(5, 1, 40)
     told = {"end_id": NEVER, "runtime_top_p": 1e-7, "is_return_log_probs": True, "is_return_context_log_probs": True}

@@ -13,7 +13,7 @@ import torch
 from support.asking import ask, generated
 from support.greedy import NEVER, argmaxes
 from support.llama_models import VOCAB
-from support.llama_shards import shards_of
+from support.llama_shards import served_of
 from support.network_runs import mixed_logits, open_network
 from support.paged_steps import paged_steps
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -61,7 +61,7 @@ def test_no_buffer_grows_with_the_square_of_the_length(
 ) -> None:
     """A new prompt, then the same with more behind it, nearly all of which is found or nearly none."""
     monkeypatch.setattr(cached_attention, "_MOST_MASKED", 1 << 18)
-    root, model = shards_of(name, tmp_path, 1, max_position_embeddings=131072, num_hidden_layers=1)
+    root, model = served_of(name, tmp_path, 1, max_position_embeddings=131072, num_hidden_layers=1)
     pages = pages_of(LENGTH) + 40
     steps = paged_steps(Settings(root, 1, 1, "fp32", 1, "Llama"), pages)
     steps.cache.allocator.prefixes._most_unused = pages
@@ -81,7 +81,7 @@ def test_no_buffer_grows_with_the_square_of_the_length(
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 def test_queries_in_parts_give_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root, _ = shards_of(name, tmp_path, 1)
+    root, _ = served_of(name, tmp_path, 1)
     network, ids = open_network(root, 1, "Llama"), torch.randint(3, VOCAB, (3, 20))
     cuts = [[4, 5, 17], [1, 11, 12], [6, 7, 19]]
     whole = mixed_logits(network, ids, cuts)

@@ -12,7 +12,7 @@ import pytest
 from support.asking import ask, generated
 from support.greedy import NEVER, argmaxes
 from support.llama_models import VOCAB
-from support.llama_shards import shards_of
+from support.llama_shards import served_of
 from support.page_reading_ops import captured_steps
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
@@ -29,7 +29,7 @@ WINDOW, POSITIONS = 40, 512
 @pytest.fixture(scope="module", params=["mistral", "starcoder2", "gemma2", "llama"])
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Settings]:
     sizes = {"max_position_embeddings": POSITIONS} | ({} if request.param == "llama" else {"sliding_window": WINDOW})
-    root, model = shards_of(request.param, tmp_path_factory.mktemp(request.param), 1, **sizes)
+    root, model = served_of(request.param, tmp_path_factory.mktemp(request.param), 1, **sizes)
     return model, Settings(root, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)
 
 

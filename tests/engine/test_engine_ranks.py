@@ -17,7 +17,7 @@ import pytest
 import torch
 from support.family_shards import write_family
 from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.llama_shards import shards_of
+from support.llama_shards import served_of
 from support.prefix_prompts import write as write_with_prefixes
 from support.random_t5 import random_t5
 from support.rank_processes import CACHE_BYTES, PROJECT, RankProcesses, Tensors, answer_of, workers_of
@@ -202,7 +202,7 @@ def test_an_encoder_decoder_over_ranks_gives_what_one_process_gives(
 )
 def test_a_llama_over_ranks_gives_what_one_process_gives(name: str, tensor: int, pipeline: int, tmp_path: Path) -> None:
     """Norms behind the sum over ranks, a tied head, layers with a window and without; biases; key heads shared out."""
-    shards, _ = shards_of(name, tmp_path, tensor)
+    shards, _ = served_of(name, tmp_path, tensor)
     requests = [
         *REQUESTS,
         sampled(REQUESTS[0]),

@@ -17,7 +17,7 @@ import pytest
 import torch
 from support.faulty_ranks import FAILS_EVERYWHERE, FAILS_IN_RANK_1, PROJECT
 from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.llama_shards import shards_of
+from support.llama_shards import served_of
 
 PROGRAM = PROJECT / "tests" / "support" / "faulty_ranks.py"
 
@@ -30,7 +30,7 @@ class Talk:
         if model_type == "GPT":
             shards = write_shards(random_gpt2(n_positions=count + 8, n_head=max(4, ranks)), directory, ranks)
         else:
-            shards, _ = shards_of("gemma2", directory, 2)
+            shards, _ = served_of("gemma2", directory, 2)
         self.device, self.said = device, directory / "said"
         environment = {**os.environ, "TMPDIR": str(directory), "OMP_NUM_THREADS": "1"}
         if device == "cpu":

@@ -15,7 +15,7 @@ import torch
 from support.asking import CPU, Tensors, ask, generated
 from support.greedy import NEVER, argmaxes, greedy
 from support.llama_models import VOCAB
-from support.llama_shards import shards_of
+from support.llama_shards import served_of
 from support.paged_steps import paged_steps
 
 from backends.fastertransformer.engine.cache.page_allocator import PageAllocator
@@ -36,7 +36,7 @@ Opened = tuple[Any, Settings]
 
 def opened_of(name: str, folder: Path, ranks: int = 1) -> Opened:
     sizes = {"sliding_window": WINDOW, "max_position_embeddings": POSITIONS}
-    root, model = shards_of(name, folder, ranks, **sizes)
+    root, model = served_of(name, folder, ranks, **sizes)
     return model, Settings(root, ranks, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)
 
 

@@ -46,10 +46,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("head_num", "1", True),
         ("kv_head_num", "1", True),
         ("rope_scaling_factor", "1.01", False),
-        ("attention_window", "40", False),
-        ("activation_type", "gelu", False),
         ("num_layer", "1", False),
-        ("attn_logit_softcap", "500", False),
+        ("has_untied_head", "0", False),
     ],
 )
 def test_every_number_that_is_not_the_source_s_is_named(

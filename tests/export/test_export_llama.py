@@ -9,15 +9,17 @@ from support import beyond
 from support.composed import compose
 from support.llama_hub_models import save_llama
 
+from backends.fastertransformer.engine.errors import ConfigIniError
+from backends.fastertransformer.engine.model.families import read_config
 from deployment.fitness import check_engine
 from deployment.served_models import find_served_models
 from deployment.weights import prove_weights
 from export_scripts.arguments import ConvertArguments, ExportArguments
+from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository
 from export_scripts.repository.pbtxt import parse
-from handover.errors import ArtefactError, ConfigError
-from handover.manifest import FT_CANNOT, Manifest
+from handover.errors import ArtefactError, CheckpointError, ConfigError
 from launcher.config.choices import Stage
 from launcher.config.schema import register
 from launcher.plan.paths import RunPaths
@@ -59,11 +61,6 @@ def exported(name: str, folder: Path, **changes: object) -> Path:
     return folder / "repository"
 
 
-def keys(lines: object) -> list[str]:
-    assert isinstance(lines, list)
-    return [line.partition(" = ")[0] for line in lines]
-
-
 def test_the_engines_tensors_are_those_of_the_published_repository_and_the_drop_ins(tmp_path: Path) -> None:
     repository = exported("llama 2 70B", tmp_path)
     config = parse((repository / "fastertransformer/config.pbtxt").read_text())
@@ -82,20 +79,31 @@ def test_the_engines_tensors_are_those_of_the_published_repository_and_the_drop_
     assert prove_weights(models[0], repository) > 0
 
 
-def test_what_fastertransformer_computes_otherwise_is_in_the_manifest_and_not_served_by_it(tmp_path: Path) -> None:
-    repository = exported("qwen3", tmp_path)
-    (model,) = find_served_models(repository)
-    assert keys(Manifest.read(tmp_path / "2-gpu").made_from[FT_CANNOT]) == ["hidden_units", "size_per_head", "qk_norm"]
+def test_a_model_that_fastertransformer_has_no_kernels_for_is_not_served_by_it(tmp_path: Path) -> None:
+    (model,) = find_served_models(exported("llama 2 70B", tmp_path))
     check_engine(model, "slipway")
-    with pytest.raises(ArtefactError, match=r"would compute another model(.|\n)*qk_norm = 1  \("):
+    with pytest.raises(ArtefactError, match=r"does not compute 'fastertransformer' in .*: size_per_head = 8  \("):
         check_engine(model, "fastertransformer")
 
 
-def test_a_model_that_it_computes_is_not_marked(tmp_path: Path) -> None:
+def test_a_model_that_it_computes_is_served_by_it(tmp_path: Path) -> None:
+    (model,) = find_served_models(exported("llama 2 70B", tmp_path, head_dim=32, hidden_size=256))
+    check_engine(model, "fastertransformer")
+
+
+def test_a_store_of_an_earlier_version_with_keys_of_its_own_is_served_by_neither(tmp_path: Path) -> None:
     repository = exported("llama 2 70B", tmp_path, head_dim=32, hidden_size=256)
     (model,) = find_served_models(repository)
-    assert FT_CANNOT not in Manifest.read(tmp_path / "2-gpu").made_from
-    check_engine(model, "fastertransformer")
+    with (model.checkpoint / "config.ini").open("a") as ini:
+        ini.write("qk_norm = 1\n")
+    words = "(?s)has qk_norm: an earlier version of Slipway .*convert the checkpoint again"
+    with pytest.raises(ArtefactError, match=words):
+        check_engine(model, "fastertransformer")
+    with pytest.raises(ConfigIniError, match=words):
+        read_config(model.checkpoint, "Llama")
+    (model.checkpoint / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=words):
+        inspect_source(model.checkpoint, 2, "fp16")
 
 
 def test_a_run_in_which_fastertransformer_would_serve_another_model_is_refused_when_it_is_planned(
@@ -109,5 +117,5 @@ def test_a_run_in_which_fastertransformer_would_serve_another_model_is_refused_w
     stage.check(drop_in, RunPaths.of(drop_in), stages, Known())
     config = compose([*given, "deployment.engine=fastertransformer"])
     stage.check(config, RunPaths.of(config), stages[:2], Known())
-    with pytest.raises(ConfigError, match=r"would compute another model(.|\n)*size_per_head = 8  \("):
+    with pytest.raises(ConfigError, match=r"does not compute .*: size_per_head = 8  \("):
         stage.check(config, RunPaths.of(config), stages, Known())

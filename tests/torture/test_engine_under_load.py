@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.llama_shards import shards_of
+from support.llama_shards import served_of
 from support.torture.engine_load import Load, make_known
 
 from backends.fastertransformer.engine.rows.sequence import Sequence
@@ -28,7 +28,7 @@ MOST_GROWTH_MB = {False: 100.0, True: 8.0}
 def settings_of(name: str, folder: Path) -> Settings:
     if name == "gpt2":
         return Settings(write_shards(random_gpt2(n_positions=POSITIONS), folder), 1, 1, "fp32", cpu_threads=1)
-    root, _ = shards_of(name, folder, 1, max_position_embeddings=POSITIONS)
+    root, _ = served_of(name, folder, 1, max_position_embeddings=POSITIONS)
     return Settings(root, 1, 1, "fp32", 1, "Llama")
 
 

@@ -11,13 +11,12 @@ from export_scripts.checkpoints.files.archive import Archive
 from ft_format.config_ini import FILE_NAME, ConfigIni, Sections
 from ft_format.families import find_family
 from ft_format.families.family import DATA_TYPE, EXACT_GELU, ConfigValues, Family, prompt_tensors
-from ft_format.families.llama import LlamaDims
+from ft_format.families.llama import KV_COPIES, kv_copies
 from ft_format.families.t5 import GATED_ACTIVATIONS
 from ft_format.layout import KV_HEADS, Dims, TensorSpec
 from ft_format.values import FLAG, INDEX
 from handover.errors import CheckpointError
-
-KV_COPIES = "kv_head_copies"
+from models.decoder import Decoder
 
 
 class FtConfig:
@@ -83,20 +82,18 @@ class FtConfig:
             "tensor_para_size": values.tensor_para_size,
         }
         mains = self.family.sections
-        if isinstance(values.dims, LlamaDims) and self._has_copies(values.dims):
-            changed = {**changed, KV_HEADS: values.dims.kv_head_num, KV_COPIES: values.dims.kv_head_copies}
+        if isinstance(values.dims, Decoder):
+            heads = values.dims.for_ranks(values.tensor_para_size).kv_head_num
+            copies = heads // values.dims.kv_head_num
+            if copies > 1 or KV_COPIES in self.sections[self.family.main]:
+                changed = {**changed, KV_HEADS: heads, KV_COPIES: copies}
         sections = {name: {**keys, **(changed if name in mains else {})} for name, keys in self.sections.items()}
         if changed.get(KV_COPIES) == 1:
             del sections[self.family.main][KV_COPIES]
         return sections
 
-    def _has_copies(self, dims: LlamaDims) -> bool:
-        """Whether heads of keys and values are copied, in these files or for the ranks that they are cut for."""
-        return dims.kv_head_copies > 1 or KV_COPIES in self.sections[self.family.main]
-
-
-def without_copies(dims: Dims) -> tuple[Dims, int]:
-    """Return the dimensions of the model, and for how many ranks its heads of keys and values were copied; 1: not."""
-    if not isinstance(dims, LlamaDims) or dims.kv_head_copies == 1:
-        return dims, 1
-    return dims.without_copies(), dims.kv_head_num
+    def without_copies(self, dims: Dims) -> tuple[Dims, int]:
+        """Return the dimensions of the model, and for how many ranks heads of keys and values were copied; 1: not."""
+        if not isinstance(dims, Decoder) or (copies := kv_copies(self._ini)) == 1:
+            return dims, 1
+        return dims.with_kv_heads(dims.kv_head_num // copies), dims.kv_head_num

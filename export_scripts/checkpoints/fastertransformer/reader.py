@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
-from export_scripts.checkpoints.fastertransformer.config import FtConfig, without_copies
+from export_scripts.checkpoints.fastertransformer.config import FtConfig
 from export_scripts.checkpoints.fastertransformer.table import table_of
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.source import Source
@@ -60,7 +60,7 @@ def open_source(archive: Archive) -> Source:
     _refuse_untransposed(archive, files)
     archive.refuse_pointers(name for names in files.values() for name in names)
     of_files = config.dims(lambda name: name in files, _position_num(archive, config))
-    dims, kv_ranks = without_copies(of_files)
+    dims, kv_ranks = config.without_copies(of_files)
     prompts = config.prompt_targets()
     schema, tensors = {**config.family.schema(dims), **prompts}, {**config.family.tensors(dims), **prompts}
     ranks = max((len(names) for names in files.values()), default=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -26,10 +26,10 @@ from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.families import llama
 from ft_format.families.family import LAYERS, SIZE
-from ft_format.families.llama import LlamaDims
 from ft_format.layout import TensorSpec
 from ft_format.values import FLAG, INDEX, Values, decimal, fraction
 from handover.errors import CheckpointError
+from models.decoder import Decoder
 from models.directory import SpecialIds
 
 NAME = "TurboMind's early directories (triton_models/weights with config.ini)"
@@ -95,7 +95,7 @@ def open_source(archive: Archive) -> Source:
     )
 
 
-def _read_dims(section: Values, embedding_bytes: int) -> LlamaDims:
+def _read_dims(section: Values, embedding_bytes: int) -> Decoder:
     for key, is_legal in (("use_dynamic_ntk", FLAG), ("use_logn_attn", FLAG)):
         if section.get(key, is_legal, False):
             raise CheckpointError(
@@ -117,7 +117,6 @@ def _read_dims(section: Values, embedding_bytes: int) -> LlamaDims:
         "head_num": heads,
         "kv_head_num": kv_heads,
         "size_per_head": size,
-        "hidden_units": heads * size,
         "inter_size": section.get("inter_size", SIZE),
         "num_layer": section.get("num_layer", LAYERS),
         "vocab_size": embedding_bytes // (heads * size * item_bytes(_TYPE)),  # padded to a multiple of the ranks
@@ -125,10 +124,10 @@ def _read_dims(section: Values, embedding_bytes: int) -> LlamaDims:
         "rotary_embedding": section.get("rotary_embedding", SIZE, size),
         "layernorm_eps": section.get("norm_eps", fraction()),
         "rope_theta": section.get("rope_theta", decimal, 10000.0),
-        "has_qkv_bias": has_bias,
-        "has_dense_bias": has_bias,
     }
-    return llama.of_words(said)
+    decoder = llama.of_words(said)
+    biases = replace(decoder.attention, has_qkv_bias=has_bias, has_output_bias=has_bias)
+    return replace(decoder, attention=biases)
 
 
 def _files(archive: Archive, folder: str) -> dict[str, tuple[str, ...]]:
@@ -165,7 +164,7 @@ def _check(
     archive: Archive,
     files: Mapping[str, tuple[str, ...]],
     schema: Mapping[str, TensorSpec],
-    dims: LlamaDims,
+    dims: Decoder,
     ranks: int,
 ) -> None:
     """Refuse a directory in which a file is missing, left over or of a wrong size."""
@@ -185,7 +184,7 @@ def _check(
         )
 
 
-def _tensor(archive: Archive, files: tuple[str, ...], target: TensorSpec, dims: LlamaDims, ranks: int) -> Shards:
+def _tensor(archive: Archive, files: tuple[str, ...], target: TensorSpec, dims: Decoder, ranks: int) -> Shards:
     names = files if target.split_axis is not None else files[:1]
     axis = target.split_axis if ranks > 1 else None
     shape = target.shard_shape(dims, ranks)
@@ -202,7 +201,7 @@ class _InPairs(Shards):
         dims: of the model.
     """
 
-    dims: LlamaDims | None = None
+    dims: Decoder | None = None
 
     def parts(self) -> tuple[Array, ...]:
         """Describe each rank's file by its halves; nothing is read."""

@@ -35,8 +35,8 @@ from export_scripts.weights.huggingface_opt import OPT
 from export_scripts.weights.huggingface_xglm import XGLM
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import DecoderDims, LazyTensor
-from ft_format.families.llama import LlamaDims
 from handover.errors import CheckpointError
+from models.decoder import Decoder
 from models.directory import CONFIG_FILE
 
 NAME = "Hugging Face (directory with config.json and safetensors or pytorch_model.bin)"
@@ -115,7 +115,7 @@ def _expressed(settings: Settings) -> tuple[Architecture, DecoderDims, tuple[str
         if architecture.problems(settings):
             raise _inexpressible(architecture, beyond)
     dims = architecture.dims(settings)
-    if isinstance(dims, LlamaDims):
+    if isinstance(dims, Decoder):
         return architecture, dims, beyond
     untied = dims.has_untied_head or not architecture.is_tied(settings)
     return architecture, replace(dims, has_untied_head=untied), beyond

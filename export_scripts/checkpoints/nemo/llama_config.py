@@ -23,7 +23,6 @@ from export_scripts.checkpoints.nemo.mixture import experts_of, is_leaving_out, 
 from export_scripts.checkpoints.nemo.windows import AS_CORE, read_windows, window_remarks
 from export_scripts.weights import megatron_decoder
 from export_scripts.weights.values import bounded, epsilon, number
-from ft_format.families.llama import LlamaDims
 from ft_format.layout import LARGEST, MOST_LAYERS
 from handover.errors import CheckpointError
 from models.blocks.attention import BY_HEAD, NO_NORM
@@ -31,6 +30,7 @@ from models.blocks.norms import LAYER_NORM, RMS_NORM
 from models.blocks.rope_scaling import Linear, Llama3, Scaling
 from models.blocks.rotary import Rotary
 from models.checks import shown
+from models.decoder import Decoder
 
 _FILE = "model_config.yaml"
 # Function of the feed-forward, and whether a gate is multiplied in; "gated" is how NeMo 2's words are put together.
@@ -107,7 +107,7 @@ def check_expressible(config: Mapping[str, Any]) -> None:
         )
 
 
-def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] = ()) -> LlamaDims:
+def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] = ()) -> Decoder:
     """Read the dimensions.
 
     Args:
@@ -159,7 +159,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         "layers.window": read_windows(config, layers, is_gemma2),
         **mixture_fields(custom, layers, is_gated, linear),
     }
-    return models.with_names(LlamaDims.of(fields))
+    return models.with_names(Decoder.of(fields))
 
 
 def _activation(config: Mapping[str, Any]) -> tuple[str, bool]:

@@ -85,27 +85,18 @@ def plan_conversion(
 
 def _plan(archive: Archive, tensor_para_size: int, weight_data_type: str, allow_nonfinite: bool) -> Conversion:
     source = open_source(archive)
-    check_served(source.family.name, source.dims)
+    check_served(source.family, source.dims)
     settings = ShardSettings(tensor_para_size, weight_data_type, source.dims, allow_nonfinite)
     check_split(tensor_para_size, source.dims, source.family.divided)
     assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
     check_types(source, assignments)
     said = (
         *zeros_made(assignments),
-        *_beyond(source),
         *map(ShardRemark, filter(None, (about_chat(find_chat(source)),))),
     )
     source = replace(source, remarks=(*source.remarks, *said))
     files = join_files(assignments, source.files())
     return Conversion(source, tuple(each.for_ranks(tensor_para_size) for each in files), settings)
-
-
-def _beyond(source: Source) -> tuple[str, ...]:
-    """Return what FasterTransformer's own engine computes otherwise; nothing where it computes the model."""
-    if not (beyond := source.family.beyond(source.dims)):
-        return ()
-    said = f"FasterTransformer's own engine computes otherwise, and deployment refuses it: {'; '.join(beyond)}"
-    return (ShardRemark(said),)
 
 
 def check_types(source: Source, assignments: Sequence[Assignment]) -> None:

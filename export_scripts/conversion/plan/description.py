@@ -25,9 +25,9 @@ from export_scripts.weights.architecture import Settings
 from export_scripts.weights.schema import DecoderDims, Shape
 from export_scripts.weights.values import Fields
 from ft_format.families.family import Family
-from ft_format.families.llama import LlamaDims
 from handover.errors import CheckpointError
 from handover.regular_file import SETTINGS_BYTES, read_bytes
+from models.decoder import Decoder
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _PRECISIONS = {"16": "fp16", "16-mixed": "fp16", "bf16": "bf16", "bf16-mixed": "bf16"}
@@ -54,7 +54,7 @@ class Description:
 
     def stored_bytes(self, shapes: Iterable[Shape]) -> int:
         """Return the bytes that tensors of these shapes, which are the model's, have in the files."""
-        if self.quantization is None or not isinstance(self.dims, LlamaDims):
+        if self.quantization is None or not isinstance(self.dims, Decoder):
             return sum(map(prod, shapes)) * item_bytes(self.data_type)
         own = self.dims.tensors().values()
         return sum(described_bytes(self.quantization, tensor, self.data_type) for tensor in own)

@@ -1,4 +1,4 @@
-"""What no engine serves, refused before anything is written: shards that are exported can be served.
+"""What FasterTransformer does not serve, refused before anything is written: shards that are exported can be served.
 
 The numbers are those that a ``config.ini`` may hold. ``tests/torture/test_random_models.py`` compares them with what
 the drop-in engine accepts; FasterTransformer's own reads the same keys.
@@ -8,30 +8,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from ft_format.families.llama import LlamaDims, unsaid
+from ft_format.families.family import Family
 from ft_format.layout import Dims
 from handover.errors import CheckpointError
+from models.decoder import Decoder
 
-_ROTARY = ("gptj", "gptneox", "llama")
+_ROTARY = ("gptj", "gptneox")
 
 
-def check_served(family: str, dims: Dims) -> None:
-    """Refuse dimensions that an engine would refuse when it starts.
+def check_served(family: Family, dims: Dims) -> None:
+    """Refuse dimensions that an engine would refuse when it starts, and what FasterTransformer computes otherwise.
 
     Args:
-        family: FasterTransformer's name of the model.
+        family: FasterTransformer's model.
         dims: of the model.
 
     Raises:
-        CheckpointError: naming every number in the way.
+        CheckpointError: naming everything in the way.
     """
-    about = (_about_rotation(family, dims), _about_epsilon(dims), _about_experts(dims))
-    found = [problem for problem in about if problem]
-    if isinstance(dims, LlamaDims):
-        found += [f"{problem}; export.model.format=huggingface" for problem in unsaid(dims)]
+    if beyond := family.beyond(dims):
+        raise CheckpointError(
+            f"FasterTransformer's {family.name} does not compute this model\n  " + "\n  ".join(beyond),
+            "take export.model.format=huggingface: the drop-in engine and others serve that directory",
+        )
+    found = [problem for problem in (_about_rotation(family.name, dims), _about_epsilon(dims)) if problem]
     if found:
         raise CheckpointError(
-            f"FasterTransformer's {family} cannot be served with these dimensions\n  " + "\n  ".join(found),
+            f"FasterTransformer's {family.name} cannot be served with these dimensions\n  " + "\n  ".join(found),
             "they come from the checkpoint's configuration",
         )
 
@@ -45,11 +48,6 @@ def _about_rotation(family: str, dims: Any) -> str:
     return f"rotary_embedding: {width}  (it rotates pairs of a head's {size} elements: an even number, from 2 on)"
 
 
-def _about_experts(dims: Any) -> str:
-    experts = getattr(dims, "expert_num", 0)
-    return f"expert_num: {experts}  (its feed-forward is one; export.model.format=huggingface)" if experts else ""
-
-
 def _about_epsilon(dims: Any) -> str:
-    epsilon = dims.layernorm_eps
+    epsilon = dims.norms.eps if isinstance(dims, Decoder) else dims.layernorm_eps
     return "" if 0 < epsilon < 1 else f"layernorm_eps: {epsilon:g}  (it is added to a variance: above 0 and below 1)"

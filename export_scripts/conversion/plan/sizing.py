@@ -19,6 +19,7 @@ from export_scripts.conversion.move.assembly import Assembly, Piece
 from export_scripts.conversion.plan.check import Conversion, plan_conversion
 from export_scripts.conversion.plan.description import is_description, read_description
 from export_scripts.conversion.plan.ranks import check_split
+from export_scripts.conversion.plan.served import check_served
 from export_scripts.conversion.write.shards import READ_BYTES, ShardSettings, Workspace
 from export_scripts.tensors.dtypes import STORAGE, is_finite, item_bytes, recast
 from ft_format.layout import TensorSpec
@@ -113,6 +114,7 @@ def _weight_files(conversion: Conversion) -> int:
 def _of_description(path: Path, tensor_para_size: int, weight_data_type: str, processes: int) -> Sizing:
     described = read_description(path)
     dims = described.dims
+    check_served(described.family, dims)
     settings = ShardSettings(tensor_para_size, weight_data_type, dims)
     check_split(tensor_para_size, dims, described.family.divided)
     targets = described.family.schema(dims)

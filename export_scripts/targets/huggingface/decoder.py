@@ -7,15 +7,15 @@ from typing import Any
 import models
 from export_scripts.targets.huggingface.table import Facts, Taken, Target
 from export_scripts.weights.layouts import less_one, plus_one
-from ft_format.families.llama import LlamaDims
 from models.architecture import STORAGE
+from models.decoder import Decoder
 from models.tensor import Tensor
 
 
 def _target(architecture: models.Architecture) -> Target:
     stores_less_one = bool(architecture.has.get(STORAGE))
 
-    def tensors(dims: LlamaDims, facts: Facts) -> dict[str, Taken]:
+    def tensors(dims: Decoder, facts: Facts) -> dict[str, Taken]:
         norms, stored_as = dims.norm_names, None
         if stores_less_one != dims.norms.is_zero_centred:
             stored_as = less_one if stores_less_one else plus_one
@@ -24,10 +24,10 @@ def _target(architecture: models.Architecture) -> Target:
             for name, tensor in dims.tensors().items()
         }
 
-    def config(dims: LlamaDims, facts: Facts) -> dict[str, Any]:
+    def config(dims: Decoder, facts: Facts) -> dict[str, Any]:
         return architecture.write(dims)
 
-    def problems(dims: LlamaDims, facts: Facts) -> list[str]:
+    def problems(dims: Decoder, facts: Facts) -> list[str]:
         return architecture.lacks(dims)
 
     return Target(architecture.model_type, architecture.class_name, tensors, config, problems)

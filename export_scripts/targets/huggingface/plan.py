@@ -32,10 +32,11 @@ from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import Assignment, LazyTensor, Rule
-from ft_format.families.llama import LlamaDims
-from ft_format.layout import Dims, TensorSpec
+from ft_format.families.family import Family
+from ft_format.layout import FtDims, TensorSpec
 from handover.errors import CheckpointError
 from models.checks import shown
+from models.decoder import Decoder
 
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 _TORCH = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -146,7 +147,7 @@ def _own(own: OwnModel) -> list[PlannedTensor]:
 
 
 def _whole(name: str, tensor: LazyTensor) -> Assembly:
-    return assemble(Assignment(name, TensorSpec(tensor.shape), (name,), Rule(name, unchanged)), (tensor,), Dims())
+    return assemble(Assignment(name, TensorSpec(tensor.shape), (name,), Rule(name, unchanged)), (tensor,), FtDims())
 
 
 def _own_config(own: OwnModel, wish: Wish) -> dict[str, Any]:
@@ -167,7 +168,7 @@ def _expressed(
             "take the prompt tables or adapters away, or export.model.format=fastertransformer",
         )
     facts = facts_of(opened, source, assignments)
-    target = target_of(opened.family.name, opened.dims, facts)
+    target = target_of(opened.family, opened.dims, facts)
     rows, remarks = _rows(opened)
     dims = replace(opened.dims, vocab_size=rows)  # type: ignore[type-var]
     tensors = target.tensors(opened.dims, facts)
@@ -195,7 +196,7 @@ def _expressed(
 
 def facts_of(opened: Source, source: Source, assignments: Sequence[Assignment]) -> Facts:
     """Read what the dimensions do not say."""
-    if isinstance(opened.dims, LlamaDims):
+    if isinstance(opened.dims, Decoder):
         return Facts("", opened.dims.has_tied_head, source.ids.start_id, source.ids.end_id, source.ids.pad_id)
     keys = {assignment.name: assignment.keys for assignment in assignments}
     embedding = next(name for name in ("model.wte", "model.wte.weight", "shared.weight_T") if name in keys)
@@ -206,21 +207,21 @@ def facts_of(opened: Source, source: Source, assignments: Sequence[Assignment]) 
     return Facts(opened.activation, is_tied, source.ids.start_id, source.ids.end_id, source.ids.pad_id)
 
 
-def target_of(family: str, dims: Any, facts: Facts) -> Target:
+def target_of(family: Family, dims: Any, facts: Facts) -> Target:
     """Choose the architecture for a model of a family.
 
     Raises:
         CheckpointError: none can express the model; what is in the way of each.
     """
     reasons = []
-    for target in TARGETS.get(family, ()):
+    for target in TARGETS.get(family.name, ()):
         problems = target.problems(dims, facts)
         if not problems:
             return target
         reasons += [f"{target.architecture}: {problem}" for problem in problems]
     raise CheckpointError(
         "no architecture of transformers can express this checkpoint\n  " + "\n  ".join(reasons),
-        "export.model.format=fastertransformer converts it",
+        "" if family.beyond(dims) else "export.model.format=fastertransformer converts it",
     )
 
 

@@ -65,8 +65,8 @@ def _is_copied(plan: HuggingFacePlan, source_types: Sequence[str], given: GivenF
 
 def _of_description(described: Description, path: Path, data_type: str, processes: int) -> Sizing:
     dims = described.dims
-    facts = Facts(is_head_tied=not dims.has_untied_head)
-    target = target_of(described.family.name, dims, facts)
+    facts = Facts(is_head_tied=not getattr(dims, "has_untied_head", True))
+    target = target_of(described.family, dims, facts)
     shapes = {name: spec.full_shape(dims) for name, spec in described.family.tensors(dims).items()}
     planned = [
         PlannedTensor(name, taken.shape(shapes[taken.pivot]), taken.axes(shapes[taken.pivot]), _not_made)

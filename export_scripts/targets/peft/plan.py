@@ -62,7 +62,7 @@ def plan_peft(archive: Archive, wish: Wish, base_model: str | None) -> HuggingFa
     assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
     check_types(source, assignments)
     facts = facts_of(source, source, assignments)
-    target = target_of(source.family.name, source.dims, facts)
+    target = target_of(source.family, source.dims, facts)
     tensors = target.tensors(source.dims, facts)
     modules, problems = modules_of(source, assignments, tensors)
     kinds = {(module.rank, module.update.scale, module.is_transposed) for module in modules}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import models
 from export_scripts.arguments import HUGGINGFACE, PEFT, ConvertArguments
 from ft_format.families.family import Family
 from ft_format.families.gpt import FAMILY as GPT
+from ft_format.layout import Dims
 from handover.errors import CheckpointError, ConfigError
 from handover.manifest import FILE_NAME
 from handover.progress import human_bytes
@@ -139,12 +140,17 @@ def _is_beyond(paths: RunPaths) -> bool:
     with suppress(CheckpointError):
         if paths.hub_name and not is_fetched(paths.hub_name, paths.checkpoint):
             architecture, dims = described(Settings(peek_config(paths.hub_name)))
-            return bool(architecture.family.beyond(dims))
+            return _is_beyond_its_own(architecture.family, dims)
         if paths.checkpoint.exists():
             archive = find_archive(paths.checkpoint, GivenFiles(paths.adapter, paths.tokenizer))
             source = open_source(archive, for_shards=False)
-            return bool(source.family.beyond(source.dims))
+            return _is_beyond_its_own(source.family, source.dims)
     return (paths.huggingface / FILE_NAME).is_file() and not (paths.ft_checkpoint / FILE_NAME).is_file()
+
+
+def _is_beyond_its_own(family: Family, dims: Dims) -> bool:
+    """Whether FasterTransformer does not compute a model, or has no kernels for it."""
+    return bool(family.beyond(dims) or family.kernel_problem(dims))
 
 
 def _arguments(config: Config, paths: RunPaths) -> ConvertArguments:
@@ -183,7 +189,7 @@ def _check_shards(config: Config, paths: RunPaths, stages: Collection[Stage], kn
     _check_family(config, str(checkpoint), source.family)
     _say_family(config, str(checkpoint), source.family, source.source_map.name)
     if Stage.deploy in stages:
-        _check_engine(config, str(checkpoint), source.family.beyond(source.dims))
+        _check_engine(config, str(checkpoint), source.family.kernel_problem(source.dims))
     _check_tokenizer(str(checkpoint), source.tokenizer.members, stages)
     known.model, known.is_encoder_decoder = str(checkpoint), source.family.is_encoder_decoder
 
@@ -244,22 +250,21 @@ def _check_tokenizer(checkpoint: str, members: Collection[str], stages: Collecti
         )
 
 
-def _check_engine(config: Config, checkpoint: str, beyond: Sequence[str]) -> None:
+def _check_engine(config: Config, checkpoint: str, problem: str) -> None:
     """Refuse to plan the deployment of a model that the engine does not compute.
 
     Args:
         config: of the run.
         checkpoint: for the error.
-        beyond: what FasterTransformer's own engine computes otherwise.
+        problem: why FasterTransformer's own engine does not; empty: it does.
 
     Raises:
         ConfigError: naming the engine and why.
     """
-    if config.deployment.engine is Engine.fastertransformer and beyond:
+    if config.deployment.engine is Engine.fastertransformer and problem:
         raise ConfigError(
-            f"deployment.engine=fastertransformer would compute another model than {checkpoint}\n  "
-            + "\n  ".join(beyond),
-            "take deployment.engine=slipway, or export.model.format=huggingface with stages=[convert]",
+            f"deployment.engine=fastertransformer does not compute {checkpoint}: {problem}",
+            "take deployment.engine=slipway",
         )
 
 

@@ -14,9 +14,9 @@ from ft_format.config_ini import ConfigIni
 from ft_format.families import BY_MODEL_TYPE, MODEL_TYPES
 from ft_format.families.family import Family
 from ft_format.families.gpt import GptDims
-from ft_format.families.llama import LlamaDims
 from ft_format.families.t5 import T5Dims
 from ft_format.location import is_hub_directory
+from models.decoder import Decoder
 
 from ...errors import ConfigIniError
 from ..config import ModelConfig
@@ -24,7 +24,7 @@ from . import gpt, hub, llama, t5
 
 _READERS: dict[type, Callable[[ConfigIni, Family, Any], ModelConfig]] = {
     GptDims: gpt.read,
-    LlamaDims: llama.read,
+    Decoder: llama.read,
     T5Dims: t5.read,
 }
 

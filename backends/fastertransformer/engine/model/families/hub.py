@@ -34,8 +34,7 @@ def read(directory: Path, ranks: int) -> ModelConfig:
     if beyond := beyond_engine(decoder):
         listed = "\n  ".join(beyond)
         raise ConfigJsonError(f"{directory / CONFIG_FILE} describes a network that is not served\n  {listed}")
-    copies = max(1, ranks // decoder.kv_head_num)
-    copied = replace(decoder, attention=replace(decoder.attention, kv_head_num=decoder.kv_head_num * copies))
+    copied = decoder.for_ranks(ranks)
     layers = partial(read_stack, decoder.names["final_norm"], decoder.layer_tensors)
     return ModelConfig(
         family="llama",

@@ -36,7 +36,6 @@ def common_keys(ini: ConfigIni, family: Family, dims: Any, first_prompt_id: int)
         "head": family.head,
         "has_tied_head": family.has_tied_head,
         "vocab_size": dims.vocab_size,
-        "layernorm_eps": dims.layernorm_eps,
         "weight_data_type": section.get("weight_data_type", DATA_TYPE, "fp32"),
         "tensor_para_size": section.find("tensor_para_size", COUNT),
         "prompt_learning_type": section.get("prompt_learning_type", _PROMPT_TYPE, PromptType.NONE),
@@ -46,12 +45,19 @@ def common_keys(ini: ConfigIni, family: Family, dims: Any, first_prompt_id: int)
     }
 
 
+def id_keys(ini: ConfigIni, family: Family) -> dict[str, int]:
+    """Read the ids of start and end."""
+    return {
+        name: ini[family.main].get(key, INDEX) for name, key in zip(("start_id", "end_id"), family.id_keys, strict=True)
+    }
+
+
 def decoder_keys(ini: ConfigIni, family: Family, dims: Any) -> dict[str, Any]:
-    """Read the keys that all decoders have, those of common_keys among them."""
-    start_id, end_id = (ini[family.main].get(key, INDEX) for key in family.id_keys)
-    return common_keys(ini, family, dims, end_id + 1) | {
-        "start_id": start_id,
-        "end_id": end_id,
+    """Read the keys that all decoders have whose tensors are FasterTransformer's, those of common_keys among them."""
+    ids = id_keys(ini, family)
+    return common_keys(ini, family, dims, ids["end_id"] + 1) | {
+        **ids,
+        "layernorm_eps": dims.layernorm_eps,
         "head_num": dims.head_num,
         "size_per_head": dims.size_per_head,
         "inter_size": dims.inter_size,

@@ -1,4 +1,4 @@
-"""Llama and its relatives in FasterTransformer's files; format: ft_format/families/llama.py."""
+"""Llama in FasterTransformer's files; format: ft_format/families/llama.py."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from functools import partial
 
 from ft_format.config_ini import ConfigIni
 from ft_format.families.family import Family
-from ft_format.families.llama import EMBEDDING_FILE, FINAL_NORM, LlamaDims, layer_files
+from ft_format.families.llama import EMBEDDING_FILE, FINAL_NORM, layer_files
+from models.decoder import Decoder
 
-from ...errors import ConfigIniError
-from ..config import Layout, ModelConfig
+from ..config import NO_POSITION_LIMIT, Layout, ModelConfig
 from .decoder import read_stack, structure
-from .keys import decoder_keys
+from .keys import common_keys, id_keys
 
 
-def read(ini: ConfigIni, family: Family, dims: LlamaDims) -> ModelConfig:
-    """Read config.ini; dims are what ft_format has read of it.
+def read(ini: ConfigIni, family: Family, decoder: Decoder) -> ModelConfig:
+    """Read config.ini; the decoder is what ft_format has read of it.
 
     The longest text is the model's own, as far as the memory of the cache goes; a store that does not say it has
     FasterTransformer's limit.
     """
-    if dims.expert_num:
-        raise ConfigIniError(
-            f"[{family.main}] expert_num = {dims.expert_num}: this engine does not serve mixtures of experts",
-            "export the checkpoint with format=huggingface, and serve that directory by an engine that has them",
-        )
-    keys = decoder_keys(ini, family, dims) | ({} if dims.has_untied_head else {"head": ""})
-    layout = Layout(EMBEDDING_FILE, partial(read_stack, FINAL_NORM, partial(layer_files, dims)))
-    return ModelConfig(**keys | structure(dims), layout=layout)
+    ids = id_keys(ini, family)
+    keys = common_keys(ini, family, decoder, ids["end_id"] + 1) | ids | structure(decoder)
+    return ModelConfig(
+        **keys | ({"head": ""} if decoder.has_tied_head else {}),
+        layout=Layout(EMBEDDING_FILE, partial(read_stack, FINAL_NORM, partial(layer_files, decoder))),
+        max_pos_seq_len=decoder.max_positions or NO_POSITION_LIMIT,
+    )

@@ -44,6 +44,7 @@ def read(ini: ConfigIni, family: Family, dims: T5Dims) -> ModelConfig:
     num_layer = dims.decoder_layer_num if has_decoder else dims.encoder_layer_num
     return ModelConfig(
         **common_keys(ini, family, dims, dims.vocab_size + 1),
+        layernorm_eps=dims.layernorm_eps,
         layout=_LAYOUT,
         **_stack_keys(main, dims, num_layer, activation),
         has_decoder=has_decoder,
