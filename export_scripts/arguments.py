@@ -69,6 +69,11 @@ class ConvertArguments(ScriptArguments):
         None, "format huggingface: bytes of tensors in a file of weights, at most; 5 GB without it", FILE_BYTES
     )
 
+    quantization: str | None = option(
+        None,
+        "format huggingface: fp8, fp8_block, int4 or mxfp4: what the layers' matrices become; they stay without it",
+    )
+
     def __post_init__(self) -> None:
         """Refuse a format that is not written."""
         if self.format not in (None, *FORMATS):
@@ -77,6 +82,11 @@ class ConvertArguments(ScriptArguments):
             raise ConfigError(
                 f"--base-model={self.base_model} without --format={PEFT}: no directory of an adapter is written",
                 "export.adapter.format=peft writes one",
+            )
+        if self.quantization is not None and self.format != HUGGINGFACE:
+            raise ConfigError(
+                f"--quantization={self.quantization} without --format={HUGGINGFACE}: nothing else has such numbers",
+                "the drop-in engine quantizes shards when it loads them: export.triton_deployment.int8_mode",
             )
 
 

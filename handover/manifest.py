@@ -26,6 +26,8 @@ REPLACED = ".replaced-"
 """In the name of an artefact that a later one has taken the place of; a time follows."""
 RANDOM_WEIGHTS = "random_weights"
 """Key of ``made_from``, true where weights are made up: what is measured says nothing about accuracy."""
+QUANTIZED = "quantized"
+"""Key of ``made_from``: the tensors that were quantized, with the error of each and of its worst row."""
 ORIGIN = "ft_checkpoint_origin"
 """Key of a model repository's ``made_from``: what its FT checkpoint was made from, and by which code."""
 _SMALL_BYTES = 1 << 20

@@ -123,7 +123,7 @@ def show_size(config: Config, paths: RunPaths) -> None:
         sys.stdout.write(f"convert: {convert.adapter_size(config, paths)}\n")
         return
     if convert.writes_huggingface(config):
-        sizing = measure_huggingface(paths.checkpoint, data_type, model.processes, given)
+        sizing = measure_huggingface(paths.checkpoint, data_type, model.processes, given, model.quantization)
     else:
         sizing = measure(paths.checkpoint, size, data_type, model.processes, given)
     sys.stdout.write("".join(f"convert: {line}\n" for line in sizing.lines()))

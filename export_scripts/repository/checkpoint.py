@@ -15,7 +15,7 @@ from ft_format.families.family import Family
 from ft_format.location import HUGGINGFACE
 from ft_format.values import COUNT, INDEX
 from handover.errors import ArtefactError
-from handover.manifest import Manifest
+from handover.manifest import QUANTIZED, Manifest
 from handover.text_ids import TEXT_IDS_FILE
 from models.directory import CONFIG_FILE, read_json
 from models.engine_limits import beyond_engine, ranks_problem
@@ -109,6 +109,11 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
     from export_scripts.conversion.plan.special_ids import with_settled_ids
 
     said = read_json(root / CONFIG_FILE, ArtefactError)
+    if QUANTIZED in manifest.made_from or said.get("quantization_config"):
+        raise ArtefactError(
+            f"{root} holds quantized weights, which the drop-in engine does not read",
+            "convert without export.model.quantization, or take deployment.engine=vllm or sglang",
+        )
     try:
         decoder = models.find(said.get("model_type")).read(said)
     except models.ModelError as error:

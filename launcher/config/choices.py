@@ -59,6 +59,11 @@ class Engine(Choice):
         return self in (Engine.slipway, Engine.fastertransformer)
 
     @property
+    def reads_quantized(self) -> bool:
+        """Whether it reads the formats of ``Quantization``: vLLM and SGLang do."""
+        return self in (Engine.vllm, Engine.vllm_triton, Engine.sglang)
+
+    @property
     def is_program(self) -> bool:
         """Whether it is started by a program of its own, without a Triton server."""
         return not self.reads_shards and self is not Engine.vllm_triton
@@ -108,6 +113,15 @@ class AdapterFormat(Choice):
     """What a LoRA adapter becomes that is not merged into its model."""
 
     peft = "peft"
+
+
+class Quantization(Choice):
+    """What the matrices of the layers become in a Hugging Face directory; see docs/sources.md."""
+
+    fp8 = "fp8"
+    fp8_block = "fp8_block"
+    int4 = "int4"
+    mxfp4 = "mxfp4"
 
 
 class ModelType(Choice):

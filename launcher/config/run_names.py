@@ -46,6 +46,7 @@ def name_variant(*, _root_: DictConfig) -> str:
     triton, model = _root_.export.triton_deployment, _root_.export.model
     words = {
         find_format(triton[KEY]).name: triton[KEY],
+        str(model.quantization): model.quantization,
         "decoupled": triton.decoupled,
         f"sessions{triton.interactive_sessions}": triton.interactive_sessions,
         "random": model.random_weights,

@@ -30,6 +30,7 @@ from launcher.config.choices import (
     Guard,
     ModelFormat,
     ModelType,
+    Quantization,
     Stage,
     TritonApi,
 )
@@ -91,6 +92,7 @@ class ModelConfig:
     adapter_path: str | None = None  # LoRA adapter to merge: a .nemo, a directory of NeMo 2, Megatron-Bridge or PEFT
     tokenizer: str | None = None  # tokenizer's directory or file; None: the checkpoint's own
     format: ModelFormat | None = None  # None: shards of what FasterTransformer computes, else Hugging Face's directory
+    quantization: Quantization | None = None  # of a Hugging Face directory's weights; None: there is none
     tensor_model_parallel_size: int = number(1, PARALLEL)
     weight_data_type: DataType = DataType.fp16
     processes: int = same(ConvertArguments, "processes", default=16)

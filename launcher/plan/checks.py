@@ -42,6 +42,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
 def _check_format(config: Config, stages: Collection[Stage]) -> None:
     """Refuse stages that need FasterTransformer's shards where none are written."""
     model = config.export.model
+    _check_quantization(config, stages)
     if not convert.writes_huggingface(config) or writes_adapter(config):
         return
     is_asked_for = config.deployment.engine.reads_shards
@@ -58,6 +59,27 @@ def _check_format(config: Config, stages: Collection[Stage]) -> None:
         raise ConfigError(
             f"export.model.random_weights=true with {why}: weights are made up for FasterTransformer's shards alone",
             "take export.model.format=fastertransformer and deployment.engine=slipway",
+        )
+
+
+def _check_quantization(config: Config, stages: Collection[Stage]) -> None:
+    """Refuse to quantize what is no Hugging Face directory, or for an engine that does not read the result."""
+    asked, engine = f"export.model.quantization={config.export.model.quantization}", config.deployment.engine
+    if config.export.model.quantization is None:
+        return
+    if not convert.writes_huggingface(config) or writes_adapter(config):
+        other = "adapter.format=peft" if writes_adapter(config) else "model.format=fastertransformer"
+        raise ConfigError(
+            f"{asked} with export.{other}, which has no such numbers",
+            "take export.model.format=huggingface; the drop-in engine quantizes shards when it loads them: "
+            "export.triton_deployment.int8_mode=true",
+        )
+    needing = [stage.name for stage in (Stage.export, Stage.deploy) if stage in stages]
+    if needing and not engine.reads_quantized:
+        able = ", ".join(each.name for each in Engine if each.reads_quantized)
+        raise ConfigError(
+            f"{asked} with deployment.engine={engine}, which does not read such a directory to {' and '.join(needing)}",
+            f"engines that do: {able}; stages=[convert] writes the directory alone",
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deployment.engines.table import PROGRAMS, VLLM, EngineProgram
 from ft_format.layout import KV_HEADS, Dims
@@ -14,8 +16,13 @@ from launcher.clusters.table import cluster_of
 from launcher.config.choices import ContainerRuntime, Engine, Guard
 from launcher.config.schema import Config
 from launcher.plan.stages.settings import serving_topology
+from models.directory import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from export_scripts.targets.huggingface.plan import HuggingFacePlan
 
 _TRITONS = "it is a setting of the Triton model repository or its engine"
+_MOST_LISTED = 10
 _API = "the engine has an OpenAI API itself, at deployment.http_port"
 
 
@@ -152,4 +159,27 @@ def check_served(config: Config, checkpoint: str, architecture: str, dims: Dims)
             f"export.model.tensor_model_parallel_size={size} neither divides the {kv_heads} key and value heads of "
             f"{checkpoint} nor is a multiple of them, which {program.title} demands",
             "take a divisor or a multiple of the number of key and value heads",
+        )
+
+
+def check_ranks(config: Config, checkpoint: str, planned: HuggingFacePlan) -> None:
+    """Refuse tensor parallelism that would divide groups or blocks of quantized weights.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    from export_scripts.targets.huggingface.quantized import rank_problems
+
+    model = config.export.model
+    if model.quantization is None:
+        return
+    tensors = (tensor for file in planned.files for tensor in file.tensors)
+    said = json.loads(planned.small_files[CONFIG_FILE])
+    if problems := rank_problems(tensors, said, model.tensor_model_parallel_size):
+        listed = "\n  ".join(problems[:_MOST_LISTED])
+        raise ConfigError(
+            f"export.model.tensor_model_parallel_size={model.tensor_model_parallel_size} divides what "
+            f"export.model.quantization={model.quantization} has in common, in {len(problems)} tensors of {checkpoint}"
+            f"\n  {listed}",
+            "take fewer ranks, or another quantization",
         )

@@ -19,7 +19,8 @@ class RunPaths:
         <base_results_dir>/<model_train_name>/
             ft_tp<T>_<weight>/<T>-gpu/            convert: the FT checkpoint
             hf_<weight>/                          convert with export.model.format=huggingface or for an engine that
-                                                  reads it: the directory; vllm and the like serve it as it is
+                                                  reads it: the directory; vllm and the like serve it as it is;
+                                                  hf_<weight>_fp8 and the like where weights are quantized
             peft_<weight>/                        convert with export.adapter.format=peft: the adapter, in their place
             export_tp<T>_pp<P>_<weight>_<data>/   run.results_dir; with _int8 and the like where that is asked for
                 model_repo/                       export: the Triton model repository
@@ -58,7 +59,7 @@ class RunPaths:
         ft_name = f"ft_tp{tensor_para_size}_{model.weight_data_type}" + ("_random" if model.random_weights else "")
         deployment = _absolute(config.deployment.run.results_dir)
         name = hub_name(model.checkpoint_path)
-        huggingface = train_root / f"hf_{model.weight_data_type}"
+        huggingface = train_root / "_".join(map(str, filter(None, ("hf", model.weight_data_type, model.quantization))))
         repository = _absolute(config.export.triton_deployment.triton_model_dir).parent
         data = _absolute(config.data_dir)
         return cls(

@@ -20,6 +20,7 @@ GPT = PROJECT / "examples" / "gpt3_demo" / "checkpoints"
 LLAMA = PROJECT / "examples" / "llama_demo" / "checkpoints" / "llama_demo.nemo"
 STAGES = "stages=[export,deploy]"
 HERE = "deployment.command=python3"
+FP8 = "export.model.quantization=fp8"
 SAME = ("export.triton_deployment.data_type=fp32",)
 
 
@@ -71,6 +72,18 @@ def refusal(root: Path, checkpoint: Path, *overrides: str, cluster: str = "inter
             LLAMA,
             ("deployment.engine=vllm", "export.model.random_weights=true"),
             "random_weights=true with deployment.engine=vllm",
+        ),
+        (LLAMA, (FP8,), "quantization=fp8 with export.model.format=fastertransformer, which has"),
+        (
+            LLAMA,
+            (FP8, "export.model.format=huggingface"),
+            "export.model.quantization=fp8 with deployment.engine=slipway, which does not read such a directory",
+        ),
+        (LLAMA, (FP8, "deployment.engine=trtllm_serve", HERE), "export.model.quantization=fp8 with deployment.engine="),
+        (
+            LLAMA,
+            (f"{FP8}_block", "deployment.engine=vllm", HERE, "export.model.tensor_model_parallel_size=4"),
+            "tensor_model_parallel_size=4 divides what export.model.quantization=fp8_block has in common",
         ),
     ],
 )

@@ -105,7 +105,7 @@ FLOORS = {
         *("compiling", "loading", "engine"),
     ],
     "export_scripts": [
-        *("arguments", "tensors", "weights", "checkpoints", "conversion", "targets", "repository"),
+        *("arguments", "tensors", "quantization", "weights", "checkpoints", "conversion", "targets", "repository"),
         *("convert", "export", "export_vllm", "inspect"),
     ],
     "export_scripts.conversion": ["move", "write", "plan", "job"],

@@ -6,7 +6,7 @@ shard counts as finished only if the file is there with the recorded content. Af
 or missing: a file that is not listed but has a name that this conversion writes is written again.
 
 A large file that several processes write has a line for each part that is finished; until it is whole its name ends
-with ``GROWING``.
+with ``GROWING``. What quantizing has cost is not in the files, so it has lines of its own.
 """
 
 from __future__ import annotations
@@ -47,6 +47,30 @@ class PartRecord:
     sums: str
 
 
+@dataclass(frozen=True)
+class QuantizationRecord:
+    """What quantizing some rows of a tensor has cost.
+
+    Attributes:
+        tensor: its name.
+        row: the first of them.
+        squared_error: of all numbers that come back, summed up.
+        square: of all numbers.
+        worst_row: the row whose error is the largest beside its numbers.
+        worst: that ratio, of norms.
+    """
+
+    tensor: str
+    row: int
+    squared_error: float
+    square: float
+    worst_row: int
+    worst: float
+
+
+Record = FileRecord | PartRecord | QuantizationRecord
+
+
 class Journal:
     """The journal of one output directory.
 
@@ -58,6 +82,7 @@ class Journal:
     Attributes:
         finished: records of finished shards by file name.
         parts: records of finished parts of files that grow, by file name and offset.
+        costs: of finished rows of quantized tensors, by tensor and first row.
 
     Raises:
         ArtefactError: the directory holds files that no conversion wrote.
@@ -66,7 +91,7 @@ class Journal:
     def __init__(self, root: Path, identity: dict[str, Any], names: Collection[str] = ()) -> None:
         make_directory(root)
         self._path = root / FILE_NAME
-        written_by, records, parts = _read(self._path)
+        written_by, records, parts, costs = _read(self._path)
         is_ours = written_by is not None or (root / WORK_FILE).is_file()
         present = set(artefact_files(root)) - {FILE_NAME}
         noted = {record.path for record in records} | {part.path for part in parts}
@@ -75,13 +100,14 @@ class Journal:
         is_same = written_by == json.loads(json.dumps(identity))
         self.finished = _proved(root, records) if is_same else {}
         self.parts = {(part.path, part.offset): part for part in parts if _is_whole(root, part)} if is_same else {}
+        self.costs = {(cost.tensor, cost.row): cost for cost in costs} if is_same else {}
         _remove(root, present - self.finished.keys() - {name for name, _ in self.parts})
-        lines = [json.dumps(identity), *map(_line, self.finished.values()), *map(_line, self.parts.values())]
-        write_atomically(self._path, "\n".join(lines))
+        kept: tuple[Record, ...] = (*self.finished.values(), *self.parts.values(), *self.costs.values())
+        write_atomically(self._path, "\n".join([json.dumps(identity), *map(_line, kept)]))
         self._stream = os.open(self._path, os.O_WRONLY | os.O_APPEND)
 
-    def add(self, record: FileRecord | PartRecord) -> None:
-        """Write down a shard that is whole, just before it gets its name, or a part that is written.
+    def add(self, record: Record) -> None:
+        """Write down a shard that is whole, just before it gets its name, or a part that is written, after its costs.
 
         A line begins with its line feed: one that a full disk cut off then spoils no other. It is one write, which
         the processes that share the journal do not mix.
@@ -103,16 +129,17 @@ class Journal:
         sync(self._path.parent)
 
 
-def _line(record: FileRecord | PartRecord) -> str:
+def _line(record: Record) -> str:
     return json.dumps(vars(record))
 
 
-def _read(path: Path) -> tuple[Any, list[FileRecord], list[PartRecord]]:
-    """Read the identity, the files and the parts; a line that is cut off or damaged is dropped."""
+def _read(path: Path) -> tuple[Any, list[FileRecord], list[PartRecord], list[QuantizationRecord]]:
+    """Read the identity, the files, the parts and the costs; a line that is cut off or damaged is dropped."""
     records: list[FileRecord] = []
     parts: list[PartRecord] = []
+    costs: list[QuantizationRecord] = []
     if not path.is_file():
-        return None, records, parts
+        return None, records, parts, costs
     identity, *lines = path.read_bytes().split(b"\n")
     for line in lines:
         try:
@@ -121,14 +148,16 @@ def _read(path: Path) -> tuple[Any, list[FileRecord], list[PartRecord]]:
                 parts.append(
                     PartRecord(str(entry["path"]), int(entry["offset"]), int(entry["size_bytes"]), entry["sums"])
                 )
-                continue
-            records.append(FileRecord(**{**entry, "shape": entry["shape"] and tuple(entry["shape"])}))
+            elif "tensor" in entry:
+                costs.append(QuantizationRecord(**entry))
+            else:
+                records.append(FileRecord(**{**entry, "shape": entry["shape"] and tuple(entry["shape"])}))
         except (ValueError, KeyError, TypeError):
             continue
     try:
-        return json.loads(identity), records, parts
+        return json.loads(identity), records, parts, costs
     except ValueError:
-        return None, records, parts
+        return None, records, parts, costs
 
 
 def _listed(root: Path, is_ours: bool) -> set[str]:

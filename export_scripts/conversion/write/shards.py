@@ -222,9 +222,11 @@ def _boxes(
 
 
 def blocks(
-    box: Assembly, rows_per_file: int, name: str, settings: ShardSettings, workspace: Workspace
+    box: Assembly, rows_per_file: int, name: str, settings: ShardSettings, workspace: Workspace, together: int = 1
 ) -> Iterator[tuple[int, Array]]:
     """Read a box in large pieces along its first axis, and give its rows, cast and checked, in small ones.
+
+    Blocks begin at multiples of ``together`` rows.
 
     Yields:
         The first row and the values of a block, which never goes beyond the end of a file.
@@ -232,9 +234,9 @@ def blocks(
     total = box.shape[0]
     # What is not rearranged is read a little at a time: it stays in the cache until it is written.
     most_bytes = _BLOCK_BYTES if box.is_plain else READ_BYTES
-    read_rows = _even(total, max(1, most_bytes // max(1, box.row_bytes)))
+    read_rows = _multiple(_even(total, max(1, most_bytes // max(1, box.row_bytes))), together)
     row_bytes = prod(box.shape[1:]) * item_bytes(settings.data_type)
-    write_rows = max(1, _BLOCK_BYTES // max(1, row_bytes))
+    write_rows = _multiple(max(1, _BLOCK_BYTES // max(1, row_bytes)), together)
     for start in range(0, total, read_rows):
         stop = min(start + read_rows, total)
         loaded = box.cropped(0, start, stop).loaded(workspace.reader)
@@ -252,6 +254,11 @@ def blocks(
 def _even(total: int, most: int) -> int:
     """Divide rows into equal runs of at most that many."""
     return -(-total // -(-total // most))
+
+
+def _multiple(rows: int, together: int) -> int:
+    """Return a multiple that is hardly larger."""
+    return -(-rows // together) * together
 
 
 def _refuse(block: Assembly, box: Assembly, name: str, settings: ShardSettings, workspace: Workspace) -> None:

@@ -22,25 +22,19 @@ from export_scripts.conversion.job import (
     prove,
     workers_of,
 )
-from export_scripts.conversion.write.journal import Journal, PartRecord
-from export_scripts.conversion.write.safetensors_files import (
-    LARGEST_FILE_BYTES,
-    PART_BYTES,
-    WeightsFile,
-    begin_file,
-    parts_of,
-    publish,
-    write_part,
-)
+from export_scripts.conversion.write.journal import Journal, PartRecord, QuantizationRecord
+from export_scripts.conversion.write.safetensors_files import begin_file, publish, write_part
+from export_scripts.conversion.write.safetensors_layout import LARGEST_FILE_BYTES, PART_BYTES, WeightsFile, parts_of
 from export_scripts.conversion.write.shards import Workspace, check_space, write_bytes
 from export_scripts.conversion.write.workers import Advance, run_all
 from export_scripts.targets.huggingface.plan import HuggingFacePlan, Wish, plan_huggingface
+from export_scripts.targets.huggingface.quantized import find_quantization, report
 from export_scripts.tensors.dtypes import STORAGE
 from export_scripts.tensors.mapped import RecordKey
 from export_scripts.tensors.read_sums import FileRange, by_path
 from handover.digests import SummedRange
 from handover.errors import CheckpointError, nearest
-from handover.manifest import FileRecord, Manifest
+from handover.manifest import QUANTIZED, FileRecord, Manifest
 from handover.progress import Progress
 
 KIND = "huggingface"
@@ -63,6 +57,7 @@ def convert_to_huggingface(arguments: ConvertArguments) -> Manifest:
         **origin(archive, plan.source.source_map.name, arguments),
         "format": KIND,
         "largest_file_bytes": wish.largest_file_bytes,
+        **({"quantization": wish.quantization.name} if wish.quantization else {}),
     }
     del made_from["tensor_para_size"]
     sys.stderr.write(f"convert: note: {plan.source.source_map.name}, for transformers' {plan.architecture}\n")
@@ -107,6 +102,8 @@ def write_directory(
     finally:
         journal.close()
     made_from |= proof or {"checkpoint_digest": crc32_of(archive, workers_of(arguments.processes), read)}
+    if journal.costs:
+        made_from[QUANTIZED] = report(journal.costs.values())
     manifest = Manifest(kind, tuple(sorted(records, key=lambda record: record.path)), made_from)
     manifest.write(arguments.output)
     journal.remove()
@@ -126,7 +123,7 @@ def wish_of(arguments: ConvertArguments) -> Wish:
     """Read what is asked for.
 
     Raises:
-        CheckpointError: weights of a data type that is not written, or that are made up.
+        CheckpointError: weights of a data type or a quantization that is not written, or that are made up.
     """
     if arguments.random_weights:
         raise CheckpointError(
@@ -142,6 +139,7 @@ def wish_of(arguments: ConvertArguments) -> Wish:
         arguments.allow_nonfinite,
         arguments.start_id,
         arguments.end_id,
+        quantization=find_quantization(arguments.quantization, arguments.allow_nonfinite),
     )
 
 
@@ -166,6 +164,9 @@ class _Growing:
     parts: list[PartRecord]
 
 
+Written = tuple[list[PartRecord], list[QuantizationRecord]]
+
+
 def _write_weights(
     plan: HuggingFacePlan, output: Path, journal: Journal, processes: int, sums_reads: bool
 ) -> tuple[list[FileRecord], Mapping[str, Sequence[SummedRange]]]:
@@ -185,19 +186,19 @@ def _write_weights(
     for file in files:
         begin_file(output, file, journal)
     for part in parts:
-        growing[part.file.name].left += 1
+        growing[part.file.name].left += len(part.spans)
     workspaces: list[Workspace] = []  # one in each process, made where it is used
     # Those that cannot be cut and are large come first, so that no process is left with one at the end.
     in_order = sorted(parts, key=lambda part: -(part.size_bytes // (2 * PART_BYTES)))
 
     ranges: list[FileRange] = []
 
-    def write(number: int, advance: Advance) -> tuple[str, PartRecord, list[FileRange]]:
+    def write(number: int, advance: Advance) -> tuple[str, Written, list[FileRange]]:
         if not workspaces:
             workspaces.append(Workspace(verified, sums_reads))
         part, workspace = in_order[number], workspaces[0]
-        record = write_part(part, output, plan.settings, journal, workspace, advance)
-        return part.file.name, record, workspace.read_sums.taken()
+        written = write_part(part, output, plan.settings, journal, workspace, advance)
+        return part.file.name, written, workspace.read_sums.taken()
 
     total_bytes = sum(part.size_bytes for part in parts)
     with (
@@ -205,13 +206,14 @@ def _write_weights(
         Progress("convert", len(files), "files", total_bytes) as progress,
     ):
         progress.skip(sum(part.size_bytes for part in journal.parts.values()))
-        for name, record, read in run_all(
+        for name, (written, costs), read in run_all(
             workers_of(processes), len(in_order), write, lambda size_bytes: progress.advance(0, size_bytes)
         ):
             ranges += read
+            journal.costs |= {(cost.tensor, cost.row): cost for cost in costs}
             one = growing[name]
-            one.left -= 1
-            one.parts.append(record)
+            one.left -= len(written)
+            one.parts += written
             if not one.left:
                 records.append(publish(output, one.file, one.parts, journal))
                 progress.advance(1)

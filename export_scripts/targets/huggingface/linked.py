@@ -8,7 +8,7 @@ from math import prod
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.safetensors_file import SafeTensor
-from export_scripts.conversion.write.safetensors_files import PlannedTensor, WeightsFile
+from export_scripts.conversion.write.safetensors_layout import PlannedTensor, WeightsFile
 from export_scripts.tensors.dtypes import item_bytes
 from export_scripts.weights.schema import LazyTensor
 

@@ -22,10 +22,12 @@ from export_scripts.conversion.move.placement import assemble
 from export_scripts.conversion.plan.check import check_types
 from export_scripts.conversion.plan.nemo_ids import with_nemos_ids
 from export_scripts.conversion.plan.special_ids import with_settled_ids
-from export_scripts.conversion.write.safetensors_files import INDEX_FILE, PlannedTensor, WeightsFile, index_of, lay_out
+from export_scripts.conversion.write.safetensors_layout import INDEX_FILE, PlannedTensor, WeightsFile, index_of, lay_out
 from export_scripts.conversion.write.shards import ShardSettings
+from export_scripts.quantization.record import Quantization
 from export_scripts.targets.huggingface import TARGETS
 from export_scripts.targets.huggingface.linked import own_files
+from export_scripts.targets.huggingface.quantized import quantized
 from export_scripts.targets.huggingface.table import Facts, Taken, Target, unfinished
 from export_scripts.targets.huggingface.tokenizer import tokenizer_files
 from export_scripts.weights.layouts import unchanged
@@ -80,6 +82,7 @@ class Wish:
         allow_nonfinite: NaN and infinity are written as they are.
         start_id, end_id: in place of the checkpoint's own; None: its own.
         asks_nemo: NeMo's own tokenizer, where it is installed, says the ids of a NeMo checkpoint.
+        quantization: what the matrices of the layers become; None: they stay as they are.
     """
 
     data_type: str
@@ -88,6 +91,7 @@ class Wish:
     start_id: int | None = None
     end_id: int | None = None
     asks_nemo: bool = False
+    quantization: Quantization | None = None
 
 
 def plan_huggingface(archive: Archive, wish: Wish) -> HuggingFacePlan:
@@ -122,13 +126,17 @@ def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
     said = (each for each in source.remarks if not isinstance(each, ShardRemark))
     remarks = (*filter(None, (nemos_remark,)), *said, *remarks)
     layout = wish.data_type, wish.largest_file_bytes
-    files = (own_files(archive, planned, used, *layout) if opened.own else None) or lay_out(planned, *layout)
+    if wish.quantization:
+        planned, config = quantized(planned, config, wish.quantization, wish.data_type)
+        files = lay_out(planned, *layout)
+    else:
+        files = (own_files(archive, planned, used, *layout) if opened.own else None) or lay_out(planned, *layout)
     length = config.get("n_positions") or config.get("max_position_embeddings")
     small = {
         CONFIG_FILE: _json(config),
         GENERATION_FILE: _generation(source, config, wish),
         **tokenizer_files(source, {"model_max_length": length} if length else {}),
-        **({INDEX_FILE: index_of(files)} if len(files) > 1 else {}),
+        **({INDEX_FILE: index_of(files, wish.data_type)} if len(files) > 1 else {}),
     }
     settings = ShardSettings(1, wish.data_type, opened.dims, wish.allow_nonfinite)
     name = str(config.get("model_type"))

@@ -15,9 +15,11 @@ from export_scripts.checkpoints.user_files import NOTHING_GIVEN, GivenFiles
 from export_scripts.conversion.move.assembly import Assembly
 from export_scripts.conversion.plan.description import Description, is_description, read_description
 from export_scripts.conversion.plan.sizing import Sizing, measured_rate
-from export_scripts.conversion.write.safetensors_files import LARGEST_FILE_BYTES, PlannedTensor, WeightsFile, lay_out
+from export_scripts.conversion.write.safetensors_layout import LARGEST_FILE_BYTES, PlannedTensor, WeightsFile, lay_out
 from export_scripts.conversion.write.shards import READ_BYTES
+from export_scripts.quantization.record import Quantization
 from export_scripts.targets.huggingface.plan import HuggingFacePlan, Wish, plan_huggingface, target_of
+from export_scripts.targets.huggingface.quantized import find_quantization, quantized
 from export_scripts.targets.huggingface.table import Facts
 from export_scripts.tensors.dtypes import is_finite, item_bytes
 from export_scripts.tensors.mapped import RUN_BYTES
@@ -28,7 +30,9 @@ _SMALL_FILES = 5
 _TIMES = 64
 
 
-def measure_huggingface(path: Path, data_type: str, processes: int, given: GivenFiles = NOTHING_GIVEN) -> Sizing:
+def measure_huggingface(
+    path: Path, data_type: str, processes: int, given: GivenFiles = NOTHING_GIVEN, quantization: str | None = None
+) -> Sizing:
     """Work out the size of a conversion.
 
     Args:
@@ -36,13 +40,15 @@ def measure_huggingface(path: Path, data_type: str, processes: int, given: Given
         data_type: fp32, fp16 or bf16, on disk.
         processes: parts of files that are written at a time, at most.
         given: beside the checkpoint.
+        quantization: what the matrices of the layers become; None: they are as the other weights.
 
     Raises:
         CheckpointError: it cannot be converted.
     """
+    becomes = find_quantization(quantization)
     if is_description(path):
-        return _of_description(read_description(path), path, data_type, processes)
-    plan = plan_huggingface(find_archive(path, given), Wish(data_type, LARGEST_FILE_BYTES))
+        return _of_description(read_description(path), path, data_type, processes, becomes)
+    plan = plan_huggingface(find_archive(path, given), Wish(data_type, LARGEST_FILE_BYTES, quantization=becomes))
     source_types = sorted({tensor.data_type for tensor in plan.read})
     return _sizing(
         plan.files,
@@ -60,10 +66,13 @@ def _is_copied(plan: HuggingFacePlan, source_types: Sequence[str], given: GivenF
     """Whether it is known that no tensor is cast, rearranged or computed: a directory of Hugging Face keeps its own."""
     is_own = plan.source.own is not None and given.adapter is None
     is_stored = not any(isinstance(tensor, QuantizedTensor) for tensor in plan.read)
-    return is_own and is_stored and source_types == [plan.settings.data_type]
+    is_quantized = any(tensor.quantization for file in plan.files for tensor in file.tensors)
+    return is_own and is_stored and not is_quantized and source_types == [plan.settings.data_type]
 
 
-def _of_description(described: Description, path: Path, data_type: str, processes: int) -> Sizing:
+def _of_description(
+    described: Description, path: Path, data_type: str, processes: int, becomes: Quantization | None
+) -> Sizing:
     dims = described.dims
     facts = Facts(is_head_tied=not getattr(dims, "has_untied_head", True))
     target = target_of(described.family, dims, facts)
@@ -72,6 +81,8 @@ def _of_description(described: Description, path: Path, data_type: str, processe
         PlannedTensor(name, taken.shape(shapes[taken.pivot]), taken.axes(shapes[taken.pivot]), _not_made)
         for name, taken in target.tensors(dims, facts).items()
     ]
+    if becomes:
+        planned, _ = quantized(planned, {"model_type": target.model_type}, becomes, data_type)
     files = lay_out(planned, data_type, LARGEST_FILE_BYTES)
     return _sizing(
         files,
@@ -81,7 +92,10 @@ def _of_description(described: Description, path: Path, data_type: str, processe
         read_bytes=described.stored_bytes(tensor.shape for tensor in planned),
         small_files=_SMALL_FILES + (len(files) > 1),
         source_type=described.data_type,
-        is_copied=path.suffix == ".json" and described.data_type == data_type and not described.quantization,
+        is_copied=path.suffix == ".json"
+        and described.data_type == data_type
+        and not described.quantization
+        and becomes is None,
     )
 
 
@@ -100,13 +114,13 @@ def _sizing(
     source_type: str,
     is_copied: bool,
 ) -> Sizing:
-    written = {tensor.name: prod(tensor.shape) * item_bytes(data_type) for file in files for tensor in file.tensors}
+    written = {tensor.name: tensor.size_bytes(data_type) for file in files for tensor in file.tensors}
     largest = max(written, key=lambda name: written[name])
     linked = sum(written[tensor.name] for file in files if file.origin for tensor in file.tensors)
     return Sizing(
         files_read=files_read,
         read_bytes=read_bytes,
-        parameter_count=sum(written.values()) // item_bytes(data_type),
+        parameter_count=sum(prod(tensor.shape) for file in files for tensor in file.tensors),
         files_written=len(files) + small_files,
         written_bytes=sum(written.values()) - linked,
         largest=(largest, written[largest]),

@@ -18,7 +18,7 @@ from export_scripts.checkpoints.lora.adapter import KIND as LORA
 from export_scripts.checkpoints.nemo.companions import companions_of
 from export_scripts.conversion.move.assembly import Assembly, Piece
 from export_scripts.conversion.plan.check import check_types
-from export_scripts.conversion.write.safetensors_files import PlannedTensor, file_of
+from export_scripts.conversion.write.safetensors_layout import PlannedTensor, file_of
 from export_scripts.conversion.write.shards import ShardSettings
 from export_scripts.targets.huggingface.plan import HuggingFacePlan, Wish, facts_of, target_of
 from export_scripts.targets.peft.modules import Module, modules_of

@@ -26,7 +26,7 @@ from launcher.config.choices import Engine, ModelFormat, ModelType, Stage
 from launcher.config.options import filled
 from launcher.config.schema import Config
 from launcher.plan.adapter_checks import check_adapter, writes_adapter
-from launcher.plan.engine_checks import check_served
+from launcher.plan.engine_checks import check_ranks, check_served
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.settings import Known, environment, resources
@@ -213,6 +213,7 @@ def _check_huggingface(config: Config, paths: RunPaths, stages: Collection[Stage
         _check_tokenizer(str(paths.checkpoint), source.tokenizer.members, stages)
     elif is_served:
         check_served(config, str(paths.checkpoint), planned.architecture, source.dims)
+        check_ranks(config, str(paths.checkpoint), planned)
     known.model, known.is_encoder_decoder = str(paths.checkpoint), source.family.is_encoder_decoder
 
 

@@ -1,0 +1,61 @@
+"""Quantize a few rows at a time, in memory that stays in the second-level cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from export_scripts.tensors.dtypes import Array, widen
+
+_ELEMENTS = 1 << 15
+"""Numbers of a band: four arrays of them in fp32 fit the cache."""
+
+
+class Band:
+    """Some rows in fp32 and memory for what is made of them.
+
+    Args:
+        shape: of a band at most.
+
+    Attributes:
+        values: the rows.
+        scaled, rounded, spare: of the same shape, for whoever quantizes.
+    """
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.values, self.scaled, self.rounded, self.spare = (np.empty(shape, np.float32) for _ in range(4))
+
+
+def bands(values: Array, data_type: str) -> Iterator[tuple[slice, Band]]:
+    """Yield bands of a matrix's rows, in fp32; each is valid until the next is asked for."""
+    rows, columns = values.shape
+    most = max(1, min(rows, _ELEMENTS // max(1, columns)))
+    memory = Band((most, columns))
+    for start in range(0, rows, most):
+        place = slice(start, min(start + most, rows))
+        band = memory if place.stop - start == most else Band((place.stop - start, columns))
+        if data_type == "bf16":
+            bits = band.values.view(np.uint32)
+            np.copyto(bits, values[place])
+            bits <<= np.uint32(16)
+        else:
+            np.copyto(band.values, values[place])
+        yield place, band
+
+
+def largest(values: Array, data_type: str, axis: int) -> Array:
+    """Return the largest magnitudes along an axis, in fp32."""
+    if data_type == "fp32":
+        peaks: Array = np.abs(values).max(axis)
+        return peaks
+    # Without the sign, numbers of these types are ordered as their bits are, and whole numbers are compared quickly.
+    found = np.bitwise_and(values.view(np.uint16), np.uint16(0x7FFF)).view(np.int16).max(axis).view(np.uint16)
+    return widen(found.view(values.dtype), data_type)
+
+
+def in_bytes(codes: Array) -> Array:
+    """Put two numbers of 4 bits into a byte, the first into its lower half."""
+    pairs = codes.view("<u2")
+    pairs |= pairs >> np.uint16(4)
+    return pairs.astype(np.uint8)

@@ -1,0 +1,77 @@
+"""Floating point of 8 and 4 bits: round to nearest, ties to even, as torch and the OCP formats have it.
+
+Numbers are rounded by the processor's own addition: beside a number so large that its last digit is the last that the
+small type keeps, a sum has no room for more. E4M3FN: "FP8 Formats for Deep Learning" (2022); E2M1: OCP Microscaling
+Formats (MX) 1.0, 5.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from export_scripts.quantization.bands import Band
+from export_scripts.tensors.dtypes import Array
+
+_DIGITS, _BIAS = 23, 127
+_EXPONENT = np.uint32(0x7F800000)
+
+
+@dataclass(frozen=True)
+class SmallFloat:
+    """A type without infinities.
+
+    Attributes:
+        digits: of the mantissa, the leading one not counted.
+        exponent_bits: of its exponent, whose least value is written as 1.
+        least_exponent: of the smallest number that has all digits.
+        largest: its largest number.
+    """
+
+    digits: int
+    exponent_bits: int
+    least_exponent: int
+    largest: float
+
+    def encoded(self, band: Band, peak: float) -> Array:
+        """Return the bits of the numbers nearest to ``band.scaled``, the sign first, as uint8.
+
+        Args:
+            band: what the numbers differ by goes to its ``rounded``.
+            peak: the largest magnitude; it may be a little more than this type's.
+        """
+        self._round(band.scaled, band.rounded, band.spare)
+        if peak > self.largest:
+            np.clip(band.rounded, -self.largest, self.largest, out=band.rounded)
+        codes = self._codes(band.rounded, band.scaled, band.spare)
+        band.rounded -= band.scaled
+        return codes
+
+    def _round(self, values: Array, result: Array, spare: Array) -> None:
+        """Find the nearest numbers with this type's digits; zeros lose their sign."""
+        # 1.5 keeps the sum in one binade, whatever the sign.
+        by = np.float32(1.5 * 2.0 ** (_DIGITS - self.digits))
+        np.bitwise_and(values.view(np.uint32), _EXPONENT, out=spare.view(np.uint32))
+        spare *= by
+        np.maximum(spare, by * np.float32(2.0**self.least_exponent), out=spare)
+        np.add(values, spare, out=result)
+        result -= spare
+
+    def _codes(self, rounded: Array, values: Array, spare: Array) -> Array:
+        """Return the bits of numbers of this type; ``values`` have their sign."""
+        # So small, fp32 has as few digits left as this type has below its least exponent: its bits are these bits.
+        np.multiply(rounded, np.float32(2.0 ** (1 - _BIAS - self.least_exponent)), out=spare)
+        bits = spare.view(np.uint32)
+        bits >>= np.uint32(_DIGITS - self.digits)
+        width = self.digits + self.exponent_bits
+        result = bits.astype(np.uint8)
+        result &= np.uint8((1 << width) - 1)
+        sign = np.signbit(values).view(np.uint8)
+        sign <<= np.uint8(width)
+        result |= sign
+        return result
+
+
+E4M3 = SmallFloat(3, 4, -6, 448.0)
+E2M1 = SmallFloat(1, 2, 0, 6.0)

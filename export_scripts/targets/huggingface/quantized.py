@@ -1,0 +1,165 @@
+"""Which tensors of a Hugging Face directory are quantized: the matrices of its layers, and what they became.
+
+Embedding, head, routers, gates, norms, biases and the small tensors of recurrent layers stay as they are, as in the
+files that DeepSeek, Qwen and llm-compressor publish.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from math import sqrt
+from typing import Any
+
+import models
+from export_scripts.conversion.write.journal import QuantizationRecord
+from export_scripts.conversion.write.safetensors_layout import PlannedTensor
+from export_scripts.quantization import QUANTIZATIONS
+from export_scripts.quantization.record import Quantization
+from handover.errors import CheckpointError, nearest
+from models.checks import shown
+
+CONFIG_KEY = "quantization_config"
+_WEIGHT, _LAYER = ".weight", re.compile(r"(^|\.)layers\.\d+\.")
+_STAY = {
+    *("gate", "router", "shared_expert_gate"),  # they choose experts
+    *("embed_tokens", "head", "eh_proj"),  # of layers that predict further tokens
+    *("conv1d", "in_proj_a", "in_proj_b", "in_proj_ba", "dt_proj", "x_proj"),  # of recurrent layers
+}
+"""Last words of modules in layers that stay as they are."""
+_ALIGNMENT = 8
+_MOST_LISTED = 10
+
+
+def find_quantization(name: str | None, allow_nonfinite: bool = False) -> Quantization | None:
+    """Find what is asked for; None: nothing is.
+
+    Raises:
+        CheckpointError: it is not known, or numbers that have no scale may come.
+    """
+    if name is None:
+        return None
+    if name not in QUANTIZATIONS:
+        raise CheckpointError(f"quantization '{name}' is unknown", nearest(name, QUANTIZATIONS))
+    if allow_nonfinite:
+        raise CheckpointError(
+            f"allow_nonfinite with quantization={name}: a row with NaN or infinity has no scale",
+            "leave one of them out",
+        )
+    return QUANTIZATIONS[name]
+
+
+def quantized(
+    planned: Sequence[PlannedTensor], config: Mapping[str, Any], quantization: Quantization, data_type: str
+) -> tuple[list[PlannedTensor], dict[str, Any]]:
+    """Plan the matrices of all layers as quantized, and say so in config.json.
+
+    Args:
+        planned: the tensors to write.
+        config: config.json.
+        quantization: what they become.
+        data_type: of the other weights.
+
+    Raises:
+        CheckpointError: the model's tensors are not known, or there are some that cannot be quantized.
+    """
+    asked = f"quantization={quantization.name}"
+    stays, problems, result = [_head(config, quantization)], [], []
+    for tensor in planned:
+        module, axes = tensor.name.removesuffix(_WEIGHT), len(tensor.shape)
+        if not _LAYER.search(tensor.name) or axes < 2:
+            result.append(tensor)
+        elif module.rpartition(".")[2] in _STAY:
+            stays.append(module)
+            result.append(tensor)
+        elif quantization.takes(tensor.name, tensor.shape):
+            problems += _problems(tensor, quantization, data_type)
+            result.append(replace(tensor, quantization=quantization))
+        else:
+            problems += [f"{tensor.name}  {list(tensor.shape)}  is not the matrix of one linear layer"] * (axes > 2)
+            result.append(tensor)
+    if problems:
+        more = [f"and {len(problems) - _MOST_LISTED} more"] if len(problems) > _MOST_LISTED else []
+        raise CheckpointError(
+            f"{asked} has no form for {len(problems)} tensors\n  " + "\n  ".join([*problems[:_MOST_LISTED], *more]),
+            "take another export.model.quantization, or leave it out",
+        )
+    return result, {**config, CONFIG_KEY: quantization.config(stays)}
+
+
+def _head(config: Mapping[str, Any], quantization: Quantization) -> str:
+    """Return the name of a model's head.
+
+    Raises:
+        CheckpointError: the model is not one whose tensors are known, or not one that the quantization is for.
+    """
+    asked, model_type = f"quantization={quantization.name}", config.get("model_type")
+    if quantization.model_types and model_type not in quantization.model_types:
+        raise CheckpointError(
+            f"{asked} is for {', '.join(quantization.model_types)}, this model is {shown(model_type)}",
+            "take another export.model.quantization, or leave it out",
+        )
+    try:
+        return models.find(model_type).all_names["head"]
+    except models.ModelError as error:
+        raise CheckpointError(
+            f"{asked}: which tensors of {shown(model_type)} are linear layers is not known here", error.hint
+        ) from None
+
+
+def _problems(tensor: PlannedTensor, quantization: Quantization, data_type: str) -> list[str]:
+    where = f"{tensor.name}  {list(tensor.shape)}  "
+    problem = quantization.problem(tensor.shape)
+    if problem or tensor.shape[0] % tensor.axes[0]:
+        return [where + (problem or "has one row")]
+    sizes = accumulate(output.size_bytes for output in quantization.outputs(tensor.name, tensor.shape, data_type))
+    return [f"{where}its parts would not begin at multiples of {_ALIGNMENT} bytes"] * any(n % _ALIGNMENT for n in sizes)
+
+
+def rank_problems(tensors: Iterable[PlannedTensor], config: Mapping[str, Any], ranks: int) -> list[str]:
+    """List the quantized matrices of which ranks of tensor parallelism have no whole groups or blocks, one line each.
+
+    Args:
+        tensors: of the directory.
+        config: its config.json.
+        ranks: how many.
+    """
+    decoder = models.find(config.get("model_type")).read(config)
+    known, problems = decoder.tensors(), []
+    for tensor in tensors:
+        axis = known[tensor.name].split_axis
+        if tensor.quantization is None or axis is None or ranks == 1:
+            continue
+        units = known[tensor.name].axes[axis]
+        # Heads of keys and values that are fewer than the ranks are not divided: several ranks have the same.
+        parts = min(ranks, decoder.axis_size(units[0])) if isinstance(units, tuple) else ranks
+        grain = tensor.quantization.grain[axis]
+        if tensor.shape[axis] % (parts * grain):
+            problems.append(
+                f"{tensor.name}  {list(tensor.shape)}  axis {axis} is not {parts} times a multiple of {grain}"
+            )
+    return problems
+
+
+def report(costs: Iterable[QuantizationRecord]) -> dict[str, dict[str, Any]]:
+    """Return for the manifest what quantizing each tensor has cost: norms beside those of the weights.
+
+    Args:
+        costs: of all rows of all quantized tensors.
+    """
+    by_tensor: dict[str, list[QuantizationRecord]] = {}
+    for cost in costs:
+        by_tensor.setdefault(cost.tensor, []).append(cost)
+    return {name: _error(by_tensor[name]) for name in sorted(by_tensor)}
+
+
+def _error(costs: Sequence[QuantizationRecord]) -> dict[str, Any]:
+    square, worst = sum(cost.square for cost in costs), max(costs, key=lambda cost: (cost.worst, -cost.worst_row))
+    error = sqrt(sum(cost.squared_error for cost in costs) / square) if square else 0.0
+    return {"error": _digits(error), "worst_row": worst.worst_row, "worst_error": _digits(worst.worst)}
+
+
+def _digits(number: float) -> float:
+    return float(f"{number:.4g}")
