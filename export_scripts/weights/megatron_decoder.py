@@ -14,6 +14,7 @@ from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.megatron_gpt import TIED_COPIES, TIED_COPY, ignored
 from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, Sources, split_layer
 from handover.errors import CheckpointError
+from models.blocks import norms
 from models.decoder import Decoder
 from models.spelling import Spelling
 from models.tensor import Tensor
@@ -56,6 +57,12 @@ def table(prefix: str, keys: Collection[str], dims: Decoder) -> SourceMap:
 def has_output_norms(keys: Iterable[str]) -> bool:
     """Whether norms follow attention and feed-forward, as in Gemma 2."""
     return any("post_layernorm" in key for key in keys)
+
+
+def has_input_norms(keys: Collection[str]) -> bool:
+    """Whether norms come before attention."""
+    spelling = next(each for each in norms.SPELLINGS if each.roles == ("input_norm",))
+    return has_key(keys, *(f".{name.format(kind='weight')}" for name in spelling.names))
 
 
 def has_key(keys: Iterable[str], *places: str) -> bool:

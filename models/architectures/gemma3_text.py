@@ -58,6 +58,8 @@ class RopeByWindow(Windows):
 
     def lacks(self, fields: Fields) -> list[str]:
         found, size = super().lacks(fields), fields["attention.size_per_head"]
+        if None in fields["layers.rotary"]:
+            return [*found, "layers.rotary: not in every layer  (all layers rotate)"]
         for kind in _BASES:
             rotaries = {rotary for window, rotary in _layers(fields) if _kind(window) == kind}
             if len(rotaries) > 1 or any(rotary.width != size for rotary in rotaries):

@@ -241,10 +241,10 @@ class Yarn(Scaling):
         if self.said_attention_factor is not None:
             return self.said_attention_factor
         if self.mscale and self.mscale_all_dim:
-            return self._grown(self.mscale) / self._grown(self.mscale_all_dim)
-        return self._grown(1.0)
+            return self.grown(self.mscale) / self.grown(self.mscale_all_dim)
+        return self.grown(1.0)
 
-    def _grown(self, mscale: float) -> float:
+    def grown(self, mscale: float) -> float:
         return 1.0 if self.factor <= 1 else 0.1 * mscale * log(self.factor) + 1.0
 
     def problem(self, width: int, base: float) -> str:

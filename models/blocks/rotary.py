@@ -85,7 +85,7 @@ class Rope(Keys):
 
     def lacks(self, fields: Fields) -> list[str]:
         rotaries, size = set(fields[self.says[0]]), fields["attention.size_per_head"]
-        if len(rotaries) > 1:
+        if len(rotaries) > 1 or None in rotaries:
             return [f"{self.says[0]}: {len(rotaries)} kinds  (all layers rotate alike)"]
         width = rotaries.pop().width
         if self.is_partial or width == size:

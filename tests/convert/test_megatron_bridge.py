@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.llama_configs import core_window, nemo2, padded_vocabulary
+from support.llama_configs import architecture, core_window, nemo2, padded_vocabulary
 from support.llama_files import chunked, write_torch_dist
-from support.llama_models import input_ids, saved
-from support.llama_shards_forward import forward as llama_forward
+from support.llama_models import build, input_ids, saved
 from support.llama_state import core_state as core_state_of
 from support.megatron_core import core_forward, core_state
 from support.nemo_archive import HEADS, HIDDEN, INTER, LAYERS, POSITIONS, TOKENIZER, VOCAB
@@ -20,6 +19,7 @@ from support.reference_forward import forward
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.nemo.rotations import read_rotaries
 from export_scripts.checkpoints.user_files import GivenFiles
 from export_scripts.convert import convert
 from export_scripts.inspect import main as inspect
@@ -128,10 +128,76 @@ def test_llama_and_its_relatives(name: str, tmp_path: Path) -> None:
     model["window_size"] = core_window(source.config)
     if name == "llama31":  # the newer words
         model |= {"rope_scaling": True, "rope_scaling_factor": model.pop("scale_factor")}
-    write(tmp_path / "run", core_state_of(source.tensors, source.config, padded_vocabulary(source.config, 2)), model, 2)
-    convert(ConvertArguments(tmp_path / "run", tmp_path / "2-gpu", 2, "fp32"))
-    made = llama_forward(tmp_path / "2-gpu", input_ids())[..., : source.config.vocab_size]
-    assert np.abs(made - source.logits).max() < 1e-5 * max(1.0, float(np.abs(source.logits).max()))
+    check_becomes_transformers_own(name, model, tmp_path)
+
+
+def check_becomes_transformers_own(name: str, model: dict[str, Any], folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    source = saved(name)
+    write(folder / "run", core_state_of(source.tensors, source.config, padded_vocabulary(source.config, 2)), model, 2)
+    convert(ConvertArguments(folder / "run", folder / "hf", weight_data_type="fp32", format="huggingface"))
+    made = AutoModelForCausalLM.from_pretrained(folder / "hf", attn_implementation="eager").eval()
+    assert type(made.config) is type(source.config)
+    rows = made.config.vocab_size  # the tokenizer's
+    ids = torch.from_numpy(input_ids() % rows)
+    with torch.no_grad():
+        found, wanted = (each(ids).logits[..., :rows] for each in (made, build(name)))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+_SPECS = {"_target_": "megatron.bridge.models.exaone.exaone4.exaone4_provider.exaone4_layer_spec", "_call_": False}
+_YARN = {"rotary_scaling_factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0, "beta_slow": 1.0}
+NEWER: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": (
+        "gemma.gemma3_provider.Gemma3ModelProvider",
+        {
+            "rotary_base": [700.0, 1e5],
+            "rope_scaling_factor": 8.0,
+            "interleaved_attn_pattern": [1, 1],
+            "window_size": 5,
+            "softmax_scale": 24**-0.5,
+        },
+    ),
+    "exaone4": (
+        "gpt_provider.GPTModelProvider",
+        {"rotary_base": 1e6, "window_attn_skip_freq": 2, "no_rope_freq": 2, "transformer_layer_spec": _SPECS},
+    ),
+    "exaone4_full": ("gpt_provider.GPTModelProvider", {"rotary_base": 1e6, "transformer_layer_spec": _SPECS}),
+    "smollm3": (
+        "gpt_provider.GPTModelProvider",
+        {"rotary_base": 2e6, "no_rope_freq": [0, 1], "window_attn_skip_freq": [0, 1]},
+    ),
+    "llama_yarn": (
+        "llama.llama_provider.LlamaModelProvider",
+        {
+            "position_embedding_type": "yarn",
+            **{f"yarn_{key}": value for key, value in _YARN.items()},
+            **{"yarn_mscale": None, "yarn_mscale_all_dim": None, "yarn_correction_range_round_to_int": True},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_models_without_shards_become_transformers_own(name: str, tmp_path: Path) -> None:
+    """By the fields of megatron-core and of Megatron-Bridge's providers, written here from their sources."""
+    config, (target, changes) = saved(name).config, NEWER[name]
+    model = architecture(config) | {"position_embedding_type": "rope", "rotary_percent": 1.0}
+    model |= {"share_embeddings_and_output_weights": config.tie_word_embeddings, "seq_length": 64}
+    model |= {"window_size": core_window(config), "_target_": f"megatron.bridge.models.{target}", **changes}
+    check_becomes_transformers_own(name, model, tmp_path)
+
+
+def test_yarns_factor_is_megatron_cores_where_one_mscale_is_zero() -> None:
+    """``_yarn_get_concentration_factor``: transformers passes over a pair of which one is 0."""
+    from math import log
+
+    words = {"position_embedding_type": "yarn", **{f"yarn_{key}": value for key, value in _YARN.items()}}
+    for mscale, whole, wanted in ((1.0, 0.0, 0.1 * log(4) + 1), (0.5, 0.0, 0.05 * log(4) + 1), (0.0, 1.0, None)):
+        (rotary,) = read_rotaries({**words, "yarn_mscale": mscale, "yarn_mscale_all_dim": whole}, 8, (0,))
+        assert rotary
+        assert rotary.attention_factor(64) == pytest.approx(wanted or 1 / (0.1 * log(4) + 1))
 
 
 def written(folder: Path, name: str, target: str, **changes: Any) -> tuple[Path, Any]:

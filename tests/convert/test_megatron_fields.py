@@ -97,6 +97,7 @@ REFUSED: dict[str, Any] = {
 def test_a_limited_field_is_refused_by_name_from_every_source(name: str) -> None:
     limits = {**core_fields.CORE_LIMITS, **(core_fields.ROUTER_LIMITS if name == "mixtral" else {})}
     honoured = {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "scale_factor"}
+    honoured |= {"softmax_scale", "no_rope_freq"}
     for field in limits:
         if field in honoured or field in ("rope_scaling", "parallel_attention", "new_decoder_architecture"):
             continue  # the Llama family has the first, and reads the others by words of its own
@@ -153,6 +154,8 @@ def test_a_limited_field_at_megatron_cores_default_is_in_nothings_way(name: str)
 
 
 HONOURED: dict[str, Any] = {
+    "softmax_scale": 0.5,
+    "no_rope_freq": 2,
     "num_layers": 3,
     "hidden_size": 128,
     "num_attention_heads": 16,
@@ -203,7 +206,7 @@ TOGETHER: dict[str, dict[str, Any]] = {  # what counts beside another alone
 ELSEWHERE = {"bias_gelu_fusion", "max_sequence_length", "transformer"}
 
 
-@pytest.mark.parametrize("field", sorted(core_fields.CORE_HONOURED - ELSEWHERE))
+@pytest.mark.parametrize("field", ["softmax_scale", "no_rope_freq", *sorted(core_fields.CORE_HONOURED - ELSEWHERE)])
 def test_an_honoured_field_changes_what_a_model_becomes(field: str) -> None:
     changes = TOGETHER.get(field, {field: HONOURED.get(field)})
     name = "mixtral" if field.startswith("moe_") else "llama"

@@ -83,7 +83,12 @@ def _norms(own: State, config: Any) -> State:
         "input_layernorm": "self_attention.linear_qkv.layer_norm",
         "post_attention_layernorm": "mlp.linear_fc1.layer_norm",
     }
-    if config.model_type == "gemma2":
+    if config.model_type == "exaone4":
+        names = {
+            "post_attention_layernorm": "self_attention.linear_proj.post_layernorm.",
+            "post_feedforward_layernorm": "mlp.linear_fc2.post_layernorm.",
+        }
+    if config.model_type in ("gemma2", "gemma3_text"):
         names = {
             "input_layernorm": "self_attention.linear_qkv.layer_norm",
             "pre_feedforward_layernorm": "mlp.linear_fc1.layer_norm",

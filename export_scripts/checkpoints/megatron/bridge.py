@@ -20,10 +20,11 @@ from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.megatron.fsdp import is_fsdp, refuse_interleaved, without_wrappers
 from export_scripts.checkpoints.megatron.gpt import gpt_source
 from export_scripts.checkpoints.nemo.core_fields import CORE_KNOWN
+from export_scripts.checkpoints.nemo.gemma3 import is_gemma3
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
-from export_scripts.checkpoints.nemo.model_class import class_remarks, scales_embeddings
+from export_scripts.checkpoints.nemo.model_class import BEHIND_ALONE, builds_exaone4, class_remarks, scales_embeddings
 from export_scripts.checkpoints.nemo.nemo2 import in_nemo1_words
-from export_scripts.checkpoints.nemo.windows import AS_CORE, window_of
+from export_scripts.checkpoints.nemo.windows import AS_CORE, AS_SAID, window_of
 from export_scripts.checkpoints.runs.iterations import find_folder
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, only_named
@@ -103,6 +104,10 @@ def model_in_nemo1_words(model: Fields) -> dict[str, Any]:
     """
     config = flat(model)
     words = {**in_nemo1_words(config), AS_CORE: True}
+    if is_gemma3(config):
+        words |= {"window_size": [words["window_size"][0] - 1, 0], "qk_layernorm": config.get("qk_layernorm")}
+    elif builds_exaone4(config):
+        words |= {AS_SAID: True, BEHIND_ALONE: True}
     return {**words, "apply_embedding_scaling": scales_embeddings(model, config, CONFIG_FILE)}
 
 
@@ -124,7 +129,8 @@ def flat(model: Fields) -> dict[str, Any]:
         config["activation_func"] = named
     if config.pop("rope_scaling", False):  # the newer words for what Llama31ModelProvider called scale_factor
         config["scale_factor"] = config.get("rope_scaling_factor", 8.0)
-    config.pop("rope_scaling_factor", None)
+    if not is_gemma3(config):
+        config.pop("rope_scaling_factor", None)
     return config
 
 

@@ -27,6 +27,8 @@ from handover.errors import CheckpointError
 from models.checks import shown
 
 CUSTOMIZATION = "mcore_customization_config"
+YARN = "yarn"
+"""``position_embedding_type`` of a rotation that yarn scales."""
 _LIMITS: dict[str, Limit] = {
     **NEMO1_LIMITS,
     "position_embedding_type": Limit(
@@ -58,8 +60,8 @@ _ROTARY_LIMITS: dict[str, Limit] = {
 
 
 def is_rotary(config: Mapping[str, Any]) -> bool:
-    """Whether positions are given by rotation: then FasterTransformer's GPT-NeoX expresses the model."""
-    return config.get("position_embedding_type") == "rope"
+    """Whether positions are given by rotation: then FasterTransformer's GPT-NeoX or a Llama expresses the model."""
+    return config.get("position_embedding_type") in ("rope", YARN)
 
 
 def has_zero_centred_norms(config: Mapping[str, Any]) -> bool:

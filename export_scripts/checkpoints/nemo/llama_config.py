@@ -13,6 +13,7 @@ import models
 from export_scripts.checkpoints.nemo.core_fields import CAPACITY, CORE_LIMITS
 from export_scripts.checkpoints.nemo.gpt_config import (
     CUSTOMIZATION,
+    YARN,
     customization,
     has_zero_centred_norms,
     overruled_problems,
@@ -20,15 +21,15 @@ from export_scripts.checkpoints.nemo.gpt_config import (
 from export_scripts.checkpoints.nemo.known_keys import NEMO1_LIMITS
 from export_scripts.checkpoints.nemo.limits import Limit, is_off, is_on, is_one_of, problems
 from export_scripts.checkpoints.nemo.mixture import experts_of, is_leaving_out, mixture_fields, mixture_problems
-from export_scripts.checkpoints.nemo.windows import AS_CORE, read_windows, window_remarks
+from export_scripts.checkpoints.nemo.model_class import BEHIND_ALONE
+from export_scripts.checkpoints.nemo.rotations import read_rotaries, rotation_problems
+from export_scripts.checkpoints.nemo.windows import AS_CORE, AS_SAID, read_windows, window_remarks
 from export_scripts.weights import megatron_decoder
 from export_scripts.weights.values import bounded, epsilon, number
 from ft_format.layout import LARGEST, MOST_LAYERS
 from handover.errors import CheckpointError
 from models.blocks.attention import BY_HEAD, NO_NORM
 from models.blocks.norms import LAYER_NORM, RMS_NORM
-from models.blocks.rope_scaling import Linear, Llama3, Scaling
-from models.blocks.rotary import Rotary
 from models.checks import shown
 from models.decoder import Decoder
 
@@ -46,7 +47,12 @@ _NORMS = {
     "rmsnorm1p": RMS_NORM,
     **dict.fromkeys(("layernorm", "low_precision_layernorm", "layernorm1p"), LAYER_NORM),
 }
-_HONOURED = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "scale_factor")
+_SCALAR = "query_pre_attn_scalar"
+_YARN = {key: limit for key, limit in CORE_LIMITS.items() if key.startswith("yarn_")}
+_HONOURED = (
+    *(_SCALAR, "attn_logit_softcapping", "final_logit_softcapping", "scale_factor", "softmax_scale", "no_rope_freq"),
+    *_YARN,
+)
 _OF_FALCON = ("parallel_attention", "new_decoder_architecture")
 """Keys that Falcon's layers alone read; NeMo's configuration of Mistral sets one of them."""
 _CORE: dict[str, Limit] = {key: limit for key, limit in CORE_LIMITS.items() if key not in _HONOURED}
@@ -66,8 +72,6 @@ _LIMITS: dict[str, Limit] = {
     "megatron_legacy": Limit(is_off, "the fused query, key and value of today's order are read"),
     "checkpoint_version": Limit(is_one_of(None, 2, 3), "the fused query, key and value of today's order are read"),
 }
-_LLAMA31 = {"scale_factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "old_context_len": 8192}
-"""NeMo's names of Llama 3.1's scaling and their defaults, which are megatron-core's constants as well."""
 
 
 def problems_of(config: Mapping[str, Any]) -> list[str]:
@@ -79,10 +83,11 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
     window = config.get("window_size")
     if window and not (isinstance(window, (list, tuple)) and len(window) == 2 and window[1] in (0, None)):
         found.append(f"window_size: {shown(window)}  (a token sees those before it: [number, 0])")
-    if _is_llama31(config) and config.get("seq_len_interpolation_factor") not in (None, 1):
-        factor = shown(config["seq_len_interpolation_factor"])
-        found.append(f"seq_len_interpolation_factor: {factor}  (beside Llama 3.1's scaling)")
-    return found
+    if custom.get("softmax_scale", config.get("softmax_scale")) and _number({**config, **custom}, _SCALAR):
+        found.append(f"softmax_scale: {shown({**config, **custom}['softmax_scale'])}  (beside {_SCALAR})")
+    if config.get("position_embedding_type") != YARN:
+        found += problems(config, _YARN) + problems(custom, _YARN, f"{CUSTOMIZATION}.")
+    return found + rotation_problems({**config, **custom})
 
 
 def _router_problems(config: Mapping[str, Any]) -> list[str]:
@@ -126,11 +131,12 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         raise CheckpointError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     size = _positive(config, "kv_channels", hidden // heads)
     layers = bounded(config.get("num_layers"), f"{_FILE}: num_layers", MOST_LAYERS, "is it a GPT checkpoint?")
-    is_gemma2 = _is_gemma2(config, keys)
+    is_after = _has_norms_behind(config, keys)
+    windows = read_windows(config, layers, is_after and not config.get(AS_SAID))
     linear = _says_bias(config, keys, "dense.bias", "linear_proj.bias")
     function, is_gated = _activation(config)
     custom = {**config, **customization(config)}
-    scalar = _number(custom, "query_pre_attn_scalar")
+    scalar, multiplier = _number(custom, _SCALAR), _number(custom, "softmax_scale")
     fields: dict[str, Any] = {
         "attention.head_num": heads,
         "attention.kv_head_num": groups,
@@ -139,6 +145,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         "attention.has_output_bias": linear,
         "attention.qk_norm": BY_HEAD if config.get("qk_layernorm") else NO_NORM,
         "attention.scalar": 0.0 if scalar == size else scalar,
+        "attention.multiplier": 0.0 if multiplier == size**-0.5 else multiplier,
         "attention.softcap": _number(custom, "attn_logit_softcapping"),
         "feed_forward.inter_size": _positive(config, "ffn_hidden_size", 4 * hidden),
         "feed_forward.is_gated": is_gated,
@@ -147,7 +154,8 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         "norms.eps": epsilon(config.get("layernorm_epsilon", 1e-5), f"{_FILE}: layernorm_epsilon"),
         "norms.kind": _NORMS[str(config.get("normalization", "layernorm"))],
         "norms.is_zero_centred": has_zero_centred_norms(config) or config.get("normalization") == "rmsnorm1p",
-        "norms.is_after": is_gemma2,
+        "norms.is_before": megatron_decoder.has_input_norms(keys) if is_after and keys else BEHIND_ALONE not in config,
+        "norms.is_after": is_after,
         "hidden_units": hidden,
         "vocab_size": vocab_size,
         "num_layer": layers,
@@ -155,8 +163,8 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         "embedding_scale": hidden**0.5 if config.get("apply_embedding_scaling") else 1.0,
         "final_softcap": _number(custom, "final_logit_softcapping"),
         "has_tied_head": bool(config.get("share_embeddings_and_output_weights", True)),
-        "layers.rotary": (_rotary(config, size),) * layers,
-        "layers.window": read_windows(config, layers, is_gemma2),
+        "layers.rotary": read_rotaries(custom, size, windows),
+        "layers.window": windows,
         **mixture_fields(custom, layers, is_gated, linear),
     }
     return models.with_names(Decoder.of(fields))
@@ -171,30 +179,11 @@ def _activation(config: Mapping[str, Any]) -> tuple[str, bool]:
     return "exact_gelu" if name == "gelu" and not (is_fused or config.get("openai_gelu")) else name, is_gated
 
 
-def _rotary(config: Mapping[str, Any], size: int) -> Rotary:
-    base = number(config.get("rotary_base") or 10000, f"{_FILE}: rotary_base")
-    factor = number(config.get("seq_len_interpolation_factor") or 1, f"{_FILE}: seq_len_interpolation_factor")
-    scaling: Scaling | None = Linear(factor) if factor != 1 else None
-    if _is_llama31(config):
-        said = {key: number(config.get(key) or default, f"{_FILE}: {key}") for key, default in _LLAMA31.items()}
-        waves = said["low_freq_factor"], said["high_freq_factor"], int(said["old_context_len"])
-        scaling = Llama3(said["scale_factor"], *waves)
-    return Rotary(_rotary_width(config, size), base, scaling)
-
-
-def _is_llama31(config: Mapping[str, Any]) -> bool:
-    """Whether the rotation is scaled as in Llama 3.1: NeMo 1 has a key that decides, NeMo 2 the factor alone."""
-    for key in ("scale_positional_embedding", "use_rope_scaling"):
-        if key in config:
-            return bool(config[key])
-    return config.get("scale_factor") not in (None, 0, 1)
-
-
-def _is_gemma2(config: Mapping[str, Any], keys: Collection[str]) -> bool:
-    """Whether norms follow the blocks and every other layer has the window: by the keys or, without, by its caps."""
+def _has_norms_behind(config: Mapping[str, Any], keys: Collection[str]) -> bool:
+    """Whether norms follow the blocks, as in Gemma 2: by the keys or, without, by its caps."""
     if keys:
         return megatron_decoder.has_output_norms(keys)
-    return bool({**config, **customization(config)}.get("attn_logit_softcapping"))
+    return bool(config.get(AS_SAID) or {**config, **customization(config)}.get("attn_logit_softcapping"))
 
 
 def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -215,14 +204,6 @@ def _says_bias(config: Mapping[str, Any], keys: Collection[str], *places: str) -
     """Whether linear layers have biases; a configuration that is silent leaves it to the keys."""
     said = config.get("add_bias_linear", config.get("bias"))
     return megatron_decoder.has_key(keys, *places) if said is None else bool(said)
-
-
-def _rotary_width(config: Mapping[str, Any], size_per_head: int) -> int:
-    """Count the elements of a head that are rotated."""
-    width = int(size_per_head * number(config.get("rotary_percentage", 1.0), f"{_FILE}: rotary_percentage"))
-    if width < 2 or width % 2:
-        raise CheckpointError(f"rotary_percentage rotates {width} of a head's {size_per_head} elements, not pairs")
-    return width
 
 
 def _number(config: Mapping[str, Any], key: str) -> float:

@@ -1,8 +1,8 @@
 """Which class built a model of NeMo 2 or of Megatron-Bridge: some compute more than their fields say.
 
-Gemma's and Gemma 2's classes multiply embeddings by the root of the width, and no field says so: NeMo 2.0 to 2.4,
-``gpt/model/gemma.py`` and ``gemma2.py`` (the model's class); Megatron-Bridge 0.1 to 0.6, ``models/gemma`` (the
-provider). A ``transformer_layer_spec`` may build other layers than a GPT's, as one whose attention sees all tokens.
+Classes of Gemma, Gemma 2 and Gemma 3 multiply embeddings by the root of the width, and no field says so: NeMo 2.0 to
+2.4, ``gpt/model/gemma*.py`` (the model's class); Megatron-Bridge 0.1 to 0.6, ``models/gemma`` (the provider). A
+``transformer_layer_spec`` may build other layers than a GPT's, as one whose attention sees all tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from models.checks import shown
 
 _NEMO, _BRIDGE = "nemo.collections.llm.gpt.model.", "megatron.bridge.models."
 _SCALED = re.compile(
-    rf"{re.escape(_NEMO)}gemma2?\.\w+|{re.escape(_BRIDGE)}gemma\.(gemma2?_provider\.)?(Code)?Gemma2?ModelProvider\w*"
+    rf"{re.escape(_NEMO)}gemma[23]?\.\w+"
+    rf"|{re.escape(_BRIDGE)}gemma\.(gemma[23]?_provider\.)?(Code)?Gemma[23]?ModelProvider\w*"
 )
 _PLAIN = re.compile(
     rf"{re.escape(_NEMO)}(base|llama|mistral|mixtral|nemotron|qwen2|qwen3|starcoder2?|baichuan|chatglm|phi3mini"
@@ -24,12 +25,15 @@ _PLAIN = re.compile(
     rf"|{re.escape(_BRIDGE)}(gpt_provider|gpt|mla_provider|llama|mistral|mixtral|nemotron|qwen|starcoder|deepseek)\."
     r"[\w.]+|megatron\.(core|training)\.[\w.]+"
 )
+_EXAONE4 = "exaone4_layer_spec"
+BEHIND_ALONE = "norms_stand_behind_alone"
+"""The readers' own word: norms follow attention and feed-forward, and none precedes them."""
 _OWN_PACKAGES = ("nemo.collections.", "megatron.")
 _SPECS = (
     *("default_layer_spec", "transformer_engine_layer_spec", "transformer_engine_full_layer_spec", "local_layer_spec"),
     *("modelopt_transformer_layer_spec", "quantization_layer_spec", "gemma2_layer_spec", "get_gpt_decoder_block_spec"),
     *("get_gpt_layer_with_transformer_engine_spec", "get_gpt_layer_local_spec", "get_gpt_modelopt_spec"),
-    *("get_gpt_layer_modelopt_spec", "get_gpt_full_te_layer_autocast_spec"),
+    *("get_gpt_layer_modelopt_spec", "get_gpt_full_te_layer_autocast_spec", "gemma3_layer_spec", _EXAONE4),
 )
 _CAPS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 
@@ -65,6 +69,11 @@ def scales_embeddings(model: Mapping[str, Any], config: Mapping[str, Any], file:
             f"{_BRIDGE}gpt_provider.GPTModelProvider or {_NEMO}base.GPTModel does not",
         )
     return False
+
+
+def builds_exaone4(config: Mapping[str, Any]) -> bool:
+    """Whether the specification is that of EXAONE 4's layers."""
+    return any(name.rpartition(".")[2] == _EXAONE4 for name in _names(config.get("transformer_layer_spec")))
 
 
 def class_remarks(model: Mapping[str, Any], config: Mapping[str, Any], file: str) -> tuple[str, ...]:

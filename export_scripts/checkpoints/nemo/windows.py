@@ -22,6 +22,9 @@ _FILE = "model_config.yaml"
 AS_CORE = "computes_as_megatron_core"
 """The readers' own word: a window and an expert's capacity are megatron-core's, not what NeMo's exporters write."""
 
+AS_SAID = "windows_are_as_said"
+"""The readers' own word: where norms stand behind attention, ``window_attn_skip_freq`` counts as it does elsewhere."""
+
 
 def window_of(config: Mapping[str, Any]) -> int | None:
     """Read how many tokens before it a token sees; None: all, and megatron-core's word for that is -1."""
