@@ -7,6 +7,7 @@ norms behind the linear layers: NeMo, ``gemma2_modules.py``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 
 from export_scripts.tensors.dtypes import Array
@@ -21,6 +22,7 @@ from models.tensor import Tensor
 
 _WORDS = "embedding.word_embeddings.weight"
 _KINDS = ("weight", "bias")
+_APART = re.compile(r"(?:dense_h_to_4h_2\.weight|linear_fc1\.weight\d*_w)$")
 _UNKNOWN = Tensor(("hidden_units",))
 
 
@@ -81,7 +83,7 @@ def _final_norm(base: str, dims: Decoder) -> dict[Sources, Rules]:
 
 def _layers(base: str, keys: Collection[str], dims: Decoder) -> dict[Sources, Rules]:
     """Write every spelling of a layer's tensors out, whether or not the model has them."""
-    is_apart = any(key.endswith(("dense_h_to_4h_2.weight", "linear_fc1.weight_w")) for key in keys)
+    is_apart = any(_APART.search(key) for key in keys)
     tensors = dims.roles
     rules: dict[Sources, Rules] = {}
     for spelling in dims.spellings(is_apart):

@@ -105,7 +105,8 @@ class Mixture:
             for number, roles in enumerate(every):
                 places = (f"mlp.experts.experts.{number}", f"mlp.experts.local_experts.{number}")
                 names = tuple(f"{place}.{name}" for place in places for name in core)
-                found.append(replace(spelling, roles=roles, names=names))
+                grouped = tuple(f"mlp.experts.{name.replace('{kind}', f'{{kind}}{number}')}" for name in core)
+                found.append(replace(spelling, roles=roles, names=names + grouped))
             stacked = tuple(f"mlp.experts.experts.{name}" for name in core)
             found.append(replace(spelling, roles=sum(every, ()), names=stacked, is_stacked=True))
             shared = tuple(f"shared.{role}" for role in spelling.roles)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
@@ -80,9 +81,11 @@ class RankFiles:
 
     Args:
         archive: the files.
-        names: file of each pipeline stage, for each tensor-parallel rank.
+        names: file of each pipeline stage, for each tensor-parallel rank; where a stage has several, each holds some of
+            its tensors, and what two of them hold is the first one's.
         rename: from a saved key to the table's.
         open_file: opens one file.
+        keep: whether a key is one of this state; layers are numbered by all.
 
     Attributes:
         beside: keys of what lies in the files beside the model.
@@ -91,15 +94,16 @@ class RankFiles:
     def __init__(
         self,
         archive: Archive,
-        names: Sequence[Sequence[str]],
+        names: Sequence[Sequence[str | tuple[str, ...]]],
         rename: Callable[[str], str] = str,
         open_file: Callable[[Archive, str], TorchFile] = open_torch_file,
+        keep: Callable[[str], bool] = lambda key: True,
     ) -> None:
         self._archive = archive
         self.beside: tuple[str, ...] = ()
         self._repeated: list[tuple[str, tuple[TorchFile, Any], tuple[TorchFile, Any]]] = []
         # Per tensor-parallel rank: key with the model's own layer number -> (file, value).
-        self._ranks = [self._read_rank(stages, rename, open_file) for stages in names]
+        self._ranks = [self._read_rank(stages, rename, open_file, keep) for stages in names]
 
     def keys(self) -> tuple[str, ...]:
         """Every key of the model, layers numbered through all pipeline stages."""
@@ -152,26 +156,70 @@ class RankFiles:
             raise CheckpointError(f"{self._archive.path}: the training ranks' parts of {key} do not fit together")
 
     def _read_rank(
-        self, stages: Sequence[str], rename: Callable[[str], str], open_file: Callable[[Archive, str], TorchFile]
+        self,
+        stages: Sequence[str | tuple[str, ...]],
+        rename: Callable[[str], str],
+        open_file: Callable[[Archive, str], TorchFile],
+        keep: Callable[[str], bool],
     ) -> dict[str, tuple[TorchFile, Any]]:
         """Gather one tensor-parallel rank's pipeline stages; a stage counts the layers of each stack from 0."""
         found: dict[str, tuple[TorchFile, Any]] = {}
         first_layer: Counter[str] = Counter()  # by the name of the stack: a T5 has two
-        for name in stages:
-            file = open_file(self._archive, name)
+        for stage in stages:
             layers: Counter[str] = Counter()
-            for saved_key, value in file.state.items():
-                key = rename(saved_key)
-                pattern, layer = split_layer(key)
-                if layer is not None:
-                    stack = pattern.partition("{layer}")[0]
-                    layers[stack] = max(layers[stack], layer + 1)
-                    key = with_layer(key, first_layer[stack] + layer)
-                elif key in found and _REPEATED in key:
-                    self._repeated.append((key, found[key], (file, value)))
-                    continue
-                if key in found:
-                    raise CheckpointError(f"{self._archive.path}: {key} is there twice")
-                found[key] = (file, value)
+            earlier = frozenset(found)
+            for file in [open_file(self._archive, name) for name in ((stage,) if isinstance(stage, str) else stage)]:
+                for saved_key, value in file.state.items():
+                    key = rename(saved_key)
+                    pattern, layer = split_layer(key)
+                    if layer is not None:
+                        stack = pattern.partition("{layer}")[0]
+                        layers[stack] = max(layers[stack], layer + 1)
+                        key = with_layer(key, first_layer[stack] + layer)
+                    if keep(key):
+                        self._take(found, earlier, key, (file, value))
             first_layer += layers
         return found
+
+    def _take(
+        self,
+        found: dict[str, tuple[TorchFile, Any]],
+        earlier: frozenset[str],
+        key: str,
+        value: tuple[TorchFile, Any],
+    ) -> None:
+        """Note one tensor; what another file of the stage has too is one again."""
+        if key not in found:
+            found[key] = value
+        elif key in earlier and _REPEATED not in key:
+            raise CheckpointError(f"{self._archive.path}: {key} is there twice")
+        elif isinstance(value[1], StoredTensor):
+            self._repeated.append((key, found[key], value))
+
+
+@dataclass(frozen=True)
+class StatesTogether:
+    """Parts of one model's state that training's ranks hold in different ways.
+
+    Attributes:
+        parts: of the state.
+    """
+
+    parts: tuple[RankFiles, ...]
+
+    def keys(self) -> tuple[str, ...]:
+        """Every key."""
+        return tuple(chain.from_iterable(part.keys() for part in self.parts))
+
+    def other_keys(self) -> tuple[str, ...]:
+        """Keys whose values are not tensors."""
+        return tuple(key for part in self.parts for key in part.other_keys())
+
+    def tensors(self, join_axis: JoinAxis) -> Mapping[str, JoinedTensor]:
+        """Join the training ranks' tensors, without reading them."""
+        return {key: tensor for part in self.parts for key, tensor in part.tensors(join_axis).items()}
+
+    def copies(self, join_axis: JoinAxis) -> Iterator[tuple[str, JoinedTensor, JoinedTensor]]:
+        """List what ``tensors`` leaves out."""
+        for part in self.parts:
+            yield from part.copies(join_axis)

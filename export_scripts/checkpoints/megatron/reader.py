@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from itertools import islice
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +19,27 @@ from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.distributed import flat, open_distributed, read_common
 from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE, TRAINING_MODULES
 from export_scripts.checkpoints.files.pickled import Record
-from export_scripts.checkpoints.files.rank_files import RankFiles
+from export_scripts.checkpoints.files.rank_files import RankFiles, StatesTogether
+from export_scripts.checkpoints.files.torch_file import TorchFile
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.checkpoints.huggingface.distributed import has_hub_names, missing_config
 from export_scripts.checkpoints.megatron.arguments import in_nemo_words, without_arguments
 from export_scripts.checkpoints.megatron.arguments import remarks as remarks_on_arguments
+from export_scripts.checkpoints.megatron.experts import MARK, numbered
 from export_scripts.checkpoints.megatron.fsdp import is_fsdp, refuse_interleaved, without_wrappers
 from export_scripts.checkpoints.megatron.gpt import CHECKPOINT_VERSION, State, gpt_source
-from export_scripts.checkpoints.runs.iterations import TRACKER, find_folder
+from export_scripts.checkpoints.megatron.rank_grid import grid_of
+from export_scripts.checkpoints.runs.iterations import RANK, TRACKER, find_folder
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError
-from models.checks import shown
 
 NAME = "Megatron-LM (release/ or iter_*/ with mp_rank_*/)"
 _ARGUMENTS = "args.json"
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
-_RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?$")
-_MARK = re.compile(r"(?:(?:iter_\d+|release)/)?(?:\.metadata|mp_rank_\d+(?:_\d+)?/model(?:_optim)?_rng\.pt)$")
+_MARK = re.compile(r"(?:(?:iter_\d+|release)/)?(?:\.metadata|mp_rank_\d+(?:_\d+){0,2}/model(?:_optim)?_rng\.pt)$")
 _CORE = ("decoder.", "embedding.", "language_model.")
-_SHOWN = 20  # of what is missing
 # Patterns of the tokenizer's files; a file may also be called what the arguments call it.
 _TOKENIZERS = (
     ("bpe", {"vocab.json": ("*vocab*.json", "vocab_file"), "merges.txt": ("*merges*.txt", "merge_file")}),
@@ -92,63 +92,57 @@ def open_source(archive: Archive) -> Source:
     return gpt_source(archive, config, lambda: state, "", lambda: _find_tokenizer(archive, named), remarks)
 
 
-def _rank_files(archive: Archive, folder: str) -> dict[tuple[int, int], str]:
-    """Files by tensor-parallel rank and pipeline stage."""
+def _rank_files(archive: Archive, folder: str) -> dict[tuple[int, ...], str]:
+    """Files by the numbers in their folders' names."""
     found = {}
     for name in archive.sizes:
         place, _, file = name[len(folder) :].rpartition("/")
-        rank = _RANK.match(place)
+        rank = RANK.match(place)
         if name.startswith(folder) and rank and file in _FILES:
-            found[int(rank[1]), int(rank[2] or 0)] = name
+            found[tuple(int(number) for number in rank.groups() if number is not None)] = name
     return found
 
 
-def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> RankFiles:
+def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> State:
     """Open every training rank's file; what the first of them holds beside the model goes into ``saved``."""
     files = _rank_files(archive, folder)
     if not files:
         raise CheckpointError(f"{archive.path}/{folder} has no mp_rank_XX/{_FILES[0]}")
-    tensor, pipeline = (1 + max(place[axis] for place in files) for axis in (0, 1))
-    if tensor * pipeline != len(files):
-        places = ((t, p) for t in range(tensor) for p in range(pipeline))
-        missing = [str(place) for place in islice(places, len(files) + _SHOWN) if place not in files]
-        raise CheckpointError(
-            f"{archive.path} lacks the files of the training ranks (tensor, pipeline) {' '.join(missing[:_SHOWN])}"
-        )
+    saved.update(open_torch_file(archive, files[min(files)], _beside, TRAINING_MODULES).state)
+    arguments = saved.get("args")
+    grid = grid_of(files, vars(arguments) if isinstance(arguments, Record) else {}, archive.path)
 
-    def take_model(content: Any, where: str) -> Mapping[str, Any]:
-        if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-            parts = (
-                sorted(str(key) for key in content if str(key).startswith("model")) if isinstance(content, dict) else []
-            )
-            hint = "interleaved pipeline stages are not read" if parts else "is it a checkpoint of Megatron-LM?"
-            raise CheckpointError(f"{where} holds {', '.join(parts) or 'something else'} instead of a model", hint)
-        _refuse_expert_ranks(content.get("args"), where)
-        for key, value in content.items():
-            if key != "model":
-                saved.setdefault(str(key), value)
-        return flat(content["model"])
+    @cache
+    def open_one(within: Archive, name: str) -> TorchFile:
+        def take(content: Any, where: str) -> Mapping[str, Any]:
+            state = _model(content, where)
+            count = grid.experts_of_a_rank
+            return numbered(state, grid.rank_of[name], count, where) if grid.expert_num else state
 
-    names = [[files[rank, stage] for stage in range(pipeline)] for rank in range(tensor)]
-    state = RankFiles(
-        archive, names, open_file=lambda within, name: open_torch_file(within, name, take_model, TRAINING_MODULES)
-    )
-    state.beside = tuple(saved)
-    return state
+        return open_torch_file(within, name, take, TRAINING_MODULES)
+
+    dense = RankFiles(archive, grid.dense(), open_file=open_one, keep=lambda key: not (grid.has_apart and MARK in key))
+    dense.beside = tuple(saved)
+    if not grid.has_apart:
+        return dense
+
+    def is_experts(key: str) -> bool:
+        return MARK in key and "_extra_state" not in key
+
+    return StatesTogether((dense, RankFiles(archive, grid.experts(), open_file=open_one, keep=is_experts)))
 
 
-def _refuse_expert_ranks(arguments: object, where: str) -> None:
-    """Refuse files of expert-parallel ranks, each of which numbers its own experts from 0.
+def _beside(content: Any, where: str) -> Mapping[str, Any]:
+    """Take what lies beside the model."""
+    return {str(key): value for key, value in content.items() if key != "model"} if isinstance(content, dict) else {}
 
-    Raises:
-        CheckpointError: there are several such ranks.
-    """
-    ranks = vars(arguments).get("expert_model_parallel_size") if isinstance(arguments, Record) else None
-    if ranks not in (None, 1):
-        raise CheckpointError(
-            f"{where} says expert_model_parallel_size {shown(ranks)}: files of expert-parallel ranks are not read",
-            "what Megatron-LM saves with --ckpt-format torch_dist is read, whichever rank had an expert",
-        )
+
+def _model(content: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        parts = sorted(str(key) for key in content if str(key).startswith("model")) if isinstance(content, dict) else []
+        hint = "interleaved pipeline stages are not read" if parts else "is it a checkpoint of Megatron-LM?"
+        raise CheckpointError(f"{where} holds {', '.join(parts) or 'something else'} instead of a model", hint)
+    return flat(content["model"])
 
 
 def _version(archive: Archive, saved: Mapping[str, Any]) -> int:
