@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.llama_hub_models import save_llama
+from support.huggingface_models import write_tokenizer
+from support.llama_hub_models import build_llama, save_llama
 
 LARGEST = 448.0
 """Of float8_e4m3fn."""
@@ -33,15 +34,24 @@ def to_fp8(weight: torch.Tensor, rows: int, columns: int) -> tuple[torch.Tensor,
 
 
 @cache
-def _dense() -> dict[str, bytes]:
+def _dense(is_mixture: bool) -> dict[str, bytes]:
     """Return the files of a tiny Qwen3 in bf16."""
     with tempfile.TemporaryDirectory() as folder:
-        save_llama("qwen3", Path(folder), dtype=torch.bfloat16)
+        if is_mixture:
+            model = build_llama("Qwen3Moe", num_experts=3, num_experts_per_tok=2, moe_intermediate_size=32)
+            model.to(torch.bfloat16).save_pretrained(folder)
+            write_tokenizer(Path(folder))
+        else:
+            save_llama("qwen3", Path(folder), dtype=torch.bfloat16)
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def save_fp8(
-    path: Path, said: dict[str, Any] | None, block: tuple[int, int] = (16, 32), scale: str = "_scale_inv"
+    path: Path,
+    said: dict[str, Any] | None,
+    block: tuple[int, int] = (16, 32),
+    scale: str = "_scale_inv",
+    is_mixture: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Save a tiny Qwen3 whose layers' matrices are FP8.
 
@@ -50,12 +60,13 @@ def save_fp8(
         said: ``quantization_config``.
         block: of a scale; 0: all of the axis.
         scale: what follows the weight's name in its scale's.
+        is_mixture: the layers have experts.
 
     Returns:
         Every tensor that the file has.
     """
     path.mkdir(exist_ok=True)
-    for name, content in _dense().items():
+    for name, content in _dense(is_mixture).items():
         (path / name).write_bytes(content)
     state = load_file(path / "model.safetensors")
     for key, weight in list(state.items()):
@@ -100,6 +111,7 @@ def deepseeks(block: list[int] | None) -> dict[str, Any]:
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fp8, blocks": (deepseeks([16, 32]), {}),
     "fp8, tensor": (deepseeks(None), {"block": (0, 0)}),
+    "fp8, experts": (deepseeks([16, 32]), {"is_mixture": True}),
     "compressed-tensors, channel": (compressed("channel"), {"block": (1, 0), "scale": "_scale"}),
     "compressed-tensors, tensor": (compressed("tensor"), {"block": (0, 0), "scale": "_scale"}),
     "compressed-tensors, block": (compressed("block", block_structure=[16, 32]), {"scale": "_scale"}),

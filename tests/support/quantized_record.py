@@ -35,9 +35,9 @@ def loaded(path: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """
     import transformers
 
-    said = json.loads((path / "config.json").read_text())["quantization_config"]["quant_method"]
+    said = json.loads((path / "config.json").read_text()).get("quantization_config", {})
     more: dict[str, Any] = {}
-    if said == "compressed-tensors":
+    if said.get("quant_method") == "compressed-tensors":
         more["quantization_config"] = transformers.CompressedTensorsConfig(dequantize=True)
     state = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **more).state_dict()
     return {name: value.to(dtype) for name, value in state.items() if name != "lm_head.weight"}
