@@ -18,12 +18,19 @@ from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.huggingface.files import open_model_weights, read_config
+from export_scripts.conversion.move.placement import assemble
+from export_scripts.conversion.write import copied_bytes, shards
+from export_scripts.conversion.write.copied_bytes import contents
+from export_scripts.conversion.write.shards import ShardSettings, Workspace
 from export_scripts.convert import convert
 from export_scripts.inspect import describe
 from export_scripts.targets.huggingface.sizing import measure_huggingface
 from export_scripts.tensors.mapped import Reader
 from export_scripts.tensors.scaled import Scaled
 from export_scripts.tensors.small_floats import decode
+from export_scripts.weights.layouts import unchanged
+from export_scripts.weights.schema import Assignment, Rule
+from ft_format.layout import FtDims, TensorSpec
 from handover.errors import CheckpointError
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
@@ -98,7 +105,7 @@ def test_scales_of_half_precision_and_of_activations(tmp_path: Path, capsys: pyt
 
 
 def test_shards_of_fastertransformer_are_those_of_the_dequantized_model(tmp_path: Path) -> None:
-    save_case("fp8, blocks", tmp_path / "source")
+    save_fp8(tmp_path / "source", deepseeks([16, 32]), name="llama 2 70B")
     converted(tmp_path / "source", tmp_path / "dense", "fp32")
     ways: dict[str, Any] = {"tensor_para_size": 2, "weight_data_type": "fp16", "processes": 1}
     for name in ("source", "dense"):
@@ -193,6 +200,28 @@ def test_little_is_computed_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
     (view,) = open_model_weights(open_archive(tmp_path), {}).tensors["e.down_proj"].parts()
     assert Reader(0, set()).read(view[1:2]).nbytes == sum(sizes) == 600 * 90 * 32 * 2
     assert max(sizes) <= 1 << 20
+
+
+def test_a_large_expert_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    blocks, scales = gpt_oss(tmp_path)
+    for module in (shards, copied_bytes):
+        monkeypatch.setattr(module, "READ_BYTES", 1024)  # of an expert's 1280
+    monkeypatch.setattr(shards, "_BLOCK_BYTES", 256)
+
+    def parts() -> list[bytes]:
+        tensor = open_model_weights(open_archive(tmp_path), {}).tensors["e.down_proj"]
+        spec = Assignment("e", TensorSpec(tensor.shape), ("e",), Rule("e", unchanged))
+        box, workspace = assemble(spec, (tensor,), FtDims()), Workspace(set())
+        return [bytes(part) for part in contents(box, "e", ShardSettings(1, "bf16", FtDims()), workspace)]
+
+    assert max(map(len, parts())) <= 256
+    assert b"".join(parts()) == convert_moe_packed_tensors(blocks, scales).view(torch.uint8).numpy().tobytes()
+    scales[2, 4, 1] = 255  # NaN, of 32 numbers of one output
+    save_file({"e.down_proj_blocks": blocks, "e.down_proj_scales": scales}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"e holds 32 values that are NaN or infinite, the first at \[2, 32, 4\]"):
+        parts()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from support.huggingface_models import write_tokenizer
 from support.llama_hub_models import build_llama, save_llama
 
+MIXTURE = "qwen3_moe"
 LARGEST = 448.0
 """Of float8_e4m3fn."""
 _DENSE = "model.layers.3.mlp.down_proj"
@@ -34,15 +35,15 @@ def to_fp8(weight: torch.Tensor, rows: int, columns: int) -> tuple[torch.Tensor,
 
 
 @cache
-def _dense(is_mixture: bool) -> dict[str, bytes]:
-    """Return the files of a tiny Qwen3 in bf16."""
+def _dense(name: str) -> dict[str, bytes]:
+    """Return the files of a tiny model in bf16."""
     with tempfile.TemporaryDirectory() as folder:
-        if is_mixture:
+        if name == MIXTURE:
             model = build_llama("Qwen3Moe", num_experts=3, num_experts_per_tok=2, moe_intermediate_size=32)
             model.to(torch.bfloat16).save_pretrained(folder)
             write_tokenizer(Path(folder))
         else:
-            save_llama("qwen3", Path(folder), dtype=torch.bfloat16)
+            save_llama(name, Path(folder), dtype=torch.bfloat16)
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
@@ -51,23 +52,23 @@ def save_fp8(
     said: dict[str, Any] | None,
     block: tuple[int, int] = (16, 32),
     scale: str = "_scale_inv",
-    is_mixture: bool = False,
+    name: str = "qwen3",
 ) -> dict[str, torch.Tensor]:
-    """Save a tiny Qwen3 whose layers' matrices are FP8.
+    """Save a tiny model whose layers' matrices are FP8.
 
     Args:
         path: to write to.
         said: ``quantization_config``.
         block: of a scale; 0: all of the axis.
         scale: what follows the weight's name in its scale's.
-        is_mixture: the layers have experts.
+        name: of the model, among ``MODELS``, or ``MIXTURE``.
 
     Returns:
         Every tensor that the file has.
     """
     path.mkdir(exist_ok=True)
-    for name, content in _dense(is_mixture).items():
-        (path / name).write_bytes(content)
+    for file, content in _dense(name).items():
+        (path / file).write_bytes(content)
     state = load_file(path / "model.safetensors")
     for key, weight in list(state.items()):
         if "_proj.weight" in key and _DENSE not in key:
@@ -111,7 +112,7 @@ def deepseeks(block: list[int] | None) -> dict[str, Any]:
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fp8, blocks": (deepseeks([16, 32]), {}),
     "fp8, tensor": (deepseeks(None), {"block": (0, 0)}),
-    "fp8, experts": (deepseeks([16, 32]), {"is_mixture": True}),
+    "fp8, experts": (deepseeks([16, 32]), {"name": MIXTURE}),
     "compressed-tensors, channel": (compressed("channel"), {"block": (1, 0), "scale": "_scale"}),
     "compressed-tensors, tensor": (compressed("tensor"), {"block": (0, 0), "scale": "_scale"}),
     "compressed-tensors, block": (compressed("block", block_structure=[16, 32]), {"scale": "_scale"}),

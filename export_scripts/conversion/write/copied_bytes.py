@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from export_scripts.conversion.move.assembly import Assembly, Piece
-from export_scripts.conversion.write.shards import ShardSettings, Workspace, blocks, nonfinite_error
+from export_scripts.conversion.write.shards import READ_BYTES, ShardSettings, Workspace, blocks, nonfinite_error
 from export_scripts.tensors.dtypes import STORAGE, Array, is_finite
 from export_scripts.tensors.mapped import is_mapped
 
@@ -28,8 +28,9 @@ def contents(box: Assembly, name: str, settings: ShardSettings, workspace: Works
     """
     views = _views_in_order(box, settings.data_type)
     if views is None:
-        for _, values in blocks(box, max(1, box.shape[0]), name, settings, workspace):
-            yield values.reshape(-1).view("u1").data
+        for part, axis in _in_parts(box):
+            for _, values in blocks(part, max(1, part.shape[axis]), name, settings, workspace, axis=axis):
+                yield values.reshape(-1).view("u1").data
         return
     storage = STORAGE[settings.data_type]
     for view in views:
@@ -38,6 +39,15 @@ def contents(box: Assembly, name: str, settings: ShardSettings, workspace: Works
             if not settings.allow_nonfinite and not is_finite(run.view(storage), settings.data_type):
                 raise nonfinite_error(box, max(1, len(run) // max(1, box.row_bytes)), name, settings, workspace)
             yield run.data
+
+
+def _in_parts(box: Assembly) -> Iterator[tuple[Assembly, int]]:
+    """Yield a box and the axis of its rows; where a row is a matrix of tens of MB, each with its own rows."""
+    if len(box.shape) < 3 or box.row_bytes <= READ_BYTES // 2:
+        yield box, 0
+        return
+    for row in range(box.shape[0]):
+        yield box.cropped(0, row, row + 1), 1
 
 
 def _views_in_order(box: Assembly, data_type: str) -> list[Array] | None:

@@ -222,28 +222,34 @@ def _boxes(
 
 
 def blocks(
-    box: Assembly, rows_per_file: int, name: str, settings: ShardSettings, workspace: Workspace, together: int = 1
+    box: Assembly,
+    rows_per_file: int,
+    name: str,
+    settings: ShardSettings,
+    workspace: Workspace,
+    together: int = 1,
+    axis: int = 0,
 ) -> Iterator[tuple[int, Array]]:
     """Read a box in large pieces along its first axis, and give its rows, cast and checked, in small ones.
 
-    Blocks begin at multiples of ``together`` rows.
+    Blocks begin at multiples of ``together`` rows. With ``axis`` 1 a box of one row is given by that row's own rows.
 
     Yields:
         The first row and the values of a block, which never goes beyond the end of a file.
     """
-    total = box.shape[0]
+    total = box.shape[axis]
     # What is not rearranged is read a little at a time: it stays in the cache until it is written.
-    most_bytes = _BLOCK_BYTES if box.is_plain else READ_BYTES
-    read_rows = _multiple(_even(total, max(1, most_bytes // max(1, box.row_bytes))), together)
-    row_bytes = prod(box.shape[1:]) * item_bytes(settings.data_type)
+    most_bytes = _BLOCK_BYTES if box.is_plain else READ_BYTES // (axis + 1)
+    read_rows = _multiple(_even(total, max(1, most_bytes * total // max(1, box.row_bytes * box.shape[0]))), together)
+    row_bytes = prod(box.shape[axis + 1 :]) * item_bytes(settings.data_type)
     write_rows = _multiple(max(1, _BLOCK_BYTES // max(1, row_bytes)), together)
     for start in range(0, total, read_rows):
         stop = min(start + read_rows, total)
-        loaded = box.cropped(0, start, stop).loaded(workspace.reader)
+        loaded = box.cropped(axis, start, stop).loaded(workspace.reader)
         row = start
         while row < stop:
             end = min(row + write_rows, stop, (row // rows_per_file + 1) * rows_per_file)
-            block = loaded.cropped(0, row - start, end - start)
+            block = loaded.cropped(axis, row - start, end - start)
             values = block.values(settings.data_type, workspace.block, workspace.transposer)
             if not is_finite(values, settings.data_type):
                 _refuse(block, box, name, settings, workspace)
