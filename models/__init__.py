@@ -19,12 +19,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from models.architecture import Architecture
+from models.architectures.ernie4_5_moe import ERNIE4_5_MOE
 from models.architectures.exaone4 import EXAONE4
+from models.architectures.exaone_moe import EXAONE_MOE
 from models.architectures.gemma import GEMMA
 from models.architectures.gemma2 import GEMMA2
 from models.architectures.gemma3_text import GEMMA3_TEXT
+from models.architectures.glm4_moe import GLM4_MOE
 from models.architectures.granite import GRANITE
 from models.architectures.llama import LLAMA
+from models.architectures.minimax_m2 import MINIMAX_M2
 from models.architectures.mistral import MISTRAL
 from models.architectures.mixtral import MIXTRAL
 from models.architectures.nemotron import NEMOTRON
@@ -57,6 +61,10 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     MIXTRAL,
     QWEN3_MOE,
     OLMOE,
+    MINIMAX_M2,
+    GLM4_MOE,
+    ERNIE4_5_MOE,
+    EXAONE_MOE,
 )
 """The first that can express a model is taken: Llama before Mistral, whose only difference is the window."""
 
@@ -76,5 +84,8 @@ def find(model_type: object) -> Architecture:
 
 def with_names(decoder: Decoder) -> Decoder:
     """Call the tensors of a model as the first architecture does that can express it; of none, by Llama's names."""
-    names = next((each.all_names for each in ARCHITECTURES if not each.lacks(decoder)), NAMES)
-    return replace(decoder, names=names)
+    found = next((each for each in ARCHITECTURES if not each.lacks(decoder)), None)
+    if found and decoder.mixture:
+        is_row = bool(found.has.get("mixture.is_choice_bias_row"))
+        decoder = replace(decoder, mixture=replace(decoder.mixture, is_choice_bias_row=is_row))
+    return replace(decoder, names=found.all_names if found else NAMES)

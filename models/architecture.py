@@ -13,8 +13,9 @@ from models.decoder import BLOCKS, MORE_BLOCKS, NAMES, Decoder, Layer
 from models.errors import ModelError
 from models.keys import Keys
 
-STORAGE = "norms.is_zero_centred"
-"""The field that says how numbers are stored and not what they mean: whoever writes a model may change it."""
+ZERO_CENTRED = "norms.is_zero_centred"
+STORAGE = (ZERO_CENTRED, "mixture.is_choice_bias_row")
+"""Fields that say how numbers are stored and not what they mean: whoever writes a model may change them."""
 _ONE_SIDED = "a token sees those before it alone"
 LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "is_causal": ((True,), _ONE_SIDED),
@@ -107,7 +108,7 @@ class Architecture:
             *(f"{name}: none  ({self.model_type} has it)" for name in self._said - said.keys()),
         ]:
             return sorted(strange)
-        fixed = has.keys() & said.keys() - {*self._said, STORAGE}
+        fixed = has.keys() & said.keys() - {*self._said, *STORAGE}
         found = [
             f"{name}: {shown(said[name])}  ({self.model_type} has {shown(has[name])})"
             for name in sorted(fixed)

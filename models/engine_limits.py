@@ -13,6 +13,7 @@ def beyond_engine(decoder: Decoder) -> list[str]:
     rotaries = {layer.rotary for layer in decoder.layers if layer.rotary}
     of_model = {
         f"{decoder.expert_num} experts": (decoder.expert_num > 0, "it does not serve mixtures of experts"),
+        "neighbours that are rotated": (decoder.attention.rotates_neighbours, "it rotates the halves of a head"),
         "rotated widths that differ": (len({rotary.width for rotary in rotaries}) > 1, "they have one"),
         **{f"rotation {kind}": (True, reason) for kind, reason in _rotations_beyond(decoder, rotaries).items()},
         "windows that differ": (len({layer.window for layer in decoder.layers} - {0}) > 1, "they have one size"),

@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from models.checks import shown
 from models.config_json import ConfigJson
 
 Fields = Mapping[str, Any]
@@ -70,6 +71,28 @@ class Key(Keys):
 
     def write(self, fields: Fields) -> dict[str, Any]:
         return {self.key: fields[self.field] or self.unset}
+
+
+@dataclass(frozen=True)
+class Constants(Keys):
+    """Keys of which one value alone is followed; transformers reads them of no file, other engines do.
+
+    Attributes:
+        values: by key.
+    """
+
+    values: Mapping[str, Any]
+    says: ClassVar[tuple[str, ...]] = ()
+
+    def read(self, config: ConfigJson) -> dict[str, Any]:
+        return {}
+
+    def write(self, fields: Fields) -> dict[str, Any]:
+        return dict(self.values)
+
+    def problems(self, config: ConfigJson) -> list[str]:
+        found = {key: config[key] for key, legal in self.values.items() if config.get(key) not in (None, legal)}
+        return [f"{key}: {shown(value)}  (it is {self.values[key]})" for key, value in found.items()]
 
 
 def flag(config: ConfigJson, key: str) -> bool:

@@ -88,7 +88,11 @@ class Spelling:
 
 
 def spelled_out(values: Any, tensor: Tensor, size_of: SizeOf) -> Any:
-    """Show the inner structure of axes that are one on disk; a rank's part has its own share of the first symbol."""
+    """Show the inner structure of axes that are one on disk; a rank's part has its own share of the first symbol.
+
+    A first axis of one element may be left out on disk.
+    """
+    values = values.reshape((1,) * (len(tensor.axes) - values.ndim) + values.shape)
     shape: list[int] = []
     for size, axis in zip(values.shape, tensor.axes, strict=True):
         inner = [size_of(symbol) for symbol in axis[1:]] if isinstance(axis, tuple) else []

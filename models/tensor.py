@@ -18,11 +18,13 @@ class Tensor:
             ("kv_head_num", "size_per_head").
         split_axis: axis that tensor parallelism cuts; None: every rank has all of it.
         shape: sizes of ``axes``; empty in a block's own list, which knows no sizes.
+        stays_fp32: whether its numbers keep all their digits where the weights have fewer.
     """
 
     axes: tuple[Axis, ...]
     split_axis: int | None = None
     shape: tuple[int, ...] = ()
+    stays_fp32: bool = False
 
     @property
     def bias(self) -> Tensor:

@@ -9,16 +9,17 @@ from models.blocks.mixture import EveryLayer, Experts
 from models.blocks.windows import Windows
 
 _EXPERT = "block_sparse_moe.experts.{expert}"
+NAMES = {
+    "router": "block_sparse_moe.gate",
+    "expert.gate": f"{_EXPERT}.w1",
+    "expert.up": f"{_EXPERT}.w3",
+    "expert.down": f"{_EXPERT}.w2",
+}
 MIXTRAL = Architecture(
     model_type="mixtral",
     class_name="MixtralForCausalLM",
     keys=llama.keys(more=[Windows(is_listed=False), Biases(), EveryLayer(), Experts(width="intermediate_size")]),
-    names={
-        "router": "block_sparse_moe.gate",
-        "expert.gate": f"{_EXPERT}.w1",
-        "expert.up": f"{_EXPERT}.w3",
-        "expert.down": f"{_EXPERT}.w2",
-    },
+    names=NAMES,
     defaults={
         **llama.DEFAULTS,
         "num_key_value_heads": 8,

@@ -55,6 +55,7 @@ class Attention:
         scalar: scores are divided by its root; 0: by that of size_per_head.
         multiplier: of scores, in place of a root; 0: there is none.
         softcap: c of c * tanh(score / c); 0: there is none.
+        rotates_neighbours: elements that follow one another are rotated; else the halves of a head.
     """
 
     head_num: int
@@ -66,6 +67,7 @@ class Attention:
     scalar: float = 0.0
     multiplier: float = 0.0
     softcap: float = 0.0
+    rotates_neighbours: bool = False
 
     @property
     def heads_per_group(self) -> int:

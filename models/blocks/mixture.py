@@ -40,6 +40,7 @@ class Mixture:
         scale: what they are multiplied by then.
         has_router_bias: whether the router's linear layer has one.
         has_choice_bias: whether numbers are added to the scores to choose, and for that alone.
+        is_choice_bias_row: whether they are stored as a matrix of one row.
         group_num, groups_per_token: groups of experts, and those that a token's experts are in; 1, 1: there are none.
         is_group_of_two: a group counts as its two best experts together, else as its best.
         shared_inter_size: width of the feed-forward that every token uses; 0: there is none.
@@ -56,6 +57,7 @@ class Mixture:
     scale: float = 1.0
     has_router_bias: bool = False
     has_choice_bias: bool = False
+    is_choice_bias_row: bool = False
     group_num: int = 1
     groups_per_token: int = 1
     is_group_of_two: bool = True
@@ -73,7 +75,8 @@ class Mixture:
         if self.has_router_bias:
             found["router.bias"] = router.bias
         if self.has_choice_bias:
-            found["choice_bias"] = router.bias
+            axes = ((1,) if self.is_choice_bias_row else ()) + router.axes[:1]
+            found["choice_bias"] = Tensor(axes, stays_fp32=True)
         one = self._one("mixture.inter_size", self.has_bias)
         found |= {f"experts.{n}.{role}": each for n in range(self.expert_num) for role, each in one.items()}
         if self.shared_inter_size:
@@ -195,3 +198,64 @@ class FirstDense(EveryLayer):
     def write(self, fields: Fields) -> dict[str, Any]:
         blocks = fields[self.says[0]]
         return {self._KEY: next((layer for layer, each in enumerate(blocks) if "mixture" in each), len(blocks))}
+
+
+@dataclass(frozen=True)
+class SharedExperts(Keys):
+    """The feed-forward that every token uses: as wide as some experts.
+
+    Attributes:
+        count: key of how many.
+        may_be_none: whether there may be none; else the class of transformers makes one without a width.
+    """
+
+    count: str = "n_shared_experts"
+    may_be_none: bool = False
+    says: ClassVar[tuple[str, ...]] = ("mixture.shared_inter_size",)
+
+    def read(self, config: ConfigJson) -> dict[str, Any]:
+        return {self.says[0]: config.whole(self.count) * config.size("moe_intermediate_size")}
+
+    def write(self, fields: Fields) -> dict[str, Any]:
+        return {self.count: fields[self.says[0]] // fields["mixture.inter_size"]}
+
+    def problems(self, config: ConfigJson) -> list[str]:
+        is_legal = self.may_be_none or config.whole(self.count) > 0
+        return [] if is_legal else [f"{self.count}: 0  (every token uses at least one)"]
+
+    def lacks(self, fields: Fields) -> list[str]:
+        shared, own = fields[self.says[0]], fields["mixture.inter_size"]
+        if shared % own == 0 and (shared or self.may_be_none):
+            return []
+        return [f"{self.says[0]}: {shared}  (it is a multiple of an expert's {own})"]
+
+
+@dataclass(frozen=True)
+class Groups(Keys):
+    """Groups of experts of which some are chosen first, each by its two best.
+
+    Attributes:
+        experts: key of the number of experts.
+    """
+
+    experts: str = "n_routed_experts"
+    says: ClassVar[tuple[str, ...]] = ("mixture.group_num", "mixture.groups_per_token")
+    _COUNT: ClassVar[str] = "n_group"
+    _USED: ClassVar[str] = "topk_group"
+
+    def read(self, config: ConfigJson) -> dict[str, Any]:
+        return dict(zip(self.says, (config.size(self._COUNT), config.size(self._USED)), strict=True))
+
+    def write(self, fields: Fields) -> dict[str, Any]:
+        return {self._COUNT: fields[self.says[0]], self._USED: fields[self.says[1]]}
+
+    def problems(self, config: ConfigJson) -> list[str]:
+        said = {"mixture.expert_num": config.experts(self.experts), **self.read(config)}
+        return self.lacks({**said, "mixture.experts_per_token": config.size("num_experts_per_tok")})
+
+    def lacks(self, fields: Fields) -> list[str]:
+        count, used = (fields[name] for name in self.says)
+        experts, chosen = fields["mixture.expert_num"], fields["mixture.experts_per_token"]
+        if count * 2 <= experts and experts % count == 0 and used <= count and chosen <= used * (experts // count):
+            return []
+        return [f"{self._COUNT}: {count}, {self._USED}: {used}  (they have no {chosen} of {experts} experts)"]

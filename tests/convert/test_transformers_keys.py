@@ -40,6 +40,8 @@ _LLAMA: dict[str, Any] = {
 }
 _WINDOW = {"sliding_window": 5}
 _QWEN = {**_WINDOW, "use_sliding_window": True, "max_window_layers": 0}
+_GROUPED: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_group": 3, "topk_group": 2}
+_GROUPED |= {"first_k_dense_replace": 0, "norm_topk_prob": False}
 SIZES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "nemotron", "gemma", "olmo2", "granite"), _LLAMA),
     "smollm3": {**_LLAMA, "sliding_window": 5, "use_sliding_window": True, "no_rope_layer_interval": 2}
@@ -51,6 +53,11 @@ SIZES: dict[str, dict[str, Any]] = {
     | {"sliding_window_pattern": 2},
     "qwen3_moe": {**_LLAMA, **_QWEN, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
     "olmoe": {**_LLAMA, "num_experts": 6, "num_experts_per_tok": 2},
+    "minimax_m2": {**_LLAMA, "head_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 2},
+    "glm4_moe": {**_LLAMA, **_GROUPED, "n_routed_experts": 6},
+    "ernie4_5_moe": {**_LLAMA, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 20}
+    | {"moe_layer_start_index": 0},
+    "exaone_moe": {**_LLAMA, **_GROUPED, "num_experts": 6, "sliding_window": 5, "sliding_window_pattern": 2},
     **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
     "gptj": {**_GPT2, "rotary_dim": 4},
     "gpt_neox": {**_WIDTHS, "intermediate_size": 48, "hidden_act": "gelu_new", "attention_bias": False},
@@ -89,6 +96,10 @@ _OTHER: dict[str, Any] = {
     **{"per_layer_config": {"0": {"head_dim": 4}}, "attention_chunk_size": 4, "kv_sharing_modes": ["reuse", "none"]},
     **{"tie_word_embeddings": True, "scale_decoder_outputs": True, "is_decoder": True},
     **{"moe_intermediate_size": 12, "norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
+    **{"n_group": 2, "topk_group": 1, "n_routed_experts": 12, "n_shared_experts": 2, "num_shared_experts": 2},
+    **{"routed_scaling_factor": 0.5, "use_qk_norm": True, "moe_k": 1, "moe_num_experts": 4},
+    **{"moe_num_shared_experts": 1, "moe_layer_start_index": 1, "moe_layer_end_index": 0, "moe_layer_interval": 2},
+    **{"moe_norm_min": 0.5, "num_nextn_predict_layers": 2, "num_mtp_layers": 2},
     "clip_qkv": 5.0,
     # What changes nothing:
     **dict.fromkeys(("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout"), 0.5),
@@ -110,6 +121,7 @@ _OTHER: dict[str, Any] = {
 _OF_SOME = {
     **{("t5", "is_encoder_decoder"): False, ("mt5", "is_encoder_decoder"): False},
     ("gpt_bigcode", "num_key_value_heads"): 4,
+    ("ernie4_5_moe", "use_bias"): True,
     ("smollm3", "layer_types"): ["sliding_attention", "full_attention"],
     ("gemma3_text", "rope_parameters"): {"full_attention": {"rope_theta": 300.0}},
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support import llama_models
-from support.drawn_models import drawn
+from support.drawn_models import config_of, drawn, saved_shapes
 
 import models
 from models import ARCHITECTURES, Architecture, ModelError
@@ -20,28 +19,9 @@ DRAWS = 25
 _FUNCTIONS = ("hidden_act", "hidden_activation")
 _SWITCHES = (
     *("use_sliding_window", "max_window_layers", "sliding_window", "no_rope_layers", "decoder_sparse_step"),
-    "mlp_only_layers",
+    *("mlp_only_layers", "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"),
+    "num_nextn_predict_layers",
 )
-
-
-def config_of(values: dict[str, Any]) -> Any:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    return CONFIG_MAPPING[values["model_type"]].from_dict(copy.deepcopy(values))
-
-
-def saved_shapes(config: Any, class_name: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes that transformers saves, from the class itself; no number is computed."""
-    import transformers
-    from transformers.core_model_loading import revert_weight_conversion
-
-    with torch.device("meta"):
-        model = getattr(transformers, class_name)(config)
-    state = dict(model.state_dict())
-    if config.tie_word_embeddings:
-        del state["lm_head.weight"]
-    saved = revert_weight_conversion(model, state)
-    return {name: tuple(value.shape) for name, value in saved.items()}
 
 
 each = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.model_type)
@@ -105,7 +85,7 @@ def rotating(config: Any) -> list[bool]:
     layers = range(config.num_hidden_layers)
     if config.model_type == "smollm3":
         return [bool(config.no_rope_layers[layer]) for layer in layers]
-    if config.model_type == "exaone4" and config.sliding_window is not None:
+    if config.model_type in ("exaone4", "exaone_moe") and config.sliding_window is not None:
         return [config.layer_types[layer] == "sliding_attention" for layer in layers]
     return [True for _ in layers]
 
@@ -143,7 +123,7 @@ def test_a_rank_has_whole_heads_and_its_part_of_the_middle(architecture: Archite
     assert tensors[f"{roles['attention_output']}.weight"].split_axis == 1
     down = roles.get("down") or roles["experts.1.down"]
     assert (tensors[f"{down}.weight"].split_axis, tensors["model.norm.weight"].split_axis) == (1, None)
-    assert {name for role in roles.values() for name in tensors if name.startswith(f"{role}.")} == {
+    assert {name for role in roles.values() for name in tensors if f"{name}.".startswith(f"{role}.")} == {
         name for name in tensors if name.startswith("model.layers.0.")
     }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_PARTIAL = ("nemotron",)
+import torch
+
+_PARTIAL = ("nemotron", "glm4_moe", "minimax_m2")
 _ROPES = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 
@@ -68,7 +71,10 @@ def drawn(model_type: str, seed: int) -> dict[str, Any]:
     config |= {key: rng.choice([True, False]) for key in ("attention_bias", "mlp_bias", "use_bias")}
     if model_type == "gemma3_text":
         config.get("rope_scaling", {}).pop("truncate", None)  # which its class passes over
-    config |= {"partial_rotary_factor": part} if model_type in _PARTIAL else {}
+    if model_type == "minimax_m2":
+        config["rotary_dim"] = int(part * size)
+    if model_type in _PARTIAL and (model_type != "minimax_m2" or rng.random() < 0.5):
+        config["partial_rotary_factor"] = part
     own = _OWN.get(model_type)
     return config | (own(rng, layers) if own else {})
 
@@ -121,6 +127,44 @@ def _qwen3_moe(rng: random.Random, layers: int) -> dict[str, Any]:
     return {**_experts(rng, "num_experts"), **steps, **windows, **own}
 
 
+def _grouped(rng: random.Random, count: str) -> dict[str, Any]:
+    """Experts in groups of two at least, and as many for a token as the groups that it uses have."""
+    groups, each = rng.randint(1, 4), rng.randint(2, 4)
+    used = rng.randint(1, groups)
+    own = {"n_group": groups, "topk_group": used, "routed_scaling_factor": rng.choice([0.5, 1.0, 2.5])}
+    own |= {count: groups * each, "num_experts_per_tok": rng.randint(1, used * each)}
+    return own | {"moe_intermediate_size": rng.randint(3, 30), "norm_topk_prob": rng.choice([True, False])}
+
+
+def _glm4_moe(rng: random.Random, layers: int) -> dict[str, Any]:
+    own = {"use_qk_norm": rng.choice([True, False]), "first_k_dense_replace": rng.randint(0, layers)}
+    return {**_grouped(rng, "n_routed_experts"), **own, "n_shared_experts": rng.randint(1, 3)}
+
+
+def _minimax_m2(rng: random.Random, layers: int) -> dict[str, Any]:
+    return _experts(rng, "num_local_experts") | {
+        "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+        "use_qk_norm": True,
+    }
+
+
+def _ernie4_5_moe(rng: random.Random, layers: int) -> dict[str, Any]:
+    experts = rng.randint(2, 5)
+    own = {"moe_num_experts": experts, "moe_k": rng.randint(1, experts), "moe_intermediate_size": rng.randint(3, 30)}
+    own |= {"moe_num_shared_experts": rng.randint(0, 2), "moe_layer_start_index": rng.randint(0, layers)}
+    own |= {"moe_layer_end_index": rng.choice([-1, rng.randint(0, layers)]), "moe_layer_interval": rng.randint(1, 2)}
+    return {**own, "use_bias": False}
+
+
+def _exaone_moe(rng: random.Random, layers: int) -> dict[str, Any]:
+    kinds = [rng.choice(["dense", "sparse"]) for _ in range(layers)]
+    own = rng.choice([{"mlp_layer_types": kinds}, {"first_k_dense_replace": rng.randint(0, layers)}])
+    shared = {"num_shared_experts": rng.randint(1, 3)}
+    windows = _exaone4(rng, layers) | {"sliding_window": 6}  # which its class must have
+    return {**windows, **_grouped(rng, "num_experts"), **own, **shared}
+
+
 _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     **dict.fromkeys(("qwen2", "qwen3"), _qwen),
     **dict.fromkeys(("mistral", "starcoder2"), lambda rng, layers: {"sliding_window": rng.choice([None, 6])}),
@@ -136,7 +180,31 @@ _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "smollm3": _smollm3,
     "exaone4": _exaone4,
     "qwen3_moe": _qwen3_moe,
+    "glm4_moe": _glm4_moe,
+    "minimax_m2": _minimax_m2,
+    "ernie4_5_moe": _ernie4_5_moe,
+    "exaone_moe": _exaone_moe,
     "olmoe": lambda rng, layers: {**_experts(rng, "num_experts"), "norm_topk_prob": rng.choice([True, False])},
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
 }
+
+
+def config_of(values: dict[str, Any]) -> Any:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[values["model_type"]].from_dict(copy.deepcopy(values))
+
+
+def saved_shapes(config: Any, class_name: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes that transformers saves, from the class itself; no number is computed."""
+    import transformers
+    from transformers.core_model_loading import revert_weight_conversion
+
+    with torch.device("meta"):
+        model = getattr(transformers, class_name)(config)
+    state = dict(model.state_dict())
+    if config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    saved = revert_weight_conversion(model, state)
+    return {name: tuple(value.shape) for name, value in saved.items()}

@@ -45,6 +45,15 @@ def _rope(theta: float = 10000.0, **others: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **others}}
 
 
+_GROUPED = {
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "moe_intermediate_size": 40,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_mha": ("Llama", {"num_key_value_heads": HEADS, "rms_norm_eps": 1e-5}),
     "llama": ("Llama", {"rms_norm_eps": 1e-5}),
@@ -141,6 +150,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe": ("Olmoe", {"rms_norm_eps": 1e-5, "num_experts": EXPERTS, "num_experts_per_tok": 3, "clip_qkv": None}),
+    "glm4_moe": ("Glm4Moe", {**_GROUPED, "n_routed_experts": 8, "use_qk_norm": True, "attention_bias": True}),
+    "glm4_moe_air": ("Glm4Moe", {**_GROUPED, "n_routed_experts": 8, "norm_topk_prob": False}),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {
+            "head_dim": 16,
+            "num_local_experts": EXPERTS,
+            "num_experts_per_tok": 2,
+            **_rope(5e6, partial_rotary_factor=0.5),
+        },
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {"num_hidden_layers": 3, "moe_num_experts": EXPERTS, "moe_k": 2, "moe_intermediate_size": 40, **_rope(5e5)},
+    ),
+    "exaone_moe": (
+        "ExaoneMoe",
+        {**_GROUPED, "num_experts": 8, "sliding_window": 5, "sliding_window_pattern": 2, **_rope(1e6)},
+    ),
     "starcoder2": ("Starcoder2", {"norm_epsilon": 1e-5, "sliding_window": 5, **_rope(1e5)}),
 }
 """Name of a model -> transformers' class and what differs from the common sizes."""

@@ -7,13 +7,13 @@ from typing import Any
 import models
 from export_scripts.targets.huggingface.table import Facts, Taken, Target
 from export_scripts.weights.layouts import less_one, plus_one
-from models.architecture import STORAGE
+from models.architecture import ZERO_CENTRED
 from models.decoder import Decoder
 from models.tensor import Tensor
 
 
 def _target(architecture: models.Architecture) -> Target:
-    stores_less_one = bool(architecture.has.get(STORAGE))
+    stores_less_one = bool(architecture.has.get(ZERO_CENTRED))
 
     def tensors(dims: Decoder, facts: Facts) -> dict[str, Taken]:
         norms, stored_as = dims.norm_names, None
