@@ -22,10 +22,12 @@ class OwnModel:
     Attributes:
         config: ``config.json``.
         tensors: by the names in the files; copies and what is computed are left out.
+        is_renamed: whether the files have other names, so that they cannot be taken as they are.
     """
 
     config: Mapping[str, Any]
     tensors: Mapping[str, LazyTensor]
+    is_renamed: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,10 @@ from models.decoder import Decoder
 from models.spelling import Spelling
 from models.tensor import Tensor
 
+OF_TEXT = "language_model."
+"""What keys of the text model begin with, where images are seen as well."""
+OF_IMAGES = ("vision_model", "visual", "vision_tower", "multi_modal_projector")
+"""What is beside it."""
 _WORDS = "embedding.word_embeddings.weight"
 _KINDS = ("weight", "bias")
 _APART = re.compile(r"(?:dense_h_to_4h_2\.weight|linear_fc1\.weight\d*_w)$")
@@ -52,8 +56,9 @@ def table(prefix: str, keys: Collection[str], dims: Decoder) -> SourceMap:
     rules = _outer(prefix, head, dims) | _final_norm(f"{prefix}decoder.", dims)
     rules |= _layers(f"{prefix}decoder.layers.{{layer}}.", keys, dims)
     dropped = {head: TIED_COPY} if dims.has_tied_head else {}
+    of_images = dict.fromkeys((f"{name}.*" for name in OF_IMAGES), "of images") if prefix == OF_TEXT else {}
     copies = dict.fromkeys(dropped, f"{prefix}{_WORDS}")
-    return SourceMap("megatron-core Llama", rules, ignored(dropped, True), copies=copies)
+    return SourceMap("megatron-core Llama", rules, ignored({**dropped, **of_images}, True), copies=copies)
 
 
 def has_output_norms(keys: Iterable[str]) -> bool:

@@ -131,11 +131,14 @@ def test_llama_and_its_relatives(name: str, tmp_path: Path) -> None:
     check_becomes_transformers_own(name, model, tmp_path)
 
 
-def check_becomes_transformers_own(name: str, model: dict[str, Any], folder: Path) -> None:
+def check_becomes_transformers_own(
+    name: str, model: dict[str, Any], folder: Path, prefix: str = "", more: dict[str, torch.Tensor] | None = None
+) -> None:
     from transformers import AutoModelForCausalLM
 
     source = saved(name)
-    write(folder / "run", core_state_of(source.tensors, source.config, padded_vocabulary(source.config, 2)), model, 2)
+    state = core_state_of(source.tensors, source.config, padded_vocabulary(source.config, 2))
+    write(folder / "run", {**{prefix + key: value for key, value in state.items()}, **(more or {})}, model, 2)
     convert(ConvertArguments(folder / "run", folder / "hf", weight_data_type="fp32", format="huggingface"))
     made = AutoModelForCausalLM.from_pretrained(folder / "hf", attn_implementation="eager").eval()
     assert type(made.config) is type(source.config)
@@ -187,6 +190,34 @@ def test_models_without_shards_become_transformers_own(name: str, tmp_path: Path
     model |= {"share_embeddings_and_output_weights": config.tie_word_embeddings, "seq_length": 64}
     model |= {"window_size": core_window(config), "_target_": f"megatron.bridge.models.{target}", **changes}
     check_becomes_transformers_own(name, model, tmp_path)
+
+
+IMAGES = {
+    "qwen3": ("qwen_vl.qwen3_vl_provider.Qwen3VLModelProvider", "vision_model.patch_embed.proj.weight"),
+    "qwen2": ("qwen_vl.qwen25_vl_provider.Qwen25VLModelProvider", "visual.blocks.0.norm1.weight"),
+    "gemma3": ("gemma_vl.gemma3_vl_provider.Gemma3VLModelProvider", "multi_modal_projector.proj.weight"),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_of_a_model_that_sees_images_the_text_model_is_converted_and_that_is_said(name: str, tmp_path: Path) -> None:
+    source, (target, image) = saved(name), IMAGES[name]
+    model = architecture(source.config) | {"seq_length": 64, "_target_": f"megatron.bridge.models.{target}"}
+    model |= {"share_embeddings_and_output_weights": source.config.tie_word_embeddings, "rotary_percent": 1.0}
+    model |= {"vision_config": {"depth": 3}, "image_token_id": 3, "mrope_section": [2, 1, 1]}
+    if name == "gemma3":
+        model |= {"position_embedding_type": "rope", "is_vision_language": True, **NEWER[name][1]}
+    else:
+        model |= {"position_embedding_type": "mrope", "rotary_base": 1e6, "window_size": None}
+    check_becomes_transformers_own(name, model, tmp_path, prefix="language_model.", more={image: torch.zeros(4)})
+    said = [each for each in open_source(find_archive(tmp_path / "run"), for_shards=False).remarks if "images" in each]
+    assert len(said) == 1 and image.partition(".")[0] in said[0]
+    assert not [
+        each for each in open_source(find_archive(tmp_path / "run"), for_shards=False).remarks if "known" in each
+    ]
+    plain = {**model, "_target_": "megatron.bridge.models.gpt_provider.GPTModelProvider"}
+    with pytest.raises(CheckpointError):
+        check_becomes_transformers_own(name, plain, tmp_path / "plain", "language_model.", {image: torch.zeros(4)})
 
 
 def test_yarns_factor_is_megatron_cores_where_one_mscale_is_zero() -> None:

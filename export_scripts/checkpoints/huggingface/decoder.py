@@ -19,6 +19,7 @@ from export_scripts.checkpoints.huggingface.files import (
     written,
 )
 from export_scripts.checkpoints.huggingface.products import with_products
+from export_scripts.checkpoints.huggingface.text_part import text_settings, text_weights
 from export_scripts.checkpoints.huggingface.tied_head import is_said_tied, untied_where_it_differs
 from export_scripts.checkpoints.huggingface.unread import refusal
 from export_scripts.checkpoints.runs.hub_names import TRAINING_FILE
@@ -55,9 +56,12 @@ def open_source(archive: Archive) -> Source:
     Raises:
         CheckpointError: incomplete, or not a model that FasterTransformer can express.
     """
-    config = Settings(read_config(archive))
+    said = Settings(read_config(archive))
+    config = text_settings(said)
     architecture, _, beyond = _expressed(config)
-    files = open_model_weights(archive, config)
+    files, is_renamed = open_model_weights(archive, config), config is not said
+    if is_renamed:
+        files = text_weights(files, said.text("model_type"))
     weights = _with_embedding(_named_alike(files, architecture), architecture, config)
     used = weights.tensors
     config, of_head = untied_where_it_differs(config, architecture, used, archive)
@@ -84,7 +88,7 @@ def open_source(archive: Archive) -> Source:
         remarks=remarks,
         beyond=beyond,
         activation=architecture.exact_function(settings),
-        own=OwnModel(config, written(files, (used[key] for key in used if not table.is_ignored(key)))),
+        own=OwnModel(config, written(files, (used[key] for key in used if not table.is_ignored(key))), is_renamed),
     )
 
 
@@ -94,7 +98,7 @@ def described(settings: Settings) -> tuple[Architecture, DecoderDims]:
     Raises:
         CheckpointError: it is none that is expressed.
     """
-    architecture, dims, beyond = _expressed(settings)
+    architecture, dims, beyond = _expressed(text_settings(settings))
     if beyond:
         raise _inexpressible(architecture, beyond)
     return architecture, dims

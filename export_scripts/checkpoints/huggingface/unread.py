@@ -32,7 +32,6 @@ _REASONS: Mapping[str, str] = {
     "olmo3": "it is OLMo 2 with a window in most layers, and has no table",
     **dict.fromkeys(("glm", "glm4", "ernie4_5", "helium"), _NEIGHBOURS),
     **dict.fromkeys(("cohere", "cohere2"), f"{_SIDE_BY_SIDE}; {_NEIGHBOURS}"),
-    "gemma3": "it sees images as well; gemma3_text, which is its text alone, is read",
     "vaultgemma": "it has Gemma 2's caps without Gemma 2's norms behind the blocks, and no table",
     "stablelm": "it has layer norms beside a gated feed-forward, and no table",
     "persimmon": "its queries and keys have layer norms with biases",

@@ -22,13 +22,20 @@ from export_scripts.checkpoints.megatron.gpt import gpt_source
 from export_scripts.checkpoints.nemo.core_fields import CORE_KNOWN
 from export_scripts.checkpoints.nemo.gemma3 import is_gemma3
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
-from export_scripts.checkpoints.nemo.model_class import BEHIND_ALONE, builds_exaone4, class_remarks, scales_embeddings
+from export_scripts.checkpoints.nemo.model_class import (
+    BEHIND_ALONE,
+    builds_exaone4,
+    class_remarks,
+    scales_embeddings,
+    sees_images,
+)
 from export_scripts.checkpoints.nemo.nemo2 import in_nemo1_words
 from export_scripts.checkpoints.nemo.windows import AS_CORE, AS_SAID, window_of
 from export_scripts.checkpoints.runs.iterations import find_folder
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, only_named
 from export_scripts.checkpoints.tokenizers.user_tokenizer import tokenizer_in
+from export_scripts.weights.megatron_decoder import OF_IMAGES, OF_TEXT
 from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError
 from models.checks import shown
@@ -36,6 +43,12 @@ from models.checks import shown
 NAME = "Megatron-Bridge (iter_*/ with run_config.yaml)"
 CONFIG_FILE = "run_config.yaml"
 _MARK = re.compile(rf"(?:(?:iter_\d+|release)/)?{re.escape(CONFIG_FILE)}$")
+_OF_IMAGES = re.compile(
+    r"vision_|image_|video_|freeze_|mm_|max_vision_|use_hf_vision|(spatial|temporal)_|(bos|eos)_token_id|hf_text_config"
+    r"|patch_size|in_channels|out_hidden_size|num_position_embeddings|deepstack|dist_train|add_(en|de)coder|return_dict"
+    r"|language_max|language_world|apply_rotary_pos_emb_in_fp32|mrope_section"
+)
+"""Fields of the classes that see images."""
 _ACTIVATION = "megatron_bridge.activation_func"
 
 
@@ -81,10 +94,11 @@ def open_source(archive: Archive) -> Source:
         archive,
         words,
         open_state,
-        "",
+        OF_TEXT if sees_images(model) else "",
         lambda: _find_tokenizer(archive, folder, run.fields("tokenizer", {})),
         (
-            *remark_on(unknown_keys(config, CORE_KNOWN), CONFIG_FILE),
+            *_text_remark(model),
+            *remark_on(_unknown(model, config), CONFIG_FILE),
             *class_remarks(model, config, CONFIG_FILE),
             *_window_remark(config),
         ),
@@ -108,7 +122,24 @@ def model_in_nemo1_words(model: Fields) -> dict[str, Any]:
         words |= {"window_size": [words["window_size"][0] - 1, 0], "qk_layernorm": config.get("qk_layernorm")}
     elif builds_exaone4(config):
         words |= {AS_SAID: True, BEHIND_ALONE: True}
+    if sees_images(model) and words.get("position_embedding_type") == "mrope":
+        words["position_embedding_type"] = "rope"  # the three numbers of a text's position are equal
     return {**words, "apply_embedding_scaling": scales_embeddings(model, config, CONFIG_FILE)}
+
+
+def _unknown(model: Fields, config: Mapping[str, Any]) -> list[str]:
+    """List the fields that are set and not known; those of images do nothing to the text model."""
+    fields = {key: each for key, each in config.items() if not (sees_images(model) and _OF_IMAGES.match(key))}
+    return unknown_keys(fields, CORE_KNOWN)
+
+
+def _text_remark(model: Fields) -> tuple[str, ...]:
+    if not sees_images(model):
+        return ()
+    return (
+        f"{CONFIG_FILE} builds a model that sees images: its text model alone is converted, which computes the same of "
+        f"texts without images; tensors of {', '.join(OF_IMAGES)} are left out",
+    )
 
 
 def _window_remark(config: Mapping[str, Any]) -> tuple[str, ...]:

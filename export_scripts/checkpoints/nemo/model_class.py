@@ -18,14 +18,17 @@ _NEMO, _BRIDGE = "nemo.collections.llm.gpt.model.", "megatron.bridge.models."
 _SCALED = re.compile(
     rf"{re.escape(_NEMO)}gemma[23]?\.\w+"
     rf"|{re.escape(_BRIDGE)}gemma\.(gemma[23]?_provider\.)?(Code)?Gemma[23]?ModelProvider\w*"
+    rf"|{re.escape(_BRIDGE)}gemma_vl\.(gemma3_vl_provider\.)?Gemma3VLModelProvider"
 )
 _PLAIN = re.compile(
     rf"{re.escape(_NEMO)}(base|llama|mistral|mixtral|nemotron|qwen2|qwen3|starcoder2?|baichuan|chatglm|phi3mini"
     r"|deepseek)\.\w+"
     rf"|{re.escape(_BRIDGE)}(gpt_provider|gpt|mla_provider|llama|mistral|mixtral|nemotron|qwen|starcoder|deepseek)\."
     r"[\w.]+|megatron\.(core|training)\.[\w.]+"
+    rf"|{re.escape(_BRIDGE)}qwen_vl\.(qwen25_vl_provider\.|qwen3_vl_provider\.)?Qwen(25|3)VLModelProvider"
 )
 _EXAONE4 = "exaone4_layer_spec"
+_OF_IMAGES = ("Gemma3VLModelProvider", "Qwen25VLModelProvider", "Qwen3VLModelProvider")
 BEHIND_ALONE = "norms_stand_behind_alone"
 """The readers' own word: norms follow attention and feed-forward, and none precedes them."""
 _OWN_PACKAGES = ("nemo.collections.", "megatron.")
@@ -69,6 +72,11 @@ def scales_embeddings(model: Mapping[str, Any], config: Mapping[str, Any], file:
             f"{_BRIDGE}gpt_provider.GPTModelProvider or {_NEMO}base.GPTModel does not",
         )
     return False
+
+
+def sees_images(model: Mapping[str, Any]) -> bool:
+    """Whether the class is one of Megatron-Bridge whose text model stands below ``language_model.``."""
+    return str(model.get("_target_") or "").rpartition(".")[2] in _OF_IMAGES
 
 
 def builds_exaone4(config: Mapping[str, Any]) -> bool:

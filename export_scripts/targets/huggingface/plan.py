@@ -130,7 +130,8 @@ def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
         planned, config = quantized(planned, config, wish.quantization, wish.data_type)
         files = lay_out(planned, *layout)
     else:
-        files = (own_files(archive, planned, used, *layout) if opened.own else None) or lay_out(planned, *layout)
+        is_as_it_is = opened.own is not None and not opened.own.is_renamed
+        files = (own_files(archive, planned, used, *layout) if is_as_it_is else None) or lay_out(planned, *layout)
     length = config.get("n_positions") or config.get("max_position_embeddings")
     small = {
         CONFIG_FILE: _json(config),
