@@ -247,7 +247,9 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
 
 def compare_format(arguments: TruthArguments, name: str, way: str, model: Any, shape: Shape, shards: Path) -> Row:
     """Serve in another format, and compare the errors of log-probabilities with transformers' own."""
-    exact = rounded_to_int8(model, has_int8_head=not arguments.is_on_cpu) if "int8" in way else model
+    exact, ranks = model, 1 if arguments.is_on_cpu else arguments.tensor_para_size  # a CPU's are one process
+    if "int8" in way:
+        exact = rounded_to_int8(model, has_int8_head=not arguments.is_on_cpu, ranks=ranks)
     oracle = Oracle(exact, arguments.device)
     asks = draw_requests(shape, arguments.requests // 2, 12, model.config.is_encoder_decoder)
     asks = [ask for ask in asks if ask.kind != "beams"]

@@ -156,10 +156,14 @@ def in_format(model: Any, dtype: torch.dtype, directory: Path) -> Any:
     return type(model).from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
 
 
-def rounded_to_int8(model: Any, has_int8_head: bool) -> Any:
+_ROW_PARALLEL = ("c_proj", "out_proj", "o_proj", "dense", "dense_4h_to_h", "fc2", "fc_out", "down_proj", "wo", "o")
+"""Last word of the names of matrices whose inputs the ranks share, in transformers' classes."""
+
+
+def rounded_to_int8(model: Any, has_int8_head: bool, ranks: int = 1) -> Any:
     """Copy a model as fp16, and its layers' matrices, and its head if so, as int8 with a scale for each output channel.
 
-    Numbers are fp32 again in the copy.
+    Each rank has scales of its own for its part of a matrix. Numbers are fp32 again in the copy.
     """
     from transformers.pytorch_utils import Conv1D
 
@@ -168,10 +172,15 @@ def rounded_to_int8(model: Any, has_int8_head: bool) -> Any:
         parameter.data = parameter.data.half().float()
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(head.weight.detach().clone())  # an embedding that is tied to it is not rounded
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, (torch.nn.Linear, Conv1D)) and (has_int8_head or module is not head):
             inputs = 0 if isinstance(module, Conv1D) else 1
-            weight = module.weight.data
-            scale = (weight.abs().amax(inputs, keepdim=True) / 127).clamp(min=1e-30)
-            module.weight.data = (weight / scale).round() * scale
+            is_cut = name.rpartition(".")[2] in _ROW_PARALLEL
+            parts = module.weight.data.chunk(ranks if is_cut else 1, inputs)
+            module.weight.data = torch.cat([_rounded(part, inputs) for part in parts], inputs)
     return model
+
+
+def _rounded(weight: torch.Tensor, inputs: int) -> torch.Tensor:
+    scale = (weight.abs().amax(inputs, keepdim=True) / 127).clamp(min=1e-30)
+    return (weight / scale).round() * scale
