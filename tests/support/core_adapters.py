@@ -106,12 +106,78 @@ def _stored(
 def _halves(value: torch.Tensor, ranks: int) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
     """apply_swiglu_sharded_factory: a rank's two halves lie at its place and behind all ranks' first halves."""
     for rank in range(ranks):
-        own = value.chunk(ranks, 1)[rank].reshape(-1, RANK) if value.ndim == 3 else value.chunk(ranks)[rank]
+        own = value.chunk(ranks, 1)[rank].flatten(0, 1) if value.ndim == 3 else value.chunk(ranks)[rank]
         for which, half in enumerate(own.chunk(2)):
             yield ((rank + which * ranks) * len(half), 0), half
 
 
-def write_bridge(root: Path, name: str, ranks: int, arrays: dict[str, ChunkedArray] | None, **run: Any) -> Path:
+SHARED, LEGACY, APART, OUTER = "shared", "legacy", "apart", "outer"
+"""An adapter for all experts, with the axis of experts or (before) without; one for each; one side for all."""
+
+
+def expert_products(name: str, kind: str, rank: int = RANK) -> Products:
+    """Matrices of every expert's layers by transformers' names: gate and up share linear_in."""
+    generator = torch.Generator().manual_seed(5)
+    made: dict[tuple[str, ...], torch.Tensor] = {}
+
+    def one(shape: tuple[int, int], *what: str) -> torch.Tensor:
+        if what not in made:
+            made[what] = torch.randn(shape, generator=generator) / 8
+        return made[what]
+
+    found = {}
+    for key, weight in saved(name).tensors.items():
+        before, mark, after = key.partition(".experts.")
+        if not mark:
+            continue
+        expert, role = after.split(".")[:2]
+        fc = "fc2" if role in ("down_proj", "w2") else "fc1"
+        own = {"in": "" if kind in (SHARED, LEGACY) else expert, "out": "" if kind in (SHARED, LEGACY) else expert}
+        if kind == OUTER:
+            own["in" if fc == "fc1" else "out"] = ""
+        down = one((rank, weight.shape[1]), before, fc, "in", own["in"])
+        found[key] = (down, one((weight.shape[0], rank), before, fc, role, "out", own["out"]))
+    return found
+
+
+def expert_arrays(name: str, kind: str, ranks: int, products: Products) -> dict[str, ChunkedArray]:
+    """The arrays of an adapter of experts, layers numbered.
+
+    An expert's part of an array is a chunk, rows of linear_out of fc1 are cut as a gated weight's by the ranks
+    (``_apply_expert_axis_factory``, ``_make_grouped_expert_sharded_tensor``); a side for all experts has no such axis.
+    """
+    by_place: dict[tuple[int, str, str], dict[int, dict[str, torch.Tensor]]] = {}
+    for key, pair in products.items():
+        before, _, after = key.partition(".experts.")
+        expert, role = after.split(".")[:2]
+        fc = "linear_fc2" if role in ("down_proj", "w2") else "linear_fc1"
+        for side, value in zip(("in", "out"), pair, strict=True):
+            place = by_place.setdefault((int(before.split(".")[2]), fc, side), {})
+            place.setdefault(int(expert), {})["0 gate" if role in ("gate_proj", "w1") else "1"] = value
+    arrays = {}
+    for (layer, fc, side), experts in by_place.items():
+        is_for_all = kind == LEGACY or (kind == OUTER and (fc, side) in (("linear_fc1", "in"), ("linear_fc2", "out")))
+        chunks, shape = [], (0, 0)
+        for expert, roles in sorted(experts.items()):
+            ordered = [roles[role] for role in sorted(roles)]
+            is_gated = side == "out" and fc == "linear_fc1"
+            value = torch.stack(ordered) if is_gated else ordered[0]
+            shape = (value.numel() // value.shape[-1], value.shape[-1])
+            place = f"{fc}.adapter"
+            parts = list(_halves(value, ranks)) if is_gated else _stored(place, side, value, ranks, bool)
+            if is_for_all and not expert:
+                chunks += [(offset, part.contiguous()) for offset, part in parts]
+            elif not is_for_all:
+                chunks += [((expert, *offset), part.contiguous()[None]) for offset, part in parts]
+        whole = shape if is_for_all else (len(experts), *shape)
+        key = f"decoder.layers.{layer}.mlp.experts.experts.{fc}.adapter.linear_{side}.weight"
+        arrays[key] = ChunkedArray(whole, chunks)  # type: ignore[arg-type]
+    return arrays
+
+
+def write_bridge(
+    root: Path, name: str, ranks: int, arrays: dict[str, ChunkedArray] | None, is_apart: bool = False, **run: Any
+) -> Path:
     """Write a run of Megatron-Bridge: a model's, or an adapter's with ``arrays`` and ``peft``."""
     source, folder = saved(name), root / "iter_0000007"
     folder.mkdir(parents=True)
@@ -119,7 +185,8 @@ def write_bridge(root: Path, name: str, ranks: int, arrays: dict[str, ChunkedArr
     model["window_size"] = core_window(source.config)
     model["_target_"] = "megatron.bridge.models.gpt_provider.GPTModelProvider"
     if arrays is None:
-        arrays = chunked(core_state(source.tensors, source.config, padded_vocabulary(source.config, ranks)), ranks)
+        state = core_state(source.tensors, source.config, padded_vocabulary(source.config, ranks))
+        arrays = chunked(state, ranks, is_stacked=not hasattr(source.config, "mlp_only_layers"), has_pairs=is_apart)
     write_torch_dist(folder, arrays, prefix="", common={"iteration": 7, "content_metadata": {}})
     (folder / "run_config.yaml").write_text(yaml.safe_dump({"model": model, "tokenizer": {}, "peft": None, **run}))
     (root / "latest_checkpointed_iteration.txt").write_text("7")
@@ -142,3 +209,10 @@ def write_bridge_adapter(
     }
     arrays = of_kind(name, ranks, products, **more)  # type: ignore[operator]
     return write_bridge(root, name, ranks, arrays, peft=peft, checkpoint={"pretrained_checkpoint": BASE})
+
+
+def write_expert_adapter(root: Path, name: str, kind: str, ranks: int, products: Products, **changes: Any) -> Path:
+    """Write an iteration that holds an adapter of experts alone."""
+    peft = {"_target_": LORA, "dim": RANK, "alpha": ALPHA, "share_expert_adapters": kind != APART}
+    peft |= {"experts_shared_outer_loras": kind == OUTER, **changes}
+    return write_bridge(root, name, ranks, expert_arrays(name, kind, ranks, products), peft=peft)

@@ -25,6 +25,7 @@ _TARGETS = {
     "gemma": "gemma.GemmaConfig2B",
     "gemma2": "gemma2.Gemma2Config2B",
     "mixtral": "mixtral.MixtralConfig8x7B",
+    "qwen3_moe": "qwen3.Qwen3Config30B_A3B",
     "starcoder2": "starcoder2.Starcoder2Config3B",
 }
 _MODELS = {
@@ -36,6 +37,7 @@ _MODELS = {
     "gemma": "GemmaModel",
     "gemma2": "Gemma2Model",
     "mixtral": "MixtralModel",
+    "qwen3_moe": "Qwen3Model",
     "starcoder2": "Starcoder2Model",
 }
 _TOKENIZER = {

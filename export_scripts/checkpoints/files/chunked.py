@@ -145,17 +145,19 @@ def _layers(key: str, stacked: ChunkedTensor) -> dict[str, ChunkedTensor]:
     before, _, after = key.partition("layers.")
     if stacked.shape and stacked.shape[0] > MOST_LAYERS:
         raise CheckpointError(f"{stacked.key}: {stacked.shape[0]} layers are more than a model has")
-    by_layer: dict[int, list[Chunk]] = {layer: [] for layer in range(stacked.shape[0] if stacked.shape else 0)}
+    return {f"{before}layers.{layer}.{after}": each for layer, each in enumerate(taken_apart(stacked))}
+
+
+def taken_apart(stacked: ChunkedTensor) -> tuple[ChunkedTensor, ...]:
+    """Take an array apart along its first axis."""
+    chunks: list[list[Chunk]] = [[] for _ in range(stacked.shape[0] if stacked.shape else 0)]
     for chunk in stacked.chunks:
-        for layer in range(chunk.offsets[0], chunk.offsets[0] + chunk.sizes[0]):
-            if layer in by_layer:
-                by_layer[layer].append(_layer_of(chunk, layer))
-    return {
-        f"{before}layers.{layer}.{after}": ChunkedTensor(
-            f"{stacked.key}[{layer}]", stacked.shape[1:], stacked.data_type, tuple(chunks)
-        )
-        for layer, chunks in by_layer.items()
-    }
+        for place in range(chunk.offsets[0], min(chunk.offsets[0] + chunk.sizes[0], len(chunks))):
+            chunks[place].append(_layer_of(chunk, place))
+    return tuple(
+        ChunkedTensor(f"{stacked.key}[{place}]", stacked.shape[1:], stacked.data_type, tuple(own))
+        for place, own in enumerate(chunks)
+    )
 
 
 def _layer_of(chunk: Chunk, layer: int) -> Chunk:

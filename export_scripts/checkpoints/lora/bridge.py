@@ -97,11 +97,23 @@ def _trained(run: Fields, where: str) -> Trained:
     groups = positive(model.get("num_query_groups") or heads, f"{where}: model: num_query_groups")
     hidden = positive(model.get("hidden_size"), f"{where}: model: hidden_size")
     size = positive(model.get("kv_channels") or hidden // heads, f"{where}: model: kv_channels")
+    ranks = positive(model.get("tensor_model_parallel_size") or 1, f"{where}: model: tensor_model_parallel_size")
+    experts = model.whole("num_moe_experts") if model.get("num_moe_experts") else 0
     return Trained(
         rank,
-        alpha / rank,
+        alpha,
         bool(model.get("gated_linear_unit")),
         is_canonical=_CLASSES[kind],
         sizes={"groups": groups, "heads_per_group": heads // groups, "size_per_head": size},
-        ranks=positive(model.get("tensor_model_parallel_size") or 1, f"{where}: model: tensor_model_parallel_size"),
+        ranks=ranks,
+        expert_num=experts,
+        expert_ranks=_expert_ranks(peft, model, rank, ranks),
     )
+
+
+def _expert_ranks(peft: Fields, model: Fields, rank: int, ranks: int) -> range:
+    """Return what the rank of an expert's product may be: ``normalize_moe_lora`` divides it by a token's experts."""
+    used = model.get("moe_router_topk")
+    if not peft.get("normalize_moe_lora") or not isinstance(used, int) or used < 1:
+        return range(rank, rank + 1)
+    return range(rank // used, rank // used + (model.get("expert_tensor_parallel_size") or ranks))

@@ -1,25 +1,26 @@
 """Adapters on megatron-core's linear layers in distributed arrays, as NeMo 2 and Megatron-Bridge keep them.
 
 Keys, shapes and forward: NeMo 2.x, ``collections/llm/peft/utils.py``, and Megatron-Bridge, ``peft/utils.py``
-(``ParallelLinearAdapter``: alpha / dim times linear_out of linear_in) and ``peft/canonical_lora.py`` (adapters of their
-own for q, k, v, gate and up). The matrices lie whole. Rows of linear_out of ``linear_fc1`` may be cut as a gated
-weight's: the first half of every training rank's rows, then the second half of each.
+(``ParallelLinearAdapter``: alpha / dim times linear_out of linear_in; ``GroupedExpertLinearAdapter``,
+``SharedOuterGroupedExpertAdapter``: with an axis of experts before) and ``peft/canonical_lora.py`` (adapters of their
+own for q, k, v, gate and up, but not of experts). The matrices lie whole. Rows of linear_out of ``linear_fc1`` may be
+cut as a gated weight's: the first half of every training rank's rows, then the second half of each.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from export_scripts.checkpoints.files.chunked import ChunkedState, ChunkedTensor
+from export_scripts.checkpoints.files.chunked import ChunkedState, ChunkedTensor, taken_apart
 from export_scripts.checkpoints.lora.update import FC1, QKV, Update, pair_of, side_by_side, swapped
 from export_scripts.checkpoints.tensor_values import read_whole
 from export_scripts.tensors.dtypes import Array
 from handover.errors import CheckpointError
 
-_MARK, _FC1_LAYER = ".adapter.", "linear_fc1"
+_MARK, _EXPERTS, _FC1_LAYER = ".adapter.", ".mlp.experts.", "linear_fc1"
 _KEY = re.compile(
     r"(?P<place>.+\.(?P<layer>linear_\w+))\.adapter(?:\.adapter_(?P<part>q|k|v|gate|up))?\.linear_(?P<side>in|out)\.weight"
 )
@@ -36,21 +37,25 @@ class Trained:
     """How an adapter's matrices are used.
 
     Attributes:
-        rank, scale: of every product.
+        rank, alpha: of every product, which is multiplied by alpha / rank.
         is_gated: the feed-forward's first layer has a gate.
         cuts_plain: rows of linear_fc1 are cut as a gated weight's although it has no gate.
         is_canonical: the tensors that lie fused in one weight have matrices of their own.
         sizes: of attention, where that is so.
         ranks: tensor-parallel ones, as the configuration says; 0: it does not.
+        expert_num: experts of a layer; 0: adapters of experts are not read.
+        expert_ranks: what the rank of an expert's product may be.
     """
 
     rank: int
-    scale: float
+    alpha: float
     is_gated: bool
     cuts_plain: bool = False
     is_canonical: bool = False
     sizes: Mapping[str, int] = field(default_factory=dict)
     ranks: int = 0
+    expert_num: int = 0
+    expert_ranks: range = range(0)
 
 
 def weights_of(state: ChunkedState) -> list[str]:
@@ -78,17 +83,50 @@ def updates_of(state: ChunkedState, trained: Trained, where: str) -> tuple[Updat
     tensors = state.tensors(lambda key: None)
     pairs: dict[str, dict[str, dict[str, str]]] = {}
     for key in weights_of(state):
-        found = _KEY.fullmatch(key)
-        if found is None or ".experts." in key:
+        found, is_expert = _KEY.fullmatch(key), _EXPERTS in key
+        if found is None or (is_expert and not trained.expert_num):
+            others = "of a router or of a mixer" if trained.expert_num else "of a router, of experts or of a mixer"
             raise CheckpointError(
                 f"{where}: {key} is no part of a LoRA adapter that is read",
-                "adapters of linear layers (linear_qkv, linear_proj, linear_fc1, linear_fc2, ...) are, not those of a "
-                "router, of a mixture's experts or of a mixer",
+                f"adapters of linear layers (linear_qkv, linear_proj, linear_fc1, linear_fc2) are, not those {others}",
             )
-        if bool(found["part"]) != (trained.is_canonical and found["layer"] in _FUSED):
+        if bool(found["part"]) != (trained.is_canonical and found["layer"] in _FUSED and not is_expert):
             raise CheckpointError(f"{where}: {key} is no part of the kind of adapter that the configuration names")
         pairs.setdefault(found["place"], {}).setdefault(found["part"] or "", {})[found["side"]] = key
-    return tuple(_update(place, keys, tensors, trained) for place, keys in pairs.items())
+    updates: list[Update] = []
+    for place, keys in pairs.items():
+        if _EXPERTS in place:
+            updates += _of_experts(place, keys[""], tensors, trained)
+        else:
+            updates.append(_update(place, keys, tensors, trained))
+    return tuple(updates)
+
+
+def _of_experts(
+    place: str, keys: Mapping[str, str], tensors: Mapping[str, ChunkedTensor], trained: Trained
+) -> Iterator[Update]:
+    """Describe what is added to each expert; a matrix that has no axis of experts is that of all of them.
+
+    Raises:
+        CheckpointError: a matrix has the axis of another number of experts, or another rank than it can have.
+    """
+    each: dict[str, Sequence[ChunkedTensor]] = {}
+    for key in keys.values():
+        whole = tensors[key]
+        each[key] = taken_apart(whole) if len(whole.shape) > 2 else (whole,) * trained.expert_num
+        if len(each[key]) != trained.expert_num:
+            raise CheckpointError(f"{key}  {list(whole.shape)}  is not of {trained.expert_num} experts")
+    rank = tensors[keys["in"]].shape[-2] if "in" in keys and len(tensors[keys["in"]].shape) > 1 else trained.rank
+    if rank not in trained.expert_ranks:
+        wanted = " to ".join(map(str, sorted({trained.expert_ranks[0], trained.expert_ranks[-1]})))
+        raise CheckpointError(f"{keys['in']}  is of rank {rank}, and the configuration says {wanted}")
+    before, _, layer = place.rpartition(".")
+    before = before.removesuffix(".experts").removesuffix(".experts")
+    for expert in range(trained.expert_num):
+        own = {key: those[expert] for key, those in each.items()}
+        update = _update(f"{before}.experts.experts.{expert}.{layer}", {"": keys}, own, replace(trained, rank=rank))
+        local = tuple(name.replace(".experts.experts.", ".experts.local_experts.") for name in update.names)
+        yield replace(update, names=(*update.names, *local))
 
 
 def _update(
@@ -106,7 +144,7 @@ def _update(
         shape=(rows, next(iter(pairs.values()))[0].shape[1]),
         factors=tuple(tensor for pair in pairs.values() for tensor in pair),
         read=partial(_read, place, pairs, rows, trained),
-        scale=trained.scale,
+        scale=trained.alpha / trained.rank,
         is_gated=layer == _FC1_LAYER and trained.is_gated,
         keys=tuple(all_keys),
         apart=() if words == [""] else tuple(n for n, (word, _) in enumerate(_FUSED[layer].slots) if word in keys),

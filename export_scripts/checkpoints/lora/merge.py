@@ -6,10 +6,12 @@ where it is read, and then cast as every weight is. Every key of the adapter mus
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.chunked import ChunkedTensor, taken_apart
 from export_scripts.checkpoints.huggingface.files import ADAPTER_FILE
 from export_scripts.checkpoints.lora import bridge, nemo, nemo2, peft
 from export_scripts.checkpoints.lora.adapter import KIND, Adapter
@@ -19,6 +21,9 @@ from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
 from models.directory import CONFIG_FILE
+
+_ALL_EXPERTS = ".mlp.experts.experts.linear_"
+_ONE_EXPERT = re.compile(r"\.mlp\.experts\.experts\.\d+\.linear_")
 
 
 @dataclass
@@ -81,7 +86,7 @@ def with_adapter(source: Source) -> Source:
     adapter = _open_adapter(source)
     if adapter is None:
         return source
-    work = _Merging(source, dict(source.tensors))
+    work = _Merging(source, _with_experts_apart(source.tensors, adapter))
     for update in (each for whole in adapter.updates for each in work.of_tensors(whole)):
         if key := work.find(update.names, ", ".join(update.keys), update.shape):
             work.tensors[key] = MergedTensor(work.tensors[key], update)
@@ -98,6 +103,22 @@ def with_adapter(source: Source) -> Source:
     if adapter.replaced:
         said += f", and replaces {len(adapter.replaced)} tensors"
     return replace(source, tensors=work.tensors, remarks=(*source.remarks, said), own=_own(source, work.tensors))
+
+
+def _with_experts_apart(tensors: Mapping[str, LazyTensor], adapter: Adapter) -> dict[str, LazyTensor]:
+    """Take arrays of all experts apart where the adapter changes single ones."""
+    if not any(_ONE_EXPERT.search(name) for update in adapter.updates for name in update.names):
+        return dict(tensors)
+    found: dict[str, LazyTensor] = {}
+    for key, tensor in tensors.items():
+        before, mark, after = key.partition(_ALL_EXPERTS)
+        if mark and isinstance(tensor, ChunkedTensor):
+            found |= {
+                f"{before}.mlp.experts.experts.{n}.linear_{after}": each for n, each in enumerate(taken_apart(tensor))
+            }
+        else:
+            found[key] = tensor
+    return found
 
 
 def _own(source: Source, merged: Mapping[str, LazyTensor]) -> OwnModel | None:

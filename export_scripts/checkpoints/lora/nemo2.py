@@ -87,4 +87,4 @@ def _read_transform(archive: Archive) -> Trained:
     rank = positive(lora.get("dim"), f"{where}: model_transform: dim")
     alpha = number(lora.get("alpha"), f"{where}: model_transform: alpha")
     is_gated = bool(model.fields("config").get("gated_linear_unit"))
-    return Trained(rank, alpha / rank, is_gated, cuts_plain=True)
+    return Trained(rank, alpha, is_gated, cuts_plain=True)

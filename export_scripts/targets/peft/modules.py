@@ -45,12 +45,20 @@ class Module:
         ranks = {tensor.shape[0] for tensor in self.update.factors[::2]}
         return ranks.pop()
 
-    def matrices(self) -> tuple[Array, Array]:
-        """Read PEFT's lora_A [rank, in] and lora_B [out, rank], fp32."""
+    def matrices(self, rank: int, scale: float) -> tuple[Array, Array]:
+        """Read PEFT's lora_A [rank, in] and lora_B [out, rank], fp32.
+
+        Args:
+            rank: of the directory, not below the layer's own: the rest is zeros.
+            scale: of the directory, by which the product is multiplied.
+        """
         left, right = self.update.read()
         own = self.update.columns(self.part, right.shape[0])
         assert own is not None, f"{self.name} has matrices"
-        return right[own][:, self.columns], left[self.rows][:, own]
+        down, up, more = right[own][:, self.columns], left[self.rows][:, own], rank - self.rank
+        if scale != self.update.scale:
+            up = up * np.float32(self.update.scale / scale)
+        return np.pad(down, ((0, more), (0, 0))), np.pad(up, ((0, 0), (0, more)))
 
 
 def modules_of(

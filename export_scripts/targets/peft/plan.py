@@ -65,32 +65,34 @@ def plan_peft(archive: Archive, wish: Wish, base_model: str | None) -> HuggingFa
     target = target_of(source.family, source.dims, facts)
     tensors = target.tensors(source.dims, facts)
     modules, problems = modules_of(source, assignments, tensors)
-    kinds = {(module.rank, module.update.scale, module.is_transposed) for module in modules}
-    if len(kinds) > 1:
-        problems.append(f"its layers have several ranks, scales or orders (rank, scale, transposed): {sorted(kinds)}")
+    if len({module.is_transposed for module in modules}) > 1:
+        problems.append("transformers keeps some of its layers as [in, out] and others as [out, in]")
     if problems:
         raise CheckpointError(
             f"{adapter.path} cannot be said as an adapter of PEFT\n  " + "\n  ".join(problems),
             "export.adapter.format=null merges it into the model",
         )
-    planned = [each for module in modules for each in _planned(module)]
+    widest = max(modules, key=lambda module: module.rank)
+    planned = [each for module in modules for each in _planned(module, widest)]
     return HuggingFacePlan(
         source,
         target.architecture,
         (file_of(WEIGHTS_FILE, planned, wish.data_type),),
-        {ADAPTER_FILE: _config(modules, tensors, base_model)},
+        {ADAPTER_FILE: _config(widest, [module.name for module in modules], tensors, base_model)},
         tuple(dict.fromkeys(tensor for module in modules for tensor in module.update.factors)),
         ShardSettings(1, wish.data_type, source.dims, wish.allow_nonfinite),
         (f"the adapter {adapter.path.name} changes {len(modules)} linear layers; nothing of the model is written",),
     )
 
 
-def _planned(module: Module) -> tuple[PlannedTensor, ...]:
-    shapes = {"A": (module.rank, len(module.columns)), "B": (len(module.rows), module.rank)}
+def _planned(module: Module, widest: Module) -> tuple[PlannedTensor, ...]:
+    """Plan a layer's two matrices, of the rank and for the scale of the widest."""
+    rank, scale = widest.rank, widest.update.scale
+    shapes = {"A": (rank, len(module.columns)), "B": (len(module.rows), rank)}
 
     def plan(letter: str, shape: tuple[int, int]) -> PlannedTensor:
         def make() -> Assembly:
-            values: Array = module.matrices()["AB".index(letter)]
+            values: Array = module.matrices(rank, scale)["AB".index(letter)]
             return Assembly(shape, ((Piece(values, "fp32", (0, 0)),),))
 
         return PlannedTensor(f"{_PREFIX}{module.name}.lora_{letter}.weight", shape, shape, make)
@@ -98,27 +100,26 @@ def _planned(module: Module) -> tuple[PlannedTensor, ...]:
     return tuple(plan(letter, shape) for letter, shape in shapes.items())
 
 
-def _config(modules: Sequence[Module], tensors: Mapping[str, Any], base_model: str | None) -> bytes:
+def _config(widest: Module, names: Sequence[str], tensors: Mapping[str, Any], base_model: str | None) -> bytes:
     """Render ``adapter_config.json``."""
-    first = modules[0]
-    alpha = round(first.update.scale * first.rank, 9)
+    alpha = round(widest.update.scale * widest.rank, 9)
     content: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
-        "r": first.rank,
+        "r": widest.rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "use_rslora": False,
         "use_dora": False,
-        "fan_in_fan_out": first.is_transposed,
+        "fan_in_fan_out": widest.is_transposed,
         "inference_mode": True,
         "init_lora_weights": True,
         "modules_to_save": None,
         "rank_pattern": {},
         "alpha_pattern": {},
-        "target_modules": _targets([module.name for module in modules], tensors),
+        "target_modules": _targets(names, tensors),
     }
     return f"{json.dumps(content, indent=2)}\n".encode()
 
