@@ -125,9 +125,10 @@ def test_nemos_adapters(name: str, form: str, ranks: int, adapter_ranks: int, is
     path = write_adapter(
         tmp_path / "adapter.nemo", name, in_nemos_words(name, adapter, is_fused), adapter_ranks, is_fused
     )
-    convert(ConvertArguments(model, tmp_path / "2-gpu", 2, "fp32", adapter=path))
-    made = forward(tmp_path / "2-gpu", input_ids())[..., :VOCAB]
-    assert np.abs(made - wanted).max() < 1e-4 * max(1.0, float(np.abs(wanted).max()))
+    if name == "llama":  # the relatives have no shards
+        convert(ConvertArguments(model, tmp_path / "2-gpu", 2, "fp32", adapter=path))
+        made = forward(tmp_path / "2-gpu", input_ids())[..., :VOCAB]
+        assert np.abs(made - wanted).max() < 1e-4 * max(1.0, float(np.abs(wanted).max()))
     tokenizer = tmp_path / "tokenizer"
     write_huggingface_tokenizer(tokenizer)
     wish = ConvertArguments(model, tmp_path / "hub", 1, "fp32", adapter=path, tokenizer=tokenizer, format="huggingface")

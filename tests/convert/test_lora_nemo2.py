@@ -64,12 +64,13 @@ def test_logits_are_transformers_with_the_products_added(name: str, form: str, r
     wanted = merged_logits(name, products(name, is_fused=True))
     assert np.abs(wanted - saved(name).logits).max() > 0.05, "it changes something"
     model, adapter = write_model(form, name, tmp_path), write_adapter(tmp_path / "adapter", name, ranks)
-    convert(ConvertArguments(model, tmp_path / "2-gpu", 2, "fp32", adapter=adapter))
     convert(ConvertArguments(model, tmp_path / "hub", 1, "fp32", adapter=adapter, format="huggingface"))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hub", attn_implementation="eager")
     limit = 1e-4 * max(1.0, float(np.abs(wanted).max()))
-    for made in (forward(tmp_path / "2-gpu", input_ids()), logits(loaded)):
-        assert np.abs(made[..., :VOCAB] - wanted).max() < limit
+    assert np.abs(logits(loaded)[..., :VOCAB] - wanted).max() < limit
+    if name == "llama":  # the relatives have no shards
+        convert(ConvertArguments(model, tmp_path / "2-gpu", 2, "fp32", adapter=adapter))
+        assert np.abs(forward(tmp_path / "2-gpu", input_ids())[..., :VOCAB] - wanted).max() < limit
 
 
 def test_one_beside_its_model_is_merged(tmp_path: Path) -> None:

@@ -157,21 +157,22 @@ def expert_arrays(name: str, kind: str, ranks: int, products: Products) -> dict[
     arrays = {}
     for (layer, fc, side), experts in by_place.items():
         is_for_all = kind == LEGACY or (kind == OUTER and (fc, side) in (("linear_fc1", "in"), ("linear_fc2", "out")))
-        chunks, shape = [], (0, 0)
-        for expert, roles in sorted(experts.items()):
+        chunks: list[tuple[tuple[int, ...], torch.Tensor]] = []
+        shape: tuple[int, ...] = ()
+        for number, roles in sorted(experts.items()):
             ordered = [roles[role] for role in sorted(roles)]
             is_gated = side == "out" and fc == "linear_fc1"
             value = torch.stack(ordered) if is_gated else ordered[0]
             shape = (value.numel() // value.shape[-1], value.shape[-1])
             place = f"{fc}.adapter"
             parts = list(_halves(value, ranks)) if is_gated else _stored(place, side, value, ranks, bool)
-            if is_for_all and not expert:
+            if is_for_all and not number:
                 chunks += [(offset, part.contiguous()) for offset, part in parts]
             elif not is_for_all:
-                chunks += [((expert, *offset), part.contiguous()[None]) for offset, part in parts]
+                chunks += [((number, *offset), part.contiguous()[None]) for offset, part in parts]
         whole = shape if is_for_all else (len(experts), *shape)
         key = f"decoder.layers.{layer}.mlp.experts.experts.{fc}.adapter.linear_{side}.weight"
-        arrays[key] = ChunkedArray(whole, chunks)  # type: ignore[arg-type]
+        arrays[key] = ChunkedArray(whole, chunks)
     return arrays
 
 
