@@ -2,7 +2,8 @@
 
     python3 -m benchmarks.gpu_agreement --layers=8 --hidden=1024
 
-Shards of every family are made up and written as FasterTransformer has them; the unit tests show that the network on
+Shards of every family are made up and written as FasterTransformer has them, a directory of Hugging Face of what it has
+not; the unit tests show that the network on
 the CPU gives Hugging Face's logits. Rows of different length are prefilled, extended and decoded, by the steps that the
 engine takes on the device: from CUDA graphs but for "eager". A line for each family and format: relative error of the
 logits, ||gpu - cpu|| / ||cpu||, the largest difference of the chosen tokens' log-probabilities, and how many of the
@@ -26,6 +27,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +49,7 @@ from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
 from benchmarks.generate import Ask, tensors_of
 from benchmarks.gpu_sizes import for_encoder
+from benchmarks.random_directory import write_directory
 from ft_format.config_ini import ConfigIni
 from ft_format.families import find_family
 from ft_format.weight_format import find_format
@@ -59,18 +62,18 @@ _PROMPTS, _INPUT, _OUTPUT = 16, 24, 64  # of a checkpoint
 _BLOOM = "has_positional_encoding = 0\nuse_attention_linear_bias = 1\nhas_pre_decoder_layernorm = 1\n"
 _GATED, _TIED = "use_gated_activation = 1\n", "tie_word_embeddings = 1\n"
 _GROUPED = "kv_head_num = 2\nmax_pos_seq_len = 512\n"
-_GEMMA = "activation_type = gelu\nattn_logit_softcap = 5.0\nattention_window = 9\nattention_window_layers = 10\n"
-_GEMMA += "has_output_norms = 1\nhas_zero_centred_norms = 1\n"
-# Name: model_type, section, size of a head, keys of the section's own, or of a T5's stacks and its structure.
-_FAMILIES = {
+_GEMMA = {"attn_logit_softcapping": 5.0, "sliding_window": 9, "query_pre_attn_scalar": 32}
+# Name: model_type, section, size of a head, keys of the section's own, or of a T5's stacks and its structure; keys of
+# config.json of what has no shards.
+_FAMILIES: dict[str, tuple[Any, ...]] = {
     "gpt": ("GPT", "gpt", 64, "max_pos_seq_len = 512\n"),
     "bloom": ("GPT", "gpt", 64, _BLOOM),
     "gptj": ("GPT-J", "gptj", 64, "rotary_embedding = 32\n"),
     "gptj 256": ("GPT-J", "gptj", 256, "rotary_embedding = 64\n"),
     "gptneox": ("GPT-NeoX", "gptneox", 64, "rotary_embedding = 16\n"),
     "llama": ("Llama", "llama", 32, "rotary_embedding = 32\n" + _GROUPED),
-    "qwen3": ("Llama", "llama", 32, "rotary_embedding = 32\nqk_norm = 1\n" + _GROUPED),
-    "gemma2": ("Llama", "llama", 32, "rotary_embedding = 32\n" + _GEMMA + _GROUPED),
+    "qwen3": ("Llama", "", 32, {"model_type": "qwen3"}),
+    "gemma2": ("Llama", "", 32, {"model_type": "gemma2", "final_logit_softcapping": None, **_GEMMA}),
     "t5": ("T5", "", 64, "feed_forward_proj = relu\n" + _TIED, ""),
     "t5 v1.1": ("T5", "", 128, "feed_forward_proj = gated-gelu\ntie_word_embeddings = 0\n", _GATED),
     "t5 bias": ("T5", "", 64, "feed_forward_proj = gelu\n" + _TIED, "t5_with_bias = 1\n"),
@@ -91,9 +94,16 @@ class AgreementArguments(ScriptArguments):
 
 
 def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) -> ModelConfig:
-    """Write random shards and their config.ini."""
+    """Write random shards and their config.ini, or a directory of Hugging Face."""
     model_type, section, head_size, own, *structure = _FAMILIES[name]
     heads, inter = arguments.hidden // head_size, 4 * arguments.hidden
+    directory.mkdir()
+    if isinstance(own, dict):
+        shape = {"vocab_size": arguments.vocab, "hidden_size": arguments.hidden, "intermediate_size": inter}
+        shape |= {"num_hidden_layers": arguments.layers, "num_attention_heads": heads, "num_key_value_heads": 2}
+        ends = {"head_dim": head_size, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1}
+        write_directory({**shape, **ends, **own}, directory)
+        return read_config(directory, model_type)
     ids = f"vocab_size = {arguments.vocab}\nstart_id = 0\nend_id = 1\n"
     sizes = f"head_num = {heads}\nsize_per_head = {head_size}\ninter_size = {inter}\nnum_layer = {arguments.layers}\n"
     text = f"[{section}]\n{ids}{sizes}{own}"
@@ -102,7 +112,6 @@ def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) 
         stack += f"d_model = {arguments.hidden}\nrelative_attention_num_buckets_or_max_pos_seq_len = 32\n{ids}{own}"
         stack += "decoder_start_token_id = 0\neos_token_id = 1\n"
         text = f"[encoder]\n{stack}[decoder]\n{stack}[structure]\n{structure[0]}"
-    directory.mkdir()
     (directory / "config.ini").write_text(text)
     config = read_config(directory, model_type)
     generator = torch.Generator().manual_seed(0)

@@ -21,7 +21,7 @@ from backends.fastertransformer.engine.model.weights import load_weights
 from ft_format.weight_format import INT8
 
 TOLERANCE = 1e-4
-RELATIVES = ["llama31", "llama32", "mistral", "nemotron", "qwen2", "qwen3", "gemma", "gemma2", "starcoder2"]
+WINDOWED = ["mistral", "gemma2", "starcoder2"]
 LONGEST = 20
 
 
@@ -36,7 +36,8 @@ def logits_of(model: Any, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"), [*((name, ranks) for name in WITH_SHARDS for ranks in (1, 2, 4)), *((n, 1) for n in RELATIVES)]
+    ("name", "ranks"),
+    [*((name, ranks) for name in WITH_SHARDS for ranks in (1, 2, 4)), *((name, 1) for name in WINDOWED)],
 )
 def test_a_network_gives_transformers_logits(name: str, ranks: int, tmp_path: Path) -> None:
     """The inputs are longer than the windows of 5; all at once, one at a time, and rows cut anywhere."""

@@ -14,7 +14,7 @@ from support import prefix_prompts as prefixes
 from support.asking import CPU, Tensors, ask, generated, word_list
 from support.greedy import NEVER, argmaxes, greedy
 from support.llama_models import VOCAB
-from support.llama_shards import served_of, settings_of
+from support.llama_shards import WITH_SHARDS, served_of, settings_of
 from support.prompt_tasks import write_tasks
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
@@ -23,10 +23,6 @@ from backends.fastertransformer.engine.ops import torch_attention
 from backends.fastertransformer.engine.rows.answer import Failure
 from backends.fastertransformer.engine.settings import Settings
 
-FAMILIES = [
-    *("llama_mha", "llama", "llama_linear", "llama31", "llama32", "mistral", "nemotron", "qwen2", "qwen3"),
-    *("gemma", "gemma2", "starcoder2"),
-]
 COUNT = 18
 START = VOCAB  # the first virtual token
 WINDOW = 5  # of Mistral's layers, and of every second one of Gemma 2's
@@ -55,9 +51,9 @@ def log_probs_of(model: Any, **given: Any) -> torch.Tensor:
     return rows
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", WITH_SHARDS)
 def test_the_engine_gives_transformers_greedy_tokens_and_log_probabilities(name: str, tmp_path: Path) -> None:
-    """The longest input is longer than the windows, and all outputs are."""
+    """Over shards of two ranks; test_engine_hub.py asks the same of directories."""
     model, settings = settings_of(name, tmp_path, 2)
     engine, lines = open_engine(settings, CPU), prompts(5, 1, 11)
     assert engine.description.startswith("Llama 2 layers, hidden 64, vocabulary ")
