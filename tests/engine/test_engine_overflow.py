@@ -21,7 +21,7 @@ BROKEN = 118  # a token of the Llama that is in no prompt here, and in no answer
 SAMPLED = {"runtime_top_k": 5, "random_seed": 3}
 
 
-@pytest.fixture(scope="module", params=["gpt2", "mistral"])
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Engines of two families; one row of the Llama's embedding is not finite, as a damaged checkpoint's may be."""
     folder = tmp_path_factory.mktemp(request.param)

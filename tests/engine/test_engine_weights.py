@@ -132,8 +132,8 @@ def test_the_engine_keeps_its_own_copy_of_the_weights(name: str, gpt2: GPT2LMHea
     ones = np.ones((1, 1), np.uint32)
     tensors = {"input_ids": np.full((1, 4), 5, np.uint32), "input_lengths": 4 * ones, "request_output_len": 6 * ones}
     before = engine.generate([engine.parse(tensors)])[0]["output_ids"].tolist()
-    shards = list(settings.checkpoint.glob("*.bin"))
-    assert len(shards) > 20
+    shards = [*settings.checkpoint.glob("*.bin"), *settings.checkpoint.glob("*.safetensors")]
+    assert shards
     for shard in shards:
         shard.write_bytes(b"")
     assert engine.generate([engine.parse(tensors)])[0]["output_ids"].tolist() == before

@@ -91,7 +91,8 @@ def test_a_server_of_it_gives_transformers_tokens(arguments: ExportArguments, tm
 
 def test_texts_have_the_tokens_that_shards_give_them(arguments: ExportArguments, tmp_path: Path) -> None:
     build_repository(arguments)
-    convert(ConvertArguments(tmp_path / "source", tmp_path / "1-gpu", 1, "fp32"))
+    save_llama("llama", tmp_path / "llama")  # with the same tokenizer
+    convert(ConvertArguments(tmp_path / "llama", tmp_path / "1-gpu", 1, "fp32"))
     directories = [(arguments.output / WEIGHTS).parent, tmp_path / "1-gpu", arguments.output / "preprocessing/1"]
     text = "The capital of France"
     evaluated = [load_tokenizer(directory).encode(text) for directory in directories]
