@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 
 from export_scripts.tensors.dtypes import Array, widen
 
-_ELEMENTS = 1 << 15
+_ELEMENTS = 1 << 16
 """Numbers of a band: four arrays of them in fp32 fit the cache."""
 
 
@@ -26,6 +27,12 @@ class Band:
     def __init__(self, shape: tuple[int, int]) -> None:
         self.values, self.scaled, self.rounded, self.spare = (np.empty(shape, np.float32) for _ in range(4))
 
+    def first(self, rows: int) -> Band:
+        """Return a band of fewer rows in the same memory."""
+        cut = Band((0, 0))
+        cut.values, cut.scaled, cut.rounded, cut.spare = (each[:rows] for each in vars(self).values())
+        return cut
+
 
 def bands(values: Array, data_type: str) -> Iterator[tuple[slice, Band]]:
     """Yield bands of a matrix's rows, in fp32; each is valid until the next is asked for."""
@@ -34,7 +41,7 @@ def bands(values: Array, data_type: str) -> Iterator[tuple[slice, Band]]:
     memory = Band((most, columns))
     for start in range(0, rows, most):
         place = slice(start, min(start + most, rows))
-        band = memory if place.stop - start == most else Band((place.stop - start, columns))
+        band = memory.first(place.stop - start)
         if data_type == "bf16":
             bits = band.values.view(np.uint32)
             np.copyto(bits, values[place])
@@ -42,6 +49,12 @@ def bands(values: Array, data_type: str) -> Iterator[tuple[slice, Band]]:
         else:
             np.copyto(band.values, values[place])
         yield place, band
+
+
+@lru_cache(maxsize=32)
+def filled(shape: tuple[int, ...], number: float) -> Array:
+    """Return an array of one number, to be read: numpy compares two arrays four times as fast as one and a number."""
+    return np.full(shape, number, np.float32)
 
 
 def largest(values: Array, data_type: str, axis: int) -> Array:

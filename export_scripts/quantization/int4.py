@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.quantization.bands import bands, in_bytes, largest
+from export_scripts.quantization.bands import bands, filled, in_bytes, largest
 from export_scripts.quantization.compressed import quantization_config, scales
 from export_scripts.quantization.record import WORDS, Encoded, Output, Quantization, Shape, squared_sums
 from export_scripts.tensors.dtypes import Array, item_bytes, widen
@@ -46,7 +46,8 @@ class Int4(Quantization):
             by = scale[place, None]
             np.divide(band.values, by, out=band.scaled)
             np.rint(band.scaled, out=band.rounded)
-            np.clip(band.rounded, _LEAST, _LARGEST, out=band.rounded)
+            np.minimum(band.rounded, filled(band.rounded.shape, _LARGEST), out=band.rounded)
+            np.maximum(band.rounded, filled(band.rounded.shape, _LEAST), out=band.rounded)
             np.subtract(band.rounded, np.float32(_LEAST), out=band.spare)
             packed[place] = in_bytes(band.spare.astype(np.uint8))
             band.rounded -= band.scaled

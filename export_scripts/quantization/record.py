@@ -107,6 +107,6 @@ class Quantization(ABC):
 
 
 def squared_sums(values: Array) -> Array:
-    """Sum the squares of each row up, or of each group of a row."""
-    sums: Array = np.einsum("...j,...j->...", values, values)
-    return sums.astype(np.float64)
+    """Sum the squares of each row up."""
+    sums: Array = np.matmul(values[:, None, :], values[:, :, None])
+    return sums[:, 0, 0].astype(np.float64)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from export_scripts.quantization.bands import Band
+from export_scripts.quantization.bands import Band, filled
 from export_scripts.tensors.dtypes import Array
 
 _DIGITS, _BIAS = 23, 127
+_SURELY = 6  # binary digits: what exceeds the largest number by less than 1 in 64 is rounded to it
 _EXPONENT = np.uint32(0x7F800000)
 
 
@@ -39,11 +40,13 @@ class SmallFloat:
 
         Args:
             band: what the numbers differ by goes to its ``rounded``.
-            peak: the largest magnitude; it may be a little more than this type's.
+            peak: the largest magnitude; it may be more than this type's.
         """
         self._round(band.scaled, band.rounded, band.spare)
-        if peak > self.largest:
-            np.clip(band.rounded, -self.largest, self.largest, out=band.rounded)
+        if peak > self.largest * (1 + 2.0**-_SURELY):
+            shape = band.rounded.shape
+            np.minimum(band.rounded, filled(shape, self.largest), out=band.rounded)
+            np.maximum(band.rounded, filled(shape, -self.largest), out=band.rounded)
         codes = self._codes(band.rounded, band.scaled, band.spare)
         band.rounded -= band.scaled
         return codes
@@ -54,7 +57,7 @@ class SmallFloat:
         by = np.float32(1.5 * 2.0 ** (_DIGITS - self.digits))
         np.bitwise_and(values.view(np.uint32), _EXPONENT, out=spare.view(np.uint32))
         spare *= by
-        np.maximum(spare, by * np.float32(2.0**self.least_exponent), out=spare)
+        np.maximum(spare, filled(spare.shape, float(by) * 2.0**self.least_exponent), out=spare)
         np.add(values, spare, out=result)
         result -= spare
 
