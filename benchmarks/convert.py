@@ -1,9 +1,11 @@
-"""Time the conversion against ``cp`` of the same bytes, in alternation, and measure its memory.
+r"""Time the conversion against ``cp`` of the same bytes, in alternation, and measure its memory.
 
     python3 -m benchmarks.convert                                             # 2.6 GB, 1.3 B parameters
     python3 -m benchmarks.convert --shapes='[[12,1536],[24,2048],[34,3072]]'  # 0.8, 2.6 and 8.0 GB: the curve
     python3 -m benchmarks.convert --sources='["gzip","zarr","zarr_grid","torch_dist"]'    # other forms of it
     python3 -m benchmarks.convert --format=huggingface --sources='["nemo","nemo_rotary","huggingface"]'
+    python3 -m benchmarks.convert --format=huggingface --sources='["llama"]' --source-data-type=bf16 \
+        --weight-data-type=bf16 --quantizations='["fp8","fp8_block","int4"]'
     python3 -m benchmarks.convert --profile=true                              # where processor time goes (perf)
     python3 -m benchmarks.convert --fastertransformer=/path/to/FasterTransformer
 
@@ -50,9 +52,12 @@ class BenchmarkArguments(ScriptArguments):
     )
     sources: tuple[str, ...] = field(
         default=("nemo",),
-        metadata={"help": "forms of it: nemo, nemo_rotary, gzip, zarr, zarr_grid, torch_dist, huggingface"},
+        metadata={"help": "forms of it: nemo, nemo_rotary, gzip, zarr, zarr_grid, torch_dist, huggingface, llama"},
     )
     format: str = field(default="fastertransformer", metadata={"help": "fastertransformer or huggingface: the target"})
+    quantizations: tuple[str, ...] = field(
+        default=(), metadata={"help": "of a Hugging Face directory: what is measured as well"}
+    )
     vocab: int = field(default=50304, metadata={"help": "rows of the embedding"})
     source_data_type: str = field(default="fp16", metadata={"help": "fp32, fp16 or bf16, in the checkpoint"})
     weight_data_type: str = field(default="fp16", metadata={"help": "fp32, fp16 or bf16, in the shards"})
@@ -173,7 +178,7 @@ class Contender:
         """Run once, then empty what it wrote."""
         measured = _measure([part.format(output=output) for part in self.argv], self.variables)
         for path in (output, *output.rglob("*")):
-            if path.is_file():
+            if path.is_file() and path.stat().st_nlink == 1:  # others are the source's
                 os.truncate(path, 0)
         return measured
 
@@ -185,6 +190,7 @@ def contenders(arguments: BenchmarkArguments, archive: Path) -> list[Contender]:
     ours = (sys.executable, "-m", "export_scripts.convert", f"--checkpoint={archive}", "--output={output}", *settings)
     copied = ("sh", "-c", 'cp -r "$0" "$1" && sync -f "$1"', str(archive), "{output}")
     sides = [Contender("cp", ("cp", "-r", str(archive), "{output}")), Contender("convert", ours)]
+    sides += [Contender(f"convert {name}", (*ours, f"--quantization={name}")) for name in arguments.quantizations]
     sides.append(Contender("cp and sync", copied))
     if arguments.fastertransformer:
         checkout = arguments.fastertransformer

@@ -211,6 +211,24 @@ def _write_huggingface(model: Model, path: Path) -> None:
     (path / "config.json").write_text(json.dumps({**config, "layer_norm_epsilon": 1e-5}))
 
 
+def _write_llama(model: Model, path: Path) -> None:
+    """Write a Llama as transformers saves it, in one file: its linear layers are [out, in]."""
+    width, middle = model.hidden, 128 * (model.hidden * 8 // 3 // 128)
+    matrices = {f"self_attn.{name}_proj": (width, width) for name in "qkvo"}
+    matrices |= {"mlp.gate_proj": (middle, width), "mlp.up_proj": (middle, width), "mlp.down_proj": (width, middle)}
+    state = {"model.embed_tokens.weight": model.random(model.vocab, width), "model.norm.weight": model.random(width)}
+    for layer in range(model.layers):
+        for name, shape in matrices.items():
+            state[f"model.layers.{layer}.{name}.weight"] = model.random(*shape)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            state[f"model.layers.{layer}.{name}.weight"] = model.random(width)
+    path.mkdir()
+    save_file(state, path / "model.safetensors", {"format": "pt"})
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": model.layers}
+    config |= {"hidden_size": width, "intermediate_size": middle, "num_attention_heads": width // 64}
+    (path / "config.json").write_text(json.dumps({**config, "vocab_size": model.vocab, "tie_word_embeddings": True}))
+
+
 def _new_tree(model: Model, path: Path, backend: dict[str, Any]) -> Path:
     """Make a NeMo directory without its weights; returns their folder."""
     weights = path / "model_weights"
@@ -228,6 +246,7 @@ SOURCES: dict[str, Callable[[Model, Path], None]] = {
     "torch_dist": _write_torch_dist,
     "nemo_rotary": lambda model, path: _write_archive(model, path, is_rotary=True),
     "huggingface": _write_huggingface,
+    "llama": _write_llama,
 }
-"""Writers by name: a plain archive, a gzipped one, distributed ones, one of a GPT with rotation, GPT-2 of Hugging Face;
-zarr_grid is cut as no training rank cuts."""
+"""Writers by name: a plain archive, a gzipped one, distributed ones, one of a GPT with rotation, GPT-2 and Llama of
+Hugging Face; zarr_grid is cut as no training rank cuts."""
