@@ -16,7 +16,9 @@ A new family is a file in ``architectures/`` of the blocks that it has, the name
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from models.architecture import Architecture
 from models.architectures.ernie4_5_moe import ERNIE4_5_MOE
@@ -41,6 +43,7 @@ from models.architectures.smollm3 import SMOLLM3
 from models.architectures.starcoder2 import STARCODER2
 from models.decoder import NAMES, Decoder
 from models.errors import ModelError
+from models.nearest import nearest
 
 __all__ = ["ARCHITECTURES", "Architecture", "Decoder", "ModelError", "find", "with_names"]
 
@@ -69,8 +72,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 """The first that can express a model is taken: Llama before Mistral, whose only difference is the window."""
 
 
-def find(model_type: object) -> Architecture:
+def find(model_type: object, config: Mapping[str, Any] | None = None) -> Architecture:
     """Find an architecture by transformers' name of it.
+
+    Args:
+        model_type: that name.
+        config: whose it is; an error says which one is nearest.
 
     Raises:
         ModelError: there is none; with the names that there are.
@@ -79,7 +86,8 @@ def find(model_type: object) -> Architecture:
         if each.model_type == model_type:
             return each
     legal = ", ".join(each.model_type for each in ARCHITECTURES)
-    raise ModelError(f"config.json: model_type is {model_type!r}", f"known are {legal}")
+    near = nearest(config, ARCHITECTURES) if config else ""
+    raise ModelError(f"config.json: model_type is {model_type!r}", f"known are {legal}{near and f'; {near}'}")
 
 
 def with_names(decoder: Decoder) -> Decoder:

@@ -44,7 +44,7 @@ def read_directory(directory: Path, error: Refusal) -> Described:
     """
     said = read_json(directory / CONFIG_FILE, error)
     try:
-        architecture = find(said.get("model_type"))
+        architecture = find(said.get("model_type"), said)
         decoder = architecture.read(said)
     except ModelError as problem:
         raise error(f"{directory / CONFIG_FILE}: {problem.problem}", problem.hint) from None

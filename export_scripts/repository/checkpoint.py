@@ -115,7 +115,7 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
             "convert without export.model.quantization, or take deployment.engine=vllm or sglang",
         )
     try:
-        decoder = models.find(said.get("model_type")).read(said)
+        decoder = models.find(said.get("model_type"), said).read(said)
     except models.ModelError as error:
         hint = "export.model.format=fastertransformer converts it into shards"
         raise ArtefactError(f"{root} is no model that is served from such a directory: {error.problem}", hint) from None

@@ -72,7 +72,7 @@ PHI3 = {
         (PHI3, ["'phi3' has no table here", "gate and up in another", "llama, mistral"]),
         (
             {**PHI3, "model_type": "phimoe", "num_local_experts": 8},
-            ["'phimoe'", "experts: 8  (of mixtures those mixtures are read"],
+            ["'phimoe'", "experts: 8  (those mixtures are read"],
         ),
         (
             {**PHI3, "model_type": "granite_swa", "logits_scaling": 8.0},

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import models
 from handover.errors import CheckpointError
 from models.checks import quoted, shown
+from models.nearest import nearest
 
 _ENCODERS = ("bert", "roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "xlm-roberta")
 _NEIGHBOURS = "it rotates neighbours, and the llama family the halves of a head"
@@ -63,7 +65,10 @@ def refusal(settings: Mapping[str, Any], known: Iterable[str]) -> CheckpointErro
     else:
         said = "has no table here"
         hint = f"these have one: {those}; docs/add_a_model_family.md says how another is added"
-    return CheckpointError(f"model_type {quoted(name)} {said}\n  " + "\n  ".join(_reasons(settings)), hint)
+    reasons = _reasons(settings)
+    if near := nearest(settings, models.ARCHITECTURES):
+        reasons.append(near)
+    return CheckpointError(f"model_type {quoted(name)} {said}\n  " + "\n  ".join(reasons), hint)
 
 
 def _reasons(settings: Mapping[str, Any]) -> list[str]:

@@ -230,7 +230,7 @@ def _check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) -
     """
     other = "take another engine, such as deployment.engine=vllm, or stages=[convert] for the directory alone"
     try:
-        decoder = models.find(said.get("model_type")).read(said)
+        decoder = models.find(said.get("model_type"), said).read(said)
     except models.ModelError as error:
         raise ConfigError(
             f"the drop-in engine does not read {checkpoint} as a Hugging Face directory: {error.problem}",
