@@ -79,6 +79,26 @@ def test_a_small_request_joins_in_the_next_pass(
     assert sum(len(each) for each in served.passes) == ROWS + 1
 
 
+def test_a_request_that_has_all_rows_makes_way_for_an_eighth_of_others(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that come find a row each, up to an eighth; the next waits, and the large request's answer is the same."""
+    alone = Served(settings, monkeypatch, max_rows=16)
+    expected = alone.submit("large", 16, length=8, tokens=30)
+    alone.run(expected)
+    served = Served(settings, monkeypatch, max_rows=16)
+    large = served.submit("large", 16, length=8, tokens=30)
+    for _ in range(3):
+        served.scheduler.step()
+    smalls = [served.submit(f"small {number}", length=4, tokens=3) for number in range(2)]
+    assert served.run(smalls[0]) == 3
+    assert not large and all(smalls)
+    served.run(large)
+    assert served.scheduler.metrics.preemptions == 2
+    for name in ("output_ids", "sequence_length"):
+        assert (large[-1].tensors[name] == expected[-1].tensors[name]).all()  # type: ignore[union-attr]
+
+
 def test_rows_of_a_large_request_come_although_small_ones_keep_coming(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ class Scheduler:
         for job, problem in self._limits.find_late(self._waiting.jobs):
             self._finish(job, Failure(problem, UNAVAILABLE))
         self._waiting.order_arrivals()
+        self._make_way()
         part, tokens = self._waiting.next_chunk()
         new = [] if part else self._waiting.admit()
         tokens = tokens or sum(sequence.source_length + len(sequence.inputs()) - sequence.skipped for sequence in new)
@@ -166,6 +167,15 @@ class Scheduler:
             self._isolate(list(failed), f"generation failed: {error}")
         self.note_load()
 
+    def _make_way(self) -> None:
+        """Preempt a row of a request that has nearly all of them, where they keep the first row of another out."""
+        while sequence := self._waiting.find_in_the_way():
+            if self._batch.pending:  # first read all that it has, and free what has ended
+                self._answer(self._read_tokens())
+            else:
+                self._preempt(sequence)
+                self._waiting.return_behind_others(sequence)
+
     def _take_pages(self) -> None:
         """Take the pages that the next token of every sequence needs; if there are too few, preempt the youngest.
 
@@ -178,13 +188,16 @@ class Scheduler:
                 continue
             elif len(self._batch) > 1:
                 sequence = self._batch.youngest
-                self._batch.keep([sequence])
-                self._batch.free([sequence])
-                sequence.preempt()
-                self.metrics.preemptions += 1
+                self._preempt(sequence)
                 self._waiting.return_first(sequence)
             elif not self._waiting.evict_session():
                 raise EngineError("no page of the KV cache is left for the only sequence")
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._batch.keep([sequence])
+        self._batch.free([sequence])
+        sequence.preempt()
+        self.metrics.preemptions += 1
 
     def _isolate(self, failed: list[Sequence], problem: str) -> None:
         """Restart sequences of a failed step one by one, to find out which of them fails.

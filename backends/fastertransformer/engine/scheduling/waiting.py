@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
+from itertools import takewhile
 
 from ..arrays import MOST_SLOTS
 from ..cache.page_allocator import PageAllocator
@@ -19,6 +20,7 @@ from .prefill_pass import PrefillPass, most_tokens
 from .sessions import Sessions
 from .turns import Turns
 
+_PART_FOR_OTHERS = 8  # of the rows
 _FIRST_PART = 4  # of a pass, which the first rows of a request may fill before it is another one's turn
 
 
@@ -94,6 +96,31 @@ class WaitingQueue:
     def return_first(self, sequence: Sequence) -> None:
         """Add a sequence that has been in the batch before all others."""
         self._sequences.appendleft(sequence)
+
+    def return_behind_others(self, sequence: Sequence) -> None:
+        """Add a sequence that has made way behind those of requests that have no row in the batch."""
+        self._sequences.insert(len(self._of_others()), sequence)
+
+    def find_in_the_way(self) -> Sequence | None:
+        """Find the youngest row of a request that keeps the first row of another out; None: there is none.
+
+        A request may have all rows while it is alone. An eighth of them is for others when they come.
+        """
+        if not (self._sequences and self._is_inflight) or self._sequences[0].is_isolated:
+            return None
+        free, part = self._max_rows - len(self._batch), max(1, self._max_rows // _PART_FOR_OTHERS)
+        if free >= min(part, len(self._sequences)):
+            return None
+        (largest, rows), *_ = Counter(sequence.job.client for sequence in self._batch).most_common(1)
+        coming = {sequence.job.client for sequence in self._of_others()}
+        if len(coming) <= free or rows <= max(1, self._max_rows - part):
+            return None
+        return [sequence for sequence in self._batch if sequence.job.client == largest][-1]
+
+    def _of_others(self) -> list[Sequence]:
+        """List the first that wait, as far as their requests have no row in the batch."""
+        clients = {sequence.job.client for sequence in self._batch}
+        return list(takewhile(lambda each: each.job.client not in clients, self._sequences))
 
     def remove(self, sequences: Iterable[Sequence]) -> None:
         """Remove those of the sequences that wait."""
