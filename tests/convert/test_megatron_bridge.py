@@ -273,8 +273,12 @@ def test_another_class_of_the_users_own_is_named_and_one_of_other_models_refused
     spelled = {"_target_": "megatron.core.transformer.spec_utils.ModuleSpec", "module": {"_target_": "mine.Layer"}}
     run, _ = written(tmp_path / "spelled", "llama", plain, transformer_layer_spec=spelled)
     assert [each for each in open_source(find_archive(run)).remarks if "spec_utils.ModuleSpec, which" in each]
-    run, _ = written(tmp_path / "other", "llama", "megatron.bridge.models.olmoe.olmoe_provider.OlMoEModelProvider")
-    with pytest.raises(CheckpointError, match="OlMoEModelProvider, which is not known to build a GPT, a Llama"):
+    run, _ = written(
+        tmp_path / "other",
+        "llama",
+        "megatron.bridge.models.mimo_v2_flash.mimo_v2_flash_provider.MiMoV2FlashModelProvider",
+    )
+    with pytest.raises(CheckpointError, match="MiMoV2FlashModelProvider, which is not known to build a GPT, a Llama"):
         open_source(find_archive(run))
 
 

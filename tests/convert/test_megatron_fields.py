@@ -109,7 +109,7 @@ def test_a_limited_field_is_refused_by_name_from_every_source(name: str) -> None
 def test_a_router_of_another_kind_is_refused_and_what_changes_nothing_is_not() -> None:
     for changes in (
         {"moe_router_load_balancing_type": ["aux_loss", "sinkhorn"], "moe_aux_loss_coeff": [0.1, 0.0]},
-        {"moe_router_group_topk": 3, "moe_router_num_groups": 4, "moe_router_topk": 4},
+        {"moe_router_group_topk": 1, "moe_router_num_groups": 4, "moe_router_topk": 4},
         {"moe_expert_capacity_factor": 1.0},
         {"moe_latent_size": 16},
     ):
@@ -189,7 +189,7 @@ HONOURED: dict[str, Any] = {
     "seq_length": 7,
     "share_embeddings_and_output_weights": True,
     "transformer_layer_spec": {"_target_": "megatron.core.models.bert.bert_layer_specs.bert_layer_spec"},
-    "_target_": "megatron.bridge.models.olmoe.olmoe_provider.OlMoEModelProvider",
+    "_target_": "megatron.bridge.models.mimo_v2_flash.mimo_v2_flash_provider.MiMoV2FlashModelProvider",
 }
 TOGETHER: dict[str, dict[str, Any]] = {  # what counts beside another alone
     "moe_router_group_topk": {"moe_router_num_groups": 4, "moe_router_group_topk": 2},

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from support.core_mixtures import PROVIDERS, mixture_config
 from support.llama_files import TOKENIZER_FILE
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data/nemo_configs.json").read_text())
@@ -37,8 +38,8 @@ _MODELS = {
     "gemma": "GemmaModel",
     "gemma2": "Gemma2Model",
     "mixtral": "MixtralModel",
-    "qwen3_moe": "Qwen3Model",
     "starcoder2": "Starcoder2Model",
+    "qwen3_moe": "Qwen3MoEModel",
 }
 _TOKENIZER = {
     "library": "sentencepiece",
@@ -188,22 +189,7 @@ def architecture(config: Any) -> dict[str, Any]:
     }
     if has_bias:  # F.gelu with its fusion is the tanh form
         made["activation_func"] = {"_target_": "torch._C._nn.gelu", "_call_": False}
-    return {**made, **_experts(config)}
-
-
-def _experts(config: Any) -> dict[str, Any]:
-    if config.model_type not in ("mixtral", "qwen3_moe", "olmoe"):
-        return {"num_moe_experts": None}
-    return {
-        "num_moe_experts": getattr(config, "num_local_experts", None) or config.num_experts,
-        "moe_router_topk": config.num_experts_per_tok,
-        "moe_router_pre_softmax": not getattr(config, "norm_topk_prob", True),
-        "moe_ffn_hidden_size": getattr(config, "moe_intermediate_size", config.intermediate_size),
-        "moe_layer_freq": [
-            int(n not in getattr(config, "mlp_only_layers", ())) for n in range(config.num_hidden_layers)
-        ],
-        "moe_grouped_gemm": False,
-    }
+    return {**made, **mixture_config(config)}
 
 
 def nemo2(config: Any, name: str, **changes: Any) -> dict[str, Any]:
@@ -236,8 +222,31 @@ def nemo2(config: Any, name: str, **changes: Any) -> dict[str, Any]:
         "vocab_file": None,
         "merges_file": None,
     }
-    target = f"{_BASE}.{family}.{_MODELS[family]}"
+    target = f"{_BASE}.{family.removesuffix('_moe')}.{_MODELS[family]}"
     return {"_target_": target, "config": {**made, **changes}, "tokenizer": tokenizer}
+
+
+def bridge(config: Any, grid: tuple[int, int] = (1, 1)) -> dict[str, Any]:
+    """The section ``model`` of Megatron-Bridge's ``run_config.yaml``."""
+    rope, names = config.rope_parameters, ("gpt_provider.GPTModelProvider", "gpt_provider.default_layer_spec")
+    target, spec = (f"megatron.bridge.models.{name}" for name in PROVIDERS.get(config.model_type, names))
+    made = architecture(config) | {
+        "_target_": target,
+        "transformer_layer_spec": {"_target_": spec, "_call_": False},
+        "position_embedding_type": "rope",
+        "rotary_base": rope["rope_theta"],
+        "rotary_percent": rope.get("partial_rotary_factor", 1.0),
+        "share_embeddings_and_output_weights": config.tie_word_embeddings,
+        "seq_length": config.max_position_embeddings,
+        "window_size": core_window(config),
+        "tensor_model_parallel_size": grid[0],
+        "pipeline_model_parallel_size": grid[1],
+    }
+    if config.model_type == "exaone_moe":
+        sliding = [int(kind == "sliding_attention") for kind in config.layer_types]
+        made |= {"window_attn_skip_freq": sliding, "no_rope_freq": [1 - each for each in sliding]}
+        made |= {"layer_types": config.layer_types, "sliding_windows": [config.sliding_window * n for n in sliding]}
+    return made
 
 
 def megatron_lm(config: Any, grid: tuple[int, int] = (1, 1), **changes: Any) -> dict[str, Any]:

@@ -251,6 +251,16 @@ def write_nemo2_tree(root: Path, model: Mapping[str, Any]) -> Path:
     return root / "weights"
 
 
+def write_bridge_tree(root: Path, model: Mapping[str, Any]) -> Path:
+    """One iteration of Megatron-Bridge, without its weights, which go into the returned folder."""
+    folder = root / "iter_0000007"
+    write_huggingface_tokenizer(folder / "tokenizer")
+    config = {"model": dict(model), "tokenizer": {"tokenizer_type": "HuggingFaceTokenizer"}, "peft": None}
+    (folder / "run_config.yaml").write_text(yaml.safe_dump(config))
+    (root / "latest_checkpointed_iteration.txt").write_text("7")
+    return folder
+
+
 def write_megatron_lm_tree(root: Path) -> Path:
     """The tracker and tokenizer of a Megatron-LM directory; the weights are written into the returned folder."""
     root.mkdir(parents=True, exist_ok=True)

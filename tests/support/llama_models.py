@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from support.core_mixtures import fill_choice_biases
 from support.huggingface_models import filling
 
 HIDDEN, HEADS, GROUPS, LAYERS, VOCAB, INTER, POSITIONS, EXPERTS = 64, 8, 4, 2, 120, 96, 64, 4
@@ -49,7 +50,7 @@ _GROUPED = {
     "num_hidden_layers": 3,
     "head_dim": 16,
     "moe_intermediate_size": 40,
-    "num_experts_per_tok": 3,
+    "num_experts_per_tok": 4,
     "n_group": 4,
     "topk_group": 2,
     "routed_scaling_factor": 1.5,
@@ -149,9 +150,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             **_rope(1e6),
         },
     ),
+    "qwen3_moe_alike": (
+        "Qwen3Moe",
+        {"head_dim": 16, "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 40},
+    ),
     "olmoe": ("Olmoe", {"rms_norm_eps": 1e-5, "num_experts": EXPERTS, "num_experts_per_tok": 3, "clip_qkv": None}),
-    "glm4_moe": ("Glm4Moe", {**_GROUPED, "n_routed_experts": 8, "use_qk_norm": True, "attention_bias": True}),
-    "glm4_moe_air": ("Glm4Moe", {**_GROUPED, "n_routed_experts": 8, "norm_topk_prob": False}),
+    "glm4_moe": ("Glm4Moe", {**_GROUPED, "n_routed_experts": 12, "use_qk_norm": True, "attention_bias": True}),
+    "glm4_moe_air": ("Glm4Moe", {**_GROUPED, "n_routed_experts": 12, "n_group": 1, "topk_group": 1}),
     "minimax_m2": (
         "MiniMaxM2",
         {
@@ -167,7 +172,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "exaone_moe": (
         "ExaoneMoe",
-        {**_GROUPED, "num_experts": 8, "sliding_window": 5, "sliding_window_pattern": 2, **_rope(1e6)},
+        {**_GROUPED, "num_experts": 12, "sliding_window": 5, "sliding_window_pattern": 2, **_rope(1e6)},
     ),
     "starcoder2": ("Starcoder2", {"norm_epsilon": 1e-5, "sliding_window": 5, **_rope(1e5)}),
 }
@@ -185,6 +190,7 @@ def build(name: str, **changes: Any) -> Any:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter.copy_(torch.from_numpy(_values(key, tuple(parameter.shape))))
+    fill_choice_biases(model)
     return model
 
 

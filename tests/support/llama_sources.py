@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
-from support.llama_configs import megatron_lm, nemo1, nemo2, padded_vocabulary
+from support.llama_configs import bridge, megatron_lm, nemo1, nemo2, padded_vocabulary
 from support.llama_files import (
     chunked,
     write_archive,
+    write_bridge_tree,
     write_megatron_lm,
     write_megatron_lm_tree,
     write_nemo1_tree,
@@ -113,6 +114,14 @@ def _megatron_lm_distributed(case: Case, state: State, folder: Path) -> Path:
     return folder
 
 
+def _bridge(case: Case, state: State, folder: Path) -> Path:
+    weights = write_bridge_tree(folder, bridge(case.source.config, case.grid))
+    is_stacked, has_pairs = "layers apart" not in case.form, "gate and up apart" in case.form
+    common = {"iteration": 7, "checkpoint_version": 3.0, "content_metadata": {}}
+    write_torch_dist(weights, chunked(state, case.tensor, is_stacked, has_pairs), "", common)
+    return folder
+
+
 FORMS: dict[str, Callable[[Case, State, Path], Path]] = {
     "legacy": _legacy,
     "legacy, two matrices": _legacy,
@@ -128,5 +137,8 @@ FORMS: dict[str, Callable[[Case, State, Path], Path]] = {
     "Megatron-LM": _megatron_lm,
     "Megatron-LM, torch_dist": _megatron_lm_distributed,
     "Megatron-LM, torch_dist, layers apart": _megatron_lm_distributed,
+    "Bridge": _bridge,
+    "Bridge, layers apart": _bridge,
+    "Bridge, layers apart, gate and up apart": _bridge,
 }
 """Form -> writer. NeMo 1's archives of before megatron-core are ``legacy``, of megatron-core ``core``."""

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from support.core_mixtures import mixture_state
+
 State = dict[str, torch.Tensor]
 
 _ATTENTION = {"o_proj": "linear_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
@@ -21,10 +23,10 @@ _UNGATED = {
     "mlp.c_fc": "mlp.linear_fc1",
     "mlp.down_proj": "mlp.linear_fc2",
     "mlp.c_proj": "mlp.linear_fc2",
-    "block_sparse_moe.gate": "mlp.router",
-    "mlp.gate": "mlp.router",
 }
 GATED, WHOLE, ROWS, COLUMNS = "gated", "whole", "rows", "columns"
+HEADS_WIDTH = 16
+"""The widest head of the tiny models."""
 
 
 def merged_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, groups: int, size: int) -> torch.Tensor:
@@ -95,7 +97,7 @@ def _norms(own: State, config: Any) -> State:
             "post_attention_layernorm": "self_attention.linear_proj.post_layernorm.",
             "post_feedforward_layernorm": "mlp.linear_fc2.post_layernorm.",
         }
-    if any("experts" in key for key in own):
+    if any(".experts." in key for key in own):
         names["post_attention_layernorm"] = "pre_mlp_layernorm."
     made = {}
     for theirs, ours in names.items():
@@ -113,20 +115,15 @@ def _feed_forward(own: State) -> State:
                 made[f"{ours}.{name}"] = own[f"{theirs}.{name}"]
     if gated:
         made["mlp.linear_fc1.weight"] = torch.stack([own["mlp.gate_proj.weight"], own["mlp.up_proj.weight"]])
-    for key in own:
-        if key.endswith((".w1.weight", ".gate_proj.weight")) and ".experts." in key:
-            place, expert, first = key.removesuffix(".weight").rsplit(".", 2)
-            words = ("w1", "w3", "w2") if first == "w1" else ("gate_proj", "up_proj", "down_proj")
-            gate, up, down = (own[f"{place}.{expert}.{word}.weight"] for word in words)
-            base = f"mlp.experts.local_experts.{expert}."
-            made |= {f"{base}linear_fc1.weight": torch.stack([gate, up]), f"{base}linear_fc2.weight": down}
-    return made
+    return made | mixture_state(own)
 
 
 def partition(key: str, value: torch.Tensor) -> str:
     """How Megatron's tensor parallelism cuts a tensor (ColumnParallelLinear cuts rows of the weight)."""
     if key.endswith(("linear_proj.weight", "linear_fc2.weight")):
         return COLUMNS
+    if key.endswith(("q_layernorm.weight", "k_layernorm.weight")) and value.numel() > HEADS_WIDTH:
+        return ROWS  # of all heads: MiniMax M2's, of which each rank has its heads'
     if "word_embeddings" in key or "output_layer" in key or ".linear_qkv." in key or ".linear_fc1" in key:
         is_norm = "layer_norm" in key
         return WHOLE if is_norm else GATED if value.ndim == 3 else ROWS

@@ -28,6 +28,7 @@ from export_scripts.checkpoints.nemo.model_class import (
     class_remarks,
     scales_embeddings,
     sees_images,
+    with_windows_of_layers,
 )
 from export_scripts.checkpoints.nemo.nemo2 import in_nemo1_words
 from export_scripts.checkpoints.nemo.windows import AS_CORE, AS_SAID, window_of
@@ -162,7 +163,7 @@ def flat(model: Fields) -> dict[str, Any]:
         config["scale_factor"] = config.get("rope_scaling_factor", 8.0)
     if not is_gemma3(config):
         config.pop("rope_scaling_factor", None)
-    return config
+    return with_windows_of_layers(config)
 
 
 def _find_tokenizer(archive: Archive, folder: str, settings: Mapping[str, Any]) -> TokenizerFiles:

@@ -41,6 +41,7 @@ CHECKPOINT_VERSION = "checkpoint_version"
 """Megatron-LM's own word in a configuration; NeMo has ``megatron_legacy`` for the first version's order."""
 
 _EMBEDDINGS = {"model.wte", f"{NAMES['embedding']}.weight"}
+_QUERY_NORM = "self_attention.q_layernorm.weight"
 _QUERIES = ("attention.query", NAMES["query"])
 _LINEAR = ("*.attention.dense.bias", "*.mlp.*.bias")
 # Versions 2 and 3 have today's order.
@@ -91,6 +92,7 @@ def gpt_source(
     """
     model = model_of(config)
     state = open_state()
+    config = _with_width(config, state)
     source_map = model.table(archive, config, state.keys(), prefix)
     tensors = state.tensors(source_map.join_axis)
     # The configuration does not know the vocabulary's padding; a missing embedding is for the completeness check.
@@ -113,6 +115,14 @@ def gpt_source(
         is_padded=True,
         chat_template=chat_template(config),
     )
+
+
+def _with_width(config: Mapping[str, Any], state: State) -> Mapping[str, Any]:
+    """Add what queries are normalised with, where they are: no key of a configuration says how wide it is."""
+    if not config.get("qk_layernorm"):
+        return config
+    shapes = (each.shape for key, each in state.tensors(lambda _: None).items() if key.endswith(_QUERY_NORM))
+    return {**config, llama_config.QK_WIDTH: next((shape[-1] for shape in shapes if shape), None)}
 
 
 class Model(Protocol):

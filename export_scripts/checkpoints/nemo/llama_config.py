@@ -28,7 +28,7 @@ from export_scripts.weights import megatron_decoder
 from export_scripts.weights.values import bounded, epsilon, number
 from ft_format.layout import LARGEST, MOST_LAYERS
 from handover.errors import CheckpointError
-from models.blocks.attention import BY_HEAD, NO_NORM
+from models.blocks.attention import BY_HEAD, NO_NORM, WHOLE
 from models.blocks.norms import LAYER_NORM, RMS_NORM
 from models.checks import shown
 from models.decoder import Decoder
@@ -49,6 +49,9 @@ _NORMS = {
 }
 _SCALAR = "query_pre_attn_scalar"
 _YARN = {key: limit for key, limit in CORE_LIMITS.items() if key.startswith("yarn_")}
+_INTERLEAVED = "rotary_interleaved"
+QK_WIDTH = "width_of_query_norms"
+"""The readers' own word: the size of the weights that queries are normalised with."""
 _HONOURED = (
     *(_SCALAR, "attn_logit_softcapping", "final_logit_softcapping", "scale_factor", "softmax_scale", "no_rope_freq"),
     *_YARN,
@@ -67,7 +70,7 @@ _LIMITS: dict[str, Limit] = {
     "headscale": Limit(is_off, "it does not scale heads"),
     "normalize_attention_scores": Limit(is_on, "it divides scores by a root"),
     "apply_residual_connection_post_layernorm": Limit(is_off, "its residual is taken before the norm"),
-    "rotary_interleaved": Limit(is_off, "it rotates halves, not pairs"),
+    _INTERLEAVED: Limit(is_off, "it rotates halves, not pairs"),
     "virtual_pipeline_model_parallel_size": Limit(is_one_of(None, 1), "interleaved pipeline stages are not read"),
     "megatron_legacy": Limit(is_off, "the fused query, key and value of today's order are read"),
     "checkpoint_version": Limit(is_one_of(None, 2, 3), "the fused query, key and value of today's order are read"),
@@ -76,9 +79,11 @@ _LIMITS: dict[str, Limit] = {
 
 def problems_of(config: Mapping[str, Any]) -> list[str]:
     """List the keys in the way, one line each."""
-    is_falcon = config.get("normalization") != "rmsnorm"
-    found = problems({key: config[key] for key in config if is_falcon or key not in _OF_FALCON}, _LIMITS)
-    custom = {key: value for key, value in customization(config).items() if is_falcon or key not in _OF_FALCON}
+    passed_over = () if config.get("normalization") != "rmsnorm" else _OF_FALCON
+    if experts_of(config):  # Ernie 4.5 rotates neighbours
+        passed_over = (*passed_over, _INTERLEAVED)
+    found = problems({key: config[key] for key in config if key not in passed_over}, _LIMITS)
+    custom = {key: value for key, value in customization(config).items() if key not in passed_over}
     found += problems(custom, _CORE, f"{CUSTOMIZATION}.") + overruled_problems(config) + _router_problems(config)
     window = config.get("window_size")
     if window and not (isinstance(window, (list, tuple)) and len(window) == 2 and window[1] in (0, None)):
@@ -143,7 +148,8 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         "attention.size_per_head": size,
         "attention.has_qkv_bias": linear or bool(config.get("add_qkv_bias") or config.get("qkv_bias")),
         "attention.has_output_bias": linear,
-        "attention.qk_norm": BY_HEAD if config.get("qk_layernorm") else NO_NORM,
+        "attention.qk_norm": _qk_norm(config, size),
+        "attention.rotates_neighbours": bool(config.get(_INTERLEAVED)),
         "attention.scalar": 0.0 if scalar == size else scalar,
         "attention.multiplier": 0.0 if multiplier == size**-0.5 else multiplier,
         "attention.softcap": _number(custom, "attn_logit_softcapping"),
@@ -168,6 +174,16 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         **mixture_fields(custom, layers, is_gated, linear),
     }
     return models.with_names(Decoder.of(fields))
+
+
+def _qk_norm(config: Mapping[str, Any], size: int) -> str:
+    """Read how queries and keys are normalised: by megatron-core head by head, by some of Bridge's modules together.
+
+    Megatron-Bridge: ``olmoe_provider.py``, ``minimax_m2_provider.py``; the width of the weights says it.
+    """
+    if not config.get("qk_layernorm"):
+        return NO_NORM
+    return BY_HEAD if config.get(QK_WIDTH) in (None, size) else WHOLE
 
 
 def _activation(config: Mapping[str, Any]) -> tuple[str, bool]:

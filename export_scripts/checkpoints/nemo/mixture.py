@@ -22,6 +22,11 @@ _FILE = "model_config.yaml"
 _GROUPS, _OF_GROUPS, _FREQUENCY = "moe_router_num_groups", "moe_router_group_topk", "moe_layer_freq"
 _SCORING, _FIRST, _WIDTH = "moe_router_score_function", "moe_router_pre_softmax", "moe_ffn_hidden_size"
 
+_OF_ERNIE = (
+    "beside rotary_interleaved it is Megatron-Bridge's Ernie 4.5, and transformers' has a softmax, as the model was "
+    "published; with softmax there it is converted as one that has it"
+)
+
 
 def experts_of(config: Mapping[str, Any]) -> int:
     """Count the experts of a layer; 0: it has one feed-forward."""
@@ -43,8 +48,10 @@ def mixture_problems(config: Mapping[str, Any], where: str = "") -> list[str]:
     """
     found, chosen = problems(config, ROUTER_LIMITS, where), chosen_of(config)
     groups, of_groups = config.get(_GROUPS) or 1, config.get(_OF_GROUPS) or 1
-    if groups != 1 and chosen not in (of_groups, 2 * of_groups, 2 * of_groups + 1):
+    if groups != 1 and (not isinstance(of_groups, int) or chosen // of_groups not in (1, 2)):
         found.append(f"{where}{_OF_GROUPS}: {shown(of_groups)}  (a group counts as its best expert or its best two)")
+    if config.get("rotary_interleaved") and config.get(_SCORING) == SIGMOID:
+        found.append(f"{where}{_SCORING}: {SIGMOID}  ({_OF_ERNIE})")
     return found
 
 

@@ -23,12 +23,12 @@ _SCALED = re.compile(
 _PLAIN = re.compile(
     rf"{re.escape(_NEMO)}(base|llama|mistral|mixtral|nemotron|qwen2|qwen3|starcoder2?|baichuan|chatglm|phi3mini"
     r"|deepseek)\.\w+"
-    rf"|{re.escape(_BRIDGE)}(gpt_provider|gpt|mla_provider|llama|mistral|mixtral|nemotron|qwen|starcoder|deepseek)\."
-    r"[\w.]+|megatron\.(core|training)\.[\w.]+"
-    rf"|{re.escape(_BRIDGE)}qwen_vl\.(qwen25_vl_provider\.|qwen3_vl_provider\.)?Qwen(25|3)VLModelProvider"
+    rf"|{re.escape(_BRIDGE)}(gpt_provider|gpt|mla_provider|llama|mistral|mixtral|nemotron|qwen|starcoder|deepseek|olmoe"
+    r"|minimax_m2|glm|exaone\.exaone_moe)\.[\w.]+|megatron\.(core|training)\.[\w.]+"
+    rf"|{re.escape(_BRIDGE)}qwen_vl\.(qwen25_vl_provider\.|qwen3_vl_provider\.)?Qwen(25VL|3VL|3VLMoE)ModelProvider"
 )
-_EXAONE4 = "exaone4_layer_spec"
-_OF_IMAGES = ("Gemma3VLModelProvider", "Qwen25VLModelProvider", "Qwen3VLModelProvider")
+_EXAONE4, _EXAONE_MOE = "exaone4_layer_spec", "build_exaone_moe_layer_spec"
+_OF_IMAGES = ("Gemma3VLModelProvider", *(f"Qwen{each}ModelProvider" for each in ("25VL", "3VL", "3VLMoE")))
 BEHIND_ALONE = "norms_stand_behind_alone"
 """The readers' own word: norms follow attention and feed-forward, and none precedes them."""
 _OWN_PACKAGES = ("nemo.collections.", "megatron.")
@@ -37,6 +37,7 @@ _SPECS = (
     *("modelopt_transformer_layer_spec", "quantization_layer_spec", "gemma2_layer_spec", "get_gpt_decoder_block_spec"),
     *("get_gpt_layer_with_transformer_engine_spec", "get_gpt_layer_local_spec", "get_gpt_modelopt_spec"),
     *("get_gpt_layer_modelopt_spec", "get_gpt_full_te_layer_autocast_spec", "gemma3_layer_spec", _EXAONE4),
+    *("olmoe_layer_spec", "minimax_m2_layer_spec", "_ernie45_decoder_block_spec", _EXAONE_MOE),
 )
 _CAPS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 
@@ -81,7 +82,24 @@ def sees_images(model: Mapping[str, Any]) -> bool:
 
 def builds_exaone4(config: Mapping[str, Any]) -> bool:
     """Whether the specification is that of EXAONE 4's layers."""
-    return any(name.rpartition(".")[2] == _EXAONE4 for name in _names(config.get("transformer_layer_spec")))
+    return _builds(config, _EXAONE4)
+
+
+def with_windows_of_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Say by megatron-core's own fields which layers have a window, where EXAONE's layers with experts list them.
+
+    Megatron-Bridge, ``exaone_moe_provider.py``, ``_layer_specific_config``: the list goes before the fields.
+    """
+    listed = config.get("sliding_windows")
+    sizes = {each for each in listed if each} if isinstance(listed, (list, tuple)) else set()
+    if not listed or len(sizes) > 1 or not _builds(config, _EXAONE_MOE):
+        return dict(config)
+    own = {"window_size": [max(sizes) - 1, 0] if sizes else None, "window_attn_skip_freq": [bool(n) for n in listed]}
+    return {key: value for key, value in config.items() if key not in ("layer_types", "sliding_windows")} | own
+
+
+def _builds(config: Mapping[str, Any], spec: str) -> bool:
+    return any(name.rpartition(".")[2] == spec for name in _names(config.get("transformer_layer_spec")))
 
 
 def class_remarks(model: Mapping[str, Any], config: Mapping[str, Any], file: str) -> tuple[str, ...]:
