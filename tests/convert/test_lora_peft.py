@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.decoder_forward import forward
 from support.huggingface_models import logits, save
+from support.llama_models import save as save_llama
+from support.llama_models import saved
 from support.peft_adapters import ADAPTERS, DATA, INPUT_IDS
 
 from evaluation.parity.references import open_reference
@@ -220,3 +222,20 @@ def test_a_number_that_is_none_in_an_adapter_is_named(tmp_path: Path) -> None:
         CheckpointError, match=r"model.layers.0.attention.query_key_value.weight holds \d+ values that are NaN"
     ):
         run(tmp_path / "source", tmp_path / "out", adapter)
+
+
+def test_a_tied_embedding_of_llamas_is_not_trained_for_one_of_its_purposes(tmp_path: Path) -> None:
+    """PEFT's copy of the embedding is not the head, which stays as it was."""
+    save_llama("llama32", tmp_path / "model")
+    (tmp_path / "adapter").mkdir()
+    tensors, place = saved("llama32").tensors, "model.layers.0.self_attn.o_proj."
+    rows, columns = tensors[f"{place}weight"].shape
+    pair = {f"{place}lora_A.weight": torch.ones(2, columns), f"{place}lora_B.weight": torch.ones(rows, 2)}
+    state = {**pair, "model.embed_tokens.weight": torch.ones_like(tensors["model.embed_tokens.weight"])}
+    named = {f"base_model.model.{key}": value for key, value in state.items()}
+    save_file(named, tmp_path / "adapter/adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["o_proj"]}
+    config["modules_to_save"] = ["embed_tokens"]
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="is the embedding and the output projection; the adapter changes one"):
+        open_source(find_archive(tmp_path / "model", GivenFiles(adapter=tmp_path / "adapter")))

@@ -20,6 +20,7 @@ from export_scripts.checkpoints.nemo.companions import companions_of
 from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
+from models.decoder import NAMES
 from models.directory import CONFIG_FILE
 
 _ALL_EXPERTS = ".mlp.experts.experts.linear_"
@@ -70,8 +71,9 @@ class _Merging:
 
     def refuse_tied(self, key: str) -> bool:
         """Note that an embedding which is also the output projection cannot be changed as one of the two."""
-        targets = self.source.source_map.targets(key)
-        is_tied = "model.wte" in targets and not getattr(self.source.dims, "has_untied_head", True)
+        dims, targets = self.source.dims, self.source.source_map.targets(key)
+        has_tied_head = getattr(dims, "has_tied_head", not getattr(dims, "has_untied_head", True))
+        is_tied = has_tied_head and any(each in targets for each in ("model.wte", f"{NAMES['embedding']}.weight"))
         if is_tied:
             self.problems.append(f"{key}  is the embedding and the output projection; the adapter changes one of them")
         return is_tied
