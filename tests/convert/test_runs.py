@@ -152,6 +152,14 @@ def test_an_interrupted_newest_step_is_an_error_that_names_the_last_complete_one
     assert find_archive(run / "step_9")
 
 
+def test_a_link_out_of_a_step_is_refused(hub: Path, parts: Path, tmp_path: Path) -> None:
+    step = nemo_rl(tmp_path / "run", hub, parts / "flat")
+    (tmp_path / "secret").write_text("{}")
+    (step / "policy/tokenizer/added_tokens.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError, match=f"added_tokens.json is a link to {tmp_path}/secret, outside of"):
+        find_archive(step)
+
+
 def test_a_pointer_to_nothing_is_an_error(hub: Path, parts: Path, tmp_path: Path) -> None:
     automodel(run := tmp_path / "run", hub, parts / "safetensors")
     (run / "LATEST").unlink()

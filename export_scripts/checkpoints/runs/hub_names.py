@@ -89,9 +89,14 @@ def _is_complete(step: Path) -> bool:
 
 def _place(step: Path) -> Path | None:
     """Find the folder of a step's weights; None: none holds any that were saved to their end."""
-    marks = (METADATA_FILE, SHARDS, f"iter_*/{METADATA_FILE}", _ADAPTER)
-    folders = (step / each for each in _PLACES if each.startswith(_POLICY) or not _is_of_megatron(step / each))
-    return next((each for each in folders if _whole(each) or any(any(each.glob(mark)) for mark in marks)), None)
+    for name in _PLACES:
+        place, is_policy = step / name, name.startswith(_POLICY)
+        marks = (METADATA_FILE, SHARDS, _ADAPTER, *((f"iter_*/{METADATA_FILE}",) if is_policy else ()))
+        if (is_policy or not _is_of_megatron(place)) and (
+            _whole(place) or any(any(place.glob(mark)) for mark in marks)
+        ):
+            return place
+    return None
 
 
 def _is_of_megatron(place: Path) -> bool:
@@ -112,11 +117,14 @@ def _with_what_lies_above(place: Path, step: Path, remark: str) -> Archive:
     extents = {name: own.extent(name) for name in own.sizes if not name.startswith(f"{_CONSOLIDATED}/")}
     tokenizer = "tokenizer/" if any(name.endswith(_OF_BRIDGE) for name in extents) else ""
     hub_files = {name.removeprefix(_HUB_FILES): each for name, each in extents.items() if name.startswith(_HUB_FILES)}
-    above = hub_files | {f"{tokenizer}{name}": each for name, each in _files(step / "policy/tokenizer").items()}
-    above |= {name: each for name, each in _files(step).items() if name == TRAINING_FILE}
-    return Archive(place, {**above, **extents}, remark=remark)
+    above = hub_files | {f"{tokenizer}{name}": each for name, each in _files(step / "policy/tokenizer", step).items()}
+    return Archive(place, {**above, **_files(step, step, TRAINING_FILE), **extents}, remark=remark)
 
 
-def _files(folder: Path) -> dict[str, Extent]:
-    paths = folder.iterdir() if folder.is_dir() else ()
-    return {path.name: Extent(path, 0, path.stat().st_size) for path in paths if path.is_file()}
+def _files(folder: Path, step: Path, pattern: str = "*") -> dict[str, Extent]:
+    """List files above the weights, which are no links out of the step; CheckpointError: one is."""
+    paths = [path for path in folder.glob(pattern) if path.is_file()]
+    for path in paths:
+        if not (real := path.resolve()).is_relative_to(step.resolve()):
+            raise CheckpointError(f"{path} is a link to {real}, outside of {step}", "copy the file there, or remove it")
+    return {path.name: Extent(path, 0, path.stat().st_size) for path in paths}

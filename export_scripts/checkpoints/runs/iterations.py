@@ -30,8 +30,9 @@ def with_one_iteration(archive: Archive) -> Archive:
     folders = _folders(archive)
     if len(folders) < 2 or archive.is_compressed or (choice := _choice(archive)) is None:
         return archive
-    kept = [name for name in archive.sizes if name.partition("/")[0] in ({choice.name} | (_tops(archive) - {*folders}))]
-    return Archive(archive.path, {name: archive.extent(name) for name in kept}, remark=choice.remark)
+    others = folders.keys() - {choice.name}
+    kept = {name: archive.extent(name) for name in archive.sizes if name.partition("/")[0] not in others}
+    return Archive(archive.path, kept, remark=choice.remark)
 
 
 def _choice(archive: Archive) -> Choice | None:
@@ -54,12 +55,9 @@ def _choice(archive: Archive) -> Choice | None:
 
 def _folders(archive: Archive) -> dict[str, int]:
     """Number of each iteration, by its folder; that of a release is no iteration's."""
-    matches = [found for top in sorted(_tops(archive)) if (found := _FOLDER.match(top))]
+    tops = {name.partition("/")[0] for name in archive.sizes}
+    matches = [found for top in sorted(tops) if (found := _FOLDER.match(top))]
     return {found[0]: int(found[1] or -1) for found in matches}
-
-
-def _tops(archive: Archive) -> set[str]:
-    return {name.partition("/")[0] for name in archive.sizes}
 
 
 def _is_complete(archive: Archive, folder: str) -> bool:
