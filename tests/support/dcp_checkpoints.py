@@ -158,7 +158,8 @@ def _save_rank(rank: int, hub: Path, output: Path) -> None:
     mesh = init_device_mesh("cpu", (_RANKS,))
     state = {key: distribute_tensor(value, mesh, [Shard(0)]) for key, value in tensors(hub).items()}
     extra = {"model.layers.0.self_attn.q_proj._extra_state": io.BytesIO(b"")}
-    dcp.save({"model": {**state, **extra}}, checkpoint_id=output / "nested")
+    optimizer = {"state": {key: {"exp_avg": torch.zeros(3)} for key in state}}
+    dcp.save({"model": {**state, **extra}, "optim": optimizer}, checkpoint_id=output / "nested")
     dcp.save(state, checkpoint_id=output / "flat")
     writer = dcp.HuggingFaceStorageWriter(str(output / "safetensors"), save_distributed=True)
     dcp.save(state, storage_writer=writer)

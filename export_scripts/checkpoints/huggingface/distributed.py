@@ -20,6 +20,7 @@ from models.directory import CONFIG_FILE
 
 _EXTRA_STATE = "._extra_state"  # of Transformer Engine: FP8 scaling, no weights
 _SECTION = "model"
+_OF_TRAINING = ("optim", "optimizer", "sched", "scheduler", "lr_scheduler")
 
 
 def holds_parts(archive: Archive) -> bool:
@@ -42,16 +43,23 @@ def read_parts(archive: Archive) -> tuple[Mapping[str, LazyTensor], tuple[str, .
     if has_parts(archive):
         return read_parted_safetensors(archive), ()
     found = read_torch_dist(archive, "")
-    for tensor in found.tensors.values():
-        tensor.check()
-    tensors = {_name(key, found.paths): tensor for key, tensor in found.tensors.items()}
-    others = (_name(key, found.paths) for key in found.objects)
-    return tensors, tuple(key for key in others if not key.endswith(_EXTRA_STATE))
+    names = {key: _name(key, found.paths) for key in (*found.tensors, *found.objects)}
+    tensors: dict[str, LazyTensor] = {}
+    for key, tensor in found.tensors.items():
+        if (name := names[key]) in tensors:
+            raise CheckpointError(f"{archive.path}: {name} is there twice, in a section and beside it", "keep one")
+        if name:
+            tensor.check()
+            tensors[name] = tensor
+    others = (names[key] for key in found.objects)
+    return tensors, tuple(name for name in others if name and not name.endswith(_EXTRA_STATE))
 
 
 def _name(key: str, paths: Mapping[str, tuple[object, ...]]) -> str:
-    """Take a key's name in the state of the model."""
+    """Take a key's name in the state of the model; empty: it belongs to the training."""
     path = paths.get(key, ())
+    if len(path) > 1 and path[0] in _OF_TRAINING:
+        return ""
     return str(path[1]) if len(path) == 2 and path[0] == _SECTION else key
 
 

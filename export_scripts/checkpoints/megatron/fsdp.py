@@ -7,6 +7,7 @@ whole: ``distributed/fsdp/src/megatron_fsdp/uneven_dtensor.py``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from models.checks import shown
 
 _MODEL = "model."
 _WRAPPERS = ("model", "module")
-_RANKS = "tensor_model_parallel_size"
+_RANKS = ("tensor_model_parallel_size", "expert_tensor_parallel_size")
+_FUSED = re.compile(r"linear_fc1\.(?:weight|bias)\d*$")
 
 
 def is_fsdp(archive: Archive, folder: str) -> bool:
@@ -50,9 +52,10 @@ def refuse_interleaved(path: Path, keys: Iterable[str], activation: object, fiel
         CheckpointError: the rows are in the order of the ranks.
     """
     is_gated = "glu" in str(activation) or str(activation).startswith("gated")
-    if is_gated and fields.get(_RANKS) not in (None, 1) and any(key.endswith("linear_fc1.weight") for key in keys):
+    several = [f"{name} {shown(fields[name])}" for name in _RANKS if fields.get(name) not in (None, 1)]
+    if is_gated and several and any(_FUSED.search(key) for key in keys):
         raise CheckpointError(
-            f"{path} was saved by Megatron-FSDP with {_RANKS} {shown(fields[_RANKS])} and the activation "
+            f"{path} was saved by Megatron-FSDP with {' and '.join(several)} and the activation "
             f"{shown(activation)}: gate and up projection lie in one matrix, in the order of the ranks",
             "save the run once with ckpt_format torch_dist: it is read",
         )
