@@ -86,7 +86,7 @@ def builds_exaone4(config: Mapping[str, Any]) -> bool:
 
 
 def with_windows_of_layers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Say by megatron-core's own fields which layers have a window, where EXAONE's layers with experts list them.
+    """Write by megatron-core's own fields which layers have a window, where EXAONE's layers with experts list them.
 
     Megatron-Bridge, ``exaone_moe_provider.py``, ``_layer_specific_config``: the list goes before the fields.
     """
