@@ -21,6 +21,8 @@ from dataclasses import replace
 from typing import Any
 
 from models.architecture import Architecture
+from models.architectures.deepseek_v2 import DEEPSEEK_V2
+from models.architectures.deepseek_v3 import DEEPSEEK_V3
 from models.architectures.ernie4_5_moe import ERNIE4_5_MOE
 from models.architectures.exaone4 import EXAONE4
 from models.architectures.exaone_moe import EXAONE_MOE
@@ -28,6 +30,7 @@ from models.architectures.gemma import GEMMA
 from models.architectures.gemma2 import GEMMA2
 from models.architectures.gemma3_text import GEMMA3_TEXT
 from models.architectures.glm4_moe import GLM4_MOE
+from models.architectures.glm4_moe_lite import GLM4_MOE_LITE
 from models.architectures.granite import GRANITE
 from models.architectures.llama import LLAMA
 from models.architectures.minimax_m2 import MINIMAX_M2
@@ -45,7 +48,7 @@ from models.decoder import NAMES, Decoder
 from models.errors import ModelError
 from models.nearest import nearest
 
-__all__ = ["ARCHITECTURES", "Architecture", "Decoder", "ModelError", "find", "with_names"]
+__all__ = ["ARCHITECTURES", "OTHER_NAMES", "Architecture", "Decoder", "ModelError", "find", "with_names"]
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     LLAMA,
@@ -68,8 +71,13 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     GLM4_MOE,
     ERNIE4_5_MOE,
     EXAONE_MOE,
+    DEEPSEEK_V3,
+    DEEPSEEK_V2,
+    GLM4_MOE_LITE,
 )
 """The first that can express a model is taken: Llama before Mistral, whose only difference is the window."""
+OTHER_NAMES = {"kimi_k2": DEEPSEEK_V3.model_type}
+"""Names on the hub of what transformers has under another: Kimi K2's code there is DeepSeek V3's."""
 
 
 def find(model_type: object, config: Mapping[str, Any] | None = None) -> Architecture:
@@ -82,8 +90,9 @@ def find(model_type: object, config: Mapping[str, Any] | None = None) -> Archite
     Raises:
         ModelError: there is none; with the names that there are.
     """
+    own = OTHER_NAMES.get(model_type, model_type) if isinstance(model_type, str) else model_type
     for each in ARCHITECTURES:
-        if each.model_type == model_type:
+        if each.model_type == own:
             return each
     legal = ", ".join(each.model_type for each in ARCHITECTURES)
     near = nearest(config, ARCHITECTURES) if config else ""

@@ -8,9 +8,10 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
-from models.blocks import attention, feed_forward, mixture, norms
+from models.blocks import attention, feed_forward, latent, mixture, norms, predictor
 from models.blocks.attention import Attention
 from models.blocks.feed_forward import FeedForward
+from models.blocks.latent import Latent
 from models.blocks.mixture import Mixture
 from models.blocks.norms import Norms
 from models.blocks.rotary import Rotary
@@ -21,11 +22,12 @@ from models.tensor import Tensor
 NAMES = {
     **{"embedding": "model.embed_tokens", "layer": "model.layers.{layer}", "final_norm": "model.norm"},
     **{"head": "lm_head", **norms.NAMES, **attention.NAMES, **feed_forward.NAMES, **mixture.NAMES},
+    **{**latent.NAMES, **predictor.NAMES},
 }
 """What a tensor is called by its role, where an architecture does not say otherwise."""
 BLOCKS: Mapping[str, type] = {"attention": Attention, "feed_forward": FeedForward, "norms": Norms}
 """What every description has. A block that is not in ``Layer.blocks`` says sizes alone: heads, or a dense layer's."""
-MORE_BLOCKS: Mapping[str, type] = {"mixture": Mixture}
+MORE_BLOCKS: Mapping[str, type] = {"mixture": Mixture, "latent": Latent}
 """Those that some have."""
 FEED_FORWARDS = ("feed_forward", "mixture")
 """Blocks that work on each token by itself; the others mix tokens."""
@@ -65,6 +67,8 @@ class Decoder:
         model_type: of the architecture, as qwen2; empty: the source has none.
         names: of its tensors by role.
         mixture: its experts; None: it has none.
+        latent: its latent attention; None: it has none.
+        predictor_num: layers behind the last that predict one more token each.
     """
 
     hidden_units: int
@@ -82,6 +86,8 @@ class Decoder:
     model_type: str = ""
     names: Mapping[str, str] = field(default_factory=lambda: NAMES, hash=False, repr=False)
     mixture: Mixture | None = None
+    latent: Latent | None = None
+    predictor_num: int = 0
 
     @classmethod
     def of(cls, said: Fields, **own: Any) -> Decoder:
@@ -151,7 +157,7 @@ class Decoder:
     def tensors(self) -> dict[str, Tensor]:
         """List every tensor by the name that transformers saves, with its shape."""
         found = {f"{self.names['embedding']}.weight": _VOCABULARY}
-        for index in range(self.num_layer):
+        for index in range(self.num_layer + self.predictor_num):
             found |= {self.name_of(role, index): tensor for role, tensor in self.layer(index).items()}
         found |= {self.name_of(role): tensor for role, tensor in self.norms.tensors("final_norm").items()}
         if not self.has_tied_head:
@@ -188,8 +194,9 @@ class Decoder:
         return symbol if isinstance(symbol, int) else int(attrgetter(symbol)(self))
 
     def layer(self, index: int = 0) -> dict[str, Tensor]:
-        """List the tensors of a layer by role."""
-        return self._by_kind[self.layers[index].blocks]
+        """List the tensors of a layer by role, or of a predictor behind the last one."""
+        own = predictor.TENSORS if index >= self.num_layer else {}
+        return {**own, **self._by_kind[self.layers[min(index, self.num_layer - 1)].blocks]}
 
     @property
     def roles(self) -> dict[str, Tensor]:
@@ -199,9 +206,12 @@ class Decoder:
     @property
     def norm_names(self) -> set[str]:
         """Name the weights of the norms of the residual stream, and of those that are stored as they are."""
-        roles = (*(f"{role}.weight" for role in self.norms.roles()), *self.attention.norms())
+        blocks = {name: getattr(self, name) for layer in self.layers for name in layer.blocks}
+        own = [role for block in blocks.values() for role in block.norms()]
+        roles = {*(f"{role}.weight" for role in self.norms.roles()), *own, *predictor.NORMS}
+        layers = range(self.num_layer + self.predictor_num)
         return {self.name_of("final_norm.weight")} | {
-            self.name_of(role, index) for index in range(self.num_layer) for role in roles if role in self.layer(index)
+            self.name_of(role, index) for index in layers for role in roles & self.layer(index).keys()
         }
 
     @cached_property

@@ -14,6 +14,8 @@ def beyond_engine(decoder: Decoder) -> list[str]:
     of_model = {
         f"{decoder.expert_num} experts": (decoder.expert_num > 0, "it does not serve mixtures of experts"),
         "neighbours that are rotated": (decoder.attention.rotates_neighbours, "it rotates the halves of a head"),
+        "latent attention": (decoder.latent is not None, "every head has its own keys and values"),
+        f"{decoder.predictor_num} predictors of further tokens": (decoder.predictor_num > 0, "it predicts the next"),
         "rotated widths that differ": (len({rotary.width for rotary in rotaries}) > 1, "they have one"),
         **{f"rotation {kind}": (True, reason) for kind, reason in _rotations_beyond(decoder, rotaries).items()},
         "windows that differ": (len({layer.window for layer in decoder.layers} - {0}) > 1, "they have one size"),

@@ -25,7 +25,7 @@ class Fused:
 
     Attributes:
         slots: each tensor's role and how many slots in a row are its own: a symbol, or one.
-        inner: symbol of a slot's width; empty: ``outer`` is one.
+        inner: symbol of a slot's width; empty: ``outer`` is one, and slots that a symbol counts are single rows.
     """
 
     slots: tuple[tuple[str, str | int], ...]
@@ -39,6 +39,8 @@ class Fused:
         taken = slice(first, first + counts[place]) if isinstance(count, str) else first
         if self.inner:
             return values.reshape(-1, sum(counts), size_of(self.inner), *values.shape[1:])[:, taken]
+        if isinstance(count, str):
+            return values.reshape(sum(counts), *values.shape[1:])[taken]
         return values.reshape(sum(counts), -1, *values.shape[1:])[taken]
 
 

@@ -15,7 +15,7 @@ from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.megatron_gpt import TIED_COPIES, TIED_COPY, ignored
 from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, Sources, split_layer
 from handover.errors import CheckpointError
-from models.blocks import norms
+from models.blocks import norms, predictor
 from models.decoder import Decoder
 from models.spelling import Spelling
 from models.tensor import Tensor
@@ -55,6 +55,8 @@ def table(prefix: str, keys: Collection[str], dims: Decoder) -> SourceMap:
     head = f"{prefix}output_layer.weight"
     rules = _outer(prefix, head, dims) | _final_norm(f"{prefix}decoder.", dims)
     rules |= _layers(f"{prefix}decoder.layers.{{layer}}.", keys, dims)
+    for number in range(dims.predictor_num):
+        rules |= _predictor(f"{prefix}mtp.layers.{number}.", keys, dims, dims.num_layer + number)
     dropped = {head: TIED_COPY} if dims.has_tied_head else {}
     of_images = dict.fromkeys((f"{name}.*" for name in OF_IMAGES), "of images") if prefix == OF_TEXT else {}
     copies = dict.fromkeys(dropped, f"{prefix}{_WORDS}")
@@ -78,34 +80,58 @@ def has_key(keys: Iterable[str], *places: str) -> bool:
 
 
 def _outer(base: str, head: str, dims: Decoder) -> dict[Sources, Rules]:
-    rules: dict[Sources, Rules] = {f"{base}{_WORDS}": Rule(dims.name_of("embedding.weight"), unchanged, join_axis=0)}
-    return {**rules, head: Rule(dims.name_of("head.weight"), unchanged, join_axis=0)}
+    copies = {role: [role] for role in predictor.COPIES}
+    if dims.has_tied_head:
+        copies["embedding"].append("head")
+    behind = range(dims.num_layer, dims.num_layer + dims.predictor_num)
+
+    def rules(role: str) -> Rules:
+        of_predictors = (dims.name_of(predictor.COPIES[each], layer) for each in copies[role] for layer in behind)
+        names = (dims.name_of(f"{role}.weight"), *of_predictors)
+        return tuple(Rule(name, unchanged, join_axis=0) for name in names)
+
+    return {f"{base}{_WORDS}": rules("embedding"), head: rules("head")}
 
 
 def _final_norm(base: str, dims: Decoder) -> dict[Sources, Rules]:
     return {f"{base}final_layernorm.{kind}": Rule(dims.name_of(f"final_norm.{kind}"), unchanged) for kind in _KINDS}
 
 
-def _layers(base: str, keys: Collection[str], dims: Decoder) -> dict[Sources, Rules]:
-    """Write every spelling of a layer's tensors out, whether or not the model has them."""
+def _layers(base: str, keys: Collection[str], dims: Decoder, layer: int | str = "{layer}") -> dict[Sources, Rules]:
+    """Write every spelling of a layer's tensors out, whether or not the model has them, as ``layer`` of the model."""
     is_apart = any(_APART.search(key) for key in keys)
-    tensors = dims.roles
+    return _spelled(base, dims.spellings(is_apart), dims.roles, dims, layer)
+
+
+def _predictor(base: str, keys: Collection[str], dims: Decoder, layer: int) -> dict[Sources, Rules]:
+    """Write the spellings of a predictor out: what is its own, and its layer: disk and memory name it differently."""
+    rules = _spelled(base, predictor.SPELLINGS, predictor.TENSORS, dims, layer)
+    for place in predictor.LAYERS:
+        rules |= _layers(f"{base}{place}.", keys, dims, layer)
+    return rules
+
+
+def _spelled(
+    base: str, spellings: Iterable[Spelling], tensors: Mapping[str, Tensor], dims: Decoder, layer: int | str
+) -> dict[Sources, Rules]:
     rules: dict[Sources, Rules] = {}
-    for spelling in dims.spellings(is_apart):
+    for spelling in spellings:
         for name in spelling.names:
             for kind in spelling.kinds:
                 rules[base + name.format(kind=kind)] = tuple(
-                    _rule(spelling, role, kind, tensors, dims) for role in spelling.roles
+                    _rule(spelling, role, kind, tensors, dims, layer) for role in spelling.roles
                 )
     return rules
 
 
-def _rule(spelling: Spelling, role: str, kind: str, tensors: Mapping[str, Tensor], dims: Decoder) -> Rule:
+def _rule(
+    spelling: Spelling, role: str, kind: str, tensors: Mapping[str, Tensor], dims: Decoder, layer: int | str
+) -> Rule:
     name = f"{role}.{kind}" if kind else role
     weight = tensors.get(f"{role}.weight", _UNKNOWN)  # of a bias that the model has not, the error names the shape
     tensor = tensors.get(name) or (weight.bias if kind == "bias" else weight)
     split_axis = None if spelling.is_stacked else tensor.split_axis  # no training rank's part of all experts is read
-    return Rule(dims.name_of(name), _layout(spelling, role, tensor), split_axis)
+    return Rule(dims.name_of(name, layer), _layout(spelling, role, tensor), split_axis)
 
 
 def _layout(spelling: Spelling, role: str, tensor: Tensor) -> Layout:

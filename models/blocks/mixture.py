@@ -149,13 +149,20 @@ class Experts(Keys):
         return [f"{self.says[2]}: {own}  (an expert is as wide as a feed-forward, {dense})"]
 
 
+@dataclass(frozen=True)
 class EveryLayer(Keys):
-    """Every layer has experts, and no key says so."""
+    """Every layer has experts, and no key says so.
 
-    says = ("layers.blocks",)
+    Attributes:
+        mixer: the block before a feed-forward.
+    """
+
+    mixer: str = DENSE_LAYER[0]
+    says: ClassVar[tuple[str, ...]] = ("layers.blocks",)
 
     def read(self, config: ConfigJson) -> dict[str, Any]:
-        return {self.says[0]: tuple(SPARSE_LAYER if each else DENSE_LAYER for each in self.sparse(config))}
+        kinds = ((self.mixer, SPARSE_LAYER[1] if each else DENSE_LAYER[1]) for each in self.sparse(config))
+        return {self.says[0]: tuple(kinds)}
 
     def write(self, fields: Fields) -> dict[str, Any]:
         return {}
@@ -244,7 +251,7 @@ class Groups(Keys):
     _USED: ClassVar[str] = "topk_group"
 
     def read(self, config: ConfigJson) -> dict[str, Any]:
-        return dict(zip(self.says, (config.size(self._COUNT), config.size(self._USED)), strict=True))
+        return dict(zip(self.says[:2], (config.size(self._COUNT), config.size(self._USED)), strict=True))
 
     def write(self, fields: Fields) -> dict[str, Any]:
         return {self._COUNT: fields[self.says[0]], self._USED: fields[self.says[1]]}
@@ -254,7 +261,7 @@ class Groups(Keys):
         return self.lacks({**said, "mixture.experts_per_token": config.size("num_experts_per_tok")})
 
     def lacks(self, fields: Fields) -> list[str]:
-        count, used = (fields[name] for name in self.says)
+        count, used = (fields[name] for name in self.says[:2])
         experts, chosen = fields["mixture.expert_num"], fields["mixture.experts_per_token"]
         if count * 2 <= experts and experts % count == 0 and used <= count and chosen <= used * (experts // count):
             return []

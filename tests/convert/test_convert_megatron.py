@@ -186,7 +186,7 @@ def test_the_345m_model_has_sixteen_heads() -> None:
         ({"add_position_embedding": False}, "position_embedding_type: none"),
         ({"num_experts": 8}, "num_moe_experts: 8"),
         ({"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm: True"),
-        ({"multi_latent_attention": True}, "attention_type: multi_latent"),
+        ({"multi_latent_attention": True}, "multi_latent_attention: True"),
         ({"untie_embeddings_and_output_weights": True}, "model.lm_head.weight  [128, 32]  has no source"),
     ],
 )

@@ -42,6 +42,10 @@ _WINDOW = {"sliding_window": 5}
 _QWEN = {**_WINDOW, "use_sliding_window": True, "max_window_layers": 0}
 _GROUPED: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_group": 3, "topk_group": 2}
 _GROUPED |= {"first_k_dense_replace": 0, "norm_topk_prob": False}
+_LATENT = {
+    **{**_LLAMA, **_GROUPED, "num_key_value_heads": 4, "n_routed_experts": 6, "n_shared_experts": 1},
+    **{"q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 8, "v_head_dim": 9},
+}
 SIZES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "nemotron", "gemma", "olmo2", "granite"), _LLAMA),
     "smollm3": {**_LLAMA, "sliding_window": 5, "use_sliding_window": True, "no_rope_layer_interval": 2}
@@ -52,6 +56,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**_WIDTHS, **_WINDOW, "intermediate_size": 48, "num_key_value_heads": 2, "rope_scaling": _LLAMA3}
     | {"sliding_window_pattern": 2},
     "qwen3_moe": {**_LLAMA, **_QWEN, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    "deepseek_v3": {**_LATENT, "num_nextn_predict_layers": 0},
+    "deepseek_v2": {**_LATENT, "topk_method": "group_limited_greedy"},
+    "glm4_moe_lite": {key: value for key, value in _LATENT.items() if key != "first_k_dense_replace"}
+    | {"num_nextn_predict_layers": 0},
     "olmoe": {**_LLAMA, "num_experts": 6, "num_experts_per_tok": 2},
     "minimax_m2": {**_LLAMA, "head_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 2},
     "glm4_moe": {**_LLAMA, **_GROUPED, "n_routed_experts": 6},
@@ -100,6 +108,8 @@ _OTHER: dict[str, Any] = {
     **{"routed_scaling_factor": 0.5, "use_qk_norm": True, "moe_k": 1, "moe_num_experts": 4},
     **{"moe_num_shared_experts": 1, "moe_layer_start_index": 1, "moe_layer_end_index": 0, "moe_layer_interval": 2},
     **{"moe_norm_min": 0.5, "num_nextn_predict_layers": 2, "num_mtp_layers": 2},
+    **{"topk_method": "greedy", "q_lora_rank": 9, "kv_lora_rank": 9, "qk_nope_head_dim": 7, "v_head_dim": 7},
+    **{"qk_rope_head_dim": 4, "rope_interleave": False},
     "clip_qkv": 5.0,
     # What changes nothing:
     **dict.fromkeys(("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout"), 0.5),
@@ -111,15 +121,12 @@ _OTHER: dict[str, Any] = {
     **{"reorder_and_upcast_attn": True, "chunk_size_feed_forward": 2, "pretraining_tp": 2, "num_labels": 3},
     **{"problem_type": "regression", "bos_token_id": 3, "eos_token_id": 4, "pad_token_id": 5, "sep_token_id": 6},
     **{"decoder_start_token_id": 3, "torch_dtype": "float32", "architectures": ["A"], "transformers_version": "9.0"},
-    **{
-        "number_of_conv_states": 2,
-        "mlp_layer_types": ["dense", "dense"],
-        "first_k_dense_replace": 1,
-        "default_theta": 5.0,
-    },
+    **{"number_of_conv_states": 2, "mlp_layer_types": ["dense", "dense"], "first_k_dense_replace": 1},
+    **{"default_theta": 5.0, "qk_head_dim": 5},
 }
 _OF_SOME = {
     **{("t5", "is_encoder_decoder"): False, ("mt5", "is_encoder_decoder"): False},
+    ("glm4_moe_lite", "first_k_dense_replace"): 2,
     ("gpt_bigcode", "num_key_value_heads"): 4,
     ("ernie4_5_moe", "use_bias"): True,
     ("smollm3", "layer_types"): ["sliding_attention", "full_attention"],

@@ -119,8 +119,9 @@ def test_a_rank_has_whole_heads_and_its_part_of_the_middle(architecture: Archite
     decoder = architecture.read(drawn(architecture.model_type, 1))
     tensors = decoder.tensors()
     roles = decoder.layer_tensors(0)
-    assert tensors[f"{roles['query']}.weight"].split_axis == 0
-    assert tensors[f"{roles['attention_output']}.weight"].split_axis == 1
+    by_head, output = ("latent.kv_up", "latent.output") if decoder.latent else ("query", "attention_output")
+    assert tensors[f"{roles[by_head]}.weight"].split_axis == 0
+    assert tensors[f"{roles[output]}.weight"].split_axis == 1
     down = roles.get("down") or roles["experts.1.down"]
     assert (tensors[f"{down}.weight"].split_axis, tensors["model.norm.weight"].split_axis) == (1, None)
     assert {name for role in roles.values() for name in tensors if f"{name}.".startswith(f"{role}.")} == {

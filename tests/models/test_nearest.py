@@ -17,7 +17,7 @@ from models.nearest import nearest
         ("ArceeConfig", {"hidden_act": "relu2"}, "llama is nearest"),
         ("GraniteMoeConfig", {"num_local_experts": 4}, "granite is nearest, which has not .*num_local_experts: 4"),
         ("CohereConfig", {"logit_scale": 0.25}, "is nearest, which has not .*logit_scale: 0.25"),
-        ("DeepseekV3Config", {}, "is nearest, which has not .*kv_lora_rank: 512"),
+        ("DeepseekV32Config", {}, "is nearest, which has not .*index_topk: 2048"),
     ],
 )
 def test_of_transformers_other_classes_one_is_nearest(kind: str, changes: dict[str, Any], wanted: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 _PARTIAL = ("nemotron", "glm4_moe", "minimax_m2")
+_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 _ROPES = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 
@@ -64,7 +65,7 @@ def drawn(model_type: str, seed: int) -> dict[str, Any]:
         "pad_token_id": None,
         **_rope(rng, _ROPES, int(part * size)),
     }
-    if model_type not in ("starcoder2", "olmoe"):
+    if model_type not in ("starcoder2", "olmoe", "deepseek_v2"):
         config["hidden_size"] = rng.choice([config["hidden_size"], 2 * heads * rng.randint(1, 6)])
     names = rng.choice(["silu", "relu", "gelu", "gelu_pytorch_tanh", "relu2"])
     config |= {"hidden_act": names, "hidden_activation": names}
@@ -76,7 +77,8 @@ def drawn(model_type: str, seed: int) -> dict[str, Any]:
     if model_type in _PARTIAL and (model_type != "minimax_m2" or rng.random() < 0.5):
         config["partial_rotary_factor"] = part
     own = _OWN.get(model_type)
-    return config | (own(rng, layers) if own else {})
+    config |= own(rng, layers) if own else {}
+    return config | (_latent(rng, config) if model_type in _LATENT else {})
 
 
 def _kinds(rng: random.Random, layers: int) -> list[str]:
@@ -165,6 +167,47 @@ def _exaone_moe(rng: random.Random, layers: int) -> dict[str, Any]:
     return {**windows, **_grouped(rng, "num_experts"), **own, **shared}
 
 
+def _latent(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of latent attention; V2's class takes even ones, and all of them a factor of YaRN that is said."""
+    ranks = {"q_lora_rank": rng.choice([None, 6, 10]), "kv_lora_rank": rng.choice([4, 8])}
+    sizes = {"qk_nope_head_dim": rng.choice([2, 4, 10]), "v_head_dim": rng.randint(2, 9)}
+    heads = {"num_key_value_heads": config["num_attention_heads"], "mlp_bias": False}
+    rope = config.get("rope_scaling", {})
+    if rope.get("rope_type") == "yarn" and rope["factor"] is None:
+        rope["factor"] = 3.0
+    return {**ranks, **sizes, **heads, "qk_rope_head_dim": config["head_dim"]}
+
+
+def _deepseek(rng: random.Random, layers: int) -> dict[str, Any]:
+    groups, each = rng.choice([1, 2, 3]), rng.randint(2, 3)
+    chosen = rng.randint(1, groups)
+    return {
+        **{"n_routed_experts": groups * each, "n_group": groups, "topk_group": chosen},
+        **{"num_experts_per_tok": rng.randint(1, chosen * each), "first_k_dense_replace": rng.randint(0, layers)},
+        **{"n_shared_experts": rng.randint(1, 2), "moe_intermediate_size": rng.randint(3, 30)},
+        **{"routed_scaling_factor": rng.choice([1.0, 2.5]), "moe_layer_freq": 1},
+    }
+
+
+def _deepseek_v2(rng: random.Random, layers: int) -> dict[str, Any]:
+    said = _deepseek(rng, layers)
+    method = "greedy" if said["n_group"] == 1 else "group_limited_greedy"
+    return {**said, "topk_method": method, "norm_topk_prob": False, "scoring_func": "softmax"}
+
+
+def _deepseek_v3(rng: random.Random, layers: int) -> dict[str, Any]:
+    switches = {key: rng.choice([True, False]) for key in ("norm_topk_prob", "rope_interleave")}
+    hub = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "num_nextn_predict_layers": 0}
+    return {**_deepseek(rng, layers), **switches, **hub}
+
+
+def _glm4_moe_lite(rng: random.Random, layers: int) -> dict[str, Any]:
+    said = _deepseek_v3(rng, layers)
+    first = said["first_k_dense_replace"] = rng.randint(0, layers)
+    kinds = ["dense"] * first + ["sparse"] * (layers - first)
+    return {**said, "mlp_layer_types": None if first == 1 and rng.random() < 0.5 else kinds}
+
+
 _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     **dict.fromkeys(("qwen2", "qwen3"), _qwen),
     **dict.fromkeys(("mistral", "starcoder2"), lambda rng, layers: {"sliding_window": rng.choice([None, 6])}),
@@ -184,6 +227,9 @@ _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "minimax_m2": _minimax_m2,
     "ernie4_5_moe": _ernie4_5_moe,
     "exaone_moe": _exaone_moe,
+    "glm4_moe_lite": _glm4_moe_lite,
+    "deepseek_v2": _deepseek_v2,
+    "deepseek_v3": _deepseek_v3,
     "olmoe": lambda rng, layers: {**_experts(rng, "num_experts"), "norm_topk_prob": rng.choice([True, False])},
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

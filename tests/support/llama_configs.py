@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from support import core_latent
 from support.core_mixtures import PROVIDERS, mixture_config
 from support.llama_files import TOKENIZER_FILE
 
@@ -28,6 +29,9 @@ _TARGETS = {
     "mixtral": "mixtral.MixtralConfig8x7B",
     "qwen3_moe": "qwen3.Qwen3Config30B_A3B",
     "starcoder2": "starcoder2.Starcoder2Config3B",
+    "deepseek_v2": "deepseek.DeepSeekV2Config",
+    "deepseek_v3": "deepseek.DeepSeekV3Config",
+    "moonlight": "deepseek.MoonlightConfig16B",
 }
 _MODELS = {
     "llama": "LlamaModel",
@@ -40,6 +44,7 @@ _MODELS = {
     "mixtral": "MixtralModel",
     "starcoder2": "Starcoder2Model",
     "qwen3_moe": "Qwen3MoEModel",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "DeepSeekModel"),
 }
 _TOKENIZER = {
     "library": "sentencepiece",
@@ -181,7 +186,6 @@ def architecture(config: Any) -> dict[str, Any]:
         "apply_residual_connection_post_layernorm": False,
         "apply_query_key_layer_scaling": False,
         "fp32_residual_connection": False,
-        "multi_latent_attention": False,
         "init_method_std": config.initializer_range,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
@@ -189,7 +193,7 @@ def architecture(config: Any) -> dict[str, Any]:
     }
     if has_bias:  # F.gelu with its fusion is the tanh form
         made["activation_func"] = {"_target_": "torch._C._nn.gelu", "_call_": False}
-    return {**made, **mixture_config(config)}
+    return {**made, **mixture_config(config), **core_latent.fields(config)}
 
 
 def nemo2(config: Any, name: str, **changes: Any) -> dict[str, Any]:
@@ -222,7 +226,8 @@ def nemo2(config: Any, name: str, **changes: Any) -> dict[str, Any]:
         "vocab_file": None,
         "merges_file": None,
     }
-    target = f"{_BASE}.{family.removesuffix('_moe')}.{_MODELS[family]}"
+    module = "deepseek" if family.startswith("deepseek") else family.removesuffix("_moe")
+    target = f"{_BASE}.{module}.{_MODELS[family]}"
     return {"_target_": target, "config": {**made, **changes}, "tokenizer": tokenizer}
 
 

@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 from support.core_mixtures import fill_choice_biases
 from support.huggingface_models import filling
 
+FP32 = "e_score_correction_bias"
+"""What transformers keeps in fp32 in any model."""
 HIDDEN, HEADS, GROUPS, LAYERS, VOCAB, INTER, POSITIONS, EXPERTS = 64, 8, 4, 2, 120, 96, 64, 4
 _SIZES = {
     "vocab_size": VOCAB,
@@ -55,6 +57,12 @@ _GROUPED = {
     "topk_group": 2,
     "routed_scaling_factor": 1.5,
 }
+_LATENT = {
+    **{"num_hidden_layers": 3, "first_k_dense_replace": 1, "num_key_value_heads": HEADS, "q_lora_rank": None},
+    "num_nextn_predict_layers": 0,
+    **{"kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10},
+}
+_MIXTURE = {"n_routed_experts": EXPERTS, "moe_intermediate_size": 40, "n_shared_experts": 1}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_mha": ("Llama", {"num_key_value_heads": HEADS, "rms_norm_eps": 1e-5}),
     "llama": ("Llama", {"rms_norm_eps": 1e-5}),
@@ -174,6 +182,36 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "ExaoneMoe",
         {**_GROUPED, "num_experts": 12, "sliding_window": 5, "sliding_window_pattern": 2, **_rope(1e6)},
     ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **{**_LATENT, **_MIXTURE, "q_lora_rank": 20, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2},
+            **_rope(rope_type="yarn", factor=8.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=1.0),
+        },
+    ),
+    "moonlight": (
+        "DeepseekV3",
+        {
+            **{**_LATENT, **_MIXTURE, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 3, "n_shared_experts": 2},
+            **{"rms_norm_eps": 1e-5, "routed_scaling_factor": 2.446, **_rope(50000.0)},
+        },
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        {
+            **{**_LATENT, **_MIXTURE, "q_lora_rank": 20, "num_experts_per_tok": 2, "routed_scaling_factor": 1.8},
+            **_rope(1e6),
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **{**_LATENT, **_MIXTURE, "n_shared_experts": 2, "num_experts_per_tok": 3, "topk_method": "greedy"},
+            **_rope(
+                rope_type="yarn", factor=40.0, original_max_position_embeddings=16, mscale=0.707, mscale_all_dim=0.707
+            ),
+        },
+    ),
     "starcoder2": ("Starcoder2", {"norm_epsilon": 1e-5, "sliding_window": 5, **_rope(1e5)}),
 }
 """Name of a model -> transformers' class and what differs from the common sizes."""
@@ -209,7 +247,11 @@ def save(name: str, folder: Path, dtype: torch.dtype = torch.float32, **changes:
     """
     import transformers
 
-    build(name, **changes).to(dtype).save_pretrained(folder)
+    model = build(name, **changes)
+    kept = {key: value.data.clone() for key, value in model.state_dict(keep_vars=True).items() if key.endswith(FP32)}
+    for key, value in model.to(dtype).state_dict(keep_vars=True).items():
+        value.data = kept.get(key, value.data)
+    model.save_pretrained(folder)
     given = {"dtype": torch.float32, "attn_implementation": "eager"}
     return transformers.AutoModelForCausalLM.from_pretrained(folder, **given).eval()
 

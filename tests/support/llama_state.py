@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from support import core_latent
 from support.core_mixtures import mixture_state
 
 State = dict[str, torch.Tensor]
@@ -49,8 +50,16 @@ def core_state(tensors: State, config: Any, padded: int, stores_one_more: bool =
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
         own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        made = {**_attention(own, config), **_norms(own, config), **_feed_forward(own)}
+        is_latent = core_latent.is_latent(own)
+        made = core_latent.layer(own) if is_latent else {**_attention(own, config), **_norms(own, config)}
+        made |= _feed_forward(own)
         state |= {f"decoder.layers.{layer}.{key}": value for key, value in made.items()}
+    for number in range(core_latent.predictors(tensors, config)):
+        prefix = f"model.layers.{config.num_hidden_layers + number}."
+        own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        inner = {**core_latent.layer(own), **_feed_forward(own)}
+        made = core_latent.predictor(own) | {f"transformer_layer.{key}": value for key, value in inner.items()}
+        state |= {f"mtp.layers.{number}.{key}": value for key, value in made.items()}
     state["embedding.word_embeddings.weight"] = _padded(tensors["model.embed_tokens.weight"], padded)
     for name in ("weight", "bias"):
         if f"model.norm.{name}" in tensors:
@@ -124,6 +133,8 @@ def partition(key: str, value: torch.Tensor) -> str:
         return COLUMNS
     if key.endswith(("q_layernorm.weight", "k_layernorm.weight")) and value.numel() > HEADS_WIDTH:
         return ROWS  # of all heads: MiniMax M2's, of which each rank has its heads'
+    if key.endswith(core_latent.ROWS):
+        return ROWS
     if "word_embeddings" in key or "output_layer" in key or ".linear_qkv." in key or ".linear_fc1" in key:
         is_norm = "layer_norm" in key
         return WHOLE if is_norm else GATED if value.ndim == 3 else ROWS

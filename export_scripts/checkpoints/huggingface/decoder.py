@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import models
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.parted_safetensors import has_parts
 from export_scripts.checkpoints.huggingface.distributed import has_hub_names, overrides
@@ -18,6 +19,7 @@ from export_scripts.checkpoints.huggingface.files import (
     read_config,
     written,
 )
+from export_scripts.checkpoints.huggingface.predictors import without_absent_predictors
 from export_scripts.checkpoints.huggingface.products import with_products
 from export_scripts.checkpoints.huggingface.text_part import text_settings, text_weights
 from export_scripts.checkpoints.huggingface.tied_head import is_said_tied, untied_where_it_differs
@@ -56,15 +58,16 @@ def open_source(archive: Archive) -> Source:
     Raises:
         CheckpointError: incomplete, or not a model that FasterTransformer can express.
     """
-    said = Settings(read_config(archive))
+    said, of_name = _by_class(Settings(read_config(archive)))
     config = text_settings(said)
-    architecture, _, beyond = _expressed(config)
+    architecture, described_dims, beyond = _expressed(config)
     files, is_renamed = open_model_weights(archive, config), config is not said
     if is_renamed:
         files = text_weights(files, said.text("model_type"))
     weights = _with_embedding(_named_alike(files, architecture), architecture, config)
     used = weights.tensors
     config, of_head = untied_where_it_differs(config, architecture, used, archive)
+    config, of_predictors = without_absent_predictors(config, described_dims, used)
     settings, dims = architecture.settled(config), _expressed(config)[1]
     products = architecture.products(settings)
     weights = replace(weights, tensors=with_products(weights.tensors, products))
@@ -73,8 +76,13 @@ def open_source(archive: Archive) -> Source:
     remarks = (*files.remarks, *architecture.remarks(settings, dims), *(() if tokenizer.members else (NO_TOKENIZER,)))
     if changes := overrides(archive):
         remarks += (f"{TRAINING_FILE} sets {', '.join(changes)} of {CONFIG_FILE} (hf_config_overrides)",)
-    remarks += of_head + tuple(
-        ShardRemark(f"{key} is {each.rows} times {each.weight}, computed in fp32") for key, each in products.items()
+    remarks += (
+        of_name
+        + of_head
+        + of_predictors
+        + tuple(
+            ShardRemark(f"{key} is {each.rows} times {each.weight}, computed in fp32") for key, each in products.items()
+        )
     )
     return Source(
         archive=archive,
@@ -98,7 +106,7 @@ def described(settings: Settings) -> tuple[Architecture, DecoderDims]:
     Raises:
         CheckpointError: it is none that is expressed.
     """
-    architecture, dims, beyond = _expressed(text_settings(settings))
+    architecture, dims, beyond = _expressed(text_settings(_by_class(settings)[0]))
     if beyond:
         raise _inexpressible(architecture, beyond)
     return architecture, dims
@@ -123,6 +131,17 @@ def _expressed(settings: Settings) -> tuple[Architecture, DecoderDims, tuple[str
         return architecture, dims, beyond
     untied = dims.has_untied_head or not architecture.is_tied(settings)
     return architecture, replace(dims, has_untied_head=untied), beyond
+
+
+def _by_class(settings: Settings) -> tuple[Settings, tuple[str, ...]]:
+    """Call an architecture by the name that transformers has for its class; also returns what is to be said of it."""
+    name = settings.get("model_type")
+    own = models.OTHER_NAMES.get(name) if isinstance(name, str) else None
+    if own is None:
+        return settings, ()
+    kept = {key: value for key, value in settings.items() if key != "auto_map"}
+    remark = f"model_type {name} becomes {own}, whose class computes it; code that auto_map names is not needed for it"
+    return Settings({**kept, "model_type": own}), (remark,)
 
 
 def _inexpressible(architecture: Architecture, problems: tuple[str, ...]) -> CheckpointError:

@@ -12,6 +12,7 @@ from typing import Any
 
 from export_scripts.checkpoints.megatron.gpt import State
 from export_scripts.checkpoints.nemo.core_fields import CARRIED
+from export_scripts.checkpoints.nemo.latent import with_original_length
 from export_scripts.checkpoints.nemo.windows import AS_CORE
 from export_scripts.weights.schema import split_layer
 from handover.errors import CheckpointError
@@ -63,9 +64,7 @@ def in_nemo_words(arguments: Mapping[str, Any]) -> dict[str, Any]:
         words["use_kitchen"] = words.get("use_kitchen") or arguments.get(name)
     if (spec := arguments.get("spec")) and spec != ["local"] and _CORE_SPECS not in spec:
         words["layer_spec"] = spec
-    if arguments.get("multi_latent_attention"):
-        words["attention_type"] = "multi_latent"
-    return words
+    return with_original_length(words, arguments)
 
 
 def remarks(arguments: Mapping[str, Any]) -> tuple[str, ...]:

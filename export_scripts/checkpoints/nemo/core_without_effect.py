@@ -12,7 +12,6 @@ _MEMORY = "what is kept, computed again or offloaded"
 _LOSS = "the loss, and what is added to it"
 _BEGINNING = "how weights begin"
 _NOISE = "noise of training, or what is logged and tested"
-_MLA = "multi_latent_attention reads it, which is refused"
 _MUP = "use_mup reads it, which is refused"
 _VARIANT = "an attention or layer reads it that is refused by its own key"
 _ROUTING = "how tokens travel to their experts"
@@ -55,7 +54,7 @@ WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
         *("restore_modelopt_state",),
     ),
     _KERNELS: (
-        *("attention_backend", "flash_attention_version", "transformer_impl", "flash_decode"),
+        *("attention_backend", "flash_attention_version", "transformer_impl", "flash_decode", "mla_down_proj_fusion"),
         *("deterministic_mode", "batch_invariant_mode", "batch_invariant_backend", "masked_softmax_fusion"),
         *("persist_layer_norm", "memory_efficient_layer_norm", "bias_dropout_fusion", "bias_dropout_add_fusion"),
         *("apply_rope_fusion", "fused_single_qkv_rope", "fused_residual_rmsnorm", "use_fused_weighted_squared_relu"),
@@ -70,7 +69,13 @@ WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
         *("inference_cuda_graph_scope",),
     ),
     _MEMORY: (
-        *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
+        *(
+            "recompute_granularity",
+            "recompute_method",
+            "recompute_num_layers",
+            "recompute_modules",
+            "cache_mla_latents",
+        ),
         *("num_microbatches_with_partial_activation_checkpoints", "moe_layer_recompute", "delay_wgrad_compute"),
         *("defer_embedding_wgrad_compute", "wgrad_deferral_limit", "cpu_offloading", "cpu_offloading_num_layers"),
         *("cpu_offloading_activations", "cpu_offloading_weights", "cpu_offloading_double_buffering"),
@@ -86,7 +91,7 @@ WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     ),
     _LOSS: (
         *("calculate_per_token_loss", "fp16_lm_cross_entropy", "moe_aux_loss_coeff", "moe_z_loss_coeff"),
-        *("mtp_loss_scaling_factor", "mtp_use_repeated_layer", "mtp_hybrid_override_pattern", "mtp_detach_heads"),
+        *("mtp_loss_scaling_factor", "mtp_hybrid_override_pattern", "mtp_detach_heads"),
         *("mtp_hsm", "mtp_block_spec", "mtp_layer_types", "mtp_sliding_windows", "grad_scale_func", "no_sync_func"),
         *("grad_sync_func", "param_sync_func", "finalize_model_grads_func", "moe_grad_scale_func"),
         *("mtp_grad_scale_func", "experimental_attention_variant_loss_scale_func", "moe_router_bias_update_rate"),
@@ -113,11 +118,6 @@ WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
         *("moe_pad_experts_for_cuda_graph_inference", "moe_token_drop_policy", "moe_shared_expert_overlap"),
         *("use_grouped_gemm_for_shared_expert", "moe_shared_expert_glu_interleave_size", "moe_dispatch_fwd_dtype"),
         *("moe_combine_bwd_dtype",),
-    ),
-    _MLA: (
-        *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type"),
-        *("original_max_position_embeddings", "max_position_embeddings", "beta_fast", "beta_slow", "mscale"),
-        *("mscale_all_dim", "cache_mla_latents", "mla_down_proj_fusion"),
     ),
     _VARIANT: (
         *("dsa_indexer_n_heads", "dsa_indexer_head_dim", "dsa_indexer_topk", "dsa_indexer_topk_freq"),

@@ -19,6 +19,7 @@ from export_scripts.checkpoints.nemo.gpt_config import (
     overruled_problems,
 )
 from export_scripts.checkpoints.nemo.known_keys import NEMO1_LIMITS
+from export_scripts.checkpoints.nemo.latent import is_latent, latent_fields, latent_problems, latent_remarks
 from export_scripts.checkpoints.nemo.limits import Limit, is_off, is_on, is_one_of, problems
 from export_scripts.checkpoints.nemo.mixture import experts_of, is_leaving_out, mixture_fields, mixture_problems
 from export_scripts.checkpoints.nemo.model_class import BEHIND_ALONE
@@ -56,6 +57,8 @@ _HONOURED = (
     *(_SCALAR, "attn_logit_softcapping", "final_logit_softcapping", "scale_factor", "softmax_scale", "no_rope_freq"),
     *_YARN,
 )
+_OF_LATENT = ("multi_latent_attention", "mtp_num_layers", "rotary_scaling_factor")
+"""Keys that are honoured with latent attention alone."""
 _OF_FALCON = ("parallel_attention", "new_decoder_architecture")
 """Keys that Falcon's layers alone read; NeMo's configuration of Mistral sets one of them."""
 _CORE: dict[str, Limit] = {key: limit for key, limit in CORE_LIMITS.items() if key not in _HONOURED}
@@ -80,11 +83,14 @@ _LIMITS: dict[str, Limit] = {
 def problems_of(config: Mapping[str, Any]) -> list[str]:
     """List the keys in the way, one line each."""
     passed_over = () if config.get("normalization") != "rmsnorm" else _OF_FALCON
-    if experts_of(config):  # Ernie 4.5 rotates neighbours
+    if is_latent(config):
+        passed_over = (*passed_over, *_OF_LATENT)
+    elif experts_of(config):  # Ernie 4.5 rotates neighbours
         passed_over = (*passed_over, _INTERLEAVED)
     found = problems({key: config[key] for key in config if key not in passed_over}, _LIMITS)
     custom = {key: value for key, value in customization(config).items() if key not in passed_over}
     found += problems(custom, _CORE, f"{CUSTOMIZATION}.") + overruled_problems(config) + _router_problems(config)
+    found += latent_problems({**config, **custom}) if is_latent(config) else []
     window = config.get("window_size")
     if window and not (isinstance(window, (list, tuple)) and len(window) == 2 and window[1] in (0, None)):
         found.append(f"window_size: {shown(window)}  (a token sees those before it: [number, 0])")
@@ -132,7 +138,8 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
     groups = _positive(config, "num_query_groups", heads)
     if heads % groups:
         raise CheckpointError(f"num_query_groups {groups} does not divide num_attention_heads {heads}")
-    if config.get("kv_channels") is None and hidden % heads:
+    custom = {**config, **customization(config)}
+    if config.get("kv_channels") is None and hidden % heads and not is_latent(custom):
         raise CheckpointError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     size = _positive(config, "kv_channels", hidden // heads)
     layers = bounded(config.get("num_layers"), f"{_FILE}: num_layers", MOST_LAYERS, "is it a GPT checkpoint?")
@@ -140,7 +147,6 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
     windows = read_windows(config, layers, is_after and not config.get(AS_SAID))
     linear = _says_bias(config, keys, "dense.bias", "linear_proj.bias")
     function, is_gated = _activation(config)
-    custom = {**config, **customization(config)}
     scalar, multiplier = _number(custom, _SCALAR), _number(custom, "softmax_scale")
     fields: dict[str, Any] = {
         "attention.head_num": heads,
@@ -173,7 +179,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         "layers.window": windows,
         **mixture_fields(custom, layers, is_gated, linear),
     }
-    return models.with_names(Decoder.of(fields))
+    return models.with_names(Decoder.of({**fields, **latent_fields(custom, fields)}))
 
 
 def _qk_norm(config: Mapping[str, Any], size: int) -> str:
@@ -204,7 +210,7 @@ def _has_norms_behind(config: Mapping[str, Any], keys: Collection[str]) -> bool:
 
 def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
     """List what the configuration means for training alone, one line each."""
-    return (*_capacity_remark(config), *window_remarks(config))
+    return (*_capacity_remark(config), *window_remarks(config), *latent_remarks(config))
 
 
 def _capacity_remark(config: Mapping[str, Any]) -> tuple[str, ...]:

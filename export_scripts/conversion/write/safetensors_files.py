@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from export_scripts.conversion.write.copied_bytes import contents
@@ -108,7 +109,8 @@ def _contents(
         whole = tensor.make()
         box = whole.cropped(0, rows.start, rows.stop)
         if tensor.quantization is None:
-            yield from contents(box, tensor.name, settings, workspace)
+            own = replace(settings, data_type=tensor.data_type(settings.data_type))
+            yield from contents(box, tensor.name, own, workspace)
         else:
             costs.append((yield from quantized_contents(rows, box, tensor.quantization, settings, workspace)))
         if rows.stop - rows.start == whole.shape[0]:

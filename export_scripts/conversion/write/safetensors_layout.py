@@ -37,6 +37,7 @@ class PlannedTensor:
         make: puts it together from its sources; nothing is read.
         is_cut: whether several processes may make a part each: its sources have no checksums that need all of it.
         quantization: what its numbers are written as; None: as the other weights are.
+        stays_fp32: it is of fp32 whatever the other weights are.
     """
 
     name: str
@@ -45,12 +46,18 @@ class PlannedTensor:
     make: Callable[[], Assembly]
     is_cut: bool = False
     quantization: Quantization | None = None
+    stays_fp32: bool = False
 
     def outputs(self, data_type: str) -> tuple[Output, ...]:
         """List what is in the file for it."""
         if self.quantization:
             return self.quantization.outputs(self.name, self.shape, data_type)
-        return (Output(self.name, WORDS[data_type], self.shape, item_bytes(data_type)),)
+        own = self.data_type(data_type)
+        return (Output(self.name, WORDS[own], self.shape, item_bytes(own)),)
+
+    def data_type(self, of_others: str) -> str:
+        """Return the type of its numbers, where it is not quantized."""
+        return "fp32" if self.stays_fp32 else of_others
 
     def size_bytes(self, data_type: str) -> int:
         """Bytes in the file."""

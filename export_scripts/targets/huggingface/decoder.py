@@ -20,7 +20,12 @@ def _target(architecture: models.Architecture) -> Target:
         if stores_less_one != dims.norms.is_zero_centred:
             stored_as = less_one if stores_less_one else plus_one
         return {
-            name: Taken(name, merged=_merged(tensor), elementwise=stored_as if name in norms else None)
+            name: Taken(
+                name,
+                merged=_merged(tensor),
+                elementwise=stored_as if name in norms else None,
+                stays_fp32=tensor.stays_fp32,
+            )
             for name, tensor in dims.tensors().items()
         }
 

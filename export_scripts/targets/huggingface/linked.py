@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from math import prod
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.safetensors_file import SafeTensor
 from export_scripts.conversion.write.safetensors_layout import PlannedTensor, WeightsFile
-from export_scripts.tensors.dtypes import item_bytes
 from export_scripts.weights.schema import LazyTensor
 
 _NAMES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
@@ -38,7 +36,7 @@ def own_files(
     """
     by_file: dict[str, list[tuple[int, PlannedTensor]]] = {}
     for plan, tensor in zip(planned, tensors, strict=True):
-        if not isinstance(tensor, SafeTensor) or tensor.data_type != data_type:
+        if not isinstance(tensor, SafeTensor) or tensor.data_type != plan.data_type(data_type):
             return None
         by_file.setdefault(tensor.file, []).append((tensor.offset, plan))
     files = [
@@ -56,7 +54,7 @@ def _own_file(
     with archive.open(name) as stream:
         length = stream.read(8)
         header = length + stream.read(int.from_bytes(length, "little"))
-    written = sum(prod(plan.shape) for _, plan in held) * item_bytes(data_type)
+    written = sum(plan.size_bytes(data_type) for _, plan in held)
     is_file = extent.offset == 0 and extent.path.stat().st_size == size_bytes
     if not (_NAMES.fullmatch(name) and is_file and len(header) + written == size_bytes):
         return None

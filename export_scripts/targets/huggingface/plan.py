@@ -116,7 +116,7 @@ def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
     check_types(opened, assignments)
     source = with_settled_ids(opened, wish.start_id, wish.end_id)
     if opened.own is not None:
-        planned, config = _own(opened.own), _own_config(opened.own, wish)
+        planned, config = _own(opened, opened.own, wish.data_type), _own_config(opened.own, wish)
         used = tuple(opened.own.tensors.values())
         remarks: tuple[str, ...] = ()
     else:
@@ -147,10 +147,19 @@ def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
     return HuggingFacePlan(source, name, files, small, used, settings, remarks)
 
 
-def _own(own: OwnModel) -> list[PlannedTensor]:
+def _own(opened: Source, own: OwnModel, data_type: str) -> list[PlannedTensor]:
     """Plan a model's own tensors, unchanged but for their type."""
+    described = opened.dims.tensors() if isinstance(opened.dims, Decoder) else {}
+    stay = {name for name, tensor in described.items() if tensor.stays_fp32}
     return [
-        PlannedTensor(name, tensor.shape, tensor.shape, partial(_whole, name, tensor), bool(tensor.unproved))
+        PlannedTensor(
+            name,
+            tensor.shape,
+            tensor.shape,
+            partial(_whole, name, tensor),
+            bool(tensor.unproved),
+            stays_fp32=name in stay and tensor.data_type != data_type,
+        )
         for name, tensor in own.tensors.items()
     ]
 
@@ -262,7 +271,7 @@ def _planned(name: str, taken: Taken, assignment: Assignment, source: Source, ro
         return taken.of(pivot.cropped(0, 0, rows) if rows is not None else pivot)
 
     is_cut = all(tensor.unproved for tensor in tensors)
-    return PlannedTensor(name, taken.shape(full), taken.axes(full), make, is_cut)
+    return PlannedTensor(name, taken.shape(full), taken.axes(full), make, is_cut, stays_fp32=taken.stays_fp32)
 
 
 def _ids(source: Source, rows: int) -> dict[str, Any]:

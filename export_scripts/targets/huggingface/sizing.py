@@ -78,8 +78,9 @@ def _of_description(
     target = target_of(described.family, dims, facts)
     shapes = {name: spec.full_shape(dims) for name, spec in described.family.tensors(dims).items()}
     planned = [
-        PlannedTensor(name, taken.shape(shapes[taken.pivot]), taken.axes(shapes[taken.pivot]), _not_made)
+        PlannedTensor(name, taken.shape(shape), taken.axes(shape), _not_made, stays_fp32=taken.stays_fp32)
         for name, taken in target.tensors(dims, facts).items()
+        for shape in (shapes[taken.pivot],)
     ]
     if becomes:
         planned, _ = quantized(planned, {"model_type": target.model_type}, becomes, data_type)

@@ -36,6 +36,7 @@ class Taken:
         rows_before: rows of zeros that come before the first.
         is_zeros: all of it is zeros, in the shape that would be taken: the family has no such tensor.
         elementwise: a function of fp32 values, applied last.
+        stays_fp32: it is of fp32 whatever the other weights are.
     """
 
     pivot: str
@@ -45,6 +46,7 @@ class Taken:
     rows_before: int = 0
     is_zeros: bool = False
     elementwise: Elementwise | None = None
+    stays_fp32: bool = False
 
     def axes(self, pivot_shape: Shape) -> Shape:
         """Work out the shape of what ``of`` gives: no axis is merged, those of one element are left out."""
