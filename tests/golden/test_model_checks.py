@@ -207,3 +207,28 @@ def test_the_ranks_of_shards_do_not_matter_to_a_hugging_face_directory(tmp_path:
     given += ["stages=[convert]", "export.model.format=huggingface", "export.model.tensor_model_parallel_size=3"]
     config = compose(given)
     checks.check(config, RunPaths.of(config), list(config.stages))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["stages=[convert,export]"], "export.adapter.format=peft writes no model, which export must have"),
+        (["export.model.format=huggingface"], "the adapter is written, and no model"),
+        ([], "comes with no LoRA adapter"),
+        (["export.model.end_id=2"], "export.model.end_id is of the model"),
+    ],
+)
+def test_an_adapter_that_is_written_by_itself_leaves_no_model_to_others(
+    overrides: list[str], words: str, tmp_path: Path
+) -> None:
+    error = refusal(tmp_path, LLAMA, "stages=[convert]", "export.adapter.format=peft", *overrides)
+    assert words in error.problem
+
+
+def test_an_adapter_by_itself_has_a_directory_of_its_own(tmp_path: Path) -> None:
+    asked = ["stages=[convert]", "export.adapter.format=peft", "export.adapter.base_model=org/name"]
+    given = [f"export.model.checkpoint_path={LLAMA}", "export.model.adapter_path=/adapter", "cluster_type=interactive"]
+    config = compose([f"base_results_dir={tmp_path}", *given, *asked])
+    [made] = plan(config, RunPaths.of(config))
+    assert made.output == tmp_path / "gpt3_demo/peft_fp16" and Path("/adapter") in made.inputs
+    assert {"--format=peft", "--base-model=org/name", "--adapter=/adapter"} <= set(made.commands[0].argv)
