@@ -13,7 +13,7 @@ from export_scripts.weights.schema import DecoderDims, Rule, Rules, SourceMap, S
 from export_scripts.weights.values import checkpoint_errors
 from ft_format.families import llama
 from models.decoder import Decoder
-from models.spelling import spelled_out
+from models.spelling import Spelling, spelled_out
 from models.tensor import Tensor
 
 _PREFIX, _TIE = "model.", "tie_word_embeddings"
@@ -41,10 +41,37 @@ class HubDecoder(Architecture):
             split_layer(name)[0].removeprefix(_PREFIX): Rule(split_layer(name)[0], partial(_own_axes, tensor))
             for name, tensor in dims.tensors().items()
         }
+        rules |= _experts_in_one(dims)
         ignored = {"*rotary_emb.inv_freq": "frequencies, which are computed"}
         if dims.has_tied_head:
             ignored[self.head] = "the tied copy of the embedding"
         return SourceMap(self.source_map.name, rules, ignored, biases={"*": True})
+
+
+def _experts_in_one(dims: Decoder) -> dict[Sources, Rules]:
+    """List the arrays of all experts that some files have in the place of each expert's tensors: gate above up.
+
+    transformers 5 holds them so in memory, ``<experts>.gate_up_proj`` [experts, 2 middle, hidden]; newer files of GLM
+    have them, with and without ``.weight``.
+    """
+    place, tensors = dims.names["expert.up"].partition("{expert}")[0], dims.roles
+    rules: dict[Sources, Rules] = {}
+    for spelling in dims.spellings() if dims.mixture else ():
+        if spelling.is_stacked:
+            parts = dict.fromkeys(role.rpartition(".")[2] for role in spelling.roles)
+            name = f"layers.{{layer}}.{place}{'_'.join(parts)}_proj"
+            made = tuple(
+                Rule(dims.name_of(f"{role}.weight"), partial(_of_one, spelling, role, tensors[f"{role}.weight"]))
+                for role in spelling.roles
+            )
+            rules |= {name: made, f"{name}.weight": made}
+    return rules
+
+
+def _of_one(spelling: Spelling, role: str, tensor: Tensor, values: Array, dims: Decoder) -> Array:
+    """Show an expert's tensor."""
+    shown: Array = spelling.read(values, role, tensor, dims.axis_size)
+    return shown
 
 
 def _own_axes(tensor: Tensor, values: Array, dims: Decoder) -> Array:
