@@ -194,6 +194,7 @@ def test_models_without_shards_become_transformers_own(name: str, tmp_path: Path
 
 IMAGES = {
     "qwen3": ("qwen_vl.qwen3_vl_provider.Qwen3VLModelProvider", "vision_model.patch_embed.proj.weight"),
+    "qwen3_moe_alike": ("qwen_vl.qwen3_vl_provider.Qwen3VLMoEModelProvider", "vision_model.patch_embed.proj.weight"),
     "qwen2": ("qwen_vl.qwen25_vl_provider.Qwen25VLModelProvider", "visual.blocks.0.norm1.weight"),
     "gemma3": ("gemma_vl.gemma3_vl_provider.Gemma3VLModelProvider", "multi_modal_projector.proj.weight"),
 }

@@ -26,9 +26,11 @@ _QWEN3_VISION = {**_QWEN2_VISION, "num_position_embeddings": 16, "deepstack_visu
 _SIGLIP = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 _SIGLIP |= {"image_size": 28, "patch_size": 14, "vision_use_head": False, "model_type": "siglip_vision_model"}
 _GEMMA: dict[str, Any] = {"head_dim": 8, "sliding_window": 5, "sliding_window_pattern": 2, "query_pre_attn_scalar": 8}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": ("Qwen2_5_VL", {"rope_parameters": _MROPE}, _QWEN2_VISION, _TOKENS),
     "qwen3_vl": ("Qwen3VL", {"rope_parameters": _MROPE, "head_dim": 8}, _QWEN3_VISION, _TOKENS),
+    "qwen3_vl_moe": ("Qwen3VLMoe", {"rope_parameters": _MROPE, "head_dim": 8, **_EXPERTS}, _QWEN3_VISION, _TOKENS),
     "gemma3": ("Gemma3", _GEMMA, _SIGLIP, {"image_token_index": 90, "mm_tokens_per_image": 4}),
 }
 _OLDER = {
@@ -37,15 +39,18 @@ _OLDER = {
 }
 """What version 4 called the tensors."""
 CLASSES = {"qwen2_5_vl": "Qwen2ForCausalLM", "qwen3_vl": "Qwen3ForCausalLM", "gemma3": "Gemma3ForCausalLM"}
+CLASSES["qwen3_vl_moe"] = "Qwen3MoeForCausalLM"
 IDS = torch.arange(3, 21).reshape(2, 9)
 
 
-def save(name: str, folder: Path) -> torch.Tensor:
+def save(name: str, folder: Path, **changes: Any) -> torch.Tensor:
     """Save a tiny model that sees images, and return its logits of two texts."""
     import transformers
 
     kind, text, vision, more = MODELS[name]
-    config = getattr(transformers, f"{kind}Config")(text_config={**_SIZES, **text}, vision_config=vision, **more)
+    config = getattr(transformers, f"{kind}Config")(
+        text_config={**_SIZES, **text, **changes}, vision_config=vision, **more
+    )
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
     with torch.no_grad():
@@ -98,3 +103,9 @@ def test_what_is_left_out_is_said_and_what_is_not_known_is_refused(tmp_path: Pat
     save_file({**load_file(file), "model.hearing.weight": torch.zeros(2)}, file)
     with pytest.raises(CheckpointError, match=r"hearing\.weight"):
         convert(ConvertArguments(tmp_path, tmp_path / "hf", weight_data_type="fp32", format="huggingface"))
+
+
+def test_experts_that_may_lie_either_way_are_refused(tmp_path: Path) -> None:
+    save("qwen3_vl_moe", tmp_path, moe_intermediate_size=16)  # two gates are as wide as the model
+    with pytest.raises(CheckpointError, match="whether an expert's rows are outputs or inputs cannot be told"):
+        open_source(open_archive(tmp_path), for_shards=False)

@@ -160,7 +160,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_moe_alike": (
         "Qwen3Moe",
-        {"head_dim": 16, "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 40},
+        {"head_dim": 16, "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 40, **_rope(1e6)},
     ),
     "olmoe": ("Olmoe", {"rms_norm_eps": 1e-5, "num_experts": EXPERTS, "num_experts_per_tok": 3, "clip_qkv": None}),
     "glm4_moe": ("Glm4Moe", {**_GROUPED, "n_routed_experts": 12, "use_qk_norm": True, "attention_bias": True}),

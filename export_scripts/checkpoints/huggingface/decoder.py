@@ -21,7 +21,7 @@ from export_scripts.checkpoints.huggingface.files import (
 )
 from export_scripts.checkpoints.huggingface.predictors import without_absent_predictors
 from export_scripts.checkpoints.huggingface.products import with_products
-from export_scripts.checkpoints.huggingface.text_part import text_settings, text_weights
+from export_scripts.checkpoints.huggingface.text_part import PARTS, text_settings, text_weights
 from export_scripts.checkpoints.huggingface.tied_head import is_said_tied, untied_where_it_differs
 from export_scripts.checkpoints.huggingface.unread import refusal
 from export_scripts.checkpoints.runs.hub_names import TRAINING_FILE
@@ -63,7 +63,7 @@ def open_source(archive: Archive) -> Source:
     architecture, described_dims, beyond = _expressed(config)
     files, is_renamed = open_model_weights(archive, config), config is not said
     if is_renamed:
-        files = text_weights(files, said.text("model_type"))
+        files = text_weights(files, said.text("model_type"), config)
     weights = _with_embedding(_named_alike(files, architecture), architecture, config)
     used = weights.tensors
     config, of_head = untied_where_it_differs(config, architecture, used, archive)
@@ -84,6 +84,7 @@ def open_source(archive: Archive) -> Source:
             ShardRemark(f"{key} is {each.rows} times {each.weight}, computed in fp32") for key, each in products.items()
         )
     )
+    own = OwnModel(config, written(files, (used[key] for key in used if not table.is_ignored(key))), is_renamed)
     return Source(
         archive=archive,
         family=architecture.family,
@@ -96,7 +97,7 @@ def open_source(archive: Archive) -> Source:
         remarks=remarks,
         beyond=beyond,
         activation=architecture.exact_function(settings),
-        own=OwnModel(config, written(files, (used[key] for key in used if not table.is_ignored(key))), is_renamed),
+        own=None if is_renamed and PARTS[said.text("model_type")].has_arrays else own,
     )
 
 

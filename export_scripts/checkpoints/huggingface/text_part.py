@@ -14,7 +14,9 @@ from typing import Any
 
 import models
 from export_scripts.checkpoints.huggingface.files import Weights
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.architecture import Settings
+from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
 from models.blocks.rotary import ROPE_KEYS
 from models.checks import shown
@@ -33,19 +35,26 @@ class TextPart:
         model_type: of the class of text alone.
         defaults: of the text's configuration, where they are not those of that class.
         is_tied: what a configuration that says nothing of the head means.
+        fixed: keys of the class of text alone whose value the whole has, whatever its configuration says.
+        has_arrays: experts are arrays, turned around; the class of text alone has each expert by itself.
     """
 
     model_type: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     is_tied: bool = False
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    has_arrays: bool = False
 
 
 _QWEN2 = TextPart("qwen2", {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "rope_theta": 1e6, "max_window_layers": 80})
+_QWEN3_MOE = {"rope_theta": 5e5, "max_position_embeddings": 128_000, "num_key_value_heads": 16, "num_experts": 60}
+_QWEN3_MOE |= {"num_experts_per_tok": 4, "moe_intermediate_size": 1408}
 _GEMMA3 = {"vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
 PARTS: Mapping[str, TextPart] = {
     "qwen2_vl": _QWEN2,
     "qwen2_5_vl": _QWEN2,
     "qwen3_vl": TextPart("qwen3", {"rope_theta": 5e5, "max_position_embeddings": 128_000}),
+    "qwen3_vl_moe": TextPart("qwen3_moe", _QWEN3_MOE, fixed={"norm_topk_prob": True}, has_arrays=True),
     "gemma3": TextPart("gemma3_text", {**_GEMMA3, "num_attention_heads": 8}, is_tied=True),
 }
 """By the ``model_type`` of the whole."""
@@ -65,7 +74,7 @@ def text_settings(settings: Settings) -> Settings:
     text = settings.get(_TEXT) or {}
     if not isinstance(text, Mapping):
         raise CheckpointError(f"config.json: {_TEXT} is {shown(text)}, not a mapping")
-    found = {**part.defaults, **whole, **text, "model_type": part.model_type}
+    found = {**part.defaults, **whole, **text, **part.fixed, "model_type": part.model_type}
     found[_TIE] = bool(whole.get(_TIE, part.is_tied) or text.get(_TIE))
     found["architectures"] = [models.find(part.model_type).class_name]
     for key in ROPE_KEYS:
@@ -83,17 +92,61 @@ def _plain(rope: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"rope_type": "default", **others} if others else None
 
 
-def text_weights(weights: Weights, name: str) -> Weights:
+@dataclass(frozen=True)
+class _Turned:
+    """A tensor whose last two axes change places."""
+
+    stored: LazyTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *lead, rows, columns = self.stored.shape
+        return (*lead, columns, rows)
+
+    @property
+    def data_type(self) -> str:
+        return self.stored.data_type
+
+    @property
+    def axis(self) -> int | None:
+        return None
+
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        return self.stored.unproved
+
+    def parts(self) -> tuple[Array, ...]:
+        (whole,) = self.stored.parts()
+        return (whole.swapaxes(-1, -2),)
+
+
+def _as_rows(key: str, tensor: LazyTensor, settings: Settings) -> LazyTensor:
+    """Show an array of experts as [experts, out, in]; files have [experts, in, out], which its shape must tell."""
+    hidden, middle = settings.size("hidden_size"), settings.size("moe_intermediate_size")
+    shapes = {"gate_up_proj": (2 * middle, hidden), "down_proj": (hidden, middle)}
+    wanted = next((shape for end, shape in shapes.items() if key.endswith(f".experts.{end}")), None)
+    if wanted is None or tensor.shape[1:] not in (wanted, wanted[::-1]):
+        return tensor
+    if wanted[0] == wanted[1]:
+        raise CheckpointError(
+            f"{key} is {list(tensor.shape)}: whether an expert's rows are outputs or inputs cannot be told",
+            "convert a directory whose experts are tensors of their own",
+        )
+    return tensor if tensor.shape[1:] == wanted else _Turned(tensor)
+
+
+def text_weights(weights: Weights, name: str, settings: Settings) -> Weights:
     """Call the text's tensors as the class of text alone does, and leave out those of images; say which.
 
     Args:
         weights: of the files.
         name: ``model_type`` of the whole.
+        settings: of the text.
 
     Raises:
-        CheckpointError: a tensor is there under two names.
+        CheckpointError: a tensor is there under two names, or how experts lie in it cannot be told.
     """
-    found, left_out = {}, dict[str, int]()
+    found, left_out = dict[str, LazyTensor](), dict[str, int]()
     for key, tensor in weights.tensors.items():
         if image := _OF_IMAGES.match(key):
             left_out[image.group(1)] = left_out.get(image.group(1), 0) + 1
@@ -101,7 +154,7 @@ def text_weights(weights: Weights, name: str) -> Weights:
         renamed = next((new + key.removeprefix(old) for old, new in _RENAMED if key.startswith(old)), key)
         if renamed in found:
             raise CheckpointError(f"one tensor is there under two names, one of them {key}", "keep one of them")
-        found[renamed] = tensor
+        found[renamed] = _as_rows(key, tensor, settings) if PARTS[name].has_arrays else tensor
     counts = ", ".join(f"{count} of {part}" for part, count in left_out.items()) or "none is there"
     said = (
         f"of {name} the text model alone is converted, as {PARTS[name].model_type}, which computes the same of texts "
