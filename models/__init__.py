@@ -39,6 +39,7 @@ from models.architectures.mixtral import MIXTRAL
 from models.architectures.nemotron import NEMOTRON
 from models.architectures.olmo2 import OLMO2
 from models.architectures.olmoe import OLMOE
+from models.architectures.phi3 import PHI3
 from models.architectures.qwen2 import QWEN2
 from models.architectures.qwen3 import QWEN3
 from models.architectures.qwen3_moe import QWEN3_MOE
@@ -64,6 +65,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     EXAONE4,
     GRANITE,
     SMOLLM3,
+    PHI3,
     MIXTRAL,
     QWEN3_MOE,
     OLMOE,

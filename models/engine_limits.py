@@ -18,6 +18,7 @@ def beyond_engine(decoder: Decoder) -> list[str]:
         f"{decoder.predictor_num} predictors of further tokens": (decoder.predictor_num > 0, "it predicts the next"),
         "rotated widths that differ": (len({rotary.width for rotary in rotaries}) > 1, "they have one"),
         **{f"rotation {kind}": (True, reason) for kind, reason in _rotations_beyond(decoder, rotaries).items()},
+        "one tensor of query, key and value": (decoder.attention.is_fused, "they are three, as gate and up are two"),
         "windows that differ": (len({layer.window for layer in decoder.layers} - {0}) > 1, "they have one size"),
     }
     return [f"{what}  ({reason})" for what, (is_so, reason) in of_model.items() if is_so]

@@ -16,6 +16,7 @@ NO_NORM, BY_HEAD, WHOLE = "", "head", "projection"
 """How queries and keys are normalised before they are rotated: not, each head by itself, or all heads together."""
 NAMES = {
     **{"query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj"},
+    "query_key_value": "self_attn.qkv_proj",
     **{"attention_output": "self_attn.o_proj", "query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"},
 }
 _FUSED = Fused((("query", "heads_per_group"), ("key", 1), ("value", 1)), "size_per_head")
@@ -55,6 +56,7 @@ class Attention:
         scalar: scores are divided by its root; 0: by that of size_per_head.
         multiplier: of scores, in place of a root; 0: there is none.
         softcap: c of c * tanh(score / c); 0: there is none.
+        is_fused: the weights of query, key and value are one tensor, one after another.
         rotates_neighbours: elements that follow one another are rotated; else the halves of a head.
     """
 
@@ -67,6 +69,7 @@ class Attention:
     scalar: float = 0.0
     multiplier: float = 0.0
     softcap: float = 0.0
+    is_fused: bool = False
     rotates_neighbours: bool = False
 
     @property
@@ -86,6 +89,9 @@ class Attention:
         """List the linear layers, by role."""
         heads = {"query": _QUERY, "key": _KEY, "value": _KEY}
         weights = {role: Tensor((axis, "hidden_units"), 0) for role, axis in heads.items()}
+        if self.is_fused:
+            heads = {"query_key_value": ("qkv_head_num", "size_per_head")}
+            weights = {"query_key_value": Tensor((heads["query_key_value"], "hidden_units"))}
         weights["attention_output"] = Tensor(("hidden_units", _QUERY), 1)
         found = {f"{role}.weight": weight for role, weight in weights.items()}
         if self.has_qkv_bias:

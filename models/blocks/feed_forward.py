@@ -12,7 +12,7 @@ from models.keys import Fields, Keys
 from models.spelling import Fused, Spelling
 from models.tensor import Tensor
 
-NAMES = {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
+NAMES = {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "gate_up": "mlp.gate_up_proj", "down": "mlp.down_proj"}
 TANH_GELU = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate")
 EXACT_GELU = ("gelu", "gelu_python")
 FUNCTIONS = {
@@ -43,12 +43,14 @@ class FeedForward:
         is_gated: whether there is a gate.
         activation: one of ACTIVATIONS.
         has_bias: whether its linear layers have biases.
+        is_fused: gate and up are one tensor, one after another.
     """
 
     inter_size: int
     is_gated: bool = True
     activation: str = "silu"
     has_bias: bool = False
+    is_fused: bool = False
 
     def norms(self) -> dict[str, Tensor]:
         """List the weights of norms, by role: it has none."""
@@ -57,6 +59,8 @@ class FeedForward:
     def tensors(self, middle: str = "inter_size") -> dict[str, Tensor]:
         """List the linear layers, by role; ``middle`` is the symbol of its width."""
         weights = {role: Tensor((middle, "hidden_units"), 0) for role in ("gate", "up")[not self.is_gated :]}
+        if self.is_fused:
+            weights = {"gate_up": Tensor(((2, middle), "hidden_units"))}
         weights["down"] = Tensor(("hidden_units", middle), 1)
         found = {f"{role}.weight": weight for role, weight in weights.items()}
         if self.has_bias:

@@ -277,7 +277,7 @@ class LongRope(Scaling):
 
     def write(self) -> dict[str, Any]:
         said = {"short_factor": list(self.short), "long_factor": list(self.long), ORIGINAL: self.original_max_position}
-        more = {"factor": self.factor, _ATTENTION: self.said_attention_factor}
+        more = {"factor": self.factor, _ATTENTION: self.said_attention_factor, "type": self.kind}  # for older readers
         return said | {key: value for key, value in more.items() if value is not None}
 
     def frequencies(self, plain: Sequence[float], base: float) -> list[float]:

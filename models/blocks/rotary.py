@@ -7,10 +7,10 @@ Version 4's keys are written: every version reads them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nextafter
-from typing import Any
+from typing import Any, ClassVar
 
 from models.blocks.rope_scaling import ORIGINAL, SCALINGS, Said, Scaling
 from models.checks import shown
@@ -23,7 +23,8 @@ DEFAULT = "default"
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
 """The first that holds something counts, and of the other nothing."""
 _PART = "partial_rotary_factor"
-_REASON = f"{DEFAULT}, {', '.join(SCALINGS)} are read"
+KINDS = (DEFAULT, *SCALINGS)
+"""Those that are read, by transformers' ``rope_type``."""
 _OF_TWO_LENGTHS = ("llama3", "yarn", "longrope")
 """Scalings whose original length a key beside the mapping overrules."""
 
@@ -61,6 +62,7 @@ class Rope(Keys):
     """
 
     is_partial: bool = False
+    kinds: ClassVar[Sequence[str]] = KINDS
     says = ("layers.rotary",)
 
     def read(self, config: ConfigJson) -> dict[str, Any]:
@@ -77,7 +79,7 @@ class Rope(Keys):
 
     def problems(self, config: ConfigJson) -> list[str]:
         rope = rope_parameters(config)
-        found = rope_problems(rope, rope_key(config))
+        found = rope_problems(rope, rope_key(config), self.kinds)
         part = rotated_part(rope)
         if not self.is_partial and part != 1:
             found.append(f"{_PART}: {part:g}  (whole heads are rotated)")
@@ -120,12 +122,12 @@ def rope_parameters(config: Mapping[str, Any], base_key: str = "rope_theta", par
     return rope
 
 
-def rope_problems(rope: Mapping[str, Any], key: str) -> list[str]:
-    """List what cannot be described of a rotation, one line each."""
+def rope_problems(rope: Mapping[str, Any], key: str, kinds: Sequence[str] = KINDS) -> list[str]:
+    """List what cannot be described of a rotation, or is of another kind, one line each."""
     kind = rope["rope_type"]
-    if kind in (DEFAULT, *SCALINGS) and not any(isinstance(value, dict) for value in rope.values()):
+    if kind in kinds and not any(isinstance(value, dict) for value in rope.values()):
         return []
-    return [f"{key}: {shown(kind if kind != DEFAULT else dict(rope))}  ({_REASON})"]
+    return [f"{key}: {shown(kind if kind != DEFAULT else dict(rope))}  ({', '.join(kinds)} are read)"]
 
 
 def written(scaling: Scaling | None) -> dict[str, Any] | None:

@@ -36,6 +36,7 @@ WORDS = {
     "olmo2": "OLMo 2",
     "granite": "Granite 3",
     "smollm3": "SmolLM3",
+    "phi3": "Phi-3",
     "exaone4": "EXAONE 4",
     "starcoder2": "StarCoder2",
     "mixtral": "Mixtral",

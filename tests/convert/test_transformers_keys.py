@@ -24,6 +24,7 @@ from handover.errors import CheckpointError
 
 _LAYERS = 2
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LONG = {"rope_type": "longrope", "short_factor": [1.0, 2.0, 3.0, 4.0], "long_factor": [5.0, 6.0, 7.0, 8.0]}
 _WIDTHS: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": _LAYERS,
@@ -48,6 +49,7 @@ _LATENT = {
 }
 SIZES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "nemotron", "gemma", "olmo2", "granite"), _LLAMA),
+    "phi3": {**_LLAMA, **_WINDOW, "rope_parameters": {**_LONG, "rope_theta": 500.0}, "pad_token_id": None},
     "smollm3": {**_LLAMA, "sliding_window": 5, "use_sliding_window": True, "no_rope_layer_interval": 2}
     | {"pad_token_id": None},
     "exaone4": {**_LLAMA, "sliding_window": 5, "sliding_window_pattern": 2},
@@ -129,6 +131,7 @@ _OF_SOME = {
     ("glm4_moe_lite", "first_k_dense_replace"): 2,
     ("gpt_bigcode", "num_key_value_heads"): 4,
     ("ernie4_5_moe", "use_bias"): True,
+    **{("phi3", key): {**_LONG, "short_factor": [2.0] * 4} for key in ("rope_scaling", "rope_parameters")},
     ("smollm3", "layer_types"): ["sliding_attention", "full_attention"],
     ("gemma3_text", "rope_parameters"): {"full_attention": {"rope_theta": 300.0}},
 }
@@ -165,7 +168,7 @@ def changed(model_type: str, key: str) -> dict[str, Any]:
     """The configuration with another value of one key; the rotation's keys stand alone, as one hides the other."""
     config = config_of(model_type) | other_of(model_type, key)
     if key in ("rope_theta", "original_max_position_embeddings") and "rope_parameters" in config:
-        config["rope_parameters"] = {name: value for name, value in _LLAMA3.items()}
+        del config["rope_parameters"]["rope_theta"]
     return config
 
 
@@ -266,7 +269,23 @@ _SOME: dict[str, list[Any]] = {
 }
 """Keys of which several say one thing."""
 _BY_KIND = {"sliding_attention": {"rope_theta": 600.0}, "full_attention": {**_LINEAR, "rope_theta": 800.0}}
-_SOME_OF = {"gemma3_text": {"rope_parameters": [_SAYS_NOTHING, None, {}, _BY_KIND, {"full_attention": _LINEAR}]}}
+_PHI3_ROPES = [
+    _SAYS_NOTHING,
+    None,
+    {},
+    {"rope_type": "default"},
+    _LONG,
+    {**_LONG, "rope_type": "su", "rope_theta": 600.0},
+]
+_PHI3: dict[str, list[Any]] = {
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), _PHI3_ROPES),
+    **{"hidden_size": [32], "num_attention_heads": [4], "head_dim": [_SAYS_NOTHING, 8]},
+    "partial_rotary_factor": [_SAYS_NOTHING, 1.0],
+}
+_SOME_OF = {
+    "phi3": _PHI3,
+    "gemma3_text": {"rope_parameters": [_SAYS_NOTHING, None, {}, _BY_KIND, {"full_attention": _LINEAR}]},
+}
 """Values of one model's own."""
 
 

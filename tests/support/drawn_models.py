@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_PARTIAL = ("nemotron", "glm4_moe", "minimax_m2")
+_PARTIAL = ("nemotron", "phi3", "glm4_moe", "minimax_m2")
 _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 _ROPES = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
@@ -63,9 +63,9 @@ def drawn(model_type: str, seed: int) -> dict[str, Any]:
         **dict.fromkeys(("rms_norm_eps", "norm_eps", "norm_epsilon"), rng.choice([1e-5, 1e-6, 3e-4])),
         "tie_word_embeddings": rng.choice([True, False]),
         "pad_token_id": None,
-        **_rope(rng, _ROPES, int(part * size)),
+        **_rope(rng, ["default", "longrope"] if model_type == "phi3" else _ROPES, int(part * size)),
     }
-    if model_type not in ("starcoder2", "olmoe", "deepseek_v2"):
+    if model_type not in ("starcoder2", "olmoe", "deepseek_v2", "phi3"):
         config["hidden_size"] = rng.choice([config["hidden_size"], 2 * heads * rng.randint(1, 6)])
     names = rng.choice(["silu", "relu", "gelu", "gelu_pytorch_tanh", "relu2"])
     config |= {"hidden_act": names, "hidden_activation": names}
@@ -211,6 +211,10 @@ def _glm4_moe_lite(rng: random.Random, layers: int) -> dict[str, Any]:
 _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     **dict.fromkeys(("qwen2", "qwen3"), _qwen),
     **dict.fromkeys(("mistral", "starcoder2"), lambda rng, layers: {"sliding_window": rng.choice([None, 6])}),
+    "phi3": lambda rng, layers: {
+        "sliding_window": rng.choice([None, 6]),
+        **rng.choice([{}, {"original_max_position_embeddings": 40}]),
+    },
     "mixtral": lambda rng, layers: {
         "sliding_window": rng.choice([None, 6]),
         "num_local_experts": rng.randint(2, 5),

@@ -135,6 +135,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             **_rope(1e5),
         },
     ),
+    "phi3": (
+        "Phi3",
+        {
+            "original_max_position_embeddings": 8,
+            "sliding_window": 5,
+            **_rope(
+                rope_type="longrope",
+                partial_rotary_factor=0.5,
+                short_factor=[1.0, 2.0],
+                long_factor=[3.0, 4.0],
+            ),
+        },
+    ),
     "smollm3": (
         "SmolLM3",
         {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 5, **_rope(2e6)},

@@ -29,7 +29,6 @@ _REASONS: Mapping[str, str] = {
     "phi": "lm_head.bias  (its gptneox, which rotates halves, has a head without)",
     "gpt_neo": "its scores are not divided by the root of the head's size, FasterTransformer's are",
     **dict.fromkeys(("arcee", "seed_oss", "internlm3"), _LIKE_LLAMA),
-    "phi3": "its query, key and value lie in one tensor, and gate and up in another, which have no table",
     "olmo": "its norms have no weights",
     "olmo3": "it is OLMo 2 with a window in most layers, and has no table",
     **dict.fromkeys(("glm", "glm4", "ernie4_5", "helium"), _NEIGHBOURS),
