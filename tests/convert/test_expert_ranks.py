@@ -15,7 +15,7 @@ import pytest
 import torch
 from support.llama_configs import megatron_lm, padded_vocabulary
 from support.llama_files import sentencepiece_model, write_megatron_lm_tree
-from support.llama_models import EXPERTS, LAYERS, Saved, saved, tensors
+from support.llama_models import Saved, saved, tensors
 from support.llama_state import State, core_state, cut, layer_of
 
 from export_scripts.arguments import ConvertArguments
@@ -72,24 +72,28 @@ def write(root: Path, source: Saved, grid: Grid, form: str = GROUPED, **changes:
 def of_rank(state: State, grid: Grid, tensor: int, stage: int, expert: int, own: int, form: str) -> State:
     """What one rank holds: its part of what is not experts, and its experts, numbered from 0."""
     kept: State = {}
-    experts: dict[str, list[torch.Tensor]] = {}
-    count, layers = EXPERTS // grid.expert, LAYERS // grid.pipeline
+    experts: dict[str, dict[int, torch.Tensor]] = {}
+    count = len({_expert_of(key) for key in state} - {None}) // grid.expert
+    layers = (1 + max(layer_of(key) or 0 for key in state)) // grid.pipeline
     for key, value in state.items():
         layer = layer_of(key)
         home = layer // layers if layer is not None else 0 if key.startswith("embedding.") else grid.pipeline - 1
         if home != stage:
             continue
         name = key if layer is None else key.replace(f".layers.{layer}.", f".layers.{layer - stage * layers}.")
-        before, is_expert, after = name.partition("local_experts.")
-        if not is_expert:
+        if (number := _expert_of(key)) is None:
             kept[name] = cut(key, value, grid.tensor, tensor)
-            continue
-        number, _, linear = after.partition(".")
-        if int(number) // count == expert:  # experts come in the order of their numbers
-            experts.setdefault(f"{before}{linear}", []).append(cut(key, value, grid.expert_tensor, own))
+        elif number // count == expert:
+            linear = name.replace(f"local_experts.{number}.", "")
+            experts.setdefault(linear, {})[number] = cut(key, value, grid.expert_tensor, own)
     for name, parts in experts.items():
-        kept |= spelled(name, parts, form)
+        kept |= spelled(name, [parts[number] for number in sorted(parts)], form)
     return kept
+
+
+def _expert_of(key: str) -> int | None:
+    _, found, rest = key.partition(".local_experts.")
+    return int(rest.partition(".")[0]) if found else None
 
 
 def spelled(name: str, parts: list[torch.Tensor], form: str) -> State:
@@ -111,29 +115,34 @@ def spelled(name: str, parts: list[torch.Tensor], form: str) -> State:
 
 
 @pytest.mark.parametrize(
-    ("grid", "form"),
+    ("name", "grid", "form"),
     [
-        (Grid(), GROUPED),
-        (Grid(), MATRIX),
-        (Grid(expert=2), GROUPED),
-        (Grid(expert=4), ARRAY),
-        (Grid(pipeline=2, expert=2), SEQUENTIAL),
-        (Grid(tensor=2, expert=2, expert_tensor=2), GROUPED),
-        (Grid(tensor=2, expert=2, expert_tensor=1), SEQUENTIAL),
-        (Grid(tensor=2, expert=1, expert_tensor=1), GROUPED),
-        (Grid(tensor=4, pipeline=2, expert=2, expert_tensor=2), MATRIX),
-        (Grid(tensor=2, expert=2, expert_tensor=2), MATRIX),
-        (Grid(tensor=2, expert=4, expert_tensor=1), ARRAY),
+        ("mixtral", Grid(), GROUPED),
+        ("mixtral", Grid(), MATRIX),
+        ("mixtral", Grid(expert=2), GROUPED),
+        ("mixtral", Grid(expert=4), ARRAY),
+        ("mixtral", Grid(pipeline=2, expert=2), SEQUENTIAL),
+        ("mixtral", Grid(tensor=2, expert=2, expert_tensor=2), GROUPED),
+        ("mixtral", Grid(tensor=2, expert=2, expert_tensor=1), SEQUENTIAL),
+        ("mixtral", Grid(tensor=2, expert=1, expert_tensor=1), GROUPED),
+        ("mixtral", Grid(tensor=4, pipeline=2, expert=2, expert_tensor=2), MATRIX),
+        ("mixtral", Grid(tensor=2, expert=2, expert_tensor=2), MATRIX),
+        ("mixtral", Grid(tensor=2, expert=4, expert_tensor=1), ARRAY),
+        ("glm4_moe", Grid(pipeline=3, expert=4), GROUPED),
+        ("glm4_moe", Grid(tensor=2, pipeline=3, expert=2, expert_tensor=1), MATRIX),
+        ("qwen3_moe", Grid(tensor=2, expert=2, expert_tensor=2), SEQUENTIAL),
     ],
 )
-def test_the_same_tensors_whichever_rank_had_an_expert(grid: Grid, form: str, tmp_path: Path) -> None:
-    source = saved("mixtral")
+def test_the_same_tensors_whichever_rank_had_an_expert(name: str, grid: Grid, form: str, tmp_path: Path) -> None:
+    """Of GLM the first layer has no experts: a stage's layers are not counted by them."""
+    source = saved(name)
     path = write(tmp_path / "run", source, grid, form)
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        convert(ConvertArguments(path, tmp_path / name, 1, name, format="huggingface"))
-        made = tensors(tmp_path / name)
+    for data_type, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        convert(ConvertArguments(path, tmp_path / data_type, 1, data_type, format="huggingface"))
+        made = tensors(tmp_path / data_type)
         assert made.keys() == source.tensors.keys()
-        assert not [key for key, value in source.tensors.items() if not torch.equal(made[key], value.to(dtype))]
+        wanted = {key: value.to(dtype) for key, value in source.tensors.items()}
+        assert not [key for key, value in wanted.items() if not torch.equal(made[key].to(dtype), value)]
     assert not open_source(find_archive(path), for_shards=False).remarks
 
 
