@@ -97,7 +97,7 @@ REFUSED: dict[str, Any] = {
 def test_a_limited_field_is_refused_by_name_from_every_source(name: str) -> None:
     limits = {**core_fields.CORE_LIMITS, **(core_fields.ROUTER_LIMITS if name == "mixtral" else {})}
     honoured = {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "scale_factor"}
-    honoured |= {"softmax_scale", "no_rope_freq"}
+    honoured |= {"softmax_scale", "no_rope_freq", "multi_latent_attention"}
     for field in limits:
         if field in honoured or field in ("rope_scaling", "parallel_attention", "new_decoder_architecture"):
             continue  # the Llama family has the first, and reads the others by words of its own
@@ -191,7 +191,16 @@ HONOURED: dict[str, Any] = {
     "transformer_layer_spec": {"_target_": "megatron.core.models.bert.bert_layer_specs.bert_layer_spec"},
     "_target_": "megatron.bridge.models.mimo_v2_flash.mimo_v2_flash_provider.MiMoV2FlashModelProvider",
 }
+HONOURED |= {
+    **{"q_lora_rank": None, "kv_lora_rank": 9, "qk_head_dim": 9, "qk_pos_emb_head_dim": 6, "v_head_dim": 9},
+    **{"original_max_position_embeddings": 32, "beta_fast": 3, "beta_slow": 2, "mscale": 0.5, "mscale_all_dim": 0.5},
+    **{"rope_type": "rope", "mtp_use_repeated_layer": True},
+}
 TOGETHER: dict[str, dict[str, Any]] = {  # what counts beside another alone
+    "max_position_embeddings": {
+        **{"multi_latent_attention": True, "qk_layernorm": True},
+        **{"rope_type": "yarn", "max_position_embeddings": 32},
+    },
     "moe_router_group_topk": {"moe_router_num_groups": 4, "moe_router_group_topk": 2},
     "moe_shared_expert_gate": {"moe_shared_expert_intermediate_size": 9, "moe_shared_expert_gate": True},
     "window_attn_skip_freq": {"window_size": [3, 0], "window_attn_skip_freq": 2},
@@ -206,10 +215,16 @@ TOGETHER: dict[str, dict[str, Any]] = {  # what counts beside another alone
 ELSEWHERE = {"bias_gelu_fusion", "max_sequence_length", "transformer"}
 
 
+def model_that_reads(field: str) -> str:
+    """A model of ``llama_models`` to which a field matters."""
+    is_of_latent = field in (*core_fields.OF_LATENT, "multi_latent_attention", "mtp_num_layers")
+    return "deepseek_v3" if is_of_latent else "mixtral" if field.startswith("moe_") else "llama"
+
+
 @pytest.mark.parametrize("field", ["softmax_scale", "no_rope_freq", *sorted(core_fields.CORE_HONOURED - ELSEWHERE)])
 def test_an_honoured_field_changes_what_a_model_becomes(field: str) -> None:
     changes = TOGETHER.get(field, {field: HONOURED.get(field)})
-    name = "mixtral" if field.startswith("moe_") else "llama"
+    name = model_that_reads(field)
 
     def read(given: Mapping[str, Any]) -> object:
         model = {**nemo2(saved(name).config, name)["config"], "_target_": "megatron.core.GPT", **given}
@@ -257,7 +272,7 @@ OF_MEGATRON_LM: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("argument", sorted(arguments.READ - {*core_fields.CORE_LIMITS, *core_fields.ROUTER_LIMITS}))
 def test_an_argument_that_is_read_changes_what_a_model_becomes(argument: str) -> None:
-    name = "mixtral" if argument.startswith("moe_") else "llama"
+    name = model_that_reads(argument)
     value, beside = OF_MEGATRON_LM.get(argument) or (HONOURED[argument], {})
     plain = {key: each for key, each in megatron_lm(saved(name).config, **beside).items() if each is not None}
     assert outcome(arguments.in_nemo_words({**plain, argument: value})) != outcome(arguments.in_nemo_words(plain))

@@ -151,11 +151,12 @@ _OF_MIXTURES = (
     *("moe_router_group_topk", "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor"),
     *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate"),
 )
-_OF_LATENT = (
+OF_LATENT = (
     *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type"),
     *("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
     "mtp_use_repeated_layer",
 )
+"""What latent attention alone reads, and the predictors that it is trained with."""
 _OF_LAYERS = (
     *("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size", "kv_channels"),
     *("layernorm_epsilon", "layernorm_zero_centered_gamma", "normalization", "add_bias_linear", "add_qkv_bias"),
@@ -170,7 +171,7 @@ _OF_THE_WHOLE = (
     *("low_freq_factor", "high_freq_factor", "old_context_len", "transformer_layer_spec", "_target_", "transformer"),
     "max_position_embeddings",
 )
-CORE_HONOURED = frozenset({*_OF_LAYERS, *_OF_MIXTURES, *_OF_LATENT, *_OF_THE_WHOLE})
+CORE_HONOURED = frozenset({*_OF_LAYERS, *_OF_MIXTURES, *OF_LATENT, *_OF_THE_WHOLE})
 """What the readers honour; those of GPT refuse some that only the Llama family has, as ``window_size``."""
 
 OF_LAYERS = frozenset(_OF_LAYERS)
@@ -180,5 +181,5 @@ CORE_KNOWN = frozenset(
     {*CORE_LIMITS, *ROUTER_LIMITS, *CORE_HONOURED, *(name for names in WITHOUT_EFFECT.values() for name in names)}
 )
 """Every field that has a verdict."""
-CARRIED = (*CORE_LIMITS, *ROUTER_LIMITS, CAPACITY, *_OF_MIXTURES, *_OF_LATENT, "window_attn_skip_freq")
+CARRIED = (*CORE_LIMITS, *ROUTER_LIMITS, CAPACITY, *_OF_MIXTURES, *OF_LATENT, "window_attn_skip_freq")
 """What the readers of NeMo 2, Megatron-Bridge and Megatron-LM hand over under megatron-core's own names."""

@@ -55,7 +55,7 @@ def with_original_length(words: Mapping[str, Any], config: Mapping[str, Any]) ->
         config: of megatron-core.
     """
     longest = config.get("max_position_embeddings")
-    if not is_latent(config) or _ORIGINAL in config or longest is None:
+    if not is_latent(config) or config.get(_ORIGINAL) is not None or longest is None:
         return dict(words)
     return {**words, _ORIGINAL: longest}
 
