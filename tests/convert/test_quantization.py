@@ -140,19 +140,45 @@ def test_what_comes_from_shards_is_what_comes_from_the_hub(name: str, tmp_path: 
     assert said[0]["quantization_config"] == said[1]["quantization_config"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_router_of_a_mixture_stays_and_its_experts_do_not(name: str, tmp_path: Path) -> None:
-    prefix, own = MIXTRAL
+_SPARSE = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+_SHARED = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "own", "routers", "expert"),
+    [
+        *((name, *MIXTRAL, {"block_sparse_moe.gate": 2}, "block_sparse_moe.experts.3.w2") for name in NAMES),
+        ("fp8", "Qwen3Moe", _SPARSE, {"mlp.gate": 2}, "mlp.experts.3.down_proj"),
+        ("int4", "Glm4Moe", {**_SPARSE, **_SHARED}, {"mlp.gate": 1}, "mlp.shared_experts.down_proj"),
+    ],
+)
+def test_the_router_of_a_mixture_stays_and_its_experts_do_not(
+    name: str, prefix: str, own: dict[str, Any], routers: dict[str, int], expert: str, tmp_path: Path
+) -> None:
     source = saved(tmp_path / "source", prefix, **own)
     to_huggingface(source, tmp_path / "hf", name)
-    found = tensors(tmp_path / "hf")
-    routers = [key for key in found if key.endswith("block_sparse_moe.gate.weight")]
-    assert len(routers) == 2 and all(torch.equal(found[key], tensors(source)[key]) for key in routers)
+    given, found = tensors(source), tensors(tmp_path / "hf")
+    (router, count), *_ = routers.items()
+    stays = [key.removesuffix(".weight") for key in given if key.endswith(f"{router}.weight")]
+    assert len(stays) == count and all(torch.equal(found[f"{key}.weight"], given[f"{key}.weight"]) for key in stays)
     config = json.loads((tmp_path / "hf/config.json").read_text())["quantization_config"]
-    stays = config["modules_to_not_convert"] if name == "fp8_block" else config["ignore"]
-    assert sorted(stays) == sorted(["lm_head", *(key.removesuffix(".weight") for key in routers)])
-    weight = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
-    assert (dequantized(found, weight) - tensors(source)[weight].float()).norm() < 0.2 * tensors(source)[weight].norm()
+    said = config["modules_to_not_convert"] if name == "fp8_block" else config["ignore"]
+    assert sorted(said) == sorted(["lm_head", *stays])
+    weight = f"model.layers.1.{expert}.weight"
+    assert (dequantized(found, weight) - given[weight].float()).norm() < 0.2 * given[weight].norm()
+    matrices = {key for key, tensor in given.items() if in_layers(key, tensor)}
+    assert Manifest.read(tmp_path / "hf").made_from["quantized"].keys() == matrices
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_block"])
+def test_a_quantized_directory_is_a_source_of_what_its_numbers_mean(name: str, tmp_path: Path) -> None:
+    to_huggingface(saved(tmp_path / "source", intermediate_size=320), tmp_path / "hf", name)
+    to_huggingface(tmp_path / "hf", tmp_path / "back", None, weight_data_type="fp32")
+    found, back = tensors(tmp_path / "hf"), tensors(tmp_path / "back")
+    assert back.keys() == tensors(tmp_path / "source").keys()
+    for key, tensor in back.items():
+        assert torch.equal(tensor, dequantized(found, key) if in_layers(key, tensor) else found[key].float()), key
+    assert "quantization_config" not in json.loads((tmp_path / "back/config.json").read_text())
 
 
 @pytest.mark.parametrize("name", NAMES)
