@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from support.core_adapters import BASE, CANONICAL, LORA, write_bridge, write_bridge_adapter
-from support.llama_adapters import merged_logits, products
-from support.llama_models import VOCAB, logits, saved
+from support.llama_adapters import ALPHA, RANK, merged_logits, products
+from support.llama_files import ChunkedArray
+from support.llama_models import VOCAB, logits, saved, tensors
+from support.peft_output import assert_holds
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
@@ -116,3 +119,32 @@ def test_one_of_megatron_fsdp_is_refused(tmp_path: Path) -> None:
         (adapter / "iter_0000007" / name).unlink(missing_ok=True)
     with pytest.raises(CheckpointError, match="adapter that was saved with ckpt_format fsdp_dtensor"):
         open_source(find_archive(model, GivenFiles(adapter=adapter)))
+
+
+def test_latent_attention(tmp_path: Path) -> None:
+    """Megatron-core's names of DeepSeek's layers: ``multi_latent_attention.py``; each is one of transformers'."""
+    names = {"q_a_proj": "linear_q_down_proj", "q_b_proj": "linear_q_up_proj", "o_proj": "linear_proj"}
+    names |= {"kv_a_proj_with_mqa": "linear_kv_down_proj", "kv_b_proj": "linear_kv_up_proj"}
+    generator = torch.Generator().manual_seed(1)
+    added, arrays = {}, {}
+    for key, weight in saved("deepseek_v3").tensors.items():
+        if (word := key.split(".")[-2]) not in names:
+            continue
+        sizes = {"in": (RANK, weight.shape[1]), "out": (weight.shape[0], RANK)}
+        pair = {side: torch.randn(size, generator=generator) / 8 for side, size in sizes.items()}
+        added[key] = (pair["in"], pair["out"])
+        place = f"decoder.layers.{key.split('.')[2]}.self_attention.{names[word]}.adapter.linear_"
+        for side, value in pair.items():
+            arrays[f"{place}{side}.weight"] = ChunkedArray(tuple(value.shape), [((0, 0), value)])
+    assert len(added) == 15
+    model = write_bridge(tmp_path / "model", "deepseek_v3", 1, None)
+    lora = {"_target_": LORA, "dim": RANK, "alpha": ALPHA}
+    wish: dict[str, Any] = {"adapter": write_bridge(tmp_path / "adapter", "deepseek_v3", 1, arrays, peft=lora)}
+    wish["weight_data_type"] = "fp32"
+    convert(ConvertArguments(model, tmp_path / "out", **wish, format="huggingface"))
+    made = tensors(tmp_path / "out")
+    for key, (down, up) in added.items():
+        wanted = saved("deepseek_v3").tensors[key].double() + ALPHA / RANK * up.double() @ down.double()
+        assert (made[key] - wanted).abs().max() < 1e-6, key
+    convert(ConvertArguments(model, tmp_path / "peft", **wish, format="peft"))
+    assert_holds(tmp_path / "peft", added)

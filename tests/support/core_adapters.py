@@ -187,7 +187,8 @@ def write_bridge(
     model["_target_"] = "megatron.bridge.models.gpt_provider.GPTModelProvider"
     if arrays is None:
         state = core_state(source.tensors, source.config, padded_vocabulary(source.config, ranks))
-        arrays = chunked(state, ranks, is_stacked=not hasattr(source.config, "mlp_only_layers"), has_pairs=is_apart)
+        is_uniform = not any(hasattr(source.config, key) for key in ("mlp_only_layers", "first_k_dense_replace"))
+        arrays = chunked(state, ranks, is_stacked=is_uniform, has_pairs=is_apart)
     write_torch_dist(folder, arrays, prefix="", common={"iteration": 7, "content_metadata": {}})
     (folder / "run_config.yaml").write_text(yaml.safe_dump({"model": model, "tokenizer": {}, "peft": None, **run}))
     (root / "latest_checkpointed_iteration.txt").write_text("7")
