@@ -33,7 +33,9 @@ def test_megatron_bridges(name: str, ranks: int, tmp_path: Path) -> None:
     assert_the_same_tensors(path, tmp_path / "hub", source, torch.bfloat16)
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("llama", 3), ("llama32", 1), ("mixtral", 2), ("glm4_moe", 3)])
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("llama", 3), ("llama32", 1), ("mixtral", 2), ("glm4_moe", 3), ("glm4_moe_lite", 2)]
+)
 def test_megatron_lms(name: str, ranks: int, tmp_path: Path) -> None:
     """The training's arguments are an object among the tensors."""
     source = saved(name)
