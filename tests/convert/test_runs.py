@@ -204,6 +204,23 @@ def test_a_shard_that_does_not_say_where_its_tensors_belong(hub: Path, parts: Pa
         open_source(find_archive(step))
 
 
+def test_megatron_bridges_own_state_names_an_iteration_where_there_is_no_tracker(tmp_path: Path) -> None:
+    run = write_bridge(tmp_path / "run", saved("qwen3", torch.bfloat16), 1)
+    (run / "latest_checkpointed_iteration.txt").unlink()
+    (run / "iter_0000009").mkdir()
+    (run / "iter_0000009/__0_0.distcp").write_bytes(b"cut off")
+    last = f"give {run}/iter_0000007"
+    with pytest.raises(CheckpointError, match=f"iter_0000009, the newest step, is incomplete.*\n?.*{last}"):
+        find_archive(run)
+    torch.save({"step": torch.tensor(7, dtype=torch.int32)}, run / "latest_train_state.pt")
+    (said,) = (each for each in open_source(find_archive(run)).remarks if "is taken" in each)
+    assert "iter_0000007 is taken, which latest_train_state.pt names of 2 steps" in said
+    assert said.endswith("newer and left out: iter_0000009")
+    torch.save({"step": torch.tensor([7, 8])}, run / "latest_train_state.pt")
+    with pytest.raises(CheckpointError, match="latest_train_state.pt holds no single number"):
+        find_archive(run)
+
+
 def test_of_megatrons_iterations_the_newest_complete_one_is_taken(tmp_path: Path) -> None:
     run = write_lm(tmp_path / "run", saved("llama"), 1)
     shutil.copytree(run / "iter_0000500", run / "iter_0000400")

@@ -15,7 +15,7 @@ import numpy as np
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import is_shape
-from export_scripts.checkpoints.files.pickled import StoredTensor, as_state, unpickle
+from export_scripts.checkpoints.files.pickled import ITEM_BYTES, StoredTensor, as_state, unpickle
 from export_scripts.tensors.dtypes import STORAGE, Array
 from export_scripts.tensors.mapped import map_record
 from handover.errors import CheckpointError
@@ -100,6 +100,14 @@ class TorchFile:
         values = record[tensor.offset * dtype.itemsize : reach(tensor) * dtype.itemsize].view(dtype)
         strides = tuple(step * dtype.itemsize for step in tensor.stride)
         return np.lib.stride_tricks.as_strided(values, tensor.shape, strides, writeable=False)
+
+    def whole(self, tensor: StoredTensor) -> int:
+        """Read a tensor of one whole number, which is not negative."""
+        start, size_bytes, crc32 = self._place(tensor)
+        if size_bytes != ITEM_BYTES.get(tensor.storage.data_type):
+            raise CheckpointError(f"{self._where} holds no single number where one is wanted")
+        extent = self._archive.extent(self.name)
+        return int.from_bytes(map_record(extent.path, extent.offset + start, size_bytes, crc32).tobytes(), "little")
 
     def has_checksum(self, tensor: StoredTensor) -> bool:
         """Whether the bytes of a tensor have a checksum; torch can be told not to write them."""
