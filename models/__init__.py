@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from models.architecture import Architecture
+from models.architecture import STORAGE, Architecture
 from models.architectures.deepseek_v2 import DEEPSEEK_V2
 from models.architectures.deepseek_v3 import DEEPSEEK_V3
 from models.architectures.ernie4_5_moe import ERNIE4_5_MOE
@@ -31,6 +31,7 @@ from models.architectures.gemma2 import GEMMA2
 from models.architectures.gemma3_text import GEMMA3_TEXT
 from models.architectures.glm4_moe import GLM4_MOE
 from models.architectures.glm4_moe_lite import GLM4_MOE_LITE
+from models.architectures.gpt_oss import GPT_OSS
 from models.architectures.granite import GRANITE
 from models.architectures.llama import LLAMA
 from models.architectures.minimax_m2 import MINIMAX_M2
@@ -76,6 +77,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     DEEPSEEK_V3,
     DEEPSEEK_V2,
     GLM4_MOE_LITE,
+    GPT_OSS,
 )
 """The first that can express a model is taken: Llama before Mistral, whose only difference is the window."""
 OTHER_NAMES = {"kimi_k2": DEEPSEEK_V3.model_type}
@@ -105,6 +107,7 @@ def with_names(decoder: Decoder) -> Decoder:
     """Call the tensors of a model as the first architecture does that can express it; of none, by Llama's names."""
     found = next((each for each in ARCHITECTURES if not each.lacks(decoder)), None)
     if found and decoder.mixture:
-        is_row = bool(found.has.get("mixture.is_choice_bias_row"))
-        decoder = replace(decoder, mixture=replace(decoder.mixture, is_choice_bias_row=is_row))
+        of_mixture = [name for name in STORAGE if name.startswith("mixture.")]
+        stored: dict[str, Any] = {name.rpartition(".")[2]: bool(found.has.get(name)) for name in of_mixture}
+        decoder = replace(decoder, mixture=replace(decoder.mixture, **stored))
     return replace(decoder, names=found.all_names if found else NAMES)

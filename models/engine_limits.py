@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from models.blocks.attention import WHOLE
+from models.blocks.feed_forward import FeedForward
 from models.blocks.rope_scaling import Dynamic, LongRope
 from models.blocks.rotary import Rotary
 from models.decoder import Decoder
@@ -13,6 +14,8 @@ def beyond_engine(decoder: Decoder) -> list[str]:
     rotaries = {layer.rotary for layer in decoder.layers if layer.rotary}
     of_model = {
         f"{decoder.expert_num} experts": (decoder.expert_num > 0, "it does not serve mixtures of experts"),
+        "sinks": (decoder.attention.has_sinks, "its softmax has the scores of tokens alone"),
+        "a clamped gate": (_is_clamped(decoder.feed_forward), "it has SiLU, and neither an offset nor a clamp"),
         "neighbours that are rotated": (decoder.attention.rotates_neighbours, "it rotates the halves of a head"),
         "latent attention": (decoder.latent is not None, "every head has its own keys and values"),
         f"{decoder.predictor_num} predictors of further tokens": (decoder.predictor_num > 0, "it predicts the next"),
@@ -22,6 +25,10 @@ def beyond_engine(decoder: Decoder) -> list[str]:
         "windows that differ": (len({layer.window for layer in decoder.layers} - {0}) > 1, "they have one size"),
     }
     return [f"{what}  ({reason})" for what, (is_so, reason) in of_model.items() if is_so]
+
+
+def _is_clamped(one: FeedForward) -> bool:
+    return (one.gate_factor, one.up_offset, one.clamp) != (1, 0, 0)
 
 
 def _rotations_beyond(decoder: Decoder, rotaries: set[Rotary]) -> dict[str, str]:

@@ -101,7 +101,15 @@ def _assign(
 
 def _combined_shape(rule: Rule, shapes: Sequence[Shape | None]) -> Shape | None:
     """Shape of several laid-out sources together; None: they do not fit."""
-    first, axis = shapes[0], rule.concat_axis
+    if rule.pair_axis is not None:
+        pairs = zip(shapes[::2], shapes[1::2], strict=True)
+        shapes = [_shape_along(rule.pair_axis, pair) for pair in pairs]
+    return _shape_along(rule.concat_axis, shapes)
+
+
+def _shape_along(axis: int | None, shapes: Sequence[Shape | None]) -> Shape | None:
+    """Shape of what follows one another along an axis, or is added up; None: they do not fit."""
+    first = shapes[0]
     if first is None or len(shapes) == 1:
         return first
     if axis is None:

@@ -16,6 +16,7 @@ from export_scripts.weights.megatron_gpt import TIED_COPIES, TIED_COPY, ignored
 from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, Sources, split_layer
 from handover.errors import CheckpointError
 from models.blocks import norms, predictor
+from models.blocks.expert_arrays import Gathered
 from models.decoder import Decoder
 from models.spelling import Spelling
 from models.tensor import Tensor
@@ -116,6 +117,10 @@ def _spelled(
 ) -> dict[Sources, Rules]:
     rules: dict[Sources, Rules] = {}
     for spelling in spellings:
+        if isinstance(spelling, Gathered):
+            names = tuple(base + name for name in spelling.names)
+            rules[names if len(names) > 1 else names[0]] = _gathered(spelling, tensors, dims, layer)
+            continue
         for name in spelling.names:
             for kind in spelling.kinds:
                 rules[base + name.format(kind=kind)] = tuple(
@@ -132,6 +137,12 @@ def _rule(
     tensor = tensors.get(name) or (weight.bias if kind == "bias" else weight)
     split_axis = None if spelling.is_stacked else tensor.split_axis  # no training rank's part of all experts is read
     return Rule(dims.name_of(name, layer), _layout(spelling, role, tensor), split_axis)
+
+
+def _gathered(spelling: Gathered, tensors: Mapping[str, Tensor], dims: Decoder, layer: int | str) -> Rule:
+    role, axes = spelling.roles[0], (*spelling.axes, None, None)
+    layout = _layout(spelling, role, tensors.get(role, _UNKNOWN))
+    return Rule(dims.name_of(role, layer), layout, spelling.cut, concat_axis=axes[0], pair_axis=axes[1])
 
 
 def _layout(spelling: Spelling, role: str, tensor: Tensor) -> Layout:

@@ -84,6 +84,7 @@ class Rule:
         layout: the rearrangement of each source.
         join_axis: axis along which training's tensor parallelism cut the source; None: every rank holds all of it.
         concat_axis: axis of the target along which several sources follow one another; None: they are added.
+        pair_axis: axis along which every two of them follow one another first; None: they are no pairs.
         elementwise: a function of fp32 values, applied last.
         ranks: that the source was cut for, where the dimensions of its files differ from the model's.
     """
@@ -92,6 +93,7 @@ class Rule:
     layout: Layout
     join_axis: int | None = None
     concat_axis: int | None = None
+    pair_axis: int | None = None
     elementwise: Elementwise | None = None
     ranks: int = 1
 

@@ -18,6 +18,7 @@ NAMES = {
     **{"query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj"},
     "query_key_value": "self_attn.qkv_proj",
     **{"attention_output": "self_attn.o_proj", "query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"},
+    "sinks": "self_attn.sinks",
 }
 _FUSED = Fused((("query", "heads_per_group"), ("key", 1), ("value", 1)), "size_per_head")
 _SPELLINGS = (
@@ -38,6 +39,7 @@ _SPELLINGS = (
     ),
     Spelling(("query_norm",), ("self_attention.q_layernorm.{kind}",)),
     Spelling(("key_norm",), ("self_attention.k_layernorm.{kind}",)),
+    Spelling(("sinks",), ("self_attention.core_attention.softmax_offset",), kinds=("",)),
 )
 _QUERY = ("kv_head_num", "heads_per_group", "size_per_head")
 _KEY = ("kv_head_num", "size_per_head")
@@ -58,6 +60,7 @@ class Attention:
         softcap: c of c * tanh(score / c); 0: there is none.
         is_fused: the weights of query, key and value are one tensor, one after another.
         rotates_neighbours: elements that follow one another are rotated; else the halves of a head.
+        has_sinks: each head has one more score, a number that is trained, which takes its share and adds nothing.
     """
 
     head_num: int
@@ -71,6 +74,7 @@ class Attention:
     softcap: float = 0.0
     is_fused: bool = False
     rotates_neighbours: bool = False
+    has_sinks: bool = False
 
     @property
     def heads_per_group(self) -> int:
@@ -86,7 +90,7 @@ class Attention:
         return {f"{role}.weight": Tensor((each,), cut) for role, each in axes}
 
     def tensors(self) -> dict[str, Tensor]:
-        """List the linear layers, by role."""
+        """List the linear layers and the sinks, by role."""
         heads = {"query": _QUERY, "key": _KEY, "value": _KEY}
         weights = {role: Tensor((axis, "hidden_units"), 0) for role, axis in heads.items()}
         if self.is_fused:
@@ -98,6 +102,8 @@ class Attention:
             found |= {f"{role}.bias": weights[role].bias for role in heads}
         if self.has_output_bias:
             found["attention_output.bias"] = weights["attention_output"].bias
+        if self.has_sinks:
+            found["sinks"] = Tensor((_QUERY[:2],), 0)
         return found
 
     def spellings(self, is_apart: bool = False) -> tuple[Spelling, ...]:
@@ -145,17 +151,18 @@ class Biases(Keys):
     Attributes:
         attention: key that says it of attention; empty: no key does.
         mlp: that says it of the feed-forward; empty: it has none.
-        has_qkv: where no key says it of attention: whether its inputs have them.
+        has_qkv, has_mlp: where no key says it: whether attention's inputs have them, and the feed-forward.
     """
 
     attention: str = ""
     mlp: str = ""
     has_qkv: bool = False
+    has_mlp: bool = False
     says = ("attention.has_qkv_bias", "attention.has_output_bias", "feed_forward.has_bias")
 
     def read(self, config: ConfigJson) -> dict[str, Any]:
         of_all = bool(self.attention and config.get(self.attention))
-        biases = (of_all or self.has_qkv, of_all, bool(self.mlp and config.get(self.mlp)))
+        biases = (of_all or self.has_qkv, of_all, bool(self.mlp and config.get(self.mlp)) or self.has_mlp)
         return dict(zip(self.says, biases, strict=True))
 
     def write(self, fields: Fields) -> dict[str, Any]:

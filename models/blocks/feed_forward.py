@@ -36,7 +36,7 @@ _DOWN = Spelling(("down",), ("mlp.dense_4h_to_h.{kind}", "mlp.linear_fc2.{kind}"
 
 @dataclass(frozen=True)
 class FeedForward:
-    """One kind of feed-forward: down(activation(gate) * up), or down(activation(up)) where there is no gate.
+    """One kind of feed-forward: down(activation(gate) * (up + offset)), or down(activation(up)) where there is no gate.
 
     Attributes:
         inter_size: width of its middle.
@@ -44,6 +44,10 @@ class FeedForward:
         activation: one of ACTIVATIONS.
         has_bias: whether its linear layers have biases.
         is_fused: gate and up are one tensor, one after another.
+        gate_factor: of what SiLU's sigmoid is taken of; x * sigmoid(1.702 * x) is called quick GELU.
+        up_offset: that offset.
+        clamp: the gate is at most this number, and what is multiplied with it lies between its negative and it; 0:
+            they are as they are.
     """
 
     inter_size: int
@@ -51,6 +55,9 @@ class FeedForward:
     activation: str = "silu"
     has_bias: bool = False
     is_fused: bool = False
+    gate_factor: float = 1.0
+    up_offset: float = 0.0
+    clamp: float = 0.0
 
     def norms(self) -> dict[str, Tensor]:
         """List the weights of norms, by role: it has none."""

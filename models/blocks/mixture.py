@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from models.blocks import expert_arrays
 from models.blocks.feed_forward import FeedForward
 from models.config_json import ConfigJson
 from models.keys import Fields, Keys
@@ -19,7 +20,7 @@ NAMES = {
     **{"router": "mlp.gate", "choice_bias": "mlp.gate.e_score_correction_bias"},
     **{f"expert.{role}": f"mlp.experts.{{expert}}.{role}_proj" for role in ("gate", "up", "down")},
     **{f"shared.{role}": f"mlp.shared_experts.{role}_proj" for role in ("gate", "up", "down")},
-    "shared_gate": "mlp.shared_expert_gate",
+    **{"shared_gate": "mlp.shared_expert_gate", **expert_arrays.NAMES},
 }
 _CORE = "mlp.linear_fc"
 
@@ -45,6 +46,7 @@ class Mixture:
         is_group_of_two: a group counts as its two best experts together, else as its best.
         shared_inter_size: width of the feed-forward that every token uses; 0: there is none.
         has_shared_gate: whether what that computes is multiplied by a sigmoid of the token.
+        is_in_arrays: the experts of a layer are stored together; see ``expert_arrays``.
     """
 
     expert_num: int
@@ -63,6 +65,7 @@ class Mixture:
     is_group_of_two: bool = True
     shared_inter_size: int = 0
     has_shared_gate: bool = False
+    is_in_arrays: bool = False
 
     def norms(self) -> dict[str, Tensor]:
         """List the weights of norms, by role: it has none."""
@@ -77,8 +80,11 @@ class Mixture:
         if self.has_choice_bias:
             axes = ((1,) if self.is_choice_bias_row else ()) + router.axes[:1]
             found["choice_bias"] = Tensor(axes, stays_fp32=True)
-        one = self._one("mixture.inter_size", self.has_bias)
-        found |= {f"experts.{n}.{role}": each for n in range(self.expert_num) for role, each in one.items()}
+        if self.is_in_arrays:
+            found |= expert_arrays.tensors(self.has_bias)
+        else:
+            one = self._one("mixture.inter_size", self.has_bias)
+            found |= {f"experts.{n}.{role}": each for n in range(self.expert_num) for role, each in one.items()}
         if self.shared_inter_size:
             found |= {f"shared.{role}": each for role, each in self._one("mixture.shared_inter_size", False).items()}
         if self.has_shared_gate:
@@ -102,6 +108,8 @@ class Mixture:
             Spelling(("choice_bias",), ("mlp.router.expert_bias",), kinds=("",)),
             Spelling(("shared_gate",), ("mlp.shared_experts.gate_{kind}",)),
         ]
+        if self.is_in_arrays:
+            return (*found, *expert_arrays.spellings(self.expert_num, is_apart))
         for spelling in FeedForward(1, is_gated=self.is_gated).spellings(is_apart):
             core = [name.removeprefix("mlp.") for name in spelling.names if name.startswith(_CORE)]
             every = [tuple(f"experts.{n}.{role}" for role in spelling.roles) for n in range(self.expert_num)]

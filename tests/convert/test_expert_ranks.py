@@ -132,6 +132,9 @@ def spelled(name: str, parts: list[torch.Tensor], form: str) -> State:
         ("glm4_moe", Grid(tensor=2, pipeline=3, expert=2, expert_tensor=1), MATRIX),
         ("glm4_moe_lite", Grid(tensor=2, expert=4, expert_tensor=1), GROUPED),
         ("qwen3_moe", Grid(tensor=2, expert=2, expert_tensor=2), SEQUENTIAL),
+        ("gpt_oss", Grid(expert=2), GROUPED),
+        ("gpt_oss", Grid(tensor=2, expert=2, expert_tensor=2), SEQUENTIAL),
+        ("gpt_oss", Grid(tensor=2, pipeline=2, expert=2, expert_tensor=1), ARRAY),
     ],
 )
 def test_the_same_tensors_whichever_rank_had_an_expert(name: str, grid: Grid, form: str, tmp_path: Path) -> None:

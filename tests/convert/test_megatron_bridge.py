@@ -171,6 +171,7 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt_provider.GPTModelProvider",
         {"rotary_base": 2e6, "no_rope_freq": [0, 1], "window_attn_skip_freq": [0, 1]},
     ),
+    "gpt_oss": ("gpt_oss.gpt_oss_provider.GPTOSSProvider", {"position_embedding_type": "yarn"}),
     "llama_yarn": (
         "llama.llama_provider.LlamaModelProvider",
         {

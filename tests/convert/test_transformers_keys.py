@@ -67,6 +67,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "glm4_moe": {**_LLAMA, **_GROUPED, "n_routed_experts": 6},
     "ernie4_5_moe": {**_LLAMA, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 20}
     | {"moe_layer_start_index": 0},
+    "gpt_oss": {**_LLAMA, "sliding_window": 5, "head_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 2}
+    | {"attention_bias": False},
     "exaone_moe": {**_LLAMA, **_GROUPED, "num_experts": 6, "sliding_window": 5, "sliding_window_pattern": 2},
     **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
     "gptj": {**_GPT2, "rotary_dim": 4},
@@ -109,6 +111,7 @@ _OTHER: dict[str, Any] = {
     **{"n_group": 2, "topk_group": 1, "n_routed_experts": 12, "n_shared_experts": 2, "num_shared_experts": 2},
     **{"routed_scaling_factor": 0.5, "use_qk_norm": True, "moe_k": 1, "moe_num_experts": 4},
     **{"moe_num_shared_experts": 1, "moe_layer_start_index": 1, "moe_layer_end_index": 0, "moe_layer_interval": 2},
+    **{"swiglu_alpha": 1.5, "swiglu_limit": 0.1},
     **{"moe_norm_min": 0.5, "num_nextn_predict_layers": 2, "num_mtp_layers": 2},
     **{"topk_method": "greedy", "q_lora_rank": 9, "kv_lora_rank": 9, "qk_nope_head_dim": 7, "v_head_dim": 7},
     **{"qk_rope_head_dim": 4, "rope_interleave": False},

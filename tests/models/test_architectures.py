@@ -122,8 +122,8 @@ def test_a_rank_has_whole_heads_and_its_part_of_the_middle(architecture: Archite
     by_head, output = ("latent.kv_up", "latent.output") if decoder.latent else ("query", "attention_output")
     assert by_head not in roles or tensors[f"{roles[by_head]}.weight"].split_axis == 0
     assert tensors[f"{roles[output]}.weight"].split_axis == 1
-    down = roles.get("down") or roles["experts.1.down"]
-    assert (tensors[f"{down}.weight"].split_axis, tensors["model.norm.weight"].split_axis) == (1, None)
+    down = roles.get("experts_down") or f"{roles.get('down') or roles['experts.1.down']}.weight"
+    assert (tensors[down].split_axis, tensors["model.norm.weight"].split_axis) == (1, None)
     assert {name for role in roles.values() for name in tensors if f"{name}.".startswith(f"{role}.")} == {
         name for name in tensors if name.startswith("model.layers.0.")
     }

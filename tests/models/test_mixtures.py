@@ -54,7 +54,7 @@ def routers(model: Any) -> list[tuple[Any, torch.Tensor | None]]:
     """Each layer's router, and its bias for choosing."""
     found = []
     for layer in model.model.layers:
-        if gate := getattr(layer.mlp, "gate", None):
+        if gate := getattr(layer.mlp, "gate", None) or getattr(layer.mlp, "router", None):
             holders = (layer.mlp, gate, getattr(gate, "moe_statics", None))
             biases = (getattr(holder, "e_score_correction_bias", None) for holder in holders)
             found.append((gate, next((bias for bias in biases if bias is not None), None)))
@@ -89,7 +89,11 @@ def test_experts_are_chosen_and_weighted_as_described(architecture: Architecture
             with torch.no_grad():
                 logits, weights, places = gate(hidden, *([bias] if architecture.model_type == "minimax_m2" else []))
                 wanted = torch.zeros_like(logits).scatter(-1, places, weights.to(logits.dtype))
-                made = chosen(mixture, (hidden @ gate.weight.T).float(), None if bias is None else bias.squeeze())
+                made = chosen(
+                    mixture,
+                    torch.nn.functional.linear(hidden, gate.weight, getattr(gate, "bias", None)).float(),
+                    None if bias is None else bias.squeeze(),
+                )
             assert torch.allclose(made, wanted, atol=1e-6), values
             seen += 1
     assert seen == 3 * COMPUTED

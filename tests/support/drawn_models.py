@@ -208,6 +208,12 @@ def _glm4_moe_lite(rng: random.Random, layers: int) -> dict[str, Any]:
     return {**said, "mlp_layer_types": None if first == 1 and rng.random() < 0.5 else kinds}
 
 
+def _gpt_oss(rng: random.Random, layers: int) -> dict[str, Any]:
+    own = rng.choice([{}, {"layer_types": _kinds(rng, layers)}, {"rope_parameters": {"rope_type": "default"}}])
+    own |= rng.choice([{}, {"swiglu_alpha": 1.5, "swiglu_limit": rng.choice([0.1, 3.0])}])
+    return {**_experts(rng, "num_local_experts"), **own, "sliding_window": 6, "hidden_act": "silu"}
+
+
 _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     **dict.fromkeys(("qwen2", "qwen3"), _qwen),
     **dict.fromkeys(("mistral", "starcoder2"), lambda rng, layers: {"sliding_window": rng.choice([None, 6])}),
@@ -234,6 +240,7 @@ _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "glm4_moe_lite": _glm4_moe_lite,
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
+    "gpt_oss": _gpt_oss,
     "olmoe": lambda rng, layers: {**_experts(rng, "num_experts"), "norm_topk_prob": rng.choice([True, False])},
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support import core_latent
+from support import core_gpt_oss, core_latent
 from support.core_mixtures import PROVIDERS, mixture_config
 from support.llama_files import TOKENIZER_FILE
 
@@ -193,7 +193,7 @@ def architecture(config: Any) -> dict[str, Any]:
     }
     if has_bias:  # F.gelu with its fusion is the tanh form
         made["activation_func"] = {"_target_": "torch._C._nn.gelu", "_call_": False}
-    return {**made, **mixture_config(config), **core_latent.fields(config)}
+    return {**made, **mixture_config(config), **core_latent.fields(config), **core_gpt_oss.fields(config)}
 
 
 def nemo2(config: Any, name: str, **changes: Any) -> dict[str, Any]:
@@ -261,14 +261,15 @@ def megatron_lm(config: Any, grid: tuple[int, int] = (1, 1), **changes: Any) -> 
         del made[name]
     family = config.model_type
     made |= {
-        "swiglu": family not in ("nemotron", "starcoder2", "gemma", "gemma2"),
+        "swiglu": family not in ("nemotron", "starcoder2", "gemma", "gemma2", "gpt_oss"),
+        "quick_geglu": family == "gpt_oss",
         "squared_relu": family == "nemotron",
         "openai_gelu": False,
         "bias_gelu_fusion": family == "starcoder2",
         "apply_layernorm_1p": family == "nemotron",
         "norm_epsilon": epsilon(config),
         "group_query_attention": config.num_key_value_heads != config.num_attention_heads,
-        "position_embedding_type": "rope",
+        "position_embedding_type": "yarn" if family == "gpt_oss" else "rope",
         "rotary_percent": rope.get("partial_rotary_factor", 1.0),
         "rotary_base": int(rope["rope_theta"]),
         "rotary_seq_len_interpolation_factor": rope["factor"] if rope["rope_type"] == "linear" else None,

@@ -128,14 +128,14 @@ def _parts(
     """The chunks of one tensor: suffix of the key, global shape, offset and values."""
     how = partition(key, value)
     if how == GATED:
-        size, columns = value.shape[1:]
+        size, *columns = value.shape[1:]
         for rank in range(ranks):
             for which, part in enumerate(value.chunk(ranks, 1)[rank]):
                 row = rank * size // ranks
                 if has_pairs:
-                    yield ("_w", "_v")[which], (size, columns), (row, 0), part
+                    yield ("_w", "_v")[which], (size, *columns), (row, *[0] * len(columns)), part
                 else:
-                    yield "", (2 * size, columns), (which * size + row, 0), part
+                    yield "", (2 * size, *columns), (which * size + row, *[0] * len(columns)), part
     elif how in (ROWS, COLUMNS):
         axis = 0 if how == ROWS else 1
         for rank, part in enumerate(value.chunk(ranks, axis)):

@@ -225,6 +225,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             ),
         },
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "intermediate_size": HIDDEN,  # as in the published models: shapes do not show which axis is which
+            "num_local_experts": EXPERTS,
+            "num_experts_per_tok": 2,
+            "sliding_window": 5,
+            "swiglu_limit": 0.25,
+            **_rope(150000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=16, truncate=False),
+        },
+    ),
     "starcoder2": ("Starcoder2", {"norm_epsilon": 1e-5, "sliding_window": 5, **_rope(1e5)}),
 }
 """Name of a model -> transformers' class and what differs from the common sizes."""

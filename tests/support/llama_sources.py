@@ -109,8 +109,8 @@ def _megatron_lm(case: Case, state: State, folder: Path) -> Path:
 def _megatron_lm_distributed(case: Case, state: State, folder: Path) -> Path:
     arguments = megatron_lm(case.source.config, case.grid)
     common = {"args": Namespace(**arguments), "checkpoint_version": 3.0, "iteration": 500}
-    is_stacked = not case.form.endswith("layers apart")
-    write_torch_dist(write_megatron_lm_tree(folder), chunked(state, case.tensor, is_stacked), "", common)
+    is_stacked, has_pairs = "layers apart" not in case.form, "gate and up apart" in case.form
+    write_torch_dist(write_megatron_lm_tree(folder), chunked(state, case.tensor, is_stacked, has_pairs), "", common)
     return folder
 
 
@@ -136,7 +136,7 @@ FORMS: dict[str, Callable[[Case, State, Path], Path]] = {
     "Megatron-LM, legacy": _megatron_lm,
     "Megatron-LM": _megatron_lm,
     "Megatron-LM, torch_dist": _megatron_lm_distributed,
-    "Megatron-LM, torch_dist, layers apart": _megatron_lm_distributed,
+    **{f"Megatron-LM, torch_dist, {how}": _megatron_lm_distributed for how in ("layers apart", "gate and up apart")},
     "Bridge": _bridge,
     "Bridge, layers apart": _bridge,
     "Bridge, layers apart, gate and up apart": _bridge,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from support import core_latent
+from support import core_gpt_oss, core_latent
 from support.core_mixtures import mixture_state
 
 State = dict[str, torch.Tensor]
@@ -24,6 +24,7 @@ _UNGATED = {
     "mlp.c_fc": "mlp.linear_fc1",
     "mlp.down_proj": "mlp.linear_fc2",
     "mlp.c_proj": "mlp.linear_fc2",
+    "mlp.router": "mlp.router",
 }
 GATED, WHOLE, ROWS, COLUMNS = "gated", "whole", "rows", "columns"
 HEADS_WIDTH = 16
@@ -86,6 +87,8 @@ def _attention(own: State, config: Any) -> State:
         for theirs, ours in _ATTENTION.items():
             if f"self_attn.{theirs}.{name}" in own:
                 made[f"self_attention.{ours}.{name}"] = own[f"self_attn.{theirs}.{name}"]
+    if "self_attn.sinks" in own:
+        made["self_attention.core_attention.softmax_offset"] = own["self_attn.sinks"]
     return made
 
 
@@ -124,7 +127,7 @@ def _feed_forward(own: State) -> State:
                 made[f"{ours}.{name}"] = own[f"{theirs}.{name}"]
     if gated:
         made["mlp.linear_fc1.weight"] = torch.stack([own["mlp.gate_proj.weight"], own["mlp.up_proj.weight"]])
-    return made | mixture_state(own)
+    return made | mixture_state(own) | core_gpt_oss.experts(own)
 
 
 def partition(key: str, value: torch.Tensor) -> str:
@@ -137,8 +140,9 @@ def partition(key: str, value: torch.Tensor) -> str:
         return ROWS
     if "word_embeddings" in key or "output_layer" in key or ".linear_qkv." in key or ".linear_fc1" in key:
         is_norm = "layer_norm" in key
-        return WHOLE if is_norm else GATED if value.ndim == 3 else ROWS
-    return WHOLE
+        is_gated = value.ndim == (2 if key.endswith(".bias") else 3)
+        return WHOLE if is_norm else GATED if is_gated else ROWS
+    return ROWS if key.endswith("softmax_offset") else WHOLE
 
 
 def cut(key: str, value: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
@@ -147,7 +151,7 @@ def cut(key: str, value: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
     if how == WHOLE:
         return value
     if how == GATED:
-        return value.chunk(ranks, 1)[rank].reshape(-1, value.shape[-1])
+        return value.chunk(ranks, 1)[rank].flatten(0, 1)
     return value.chunk(ranks, 1 if how == COLUMNS else 0)[rank].contiguous()
 
 

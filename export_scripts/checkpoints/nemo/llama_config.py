@@ -35,6 +35,9 @@ from models.checks import shown
 from models.decoder import Decoder
 
 _FILE = "model_config.yaml"
+_QUICK_GELU = ("quick_geglu", "gated quick_gelu")
+_QUICK_FACTOR = 1.702
+"""What its sigmoid is taken of: megatron-core, ``fused_bias_geglu.py``."""
 # Function of the feed-forward, and whether a gate is multiplied in; "gated" is how NeMo 2's words are put together.
 _ACTIVATIONS = {
     **dict.fromkeys(("swiglu", "fast-swiglu", "gated silu"), ("silu", True)),
@@ -42,6 +45,7 @@ _ACTIVATIONS = {
     **dict.fromkeys(("reglu", "fast-reglu", "gated relu"), ("relu", True)),
     **dict.fromkeys(("squared-relu", "squared_relu"), ("squared_relu", False)),
     **{name: (name, False) for name in ("gelu", "relu", "silu")},
+    **dict.fromkeys(_QUICK_GELU, ("silu", True)),
 }
 _NORMS = {
     "rmsnorm": RMS_NORM,
@@ -49,21 +53,24 @@ _NORMS = {
     **dict.fromkeys(("layernorm", "low_precision_layernorm", "layernorm1p"), LAYER_NORM),
 }
 _SCALAR = "query_pre_attn_scalar"
+_SOFTMAX, _OFFSET, _CLAMP = "softmax_type", "glu_linear_offset", "activation_func_clamp_value"
+_SINKS = {_SOFTMAX: Limit(is_one_of(None, "vanilla", "learnable"), "its sinks are trained, or it has none")}
 _YARN = {key: limit for key, limit in CORE_LIMITS.items() if key.startswith("yarn_")}
 _INTERLEAVED = "rotary_interleaved"
 QK_WIDTH = "width_of_query_norms"
 """The readers' own word: the size of the weights that queries are normalised with."""
 _HONOURED = (
     *(_SCALAR, "attn_logit_softcapping", "final_logit_softcapping", "scale_factor", "softmax_scale", "no_rope_freq"),
-    *_YARN,
+    *(*_YARN, _SOFTMAX, _OFFSET, _CLAMP),
 )
 _OF_LATENT = ("multi_latent_attention", "mtp_num_layers", "rotary_scaling_factor")
 """Keys that are honoured with latent attention alone."""
 _OF_FALCON = ("parallel_attention", "new_decoder_architecture")
 """Keys that Falcon's layers alone read; NeMo's configuration of Mistral sets one of them."""
-_CORE: dict[str, Limit] = {key: limit for key, limit in CORE_LIMITS.items() if key not in _HONOURED}
+_CORE: dict[str, Limit] = {key: limit for key, limit in CORE_LIMITS.items() if key not in _HONOURED} | _SINKS
 _LIMITS: dict[str, Limit] = {
     **{key: limit for key, limit in NEMO1_LIMITS.items() if key not in _HONOURED},
+    **_SINKS,
     "apply_embedding_scaling": Limit(lambda value: True, ""),
     "scale_positional_embedding": Limit(lambda value: True, ""),
     "activation": Limit(is_one_of(*_ACTIVATIONS), f"its feed-forward has {', '.join(_ACTIVATIONS)}"),
@@ -159,10 +166,14 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         "attention.scalar": 0.0 if scalar == size else scalar,
         "attention.multiplier": 0.0 if multiplier == size**-0.5 else multiplier,
         "attention.softcap": _number(custom, "attn_logit_softcapping"),
+        "attention.has_sinks": custom.get(_SOFTMAX) == "learnable",
         "feed_forward.inter_size": _positive(config, "ffn_hidden_size", 4 * hidden),
         "feed_forward.is_gated": is_gated,
         "feed_forward.activation": function,
         "feed_forward.has_bias": linear,
+        "feed_forward.gate_factor": _QUICK_FACTOR if config.get("activation") in _QUICK_GELU else 1.0,
+        "feed_forward.up_offset": _number(custom, _OFFSET),
+        "feed_forward.clamp": _number(custom, _CLAMP),
         "norms.eps": epsilon(config.get("layernorm_epsilon", 1e-5), f"{_FILE}: layernorm_epsilon"),
         "norms.kind": _NORMS[str(config.get("normalization", "layernorm"))],
         "norms.is_zero_centred": has_zero_centred_norms(config) or config.get("normalization") == "rmsnorm1p",

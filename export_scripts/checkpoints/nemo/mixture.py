@@ -84,6 +84,7 @@ def mixture_fields(config: Mapping[str, Any], layers: int, is_gated: bool, has_b
         "mixture.inter_size": _positive(config, _WIDTH, config.get("ffn_hidden_size")),
         "mixture.is_gated": is_gated,
         "mixture.has_bias": has_bias,
+        "mixture.has_router_bias": has_bias,
         "mixture.scoring": scoring,
         "mixture.is_normalised": chosen > 1 if scoring == SIGMOID else not config.get(_FIRST),
         "mixture.scale": number(config.get("moe_router_topk_scaling_factor") or 1, f"{_FILE}: scaling factor"),

@@ -22,9 +22,9 @@ _SCALED = re.compile(
 )
 _PLAIN = re.compile(
     rf"{re.escape(_NEMO)}(base|llama|mistral|mixtral|nemotron|qwen2|qwen3|starcoder2?|baichuan|chatglm|phi3mini"
-    r"|deepseek)\.\w+"
+    r"|deepseek|gpt_oss)\.\w+"
     rf"|{re.escape(_BRIDGE)}(gpt_provider|gpt|mla_provider|llama|mistral|mixtral|nemotron|qwen|starcoder|deepseek|olmoe"
-    r"|minimax_m2|glm|exaone\.exaone_moe)\.[\w.]+|megatron\.(core|training)\.[\w.]+"
+    r"|minimax_m2|glm|exaone\.exaone_moe|gpt_oss)\.[\w.]+|megatron\.(core|training)\.[\w.]+"
     rf"|{re.escape(_BRIDGE)}qwen_vl\.(qwen25_vl_provider\.|qwen3_vl_provider\.)?Qwen(25VL|3VL|3VLMoE)ModelProvider"
 )
 _EXAONE4, _EXAONE_MOE = "exaone4_layer_spec", "build_exaone_moe_layer_spec"

@@ -23,6 +23,9 @@ def assemble(assignment: Assignment, sources: Sequence[LazyTensor], dims: Dims) 
         made = assignment.generate(dims) if assignment.generate else np.broadcast_to(np.float32(0), shape)
         return Assembly(shape, ((Piece(made, "fp32", origin),),))
     laid_out = [_pieces(rule, source, dims.for_ranks(rule.ranks), len(shape)) for source in sources]
+    if rule.pair_axis is not None:
+        pairs = zip(laid_out[::2], laid_out[1::2], strict=True)
+        laid_out = [tuple(_one_after_another(pair, rule.pair_axis)) for pair in pairs]
     terms = tuple(laid_out)
     if rule.concat_axis is not None and len(sources) > 1:
         terms = (tuple(_one_after_another(laid_out, rule.concat_axis)),)
