@@ -78,6 +78,7 @@ PHI3 = {
             {**PHI3, "model_type": "granite_swa", "logits_scaling": 8.0},
             ["'granite_swa' has no table", "logits_scaling: 8.0  ("],
         ),
+        ({**PHI3, "model_type": "nemotron-nas", "block_configs": [{}]}, ["'nemotron-nas'", "(block_configs)"]),
         ({**PHI3, "model_type": "arcee"}, ["'arcee' has no table", "the llama family computes the same"]),
         ({**PHI3, "model_type": "cohere2"}, ["'cohere2'", "run side by side", "it rotates neighbours"]),
         ({**PHI3, "model_type": "of_tomorrow"}, ["'of_tomorrow' has no table here", "no table says how its tensors"]),
