@@ -141,6 +141,8 @@ def test_what_comes_from_shards_is_what_comes_from_the_hub(name: str, tmp_path: 
 
 
 _SPARSE = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+_LATENT = {"kv_lora_rank": 96, "q_lora_rank": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+_LATENT |= {"moe_intermediate_size": 128, "n_group": 2, "topk_group": 1, "num_key_value_heads": 8}
 _SHARED = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2}
 
 
@@ -149,6 +151,7 @@ _SHARED = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace"
     [
         *((name, *MIXTRAL, {"block_sparse_moe.gate": 2}, "block_sparse_moe.experts.3.w2") for name in NAMES),
         ("fp8", "Qwen3Moe", _SPARSE, {"mlp.gate": 2}, "mlp.experts.3.down_proj"),
+        ("fp8_block", "DeepseekV3", {**_SHARED, **_LATENT}, {"mlp.gate": 1}, "mlp.experts.3.down_proj"),
         ("int4", "Glm4Moe", {**_SPARSE, **_SHARED}, {"mlp.gate": 1}, "mlp.shared_experts.down_proj"),
     ],
 )

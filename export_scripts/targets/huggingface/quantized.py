@@ -18,6 +18,7 @@ from export_scripts.conversion.write.journal import QuantizationRecord
 from export_scripts.conversion.write.safetensors_layout import PlannedTensor
 from export_scripts.quantization import QUANTIZATIONS
 from export_scripts.quantization.record import Quantization
+from export_scripts.tensors.dtypes import item_bytes
 from handover.errors import CheckpointError, nearest
 from models.checks import shown
 
@@ -29,7 +30,6 @@ _STAY = {
     *("conv1d", "in_proj_a", "in_proj_b", "in_proj_ba", "dt_proj", "x_proj"),  # of recurrent layers
 }
 """Last words of modules in layers that stay as they are."""
-_ALIGNMENT = 8
 _MOST_LISTED = 10
 
 
@@ -114,8 +114,11 @@ def _problems(tensor: PlannedTensor, quantization: Quantization, data_type: str)
     problem = quantization.problem(tensor.shape)
     if problem or tensor.shape[0] % tensor.axes[0]:
         return [where + (problem or "has one row")]
-    sizes = accumulate(output.size_bytes for output in quantization.outputs(tensor.name, tensor.shape, data_type))
-    return [f"{where}its parts would not begin at multiples of {_ALIGNMENT} bytes"] * any(n % _ALIGNMENT for n in sizes)
+    outputs = quantization.outputs(tensor.name, tensor.shape, data_type)
+    # Readers take a tensor of numbers of n bytes at a multiple of n bytes alone.
+    unit = max(item_bytes(data_type), *(output.item_bytes for output in outputs))
+    ends = accumulate(output.size_bytes for output in outputs)
+    return [f"{where}its parts would not begin at multiples of {unit} bytes"] * any(end % unit for end in ends)
 
 
 def rank_problems(tensors: Iterable[PlannedTensor], config: Mapping[str, Any], ranks: int) -> list[str]:
@@ -129,10 +132,11 @@ def rank_problems(tensors: Iterable[PlannedTensor], config: Mapping[str, Any], r
     decoder = models.find(config.get("model_type")).read(config)
     known, problems = decoder.tensors(), []
     for tensor in tensors:
-        axis = known[tensor.name].split_axis
-        if tensor.quantization is None or axis is None or ranks == 1:
+        spec = known.get(tensor.name)
+        axis = spec.split_axis if spec else None
+        if tensor.quantization is None or spec is None or axis is None or ranks == 1:
             continue
-        units = known[tensor.name].axes[axis]
+        units = spec.axes[axis]
         # Heads of keys and values that are fewer than the ranks are not divided: several ranks have the same.
         parts = min(ranks, decoder.axis_size(units[0])) if isinstance(units, tuple) else ranks
         grain = tensor.quantization.grain[axis]
