@@ -68,7 +68,7 @@ def test_a_mixtral_is_read_whole(form: str, tmp_path: Path) -> None:
         ({"normalization": "scalenorm"}, "normalization: scalenorm  ("),
         ({"megatron_legacy": True}, "megatron_legacy: True  ("),
         ({"num_query_groups": 3}, "num_query_groups 3"),
-        ({"mcore_customization_config": {"softmax_scale": 0.1}}, "attention.multiplier: 0.1  ("),
+        ({"mcore_customization_config": {"softmax_scale": 0.1}}, "attention.multiplier = 0.1  ("),
         ({"scale_positional_embedding": True, "seq_len_interpolation_factor": 2}, "seq_len_interpolation_factor: 2  ("),
     ],
 )
