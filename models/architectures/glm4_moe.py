@@ -1,7 +1,4 @@
-"""GLM 4.5 to 4.7: experts behind some dense layers, chosen in groups. Keys: ``configuration_glm4_moe.py``.
-
-Layers that predict further tokens stand behind the others in a file; the class that generates passes over them.
-"""
+"""GLM 4.5 to 4.7: experts behind some dense layers, chosen in groups. Keys: ``configuration_glm4_moe.py``."""
 
 from __future__ import annotations
 
@@ -40,18 +37,6 @@ class QkNorm(Keys):
         return [] if norm in (BY_HEAD, NO_NORM) else [f"{self.says[0]}: {norm}  (it has {BY_HEAD}, or none)"]
 
 
-class NoMoreLayers(Keys):
-    """Layers that predict further tokens: there are none in what is written."""
-
-    says: ClassVar[tuple[str, ...]] = ()
-
-    def read(self, config: ConfigJson) -> dict[str, Any]:
-        return {}
-
-    def write(self, fields: Fields) -> dict[str, Any]:
-        return {"num_nextn_predict_layers": 0}
-
-
 GLM4_MOE = Architecture(
     model_type="glm4_moe",
     class_name="Glm4MoeForCausalLM",
@@ -66,7 +51,7 @@ GLM4_MOE = Architecture(
             Groups(),
             Key("norm_topk_prob", "mixture.is_normalised", flag, unset=False),
             Key("routed_scaling_factor", "mixture.scale", ConfigJson.number),
-            NoMoreLayers(),
+            Key("num_nextn_predict_layers", "predictor_num", ConfigJson.whole),
         ],
     ),
     has={"mixture.scoring": SIGMOID, "mixture.has_choice_bias": True},
@@ -86,6 +71,7 @@ GLM4_MOE = Architecture(
         "first_k_dense_replace": 1,
         "norm_topk_prob": True,
         "use_qk_norm": False,
+        "num_nextn_predict_layers": 1,
     },
-    aliases={"num_local_experts": "n_routed_experts"},
+    aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
 )

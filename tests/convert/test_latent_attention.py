@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support import core_latent
+from support.core_latent import LAST, with_predictor
 from support.llama_configs import megatron_lm, padded_vocabulary
 from support.llama_files import chunked, write_megatron_lm, write_megatron_lm_tree, write_torch_dist
 from support.llama_models import FP32 as FP32_NAME
@@ -26,22 +27,6 @@ from handover.errors import CheckpointError
 
 FP32, BF16 = torch.float32, torch.bfloat16
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-LAST = "model.layers.3."
-"""Where the predictor is: behind three layers."""
-
-
-def with_predictor(found: State) -> State:
-    """Add a predictor as DeepSeek's files have it: the last layer's tensors, changed, and what leads in and out."""
-    rng = np.random.default_rng(7)
-    last = {key: value for key, value in found.items() if key.startswith("model.layers.2.")}
-    made = {key.replace("model.layers.2.", LAST): value.flip(0) for key, value in last.items()}
-    width, dtype = found["model.norm.weight"].shape[0], found["model.norm.weight"].dtype
-    for name, shape in (("enorm", (width,)), ("hnorm", (width,)), ("eh_proj", (width, 2 * width))):
-        made[f"{LAST}{name}.weight"] = torch.from_numpy(rng.standard_normal(shape)).to(dtype)
-    made[f"{LAST}shared_head.norm.weight"] = found["model.norm.weight"].flip(0)
-    made[f"{LAST}shared_head.head.weight"] = found["lm_head.weight"].clone()
-    made[f"{LAST}embed_tokens.weight"] = found["model.embed_tokens.weight"].clone()
-    return {**found, **{key: value.contiguous() for key, value in made.items()}}
 
 
 def in_memory(state: State) -> State:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from support.core_latent import with_predictor
+from support.llama_configs import bridge, padded_vocabulary
+from support.llama_files import chunked, write_bridge_tree, write_torch_dist
+from support.llama_models import saved, tensors
 from support.llama_sources import Case, write_source
+from support.llama_state import core_state
 
+from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.convert import convert
 from export_scripts.targets.huggingface.plan import Wish, plan_huggingface
 from handover.errors import CheckpointError
 from models.blocks.attention import BY_HEAD
@@ -42,6 +51,20 @@ def test_ling_2_becomes_the_class_that_computes_the_same(tmp_path: Path) -> None
     assert plan.architecture == "Glm4MoeForCausalLM"
     assert isinstance(plan.source.dims, Decoder)
     assert plan.source.dims.attention.qk_norm == BY_HEAD
+
+
+def test_glms_predictors_are_those_of_its_files(tmp_path: Path) -> None:
+    source = saved("glm4_moe")
+    wanted = with_predictor(source.tensors)
+    weights = write_bridge_tree(tmp_path / "run", bridge(source.config) | {"mtp_num_layers": 1})
+    state = core_state(wanted, source.config, padded_vocabulary(source.config, 1))
+    write_torch_dist(weights, chunked(state, 1, is_stacked=False), "", {"iteration": 7})
+    for path, out in ((tmp_path / "run", tmp_path / "hf"), (tmp_path / "hf", tmp_path / "again")):
+        convert(ConvertArguments(path, out, weight_data_type="fp32", format="huggingface"))
+        made = tensors(out)
+        assert made.keys() == wanted.keys()
+        assert all(torch.equal(made[key], value) for key, value in wanted.items())
+        assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == 1
 
 
 @pytest.mark.parametrize(

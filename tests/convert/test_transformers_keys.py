@@ -64,7 +64,7 @@ SIZES: dict[str, dict[str, Any]] = {
     | {"num_nextn_predict_layers": 0},
     "olmoe": {**_LLAMA, "num_experts": 6, "num_experts_per_tok": 2},
     "minimax_m2": {**_LLAMA, "head_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 2},
-    "glm4_moe": {**_LLAMA, **_GROUPED, "n_routed_experts": 6},
+    "glm4_moe": {**_LLAMA, **_GROUPED, "n_routed_experts": 6, "num_nextn_predict_layers": 0},
     "ernie4_5_moe": {**_LLAMA, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 20}
     | {"moe_layer_start_index": 0},
     "gpt_oss": {**_LLAMA, "sliding_window": 5, "head_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 2}

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 State = dict[str, torch.Tensor]
 
 ROWS = ("linear_q_proj.weight", "linear_q_up_proj.weight", "linear_kv_up_proj.weight", "eh_proj.weight")
 """Ends of keys of layers whose weight is cut by rows; Transformer Engine's down projections are not."""
+LAST = "model.layers.3."
+"""Where the predictor is: behind three layers."""
 _LINEAR = {
     **{"q_proj": "linear_q_proj", "q_a_proj": "linear_q_down_proj", "q_b_proj": "linear_q_up_proj"},
     **{"kv_a_proj_with_mqa": "linear_kv_down_proj", "kv_b_proj": "linear_kv_up_proj", "o_proj": "linear_proj"},
@@ -49,6 +52,20 @@ def predictors(tensors: State, config: Any) -> int:
     """How many predictors the files have."""
     behind = (f"model.layers.{config.num_hidden_layers + number}.eh_proj.weight" for number in range(4))
     return sum(name in tensors for name in behind)
+
+
+def with_predictor(found: State) -> State:
+    """Add a predictor as DeepSeek's files have it: the last layer's tensors, changed, and what leads in and out."""
+    rng = np.random.default_rng(7)
+    last = {key: value for key, value in found.items() if key.startswith("model.layers.2.")}
+    made = {key.replace("model.layers.2.", LAST): value.flip(0) for key, value in last.items()}
+    width, dtype = found["model.norm.weight"].shape[0], found["model.norm.weight"].dtype
+    for name, shape in (("enorm", (width,)), ("hnorm", (width,)), ("eh_proj", (width, 2 * width))):
+        made[f"{LAST}{name}.weight"] = torch.from_numpy(rng.standard_normal(shape)).to(dtype)
+    made[f"{LAST}shared_head.norm.weight"] = found["model.norm.weight"].flip(0)
+    made[f"{LAST}shared_head.head.weight"] = found["lm_head.weight"].clone()
+    made[f"{LAST}embed_tokens.weight"] = found["model.embed_tokens.weight"].clone()
+    return {**found, **{key: value.contiguous() for key, value in made.items()}}
 
 
 def predictor(own: State) -> State:

@@ -140,7 +140,8 @@ def _grouped(rng: random.Random, count: str) -> dict[str, Any]:
 
 def _glm4_moe(rng: random.Random, layers: int) -> dict[str, Any]:
     own = {"use_qk_norm": rng.choice([True, False]), "first_k_dense_replace": rng.randint(0, layers)}
-    return {**_grouped(rng, "n_routed_experts"), **own, "n_shared_experts": rng.randint(1, 3)}
+    own |= {"n_shared_experts": rng.randint(1, 3), "num_nextn_predict_layers": 0}
+    return {**_grouped(rng, "n_routed_experts"), **own}
 
 
 def _minimax_m2(rng: random.Random, layers: int) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def _rope(theta: float = 10000.0, **others: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **others}}
 
 
-_GROUPED = {
+_GROUPED: dict[str, Any] = {
     "num_hidden_layers": 3,
     "head_dim": 16,
     "moe_intermediate_size": 40,
@@ -63,6 +63,7 @@ _LATENT = {
     **{"kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10},
 }
 _MIXTURE = {"n_routed_experts": EXPERTS, "moe_intermediate_size": 40, "n_shared_experts": 1}
+_GLM = {**_GROUPED, "n_routed_experts": 12, "num_nextn_predict_layers": 0}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_mha": ("Llama", {"num_key_value_heads": HEADS, "rms_norm_eps": 1e-5}),
     "llama": ("Llama", {"rms_norm_eps": 1e-5}),
@@ -176,8 +177,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 40, **_rope(1e6)},
     ),
     "olmoe": ("Olmoe", {"rms_norm_eps": 1e-5, "num_experts": EXPERTS, "num_experts_per_tok": 3, "clip_qkv": None}),
-    "glm4_moe": ("Glm4Moe", {**_GROUPED, "n_routed_experts": 12, "use_qk_norm": True, "attention_bias": True}),
-    "glm4_moe_air": ("Glm4Moe", {**_GROUPED, "n_routed_experts": 12, "n_group": 1, "topk_group": 1}),
+    "glm4_moe": ("Glm4Moe", {**_GLM, "use_qk_norm": True, "attention_bias": True}),
+    "glm4_moe_air": ("Glm4Moe", {**_GLM, "n_group": 1, "topk_group": 1}),
     "minimax_m2": (
         "MiniMaxM2",
         {

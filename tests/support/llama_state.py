@@ -51,15 +51,13 @@ def core_state(tensors: State, config: Any, padded: int, stores_one_more: bool =
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
         own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        is_latent = core_latent.is_latent(own)
-        made = core_latent.layer(own) if is_latent else {**_attention(own, config), **_norms(own, config)}
-        made |= _feed_forward(own)
+        made = _layer(own, config)
         state |= {f"decoder.layers.{layer}.{key}": value for key, value in made.items()}
     for number in range(core_latent.predictors(tensors, config)):
         prefix = f"model.layers.{config.num_hidden_layers + number}."
         own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        inner = {**core_latent.layer(own), **_feed_forward(own)}
-        made = core_latent.predictor(own) | {f"transformer_layer.{key}": value for key, value in inner.items()}
+        inner = _layer(own, config).items()
+        made = core_latent.predictor(own) | {f"transformer_layer.{key}": value for key, value in inner}
         state |= {f"mtp.layers.{number}.{key}": value for key, value in made.items()}
     state["embedding.word_embeddings.weight"] = _padded(tensors["model.embed_tokens.weight"], padded)
     for name in ("weight", "bias"):
@@ -70,6 +68,12 @@ def core_state(tensors: State, config: Any, padded: int, stores_one_more: bool =
     if stores_one_more:
         state = {key: value + 1 if "norm" in key else value for key, value in state.items()}
     return state
+
+
+def _layer(own: State, config: Any) -> State:
+    is_latent = core_latent.is_latent(own)
+    made = core_latent.layer(own) if is_latent else {**_attention(own, config), **_norms(own, config)}
+    return made | _feed_forward(own)
 
 
 def _padded(weight: torch.Tensor, rows: int) -> torch.Tensor:

@@ -28,6 +28,8 @@ _REASONS: Mapping[str, str] = {
     "ministral": "it is what model_type mistral means with layer_types, which is read",
     "phi": "lm_head.bias  (its gptneox, which rotates halves, has a head without)",
     "gpt_neo": "its scores are not divided by the root of the head's size, FasterTransformer's are",
+    "bailing_moe_v2": "glm4_moe computes the same; its query, key and value lie in one tensor, which has no table, and "
+    "from Megatron-Bridge it becomes glm4_moe",
     **dict.fromkeys(("arcee", "seed_oss", "internlm3"), _LIKE_LLAMA),
     "olmo": "its norms have no weights",
     "olmo3": "it is OLMo 2 with a window in most layers, and has no table",

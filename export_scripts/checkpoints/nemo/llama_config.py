@@ -21,7 +21,13 @@ from export_scripts.checkpoints.nemo.gpt_config import (
 from export_scripts.checkpoints.nemo.known_keys import NEMO1_LIMITS
 from export_scripts.checkpoints.nemo.latent import is_latent, latent_fields, latent_problems, latent_remarks
 from export_scripts.checkpoints.nemo.limits import Limit, is_off, is_on, is_one_of, problems
-from export_scripts.checkpoints.nemo.mixture import experts_of, is_leaving_out, mixture_fields, mixture_problems
+from export_scripts.checkpoints.nemo.mixture import (
+    PREDICTORS,
+    experts_of,
+    is_leaving_out,
+    mixture_fields,
+    mixture_problems,
+)
 from export_scripts.checkpoints.nemo.model_class import BEHIND_ALONE
 from export_scripts.checkpoints.nemo.rotations import read_rotaries, rotation_problems
 from export_scripts.checkpoints.nemo.windows import AS_CORE, AS_SAID, read_windows, window_remarks
@@ -63,7 +69,7 @@ _HONOURED = (
     *(_SCALAR, "attn_logit_softcapping", "final_logit_softcapping", "scale_factor", "softmax_scale", "no_rope_freq"),
     *(*_YARN, _SOFTMAX, _OFFSET, _CLAMP),
 )
-_OF_LATENT = ("multi_latent_attention", "mtp_num_layers", "rotary_scaling_factor")
+_OF_LATENT = ("multi_latent_attention", PREDICTORS, "rotary_scaling_factor")
 """Keys that are honoured with latent attention alone."""
 _OF_FALCON = ("parallel_attention", "new_decoder_architecture")
 """Keys that Falcon's layers alone read; NeMo's configuration of Mistral sets one of them."""
@@ -92,8 +98,8 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
     passed_over = () if config.get("normalization") != "rmsnorm" else _OF_FALCON
     if is_latent(config):
         passed_over = (*passed_over, *_OF_LATENT)
-    elif experts_of(config):  # Ernie 4.5 rotates neighbours
-        passed_over = (*passed_over, _INTERLEAVED)
+    elif experts_of(config):  # Ernie 4.5 rotates neighbours, GLM 4.5 has predictors
+        passed_over = (*passed_over, _INTERLEAVED, PREDICTORS)
     found = problems({key: config[key] for key in config if key not in passed_over}, _LIMITS)
     custom = {key: value for key, value in customization(config).items() if key not in passed_over}
     found += problems(custom, _CORE, f"{CUSTOMIZATION}.") + overruled_problems(config) + _router_problems(config)

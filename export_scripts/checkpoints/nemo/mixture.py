@@ -22,6 +22,7 @@ _FILE = "model_config.yaml"
 _GROUPS, _OF_GROUPS, _FREQUENCY = "moe_router_num_groups", "moe_router_group_topk", "moe_layer_freq"
 _SCORING, _FIRST, _WIDTH = "moe_router_score_function", "moe_router_pre_softmax", "moe_ffn_hidden_size"
 
+PREDICTORS, _REPEATED = "mtp_num_layers", "mtp_use_repeated_layer"
 _OF_ERNIE = (
     "beside rotary_interleaved it is Megatron-Bridge's Ernie 4.5, and transformers' has a softmax, as the model was "
     "published; with softmax there it is converted as one that has it"
@@ -52,6 +53,8 @@ def mixture_problems(config: Mapping[str, Any], where: str = "") -> list[str]:
         found.append(f"{where}{_OF_GROUPS}: {shown(of_groups)}  (a group counts as its best expert or its best two)")
     if config.get("rotary_interleaved") and config.get(_SCORING) == SIGMOID:
         found.append(f"{where}{_SCORING}: {SIGMOID}  ({_OF_ERNIE})")
+    if config.get(PREDICTORS) and config.get(_REPEATED):
+        found.append(f"{where}{_REPEATED}: {shown(config[_REPEATED])}  (each predictor has a layer of its own)")
     return found
 
 
@@ -94,6 +97,7 @@ def mixture_fields(config: Mapping[str, Any], layers: int, is_gated: bool, has_b
         "mixture.is_group_of_two": groups == 1 or chosen // chosen_groups == 2,
         "mixture.shared_inter_size": bounded(shared, f"{_FILE}: shared experts", LARGEST) if shared else 0,
         "mixture.has_shared_gate": bool(shared and config.get("moe_shared_expert_gate")),
+        "predictor_num": _positive(config, PREDICTORS, None) if config.get(PREDICTORS) else 0,
         "layers.blocks": tuple(SPARSE_LAYER if each else DENSE_LAYER for each in _sparse(config, layers)),
     }
 
