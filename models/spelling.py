@@ -25,7 +25,8 @@ class Fused:
 
     Attributes:
         slots: each tensor's role and how many slots in a row are its own: a symbol, or one.
-        inner: symbol of a slot's width; empty: ``outer`` is one, and slots that a symbol counts are single rows.
+        inner: symbol of a slot's width; empty: ``outer`` is one, and slots that a symbol counts are single rows, of
+            which a rank's part has its share.
     """
 
     slots: tuple[tuple[str, str | int], ...]
@@ -40,7 +41,9 @@ class Fused:
         if self.inner:
             return values.reshape(-1, sum(counts), size_of(self.inner), *values.shape[1:])[:, taken]
         if isinstance(count, str):
-            return values.reshape(sum(counts), *values.shape[1:])[taken]
+            parts = sum(counts) // max(1, len(values))
+            shares = [count // parts for count in counts]
+            return values.reshape(sum(shares), *values.shape[1:])[sum(shares[:place]) :][: shares[place]]
         return values.reshape(sum(counts), -1, *values.shape[1:])[taken]
 
 

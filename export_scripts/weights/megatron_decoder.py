@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.megatron_gpt import TIED_COPIES, TIED_COPY, ignored
-from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, Sources, split_layer
+from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, Sources, as_tuple, split_layer
 from handover.errors import CheckpointError
 from models.blocks import norms, predictor
 from models.blocks.expert_arrays import Gathered
@@ -28,6 +29,7 @@ OF_IMAGES = ("vision_model", "visual", "vision_tower", "multi_modal_projector")
 _WORDS = "embedding.word_embeddings.weight"
 _KINDS = ("weight", "bias")
 _APART = re.compile(r"(?:dense_h_to_4h_2\.weight|linear_fc1\.weight\d*_w)$")
+_DOWN, _FUSED_DOWN = ("linear_q_down_proj.weight", "linear_kv_down_proj.weight"), "linear_qkv_down_proj.weight"
 _UNKNOWN = Tensor(("hidden_units",))
 
 
@@ -58,6 +60,7 @@ def table(prefix: str, keys: Collection[str], dims: Decoder) -> SourceMap:
     rules |= _layers(f"{prefix}decoder.layers.{{layer}}.", keys, dims)
     for number in range(dims.predictor_num):
         rules |= _predictor(f"{prefix}mtp.layers.{number}.", keys, dims, dims.num_layer + number)
+    rules = _with_cut_down(rules, keys) if dims.latent else rules
     dropped = {head: TIED_COPY} if dims.has_tied_head else {}
     of_images = dict.fromkeys((f"{name}.*" for name in OF_IMAGES), "of images") if prefix == OF_TEXT else {}
     copies = dict.fromkeys(dropped, f"{prefix}{_WORDS}")
@@ -102,6 +105,20 @@ def _layers(base: str, keys: Collection[str], dims: Decoder, layer: int | str = 
     """Write every spelling of a layer's tensors out, whether or not the model has them, as ``layer`` of the model."""
     is_apart = any(_APART.search(key) for key in keys)
     return _spelled(base, dims.spellings(is_apart), dims.roles, dims, layer)
+
+
+def _with_cut_down(rules: dict[Sources, Rules], keys: Collection[str]) -> dict[Sources, Rules]:
+    """Cut what leads down to narrow vectors by rows, as the local specification and ``mla_down_proj_fusion`` do.
+
+    Transformer Engine's layers have all of it on each rank; its norms have other names than the local ones.
+    """
+    ends = (_FUSED_DOWN, *(_DOWN if has_key(keys, "self_attention.kv_layernorm.weight") else ()))
+    return {
+        sources: tuple(replace(rule, join_axis=0) for rule in as_tuple(rule))
+        if isinstance(sources, str) and sources.endswith(ends)
+        else rule
+        for sources, rule in rules.items()
+    }
 
 
 def _predictor(base: str, keys: Collection[str], dims: Decoder, layer: int) -> dict[Sources, Rules]:

@@ -22,6 +22,8 @@ _LINEAR = {
     **{"kv_a_proj_with_mqa": "linear_kv_down_proj", "kv_b_proj": "linear_kv_up_proj", "o_proj": "linear_proj"},
 }
 _FUSED_NORMS = {"q_a_layernorm": "linear_q_up_proj.layer_norm_", "kv_a_layernorm": "linear_kv_up_proj.layer_norm_"}
+QUERY_RANK = 20
+"""That of the model ``deepseek_v3``."""
 
 
 def is_latent(own: State) -> bool:
@@ -100,6 +102,11 @@ def fused_down(state: State) -> State:
             made[f"{place}weight"] = torch.cat(parts)
             made[f"{place}layer_norm_weight"] = made.pop(f"{base}input_layernorm.weight")
     return made
+
+
+def fused_part(value: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
+    """One rank's part of the matrix that leads down: its rows for the queries above those for keys and values."""
+    return torch.cat([part.chunk(ranks)[rank] for part in value.split([QUERY_RANK, len(value) - QUERY_RANK])])
 
 
 def fields(config: Any) -> dict[str, Any]:

@@ -152,6 +152,8 @@ def partition(key: str, value: torch.Tensor) -> str:
 def cut(key: str, value: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
     """One rank's part; the gated projections of a rank lie in one matrix, its gate above its up projection."""
     how = partition(key, value)
+    if key.endswith("linear_qkv_down_proj.weight"):
+        return core_latent.fused_part(value, ranks, rank)
     if how == WHOLE:
         return value
     if how == GATED:
