@@ -66,7 +66,7 @@ def loaded(directory: Path) -> Any:
 @pytest.mark.parametrize(
     ("family", "changes", "named"),
     [
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, r"layers\.rotary = .*Yarn"),
+        ("llama", {"rope_scaling": {"rope_type": "proportional", "factor": 4.0}}, "rope_parameters: proportional"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: True"),
         ("opt", {"activation_function": "silu"}, "activation_function: silu"),
     ],
