@@ -35,6 +35,13 @@ class YarnUnlessSaid(Rope):
         return super().problems(_with_yarn(config))
 
 
+class Clamp(Key):
+    """A number that the gate and what is multiplied with it do not exceed: there is always one."""
+
+    def lacks(self, fields: Fields) -> list[str]:
+        return [] if fields[self.field] else [f"{self.field}: 0  (it has one)"]
+
+
 def _with_yarn(config: ConfigJson) -> ConfigJson:
     is_said = config.get(_SCALING) or config.get(_PARAMETERS) is not None
     return config if is_said else ConfigJson({**config, _PARAMETERS: _YARN})
@@ -52,7 +59,7 @@ GPT_OSS = Architecture(
             EveryLayer(),
             Experts(width="intermediate_size"),
             Key("swiglu_alpha", "feed_forward.gate_factor", ConfigJson.above_zero),
-            Key("swiglu_limit", "feed_forward.clamp", ConfigJson.above_zero),
+            Clamp("swiglu_limit", "feed_forward.clamp", ConfigJson.above_zero),
         ],
     ),
     has={

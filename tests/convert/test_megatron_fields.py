@@ -99,6 +99,7 @@ def test_a_limited_field_is_refused_by_name_from_every_source(name: str) -> None
     honoured = {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "scale_factor"}
     honoured |= {"softmax_scale", "no_rope_freq", "multi_latent_attention"}
     honoured |= {"mtp_num_layers"} if name == "mixtral" else set()
+    honoured |= {"softmax_type", "glu_linear_offset", "activation_func_clamp_value"}
     for field in limits:
         if field in honoured or field in ("rope_scaling", "parallel_attention", "new_decoder_architecture"):
             continue  # the Llama family has the first, and reads the others by words of its own

@@ -107,6 +107,9 @@ CORE_LIMITS: dict[str, Limit] = {
         )
     },
     "layer_spec": Limit(is_off, "its layers are those that megatron-core's own specifications of a GPT build"),
+    "enable_gpt_oss": Limit(
+        is_off, "ModelOpt sets yarn in its code then, with another original length than GPT-OSS has"
+    ),
     "use_kitchen": Limit(is_off, "its weights are plain"),
     "use_kitchen_attention": Limit(is_off, "its attention is plain"),
 }
