@@ -76,13 +76,13 @@ def fsdp_state(state: State, ranks: int, splits_gates: bool = True) -> dict[str,
     """Name and cut the tensors of ``llama_state.core_state`` as Megatron-FSDP does; experts are TEGroupedMLP's."""
     made: dict[str, torch.Tensor] = {}
     for key, value in state.items():
-        name = re.sub(r"local_experts\.(\d+)\.(linear_fc\d)\.weight$", r"\2.weight\1", key)
+        name = re.sub(r"local_experts\.(\d+)\.(linear_fc\d)\.(weight|bias)$", r"\2.\3\1", key)
         if partition(key, value) != GATED:
             made[f"module.{name}"] = parted(value, ranks)
         elif splits_gates:
             made |= {f"module.{name}_{which}": parted(part, ranks) for which, part in zip("wv", value, strict=True)}
         else:
-            made[f"module.{name}"] = parted(value.reshape(-1, value.shape[-1]), ranks)
+            made[f"module.{name}"] = parted(value.flatten(0, 1), ranks)
     return made
 
 

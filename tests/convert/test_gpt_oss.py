@@ -1,0 +1,141 @@
+"""GPT-OSS: from and to MXFP4 as transformers computes it, and every field of a training that it has not refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from support.dcp_checkpoints import state_of, write_fsdp
+from support.llama_configs import megatron_lm
+from support.llama_files import write_megatron_lm_tree
+from support.llama_models import build, logits, saved, tensors
+from support.llama_sources import Case, write_source
+from transformers import AutoModelForCausalLM, Mxfp4Config
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.megatron.arguments import in_nemo_words
+from export_scripts.checkpoints.nemo.llama_config import problems_of, read_dims
+from export_scripts.convert import convert
+from handover.errors import CheckpointError
+from models.engine_limits import beyond_engine
+
+_STAY = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+
+
+def loaded(folder: Path, **given: Any) -> Any:
+    """Read a directory as transformers does, without a complaint."""
+    given = {"dtype": torch.float32, "attn_implementation": "eager", **given}
+    model, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **given)
+    assert not any(loading.values()), loading
+    return model.eval()
+
+
+def to_huggingface(source: Path, folder: Path, data_type: str, quantization: str | None = None) -> Path:
+    given = {"weight_data_type": data_type, "format": "huggingface", "quantization": quantization}
+    convert(ConvertArguments(source, folder, **given))  # type: ignore[arg-type]
+    return folder
+
+
+def packed(folder: Path) -> Path:
+    """Save a model whose experts have any bytes of MXFP4, as OpenAI's files have them."""
+    model, draw = build("gpt_oss").to(torch.bfloat16), torch.Generator().manual_seed(5)
+    model.save_pretrained(folder)
+    state = tensors(folder)
+    for name in [key for key in state if key.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inward, outward = state.pop(name).shape
+        groups = (experts, outward, inward // 32)
+        state[f"{name}_blocks"] = torch.randint(0, 256, (*groups, 16), dtype=torch.uint8, generator=draw)
+        state[f"{name}_scales"] = torch.randint(120, 126, groups, dtype=torch.uint8, generator=draw)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": _STAY}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_mxfp4_becomes_what_transformers_makes_of_it(tmp_path: Path) -> None:
+    """The model and an expert's middle are equally wide: logits show that no axis has been taken for the other."""
+    theirs = loaded(packed(tmp_path / "source"), quantization_config=Mxfp4Config(dequantize=True))
+    made = to_huggingface(tmp_path / "source", tmp_path / "hf", "bf16")
+    assert "quantization_config" not in json.loads((made / "config.json").read_text())
+    own = tensors(made)
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(own[name].float(), value.float()), name
+    assert np.abs(logits(loaded(made)) - logits(theirs.float())).max() < 1e-5
+
+
+def test_a_training_becomes_mxfp4_that_transformers_reads(tmp_path: Path) -> None:
+    case = Case("gpt_oss", "Megatron-LM, torch_dist", 2, 1, torch.bfloat16)
+    source = write_source(case, tmp_path / "source")
+    made = to_huggingface(source, tmp_path / "mxfp4", "bf16", "mxfp4")
+    plain = tensors(to_huggingface(source, tmp_path / "hf", "bf16"))
+    model = loaded(made, quantization_config=Mxfp4Config(dequantize=True))
+    for name, value in model.state_dict().items():
+        wanted = plain[name].float()
+        if name.endswith(("gate_up_proj", "down_proj")):
+            error = (value.float() - wanted).norm() / wanted.norm()
+            assert 0 < error < 0.2, name
+        else:
+            assert torch.equal(value.float(), wanted), name
+    again = to_huggingface(made, tmp_path / "again", "bf16")
+    assert np.abs(logits(loaded(again)) - logits(model.float())).max() < 1e-5
+
+
+def test_a_directory_of_the_hub_stays_what_it_is(tmp_path: Path) -> None:
+    source = saved("gpt_oss")
+    build("gpt_oss").save_pretrained(tmp_path / "source")
+    made = to_huggingface(tmp_path / "source", tmp_path / "hf", "fp32")
+    assert all(torch.equal(value, source.tensors[name]) for name, value in tensors(made).items())
+    assert np.array_equal(logits(loaded(made)), source.logits)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"softmax_type": "off-by-one"}, "softmax_type: off-by-one"),
+        ({"softmax_type": "vanilla"}, "attention.has_sinks: False"),
+        ({"glu_linear_offset": 0.0}, "feed_forward.up_offset: 0"),
+        ({"activation_func_clamp_value": None}, "feed_forward.clamp: 0"),
+        ({"quick_geglu": False, "swiglu": False}, "feed_forward.is_gated: False"),
+        ({"add_bias_linear": False}, "mixture.has_bias: False"),
+        ({"moe_router_pre_softmax": True}, "mixture.is_normalised: False"),
+        ({"moe_layer_freq": 2}, "layers.blocks"),
+        ({"qk_layernorm": True}, "attention.qk_norm: head"),
+        ({"enable_gpt_oss": True}, "enable_gpt_oss: True"),
+    ],
+)
+def test_what_gpt_oss_has_not_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    from models.architectures.gpt_oss import GPT_OSS
+
+    config = in_nemo_words(megatron_lm(saved("gpt_oss").config, **changes))
+    found = problems_of(config) or GPT_OSS.lacks(read_dims(config, 128))
+    assert any(line.startswith(words) for line in found), found
+
+
+def test_the_drop_in_engine_names_what_it_does_not_compute() -> None:
+    found = beyond_engine(read_dims(in_nemo_words(megatron_lm(saved("gpt_oss").config)), 128))
+    assert [line.partition("  (")[0] for line in found] == ["4 experts", "sinks", "a clamped gate"]
+
+
+@pytest.mark.parametrize("splits_gates", [True, False])
+def test_megatron_fsdps_experts_are_read_unless_ranks_have_cut_gate_and_up_together(
+    splits_gates: bool, tmp_path: Path
+) -> None:
+    source = saved("gpt_oss")
+
+    def run(name: str, **changes: int) -> Path:
+        arguments = megatron_lm(source.config, **changes)
+        write_fsdp(write_megatron_lm_tree(tmp_path / name), state_of(source), 2, arguments, splits_gates)
+        return tmp_path / name
+
+    made = tensors(to_huggingface(run("alone"), tmp_path / "hf", "fp32"))
+    assert made.keys() == source.tensors.keys()
+    assert all(torch.equal(made[name], value) for name, value in source.tensors.items())
+    if not splits_gates:
+        with pytest.raises(CheckpointError, match="in the order of the ranks"):
+            to_huggingface(run("cut", expert_tensor_parallel_size=2), tmp_path / "refused", "fp32")
