@@ -14,6 +14,7 @@ from torch import Tensor
 
 _SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _LETTERS = range(ord("a"), ord("z") + 1)
 
@@ -79,6 +80,11 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
         "Llama",
         lambda s: _llama(s, rope_parameters=_LLAMA3 | {"original_max_position_embeddings": s.positions // 8}),
     ),
+    "llama_yarn": (
+        "Llama",
+        "Llama",
+        lambda s: _llama(s, rope_parameters=_YARN | {"original_max_position_embeddings": s.positions // 4}),
+    ),
     "mistral": ("Mistral", "Llama", lambda s: _llama(s, head_dim=s.hidden // 16, sliding_window=s.window)),
     "starcoder2": ("Starcoder2", "Llama", lambda s: _llama(s, sliding_window=2 * s.window)),
     "qwen2": ("Qwen2", "Llama", _llama),
@@ -95,6 +101,20 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
         lambda s: _llama(s, head_dim=s.hidden // 8, sliding_window=s.window, query_pre_attn_scalar=96),
     ),
     "olmo2": ("Olmo2", "Llama", _llama),
+    "exaone4": (
+        "Exaone4",
+        "Llama",
+        lambda s: _llama(s, head_dim=s.hidden // 8, sliding_window=s.window, sliding_window_pattern=3),
+    ),
+    "smollm3": ("SmolLM3", "Llama", lambda s: _llama(s, no_rope_layer_interval=3)),
+    "granite": (
+        "Granite",
+        "Llama",
+        lambda s: (
+            _llama(s, embedding_multiplier=12.0, attention_multiplier=0.1, residual_multiplier=0.5)
+            | {"logits_scaling": 2.0}
+        ),
+    ),
     "nemotron": ("Nemotron", "Llama", _llama),
     "t5": ("T5", "T5", lambda s: _t5(s, feed_forward_proj="relu")),
     "t5_gated": ("T5", "T5", lambda s: _t5(s, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
