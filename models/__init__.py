@@ -38,6 +38,7 @@ from models.architectures.minimax_m2 import MINIMAX_M2
 from models.architectures.mistral import MISTRAL
 from models.architectures.mixtral import MIXTRAL
 from models.architectures.nemotron import NEMOTRON
+from models.architectures.nemotron_h import NEMOTRON_H
 from models.architectures.olmo2 import OLMO2
 from models.architectures.olmoe import OLMOE
 from models.architectures.phi3 import PHI3
@@ -78,6 +79,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     DEEPSEEK_V2,
     GLM4_MOE_LITE,
     GPT_OSS,
+    NEMOTRON_H,
 )
 """The first that can express a model is taken: Llama before Mistral, whose only difference is the window."""
 OTHER_NAMES = {"kimi_k2": DEEPSEEK_V3.model_type}

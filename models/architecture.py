@@ -76,7 +76,9 @@ class Architecture:
             raise ModelError(f"{self.model_type} is read without\n  " + "\n  ".join(found), "see config.json")
         given = self.completed(config)
         said = {name: value for keys in self.keys for name, value in keys.read(given).items()}
-        return Decoder.of({**self.has, **said}, model_type=self.model_type, names=self.all_names)
+        missing = MORE_BLOCKS.keys() - {name.partition(".")[0] for name in said}
+        has = {name: value for name, value in self.has.items() if name.partition(".")[0] not in missing}
+        return Decoder.of({**has, **said}, model_type=self.model_type, names=self.all_names)
 
     def write(self, decoder: Decoder) -> dict[str, Any]:
         """Write a description as ``config.json`` has it: the architecture's own keys.
@@ -105,7 +107,12 @@ class Architecture:
                 f"{name}: {shown(said[name])}  ({self.model_type} has none)"
                 for name in said.keys() - has.keys() - self._said
             ),
-            *(f"{name}: none  ({self.model_type} has it)" for name in self._said - said.keys()),
+            *(
+                f"{name}: none  ({self.model_type} has it)"
+                for keys in self.keys
+                for name in keys.says
+                if name not in said and not keys.of_some
+            ),
         ]:
             return sorted(strange)
         fixed = has.keys() & said.keys() - {*self._said, *STORAGE}

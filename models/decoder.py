@@ -8,10 +8,11 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
-from models.blocks import attention, feed_forward, latent, mixture, norms, predictor
+from models.blocks import attention, feed_forward, latent, mamba, mixture, norms, predictor
 from models.blocks.attention import Attention
 from models.blocks.feed_forward import FeedForward
 from models.blocks.latent import Latent
+from models.blocks.mamba import Mamba
 from models.blocks.mixture import Mixture
 from models.blocks.norms import Norms
 from models.blocks.rotary import Rotary
@@ -22,12 +23,12 @@ from models.tensor import Tensor
 NAMES = {
     **{"embedding": "model.embed_tokens", "layer": "model.layers.{layer}", "final_norm": "model.norm"},
     **{"head": "lm_head", **norms.NAMES, **attention.NAMES, **feed_forward.NAMES, **mixture.NAMES},
-    **{**latent.NAMES, **predictor.NAMES},
+    **{**latent.NAMES, **mamba.NAMES, **predictor.NAMES},
 }
 """What a tensor is called by its role, where an architecture does not say otherwise."""
 BLOCKS: Mapping[str, type] = {"attention": Attention, "feed_forward": FeedForward, "norms": Norms}
 """What every description has. A block that is not in ``Layer.blocks`` says sizes alone: heads, or a dense layer's."""
-MORE_BLOCKS: Mapping[str, type] = {"mixture": Mixture, "latent": Latent}
+MORE_BLOCKS: Mapping[str, type] = {"mixture": Mixture, "latent": Latent, "mamba": Mamba}
 """Those that some have."""
 FEED_FORWARDS = ("feed_forward", "mixture")
 """Blocks that work on each token by itself; the others mix tokens."""
@@ -68,6 +69,7 @@ class Decoder:
         names: of its tensors by role.
         mixture: its experts; None: it has none.
         latent: its latent attention; None: it has none.
+        mamba: its layers with a state; None: it has none.
         predictor_num: layers behind the last that predict one more token each.
     """
 
@@ -87,6 +89,7 @@ class Decoder:
     names: Mapping[str, str] = field(default_factory=lambda: NAMES, hash=False, repr=False)
     mixture: Mixture | None = None
     latent: Latent | None = None
+    mamba: Mamba | None = None
     predictor_num: int = 0
 
     @classmethod

@@ -16,6 +16,8 @@ def beyond_engine(decoder: Decoder) -> list[str]:
         f"{decoder.expert_num} experts": (decoder.expert_num > 0, "it does not serve mixtures of experts"),
         "sinks": (decoder.attention.has_sinks, "its softmax has the scores of tokens alone"),
         "a clamped gate": (_is_clamped(decoder.feed_forward), "it has SiLU, and neither an offset nor a clamp"),
+        "layers with one block": (any(len(layer.blocks) < 2 for layer in decoder.layers), "attention and feed-forward"),
+        "Mamba": (decoder.mamba is not None, "it keeps keys and values, and no state"),
         "neighbours that are rotated": (decoder.attention.rotates_neighbours, "it rotates the halves of a head"),
         "latent attention": (decoder.latent is not None, "every head has its own keys and values"),
         f"{decoder.predictor_num} predictors of further tokens": (decoder.predictor_num > 0, "it predicts the next"),

@@ -19,7 +19,13 @@ Fields = Mapping[str, Any]
 
 
 class Keys(ABC):
-    """Keys of ``config.json`` that belong together."""
+    """Keys of ``config.json`` that belong together.
+
+    Attributes:
+        of_some: they are of a block that some models of the architecture have not.
+    """
+
+    of_some: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -71,6 +77,45 @@ class Key(Keys):
 
     def write(self, fields: Fields) -> dict[str, Any]:
         return {self.key: fields[self.field] or self.unset}
+
+
+@dataclass(frozen=True)
+class OfBlock(Keys):
+    """Keys of a block that some models have not: they say nothing there, and are not written.
+
+    Attributes:
+        block: its name.
+        keys: those keys.
+        is_there: whether a configuration has the block.
+    """
+
+    block: str
+    keys: tuple[Keys, ...]
+    is_there: Callable[[ConfigJson], bool]
+    of_some: ClassVar[bool] = True
+
+    @property
+    def says(self) -> tuple[str, ...]:
+        return tuple(name for keys in self.keys for name in keys.says)
+
+    def read(self, config: ConfigJson) -> dict[str, Any]:
+        if not self.is_there(config):
+            return {}
+        return {name: value for keys in self.keys for name, value in keys.read(config).items()}
+
+    def write(self, fields: Fields) -> dict[str, Any]:
+        if not self._has(fields):
+            return {}
+        return {key: value for keys in self.keys for key, value in keys.write(fields).items()}
+
+    def problems(self, config: ConfigJson) -> list[str]:
+        return [each for keys in self.keys for each in keys.problems(config)] if self.is_there(config) else []
+
+    def lacks(self, fields: Fields) -> list[str]:
+        return [each for keys in self.keys for each in keys.lacks(fields)] if self._has(fields) else []
+
+    def _has(self, fields: Fields) -> bool:
+        return any(name.startswith(f"{self.block}.") for name in fields)
 
 
 @dataclass(frozen=True)

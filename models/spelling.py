@@ -57,6 +57,7 @@ class Spelling:
         fused: how several tensors lie in it; None: it is one tensor.
         is_stacked: it has those of all experts, along its first axis.
         kinds: what follows a role's name; an empty one: the role is a parameter by itself, as a bias for choosing.
+        sections: it lies in several of the training's, ``name.<section>`` each, one after another along the first axis.
     """
 
     roles: tuple[str, ...]
@@ -64,6 +65,7 @@ class Spelling:
     fused: Fused | None = None
     is_stacked: bool = False
     kinds: tuple[str, ...] = ("weight", "bias")
+    sections: tuple[str, ...] = ()
 
     def read(self, values: Any, role: str, tensor: Tensor, size_of: SizeOf) -> Any:
         """Show one of the model's tensors, the inner structure of its axes spelled out.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import models
 from export_scripts.tensors.dtypes import Array
@@ -16,7 +15,7 @@ from models.decoder import Decoder
 from models.spelling import Spelling, spelled_out
 from models.tensor import Tensor
 
-_PREFIX, _TIE = "model.", "tie_word_embeddings"
+_TIE = "tie_word_embeddings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class HubDecoder(Architecture):
         """List every tensor: it becomes itself."""
         assert isinstance(dims, Decoder)
         rules: dict[Sources, Rules] = {
-            split_layer(name)[0].removeprefix(_PREFIX): Rule(split_layer(name)[0], partial(_own_axes, tensor))
+            split_layer(name)[0].removeprefix(self.prefix): Rule(split_layer(name)[0], partial(_own_axes, tensor))
             for name, tensor in dims.tensors().items()
         }
         rules |= _experts_in_one(dims)
@@ -85,14 +84,14 @@ def _source(described: models.Architecture) -> HubDecoder:
         with checkpoint_errors():
             return described.read(settings)
 
-    embedding: Any = described.all_names["embedding"]
+    prefix, dot, embedding = described.all_names["embedding"].partition(".")
     return HubDecoder(
         model_type=described.model_type,
         family=llama.FAMILY,
         source_map=SourceMap(f"Hugging Face {described.class_name.removesuffix('ForCausalLM')}", {}, {}),
         dims=dims,
-        prefix=_PREFIX,
-        embedding=f"{embedding.removeprefix(_PREFIX)}.weight",
+        prefix=prefix + dot,
+        embedding=f"{embedding}.weight",
         has_tied_head=bool(described.defaults.get(_TIE)),
         aliases=described.aliases,
         described=described,

@@ -98,7 +98,12 @@ def _outer(base: str, head: str, dims: Decoder) -> dict[Sources, Rules]:
 
 
 def _final_norm(base: str, dims: Decoder) -> dict[Sources, Rules]:
-    return {f"{base}final_layernorm.{kind}": Rule(dims.name_of(f"final_norm.{kind}"), unchanged) for kind in _KINDS}
+    """Name the last norm as a GPT does, and as a hybrid does."""
+    return {
+        f"{base}{name}.{kind}": Rule(dims.name_of(f"final_norm.{kind}"), unchanged)
+        for name in ("final_layernorm", "final_norm")
+        for kind in _KINDS
+    }
 
 
 def _layers(base: str, keys: Collection[str], dims: Decoder, layer: int | str = "{layer}") -> dict[Sources, Rules]:
@@ -140,9 +145,13 @@ def _spelled(
             continue
         for name in spelling.names:
             for kind in spelling.kinds:
-                rules[base + name.format(kind=kind)] = tuple(
-                    _rule(spelling, role, kind, tensors, dims, layer) for role in spelling.roles
-                )
+                key = base + name.format(kind=kind)
+                made = tuple(_rule(spelling, role, kind, tensors, dims, layer) for role in spelling.roles)
+                if spelling.sections:
+                    one = replace(made[0], concat_axis=0)
+                    rules[tuple(f"{key}.{section}" for section in spelling.sections)] = one
+                else:
+                    rules[key] = made
     return rules
 
 

@@ -63,12 +63,12 @@ class FeedForward:
         """List the weights of norms, by role: it has none."""
         return {}
 
-    def tensors(self, middle: str = "inter_size") -> dict[str, Tensor]:
-        """List the linear layers, by role; ``middle`` is the symbol of its width."""
-        weights = {role: Tensor((middle, "hidden_units"), 0) for role in ("gate", "up")[not self.is_gated :]}
+    def tensors(self, middle: str = "inter_size", outer: str = "hidden_units") -> dict[str, Tensor]:
+        """List the linear layers, by role; ``middle`` and ``outer`` are the symbols of its widths."""
+        weights = {role: Tensor((middle, outer), 0) for role in ("gate", "up")[not self.is_gated :]}
         if self.is_fused:
-            weights = {"gate_up": Tensor(((2, middle), "hidden_units"))}
-        weights["down"] = Tensor(("hidden_units", middle), 1)
+            weights = {"gate_up": Tensor(((2, middle), outer))}
+        weights["down"] = Tensor((outer, middle), 1)
         found = {f"{role}.weight": weight for role, weight in weights.items()}
         if self.has_bias:
             found |= {f"{role}.bias": weight.bias for role, weight in weights.items()}

@@ -21,6 +21,7 @@ NAMES = {
     **{f"expert.{role}": f"mlp.experts.{{expert}}.{role}_proj" for role in ("gate", "up", "down")},
     **{f"shared.{role}": f"mlp.shared_experts.{role}_proj" for role in ("gate", "up", "down")},
     **{"shared_gate": "mlp.shared_expert_gate", **expert_arrays.NAMES},
+    **{"latent_in": "mlp.fc1_latent_proj", "latent_out": "mlp.fc2_latent_proj"},
 }
 _CORE = "mlp.linear_fc"
 
@@ -47,6 +48,7 @@ class Mixture:
         shared_inter_size: width of the feed-forward that every token uses; 0: there is none.
         has_shared_gate: whether what that computes is multiplied by a sigmoid of the token.
         is_in_arrays: the experts of a layer are stored together; see ``expert_arrays``.
+        latent_size: width in which the chosen experts work, projected into and out of it; 0: that of the model.
     """
 
     expert_num: int
@@ -66,6 +68,7 @@ class Mixture:
     shared_inter_size: int = 0
     has_shared_gate: bool = False
     is_in_arrays: bool = False
+    latent_size: int = 0
 
     def norms(self) -> dict[str, Tensor]:
         """List the weights of norms, by role: it has none."""
@@ -80,10 +83,14 @@ class Mixture:
         if self.has_choice_bias:
             axes = ((1,) if self.is_choice_bias_row else ()) + router.axes[:1]
             found["choice_bias"] = Tensor(axes, stays_fp32=True)
+        outer = "mixture.latent_size" if self.latent_size else "hidden_units"
+        if self.latent_size:
+            found["latent_in.weight"] = Tensor((outer, "hidden_units"))
+            found["latent_out.weight"] = Tensor(("hidden_units", outer))
         if self.is_in_arrays:
             found |= expert_arrays.tensors(self.has_bias)
         else:
-            one = self._one("mixture.inter_size", self.has_bias)
+            one = self._one("mixture.inter_size", self.has_bias, outer)
             found |= {f"experts.{n}.{role}": each for n in range(self.expert_num) for role, each in one.items()}
         if self.shared_inter_size:
             found |= {f"shared.{role}": each for role, each in self._one("mixture.shared_inter_size", False).items()}
@@ -91,8 +98,8 @@ class Mixture:
             found["shared_gate.weight"] = Tensor((1, "hidden_units"))
         return found
 
-    def _one(self, middle: str, has_bias: bool) -> dict[str, Tensor]:
-        return FeedForward(1, is_gated=self.is_gated, has_bias=has_bias).tensors(middle)
+    def _one(self, middle: str, has_bias: bool, outer: str = "hidden_units") -> dict[str, Tensor]:
+        return FeedForward(1, is_gated=self.is_gated, has_bias=has_bias).tensors(middle, outer)
 
     def spellings(self, is_apart: bool = False) -> tuple[Spelling, ...]:
         """List megatron-core's.
@@ -107,6 +114,8 @@ class Mixture:
             Spelling(("router",), ("mlp.router.{kind}",)),
             Spelling(("choice_bias",), ("mlp.router.expert_bias",), kinds=("",)),
             Spelling(("shared_gate",), ("mlp.shared_experts.gate_{kind}",)),
+            Spelling(("latent_in",), ("mlp.fc1_latent_proj.{kind}",)),
+            Spelling(("latent_out",), ("mlp.fc2_latent_proj.{kind}",)),
         ]
         if self.is_in_arrays:
             return (*found, *expert_arrays.spellings(self.expert_num, is_apart))

@@ -64,6 +64,15 @@ _LATENT = {
 }
 _MIXTURE = {"n_routed_experts": EXPERTS, "moe_intermediate_size": 40, "n_shared_experts": 1}
 _GLM = {**_GROUPED, "n_routed_experts": 12, "num_nextn_predict_layers": 0}
+_MAMBA: dict[str, Any] = {
+    **{"mamba_num_heads": 8, "mamba_head_dim": 4, "n_groups": 2, "ssm_state_size": 6, "chunk_size": 8, "head_dim": 16},
+    **{"time_step_min": 1e-30, "layers_block_type": ["linear_attention", "full_attention", "linear_attention", "mlp"]},
+}
+_MAMBA_MOE = {
+    **{"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "num_experts_per_tok": 2},
+    **{"n_routed_experts": EXPERTS, "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56},
+    "routed_scaling_factor": 2.5,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_mha": ("Llama", {"num_key_value_heads": HEADS, "rms_norm_eps": 1e-5}),
     "llama": ("Llama", {"rms_norm_eps": 1e-5}),
@@ -238,6 +247,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             **_rope(150000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=16, truncate=False),
         },
     ),
+    "nemotron_h": ("NemotronH", _MAMBA),
+    "nemotron3": ("NemotronH", {**_MAMBA, **_MAMBA_MOE}),
+    "nemotron3_latent": ("NemotronH", {**_MAMBA, **_MAMBA_MOE, "moe_latent_size": 24}),
     "starcoder2": ("Starcoder2", {"norm_epsilon": 1e-5, "sliding_window": 5, **_rope(1e5)}),
 }
 """Name of a model -> transformers' class and what differs from the common sizes."""

@@ -25,6 +25,9 @@ _SAME = (
     *("apply_residual_connection_post_layernorm", "virtual_pipeline_model_parallel_size", *CARRIED),
 )
 _CORE_SPECS = "megatron.core.models.gpt.gpt_layer_specs"
+_HYBRID_SPECS = [
+    [f"megatron.core.models.{name}.{name}_layer_specs", f"{name}_stack_spec"] for name in ("hybrid", "mamba")
+]
 _ACTIVATIONS = ("swiglu", "squared_relu", "geglu", "quick_geglu")
 READ = frozenset(
     {*_SAME, *_ACTIVATIONS, "norm_epsilon", "layernorm_epsilon", "group_query_attention", "num_query_groups"}
@@ -62,7 +65,7 @@ def in_nemo_words(arguments: Mapping[str, Any]) -> dict[str, Any]:
     words["retro"] = arguments.get("retro_add_retriever")
     for name in ("kitchen_config_file", "kitchen_recipe_number"):
         words["use_kitchen"] = words.get("use_kitchen") or arguments.get(name)
-    if (spec := arguments.get("spec")) and spec != ["local"] and _CORE_SPECS not in spec:
+    if (spec := arguments.get("spec")) and spec != ["local"] and _CORE_SPECS not in spec and spec not in _HYBRID_SPECS:
         words["layer_spec"] = spec
     return with_original_length(words, arguments)
 

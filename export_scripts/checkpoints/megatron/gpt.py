@@ -21,6 +21,7 @@ from export_scripts.checkpoints.nemo.gpt_config import (
     read_dims,
     remarks,
 )
+from export_scripts.checkpoints.nemo.hybrid import is_hybrid
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, special_ids
 from export_scripts.checkpoints.tokenizers.user_tokenizer import given_tokenizer
@@ -35,14 +36,14 @@ from export_scripts.weights.schema import DecoderDims, Layout, LazyTensor, Sourc
 from ft_format.families import gpt, gptneox, llama
 from ft_format.families.family import Family
 from handover.errors import CheckpointError
-from models.decoder import NAMES
+from models import ARCHITECTURES
 
 CHECKPOINT_VERSION = "checkpoint_version"
 """Megatron-LM's own word in a configuration; NeMo has ``megatron_legacy`` for the first version's order."""
 
-_EMBEDDINGS = {"model.wte", f"{NAMES['embedding']}.weight"}
+_EMBEDDINGS = {"model.wte", *(f"{each.all_names['embedding']}.weight" for each in ARCHITECTURES)}
 _QUERY_NORM = "self_attention.q_layernorm.weight"
-_QUERIES = ("attention.query", NAMES["query"])
+_QUERIES = ("attention.query", *{each.all_names["query"] for each in ARCHITECTURES})
 _LINEAR = ("*.attention.dense.bias", "*.mlp.*.bias")
 # Versions 2 and 3 have today's order.
 _OLD_ORDERS = {0: qkv_by_block_to_block, 1: qkv_by_element_to_block}
@@ -150,7 +151,7 @@ def model_of(config: Mapping[str, Any]) -> Model:
     Raises:
         CheckpointError: it has not what the configuration says.
     """
-    model: Model = _Llama() if is_beyond_gpt(config) else _Gpt()
+    model: Model = _Llama() if is_hybrid(config) or is_beyond_gpt(config) else _Gpt()
     model.check(config)
     return model
 

@@ -48,6 +48,11 @@ class RankGrid:
         return self.expert_num // self.expert_ranks
 
     @property
+    def tensor_ranks(self) -> int:
+        """Tensor-parallel ranks."""
+        return self._sizes[0]
+
+    @property
     def rank_of(self) -> Mapping[str, int]:
         """Expert-parallel rank of each file."""
         return {name: expert for (_, _, expert), name in self.files.items()}

@@ -28,12 +28,15 @@ from export_scripts.checkpoints.megatron.arguments import remarks as remarks_on_
 from export_scripts.checkpoints.megatron.experts import MARK, numbered
 from export_scripts.checkpoints.megatron.fsdp import is_fsdp, refuse_interleaved, without_wrappers
 from export_scripts.checkpoints.megatron.gpt import CHECKPOINT_VERSION, State, gpt_source
+from export_scripts.checkpoints.megatron.mamba_sections import taken_apart
 from export_scripts.checkpoints.megatron.rank_grid import grid_of
+from export_scripts.checkpoints.nemo.hybrid import is_hybrid, mamba_sizes
 from export_scripts.checkpoints.runs.iterations import RANK, TRACKER, find_folder
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError
+from models.blocks.mamba import Mamba
 
 NAME = "Megatron-LM (release/ or iter_*/ with mp_rank_*/)"
 _ARGUMENTS = "args.json"
@@ -110,13 +113,17 @@ def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> State:
         raise CheckpointError(f"{archive.path}/{folder} has no mp_rank_XX/{_FILES[0]}")
     saved.update(open_torch_file(archive, files[min(files)], _beside, TRAINING_MODULES).state)
     arguments = saved.get("args")
-    grid = grid_of(files, vars(arguments) if isinstance(arguments, Record) else {}, archive.path)
+    named = vars(arguments) if isinstance(arguments, Record) else {}
+    grid = grid_of(files, named, archive.path)
+    mamba = Mamba(**mamba_sizes(named)) if is_hybrid(named) else None
 
     @cache
     def open_one(within: Archive, name: str) -> TorchFile:
         def take(content: Any, where: str) -> Mapping[str, Any]:
             state = _model(content, where)
             count = grid.experts_of_a_rank
+            if mamba:
+                state = taken_apart(state, mamba, grid.tensor_ranks, where)
             return numbered(state, grid.rank_of[name], count, where) if grid.expert_num else state
 
         return open_torch_file(within, name, take, TRAINING_MODULES)

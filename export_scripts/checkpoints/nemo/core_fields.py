@@ -125,7 +125,6 @@ ROUTER_LIMITS: dict[str, Limit] = {
     "moe_router_force_biased": Limit(is_off, "the router does not choose at random"),
     "moe_apply_probs_on_input": Limit(is_off, "the router's numbers multiply what an expert gives"),
     "moe_layer_freq": Limit(_is_frequency, "each layer has experts or one feed-forward"),
-    "moe_latent_size": Limit(is_off, "an expert is as wide as the model"),
     "moe_token_dropping": Limit(is_off, "every token gets its experts"),
     "moe_expert_rank_capacity_factor": Limit(is_off, "every token gets its experts"),
     "moe_mlp_glu_interleave_size": Limit(is_off, "the feed-forward's gate is one block"),
@@ -152,7 +151,11 @@ def capacity_problem(capacity: Any, experts: int, chosen: int) -> str:
 _OF_MIXTURES = (
     *("moe_router_topk", "moe_ffn_hidden_size", "moe_router_pre_softmax", "moe_router_num_groups"),
     *("moe_router_group_topk", "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor"),
-    *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate"),
+    *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate", "moe_latent_size"),
+)
+OF_HYBRIDS = (
+    *("mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads", "mamba_chunk_size"),
+    *("mamba_stack_spec", "hybrid_stack_spec"),
 )
 OF_LATENT = (
     *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type"),
@@ -174,7 +177,7 @@ _OF_THE_WHOLE = (
     *("low_freq_factor", "high_freq_factor", "old_context_len", "transformer_layer_spec", "_target_", "transformer"),
     "max_position_embeddings",
 )
-CORE_HONOURED = frozenset({*_OF_LAYERS, *_OF_MIXTURES, *OF_LATENT, *_OF_THE_WHOLE})
+CORE_HONOURED = frozenset({*_OF_LAYERS, *_OF_MIXTURES, *OF_HYBRIDS, *OF_LATENT, *_OF_THE_WHOLE})
 """What the readers honour; those of GPT refuse some that only the Llama family has, as ``window_size``."""
 
 OF_LAYERS = frozenset(_OF_LAYERS)
@@ -184,5 +187,5 @@ CORE_KNOWN = frozenset(
     {*CORE_LIMITS, *ROUTER_LIMITS, *CORE_HONOURED, *(name for names in WITHOUT_EFFECT.values() for name in names)}
 )
 """Every field that has a verdict."""
-CARRIED = (*CORE_LIMITS, *ROUTER_LIMITS, CAPACITY, *_OF_MIXTURES, *OF_LATENT, "window_attn_skip_freq")
+CARRIED = (*CORE_LIMITS, *ROUTER_LIMITS, CAPACITY, *_OF_MIXTURES, *OF_HYBRIDS, *OF_LATENT, "window_attn_skip_freq")
 """What the readers of NeMo 2, Megatron-Bridge and Megatron-LM hand over under megatron-core's own names."""

@@ -18,6 +18,7 @@ from export_scripts.checkpoints.nemo.gpt_config import (
     has_zero_centred_norms,
     overruled_problems,
 )
+from export_scripts.checkpoints.nemo.hybrid import HYBRID_KEYS, hybrid_fields, hybrid_problems, pattern_of
 from export_scripts.checkpoints.nemo.known_keys import NEMO1_LIMITS
 from export_scripts.checkpoints.nemo.latent import is_latent, latent_fields, latent_problems, latent_remarks
 from export_scripts.checkpoints.nemo.limits import Limit, is_off, is_on, is_one_of, problems
@@ -67,7 +68,7 @@ QK_WIDTH = "width_of_query_norms"
 """The readers' own word: the size of the weights that queries are normalised with."""
 _HONOURED = (
     *(_SCALAR, "attn_logit_softcapping", "final_logit_softcapping", "scale_factor", "softmax_scale", "no_rope_freq"),
-    *(*_YARN, _SOFTMAX, _OFFSET, _CLAMP),
+    *(*_YARN, *HYBRID_KEYS, _SOFTMAX, _OFFSET, _CLAMP),
 )
 _OF_LATENT = ("multi_latent_attention", PREDICTORS, "rotary_scaling_factor")
 """Keys that are honoured with latent attention alone."""
@@ -111,7 +112,7 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
         found.append(f"softmax_scale: {shown({**config, **custom}['softmax_scale'])}  (beside {_SCALAR})")
     if config.get("position_embedding_type") != YARN:
         found += problems(config, _YARN) + problems(custom, _YARN, f"{CUSTOMIZATION}.")
-    return found + rotation_problems({**config, **custom})
+    return found + rotation_problems({**config, **custom}) + hybrid_problems({**config, **custom})
 
 
 def _router_problems(config: Mapping[str, Any]) -> list[str]:
@@ -155,7 +156,8 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
     if config.get("kv_channels") is None and hidden % heads and not is_latent(custom):
         raise CheckpointError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     size = _positive(config, "kv_channels", hidden // heads)
-    layers = bounded(config.get("num_layers"), f"{_FILE}: num_layers", MOST_LAYERS, "is it a GPT checkpoint?")
+    said = len(pattern_of(custom)) if config.get("num_layers") is None else config["num_layers"]
+    layers = bounded(said, f"{_FILE}: num_layers", MOST_LAYERS, "is it a GPT checkpoint?")
     is_after = _has_norms_behind(config, keys)
     windows = read_windows(config, layers, is_after and not config.get(AS_SAID))
     linear = _says_bias(config, keys, "dense.bias", "linear_proj.bias")
@@ -195,7 +197,10 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         "layers.rotary": read_rotaries(custom, size, windows),
         "layers.window": windows,
         **mixture_fields(custom, layers, is_gated, linear),
+        **hybrid_fields(custom),
     }
+    if fields.get("layers.blocks") and not any("mixture" in blocks for blocks in fields["layers.blocks"]):
+        fields = {name: value for name, value in fields.items() if not name.startswith("mixture.")}
     return models.with_names(Decoder.of({**fields, **latent_fields(custom, fields)}))
 
 

@@ -20,6 +20,7 @@ from models.config_json import MOST_EXPERTS
 
 _FILE = "model_config.yaml"
 _GROUPS, _OF_GROUPS, _FREQUENCY = "moe_router_num_groups", "moe_router_group_topk", "moe_layer_freq"
+_LATENT = "moe_latent_size"
 _SCORING, _FIRST, _WIDTH = "moe_router_score_function", "moe_router_pre_softmax", "moe_ffn_hidden_size"
 
 PREDICTORS, _REPEATED = "mtp_num_layers", "mtp_use_repeated_layer"
@@ -80,7 +81,7 @@ def mixture_fields(config: Mapping[str, Any], layers: int, is_gated: bool, has_b
     scoring, chosen = str(config.get(_SCORING) or SOFTMAX), chosen_of(config)
     groups = _positive(config, _GROUPS, 1)
     chosen_groups = _positive(config, _OF_GROUPS, 1)
-    shared = config.get("moe_shared_expert_intermediate_size") or 0
+    shared, latent = (config.get(key) or 0 for key in ("moe_shared_expert_intermediate_size", _LATENT))
     return {
         "mixture.expert_num": experts,
         "mixture.experts_per_token": chosen,
@@ -98,6 +99,7 @@ def mixture_fields(config: Mapping[str, Any], layers: int, is_gated: bool, has_b
         "mixture.shared_inter_size": bounded(shared, f"{_FILE}: shared experts", LARGEST) if shared else 0,
         "mixture.has_shared_gate": bool(shared and config.get("moe_shared_expert_gate")),
         "predictor_num": _positive(config, PREDICTORS, None) if config.get(PREDICTORS) else 0,
+        "mixture.latent_size": bounded(latent, f"{_FILE}: {_LATENT}", LARGEST) if latent else 0,
         "layers.blocks": tuple(SPARSE_LAYER if each else DENSE_LAYER for each in _sparse(config, layers)),
     }
 

@@ -24,7 +24,7 @@ _PLAIN = re.compile(
     rf"{re.escape(_NEMO)}(base|llama|mistral|mixtral|nemotron|qwen2|qwen3|starcoder2?|baichuan|chatglm|phi3mini"
     r"|deepseek|gpt_oss)\.\w+"
     rf"|{re.escape(_BRIDGE)}(gpt_provider|gpt|mla_provider|llama|mistral|mixtral|nemotron|qwen|starcoder|deepseek|olmoe"
-    r"|minimax_m2|glm|exaone\.exaone_moe|gpt_oss)\.[\w.]+|megatron\.(core|training)\.[\w.]+"
+    r"|minimax_m2|glm|exaone\.exaone_moe|gpt_oss|nemotronh|hybrid|mamba)\.[\w.]+|megatron\.(core|training)\.[\w.]+"
     rf"|{re.escape(_BRIDGE)}qwen_vl\.(qwen25_vl_provider\.|qwen3_vl_provider\.)?Qwen(25VL|3VL|3VLMoE)ModelProvider"
 )
 _EXAONE4, _EXAONE_MOE = "exaone4_layer_spec", "build_exaone_moe_layer_spec"
@@ -38,7 +38,13 @@ _SPECS = (
     *("get_gpt_layer_with_transformer_engine_spec", "get_gpt_layer_local_spec", "get_gpt_modelopt_spec"),
     *("get_gpt_layer_modelopt_spec", "get_gpt_full_te_layer_autocast_spec", "gemma3_layer_spec", _EXAONE4),
     *("olmoe_layer_spec", "minimax_m2_layer_spec", "_ernie45_decoder_block_spec", _EXAONE_MOE),
+    *(
+        f"{which}{kind}_stack_spec"
+        for which in ("", "get_default_", "transformer_engine_", "modelopt_")
+        for kind in ("hybrid", "mamba")
+    ),
 )
+_SPEC_KEYS = ("transformer_layer_spec", "hybrid_stack_spec", "mamba_stack_spec")
 _CAPS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 
 
@@ -118,7 +124,7 @@ def _unknown(model: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     places = ((model, "_target_"), (model, "_builder_"), (config, "_target_"))
     classes = dict.fromkeys(str(mapping.get(key) or "") for mapping, key in places)
     found = [name for name in classes if name and not (_PLAIN.fullmatch(name) or _SCALED.fullmatch(name))]
-    specs = _names(config.get("transformer_layer_spec"))
+    specs = [name for key in _SPEC_KEYS for name in _names(config.get(key))]
     return found + [
         name for name in specs if name.rpartition(".")[2] not in _SPECS or not name.startswith(_OWN_PACKAGES)
     ]

@@ -1,0 +1,101 @@
+"""What megatron-core's configuration says of a hybrid: which block each layer is, and its Mamba 2.
+
+Semantics: megatron-core 0.20, ``models/hybrid/hybrid_layer_allocation.py`` (the pattern: ``|`` between pipeline stages,
+``/`` before layers that predict further tokens) and ``ssm/mamba_mixer.py``: linear layers without biases, dt without
+bounds, a norm of the output whose epsilon is a constant. Attention has no positions unless they are rotated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from export_scripts.weights.values import bounded
+from ft_format.layout import LARGEST
+from models.architectures.nemotron_h import SYMBOLS
+from models.blocks.mamba import CORE_EPS
+from models.checks import shown
+
+_FILE = "model_config.yaml"
+_PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
+"""The newer word first."""
+_RATIOS = ("hybrid_attention_ratio", "hybrid_mlp_ratio")
+HYBRID_KEYS = ("is_hybrid_model", *_PATTERNS, *_RATIOS)
+_STAGE, _FURTHER = "|", "/"
+_NO_POSITIONS = "none"
+_EXPAND = 2
+"""Heads are as wide together as the model times this where their number is not said."""
+
+
+def is_hybrid(config: Mapping[str, Any]) -> bool:
+    """Whether layers are one block each, as a pattern says."""
+    return any(config.get(key) for key in HYBRID_KEYS)
+
+
+def pattern_of(config: Mapping[str, Any]) -> str:
+    """Read which block each layer is, a letter each; empty: it is not said."""
+    said = next((config[key] for key in _PATTERNS if config.get(key)), "")
+    return str(said).partition(_FURTHER)[0].replace(_STAGE, "")
+
+
+def hybrid_problems(config: Mapping[str, Any]) -> list[str]:
+    """List what a hybrid has that no block here has, one line each; nothing where it is none."""
+    if not is_hybrid(config):
+        return []
+    said = {key: str(config[key]) for key in _PATTERNS if config.get(key)}
+    if not said:
+        key = next(key for key in HYBRID_KEYS if config.get(key))
+        return [f"{key}: {shown(config[key])}  ({_PATTERNS[0]} must say which block each layer is)"]
+    key, whole = next(iter(said.items()))
+    pattern, found = pattern_of(config), []
+    if len({*said.values()}) > 1:
+        found.append(f"{_PATTERNS[1]}: {shown(said[_PATTERNS[1]])}  (beside another {_PATTERNS[0]})")
+    if strange := sorted({*pattern} - SYMBOLS.keys()):
+        found.append(f"{key}: {', '.join(strange)}  (layers are {', '.join(SYMBOLS)})")
+    if _FURTHER in whole:
+        found.append(f"{key}: {shown(whole)}  (it predicts one token at a time; nothing may stand behind {_FURTHER})")
+    if config.get("num_layers") not in (None, len(pattern)):
+        found.append(f"num_layers: {shown(config['num_layers'])}  ({key} has {len(pattern)})")
+    if config.get("mtp_num_layers"):
+        found.append(f"mtp_num_layers: {shown(config['mtp_num_layers'])}  (a hybrid predicts one token at a time)")
+    if "E" in pattern and not config.get("num_moe_experts"):
+        found.append(f"num_moe_experts: {shown(config.get('num_moe_experts'))}  ({key} has layers of experts)")
+    if config.get("position_embedding_type") not in (_NO_POSITIONS, "rope"):
+        found.append(
+            f"position_embedding_type: {shown(config.get('position_embedding_type'))}  (a hybrid has none, or rotation)"
+        )
+    return found
+
+
+def hybrid_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the fields of the description that a hybrid has beside others; nothing where it is none.
+
+    Raises:
+        CheckpointError: a key is not what it must be.
+    """
+    if not is_hybrid(config):
+        return {}
+    pattern = pattern_of(config)
+    found: dict[str, Any] = {"layers.blocks": tuple(SYMBOLS[each] for each in pattern)}
+    if config.get("position_embedding_type") == _NO_POSITIONS:
+        found["layers.rotary"] = (None,) * len(pattern)
+    sizes = mamba_sizes(config) if "M" in pattern else {}
+    return found | {f"mamba.{name}": value for name, value in sizes.items()}
+
+
+def mamba_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the fields of Mamba 2."""
+    size = _positive(config, "mamba_head_dim", 64)
+    return {
+        "head_num": _positive(config, "mamba_num_heads", _EXPAND * _positive(config, "hidden_size") // size),
+        "size_per_head": size,
+        "group_num": _positive(config, "mamba_num_groups", 8),
+        "state_size": _positive(config, "mamba_state_dim", 128),
+        "chunk_size": _positive(config, "mamba_chunk_size", 128),
+        "norm_eps": CORE_EPS,
+    }
+
+
+def _positive(config: Mapping[str, Any], key: str, default: Any = None) -> int:
+    value = config.get(key)
+    return bounded(default if value is None else value, f"{_FILE}: {key}", LARGEST)

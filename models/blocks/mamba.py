@@ -1,0 +1,152 @@
+"""Mamba 2: a state for each head that every token updates, in the place of keys and values of all tokens before it.
+
+One linear layer makes a gate (z), what is put into the state (x), by which numbers it is put in and read out (B, C: a
+group of heads shares them) and how far the state moves (dt); x, B and C go through a short convolution first.
+Parameters and order: megatron-core, ``ssm/mamba_mixer.py``; transformers, ``NemotronHMamba2Mixer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from models.config_json import ConfigJson
+from models.keys import Fields, Key, Keys, flag
+from models.spelling import Spelling
+from models.tensor import Tensor
+
+NAMES = {
+    **{"mamba_in": "mixer.in_proj", "mamba_conv": "mixer.conv1d", "mamba_decay": "mixer.A_log"},
+    **{"mamba_skip": "mixer.D", "mamba_step": "mixer.dt_bias", "mamba_norm": "mixer.norm"},
+    "mamba_output": "mixer.out_proj",
+}
+IN_SECTIONS, CONV_SECTIONS = ("z", "x", "B", "C", "dt"), ("x", "B", "C")
+"""What lies one after another along the first axis of the linear layer, and of the convolution."""
+CORE_EPS = 1e-5
+"""What megatron-core's norm of the output adds to the variance, whatever the other norms add."""
+_BY_HEAD = Tensor(("mamba.head_num",), 0, stays_fp32=True)
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """One kind of Mamba 2.
+
+    Attributes:
+        head_num, size_per_head: heads, and the width of each.
+        group_num: groups of heads that share B and C.
+        state_size: numbers that the state has for each element of a head.
+        conv_size: tokens that the convolution sees, the token itself among them.
+        has_conv_bias, has_bias: biases of the convolution, and of the linear layers.
+        least_step: what dt is at least.
+        norm_eps: what the output's norm adds to the variance; 0: what the other norms add.
+        chunk_size: tokens that are computed together; the result does not depend on it.
+    """
+
+    head_num: int
+    size_per_head: int
+    group_num: int
+    state_size: int
+    conv_size: int = 4
+    has_conv_bias: bool = True
+    has_bias: bool = False
+    least_step: float = 0.0
+    norm_eps: float = 0.0
+    chunk_size: int = 128
+
+    @property
+    def inter_size(self) -> int:
+        """Width of all heads."""
+        return self.head_num * self.size_per_head
+
+    @property
+    def widths(self) -> Mapping[str, int]:
+        """Rows of each section."""
+        shared = self.group_num * self.state_size
+        return {"z": self.inter_size, "x": self.inter_size, "B": shared, "C": shared, "dt": self.head_num}
+
+    @property
+    def in_size(self) -> int:
+        """Rows of the linear layer."""
+        return sum(self.widths[name] for name in IN_SECTIONS)
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution."""
+        return sum(self.widths[name] for name in CONV_SECTIONS)
+
+    def norms(self) -> dict[str, Tensor]:
+        """List the weight of the output's norm, by role."""
+        return {"mamba_norm.weight": Tensor(("mamba.inter_size",), 0)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """List the other tensors, by role."""
+        inward, conv = Tensor(("mamba.in_size", "hidden_units"), 0), Tensor(("mamba.channels", 1, "mamba.conv_size"), 0)
+        output = Tensor(("hidden_units", "mamba.inter_size"), 1)
+        found = {"mamba_in.weight": inward, "mamba_conv.weight": conv, "mamba_output.weight": output}
+        found |= dict.fromkeys(("mamba_decay", "mamba_skip", "mamba_step"), _BY_HEAD)
+        if self.has_conv_bias:
+            found["mamba_conv.bias"] = conv.bias
+        if self.has_bias:
+            found |= {"mamba_in.bias": inward.bias, "mamba_output.bias": output.bias}
+        return found
+
+    def spellings(self, is_apart: bool = False) -> tuple[Spelling, ...]:
+        """List megatron-core's; the norm before the block is fused, or ModelOpt's, which is not."""
+        return (
+            Spelling(("input_norm",), ("mixer.in_proj.layer_norm_{kind}", "norm.{kind}")),
+            Spelling(("mamba_in",), ("mixer.in_proj.{kind}",), sections=IN_SECTIONS),
+            Spelling(("mamba_conv",), ("mixer.conv1d.{kind}",), sections=CONV_SECTIONS),
+            Spelling(("mamba_decay",), ("mixer.A_log",), kinds=("",)),
+            Spelling(("mamba_skip",), ("mixer.D",), kinds=("",)),
+            Spelling(("mamba_step",), ("mixer.dt_bias",), kinds=("",)),
+            Spelling(("mamba_norm",), ("mixer.norm.{kind}",)),
+            Spelling(("mamba_output",), ("mixer.out_proj.{kind}",)),
+        )
+
+
+class LeastStep(Keys):
+    """What dt is at least: transformers' class starts from its logarithm, so that 0 cannot be said."""
+
+    says: ClassVar[tuple[str, ...]] = ("mamba.least_step",)
+    _KEY: ClassVar[str] = "time_step_min"
+    _NONE: ClassVar[float] = 1e-30
+    """Nothing that a state is moved by in fp32 or bf16 differs from it where it is less."""
+
+    def read(self, config: ConfigJson) -> dict[str, Any]:
+        least = config.number(self._KEY)
+        return {self.says[0]: 0.0 if least <= self._NONE else least}
+
+    def write(self, fields: Fields) -> dict[str, Any]:
+        return {self._KEY: fields[self.says[0]] or self._NONE}
+
+
+class OneEpsilon(Keys):
+    """The output's norm adds to the variance what the other norms add."""
+
+    says: ClassVar[tuple[str, ...]] = ("mamba.norm_eps",)
+
+    def read(self, config: ConfigJson) -> dict[str, Any]:
+        return {self.says[0]: 0.0}
+
+    def write(self, fields: Fields) -> dict[str, Any]:
+        return {}
+
+    def lacks(self, fields: Fields) -> list[str]:
+        own, others = fields[self.says[0]], fields["norms.eps"]
+        return [] if own in (0, others) else [f"{self.says[0]}: {own}  (the other norms add {others})"]
+
+
+KEYS: tuple[Keys, ...] = (
+    Key("mamba_num_heads", "mamba.head_num"),
+    Key("mamba_head_dim", "mamba.size_per_head"),
+    Key("n_groups", "mamba.group_num"),
+    Key("ssm_state_size", "mamba.state_size"),
+    Key("conv_kernel", "mamba.conv_size"),
+    Key("use_conv_bias", "mamba.has_conv_bias", flag, unset=False),
+    Key("use_bias", "mamba.has_bias", flag, unset=False),
+    Key("chunk_size", "mamba.chunk_size"),
+    LeastStep(),
+    OneEpsilon(),
+)
+"""Nemotron-H's words."""

@@ -1,0 +1,104 @@
+"""Nemotron-H in every form of Megatron: bytes and logits of transformers' model; Mamba 2 is cut section by section."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.hybrid_models import hybrid, write_bridge, write_megatron_lm_dist, write_ranks
+from support.llama_models import VOCAB, logits, tensors
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.convert import convert
+from handover.errors import CheckpointError
+
+FP32, BF16 = torch.float32, torch.bfloat16
+FORMS: dict[str, Callable[..., Path]] = {
+    "Megatron-LM": write_ranks,
+    "Megatron-LM, older": partial(write_ranks, is_old=True),
+    "Megatron-LM, two stages": partial(write_ranks, stages=2),
+    "Megatron-LM, torch_dist": write_megatron_lm_dist,
+    "Megatron-Bridge": write_bridge,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "ranks", "dtype"),
+    [
+        ("nemotron_h", "Megatron-LM", 1, FP32),
+        ("nemotron_h", "Megatron-LM, older", 2, BF16),
+        ("nemotron_h", "Megatron-LM, torch_dist", 2, FP32),
+        ("nemotron_h", "Megatron-Bridge", 1, BF16),
+        ("nemotron3", "Megatron-LM, two stages", 2, FP32),
+        ("nemotron3", "Megatron-LM, torch_dist", 1, BF16),
+        ("nemotron3", "Megatron-Bridge", 2, FP32),
+        ("nemotron3_latent", "Megatron-LM", 2, BF16),
+        ("nemotron3_latent", "Megatron-Bridge", 2, FP32),
+    ],
+)
+def test_the_same_model_comes_out(name: str, form: str, ranks: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    source, out = hybrid(name, dtype), tmp_path / "out"
+    path = FORMS[form](tmp_path / "run", source, ranks)
+    convert(ConvertArguments(path, out, weight_data_type="fp32" if dtype == FP32 else "bf16", format="huggingface"))
+    made = tensors(out)
+    assert made.keys() == source.tensors.keys()
+    for key, expected in source.tensors.items():
+        assert made[key].dtype == expected.dtype, key
+        assert torch.equal(made[key], expected), key
+    assert json.loads((out / "config.json").read_text())["vocab_size"] == VOCAB
+    model, loading = AutoModelForCausalLM.from_pretrained(out, dtype=FP32, output_loading_info=True)
+    assert not any(loading.values()), loading
+    model.set_attn_implementation("eager")
+    assert np.abs(logits(model.eval()) - source.logits).max() < 1e-5
+
+
+def test_a_directory_of_the_hub_is_read_and_what_each_head_has_stays_fp32(tmp_path: Path) -> None:
+    source = hybrid("nemotron3_latent")
+    path = write_bridge(tmp_path / "run", source, 1)
+    convert(ConvertArguments(path, tmp_path / "one", weight_data_type="fp32", format="huggingface"))
+    convert(ConvertArguments(tmp_path / "one", tmp_path / "two", weight_data_type="bf16", format="huggingface"))
+    made = tensors(tmp_path / "two")
+    kept = {key for key, value in made.items() if value.dtype == FP32}
+    assert {key.rpartition(".")[2] for key in kept} == {"A_log", "D", "dt_bias", "e_score_correction_bias"}
+    assert all(torch.equal(made[key], value.to(made[key].dtype)) for key, value in source.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hybrid_layer_pattern": "M*M-/MM"}, r"hybrid_layer_pattern: M\*M-/MM  \(it predicts one token at a time"),
+        ({"hybrid_layer_pattern": "M*MG"}, r"hybrid_layer_pattern: G  \(layers are M, \*, -, E\)"),
+        ({"hybrid_layer_pattern": "M*M"}, r"num_layers: 4  \(hybrid_layer_pattern has 3\)"),
+        ({"hybrid_layer_pattern": "M*ME"}, "num_moe_experts: None"),
+        ({"hybrid_layer_pattern": None}, "hybrid_layer_pattern must say which block each layer is"),
+        ({"hybrid_override_pattern": "MMMM"}, "hybrid_override_pattern: MMMM  .beside another"),
+        ({"position_embedding_type": "learned_absolute"}, "position_embedding_type: learned_absolute"),
+        ({"position_embedding_type": "rope"}, "rotated  .its attention has no positions"),
+        ({"layernorm_epsilon": 1e-6}, r"mamba.norm_eps: 1e-05  \(the other norms add 1e-06\)"),
+        ({"mtp_num_layers": 1}, "mtp_num_layers: 1"),
+        ({"qk_layernorm": True}, r"q_norm\.weight  \[16\]  has no source"),
+        ({"window_size": [4, 0]}, "layers.window"),
+        ({"hybrid_stack_spec": {"_target_": "megatron.core.x.gated_delta_product_stack_spec"}}, "gated_delta_product"),
+        ({"mamba_num_heads": 4}, "does not fit|instead of"),
+    ],
+)
+def test_what_no_block_computes_is_refused_by_name(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = write_bridge(tmp_path / "run", hybrid("nemotron_h"), 1, **changes)
+    with pytest.raises(CheckpointError, match=words):
+        convert(ConvertArguments(path, tmp_path / "out", weight_data_type="fp32", format="huggingface"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rank_without_its_rows_is_named(tmp_path: Path) -> None:
+    path = write_ranks(tmp_path / "run", hybrid("nemotron_h"), 2, mamba_state_dim=8)
+    with pytest.raises(CheckpointError, match=r"mixer\.\w+ has the shape .* rows are a rank's of 2"):
+        open_source(find_archive(path), for_shards=False)
