@@ -159,6 +159,7 @@ NEMOTRON_H = Architecture(
         "routed_scaling_factor": 1.0,
     },
     aliases={
+        "layer_types": "layers_block_type",
         **{"num_local_experts": "n_routed_experts", "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel"},
         **{"mamba_conv_bias": "use_conv_bias", "mamba_chunk_size": "chunk_size", "mamba_dt_min": "time_step_min"},
     },

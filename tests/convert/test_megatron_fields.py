@@ -113,7 +113,6 @@ def test_a_router_of_another_kind_is_refused_and_what_changes_nothing_is_not() -
         {"moe_router_load_balancing_type": ["aux_loss", "sinkhorn"], "moe_aux_loss_coeff": [0.1, 0.0]},
         {"moe_router_group_topk": 1, "moe_router_num_groups": 4, "moe_router_topk": 4},
         {"moe_expert_capacity_factor": 1.0},
-        {"moe_latent_size": 16},
     ):
         for source, words in readers("mixtral", changes).items():
             if "moe_expert_capacity_factor" in changes and source.startswith("NeMo"):
@@ -198,11 +197,16 @@ HONOURED |= {
     **{"original_max_position_embeddings": 32, "beta_fast": 3, "beta_slow": 2, "mscale": 0.5, "mscale_all_dim": 0.5},
     **{"rope_type": "rope", "mtp_use_repeated_layer": True},
 }
+_SPEC = {"_target_": "megatron.core.models.hybrid.hybrid_layer_specs.gated_delta_product_stack_spec"}
+HONOURED |= {"moe_latent_size": 16, "hybrid_stack_spec": _SPEC, "mamba_stack_spec": _SPEC}
+_HYBRID = {"hybrid_layer_pattern": "M*"}
 TOGETHER: dict[str, dict[str, Any]] = {  # what counts beside another alone
     "max_position_embeddings": {
         **{"multi_latent_attention": True, "qk_layernorm": True},
         **{"rope_type": "yarn", "max_position_embeddings": 32},
     },
+    **{f"mamba_{name}": {**_HYBRID, f"mamba_{name}": 2} for name in ("num_heads", "head_dim", "num_groups")},
+    **{f"mamba_{name}": {**_HYBRID, f"mamba_{name}": 6} for name in ("state_dim", "chunk_size")},
     "moe_router_group_topk": {"moe_router_num_groups": 4, "moe_router_group_topk": 2},
     "moe_shared_expert_gate": {"moe_shared_expert_intermediate_size": 9, "moe_shared_expert_gate": True},
     "window_attn_skip_freq": {"window_size": [3, 0], "window_attn_skip_freq": 2},
@@ -240,6 +244,7 @@ def test_an_honoured_field_changes_what_a_model_becomes(field: str) -> None:
 
 # Beside those of TOGETHER and HONOURED: an argument, and what it is set beside.
 OF_MEGATRON_LM: dict[str, tuple[Any, dict[str, Any]]] = {
+    **{f"mamba_{name}": (2, _HYBRID) for name in ("num_heads", "head_dim", "num_groups", "state_dim", "chunk_size")},
     "num_query_groups": (2, {"group_query_attention": True}),
     "group_query_attention": (False, {}),
     "max_position_embeddings": (7, {}),

@@ -70,6 +70,13 @@ SIZES: dict[str, dict[str, Any]] = {
     "gpt_oss": {**_LLAMA, "sliding_window": 5, "head_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 2}
     | {"attention_bias": False},
     "exaone_moe": {**_LLAMA, **_GROUPED, "num_experts": 6, "sliding_window": 5, "sliding_window_pattern": 2},
+    "nemotron_h": {
+        **{"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+        **{"intermediate_size": 48, "max_position_embeddings": 24, "hybrid_override_pattern": "ME*-"},
+        **{"mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 6, "chunk_size": 8},
+        **{"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_group": 3, "topk_group": 2},
+        **{"moe_shared_expert_intermediate_size": 28, "norm_topk_prob": False},
+    },
     **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
     "gptj": {**_GPT2, "rotary_dim": 4},
     "gpt_neox": {**_WIDTHS, "intermediate_size": 48, "hidden_act": "gelu_new", "attention_bias": False},
@@ -83,6 +90,11 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 """Tiny configurations, in which every key of the table matters."""
 _OTHER: dict[str, Any] = {
+    **{"expand": 3, "mamba_expand": 3, "mamba_proj_bias": True, "residual_in_fp32": True},
+    **{"time_step_limit": [0.0, 0.5], "mamba_dt_limit": [0.0, 0.5], "mamba_ssm_cache_dtype": "bfloat16"},
+    **{"moe_shared_expert_overlap": False, "num_logits_to_keep": 2, "use_mamba_kernels": False},
+    **{"mamba_dt_init_floor": 0.01, "mamba_dt_max": 0.5, "time_step_floor": 0.01, "time_step_max": 0.5},
+    **{"rescale_prenorm_residual": False, "mtp_hybrid_override_pattern": "M", "mtp_layers_block_type": ["moe"]},
     **{"hidden_size": 64, "n_embd": 64, "n_embed": 64, "d_model": 64, "num_attention_heads": 2, "n_head": 2},
     **{"attention_heads": 2, "num_heads": 2, "num_hidden_layers": 3, "n_layer": 3, "num_layers": 3, "vocab_size": 97},
     **{"num_decoder_layers": 3, "intermediate_size": 96, "n_inner": 96, "ffn_dim": 96, "d_ff": 96, "d_kv": 4},
@@ -116,6 +128,11 @@ _OTHER: dict[str, Any] = {
     **{"topk_method": "greedy", "q_lora_rank": 9, "kv_lora_rank": 9, "qk_nope_head_dim": 7, "v_head_dim": 7},
     **{"qk_rope_head_dim": 4, "rope_interleave": False},
     "clip_qkv": 5.0,
+    **{"hybrid_override_pattern": "MM*-", "layers_block_type": ["linear_attention", "mlp"], "mlp_hidden_act": "silu"},
+    **{"mamba_num_heads": 2, "mamba_head_dim": 4, "n_groups": 1, "mamba_n_groups": 1, "ssm_state_size": 4},
+    **{"conv_kernel": 3, "mamba_d_conv": 3, "use_conv_bias": False, "mamba_conv_bias": False, "chunk_size": 4},
+    **{"mamba_chunk_size": 4, "time_step_min": 0.3, "mamba_dt_min": 0.3, "mamba_hidden_act": "relu"},
+    **{"moe_shared_expert_intermediate_size": 12, "moe_latent_size": 10},
     # What changes nothing:
     **dict.fromkeys(("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout"), 0.5),
     **dict.fromkeys(("embedding_dropout", "residual_dropout", "activation_dropout", "layerdrop", "dropout_rate"), 0.5),
@@ -133,6 +150,7 @@ _OF_SOME = {
     **{("t5", "is_encoder_decoder"): False, ("mt5", "is_encoder_decoder"): False},
     ("glm4_moe_lite", "first_k_dense_replace"): 2,
     ("gpt_bigcode", "num_key_value_heads"): 4,
+    **{("nemotron_h", "use_bias"): True, ("nemotron_h", "num_key_value_heads"): 4},
     ("ernie4_5_moe", "use_bias"): True,
     **{("phi3", key): {**_LONG, "short_factor": [2.0] * 4} for key in ("rope_scaling", "rope_parameters")},
     ("smollm3", "layer_types"): ["sliding_attention", "full_attention"],
@@ -140,6 +158,7 @@ _OF_SOME = {
 }
 """Another value of each key than ``SIZES`` and the defaults have; one that is not here is no key of a file."""
 _POPPED = {"torch_dtype", "rope_scaling", "rope_theta", "partial_rotary_factor", "num_labels", "tie_word_embeddings"}
+_POPPED |= {"mamba_dt_init_floor", "mamba_dt_limit", "mamba_dt_max", "mamba_expand", "num_hidden_layers"}
 """What a class takes and does not keep by that name."""
 _UNTIED = {"tie_word_embeddings": False}
 

@@ -83,6 +83,8 @@ def windows(config: Any) -> list[int | None]:
 def rotating(config: Any) -> list[bool]:
     """Which layers rotate: transformers, ``SmolLM3Attention`` and ``Exaone4Attention``."""
     layers = range(config.num_hidden_layers)
+    if config.model_type == "nemotron_h":
+        return [False for _ in layers]
     if config.model_type == "smollm3":
         return [bool(config.no_rope_layers[layer]) for layer in layers]
     if config.model_type in ("exaone4", "exaone_moe") and config.sliding_window is not None:
@@ -109,23 +111,26 @@ def function(config: Any) -> torch.Tensor:
     """What the feed-forward's function makes of some numbers; later Gemmas read the second key."""
     from transformers.activations import ACT2FN
 
-    key = _FUNCTIONS[config.model_type in ("gemma2", "gemma3_text")]
+    is_hybrid = config.model_type == "nemotron_h"
+    key = "mlp_hidden_act" if is_hybrid else _FUNCTIONS[config.model_type in ("gemma2", "gemma3_text")]
     values: torch.Tensor = ACT2FN[getattr(config, key)](torch.linspace(-3, 3, 50))
     return values
 
 
 @each
 def test_a_rank_has_whole_heads_and_its_part_of_the_middle(architecture: Architecture) -> None:
-    decoder = architecture.read(drawn(architecture.model_type, 1))
+    read = (architecture.read(drawn(architecture.model_type, seed)) for seed in range(DRAWS))
+    decoder = next(each for each in read if {"attention", "latent"} & {*each.layers[0].blocks})
     tensors = decoder.tensors()
     roles = decoder.layer_tensors(0)
     by_head, output = ("latent.kv_up", "latent.output") if decoder.latent else ("query", "attention_output")
     assert by_head not in roles or tensors[f"{roles[by_head]}.weight"].split_axis == 0
     assert tensors[f"{roles[output]}.weight"].split_axis == 1
-    down = roles.get("experts_down") or f"{roles.get('down') or roles['experts.1.down']}.weight"
-    assert (tensors[down].split_axis, tensors["model.norm.weight"].split_axis) == (1, None)
+    down = roles.get("down") or roles.get("experts.1.down") or roles[output]  # which may be a layer by itself
+    down, last = roles.get("experts_down") or f"{down}.weight", decoder.name_of("final_norm.weight")
+    assert (tensors[down].split_axis, tensors[last].split_axis) == (1, None)
     assert {name for role in roles.values() for name in tensors if f"{name}.".startswith(f"{role}.")} == {
-        name for name in tensors if name.startswith("model.layers.0.")
+        name for name in tensors if name.startswith(f"{decoder.names['layer'].format(layer=0)}.")
     }
 
 

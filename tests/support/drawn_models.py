@@ -76,6 +76,8 @@ def drawn(model_type: str, seed: int) -> dict[str, Any]:
         config["rotary_dim"] = int(part * size)
     if model_type in _PARTIAL and (model_type != "minimax_m2" or rng.random() < 0.5):
         config["partial_rotary_factor"] = part
+    if model_type == "nemotron_h":
+        config.pop("rope_scaling", None)
     own = _OWN.get(model_type)
     config |= own(rng, layers) if own else {}
     return config | (_latent(rng, config) if model_type in _LATENT else {})
@@ -215,6 +217,21 @@ def _gpt_oss(rng: random.Random, layers: int) -> dict[str, Any]:
     return {**_experts(rng, "num_local_experts"), **own, "sliding_window": 6, "hidden_act": "silu"}
 
 
+def _nemotron_h(rng: random.Random, layers: int) -> dict[str, Any]:
+    """One block a layer, by letters or by words."""
+    pattern = "".join(rng.choice("M*-E") for _ in range(layers))
+    words = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+    said = rng.choice([{"hybrid_override_pattern": pattern}, {"layers_block_type": [words[each] for each in pattern]}])
+    groups, flags = rng.choice([1, 2, 3]), (True, False)
+    own = {"mamba_num_heads": groups * rng.choice([1, 2]), "mamba_head_dim": rng.choice([2, 4]), "n_groups": groups}
+    own |= {"ssm_state_size": rng.randint(2, 7), "conv_kernel": rng.choice([2, 4]), "use_conv_bias": rng.choice(flags)}
+    own |= {"chunk_size": rng.choice([4, 128]), "time_step_min": rng.choice([1e-30, 0.001, 0.3])}
+    own |= {"moe_latent_size": rng.choice([None, 6]), "moe_shared_expert_intermediate_size": rng.randint(3, 30)}
+    own |= {"layer_norm_epsilon": rng.choice([1e-5, 1e-3]), "mlp_hidden_act": rng.choice(["relu2", "silu", "gelu"])}
+    own |= {"mlp_bias": rng.choice(flags) and "E" not in pattern, "attention_bias": False, "tie_word_embeddings": False}
+    return {**said, **own, **_grouped(rng, "n_routed_experts")}
+
+
 _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     **dict.fromkeys(("qwen2", "qwen3"), _qwen),
     **dict.fromkeys(("mistral", "starcoder2"), lambda rng, layers: {"sliding_window": rng.choice([None, 6])}),
@@ -243,6 +260,7 @@ _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "deepseek_v3": _deepseek_v3,
     "gpt_oss": _gpt_oss,
     "olmoe": lambda rng, layers: {**_experts(rng, "num_experts"), "norm_topk_prob": rng.choice([True, False])},
+    "nemotron_h": _nemotron_h,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
 }

@@ -41,9 +41,7 @@ def hybrid(name: str, dtype: torch.dtype = torch.float32) -> Saved:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         kept = tensors(Path(folder))
-        rounded = {
-            key: value if key.endswith(_ALWAYS_FP32) else value.to(dtype).float() for key, value in kept.items()
-        }
+        rounded = {key: value if key.endswith(_ALWAYS_FP32) else value.to(dtype).float() for key, value in kept.items()}
         from safetensors.torch import save_file
 
         save_file(rounded, Path(folder) / "model.safetensors", {"format": "pt"})
@@ -87,9 +85,10 @@ def _mamba(own: State, config: Any) -> State:
 
 
 def _attention(own: State, config: Any) -> State:
-    parts = [own[f"mixer.{letter}_proj.weight"] for letter in "qkv"]
+    q, k, v = (own[f"mixer.{letter}_proj.weight"] for letter in "qkv")
+    groups, size = config.num_key_value_heads, config.head_dim
     return {
-        "self_attention.linear_qkv.weight": merged_qkv(*parts, groups=config.num_key_value_heads, size=config.head_dim),
+        "self_attention.linear_qkv.weight": merged_qkv(q, k, v, groups, size),
         "self_attention.linear_qkv.layer_norm_weight": own["norm.weight"],
         "self_attention.linear_proj.weight": own["mixer.o_proj.weight"],
     }
