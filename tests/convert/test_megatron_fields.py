@@ -205,7 +205,7 @@ TOGETHER: dict[str, dict[str, Any]] = {  # what counts beside another alone
         **{"multi_latent_attention": True, "qk_layernorm": True},
         **{"rope_type": "yarn", "max_position_embeddings": 32},
     },
-    **{f"mamba_{name}": {**_HYBRID, f"mamba_{name}": 2} for name in ("num_heads", "head_dim", "num_groups")},
+    **{f"mamba_{name}": {**_HYBRID, f"mamba_{name}": 4} for name in ("num_heads", "head_dim", "num_groups")},
     **{f"mamba_{name}": {**_HYBRID, f"mamba_{name}": 6} for name in ("state_dim", "chunk_size")},
     "moe_router_group_topk": {"moe_router_num_groups": 4, "moe_router_group_topk": 2},
     "moe_shared_expert_gate": {"moe_shared_expert_intermediate_size": 9, "moe_shared_expert_gate": True},
@@ -244,7 +244,7 @@ def test_an_honoured_field_changes_what_a_model_becomes(field: str) -> None:
 
 # Beside those of TOGETHER and HONOURED: an argument, and what it is set beside.
 OF_MEGATRON_LM: dict[str, tuple[Any, dict[str, Any]]] = {
-    **{f"mamba_{name}": (2, _HYBRID) for name in ("num_heads", "head_dim", "num_groups", "state_dim", "chunk_size")},
+    **{f"mamba_{name}": (4, _HYBRID) for name in ("num_heads", "head_dim", "num_groups", "state_dim", "chunk_size")},
     "num_query_groups": (2, {"group_query_attention": True}),
     "group_query_attention": (False, {}),
     "max_position_embeddings": (7, {}),

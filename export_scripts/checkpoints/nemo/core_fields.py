@@ -153,10 +153,7 @@ _OF_MIXTURES = (
     *("moe_router_group_topk", "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor"),
     *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate", "moe_latent_size"),
 )
-OF_HYBRIDS = (
-    *("mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads", "mamba_chunk_size"),
-    *("mamba_stack_spec", "hybrid_stack_spec"),
-)
+OF_HYBRIDS = ("mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads", "mamba_chunk_size")
 OF_LATENT = (
     *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type"),
     *("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
@@ -175,7 +172,7 @@ _OF_THE_WHOLE = (
     *("position_embedding_type", "rotary_base", "rotary_percent", "rope_scaling_factor"),
     *("seq_len_interpolation_factor", "seq_length", "max_sequence_length", "share_embeddings_and_output_weights"),
     *("low_freq_factor", "high_freq_factor", "old_context_len", "transformer_layer_spec", "_target_", "transformer"),
-    "max_position_embeddings",
+    *("max_position_embeddings", "mamba_stack_spec", "hybrid_stack_spec"),
 )
 CORE_HONOURED = frozenset({*_OF_LAYERS, *_OF_MIXTURES, *OF_HYBRIDS, *OF_LATENT, *_OF_THE_WHOLE})
 """What the readers honour; those of GPT refuse some that only the Llama family has, as ``window_size``."""
