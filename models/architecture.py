@@ -54,6 +54,7 @@ class Architecture:
         names: of tensors by role, where they are not Llama's.
         defaults: of ``config.json``: what the class in transformers takes for a key that is not there.
         aliases: keys that transformers takes for another, which they go before.
+        passes_over: shell patterns of further predictors' tensors in files, which the class does not load.
         limits: keys that the class reads and no field stands for: the values that are followed, and the reason.
     """
 
@@ -64,6 +65,7 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    passes_over: tuple[str, ...] = ()
     limits: Mapping[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
 
     def read(self, config: Mapping[str, Any]) -> Decoder:

@@ -15,6 +15,7 @@ from models.decoder import Decoder
 from models.spelling import Spelling, spelled_out
 from models.tensor import Tensor
 
+PREDICTORS = "predictors of further tokens, which transformers' class passes over"
 _TIE = "tie_word_embeddings"
 
 
@@ -42,6 +43,7 @@ class HubDecoder(Architecture):
         }
         rules |= _experts_in_one(dims)
         ignored = {"*rotary_emb.inv_freq": "frequencies, which are computed"}
+        ignored |= dict.fromkeys(self.described.passes_over, PREDICTORS)
         if dims.has_tied_head:
             ignored[self.head] = "the tied copy of the embedding"
         return SourceMap(self.source_map.name, rules, ignored, biases={"*": True})

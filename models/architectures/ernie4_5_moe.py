@@ -66,6 +66,7 @@ ERNIE4_5_MOE = Architecture(
         "moe_layer_interval": 1,
     },
     aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+    passes_over=("mtp_*",),
     limits={
         "use_bias": ((False, None), "linear layers have no biases"),
         "moe_norm_min": ((1e-12, None), "scores are divided by their sum"),

@@ -65,6 +65,7 @@ EXAONE_MOE = Architecture(
     ),
     has={"attention.qk_norm": BY_HEAD, "mixture.scoring": SIGMOID, "mixture.has_choice_bias": True},
     names={"choice_bias": "mlp.e_score_correction_bias"},
+    passes_over=("mtp.*",),
     defaults={
         **llama.DEFAULTS,
         "num_key_value_heads": 32,

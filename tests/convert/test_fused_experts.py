@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.llama_models import build, logits, saved, tensors
+from support.llama_models import build, logits, save, saved, tensors
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.files.archive import open_archive
@@ -54,3 +54,14 @@ def test_the_directory_that_is_written_computes_the_same(tmp_path: Path) -> None
     )
     assert not any(loading.values())
     assert np.abs(logits(made.eval()) - saved("qwen3_moe").logits).max() < 1e-5
+
+
+@pytest.mark.parametrize(("name", "key"), [("exaone_moe", "mtp.fc.weight"), ("ernie4_5_moe", "model.mtp_norm.weight")])
+def test_predictors_that_transformers_passes_over_are_left_out_and_said(name: str, key: str, tmp_path: Path) -> None:
+    save(name, tmp_path / "hub")
+    found = tensors(tmp_path / "hub")
+    save_file({**found, key: torch.ones(4)}, tmp_path / "hub/model.safetensors")
+    source = open_source(open_archive(tmp_path / "hub"), for_shards=False)
+    assert [each for each in source.remarks if "1 tensors are left out" in each and "predictors" in each]
+    convert(ConvertArguments(tmp_path / "hub", tmp_path / "hf", weight_data_type="fp32", format="huggingface"))
+    assert tensors(tmp_path / "hf").keys() == found.keys()

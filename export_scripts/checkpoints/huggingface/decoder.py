@@ -29,7 +29,7 @@ from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer, special_ids
 from export_scripts.weights.architecture import Architecture, Settings
 from export_scripts.weights.huggingface_bloom import BLOOM
-from export_scripts.weights.huggingface_decoder import HUB_DECODERS
+from export_scripts.weights.huggingface_decoder import HUB_DECODERS, PREDICTORS
 from export_scripts.weights.huggingface_gpt2 import GPT2
 from export_scripts.weights.huggingface_gpt_bigcode import GPT_BIGCODE
 from export_scripts.weights.huggingface_gptj import GPTJ
@@ -84,6 +84,8 @@ def open_source(archive: Archive) -> Source:
             ShardRemark(f"{key} is {each.rows} times {each.weight}, computed in fp32") for key, each in products.items()
         )
     )
+    if left_out := [key for key in weights.tensors if table.ignored_as(key) == PREDICTORS]:
+        remarks += (f"{len(left_out)} tensors are left out, such as {left_out[0]}: {PREDICTORS}",)
     own = OwnModel(config, written(files, (used[key] for key in used if not table.is_ignored(key))), is_renamed)
     return Source(
         archive=archive,
