@@ -121,6 +121,7 @@ _EXPERTS = (
 NEMOTRON_H = Architecture(
     model_type="nemotron_h",
     class_name="NemotronHForCausalLM",
+    passes_over=("mtp.*",),
     keys=(
         Key("vocab_size", "vocab_size"),
         Key("hidden_size", "hidden_units"),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.hybrid_models import hybrid, write_bridge, write_megatron_lm_dist, write_ranks
+from support.hybrid_models import hybrid, write_bridge, write_hub, write_megatron_lm_dist, write_ranks
 from support.llama_models import VOCAB, logits, tensors
 
 from export_scripts.arguments import ConvertArguments
@@ -102,3 +102,20 @@ def test_a_rank_without_its_rows_is_named(tmp_path: Path) -> None:
     path = write_ranks(tmp_path / "run", hybrid("nemotron_h"), 2, mamba_state_dim=8)
     with pytest.raises(CheckpointError, match=r"mixer\.\w+ has the shape .* rows are a rank's of 2"):
         open_source(find_archive(path), for_shards=False)
+
+
+def test_layers_that_transformers_passes_over_are_left_out_and_named(tmp_path: Path) -> None:
+    """The hub's Nemotron 3 has layers ``mtp.*`` beside the model; its class ignores them when it loads."""
+    from safetensors.torch import save_file
+
+    source = hybrid("nemotron3")
+    hub = write_hub(tmp_path / "hub", source)
+    more = {"mtp.layers.0.eh_proj.weight": torch.ones(64, 128), "mtp.layers.1.mixer.gate.weight": torch.ones(4, 64)}
+    save_file({**source.tensors, **more}, hub / "model.safetensors", {"format": "pt"})
+    about = json.loads((hub / "config.json").read_text())
+    (hub / "config.json").write_text(json.dumps({**about, "num_nextn_predict_layers": 1}))
+    opened = open_source(find_archive(hub), for_shards=False)
+    assert [said for said in opened.remarks if said.startswith("2 tensors are left out, such as mtp.layers.")]
+    convert(ConvertArguments(hub, tmp_path / "out", weight_data_type="fp32", format="huggingface"))
+    assert tensors(tmp_path / "out").keys() == source.tensors.keys()
+    assert json.loads((tmp_path / "out/config.json").read_text())["num_nextn_predict_layers"] == 0

@@ -279,5 +279,12 @@ def write_bridge(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
     return root
 
 
+def write_hub(root: Path, source: Saved) -> Path:
+    """Write ``config.json``; the weights are written beside it."""
+    root.mkdir(parents=True)
+    source.config.save_pretrained(root)
+    return root
+
+
 def _plain(value: Any) -> Any:
     return {key: _plain(each) for key, each in value.items()} if isinstance(value, Mapping) else value

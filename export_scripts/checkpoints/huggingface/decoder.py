@@ -19,7 +19,7 @@ from export_scripts.checkpoints.huggingface.files import (
     read_config,
     written,
 )
-from export_scripts.checkpoints.huggingface.predictors import without_absent_predictors
+from export_scripts.checkpoints.huggingface.predictors import without_absent_predictors, without_passed_over
 from export_scripts.checkpoints.huggingface.products import with_products
 from export_scripts.checkpoints.huggingface.text_part import PARTS, text_settings, text_weights
 from export_scripts.checkpoints.huggingface.tied_head import is_said_tied, untied_where_it_differs
@@ -68,6 +68,7 @@ def open_source(archive: Archive) -> Source:
     used = weights.tensors
     config, of_head = untied_where_it_differs(config, architecture, used, archive)
     config, of_predictors = without_absent_predictors(config, described_dims, used)
+    config, of_passed_over = without_passed_over(config, architecture)
     settings, dims = architecture.settled(config), _expressed(config)[1]
     products = architecture.products(settings)
     weights = replace(weights, tensors=with_products(weights.tensors, products))
@@ -80,6 +81,7 @@ def open_source(archive: Archive) -> Source:
         of_name
         + of_head
         + of_predictors
+        + of_passed_over
         + tuple(
             ShardRemark(f"{key} is {each.rows} times {each.weight}, computed in fp32") for key, each in products.items()
         )

@@ -1,10 +1,11 @@
-"""Predictors of further tokens that a configuration counts and whose files have none, as transformers saves them."""
+"""Predictors of further tokens that are not written: the files have none, or transformers' class passes over them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from export_scripts.weights.architecture import Settings
+from export_scripts.weights.architecture import Architecture, Settings
+from export_scripts.weights.huggingface_decoder import HubDecoder
 from export_scripts.weights.schema import DecoderDims
 from models.decoder import Decoder
 
@@ -32,3 +33,15 @@ def without_absent_predictors(
     kept = {key: value for key, value in settings.items() if key != _ALSO}
     remarks = tuple(f"{each}  becomes 0: the files have no layers behind the last" for each in said)
     return Settings({**kept, _COUNT: 0}), remarks
+
+
+def without_passed_over(settings: Settings, architecture: Architecture) -> tuple[Settings, tuple[str, ...]]:
+    """Count no predictors where transformers' class passes over them, so that they are not written.
+
+    Returns:
+        The configuration, and what is to be said of it.
+    """
+    passes_over = isinstance(architecture, HubDecoder) and architecture.described.passes_over
+    if not (passes_over and settings.get(_COUNT)):
+        return settings, ()
+    return Settings({**settings, _COUNT: 0}), (f"{_COUNT}: {settings[_COUNT]}  becomes 0: predictors are left out",)
