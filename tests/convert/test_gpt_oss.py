@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.core_adapters import APART, write_expert_adapter
 from support.dcp_checkpoints import state_of, write_fsdp
+from support.llama_adapters import ALPHA, RANK
 from support.llama_configs import megatron_lm
 from support.llama_files import write_megatron_lm_tree
-from support.llama_models import build, logits, saved, tensors
+from support.llama_models import EXPERTS, HIDDEN, LAYERS, build, logits, saved, tensors
 from support.llama_sources import Case, write_source
 from transformers import AutoModelForCausalLM, Mxfp4Config
 
@@ -139,3 +141,39 @@ def test_megatron_fsdps_experts_are_read_unless_ranks_have_cut_gate_and_up_toget
     if not splits_gates:
         with pytest.raises(CheckpointError, match="in the order of the ranks"):
             to_huggingface(run("cut", expert_tensor_parallel_size=2), tmp_path / "refused", "fp32")
+
+
+@pytest.mark.parametrize("form", ["", ", gate and up apart"])
+def test_an_adapter_of_experts_is_added_to_the_arrays(form: str, tmp_path: Path) -> None:
+    """Of Megatron-Bridge; PEFT has no linear layers there to say it of."""
+    source = saved("gpt_oss")
+    added = products()
+    model = write_source(Case("gpt_oss", f"Megatron-LM, torch_dist{form}", 2), tmp_path / "model")
+    adapter = write_expert_adapter(tmp_path / "adapter", "gpt_oss", APART, 1, added)
+    wish: dict[str, Any] = {"weight_data_type": "fp32", "adapter": adapter}
+    convert(ConvertArguments(model, tmp_path / "out", **wish, format="huggingface"))
+    made = tensors(tmp_path / "out")
+    assert all(torch.equal(made[name], value) for name, value in source.tensors.items() if ".experts." not in name)
+    for key, (down, up) in added.items():
+        place, number, role = key.removesuffix(".weight").rsplit(".", 2)
+        name, halves = {
+            "gate_proj": ("gate_up_proj", np.s_[:, 0::2]),
+            "up_proj": ("gate_up_proj", np.s_[:, 1::2]),
+            "down_proj": ("down_proj", np.s_[:]),
+        }[role]
+        wanted = source.tensors[f"{place}.{name}"][int(number)][halves] + ALPHA / RANK * (up @ down).T
+        assert (made[f"{place}.{name}"][int(number)][halves] - wanted).abs().max() < 1e-6, key
+    with pytest.raises(CheckpointError, match="is computed into transformers' weights"):
+        convert(ConvertArguments(model, tmp_path / "peft", **wish, format="peft"))
+
+
+def products() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """linear_in and linear_out of each expert, under the names that a model with experts apart has; each is square."""
+    draw = torch.Generator().manual_seed(7)
+    made = {}
+    for place in (f"model.layers.{layer}.mlp.experts.{expert}" for layer in range(LAYERS) for expert in range(EXPERTS)):
+        shared = torch.randn((RANK, HIDDEN), generator=draw) / 8
+        for role in ("gate_proj", "up_proj", "down_proj"):
+            down = torch.randn((RANK, HIDDEN), generator=draw) / 8 if role == "down_proj" else shared
+            made[f"{place}.{role}.weight"] = (down, torch.randn((HIDDEN, RANK), generator=draw) / 8)
+    return made

@@ -29,6 +29,7 @@ _TARGETS = {
     "mixtral": "mixtral.MixtralConfig8x7B",
     "qwen3_moe": "qwen3.Qwen3Config30B_A3B",
     "starcoder2": "starcoder2.Starcoder2Config3B",
+    "gpt_oss": "gpt_oss.GPTOSSConfig20B",
     "deepseek_v2": "deepseek.DeepSeekV2Config",
     "deepseek_v3": "deepseek.DeepSeekV3Config",
     "moonlight": "deepseek.MoonlightConfig16B",
@@ -43,6 +44,7 @@ _MODELS = {
     "gemma2": "Gemma2Model",
     "mixtral": "MixtralModel",
     "starcoder2": "Starcoder2Model",
+    "gpt_oss": "GPTOSSModel",
     "qwen3_moe": "Qwen3MoEModel",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "DeepSeekModel"),
 }
