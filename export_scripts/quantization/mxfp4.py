@@ -18,6 +18,8 @@ from export_scripts.quantization.small_floats import E2M1
 from export_scripts.tensors.dtypes import Array
 
 _GROUP = 32
+_MOST = 1 << 20
+"""Numbers that are turned around at a time: an expert has tens of millions."""
 _LARGEST_EXPONENT = 2  # of E2M1
 _ROUNDED_UP = np.uint32(1 << 21)  # what 1.75 lacks to 2
 
@@ -38,6 +40,15 @@ class Mxfp4(Quantization):
 
     def encode(self, values: Array, data_type: str) -> Encoded:
         experts, columns, rows = values.shape
+        step = max(1, _MOST // (experts * columns))
+        parts = [self._encoded(values[:, :, start : start + step], data_type) for start in range(0, rows, step)]
+        packed, scales, errors, squares = (np.concatenate(each, 1) for each in zip(*parts, strict=True))
+        contents = packed.reshape(experts, -1), scales.reshape(experts, -1)
+        return Encoded(contents, errors.reshape(-1), squares.reshape(-1))
+
+    def _encoded(self, values: Array, data_type: str) -> tuple[Array, ...]:
+        """Encode some rows of each expert: numbers and scales [experts, rows, ...], and the sums of their squares."""
+        experts, _, rows = values.shape
         grouped = np.ascontiguousarray(values.transpose(0, 2, 1)).reshape(-1, _GROUP)
         peaks = largest(grouped, data_type, 1).astype(np.float32)
         exponents = ((peaks.view(np.uint32) + _ROUNDED_UP) >> 23).astype(np.int32) - _LARGEST_EXPONENT
@@ -50,8 +61,8 @@ class Mxfp4(Quantization):
             packed[place] = in_bytes(E2M1.encoded(band, 2 * E2M1.largest))
             units = np.square(by[:, 0], dtype=np.float64)
             errors[place], squares[place] = (squared_sums(each) * units for each in (band.rounded, band.scaled))
-        contents = packed.reshape(experts, -1), exponents.astype(np.uint8).reshape(experts, -1)
-        return Encoded(contents, *(each.reshape(experts * rows, -1).sum(1) for each in (errors, squares)))
+        contents = (each.reshape(experts, rows, -1) for each in (packed, exponents.astype(np.uint8)))
+        return *contents, *(each.reshape(experts, rows, -1).sum(2) for each in (errors, squares))
 
     def config(self, stays: Sequence[str]) -> dict[str, Any]:
         return {
