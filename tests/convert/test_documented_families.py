@@ -40,6 +40,17 @@ WORDS = {
     "exaone4": "EXAONE 4",
     "starcoder2": "StarCoder2",
     "mixtral": "Mixtral",
+    "qwen3_moe": "Qwen3-MoE",
+    "olmoe": "OLMoE",
+    "minimax_m2": "MiniMax M2",
+    "glm4_moe": "GLM 4.5",
+    "ernie4_5_moe": "Ernie 4.5 with experts",
+    "exaone_moe": "EXAONE with experts",
+    "gpt_oss": "GPT-OSS",
+    "deepseek_v2": "DeepSeek V2",
+    "deepseek_v3": "Moonlight, Kimi K2",
+    "glm4_moe_lite": "GLM-4.7-Flash",
+    "nemotron_h": "Nemotron-H",
 }
 
 
