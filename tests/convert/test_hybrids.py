@@ -24,6 +24,7 @@ FORMS: dict[str, Callable[..., Path]] = {
     "Megatron-LM": write_ranks,
     "Megatron-LM, older": partial(write_ranks, is_old=True),
     "Megatron-LM, two stages": partial(write_ranks, stages=2),
+    "Megatron-LM, two expert ranks": partial(write_ranks, experts=2),
     "Megatron-LM, torch_dist": write_megatron_lm_dist,
     "Megatron-Bridge": write_bridge,
 }
@@ -39,7 +40,9 @@ FORMS: dict[str, Callable[..., Path]] = {
         ("nemotron3", "Megatron-LM, two stages", 2, FP32),
         ("nemotron3", "Megatron-LM, torch_dist", 1, BF16),
         ("nemotron3", "Megatron-Bridge", 2, FP32),
+        ("nemotron3", "Megatron-LM, two expert ranks", 1, BF16),
         ("nemotron3_latent", "Megatron-LM", 2, BF16),
+        ("nemotron3_latent", "Megatron-LM, two expert ranks", 2, FP32),
         ("nemotron3_latent", "Megatron-Bridge", 2, FP32),
     ],
 )

@@ -11,6 +11,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Mapping
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -133,28 +134,36 @@ def of_rank(key: str, value: torch.Tensor, config: Any, ranks: int, rank: int) -
     return value
 
 
-def write_ranks(root: Path, source: Saved, ranks: int, stages: int = 1, is_old: bool = False, **changes: Any) -> Path:
-    """Write ``mp_rank_*`` files; before mid-2026 the convolution was a module."""
-    state, config = module_state(source, 128), source.config
-    per_stage = len(pattern(config)) // stages
-    folder = write_megatron_lm_tree(root)
-    for stage in range(stages):
-        for rank in range(ranks):
-            kept: State = {}
-            for key, value in state.items():
-                layer = int(key.split(".")[2]) if ".layers." in key else None
-                home = layer // per_stage if layer is not None else 0 if key.startswith("embedding") else stages - 1
-                name = key if layer is None else key.replace(f".{layer}.", f".{layer % per_stage}.", 1)
-                if home == stage:
-                    kept[name.replace("conv1d_", "conv1d.") if is_old else name] = of_rank(
-                        key, value, config, ranks, rank
-                    )
-            place = folder / (f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if stages > 1 else ""))
-            place.mkdir(parents=True)
-            said = Namespace(**{**arguments(config, ranks, stages), **changes})
-            content = {"args": said, "checkpoint_version": 3.0, "iteration": 500, "model": kept}
-            torch.save(content, place / "model_optim_rng.pt")
+def write_ranks(
+    root: Path, source: Saved, ranks: int, stages: int = 1, experts: int = 1, is_old: bool = False, **changes: Any
+) -> Path:
+    """Write each rank's file, by tensor, stage and expert; before mid-2026 the convolution was a module."""
+    config, folder = source.config, write_megatron_lm_tree(root)
+    said = {**arguments(config, ranks, stages), "expert_model_parallel_size": experts, **changes}
+    for stage, rank, expert in product(range(stages), range(ranks), range(experts)):
+        kept = {
+            name.replace("conv1d_", "conv1d.") if is_old else name: of_rank(key, value, config, ranks, rank)
+            for key, value in module_state(source, 128).items()
+            if (name := _name_of_rank(key, config, (stages, stage), (experts, expert)))
+        }
+        numbers = [rank, *([stage] if stages > 1 else []), *([expert] if experts > 1 else [])]
+        place = folder / "_".join(["mp_rank", f"{rank:02d}", *(f"{each:03d}" for each in numbers[1:])])
+        place.mkdir(parents=True)
+        content = {"args": Namespace(**said), "checkpoint_version": 3.0, "iteration": 500, "model": kept}
+        torch.save(content, place / "model_optim_rng.pt")
     return root
+
+
+def _name_of_rank(key: str, config: Any, stage: tuple[int, int], expert: tuple[int, int]) -> str:
+    """Return what a rank calls a parameter; its stage and place among experts come with their counts."""
+    layers, own = len(pattern(config)) // stage[0], config.n_routed_experts // expert[0]
+    layer = int(key.split(".")[2]) if ".layers." in key else None
+    home = layer // layers if layer is not None else 0 if key.startswith("embedding") else stage[0] - 1
+    name = key if layer is None else key.replace(f".{layer}.", f".{layer % layers}.", 1)
+    before, found, number = name.rpartition(".weight")
+    if ".mlp.experts." in key and found and number:
+        name = f"{before}.weight{int(number) % own}" if int(number) // own == expert[1] else ""
+    return name if home == stage[1] else ""
 
 
 def arrays(source: Saved, ranks: int) -> dict[str, ChunkedArray]:
