@@ -1,4 +1,4 @@
-"""Mixtral in megatron-core itself, over expert-parallel ranks: what each rank holds, and in which file.
+"""Mixtral and GPT-OSS in megatron-core itself, over expert-parallel ranks: what each rank holds, and in which file.
 
 megatron-core places everything: it reads the whole model from a distributed checkpoint of the independent writer's, for
 any parallelism, and each rank saves its own state as Megatron-LM does (``training/checkpointing.py``,
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -31,8 +32,10 @@ def world_of(grid: Grid) -> int:
     return max(tensor, expert * own)
 
 
-def _built(grid: Grid) -> Any:
-    config = saved("mixtral").config
+def _built(name: str, grid: Grid) -> Any:
+    config, is_oss = saved(name).config, name == "gpt_oss"
+    own: dict[str, Any] = {"activation_func": quick_gelu, "softmax_type": "learnable", "glu_linear_offset": 1.0}
+    own |= {"kv_channels": config.head_dim, "add_bias_linear": True}
     transformer = TransformerConfig(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
@@ -44,14 +47,13 @@ def _built(grid: Grid) -> Any:
         moe_router_topk=config.num_experts_per_tok,
         normalization="RMSNorm",
         layernorm_epsilon=config.rms_norm_eps,
-        add_bias_linear=False,
         gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
         use_cpu_initialization=True,
         bias_activation_fusion=False,
         tensor_model_parallel_size=grid[0],
         expert_model_parallel_size=grid[1],
         expert_tensor_parallel_size=grid[2],
+        **(own if is_oss else {"activation_func": torch.nn.functional.silu, "add_bias_linear": False}),
     )
     return GPTModel(
         transformer,
@@ -64,9 +66,9 @@ def _built(grid: Grid) -> Any:
     ).eval()
 
 
-def work(rank: int, grid: Grid, whole: Path, folder: Path) -> None:
+def work(rank: int, name: str, grid: Grid, whole: Path, folder: Path) -> None:
     """One training rank: read its part of the model, and write it below ``folder`` in both of Megatron-LM's forms."""
-    saved("mixtral")  # before there are ranks: transformers then writes on the first alone
+    saved(name)  # before there are ranks: transformers then writes on the first alone
     world = world_of(grid)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     tensor, expert, own = grid
@@ -74,12 +76,12 @@ def work(rank: int, grid: Grid, whole: Path, folder: Path) -> None:
         tensor_model_parallel_size=tensor, expert_model_parallel_size=expert, expert_tensor_parallel_size=own
     )
     without_cuda()
-    model = _built(grid)
+    model = _built(name, grid)
     wanted = {key: each for key, each in model.sharded_state_dict().items() if "_extra_state" not in key}
     told = model.load_state_dict(dist_checkpointing.load(wanted, str(whole)), strict=False)
     assert not told.unexpected_keys and all("_extra_state" in key for key in told.missing_keys), told
     parallel = {"tensor_model_parallel_size": tensor, "expert_model_parallel_size": expert}
-    arguments = {**megatron_lm(saved("mixtral").config), **parallel, "expert_tensor_parallel_size": own}
+    arguments = {**megatron_lm(saved(name).config), **parallel, "expert_tensor_parallel_size": own}
     about = {"args": Namespace(**arguments), "checkpoint_version": 3.0, "iteration": 500}
     place = f"mp_rank_{parallel_state.get_tensor_model_parallel_rank():02d}"
     if expert > 1:

@@ -18,9 +18,12 @@ from export_scripts.convert import convert
 IMPORTED = ["megatron.core.dist_checkpointing", "megatron.core.models.gpt.gpt_layer_specs"]
 
 
-@pytest.mark.parametrize("grid", [(1, 2, 1), (2, 2, 1), (2, 1, 1), (2, 2, 2)], ids=str)
-def test_rank_files_and_distributed_ones(grid: Grid, tmp_path: Path) -> None:
-    source = saved("mixtral")
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [*(("mixtral", grid) for grid in ((1, 2, 1), (2, 2, 1), (2, 1, 1), (2, 2, 2))), ("gpt_oss", (2, 2, 1))],
+)
+def test_rank_files_and_distributed_ones(name: str, grid: Grid, tmp_path: Path) -> None:
+    source = saved(name)
     state = core_state(source.tensors, source.config, padded_vocabulary(source.config, 2))
     # megatron-core's local specification has no fused norms, and saves them by the names of those that are.
     state = {key.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"): value for key, value in state.items()}
@@ -29,7 +32,7 @@ def test_rank_files_and_distributed_ones(grid: Grid, tmp_path: Path) -> None:
     write_torch_dist(whole, chunked(state, 1), "")
     torch.multiprocessing.set_forkserver_preload(IMPORTED)
     torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call]
-        work, (grid, whole, tmp_path), nprocs=world_of(grid), start_method="forkserver"
+        work, (name, grid, whole, tmp_path), nprocs=world_of(grid), start_method="forkserver"
     )
     for form in ("plain", "distributed"):
         hub = tmp_path / f"{form}-hub"
