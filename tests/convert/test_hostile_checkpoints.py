@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from support.distributed_checkpoints import ZARR, nemo2
 from support.ft_checkpoint_maker import make_ft_checkpoint, seal
@@ -371,7 +372,7 @@ def test_a_legacy_torch_file_without_end(tmp_path: Path) -> None:
 def test_training_ranks_far_away(name: str, tmp_path: Path) -> None:
     for folder in ("mp_rank_00_000", name):
         (tmp_path / "release" / folder).mkdir(parents=True)
-        (tmp_path / "release" / folder / "model_optim_rng.pt").write_bytes(b"x")
+        torch.save({"model": {}, "checkpoint_version": 3.0}, tmp_path / "release" / folder / "model_optim_rng.pt")
     assert "lacks the files of the training ranks" in refusal(tmp_path)
 
 
