@@ -26,6 +26,7 @@ from models.architectures.deepseek_v3 import DEEPSEEK_V3
 from models.architectures.ernie4_5_moe import ERNIE4_5_MOE
 from models.architectures.exaone4 import EXAONE4
 from models.architectures.exaone_moe import EXAONE_MOE
+from models.architectures.falcon_h1 import FALCON_H1
 from models.architectures.gemma import GEMMA
 from models.architectures.gemma2 import GEMMA2
 from models.architectures.gemma3_text import GEMMA3_TEXT
@@ -80,6 +81,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     GLM4_MOE_LITE,
     GPT_OSS,
     NEMOTRON_H,
+    FALCON_H1,
 )
 """The first that can express a model is taken: Llama before Mistral, whose only difference is the window."""
 OTHER_NAMES = {"kimi_k2": DEEPSEEK_V3.model_type}

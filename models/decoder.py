@@ -14,6 +14,7 @@ from models.blocks.feed_forward import FeedForward
 from models.blocks.latent import Latent
 from models.blocks.mamba import Mamba
 from models.blocks.mixture import Mixture
+from models.blocks.multipliers import Multipliers
 from models.blocks.norms import Norms
 from models.blocks.rotary import Rotary
 from models.keys import Fields
@@ -28,8 +29,8 @@ NAMES = {
 """What a tensor is called by its role, where an architecture does not say otherwise."""
 BLOCKS: Mapping[str, type] = {"attention": Attention, "feed_forward": FeedForward, "norms": Norms}
 """What every description has. A block that is not in ``Layer.blocks`` says sizes alone: heads, or a dense layer's."""
-MORE_BLOCKS: Mapping[str, type] = {"mixture": Mixture, "latent": Latent, "mamba": Mamba}
-"""Those that some have."""
+MORE_BLOCKS: Mapping[str, type] = {"mixture": Mixture, "latent": Latent, "mamba": Mamba, "multipliers": Multipliers}
+"""Those that some have; multipliers are in no layer's list."""
 FEED_FORWARDS = ("feed_forward", "mixture")
 """Blocks that work on each token by itself; the others mix tokens."""
 _VOCABULARY = Tensor(("vocab_size", "hidden_units"), 0)
@@ -42,7 +43,8 @@ class Layer:
     Attributes:
         rotary: how queries and keys are rotated; None: they are not.
         window: tokens that a token sees, itself among them; 0: all before it.
-        blocks: fields of a Decoder, in the order in which they are computed.
+        blocks: fields of a Decoder, in the order in which they are computed; mixers that follow one another work
+            side by side on one normalised input, and are added.
     """
 
     rotary: Rotary | None
@@ -70,6 +72,7 @@ class Decoder:
         mixture: its experts; None: it has none.
         latent: its latent attention; None: it has none.
         mamba: its layers with a state; None: it has none.
+        multipliers: numbers within its layers; None: they are ones.
         predictor_num: layers behind the last that predict one more token each.
     """
 
@@ -90,6 +93,7 @@ class Decoder:
     mixture: Mixture | None = None
     latent: Latent | None = None
     mamba: Mamba | None = None
+    multipliers: Multipliers | None = None
     predictor_num: int = 0
 
     @classmethod

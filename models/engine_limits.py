@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from models.blocks.attention import WHOLE
 from models.blocks.feed_forward import FeedForward
+from models.blocks.multipliers import Multipliers
 from models.blocks.rope_scaling import Dynamic, LongRope
 from models.blocks.rotary import Rotary
 from models.decoder import Decoder
@@ -18,6 +19,10 @@ def beyond_engine(decoder: Decoder) -> list[str]:
         "a clamped gate": (_is_clamped(decoder.feed_forward), "it has SiLU, and neither an offset nor a clamp"),
         "layers with one block": (any(len(layer.blocks) < 2 for layer in decoder.layers), "attention and feed-forward"),
         "Mamba": (decoder.mamba is not None, "it keeps keys and values, and no state"),
+        "multipliers": (
+            decoder.multipliers not in (None, Multipliers()),
+            "it multiplies embeddings, blocks and logits",
+        ),
         "neighbours that are rotated": (decoder.attention.rotates_neighbours, "it rotates the halves of a head"),
         "latent attention": (decoder.latent is not None, "every head has its own keys and values"),
         f"{decoder.predictor_num} predictors of further tokens": (decoder.predictor_num > 0, "it predicts the next"),

@@ -41,6 +41,8 @@ class Mamba:
         least_step: what dt is at least.
         norm_eps: what the output's norm adds to the variance; 0: what the other norms add.
         chunk_size: tokens that are computed together; the result does not depend on it.
+        has_norm: whether the output is normalised.
+        has_norm_before_gate: whether it is, before the gate is multiplied in; else behind.
     """
 
     head_num: int
@@ -53,6 +55,8 @@ class Mamba:
     least_step: float = 0.0
     norm_eps: float = 0.0
     chunk_size: int = 128
+    has_norm: bool = True
+    has_norm_before_gate: bool = False
 
     @property
     def inter_size(self) -> int:
@@ -77,7 +81,7 @@ class Mamba:
 
     def norms(self) -> dict[str, Tensor]:
         """List the weight of the output's norm, by role."""
-        return {"mamba_norm.weight": Tensor(("mamba.inter_size",), 0)}
+        return {"mamba_norm.weight": Tensor(("mamba.inter_size",), 0)} if self.has_norm else {}
 
     def tensors(self) -> dict[str, Tensor]:
         """List the other tensors, by role."""
@@ -134,7 +138,11 @@ class OneEpsilon(Keys):
 
     def lacks(self, fields: Fields) -> list[str]:
         own, others = fields[self.says[0]], fields["norms.eps"]
-        return [] if own in (0, others) else [f"{self.says[0]}: {own}  (the other norms add {others})"]
+        return (
+            []
+            if own in (0, others) or not fields["mamba.has_norm"]
+            else [f"{self.says[0]}: {own}  (the other norms add {others})"]
+        )
 
 
 KEYS: tuple[Keys, ...] = (

@@ -51,6 +51,7 @@ WORDS = {
     "deepseek_v3": "Moonlight, Kimi K2",
     "glm4_moe_lite": "GLM-4.7-Flash",
     "nemotron_h": "Nemotron-H",
+    "falcon_h1": "Falcon-H1",
 }
 
 

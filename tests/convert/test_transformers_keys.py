@@ -77,6 +77,10 @@ SIZES: dict[str, dict[str, Any]] = {
         **{"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_group": 3, "topk_group": 2},
         **{"moe_shared_expert_intermediate_size": 28, "norm_topk_prob": False},
     },
+    "falcon_h1": {
+        **{**_LLAMA, "mamba_n_heads": 4, "mamba_d_ssm": None, "mamba_d_head": "auto", "mamba_n_groups": 2},
+        **{"mamba_d_state": 6, "mamba_chunk_size": 8},
+    },
     **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
     "gptj": {**_GPT2, "rotary_dim": 4},
     "gpt_neox": {**_WIDTHS, "intermediate_size": 48, "hidden_act": "gelu_new", "attention_bias": False},
@@ -133,6 +137,10 @@ _OTHER: dict[str, Any] = {
     **{"conv_kernel": 3, "mamba_d_conv": 3, "use_conv_bias": False, "mamba_conv_bias": False, "chunk_size": 4},
     **{"mamba_chunk_size": 4, "time_step_min": 0.3, "mamba_dt_min": 0.3, "mamba_hidden_act": "relu"},
     **{"moe_shared_expert_intermediate_size": 12, "moe_latent_size": 10},
+    **{"mamba_n_heads": 2, "mamba_d_ssm": 48, "mamba_d_head": 4, "mamba_d_state": 4, "mamba_norm_before_gate": False},
+    **{"mamba_rms_norm": True, "projectors_bias": True, "ssm_multipliers": [0.5] * 5, "mlp_multipliers": [0.5, 2.0]},
+    **dict.fromkeys(("lm_head_multiplier", "key_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"), 0.5),
+    **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier"), 0.5),
     # What changes nothing:
     **dict.fromkeys(("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout"), 0.5),
     **dict.fromkeys(("embedding_dropout", "residual_dropout", "activation_dropout", "layerdrop", "dropout_rate"), 0.5),

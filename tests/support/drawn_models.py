@@ -232,6 +232,21 @@ def _nemotron_h(rng: random.Random, layers: int) -> dict[str, Any]:
     return {**said, **own, **_grouped(rng, "n_routed_experts")}
 
 
+def _falcon_h1(rng: random.Random, layers: int) -> dict[str, Any]:
+    """Mamba's heads by themselves or by the width of all; a number for everything that is multiplied."""
+    groups, flags, numbers = rng.choice([1, 2, 3]), (True, False), [0.1, 0.25, 1.0, 3.5]
+    heads, size, bias = groups * rng.choice([1, 2]), rng.choice([2, 4]), rng.choice(flags)
+    own: dict[str, Any] = {"mamba_n_heads": heads, "mamba_d_ssm": heads * size, "mamba_n_groups": groups}
+    own |= {"mamba_d_head": rng.choice(["auto", size]), "mamba_d_state": rng.randint(2, 7)}
+    own |= {"mamba_d_conv": rng.choice([2, 4]), "mamba_chunk_size": rng.choice([4, 128]), "hidden_act": "silu"}
+    own |= {key: rng.choice(flags) for key in ("mamba_conv_bias", "mamba_rms_norm", "mamba_norm_before_gate")}
+    own |= {"mamba_proj_bias": bias, "projectors_bias": bias}
+    names = ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
+    own |= {f"{name}_multiplier": rng.choice(numbers) for name in names}
+    lists = {f"{name}_multipliers": rng.choices(numbers, k=count) for name, count in (("ssm", 5), ("mlp", 2))}
+    return own | rng.choice([lists, {}])
+
+
 _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     **dict.fromkeys(("qwen2", "qwen3"), _qwen),
     **dict.fromkeys(("mistral", "starcoder2"), lambda rng, layers: {"sliding_window": rng.choice([None, 6])}),
@@ -261,6 +276,7 @@ _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "gpt_oss": _gpt_oss,
     "olmoe": lambda rng, layers: {**_experts(rng, "num_experts"), "norm_topk_prob": rng.choice([True, False])},
     "nemotron_h": _nemotron_h,
+    "falcon_h1": _falcon_h1,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
 }

@@ -73,6 +73,13 @@ _MAMBA_MOE = {
     **{"n_routed_experts": EXPERTS, "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56},
     "routed_scaling_factor": 2.5,
 }
+_FALCON: dict[str, Any] = {
+    **{"mamba_n_heads": 8, "mamba_d_head": 4, "mamba_d_ssm": 32, "mamba_n_groups": 2, "mamba_d_state": 6},
+    **{"mamba_chunk_size": 8, "mamba_norm_before_gate": False, "head_dim": 16, **_rope(1e11)},
+    **{"embedding_multiplier": 2.5, "lm_head_multiplier": 0.3, "key_multiplier": 0.7, "attention_in_multiplier": 0.9},
+    **{"attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6},
+    **{"ssm_multipliers": [0.35, 0.25, 0.18, 0.5, 0.31], "mlp_multipliers": [0.88, 0.29]},
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_mha": ("Llama", {"num_key_value_heads": HEADS, "rms_norm_eps": 1e-5}),
     "llama": ("Llama", {"rms_norm_eps": 1e-5}),
@@ -250,6 +257,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": ("NemotronH", _MAMBA),
     "nemotron3": ("NemotronH", {**_MAMBA, **_MAMBA_MOE}),
     "nemotron3_latent": ("NemotronH", {**_MAMBA, **_MAMBA_MOE, "moe_latent_size": 24}),
+    "falcon_h1": ("FalconH1", _FALCON),
+    "falcon_h1_norm": ("FalconH1", {**_FALCON, "mamba_rms_norm": True, "tie_word_embeddings": True}),
     "starcoder2": ("Starcoder2", {"norm_epsilon": 1e-5, "sliding_window": 5, **_rope(1e5)}),
 }
 """Name of a model -> transformers' class and what differs from the common sizes."""

@@ -47,7 +47,7 @@ _REASONS: Mapping[str, str] = {
     "gpt_neox_japanese": "only its last layer's attention has a bias, and it has no table",
     "openai-gpt": "its norms follow attention and feed-forward, with none behind the last layer, and it has no table",
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma", "lfm2"), _STATE),
-    **dict.fromkeys(("jamba", "zamba", "zamba2", "bamba", "falcon_h1"), f"some of {_STATE}"),
+    **dict.fromkeys(("jamba", "zamba", "zamba2", "bamba"), f"some of {_STATE}"),
 }
 """By model_type; some would, or would nearly, be one of FasterTransformer's."""
 _FACTORS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "logit_scale")
