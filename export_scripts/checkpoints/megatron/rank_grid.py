@@ -7,9 +7,9 @@ parallelism first, for experts along their own; so that rank t of the one is ran
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,12 @@ class RankGrid:
     def check(self, path: Path) -> None:
         """Make sure that every part of the model is there; CheckpointError."""
         dense = {(rank, stage) for rank, stage, _ in self.files}
-        missing = [str(each) for each in product(*map(range, self._sizes)) if each not in dense]
+        missing = _missing(dense, self._sizes)
         what = "(tensor, pipeline)"
         if not missing and self.has_apart:
             n = self.expert_tensor_ranks
             there = {(rank % n, stage, expert) for rank, stage, expert in self.files}
-            wanted = product(range(n), range(self._sizes[1]), range(self.expert_ranks))
-            missing = [str(each) for each in islice(wanted, len(there) + _SHOWN) if each not in there]
+            missing = _missing(there, (n, self._sizes[1], self.expert_ranks))
             what = "(tensor of experts, pipeline, expert)"
         if missing:
             raise CheckpointError(
@@ -94,6 +93,16 @@ class RankGrid:
     def _all(self, rank: int, stage: int) -> tuple[str, ...]:
         found = sorted((e, name) for (r, s, e), name in self.files.items() if (r, s) == (rank, stage))
         return tuple(name for _, name in found)
+
+
+def _missing(there: Set[tuple[int, ...]], sizes: tuple[int, ...]) -> list[str]:
+    """List the first places that are missing; a file's name may say that there are 10^9 of them."""
+    return [str(each) for each in islice(_places(*sizes), len(there) + _SHOWN) if each not in there]
+
+
+def _places(size: int, *sizes: int) -> Iterator[tuple[int, ...]]:
+    for number in range(size):
+        yield from ((number, *others) for others in (_places(*sizes) if sizes else ((),)))
 
 
 def grid_of(files: Mapping[tuple[int, ...], str], arguments: Mapping[str, Any], path: Path) -> RankGrid:
