@@ -3,8 +3,8 @@
 Both read the training checkpoint itself, never the served shards. Hugging Face's forward pass is an independent
 computation: of its own checkpoints as its own reader reads them, of a GPT of NeMo's as ``nemo_gpt2`` does. The engine's
 is not: it reads the checkpoint with this project's reader, so it shows later errors (a swapped or damaged shard, a
-wrong layout on disk, a wrong quantization, ranks that do not fit), and not an error of the reader. The report names the
-reference.
+wrong layout on disk, a wrong quantization, ranks that do not fit), and not an error of the reader. The same is true of
+Hugging Face's on a directory that the converter writes from a model without shards. The report names the reference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evaluation.parity.arguments import ENGINE, HUGGING_FACE
 from evaluation.parity.formats import Formats
 from evaluation.parity.nemo_gpt2 import UnfitError, as_gpt2
 from evaluation.parity.twin import Twin
-from export_scripts.arguments import ConvertArguments
+from export_scripts.arguments import HUGGINGFACE, ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.lora.update import MergedTensor
 from export_scripts.checkpoints.source import Source
@@ -76,11 +76,13 @@ def open_reference(
         CheckpointError: the checkpoint cannot be read.
         ConfigError: Hugging Face's code is requested and cannot compute the model.
     """
-    source, notes = open_source(find_archive(checkpoint, given)), tuple[str, ...]()
+    source, notes = open_source(find_archive(checkpoint, given), for_shards=False), tuple[str, ...]()
     if wanted != ENGINE:
         try:
             return _hugging_face(source), _about_nemo(source)
         except UnfitError as error:
+            if find_spec("transformers") and (source.beyond or source.family.beyond(source.dims)):
+                return _read_again(source, scratch, given), _about_nemo(source)
             if wanted == HUGGING_FACE:
                 raise ConfigError(f"parity: reference=huggingface: {error}", "take reference=auto") from error
             notes = (f"{source.source_map.name}: Hugging Face cannot compute it: {error}", *_about_nemo(source))
@@ -97,15 +99,43 @@ def _hugging_face(source: Source) -> HuggingFaceReference:
         raise UnfitError("a LoRA adapter is merged into it")
     if find_spec("transformers") is None:
         raise UnfitError("transformers is not installed (pip install transformers)")
+    if source.source_map.name.startswith("Hugging Face"):
+        return _loaded(source.archive.path, source)
+    model = as_gpt2(source)
+    return HuggingFaceReference(f"{_code()}: GPT-2 with the checkpoint's tensors", model, source=source)
+
+
+def _read_again(source: Source, scratch: Path, given: GivenFiles) -> HuggingFaceReference:
+    """Open a model that has no shards with Hugging Face's code, on the directory that it becomes in fp32."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        convert(replace(_wish(source, scratch, given), format=HUGGINGFACE))
+        return _loaded(scratch, source, f", on weights read again from the source ({source.source_map.name})")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # the weights are in memory
+
+
+def _loaded(directory: Path, source: Source, remark: str = "") -> HuggingFaceReference:
+    """Load a directory of Hugging Face's into the class that its configuration names."""
+    import transformers
+
+    name, is_t5 = f"{_code()}{remark}", source.family.is_encoder_decoder
+    kind = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(directory, local_files_only=True, dtype=torch.float32).eval()
+    return HuggingFaceReference(name, model, is_t5, source)
+
+
+def _code() -> str:
+    """Return the name of what computes, and keep it from drawing."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    name, is_t5 = f"Hugging Face transformers {transformers.__version__}, fp32", source.family.is_encoder_decoder
-    if source.source_map.name.startswith("Hugging Face"):
-        kind = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
-        model = kind.from_pretrained(source.archive.path, local_files_only=True, dtype=torch.float32).eval()
-        return HuggingFaceReference(name, model, is_t5, source)
-    return HuggingFaceReference(f"{name}: GPT-2 with the checkpoint's tensors", as_gpt2(source), source=source)
+    return f"Hugging Face transformers {transformers.__version__}, fp32"
+
+
+def _wish(source: Source, scratch: Path, given: GivenFiles) -> ConvertArguments:
+    wish = ConvertArguments(source.archive.path, scratch, 1, "fp32", workers_of(_PROCESSES), allow_nonfinite=True)
+    return replace(wish, adapter=given.adapter, tokenizer=given.tokenizer)
 
 
 def _about_nemo(source: Source) -> tuple[str, ...]:
@@ -154,9 +184,8 @@ class EngineReference:
     def __init__(self, source: Source, scratch: Path, given: GivenFiles = NOTHING_GIVEN) -> None:
         self.source: Source | None = source
         shutil.rmtree(scratch, ignore_errors=True)
-        wish = ConvertArguments(source.archive.path, scratch, 1, "fp32", workers_of(_PROCESSES), allow_nonfinite=True)
         try:
-            convert(replace(wish, adapter=given.adapter, tokenizer=given.tokenizer))
+            convert(_wish(source, scratch, given))
             settings = Settings(scratch, 1, 1, "fp32", model_type=source.family.model_types[0])
             self._steps: Steps = load_steps(settings, torch.device("cpu"))[0]
         finally:
