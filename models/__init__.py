@@ -46,6 +46,7 @@ from models.architectures.phi3 import PHI3
 from models.architectures.qwen2 import QWEN2
 from models.architectures.qwen3 import QWEN3
 from models.architectures.qwen3_moe import QWEN3_MOE
+from models.architectures.qwen3_next import QWEN3_NEXT
 from models.architectures.smollm3 import SMOLLM3
 from models.architectures.starcoder2 import STARCODER2
 from models.decoder import NAMES, Decoder
@@ -82,6 +83,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     GPT_OSS,
     NEMOTRON_H,
     FALCON_H1,
+    QWEN3_NEXT,
 )
 """The first that can express a model is taken: Llama before Mistral, whose only difference is the window."""
 OTHER_NAMES = {"kimi_k2": DEEPSEEK_V3.model_type}

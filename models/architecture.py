@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from models.blocks.windows import FULL, SLIDING
+from models.blocks.windows import FULL, LINEAR, SLIDING
 from models.checks import shown
 from models.config_json import ConfigJson
 from models.decoder import BLOCKS, MORE_BLOCKS, NAMES, Decoder, Layer
@@ -97,7 +97,7 @@ class Architecture:
         """List the keys that no description here has a field for, ``key: value  (reason)`` a line each."""
         given = self.completed(config)
         found = beyond({**_OF_A_DECODER, **self.limits}, config) + attention_problems(
-            config, "layers.window" in self._said
+            config, "layers.window" in self._said, "delta.key_size" in self._said
         )
         return found + [problem for keys in self.keys for problem in keys.problems(given)]
 
@@ -143,18 +143,20 @@ class Architecture:
         return {**NAMES, **self.names}
 
 
-def attention_problems(config: Mapping[str, Any], has_windows: bool) -> list[str]:
+def attention_problems(config: Mapping[str, Any], has_windows: bool, has_linear: bool = False) -> list[str]:
     """List what transformers' common code reads of any configuration and no model here has, one line each.
 
     Args:
         config: the configuration.
         has_windows: whether the class has layers that see a window; the cache of another is cut by one even so.
+        has_linear: whether it has layers with the gated delta rule.
     """
     reason = "transformers' own model of this type has no such layers"
     said = config.get("layer_types") or []
     if not isinstance(said, (list, tuple)):
         raise ModelError(f"config.json: layer_types is {shown(said)}, not a list")
-    kinds = {str(kind) for kind in said} - {FULL, "attention", *([SLIDING] if has_windows else [])}
+    known = {FULL, "attention", *([SLIDING] if has_windows else []), *([LINEAR] if has_linear else [])}
+    kinds = {str(kind) for kind in said} - known
     found = beyond(LIMITS, config)
     if kinds:
         found.append(f"layer_types: {', '.join(map(shown, sorted(kinds)))}  ({reason})")

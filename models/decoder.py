@@ -8,8 +8,9 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
-from models.blocks import attention, feed_forward, latent, mamba, mixture, norms, predictor
+from models.blocks import attention, delta_rule, feed_forward, latent, mamba, mixture, norms, predictor
 from models.blocks.attention import Attention
+from models.blocks.delta_rule import DeltaRule
 from models.blocks.feed_forward import FeedForward
 from models.blocks.latent import Latent
 from models.blocks.mamba import Mamba
@@ -24,12 +25,15 @@ from models.tensor import Tensor
 NAMES = {
     **{"embedding": "model.embed_tokens", "layer": "model.layers.{layer}", "final_norm": "model.norm"},
     **{"head": "lm_head", **norms.NAMES, **attention.NAMES, **feed_forward.NAMES, **mixture.NAMES},
-    **{**latent.NAMES, **mamba.NAMES, **predictor.NAMES},
+    **{**latent.NAMES, **mamba.NAMES, **delta_rule.NAMES, **predictor.NAMES},
 }
 """What a tensor is called by its role, where an architecture does not say otherwise."""
 BLOCKS: Mapping[str, type] = {"attention": Attention, "feed_forward": FeedForward, "norms": Norms}
 """What every description has. A block that is not in ``Layer.blocks`` says sizes alone: heads, or a dense layer's."""
-MORE_BLOCKS: Mapping[str, type] = {"mixture": Mixture, "latent": Latent, "mamba": Mamba, "multipliers": Multipliers}
+MORE_BLOCKS: Mapping[str, type] = {
+    **{"mixture": Mixture, "latent": Latent, "mamba": Mamba, "delta": DeltaRule},
+    "multipliers": Multipliers,
+}
 """Those that some have; multipliers are in no layer's list."""
 FEED_FORWARDS = ("feed_forward", "mixture")
 """Blocks that work on each token by itself; the others mix tokens."""
@@ -73,6 +77,7 @@ class Decoder:
         latent: its latent attention; None: it has none.
         mamba: its layers with a state; None: it has none.
         multipliers: numbers within its layers; None: they are ones.
+        delta: its layers with the gated delta rule; None: it has none.
         predictor_num: layers behind the last that predict one more token each.
     """
 
@@ -94,6 +99,7 @@ class Decoder:
     latent: Latent | None = None
     mamba: Mamba | None = None
     multipliers: Multipliers | None = None
+    delta: DeltaRule | None = None
     predictor_num: int = 0
 
     @classmethod

@@ -23,6 +23,8 @@ def beyond_engine(decoder: Decoder) -> list[str]:
             decoder.multipliers not in (None, Multipliers()),
             "it multiplies embeddings, blocks and logits",
         ),
+        "the gated delta rule": (decoder.delta is not None, "it keeps keys and values, and no state"),
+        "gates of the output": (decoder.attention.has_output_gate, "its attention has none"),
         "neighbours that are rotated": (decoder.attention.rotates_neighbours, "it rotates the halves of a head"),
         "latent attention": (decoder.latent is not None, "every head has its own keys and values"),
         f"{decoder.predictor_num} predictors of further tokens": (decoder.predictor_num > 0, "it predicts the next"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from models.tensor import Tensor
 
@@ -57,7 +57,9 @@ class Spelling:
         fused: how several tensors lie in it; None: it is one tensor.
         is_stacked: it has those of all experts, along its first axis.
         kinds: what follows a role's name; an empty one: the role is a parameter by itself, as a bias for choosing.
-        sections: it lies in several of the training's, ``name.<section>`` each, one after another along the first axis.
+        sections: it lies in several of the training's, ``name.<section>`` each, one after another along
+            ``section_axis`` of what is shown.
+        is_centred: the training stores the norm less one where it does so with all others, and the model never does.
     """
 
     roles: tuple[str, ...]
@@ -66,6 +68,8 @@ class Spelling:
     is_stacked: bool = False
     kinds: tuple[str, ...] = ("weight", "bias")
     sections: tuple[str, ...] = ()
+    is_centred: bool = False
+    section_axis: ClassVar[int] = 0
 
     def read(self, values: Any, role: str, tensor: Tensor, size_of: SizeOf) -> Any:
         """Show one of the model's tensors, the inner structure of its axes spelled out.

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from export_scripts.tensors.dtypes import Array
-from export_scripts.weights.layouts import unchanged
+from export_scripts.weights.layouts import plus_one, unchanged
 from export_scripts.weights.megatron_gpt import TIED_COPIES, TIED_COPY, ignored
 from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, Sources, as_tuple, split_layer
 from handover.errors import CheckpointError
@@ -148,7 +148,7 @@ def _spelled(
                 key = base + name.format(kind=kind)
                 made = tuple(_rule(spelling, role, kind, tensors, dims, layer) for role in spelling.roles)
                 if spelling.sections:
-                    one = replace(made[0], concat_axis=0)
+                    one = replace(made[0], concat_axis=spelling.section_axis)
                     rules[tuple(f"{key}.{section}" for section in spelling.sections)] = one
                 else:
                     rules[key] = made
@@ -162,7 +162,9 @@ def _rule(
     weight = tensors.get(f"{role}.weight", _UNKNOWN)  # of a bias that the model has not, the error names the shape
     tensor = tensors.get(name) or (weight.bias if kind == "bias" else weight)
     split_axis = None if spelling.is_stacked else tensor.split_axis  # no training rank's part of all experts is read
-    return Rule(dims.name_of(name, layer), _layout(spelling, role, tensor), split_axis)
+    lacks_one = spelling.is_centred and dims.norms.is_zero_centred
+    layout, computed = _layout(spelling, role, tensor), plus_one if lacks_one else None
+    return Rule(dims.name_of(name, layer), layout, split_axis, elementwise=computed)
 
 
 def _gathered(spelling: Gathered, tensors: Mapping[str, Tensor], dims: Decoder, layer: int | str) -> Rule:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from models.config_json import ConfigJson
 from models.errors import ModelError
 from models.keys import Fields, Keys
-from models.spelling import Fused, Spelling
+from models.spelling import Fused, SizeOf, Spelling
 from models.tensor import Axis, Tensor
 
 NO_NORM, BY_HEAD, WHOLE = "", "head", "projection"
@@ -42,8 +42,20 @@ _SPELLINGS = (
     Spelling(("sinks",), ("self_attention.core_attention.softmax_offset",), kinds=("",)),
 )
 _QUERY = ("kv_head_num", "heads_per_group", "size_per_head")
+_GATED_QUERY = ("kv_head_num", "heads_per_group", 2, "size_per_head")
 _KEY = ("kv_head_num", "size_per_head")
+_GATED_SLOTS = (("query", "attention.queries_and_gates"), ("key", 1), ("value", 1))
 _NORMS: Mapping[str, tuple[Axis, Axis]] = {BY_HEAD: ("size_per_head", "size_per_head"), WHOLE: (_QUERY, _KEY)}
+
+
+@dataclass(frozen=True)
+class _Gated(Fused):
+    """A group's queries, then their gates; in the model each head's gate follows its query."""
+
+    def read(self, values: Any, role: str, size_of: SizeOf) -> Any:
+        """Show one of the tensors; of queries and gates [outer, heads, 2, inner, ...]."""
+        shown = super().read(values, role, size_of)
+        return shown if role != "query" else shown.reshape(len(shown), 2, -1, *shown.shape[2:]).swapaxes(1, 2)
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,7 @@ class Attention:
         is_fused: the weights of query, key and value are one tensor, one after another.
         rotates_neighbours: elements that follow one another are rotated; else the halves of a head.
         has_sinks: each head has one more score, a number that is trained, which takes its share and adds nothing.
+        has_output_gate: what a head gives is multiplied by a sigmoid of the token, made behind its query.
     """
 
     head_num: int
@@ -75,11 +88,17 @@ class Attention:
     is_fused: bool = False
     rotates_neighbours: bool = False
     has_sinks: bool = False
+    has_output_gate: bool = False
 
     @property
     def heads_per_group(self) -> int:
         """Heads that share one key and value."""
         return self.head_num // self.kv_head_num
+
+    @property
+    def queries_and_gates(self) -> int:
+        """Queries of a group, and their gates."""
+        return 2 * self.heads_per_group
 
     def norms(self) -> dict[str, Tensor]:
         """List the weights of the norms of queries and keys, by role."""
@@ -91,7 +110,9 @@ class Attention:
 
     def tensors(self) -> dict[str, Tensor]:
         """List the linear layers and the sinks, by role."""
-        heads = {"query": _QUERY, "key": _KEY, "value": _KEY}
+        heads: dict[str, tuple[str | int, ...]] = {"query": _QUERY, "key": _KEY, "value": _KEY}
+        if self.has_output_gate:
+            heads["query"] = _GATED_QUERY
         weights = {role: Tensor((axis, "hidden_units"), 0) for role, axis in heads.items()}
         if self.is_fused:
             heads = {"query_key_value": ("qkv_head_num", "size_per_head")}
@@ -108,7 +129,9 @@ class Attention:
 
     def spellings(self, is_apart: bool = False) -> tuple[Spelling, ...]:
         """List Megatron's: legacy ("attention" is Megatron-LM's before 2021), core, Transformer Engine's layer."""
-        return _SPELLINGS
+        if not self.has_output_gate:
+            return _SPELLINGS
+        return (replace(_SPELLINGS[0], fused=_Gated(_GATED_SLOTS, "size_per_head")), *_SPELLINGS[1:])
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**_WIDTHS, **_WINDOW, "intermediate_size": 48, "num_key_value_heads": 2, "rope_scaling": _LLAMA3}
     | {"sliding_window_pattern": 2},
     "qwen3_moe": {**_LLAMA, **_QWEN, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    "qwen3_next": {
+        **{**_LLAMA, "head_dim": 8, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+        **{"shared_expert_intermediate_size": 28, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        **{"linear_key_head_dim": 6, "linear_value_head_dim": 4, "full_attention_interval": 2},
+        "norm_topk_prob": False,
+    },
     "deepseek_v3": {**_LATENT, "num_nextn_predict_layers": 0},
     "deepseek_v2": {**_LATENT, "topk_method": "group_limited_greedy"},
     "glm4_moe_lite": {key: value for key, value in _LATENT.items() if key != "first_k_dense_replace"}
@@ -132,6 +138,8 @@ _OTHER: dict[str, Any] = {
     **{"topk_method": "greedy", "q_lora_rank": 9, "kv_lora_rank": 9, "qk_nope_head_dim": 7, "v_head_dim": 7},
     **{"qk_rope_head_dim": 4, "rope_interleave": False},
     "clip_qkv": 5.0,
+    **{"full_attention_interval": 1, "shared_expert_intermediate_size": 12, "linear_conv_kernel_dim": 3},
+    **{"linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 3, "linear_value_head_dim": 3},
     **{"hybrid_override_pattern": "MM*-", "layers_block_type": ["linear_attention", "mlp"], "mlp_hidden_act": "silu"},
     **{"mamba_num_heads": 2, "mamba_head_dim": 4, "n_groups": 1, "mamba_n_groups": 1, "ssm_state_size": 4},
     **{"conv_kernel": 3, "mamba_d_conv": 3, "use_conv_bias": False, "mamba_conv_bias": False, "chunk_size": 4},
@@ -161,6 +169,7 @@ _OF_SOME = {
     **{("nemotron_h", "use_bias"): True, ("nemotron_h", "num_key_value_heads"): 4},
     ("ernie4_5_moe", "use_bias"): True,
     **{("phi3", key): {**_LONG, "short_factor": [2.0] * 4} for key in ("rope_scaling", "rope_parameters")},
+    ("qwen3_next", "layer_types"): ["full_attention", "full_attention"],
     ("smollm3", "layer_types"): ["sliding_attention", "full_attention"],
     ("gemma3_text", "rope_parameters"): {"full_attention": {"rope_theta": 300.0}},
 }

@@ -21,6 +21,7 @@ _SWITCHES = (
     *("use_sliding_window", "max_window_layers", "sliding_window", "no_rope_layers", "decoder_sparse_step"),
     *("mlp_only_layers", "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"),
     "num_nextn_predict_layers",
+    "full_attention_interval",
 )
 
 

@@ -30,6 +30,7 @@ from export_scripts.checkpoints.megatron.fsdp import is_fsdp, refuse_interleaved
 from export_scripts.checkpoints.megatron.gpt import CHECKPOINT_VERSION, State, gpt_source
 from export_scripts.checkpoints.megatron.mamba_sections import taken_apart
 from export_scripts.checkpoints.megatron.rank_grid import grid_of
+from export_scripts.checkpoints.nemo.delta_rule import is_delta
 from export_scripts.checkpoints.nemo.hybrid import is_hybrid, mamba_sizes
 from export_scripts.checkpoints.runs.iterations import RANK, TRACKER, find_folder
 from export_scripts.checkpoints.source import Source
@@ -114,6 +115,12 @@ def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> State:
     saved.update(open_torch_file(archive, files[min(files)], _beside, TRAINING_MODULES).state)
     arguments = saved.get("args")
     named = vars(arguments) if isinstance(arguments, Record) else {}
+    if is_delta(named):
+        raise CheckpointError(
+            f"{archive.path}: experimental_attention_variant: {named['experimental_attention_variant']}  (files of "
+            "single ranks have fused parts of its sections, which are not read)",
+            "Megatron-LM converts them to torch_dist, which is: --ckpt-convert-format torch_dist",
+        )
     grid = grid_of(files, named, archive.path)
     mamba = Mamba(**mamba_sizes(named)) if is_hybrid(named) else None
 

@@ -154,6 +154,10 @@ _OF_MIXTURES = (
     *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate", "moe_latent_size"),
 )
 OF_HYBRIDS = ("mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads", "mamba_chunk_size")
+OF_DELTA = (
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    "linear_conv_kernel_dim",
+)
 OF_LATENT = (
     *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type"),
     *("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
@@ -174,7 +178,7 @@ _OF_THE_WHOLE = (
     *("low_freq_factor", "high_freq_factor", "old_context_len", "transformer_layer_spec", "_target_", "transformer"),
     *("max_position_embeddings", "mamba_stack_spec", "hybrid_stack_spec"),
 )
-CORE_HONOURED = frozenset({*_OF_LAYERS, *_OF_MIXTURES, *OF_HYBRIDS, *OF_LATENT, *_OF_THE_WHOLE})
+CORE_HONOURED = frozenset({*_OF_LAYERS, *_OF_MIXTURES, *OF_HYBRIDS, *OF_DELTA, *OF_LATENT, *_OF_THE_WHOLE})
 """What the readers honour; those of GPT refuse some that only the Llama family has, as ``window_size``."""
 
 OF_LAYERS = frozenset(_OF_LAYERS)
@@ -184,5 +188,8 @@ CORE_KNOWN = frozenset(
     {*CORE_LIMITS, *ROUTER_LIMITS, *CORE_HONOURED, *(name for names in WITHOUT_EFFECT.values() for name in names)}
 )
 """Every field that has a verdict."""
-CARRIED = (*CORE_LIMITS, *ROUTER_LIMITS, CAPACITY, *_OF_MIXTURES, *OF_HYBRIDS, *OF_LATENT, "window_attn_skip_freq")
+CARRIED = (
+    *(*CORE_LIMITS, *ROUTER_LIMITS, CAPACITY, *_OF_MIXTURES, *OF_HYBRIDS, *OF_DELTA, *OF_LATENT),
+    "window_attn_skip_freq",
+)
 """What the readers of NeMo 2, Megatron-Bridge and Megatron-LM hand over under megatron-core's own names."""

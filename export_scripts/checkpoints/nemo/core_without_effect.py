@@ -124,9 +124,8 @@ WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
         *("dsa_indexer_skip_topk_offset", "dsa_indexer_loss_coeff", "dsa_indexer_use_sparse_loss"),
         *("dsa_kernel_backend", "dsa_indexer_rope_interleaved", "dsa_indexer_rotate_activation"),
         *("dsa_indexer_scoring_relu", "dsa_indexer_k_norm_epsilon", "dsa_indexer_k_norm_fp32"),
-        *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads"),
-        *("linear_num_value_heads", "use_mamba_mem_eff_path"),
         *(
+            "use_mamba_mem_eff_path",
             "mamba_training_ssm_states_dtype",
             "falconh1_ratio",
             "falconh1_stack_spec",

@@ -11,6 +11,7 @@ from typing import Any
 
 import models
 from export_scripts.checkpoints.nemo.core_fields import CAPACITY, CORE_LIMITS
+from export_scripts.checkpoints.nemo.delta_rule import OF_DELTA, delta_fields, delta_problems, is_delta
 from export_scripts.checkpoints.nemo.gpt_config import (
     CUSTOMIZATION,
     YARN,
@@ -101,6 +102,8 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
         passed_over = (*passed_over, *_OF_LATENT)
     elif experts_of(config):  # Ernie 4.5 rotates neighbours, GLM 4.5 has predictors
         passed_over = (*passed_over, _INTERLEAVED, PREDICTORS)
+    if is_delta({**config, **customization(config)}):
+        passed_over = (*passed_over, *OF_DELTA)
     found = problems({key: config[key] for key in config if key not in passed_over}, _LIMITS)
     custom = {key: value for key, value in customization(config).items() if key not in passed_over}
     found += problems(custom, _CORE, f"{CUSTOMIZATION}.") + overruled_problems(config) + _router_problems(config)
@@ -112,7 +115,8 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
         found.append(f"softmax_scale: {shown({**config, **custom}['softmax_scale'])}  (beside {_SCALAR})")
     if config.get("position_embedding_type") != YARN:
         found += problems(config, _YARN) + problems(custom, _YARN, f"{CUSTOMIZATION}.")
-    return found + rotation_problems({**config, **custom}) + hybrid_problems({**config, **custom})
+    whole = {**config, **customization(config)}
+    return found + rotation_problems(whole) + hybrid_problems(whole) + delta_problems(whole)
 
 
 def _router_problems(config: Mapping[str, Any]) -> list[str]:
@@ -199,6 +203,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         **mixture_fields(custom, layers, is_gated, linear),
         **hybrid_fields(custom),
     }
+    fields |= delta_fields(custom, fields)
     if fields.get("layers.blocks") and not any("mixture" in blocks for blocks in fields["layers.blocks"]):
         fields = {name: value for name, value in fields.items() if not name.startswith("mixture.")}
     return models.with_names(Decoder.of({**fields, **latent_fields(custom, fields)}))

@@ -38,6 +38,7 @@ _SPECS = (
     *("get_gpt_layer_with_transformer_engine_spec", "get_gpt_layer_local_spec", "get_gpt_modelopt_spec"),
     *("get_gpt_layer_modelopt_spec", "get_gpt_full_te_layer_autocast_spec", "gemma3_layer_spec", _EXAONE4),
     *("olmoe_layer_spec", "minimax_m2_layer_spec", "_ernie45_decoder_block_spec", _EXAONE_MOE),
+    "get_transformer_block_with_experimental_attention_variant_spec",
     *(
         f"{which}{kind}_stack_spec"
         for which in ("", "get_default_", "transformer_engine_", "modelopt_")

@@ -1,0 +1,99 @@
+"""Qwen3-Next in the forms of Megatron: bytes and logits of transformers' model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.core_delta_rule import write_bridge, write_megatron_lm_dist, write_ranks
+from support.hybrid_models import hybrid, write_hub
+from support.llama_models import VOCAB, logits, tensors
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.convert import convert
+from handover.errors import CheckpointError
+
+FP32, BF16 = torch.float32, torch.bfloat16
+FORMS: dict[str, Callable[..., Path]] = {
+    "Megatron-LM, torch_dist": write_megatron_lm_dist,
+    "Megatron-Bridge": write_bridge,
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "ranks", "dtype"),
+    [
+        ("Megatron-LM, torch_dist", 2, FP32),
+        ("Megatron-Bridge", 1, FP32),
+        ("Megatron-Bridge", 2, BF16),
+    ],
+)
+def test_the_same_model_comes_out(form: str, ranks: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    source, out = hybrid("qwen3_next", dtype), tmp_path / "out"
+    path = FORMS[form](tmp_path / "run", source, ranks)
+    convert(ConvertArguments(path, out, weight_data_type="fp32" if dtype == FP32 else "bf16", format="huggingface"))
+    made = tensors(out)
+    assert made.keys() == source.tensors.keys()
+    for key, expected in source.tensors.items():
+        assert made[key].dtype == expected.dtype, key
+        assert torch.equal(made[key], expected), key
+    assert json.loads((out / "config.json").read_text())["vocab_size"] == VOCAB
+    model, loading = AutoModelForCausalLM.from_pretrained(out, dtype=FP32, output_loading_info=True)
+    assert not any(loading.values()), loading
+    model.set_attn_implementation("eager")
+    assert np.abs(logits(model.eval()) - source.logits).max() < 1e-5
+
+
+def test_a_directory_of_the_hub_is_read_and_predictors_are_left_out_and_named(tmp_path: Path) -> None:
+    """The hub's Qwen3-Next has layers ``mtp.*`` beside the model; transformers' class ignores them when it loads."""
+    from safetensors.torch import save_file
+
+    source = hybrid("qwen3_next")
+    hub = write_hub(tmp_path / "hub", source)
+    more = {"mtp.fc.weight": torch.ones(64, 128), "mtp.layers.0.mlp.gate.weight": torch.ones(4, 64)}
+    save_file({**source.tensors, **more}, hub / "model.safetensors", {"format": "pt"})
+    opened = open_source(find_archive(hub), for_shards=False)
+    assert [said for said in opened.remarks if said.startswith("2 tensors are left out, such as mtp.")]
+    convert(ConvertArguments(hub, tmp_path / "out", weight_data_type="bf16", format="huggingface"))
+    made = tensors(tmp_path / "out")
+    assert made.keys() == source.tensors.keys()
+    assert {key.rpartition(".")[2] for key, value in made.items() if value.dtype == FP32} == {"A_log", "dt_bias"}
+    assert all(torch.equal(made[key], value.to(made[key].dtype)) for key, value in source.tensors.items())
+    with pytest.raises(CheckpointError, match=r"delta = DeltaRule"):
+        convert(ConvertArguments(hub, tmp_path / "shards", weight_data_type="fp32"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"experimental_attention_variant": "gdn2"}, "experimental_attention_variant: gdn2"),
+        ({"experimental_attention_variant": None}, "attention_output_gate: True"),
+        ({"linear_attention_freq": [1, 0]}, r"linear_attention_freq: \[1, 0\]"),
+        ({"linear_attention_freq": 2}, "has no source|does not have"),
+        ({"attention_output_gate": False}, r"linear_qkv\.weight .* instead of \[4, 2, 16, 64\]"),
+        ({"linear_num_value_heads": 3}, "linear_num_value_heads: 3  .no multiple of linear_num_key_heads 2"),
+        ({"activation_func": {"_target_": "torch.nn.functional.gelu", "_call_": False}}, "activation: gated gelu"),
+        ({"mtp_num_layers": 1}, "mtp_num_layers: 1  .beside"),
+    ],
+)
+def test_what_no_block_computes_is_refused_by_name(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = write_bridge(tmp_path / "run", hybrid("qwen3_next"), 1, **changes)
+    with pytest.raises(CheckpointError, match=words):
+        convert(ConvertArguments(path, tmp_path / "out", weight_data_type="fp32", format="huggingface"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_rank_files_are_refused_by_name(tmp_path: Path) -> None:
+    path = write_ranks(tmp_path / "run", hybrid("qwen3_next"), 2)
+    with pytest.raises(
+        CheckpointError, match="experimental_attention_variant: gated_delta_net  .files of single ranks"
+    ):
+        open_source(find_archive(path), for_shards=False)
