@@ -50,6 +50,7 @@ WORDS = {
     "deepseek_v2": "DeepSeek V2",
     "deepseek_v3": "Moonlight, Kimi K2",
     "glm4_moe_lite": "GLM-4.7-Flash",
+    "qwen3_next": "Qwen3-Next",
     "nemotron_h": "Nemotron-H",
     "falcon_h1": "Falcon-H1",
 }
