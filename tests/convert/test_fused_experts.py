@@ -59,9 +59,12 @@ def test_the_directory_that_is_written_computes_the_same(tmp_path: Path) -> None
 @pytest.mark.parametrize(("name", "key"), [("exaone_moe", "mtp.fc.weight"), ("ernie4_5_moe", "model.mtp_norm.weight")])
 def test_predictors_that_transformers_passes_over_are_left_out_and_said(name: str, key: str, tmp_path: Path) -> None:
     save(name, tmp_path / "hub")
-    found = tensors(tmp_path / "hub")
+    found, about = tensors(tmp_path / "hub"), tmp_path / "hub/config.json"
     save_file({**found, key: torch.ones(4)}, tmp_path / "hub/model.safetensors")
+    about.write_text(json.dumps({**json.loads(about.read_text()), "num_nextn_predict_layers": 1}))
     source = open_source(open_archive(tmp_path / "hub"), for_shards=False)
     assert [each for each in source.remarks if "1 tensors are left out" in each and "predictors" in each]
+    assert "num_nextn_predict_layers: 1  becomes 0: predictors are left out" in source.remarks
     convert(ConvertArguments(tmp_path / "hub", tmp_path / "hf", weight_data_type="fp32", format="huggingface"))
     assert tensors(tmp_path / "hf").keys() == found.keys()
+    assert json.loads((tmp_path / "hf/config.json").read_text())["num_nextn_predict_layers"] == 0
