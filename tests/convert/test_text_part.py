@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.huggingface_models import filling
+from support.quantized_models import deepseeks, to_fp8
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.files.archive import open_archive
@@ -103,6 +104,32 @@ def test_what_is_left_out_is_said_and_what_is_not_known_is_refused(tmp_path: Pat
     save_file({**load_file(file), "model.hearing.weight": torch.zeros(2)}, file)
     with pytest.raises(CheckpointError, match=r"hearing\.weight"):
         convert(ConvertArguments(tmp_path, tmp_path / "hf", weight_data_type="fp32", format="huggingface"))
+
+
+@pytest.mark.parametrize("place", ["the whole's", "the text's", "both's, and they differ"])
+def test_fp8_is_read_wherever_the_configuration_says_it(place: str, tmp_path: Path) -> None:
+    save("qwen3_vl", tmp_path / "source")
+    file, config = tmp_path / "source/model.safetensors", tmp_path / "source/config.json"
+    state, wanted, about = load_file(file), dict[str, torch.Tensor](), json.loads(config.read_text())
+    for key in [key for key in state if ".layers." in key and "_proj.weight" in key and "visual" not in key]:
+        state[key], state[f"{key}_scale_inv"] = numbers, scales = to_fp8(state[key].float(), 16, 16)
+        spread = scales.repeat_interleave(16, 0).repeat_interleave(16, 1)
+        wanted[key.replace("language_model.", "")] = numbers.float() * spread
+    save_file(state, file)
+    if place != "the text's":
+        about["quantization_config"] = deepseeks([16, 16])
+    if place != "the whole's":
+        about["text_config"]["quantization_config"] = deepseeks([16, 32] if "differ" in place else [16, 16])
+    config.write_text(json.dumps(about))
+    arguments = ConvertArguments(tmp_path / "source", tmp_path / "hf", weight_data_type="fp32", format="huggingface")
+    if "differ" in place:
+        with pytest.raises(CheckpointError, match=r"text_config\.quantization_config of config\.json differ"):
+            convert(arguments)
+        return
+    convert(arguments)
+    made = load_file(tmp_path / "hf/model.safetensors")
+    assert len(wanted) == 14 and not [key for key, value in wanted.items() if not torch.equal(made[key], value)]
+    assert "quantization_config" not in (tmp_path / "hf/config.json").read_text()
 
 
 def test_experts_that_may_lie_either_way_are_refused(tmp_path: Path) -> None:

@@ -19,7 +19,13 @@ from export_scripts.checkpoints.files.rank_files import tensors_of
 from export_scripts.checkpoints.files.safetensors_file import read_safetensors
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.checkpoints.huggingface.distributed import holds_parts, missing_config, overrides, read_parts
-from export_scripts.checkpoints.huggingface.quantization import QUANTIZATION, Quantization, read_quantization
+from export_scripts.checkpoints.huggingface.quantization import (
+    QUANTIZATION,
+    TEXT,
+    Quantization,
+    quantization_said,
+    read_quantization,
+)
 from export_scripts.checkpoints.huggingface.quantized import joined
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
@@ -110,12 +116,14 @@ def read_config(archive: Archive) -> Mapping[str, Any]:
         raise missing_config(archive)
     _quantization(archive)
     config = {**read_json(archive, CONFIG_FILE), **overrides(archive)}
+    if isinstance(text := config.get(TEXT), Mapping):
+        config[TEXT] = {key: value for key, value in text.items() if key != QUANTIZATION}
     return {key: value for key, value in config.items() if key != QUANTIZATION}
 
 
 def _quantization(archive: Archive) -> Quantization | None:
     """Read how weights are stored, of ``config.json`` or ModelOpt's file beside it; None: neither says so."""
-    said = read_json(archive, CONFIG_FILE).get(QUANTIZATION)
+    said = quantization_said(read_json(archive, CONFIG_FILE), str(archive.path))
     if not said and (beside := read_json(archive, _MODELOPT_FILE).get("quantization")):
         said = {"quant_method": "modelopt", **beside} if isinstance(beside, Mapping) else beside
     return read_quantization(said, str(archive.path)) if said else None

@@ -14,7 +14,7 @@ from handover.errors import CheckpointError
 from models.architecture import beyond
 from models.checks import Checks, shown
 
-QUANTIZATION = "quantization_config"
+QUANTIZATION, TEXT = "quantization_config", "text_config"
 FP8, MXFP4 = "FP8", "MXFP4"
 Block = tuple[int, int]
 """Rows and columns of a weight that have one scale; 0: all of them."""
@@ -76,6 +76,22 @@ class Quantization:
 
     kind: str
     blocks: tuple[Block, ...]
+
+
+def quantization_said(config: Mapping[str, Any], where: str) -> Any:
+    """Find what ``config.json`` says of it: at its top or, in some models that see images, in ``text_config``.
+
+    Raises:
+        CheckpointError: it says two things.
+    """
+    text = config.get(TEXT)
+    whole, nested = config.get(QUANTIZATION), text.get(QUANTIZATION) if isinstance(text, Mapping) else None
+    if whole and nested and whole != nested:
+        raise CheckpointError(
+            f"{where}: {QUANTIZATION} and {TEXT}.{QUANTIZATION} of config.json differ",
+            "which one the files follow cannot be told: keep that one",
+        )
+    return whole or nested
 
 
 def read_quantization(said: Any, where: str) -> Quantization:

@@ -14,6 +14,7 @@ from typing import Any
 
 import models
 from export_scripts.checkpoints.huggingface.files import Weights
+from export_scripts.checkpoints.huggingface.quantization import TEXT
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.architecture import Settings
 from export_scripts.weights.schema import LazyTensor
@@ -21,7 +22,7 @@ from handover.errors import CheckpointError
 from models.blocks.rotary import ROPE_KEYS
 from models.checks import shown
 
-_TEXT, _TIE = "text_config", "tie_word_embeddings"
+_TIE = "tie_word_embeddings"
 _OF_IMAGES = re.compile(r"(?:model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\.")
 _RENAMED = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.lm_", "lm_"))
 _MROPE = ("mrope_section", "mrope_interleaved")
@@ -70,10 +71,10 @@ def text_settings(settings: Settings) -> Settings:
     part = PARTS.get(name) if isinstance(name, str) else None
     if part is None:
         return settings
-    whole = {key: value for key, value in settings.items() if key not in (_TEXT, "vision_config", "auto_map")}
-    text = settings.get(_TEXT) or {}
+    whole = {key: value for key, value in settings.items() if key not in (TEXT, "vision_config", "auto_map")}
+    text = settings.get(TEXT) or {}
     if not isinstance(text, Mapping):
-        raise CheckpointError(f"config.json: {_TEXT} is {shown(text)}, not a mapping")
+        raise CheckpointError(f"config.json: {TEXT} is {shown(text)}, not a mapping")
     found = {**part.defaults, **whole, **text, **part.fixed, "model_type": part.model_type}
     found[_TIE] = bool(whole.get(_TIE, part.is_tied) or text.get(_TIE))
     found["architectures"] = [models.find(part.model_type).class_name]
