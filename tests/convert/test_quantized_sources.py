@@ -77,6 +77,22 @@ def test_each_weight_is_what_transformers_dequantizes(tmp_path: Path) -> None:
         assert torch.equal(made[key], wanted), key
 
 
+@pytest.mark.parametrize("data_type", ["fp32", "fp16"])
+def test_scales_of_half_precision_are_multiplied_in_fp32(data_type: str, tmp_path: Path) -> None:
+    """As transformers does: the product is rounded once, to the type that is asked for."""
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    state = save_fp8(tmp_path / "source", deepseeks([16, 32]))
+    for key in [key for key in state if key.endswith("_scale_inv")]:
+        state[key] = state[key].to(torch.bfloat16)
+    save_state(tmp_path / "source", state, deepseeks([16, 32]))
+    made = converted(tmp_path / "source", tmp_path / "out", data_type)
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}[data_type]
+    for key in [key for key in state if f"{key}_scale_inv" in state]:
+        wanted = Fp8Dequantize(None)._dequantize_one(state[key], state[f"{key}_scale_inv"], dtype)
+        assert torch.equal(made[key], wanted), key
+
+
 @pytest.mark.parametrize("block", [(24, 40), (128, 128), (1, 7), (100, 1)])
 def test_the_last_block_of_an_axis_may_be_smaller(block: tuple[int, int], tmp_path: Path) -> None:
     """DeepSeek's 576 rows in blocks of 128; transformers would take blocks of another size, or none."""
