@@ -66,6 +66,19 @@ PHI3 = {
 }
 
 
+def test_the_nearest_is_named_once(tmp_path: Path) -> None:
+    """Ling 2, as on the hub: by its keys EXAONE's mixture would be nearest."""
+    keys = {"num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1, "n_group": 8, "topk_group": 4}
+    keys |= {"moe_intermediate_size": 512, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "head_dim": 128}
+    keys |= {"hidden_size": 2048, "num_hidden_layers": 20, "vocab_size": 157184, "intermediate_size": 5120}
+    said = {**PHI3, **keys, "num_key_value_heads": 4, "norm_topk_prob": True}
+    (tmp_path / "config.json").write_text(json.dumps({**said, "model_type": "of_tomorrow"}))
+    assert "exaone_moe is nearest" in refusal(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**said, "model_type": "bailing_moe_v2"}))
+    assert "glm4_moe computes the same" in refusal(tmp_path)
+    assert "is nearest" not in refusal(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("config", "reasons"),
     [

@@ -17,9 +17,11 @@ _ENCODERS = ("bert", "roberta", "distilbert", "albert", "electra", "deberta", "d
 _NEIGHBOURS = "it rotates neighbours, and the llama family the halves of a head"
 _STATE = "its layers keep a state in the place of keys and values"
 _SIDE_BY_SIDE = "attention and feed-forward run side by side, behind one norm without a bias"
-_LIKE_LLAMA = "the llama family computes the same; its tensors have no table"
+_SAME = "computes the same"
+"""Of what a reason names as the nearest: nothing is guessed beside it."""
+_LIKE_LLAMA = f"the llama family {_SAME}; its tensors have no table"
 _REASONS: Mapping[str, str] = {
-    "codegen": "FasterTransformer's gptj computes the same; its query, key and value lie in four blocks, in an order "
+    "codegen": f"FasterTransformer's gptj {_SAME}; its query, key and value lie in four blocks, in an order "
     "that docs/add_a_model_family.md takes for its example",
     "falcon": "no model of FasterTransformer has its block as it is: one key and value for many heads, beside a "
     "feed-forward that runs side by side with attention or, with ALiBi, behind it",
@@ -28,7 +30,7 @@ _REASONS: Mapping[str, str] = {
     "ministral": "it is what model_type mistral means with layer_types, which is read",
     "phi": "lm_head.bias  (its gptneox, which rotates halves, has a head without)",
     "gpt_neo": "its scores are not divided by the root of the head's size, FasterTransformer's are",
-    "bailing_moe_v2": "glm4_moe computes the same; its query, key and value lie in one tensor, which has no table, and "
+    "bailing_moe_v2": f"glm4_moe {_SAME}; its query, key and value lie in one tensor, which has no table, and "
     "from Megatron-Bridge it becomes glm4_moe",
     **dict.fromkeys(("arcee", "seed_oss", "internlm3"), _LIKE_LLAMA),
     "olmo": "its norms have no weights",
@@ -68,7 +70,7 @@ def refusal(settings: Mapping[str, Any], known: Iterable[str]) -> CheckpointErro
         said = "has no table here"
         hint = f"these have one: {those}; docs/add_a_model_family.md says how another is added"
     reasons = _reasons(settings)
-    if near := nearest(settings, models.ARCHITECTURES):
+    if not any(_SAME in each for each in reasons) and (near := nearest(settings, models.ARCHITECTURES)):
         reasons.append(near)
     return CheckpointError(f"model_type {quoted(name)} {said}\n  " + "\n  ".join(reasons), hint)
 
