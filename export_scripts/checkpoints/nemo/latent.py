@@ -107,7 +107,10 @@ def latent_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[
 
 
 def latent_remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return where transformers computes norms with another epsilon than training did, in one line."""
+    """Return where transformers computes norms with another epsilon than training did, in one line.
+
+    vLLM and SGLang: ``deepseek_v2.py`` of both gives ``q_a_layernorm`` and ``kv_a_layernorm`` ``config.rms_norm_eps``.
+    """
     epsilon = config.get("layernorm_epsilon", 1e-5)
     if not is_latent(config) or epsilon == _EPSILON:
         return ()
