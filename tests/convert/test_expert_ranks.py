@@ -156,11 +156,14 @@ def test_the_same_tensors_whichever_rank_had_an_expert(name: str, grid: Grid, fo
     ("grid", "lost", "words"),
     [
         (Grid(expert=2), "mp_rank_00_001", r"\(tensor of experts, pipeline, expert\) \(0, 0, 1\)"),
+        (Grid(tensor=2, expert=2, expert_tensor=1), "mp_rank_01_001", r"\(tensor, pipeline\) \(1, 0\)"),
         (
-            Grid(tensor=2, expert=2, expert_tensor=1),
-            "mp_rank_01_001",
-            r"\(tensor of experts, pipeline, expert\) \(0, 0, 1\)",
+            Grid(tensor=2, expert=4, expert_tensor=1),
+            "mp_rank_01_003",
+            r"\(tensor of experts, pipeline, expert\) \(0, 0, 3\)",
         ),
+        (Grid(tensor=2), "mp_rank_01", r"\(tensor, pipeline\) \(1, 0\)"),  # the arguments alone say it
+        (Grid(tensor=2, pipeline=2), "mp_rank_01_001", r"\(tensor, pipeline\) \(1, 1\)"),
         (Grid(pipeline=2, expert=2), "mp_rank_00_001_000", r"\(tensor of experts, pipeline, expert\) \(0, 1, 0\)"),
     ],
 )

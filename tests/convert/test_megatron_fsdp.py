@@ -23,6 +23,7 @@ def assert_the_same_tensors(path: Path, output: Path, source: Saved, dtype: torc
     convert(ConvertArguments(path, output, 1, name, format="huggingface"))
     made = tensors(output)
     assert made.keys() == source.tensors.keys()
+    assert not [key for key, value in source.tensors.items() if made[key].dtype != value.dtype]
     assert not [key for key, value in source.tensors.items() if not torch.equal(made[key], value)]
 
 
@@ -34,12 +35,19 @@ def test_megatron_bridges(name: str, ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"), [("llama", 3), ("llama32", 1), ("mixtral", 2), ("glm4_moe", 3), ("glm4_moe_lite", 2)]
+    ("name", "ranks", "dtype"),
+    [
+        ("llama", 3, torch.float32),
+        ("llama32", 1, torch.float32),
+        ("mixtral", 2, torch.float32),
+        ("glm4_moe", 3, torch.bfloat16),  # but for the biases that choose experts
+        ("glm4_moe_lite", 2, torch.float32),
+    ],
 )
-def test_megatron_lms(name: str, ranks: int, tmp_path: Path) -> None:
+def test_megatron_lms(name: str, ranks: int, dtype: torch.dtype, tmp_path: Path) -> None:
     """The training's arguments are an object among the tensors."""
-    source = saved(name)
-    assert_the_same_tensors(write_lm(tmp_path / "run", source, ranks), tmp_path / "hub", source, torch.float32)
+    source = saved(name, dtype)
+    assert_the_same_tensors(write_lm(tmp_path / "run", source, ranks), tmp_path / "hub", source, dtype)
 
 
 def test_gates_in_one_matrix_in_the_order_of_the_ranks_are_refused(tmp_path: Path) -> None:

@@ -69,10 +69,18 @@ class RankGrid:
             found.setdefault((rank % n, stage, expert), name)
         return [[tuple(found[rank, stage, e] for e in range(self.expert_ranks)) for stage in stages] for rank in ranks]
 
-    def check(self, path: Path) -> None:
-        """Make sure that every part of the model is there; CheckpointError."""
+    def check(self, path: Path, said: tuple[int, int]) -> None:
+        """Make sure that every part of the model is there.
+
+        Args:
+            path: of the checkpoint, for errors.
+            said: tensor-parallel ranks and pipeline stages of the training; 1 where it does not say.
+
+        Raises:
+            CheckpointError: naming the ranks whose files are missing.
+        """
         dense = {(rank, stage) for rank, stage, _ in self.files}
-        missing = _missing(dense, self._sizes)
+        missing = _missing(dense, tuple(map(max, self._sizes, said)))
         what = "(tensor, pipeline)"
         if not missing and self.has_apart:
             n = self.expert_tensor_ranks
@@ -124,7 +132,8 @@ def grid_of(files: Mapping[tuple[int, ...], str], arguments: Mapping[str, Any], 
         if len(others) > 1:
             raise CheckpointError(f"{path}: {name} names three ranks, and expert_model_parallel_size is 1", _OTHERWISE)
         places[tensor, others[0] if others else 0, expert] = name
-    ranks = 1 + max(tensor for tensor, _, _ in places)
+    tensor_ranks, stages = (_size(arguments, f"{kind}_model_parallel_size") or 1 for kind in ("tensor", "pipeline"))
+    ranks = max(tensor_ranks, 1 + max(tensor for tensor, _, _ in places))
     expert_tensor_ranks = (_size(arguments, "expert_tensor_parallel_size") if expert_num else None) or ranks
     problem = ""
     if ranks % expert_tensor_ranks:
@@ -136,7 +145,7 @@ def grid_of(files: Mapping[tuple[int, ...], str], arguments: Mapping[str, Any], 
     if problem:
         raise CheckpointError(f"{path}: {problem}", _OTHERWISE)
     grid = RankGrid(places, expert_num or 0, expert_ranks, expert_tensor_ranks)
-    grid.check(path)
+    grid.check(path, (tensor_ranks, stages))
     return grid
 
 
