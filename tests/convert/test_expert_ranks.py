@@ -11,11 +11,12 @@ from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support.llama_configs import megatron_lm, padded_vocabulary
 from support.llama_files import sentencepiece_model, write_megatron_lm_tree
-from support.llama_models import FP32, Saved, saved, tensors
+from support.llama_models import FP32, Saved, save, saved, tensors
 from support.llama_state import State, core_state, cut, layer_of
 
 from export_scripts.arguments import ConvertArguments
@@ -200,3 +201,26 @@ def test_what_several_expert_ranks_hold_differently_is_said(tmp_path: Path) -> N
     torch.save(content, file)
     (said,) = open_source(find_archive(path), for_shards=False).remarks
     assert "different values of decoder.layers.0.mlp.router.weight" in said
+
+
+@pytest.mark.parametrize("name", ["olmoe", "minimax_m2"])
+def test_parts_of_a_norm_of_all_heads_are_not_taken_for_norms_of_each(name: str, tmp_path: Path) -> None:
+    """Of four heads on four ranks each has a part that is as wide as a head; on two ranks the width tells."""
+    model = save(name, tmp_path / "hub", num_attention_heads=4, num_key_value_heads=4)
+    source = Saved(model.config, tensors(tmp_path / "hub"), np.empty(0))
+    path = write(tmp_path / "run", source, Grid(tensor=4, expert_tensor=4))
+    with pytest.raises(CheckpointError, match="q_layernorm.weight differs between the 4 training ranks, which"):
+        open_source(find_archive(path), for_shards=False)
+    path = write(tmp_path / "two", source, Grid(tensor=2, expert_tensor=2))
+    convert(ConvertArguments(path, tmp_path / "out", 1, "fp32", format="huggingface"))
+    made = tensors(tmp_path / "out")
+    assert not [key for key, value in source.tensors.items() if not torch.equal(made[key], value)]
+
+
+def test_norms_of_each_head_are_read_where_ranks_have_one_head_each(tmp_path: Path) -> None:
+    model = save("qwen3_moe", tmp_path / "hub", num_attention_heads=4, num_key_value_heads=4)
+    source = Saved(model.config, tensors(tmp_path / "hub"), np.empty(0))
+    path = write(tmp_path / "run", source, Grid(tensor=4, expert_tensor=4))
+    convert(ConvertArguments(path, tmp_path / "out", 1, "fp32", format="huggingface"))
+    made = tensors(tmp_path / "out")
+    assert not [key for key, value in source.tensors.items() if not torch.equal(made[key], value)]

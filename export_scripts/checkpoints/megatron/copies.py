@@ -6,7 +6,7 @@ tensor-parallel rank what is not cut, as norms. Where files have checksums of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from export_scripts.checkpoints.files.archive import Archive
@@ -40,14 +40,19 @@ def refuse_differing(table: SourceMap, tensors: Mapping[str, LazyTensor], archiv
             )
 
 
-def remarks_on_copies(table: SourceMap, state: HoldsCopies, archive: Archive) -> tuple[str, ...]:
-    """Name what differs between training's ranks or stages although it should be the same, in one line."""
+def differing_copies(table: SourceMap, state: HoldsCopies, archive: Archive) -> list[str]:
+    """List the keys of what differs between training's ranks or stages although it should be the same."""
     differing = {
         key: None
         for key, taken, other in state.copies(table.join_axis)
         if not table.is_ignored(key) and not _is_same(taken, other, None if archive.is_compressed else archive)
     }
-    if not (keys := list(differing)):
+    return list(differing)
+
+
+def remarks_on_copies(keys: Sequence[str]) -> tuple[str, ...]:
+    """Name what differs, in one line."""
+    if not keys:
         return ()
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     return (

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.rank_files import JoinAxis
-from export_scripts.checkpoints.megatron.copies import HoldsCopies, refuse_differing, remarks_on_copies
+from export_scripts.checkpoints.megatron.copies import (
+    HoldsCopies,
+    differing_copies,
+    refuse_differing,
+    remarks_on_copies,
+)
 from export_scripts.checkpoints.nemo import llama_config
 from export_scripts.checkpoints.nemo.chat import chat_template
 from export_scripts.checkpoints.nemo.gpt_config import (
@@ -42,7 +47,8 @@ CHECKPOINT_VERSION = "checkpoint_version"
 """Megatron-LM's own word in a configuration; NeMo has ``megatron_legacy`` for the first version's order."""
 
 _EMBEDDINGS = {"model.wte", *(f"{each.all_names['embedding']}.weight" for each in ARCHITECTURES)}
-_QUERY_NORM = "self_attention.q_layernorm.weight"
+_QUERY_NORM, _KEY_NORM = "self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"
+_QKV = "self_attention.linear_qkv.weight"
 _QUERIES = ("attention.query", *{each.all_names["query"] for each in ARCHITECTURES})
 _LINEAR = ("*.attention.dense.bias", "*.mlp.*.bias")
 # Versions 2 and 3 have today's order.
@@ -101,6 +107,8 @@ def gpt_source(
     dims = model.dims(config, vocab_size, state.keys())
     _check_parts(source_map, tensors, dims.head_num // heads_per_group(config))
     refuse_differing(source_map, tensors, archive)
+    differing = differing_copies(source_map, state, archive)
+    _refuse_parts_of_norms(differing, tensors, dims.head_num, archive)
     tokenizer = given_tokenizer(archive) or open_tokenizer()
     return Source(
         archive=archive,
@@ -111,7 +119,7 @@ def gpt_source(
         tokenizer=tokenizer,
         ids=special_ids(archive, tokenizer),
         other_keys=state.other_keys(),
-        remarks=(*model.remarks(config), *more_remarks, *remarks_on_copies(source_map, state, archive)),
+        remarks=(*model.remarks(config), *more_remarks, *remarks_on_copies(differing)),
         activation="gelu" if isinstance(model, _Gpt) and has_exact_gelu(config) else "",
         is_padded=True,
         chat_template=chat_template(config),
@@ -216,6 +224,33 @@ def _check_parts(source_map: SourceMap, tensors: Mapping[str, PartedTensor], gro
             raise CheckpointError(
                 f"{key} lies in {tensor.part_count} parts, which cannot hold whole ones of {groups} heads or groups",
                 "it was not cut by Megatron's tensor parallelism",
+            )
+
+
+def _refuse_parts_of_norms(
+    differing: Sequence[str], tensors: Mapping[str, PartedTensor], heads: int, archive: Archive
+) -> None:
+    """Refuse norms of one head's width that differ where each rank has one head: they may be parts of one norm.
+
+    A norm of all heads, as OLMoE and MiniMax M2 have, is cut by heads; one of each head is the same on all ranks.
+
+    Args:
+        differing: keys of which the ranks hold different values.
+        tensors: the source.
+        heads: of attention.
+        archive: the files.
+
+    Raises:
+        CheckpointError: naming the first one.
+    """
+    for key in differing:
+        name = next((name for name in (_QUERY_NORM, _KEY_NORM) if key.endswith(name)), None)
+        attention = tensors.get(key.removesuffix(name) + _QKV) if name else None
+        if attention is not None and attention.part_count == heads:
+            raise CheckpointError(
+                f"{archive.path}: {key} differs between the {heads} training ranks, which have one head each: it may "
+                "be of each head by itself or a part of one norm of all heads, and both look alike",
+                "save the checkpoint with fewer tensor-parallel ranks, or as torch_dist, which has the norm's shape",
             )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
-from export_scripts.checkpoints.megatron.copies import refuse_differing, remarks_on_copies
+from export_scripts.checkpoints.megatron.copies import differing_copies, refuse_differing, remarks_on_copies
 from export_scripts.checkpoints.nemo import gpt as nemo
 from export_scripts.checkpoints.nemo.companions import companions_of
 from export_scripts.checkpoints.nemo.ia3 import is_ia3_config, read_ia3, with_ia3
@@ -86,7 +86,7 @@ def open_source(archive: Archive) -> Source:
         tokenizer=tokenizer,
         ids=ids,
         other_keys=(*checkpoint.state.other_keys(), *ia3.other_keys),
-        remarks=(*remarks(config), *remarks_on_copies(source_map, checkpoint.state, archive)),
+        remarks=(*remarks(config), *remarks_on_copies(differing_copies(source_map, checkpoint.state, archive))),
         extra_config={**({} if ids.pad_id is None else {"decoder": {"pad_id": ids.pad_id}}), **ia3.config()},
         beyond=beyond(dims),
         activation=exact_gelu(config),
