@@ -13,6 +13,7 @@ from models.errors import ModelError
 _REQUIRED: Any = object()
 _CHECKS = Checks(CheckpointError)
 positive, bounded, number, epsilon = _CHECKS.positive, _CHECKS.bounded, _CHECKS.number, _CHECKS.epsilon
+above_zero = _CHECKS.above_zero
 whole, sizes, text, entries = _CHECKS.whole, _CHECKS.sizes, _CHECKS.text, _CHECKS.entries
 
 

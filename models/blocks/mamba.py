@@ -80,15 +80,17 @@ class Mamba:
         return sum(self.widths[name] for name in CONV_SECTIONS)
 
     def norms(self) -> dict[str, Tensor]:
-        """List the weight of the output's norm, by role."""
-        return {"mamba_norm.weight": Tensor(("mamba.inter_size",), 0)} if self.has_norm else {}
+        """List the weights of norms that are stored as those of the residual stream, by role: its own is not."""
+        return {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """List the other tensors, by role."""
+        """List the tensors, by role."""
         inward, conv = Tensor(("mamba.in_size", "hidden_units"), 0), Tensor(("mamba.channels", 1, "mamba.conv_size"), 0)
         output = Tensor(("hidden_units", "mamba.inter_size"), 1)
         found = {"mamba_in.weight": inward, "mamba_conv.weight": conv, "mamba_output.weight": output}
         found |= dict.fromkeys(("mamba_decay", "mamba_skip", "mamba_step"), _BY_HEAD)
+        if self.has_norm:
+            found["mamba_norm.weight"] = Tensor(("mamba.inter_size",), 0)
         if self.has_conv_bias:
             found["mamba_conv.bias"] = conv.bias
         if self.has_bias:
@@ -99,14 +101,19 @@ class Mamba:
         """List megatron-core's; the norm before the block is fused, or ModelOpt's, which is not."""
         return (
             Spelling(("input_norm",), ("mixer.in_proj.layer_norm_{kind}", "norm.{kind}")),
-            Spelling(("mamba_in",), ("mixer.in_proj.{kind}",), sections=IN_SECTIONS),
-            Spelling(("mamba_conv",), ("mixer.conv1d.{kind}",), sections=CONV_SECTIONS),
-            Spelling(("mamba_decay",), ("mixer.A_log",), kinds=("",)),
-            Spelling(("mamba_skip",), ("mixer.D",), kinds=("",)),
-            Spelling(("mamba_step",), ("mixer.dt_bias",), kinds=("",)),
-            Spelling(("mamba_norm",), ("mixer.norm.{kind}",)),
-            Spelling(("mamba_output",), ("mixer.out_proj.{kind}",)),
+            Spelling(("mamba_in",), _either("in_proj.{kind}"), sections=IN_SECTIONS),
+            Spelling(("mamba_conv",), _either("conv1d.{kind}"), sections=CONV_SECTIONS),
+            Spelling(("mamba_decay",), _either("A_log"), kinds=("",)),
+            Spelling(("mamba_skip",), _either("D"), kinds=("",)),
+            Spelling(("mamba_step",), _either("dt_bias"), kinds=("",)),
+            Spelling(("mamba_norm",), _either("norm.{kind}")),
+            Spelling(("mamba_output",), _either("out_proj.{kind}")),
         )
+
+
+def _either(name: str) -> tuple[str, str]:
+    """Spell a name as a layer of Mamba alone has it, and one with attention beside it (Megatron-Bridge's Falcon-H1)."""
+    return f"mixer.{name}", f"mamba_mixer.{name}"
 
 
 class LeastStep(Keys):

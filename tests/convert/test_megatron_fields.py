@@ -199,7 +199,8 @@ HONOURED |= {
 }
 _SPEC = {"_target_": "megatron.core.models.hybrid.hybrid_layer_specs.gated_delta_product_stack_spec"}
 HONOURED |= {"moe_latent_size": 16, "hybrid_stack_spec": _SPEC, "mamba_stack_spec": _SPEC}
-_HYBRID = {"hybrid_layer_pattern": "M*"}
+HONOURED |= {"falconh1_ratio": 1.0, "falconh1_stack_spec": _SPEC}
+_HYBRID, _FALCON = {"hybrid_layer_pattern": "M*"}, {"falconh1_ratio": 1.0}
 _DELTA = {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": 2}
 _LINEAR = {"num_key_heads": 4, "num_value_heads": 16, "key_head_dim": 4, "value_head_dim": 4, "conv_kernel_dim": 3}
 TOGETHER: dict[str, dict[str, Any]] = {  # what counts beside another alone
@@ -210,6 +211,9 @@ TOGETHER: dict[str, dict[str, Any]] = {  # what counts beside another alone
     **{f"mamba_{name}": {**_HYBRID, f"mamba_{name}": 4} for name in ("num_heads", "head_dim", "num_groups")},
     **{f"mamba_{name}": {**_HYBRID, f"mamba_{name}": 6} for name in ("state_dim", "chunk_size")},
     **{f"linear_{name}": {**_DELTA, f"linear_{name}": value} for name, value in _LINEAR.items()},
+    **{name: {**_FALCON, name: False} for name in ("use_mamba", "use_attention", "use_mlp", "conv_bias", "rmsnorm")},
+    **{name: {**_FALCON, name: True} for name in ("D_has_hdim", "norm_before_gate")},
+    **{name: {**_FALCON, name: 3} for name in ("d_conv", "expand", "chunk_size")},
     "moe_router_group_topk": {"moe_router_num_groups": 4, "moe_router_group_topk": 2},
     "moe_shared_expert_gate": {"moe_shared_expert_intermediate_size": 9, "moe_shared_expert_gate": True},
     "window_attn_skip_freq": {"window_size": [3, 0], "window_attn_skip_freq": 2},

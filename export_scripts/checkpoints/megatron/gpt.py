@@ -16,6 +16,7 @@ from export_scripts.checkpoints.megatron.copies import (
 )
 from export_scripts.checkpoints.nemo import llama_config
 from export_scripts.checkpoints.nemo.chat import chat_template
+from export_scripts.checkpoints.nemo.falcon_h1 import is_falcon_h1
 from export_scripts.checkpoints.nemo.gpt_config import (
     check_expressible,
     has_exact_gelu,
@@ -159,7 +160,8 @@ def model_of(config: Mapping[str, Any]) -> Model:
     Raises:
         CheckpointError: it has not what the configuration says.
     """
-    model: Model = _Llama() if is_hybrid(config) or is_beyond_gpt(config) else _Gpt()
+    is_llama = is_hybrid(config) or is_falcon_h1(config) or is_beyond_gpt(config)
+    model: Model = _Llama() if is_llama else _Gpt()
     model.check(config)
     return model
 

@@ -158,6 +158,10 @@ OF_DELTA = (
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
     "linear_conv_kernel_dim",
 )
+OF_FALCON_H1 = (
+    *("falconh1_ratio", "use_mamba", "use_attention", "use_mlp", "D_has_hdim", "d_conv", "expand", "conv_bias"),
+    *("chunk_size", "rmsnorm", "norm_before_gate"),
+)
 OF_LATENT = (
     *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type"),
     *("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
@@ -176,9 +180,11 @@ _OF_THE_WHOLE = (
     *("position_embedding_type", "rotary_base", "rotary_percent", "rope_scaling_factor"),
     *("seq_len_interpolation_factor", "seq_length", "max_sequence_length", "share_embeddings_and_output_weights"),
     *("low_freq_factor", "high_freq_factor", "old_context_len", "transformer_layer_spec", "_target_", "transformer"),
-    *("max_position_embeddings", "mamba_stack_spec", "hybrid_stack_spec"),
+    *("max_position_embeddings", "mamba_stack_spec", "hybrid_stack_spec", "falconh1_stack_spec"),
 )
-CORE_HONOURED = frozenset({*_OF_LAYERS, *_OF_MIXTURES, *OF_HYBRIDS, *OF_DELTA, *OF_LATENT, *_OF_THE_WHOLE})
+CORE_HONOURED = frozenset(
+    {*_OF_LAYERS, *_OF_MIXTURES, *OF_HYBRIDS, *OF_DELTA, *OF_FALCON_H1, *OF_LATENT, *_OF_THE_WHOLE}
+)
 """What the readers honour; those of GPT refuse some that only the Llama family has, as ``window_size``."""
 
 OF_LAYERS = frozenset(_OF_LAYERS)

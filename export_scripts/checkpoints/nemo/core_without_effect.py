@@ -127,8 +127,6 @@ WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
         *(
             "use_mamba_mem_eff_path",
             "mamba_training_ssm_states_dtype",
-            "falconh1_ratio",
-            "falconh1_stack_spec",
             "gdp_num_householder",
             "gdp_cutedsl_kernel",
         ),

@@ -23,8 +23,6 @@ _RATIOS = ("hybrid_attention_ratio", "hybrid_mlp_ratio")
 HYBRID_KEYS = ("is_hybrid_model", *_PATTERNS, *_RATIOS)
 _STAGE, _FURTHER = "|", "/"
 _NO_POSITIONS = "none"
-_EXPAND = 2
-"""Heads are as wide together as the model times this where their number is not said."""
 
 
 def is_hybrid(config: Mapping[str, Any]) -> bool:
@@ -83,11 +81,11 @@ def hybrid_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     return found | {f"mamba.{name}": value for name, value in sizes.items()}
 
 
-def mamba_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the fields of Mamba 2."""
+def mamba_sizes(config: Mapping[str, Any], times: int = 2) -> dict[str, Any]:
+    """Read the fields of Mamba 2; heads are as wide together as the model ``times`` where their number is not said."""
     size = _positive(config, "mamba_head_dim", 64)
     return {
-        "head_num": _positive(config, "mamba_num_heads", _EXPAND * _positive(config, "hidden_size") // size),
+        "head_num": _positive(config, "mamba_num_heads", times * _positive(config, "hidden_size") // size),
         "size_per_head": size,
         "group_num": _positive(config, "mamba_num_groups", 8),
         "state_size": _positive(config, "mamba_state_dim", 128),

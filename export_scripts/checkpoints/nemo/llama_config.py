@@ -12,6 +12,12 @@ from typing import Any
 import models
 from export_scripts.checkpoints.nemo.core_fields import CAPACITY, CORE_LIMITS
 from export_scripts.checkpoints.nemo.delta_rule import OF_DELTA, delta_fields, delta_problems, is_delta
+from export_scripts.checkpoints.nemo.falcon_h1 import (
+    MULTIPLIERS,
+    falcon_h1_fields,
+    falcon_h1_problems,
+    is_falcon_h1,
+)
 from export_scripts.checkpoints.nemo.gpt_config import (
     CUSTOMIZATION,
     YARN,
@@ -104,6 +110,8 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
         passed_over = (*passed_over, _INTERLEAVED, PREDICTORS)
     if is_delta({**config, **customization(config)}):
         passed_over = (*passed_over, *OF_DELTA)
+    if is_falcon_h1(config):
+        passed_over = (*passed_over, *MULTIPLIERS)
     found = problems({key: config[key] for key in config if key not in passed_over}, _LIMITS)
     custom = {key: value for key, value in customization(config).items() if key not in passed_over}
     found += problems(custom, _CORE, f"{CUSTOMIZATION}.") + overruled_problems(config) + _router_problems(config)
@@ -116,7 +124,8 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
     if config.get("position_embedding_type") != YARN:
         found += problems(config, _YARN) + problems(custom, _YARN, f"{CUSTOMIZATION}.")
     whole = {**config, **customization(config)}
-    return found + rotation_problems(whole) + hybrid_problems(whole) + delta_problems(whole)
+    found += hybrid_problems(whole) + delta_problems(whole) + falcon_h1_problems(config)
+    return found + rotation_problems(whole)
 
 
 def _router_problems(config: Mapping[str, Any]) -> list[str]:
@@ -202,6 +211,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         "layers.window": windows,
         **mixture_fields(custom, layers, is_gated, linear),
         **hybrid_fields(custom),
+        **falcon_h1_fields(config, layers),
     }
     fields |= delta_fields(custom, fields)
     if fields.get("layers.blocks") and not any("mixture" in blocks for blocks in fields["layers.blocks"]):

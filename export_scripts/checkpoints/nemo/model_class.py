@@ -24,7 +24,7 @@ _PLAIN = re.compile(
     rf"{re.escape(_NEMO)}(base|llama|mistral|mixtral|nemotron|qwen2|qwen3|starcoder2?|baichuan|chatglm|phi3mini"
     r"|deepseek|gpt_oss)\.\w+"
     rf"|{re.escape(_BRIDGE)}(gpt_provider|gpt|mla_provider|llama|mistral|mixtral|nemotron|qwen|starcoder|deepseek|olmoe"
-    r"|minimax_m2|glm|exaone\.exaone_moe|gpt_oss|nemotronh|hybrid|mamba)\.[\w.]+|megatron\.(core|training)\.[\w.]+"
+    r"|minimax_m2|glm|exaone\.exaone_moe|gpt_oss|nemotronh|falcon_h1|hybrid|mamba)\.[\w.]+|megatron\.(core|training)\.[\w.]+"
     rf"|{re.escape(_BRIDGE)}qwen_vl\.(qwen25_vl_provider\.|qwen3_vl_provider\.)?Qwen(25VL|3VL|3VLMoE)ModelProvider"
 )
 _EXAONE4, _EXAONE_MOE = "exaone4_layer_spec", "build_exaone_moe_layer_spec"
@@ -44,8 +44,9 @@ _SPECS = (
         for which in ("", "get_default_", "transformer_engine_", "modelopt_")
         for kind in ("hybrid", "mamba")
     ),
+    *("falconh1_stack_spec", "get_default_falconh1_stack_spec"),
 )
-_SPEC_KEYS = ("transformer_layer_spec", "hybrid_stack_spec", "mamba_stack_spec")
+_SPEC_KEYS = ("transformer_layer_spec", "hybrid_stack_spec", "mamba_stack_spec", "falconh1_stack_spec")
 _CAPS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 
 

@@ -15,7 +15,7 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.distributed import open_distributed
 from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.megatron.gpt import gpt_source
-from export_scripts.checkpoints.nemo.core_fields import CARRIED, CORE_KNOWN
+from export_scripts.checkpoints.nemo.core_fields import CARRIED, CORE_KNOWN, OF_FALCON_H1
 from export_scripts.checkpoints.nemo.gemma3 import gemma3_words, is_gemma3
 from export_scripts.checkpoints.nemo.latent import with_original_length
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
@@ -101,7 +101,7 @@ def in_nemo1_words(config: Mapping[str, Any]) -> dict[str, Any]:
         *("bias_activation_fusion", "apply_residual_connection_post_layernorm", "qk_layernorm", "window_size"),
         *("rotary_base", "seq_len_interpolation_factor", "rotary_interleaved", "add_bias_linear", "add_qkv_bias"),
     )
-    words = {name: config[name] for name in (*same, *CARRIED, *_OF_LLAMA31) if name in config}
+    words = {name: config[name] for name in (*same, *CARRIED, *OF_FALCON_H1, *_OF_LLAMA31) if name in config}
     words.setdefault("bias_activation_fusion", False)  # megatron-core's default; NeMo 1 has another
     words["max_position_embeddings"] = config.get("seq_length")
     words["rotary_percentage"] = config.get("rotary_percent", 1.0)
