@@ -88,8 +88,8 @@ format: $(VENV)/.tests ## format the code
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-golden: $(VENV)/.tests ## rewrite the golden files and the tables of docs/tensors.md; review the diff
-	$(RUN) -m pytest tests/golden tests/ft_format/test_tensor_page.py --rewrite-golden
+golden: $(VENV)/.tests ## rewrite golden files and tables of docs/tensors.md, docs/shown.md; review the diff
+	$(RUN) -m pytest tests/golden tests/ft_format/test_tensor_page.py tests/convert/test_shown_page.py --rewrite-golden
 
 # Its builds differ (CUDA from PyPI, CPU elsewhere) and so do their digests: see .ci/lock.py.
 TORCH := torch==2.13.0
