@@ -24,6 +24,7 @@ from support.llama_state import core_state
 from support.network_runs import open_network, prefill_logits
 
 from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.files import distributed_torch, pickled
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.formats import open_source
 from export_scripts.conversion.plan.check import inspect_source
@@ -42,6 +43,19 @@ def assert_transformers_logits(path: Path, output: Path, source: Saved) -> None:
 
 def state_of(source: Saved, ranks: int, stores_one_more: bool = False) -> dict[str, Any]:
     return core_state(source.tensors, source.config, padded_vocabulary(source.config, ranks), stores_one_more)
+
+
+def test_the_description_of_many_chunks_may_take_more_steps_than_that_of_a_files_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mixture of a trillion parameters has 70,000 chunks, of 130 steps each."""
+    source = saved("llama")
+    write_torch_dist(write_nemo2_tree(tmp_path / "m", nemo2(source.config, "llama")), chunked(state_of(source, 2), 2))
+    monkeypatch.setattr(pickled, "_MOST_STEPS", 1000)
+    open_source(open_archive(tmp_path / "m"))
+    monkeypatch.setattr(distributed_torch, "_MOST_STEPS", 1000)
+    with pytest.raises(CheckpointError, match=r"\.metadata cannot be read: it takes more than 1,000 steps"):
+        open_source(open_archive(tmp_path / "m"))
 
 
 @pytest.mark.parametrize("form", ["archive", "torch_dist"])

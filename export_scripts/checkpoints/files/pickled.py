@@ -109,11 +109,12 @@ class _Steps(dict[int, Callable[[Any], None]]):
 
     Args:
         methods: by opcode.
+        most: that are taken.
     """
 
-    def __init__(self, methods: Mapping[int, Callable[[Any], None]]) -> None:
+    def __init__(self, methods: Mapping[int, Callable[[Any], None]], most: int) -> None:
         super().__init__(methods)
-        self._left = _MOST_STEPS
+        self._left = self._most = most
 
     def __getitem__(self, opcode: int) -> Callable[[Any], None]:
         self.take(1)
@@ -123,7 +124,7 @@ class _Steps(dict[int, Callable[[Any], None]]):
         """Count steps; UnpicklingError where they are too many."""
         self._left -= count
         if self._left < 0:
-            raise pickle.UnpicklingError(f"it takes more than {_MOST_STEPS:,} steps to read")
+            raise pickle.UnpicklingError(f"it takes more than {self._most:,} steps to read")
 
 
 class Unpickler(pickle._Unpickler):
@@ -133,15 +134,20 @@ class Unpickler(pickle._Unpickler):
         stream: to read from; it may hold several pickles, one after another.
         records: top-level modules whose objects are read as Record.
         storages: every storage that is referred to is noted here, by key.
+        most_steps: that are taken; 0: as many as descriptions of tensors need.
     """
 
     def __init__(
-        self, stream: IO[bytes], records: Collection[str] = (), storages: dict[str, Storage] | None = None
+        self,
+        stream: IO[bytes],
+        records: Collection[str] = (),
+        storages: dict[str, Storage] | None = None,
+        most_steps: int = 0,
     ) -> None:
         super().__init__(stream)
         self._records = records
         self._storages = {} if storages is None else storages
-        self.dispatch = self._steps = _Steps(_METHODS)  # type: ignore[misc]
+        self.dispatch = self._steps = _Steps(_METHODS, most_steps or _MOST_STEPS)  # type: ignore[misc]
 
     def load_copying(self, method: Callable[[Any], None]) -> None:
         """Do a step that may copy what lies on the stack: the arguments of a call, the state of an object."""
@@ -229,7 +235,11 @@ _KNOWN: dict[tuple[str, str], Any] = {
 
 
 def unpickle(
-    stream: IO[bytes], where: str, records: Collection[str] = (), storages: dict[str, Storage] | None = None
+    stream: IO[bytes],
+    where: str,
+    records: Collection[str] = (),
+    storages: dict[str, Storage] | None = None,
+    most_steps: int = 0,
 ) -> Any:
     """Read one pickle; tensors come as StoredTensor.
 
@@ -238,12 +248,13 @@ def unpickle(
         where: its place, for the error.
         records: top-level modules whose objects are read as Record.
         storages: every storage that is referred to is noted here, by key.
+        most_steps: see Unpickler.
 
     Raises:
         CheckpointError: it is damaged or holds a name that is not on the list.
     """
     try:
-        return Unpickler(stream, records, storages).load()
+        return Unpickler(stream, records, storages, most_steps).load()
     except CheckpointError:
         raise
     except Exception as error:  # a damaged pickle can raise nearly anything, and it is all the same to the user
