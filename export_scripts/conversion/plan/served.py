@@ -29,7 +29,7 @@ def check_served(family: Family, dims: Dims) -> None:
     if beyond := family.beyond(dims):
         raise CheckpointError(
             f"FasterTransformer's {family.name} does not compute this model\n  " + "\n  ".join(beyond),
-            "take export.model.format=huggingface: the drop-in engine and others serve that directory",
+            "take export.model.format=huggingface: vLLM, SGLang and, of many models, the drop-in engine serve that",
         )
     found = [problem for problem in (_about_rotation(family.name, dims), _about_epsilon(dims)) if problem]
     if found:
