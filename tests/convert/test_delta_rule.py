@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.core_delta_rule import write_bridge, write_megatron_lm_dist, write_ranks
 from support.hybrid_models import hybrid, write_hub
-from support.llama_models import VOCAB, logits, tensors
+from support.llama_models import tensors
+from support.same_model import assert_same_model
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
@@ -35,21 +34,10 @@ FORMS: dict[str, Callable[..., Path]] = {
     ],
 )
 def test_the_same_model_comes_out(form: str, ranks: int, dtype: torch.dtype, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     source, out = hybrid("qwen3_next", dtype), tmp_path / "out"
     path = FORMS[form](tmp_path / "run", source, ranks)
     convert(ConvertArguments(path, out, weight_data_type="fp32" if dtype == FP32 else "bf16", format="huggingface"))
-    made = tensors(out)
-    assert made.keys() == source.tensors.keys()
-    for key, expected in source.tensors.items():
-        assert made[key].dtype == expected.dtype, key
-        assert torch.equal(made[key], expected), key
-    assert json.loads((out / "config.json").read_text())["vocab_size"] == VOCAB
-    model, loading = AutoModelForCausalLM.from_pretrained(out, dtype=FP32, output_loading_info=True)
-    assert not any(loading.values()), loading
-    model.set_attn_implementation("eager")
-    assert np.abs(logits(model.eval()) - source.logits).max() < 1e-5
+    assert_same_model(out, source)
 
 
 def test_a_directory_of_the_hub_is_read_and_predictors_are_left_out_and_named(tmp_path: Path) -> None:

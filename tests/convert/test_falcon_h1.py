@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.falcon_models import write_falcon
 from support.hybrid_models import hybrid
-from support.llama_models import VOCAB, logits, tensors
+from support.same_model import assert_same_model
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
@@ -33,22 +31,11 @@ def test_the_same_model_comes_out(
     name: str, ranks: int, dtype: torch.dtype, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     """The norm within Mamba is stored as it is, where the others are stored less one."""
-    from transformers import AutoModelForCausalLM
 
     source, out = hybrid(name, dtype), tmp_path / "out"
     path = write_falcon(tmp_path / "run", source, ranks, **changes)
     convert(ConvertArguments(path, out, weight_data_type="fp32" if dtype == FP32 else "bf16", format="huggingface"))
-    made = tensors(out)
-    assert made.keys() == source.tensors.keys()
-    for key, expected in source.tensors.items():
-        assert made[key].dtype == expected.dtype, key
-        assert torch.equal(made[key], expected), key
-    assert json.loads((out / "config.json").read_text())["vocab_size"] == VOCAB
-    model, loading = AutoModelForCausalLM.from_pretrained(out, dtype=FP32, output_loading_info=True)
-    assert not any(loading.values()), loading
-    assert model.config.model_type == "falcon_h1"
-    model.set_attn_implementation("eager")
-    assert np.abs(logits(model.eval()) - source.logits).max() < 1e-5
+    assert_same_model(out, source)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from support.llama_models import VOCAB, logits, tensors
+from support.llama_models import VOCAB
 from support.llama_sources import Case, write_source
+from support.same_model import assert_same_model
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
@@ -89,31 +89,12 @@ CASES = [
 ]
 
 
-def assert_same_model(case: Case, root: Path) -> None:
-    """Compare names, types and bytes of all tensors, and transformers' logits after loading without a complaint."""
-    from transformers import AutoModelForCausalLM
-
-    made, source = tensors(root), case.source
-    assert sorted(made) == sorted(source.tensors)
-    for key, expected in source.tensors.items():
-        assert made[key].dtype == expected.dtype, key  # transformers keeps some in fp32
-        assert made[key].shape == expected.shape, key
-        assert torch.equal(made[key], expected), key
-    about = json.loads((root / "config.json").read_text())
-    assert about["vocab_size"] == VOCAB
-    model, loading = AutoModelForCausalLM.from_pretrained(root, dtype=FP32, output_loading_info=True)
-    assert not any(loading.values()), loading
-    model.set_attn_implementation("eager")
-    assert type(model.config) is type(source.config)
-    assert np.abs(logits(model.eval()) - source.logits).max() < 1e-5
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_same_model_comes_out(case: Case, tmp_path: Path) -> None:
     path = write_source(case, tmp_path / "source")
     data_type = "fp32" if case.dtype == FP32 else "bf16"
     convert(ConvertArguments(path, tmp_path / "out", weight_data_type=data_type, format="huggingface"))
-    assert_same_model(case, tmp_path / "out")
+    assert_same_model(tmp_path / "out", case.source)
 
 
 @pytest.mark.parametrize("form", ["core", "Megatron-LM"])
