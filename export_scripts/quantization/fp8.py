@@ -13,8 +13,8 @@ import numpy as np
 
 from export_scripts.quantization.bands import bands, largest
 from export_scripts.quantization.compressed import quantization_config, scales
+from export_scripts.quantization.float_rounding import E4M3
 from export_scripts.quantization.record import WORDS, Encoded, Output, Quantization, Shape, squared_sums
-from export_scripts.quantization.small_floats import E4M3
 from export_scripts.tensors.dtypes import Array, item_bytes, widen
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from export_scripts.quantization.bands import bands, largest
+from export_scripts.quantization.float_rounding import E4M3
 from export_scripts.quantization.record import Encoded, Output, Quantization, Shape, squared_sums
-from export_scripts.quantization.small_floats import E4M3
 from export_scripts.tensors.dtypes import Array
 
 _SIDE = 128

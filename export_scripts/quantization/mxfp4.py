@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from export_scripts.quantization.bands import bands, in_bytes, largest
+from export_scripts.quantization.float_rounding import E2M1
 from export_scripts.quantization.record import Encoded, Output, Quantization, Shape, squared_sums
-from export_scripts.quantization.small_floats import E2M1
 from export_scripts.tensors.dtypes import Array
 
 _GROUP = 32

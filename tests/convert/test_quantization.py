@@ -20,7 +20,7 @@ from export_scripts.conversion.write import safetensors_files, safetensors_layou
 from export_scripts.convert import convert
 from export_scripts.quantization import QUANTIZATIONS
 from export_scripts.quantization.bands import Band
-from export_scripts.quantization.small_floats import E4M3
+from export_scripts.quantization.float_rounding import E4M3
 from export_scripts.repository.model_repository import build_repository
 from export_scripts.targets.huggingface import convert as target
 from export_scripts.targets.huggingface.sizing import measure_huggingface
