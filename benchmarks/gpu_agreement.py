@@ -142,8 +142,9 @@ def open_steps(directory: Path, config: ModelConfig, kind: str, device: torch.de
     data_type, _, how = kind.partition(" ")
     precision = choose_precision(data_type, device, find_format(int(how == "int8")))
     network = Network(config, load_weights(directory, config, 1, precision, device))
-    sizes = config.num_layer, config.kv_heads, config.size_per_head
-    shape = CacheShape(*sizes, precision.compute, config.encoder is not None, network.ops.is_head_major)
+    assert network.weights.decoder, "there is no decoder"
+    entries, has_cross = network.weights.decoder.entries, config.encoder is not None
+    shape = CacheShape(entries, precision.compute, has_cross, network.ops.is_head_major)
     steps = Steps(network, KvCache(shape, device, 1 << 30, 96))
     for rows, tokens in ((4, 0), (0, 128)) if how != "eager" and network.ops.can_capture else ():
         steps.capture(rows, tokens)

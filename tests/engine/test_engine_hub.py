@@ -90,7 +90,7 @@ def test_two_processes_give_transformers_tokens_and_log_probabilities(tmp_path: 
     settings = Settings(tmp_path, 2, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22, has_process_per_rank=True)
     engine = open_engine(settings, CPU)
     assert (engine.config.start_id, engine.config.end_id) == (5, 7)
-    assert engine._steps.cache.shape.head_num == 1
+    assert engine._steps.cache.shape.layers[0].head_num == 1
     check_served(engine, model)
     engine.close()
 

@@ -31,7 +31,7 @@ def test_ranks_give_transformers_log_probabilities_and_tokens(
     told = {"end_id": NEVER, "runtime_top_p": 1e-7, "is_return_log_probs": True, "is_return_context_log_probs": True}
     engine = open_engine(settings, CPU)
     (outputs,) = engine.generate([engine.parse(ask(lines, COUNT, **told))])
-    assert engine._steps.cache.shape.head_num == 1
+    assert engine._steps.cache.shape.layers[0].head_num == 1
     engine.close()
     for row, line in enumerate(lines):
         found = generated(outputs, row)

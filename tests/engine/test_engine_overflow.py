@@ -12,7 +12,7 @@ from support.asking import CPU, Tensors, ask, generated, prompts, tiny_gpt2, wor
 from support.llama_shards import settings_of
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
-from backends.fastertransformer.engine.cache.sizing import CacheShape
+from backends.fastertransformer.engine.cache.sizing import CacheShape, Entry
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.rows.answer import FAILED, Answer
 
@@ -90,7 +90,7 @@ def test_a_choice_among_nothing_is_still_a_token(engine: Engine) -> None:
 
 
 def test_a_wiped_slot_is_as_a_new_one() -> None:
-    cache = KvCache(CacheShape(2, 2, 4, torch.float32, has_cross=True), CPU, 1 << 20, 8)
+    cache = KvCache(CacheShape((Entry(2, 4),) * 2, torch.float32, has_cross=True), CPU, 1 << 20, 8)
     rows = [cache.allocator.take(8, source=8) for _ in range(4)]
     cache.allocate(0, rows)
     for block in cache.kv:

@@ -11,14 +11,14 @@ import torch
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE, KvCache
 from backends.fastertransformer.engine.cache.page_pool import RowPages
-from backends.fastertransformer.engine.cache.sizing import CacheShape
+from backends.fastertransformer.engine.cache.sizing import CacheShape, Entry
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.ops.cached_attention import PagedView
 from backends.fastertransformer.engine.ops.ops import Ops
 from backends.fastertransformer.engine.ops.positions import AttentionSpec
 
 CPU = torch.device("cpu")
-SHAPE = CacheShape(layers=2, head_num=3, size_per_head=4, dtype=torch.float32)
+SHAPE = CacheShape((Entry(3, 4),) * 2, torch.float32)
 PAGE_BYTES = PAGE * 2 * 2 * 3 * 4 * 4  # tokens, layers, k and v, heads, size, fp32
 
 
@@ -169,7 +169,7 @@ def test_rows_are_read_wherever_their_pages_are(
 
 def test_a_process_with_more_cache_than_memory_may_still_be_forked() -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    shape = CacheShape(layers=2, head_num=8, size_per_head=128, dtype=torch.float32)
+    shape = CacheShape((Entry(8, 128),) * 2, torch.float32)
     cache = KvCache(shape, CPU, int(1.5 * memory), longest=64)
     assert cache.budget_bytes > memory
     child = multiprocessing.get_context("fork").Process(target=os.getpid)

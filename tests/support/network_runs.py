@@ -34,8 +34,8 @@ def open_network(directory: Path, tensor_para_size: int, model_type: str = "GPT"
 def new_cache(
     network: Network, slots: int, capacity: int, window: int | None = None, cross_capacity: int = 0
 ) -> KvCache:
-    config, has_cross = network.config, cross_capacity > 0
-    shape = CacheShape(config.num_layer, config.kv_heads, config.size_per_head, network.weights.like.dtype, has_cross)
+    entries = network.weights.decoder.entries if network.weights.decoder else ()
+    shape = CacheShape(entries, network.weights.like.dtype, has_cross=cross_capacity > 0)
     cache = KvCache(shape, CPU, 1 << 22, max(capacity, cross_capacity))
     for block in cache.kv:
         block.fill_(1e4)  # what an earlier row left must not matter

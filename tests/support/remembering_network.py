@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE, KvCache
-from backends.fastertransformer.engine.cache.sizing import CacheShape
+from backends.fastertransformer.engine.cache.sizing import CacheShape, Entry
 from backends.fastertransformer.engine.model.config import ModelConfig
 from backends.fastertransformer.engine.ops.ops import Ops
 from backends.fastertransformer.engine.ops.packed_rows import Rows
 from backends.fastertransformer.engine.steps.steps import Steps
 
 CPU = torch.device("cpu")
-SHAPE = CacheShape(layers=1, head_num=1, size_per_head=1, dtype=torch.float32)
+SHAPE = CacheShape((Entry(1, 1),), torch.float32)
 
 
 class RememberingNetwork:

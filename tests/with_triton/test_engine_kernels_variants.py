@@ -78,7 +78,7 @@ def open_steps(family: str, directory: Path) -> Steps:
     config = write_checkpoint(arguments, family, directory / "1-gpu")
     whole = Network(config, load_weights(directory / "1-gpu", config, 1, choose_precision("fp32", CPU), CPU))
     has_cross = config.encoder is not None
-    shape = CacheShape(1, config.kv_heads, config.size_per_head, torch.float32, has_cross, is_head_major=True)
+    shape = CacheShape(whole.weights.decoder.entries, torch.float32, has_cross, is_head_major=True)
     return Steps(whole, KvCache(shape, CPU, 1 << 26, config.max_pos_seq_len))
 
 

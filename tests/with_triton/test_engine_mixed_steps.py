@@ -67,7 +67,7 @@ def noting(cut: Callable[..., tuple[Tensor, int]], parts: list[int]) -> Callable
 def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_checkpoint(AgreementArguments(layers=2, hidden=128, vocab=50), family, tmp_path / "1-gpu")
     weights = load_weights(tmp_path / "1-gpu", config, 1, choose_precision("fp32", CPU), CPU)
-    shape = CacheShape(2, config.kv_heads, config.size_per_head, torch.float32)
+    shape = CacheShape(weights.decoder.entries, torch.float32)
 
     def steps() -> Steps:
         network = Network(config, weights)

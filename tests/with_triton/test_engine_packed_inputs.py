@@ -29,7 +29,7 @@ def test_inputs_are_kept_as_torch_keeps_them(knows_lengths: bool, tmp_path: Path
     arguments = AgreementArguments(layers=1, hidden=64, vocab=50)
     config = write_checkpoint(arguments, "t5", tmp_path / "1-gpu")
     weights = load_weights(tmp_path / "1-gpu", config, 1, choose_precision("fp32", DEVICE), DEVICE)
-    shape = CacheShape(config.num_layer, config.head_num, config.size_per_head, torch.float32, has_cross=True)
+    shape = CacheShape(weights.decoder.entries, torch.float32, has_cross=True)
     lengths = [45, 7]
     rows = NumberedRows.of(np.random.default_rng(1).integers(0, 50, 52), np.zeros(2, int), np.array(lengths), 0)
     encoded, kept = [], []

@@ -63,7 +63,7 @@ def take_all(steps: Steps) -> list[Tensor]:
 def test_steps_give_what_torch_gives(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_checkpoint(AgreementArguments(layers=2, hidden=128, vocab=50), family, tmp_path / "1-gpu")
     weights = load_weights(tmp_path / "1-gpu", config, 1, choose_precision("fp32", CPU), CPU)
-    shape = CacheShape(2, config.kv_heads, config.size_per_head, torch.float32, has_cross=config.encoder is not None)
+    shape = CacheShape(weights.decoder.entries, torch.float32, has_cross=config.encoder is not None)
 
     def steps() -> Steps:
         network = Network(config, weights)

@@ -163,9 +163,7 @@ class _Part:
         """Reserve the KV cache in the free memory: for the same number of tokens in all processes of a group."""
         config, decoder = self.config, self.weights.decoder
         shape = CacheShape(
-            len(decoder.layers) if decoder else 0,
-            config.kv_heads // (1 if self.partition.rank is None else self._settings.tensor_para_size),
-            config.size_per_head,
+            decoder.entries if decoder else (),
             self._precision.compute,
             has_cross=config.encoder is not None,
             is_head_major=is_head_major,

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.model.blocks.attention import GroupedWeights
 from backends.fastertransformer.engine.ops.linear import padded_rows
 from backends.fastertransformer.engine.rows.answer import CANCELLED, Answer, Failure
 from backends.fastertransformer.engine.settings import Settings
@@ -144,7 +145,9 @@ class Load:
         network = self.engine._steps.network
         assert network.weights.decoder and network.weights.head
         first = network.weights.decoder.layers[0]
-        matrices = (first.qkv, first.attention_out, first.mlp_in, first.mlp_gate, first.mlp_out, network.weights.head)
+        own = first.attention
+        assert isinstance(own, GroupedWeights)
+        matrices = (own.qkv, own.out, first.mlp_in, first.mlp_gate, first.mlp_out, network.weights.head)
         hidden, heads = network.config.hidden_units, network.config.head_num * network.config.size_per_head
         widths = (hidden, heads, hidden, hidden, network.config.inter_size, hidden)
         sizes = sorted({padded_rows(rows) for rows in range(1, _MOST_TOKENS + 1)})

@@ -28,7 +28,7 @@ from ..arrays import MOST_SLOTS, UNBOUNDED, Array, upload
 from ..errors import EngineError
 from .page_allocator import PAGE, PageAllocator, pages_of
 from .page_pool import RowPages
-from .sizing import CacheNeed, CacheShape
+from .sizing import CacheNeed, CacheShape, Entry
 
 __all__ = ["PAGE", "KvCache"]
 _UNUSED_BYTES = 1 << 30  # of known pages on a host, which has other uses for its memory
@@ -48,7 +48,7 @@ class KvCache:
 
     Attributes:
         allocator: which row has which pages; in use in rank 0 only.
-        kv: of each layer, [2 (k, v), pages, H, PAGE, D].
+        kv: of each layer, [parts (k, v), pages, H, PAGE, D].
         page_tables: int32 [MOST_SLOTS + 1, most pages of a row], on the device: the pages of each slot, padded with 0.
             The last slot is unused.
         source_page_tables: pages of each slot's encoder output; no columns if there is no encoder.
@@ -70,7 +70,7 @@ class KvCache:
         self._page_bytes = PAGE * shape.token_bytes
         pages = max(0, budget_bytes // max(1, shape.token_bytes) // PAGE - 1)
         self.budget_bytes = pages * self._page_bytes
-        self.kv = [_zeros(shape, pages + 1, device) for _ in range(shape.layers)]
+        self.kv = [_zeros(shape, entry, pages + 1, device) for entry in shape.layers]
         most_unused, first_unused, is_on_cpu = pages, pages, device.type == "cpu"
         if is_on_cpu:
             most_unused = min(pages // 2, _UNUSED_BYTES // max(1, self._page_bytes))
@@ -184,19 +184,19 @@ def table_of(rows: Sequence[Sequence[int]]) -> Array:
     return table
 
 
-def _zeros(shape: CacheShape, pages: int, device: torch.device) -> Tensor:
+def _zeros(shape: CacheShape, entry: Entry, pages: int, device: torch.device) -> Tensor:
     """Allocate a layer's memory.
 
     It is zeroed: a masked entry is multiplied by 0, and 0 times a leftover NaN is NaN. A host allocates physical memory
     only when it is written to.
     """
-    heads, size = shape.head_num, shape.size_per_head
+    heads, size, parts = entry
     if shape.is_head_major:
-        return torch.zeros((2, pages, heads, PAGE, size), dtype=shape.dtype, device=device)
-    wanted = (2, pages, PAGE, heads, size)
+        return torch.zeros((parts, pages, heads, PAGE, size), dtype=shape.dtype, device=device)
+    wanted = (parts, pages, PAGE, heads, size)
     if device.type != "cpu":
         return torch.zeros(wanted, dtype=shape.dtype, device=device).transpose(2, 3)
-    count = 2 * pages * PAGE * heads * size * shape.dtype.itemsize
+    count = parts * pages * PAGE * heads * size * shape.dtype.itemsize
     try:
         # Not reserved, so that a process may still be forked where this is more than half of the memory.
         content = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)

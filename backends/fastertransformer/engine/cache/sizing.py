@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -14,31 +15,41 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
+class Entry(NamedTuple):
+    """What a layer keeps of a token.
+
+    Attributes:
+        head_num: key and value heads in this process.
+        size_per_head: width of one head.
+        parts: 2, keys and values.
+    """
+
+    head_num: int
+    size_per_head: int
+    parts: int = 2
+
+
 @dataclass(frozen=True)
 class CacheShape:
     """Dimensions of one process's cache.
 
     Attributes:
-        layers: of this process.
-        head_num: key and value heads of each layer in this process.
-        size_per_head: width of one head.
+        layers: what each layer of this process keeps.
         dtype: number format of keys and values.
         has_cross: whether each slot also keeps the keys and values of an encoder's output.
         is_head_major: whether a page has each head's entries side by side, as the kernels read them; else each token's
             heads, so that torch can read a row whose pages are contiguous as one tensor.
     """
 
-    layers: int
-    head_num: int
-    size_per_head: int
+    layers: tuple[Entry, ...]
     dtype: torch.dtype
     has_cross: bool = False
     is_head_major: bool = False
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of the keys and values of one token."""
-        return self.layers * 2 * self.head_num * self.size_per_head * self.dtype.itemsize
+        """Bytes that all layers keep of one token."""
+        return sum(parts * heads * size for heads, size, parts in self.layers) * self.dtype.itemsize
 
 
 def free_bytes(device: torch.device) -> int:

@@ -104,6 +104,11 @@ class Stack:
         return self.kv_head_num or self.head_num
 
     @property
+    def group(self) -> int:
+        """Heads of queries that share a head of keys and values."""
+        return self.head_num // self.kv_heads
+
+    @property
     def attention_scale(self) -> float:
         """What q k is multiplied with."""
         root = float((self.attention_scalar or self.size_per_head) ** -0.5)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..cache.sizing import Entry
 from ..ops.linear import Linear, Norm, join
+from .blocks.attention import SelfAttention
 
 
 @dataclass(frozen=True)
@@ -34,30 +36,24 @@ class LayerWeights:
 
     Attributes:
         input_norm: before attention, or after it in a post-norm model; None: there is none.
-        qkv: hidden -> (heads + 2 * kv_heads) * head_size: all q, then all k, then all v.
-        attention_out: heads * head_size -> hidden.
+        attention: self-attention.
         post_norm: the same for the MLP; None where there is none, or the MLP works on attention's input.
         mlp_in: hidden -> inter, which is activated.
         mlp_gate: hidden -> inter, which mlp_in's activated output is multiplied by; None: the MLP has no gate.
         mlp_out: inter -> hidden.
         cross: attention to the encoder's output; None: there is no encoder.
         ia3: what k, v and the MLP's inner layer are multiplied with, [tasks, ...] each.
-        query_norm, key_norm: of each head's query and key before they are rotated, or of all heads' together where
-            they are as wide; None: there is none.
         attention_output_norm, mlp_output_norm: of what the residual stream is added to; None: there is none.
     """
 
     input_norm: Norm | None
-    qkv: Linear
-    attention_out: Linear
+    attention: SelfAttention
     post_norm: Norm | None
     mlp_in: Linear
     mlp_gate: Linear | None
     mlp_out: Linear
     cross: CrossWeights | None = None
     ia3: tuple[Tensor, ...] | None = None
-    query_norm: Norm | None = None
-    key_norm: Norm | None = None
     attention_output_norm: Norm | None = None
     mlp_output_norm: Norm | None = None
 
@@ -82,6 +78,11 @@ class StackWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Norm | None
     position_bias: Tensor | None
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """What the cache of each layer keeps of a token."""
+        return tuple(layer.attention.entry for layer in self.layers)
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,10 @@ from ..ops.ops import Ops
 from ..ops.packed_rows import Rows
 from ..ops.positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies
 from ..parallel.comm import Comm
+from .blocks.attention import scale_by_task, split_heads
+from .blocks.context import LayerContext
 from .config import ModelConfig, Rope, Stack
-from .layers import LayerContext, run_layer, scale_by_task, split_heads
+from .layers import run_layer
 from .layouts import ModelWeights, StackWeights
 
 _BIASED = ("alibi", "relative")  # positions that attention adds a bias for

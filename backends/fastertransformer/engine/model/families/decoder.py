@@ -10,6 +10,7 @@ from models.blocks.rotary import Rotary
 from models.decoder import Decoder
 
 from ...ops.linear import Norm
+from ..blocks.attention import GroupedWeights
 from ..config import ModelConfig, Rope
 from ..layouts import LayerWeights, StackWeights
 from ..reader import Reader
@@ -79,14 +80,18 @@ def _layer(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> Layer
     gate = read.column_parallel(names["gate"]) if config.is_gated else None
     return LayerWeights(
         input_norm=norm("input_norm"),
-        qkv=read.column_parallel(*dict.fromkeys((names["query"], names["key"], names["value"]))),
-        attention_out=read.row_parallel(names["attention_output"]),
+        attention=GroupedWeights(
+            qkv=read.column_parallel(*dict.fromkeys((names["query"], names["key"], names["value"]))),
+            out=read.row_parallel(names["attention_output"]),
+            size_per_head=config.size_per_head,
+            group=config.group,
+            query_norm=norm("query_norm"),
+            key_norm=norm("key_norm"),
+        ),
         post_norm=norm("pre_mlp_norm"),
         mlp_in=gate or up,  # what is called the gate is activated, and multiplies the other
         mlp_gate=up if gate else None,
         mlp_out=read.row_parallel(names["down"]),
-        query_norm=norm("query_norm"),
-        key_norm=norm("key_norm"),
         attention_output_norm=norm("post_attention_norm"),
         mlp_output_norm=norm("mlp_output_norm"),
     )

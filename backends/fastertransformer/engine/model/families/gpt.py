@@ -12,6 +12,7 @@ from ft_format.families.family import Family
 from ft_format.families.gpt import GptDims
 from ft_format.values import one_of
 
+from ..blocks.attention import GroupedWeights
 from ..config import Layout, ModelConfig
 from ..layouts import LayerWeights, StackWeights
 from ..reader import Reader
@@ -54,8 +55,11 @@ def _layer(read: Reader, config: ModelConfig, layer: str) -> LayerWeights:
     assert input_norm is not None
     return LayerWeights(
         input_norm=input_norm,
-        qkv=read.column_parallel(f"{layer}.attention.query_key_value"),
-        attention_out=read.row_parallel(f"{layer}.attention.dense"),
+        attention=GroupedWeights(
+            qkv=read.column_parallel(f"{layer}.attention.query_key_value"),
+            out=read.row_parallel(f"{layer}.attention.dense"),
+            size_per_head=config.size_per_head,
+        ),
         post_norm=read.norm(f"{layer}.post_attention_layernorm", config),
         mlp_in=read.column_parallel(f"{layer}.mlp.dense_h_to_4h"),
         mlp_gate=None,

@@ -13,6 +13,7 @@ from ft_format.families.family import Family
 from ft_format.families.t5 import T5Dims
 from ft_format.values import INDEX, Values
 
+from ..blocks.attention import GroupedWeights
 from ..config import NO_POSITION_LIMIT, Layout, ModelConfig, Stack
 from ..layouts import CrossWeights, LayerWeights, StackWeights
 from ..reader import Reader
@@ -76,18 +77,21 @@ def _layer(read: Reader, stack: Stack, layer: str, is_decoder: bool) -> LayerWei
     dense = f"{last}.DenseReluDense"
     input_norm = read.norm(f"{layer}.0.layer_norm", stack)
     assert input_norm is not None
+    ia3 = read.ia3(f"{own}.k", f"{own}.v", dense)
     return LayerWeights(
         input_norm=input_norm,
-        qkv=read.column_parallel(f"{own}.qkv")
-        if is_decoder
-        else read.column_parallel(f"{own}.q", f"{own}.k", f"{own}.v"),
-        attention_out=read.row_parallel(f"{own}.o"),
+        attention=GroupedWeights(
+            qkv=read.column_parallel(*([f"{own}.qkv"] if is_decoder else [f"{own}.{part}" for part in "qkv"])),
+            out=read.row_parallel(f"{own}.o"),
+            size_per_head=stack.size_per_head,
+            ia3=ia3,
+        ),
         post_norm=read.norm(f"{last}.layer_norm", stack),
         mlp_in=read.column_parallel(f"{dense}.wi"),
         mlp_gate=read.column_parallel(f"{dense}.wi2") if f"{dense}.wi2.weight" in read else None,
         mlp_out=read.row_parallel(f"{dense}.wo"),
         cross=_cross(read, stack, f"{layer}.1") if is_decoder else None,
-        ia3=read.ia3(f"{own}.k", f"{own}.v", dense),
+        ia3=ia3,
     )
 
 

@@ -1,0 +1,1 @@
+"""What the blocks of a layer compute, and the weights that each of them has."""

@@ -1,0 +1,116 @@
+"""Self-attention in which several heads of queries share one head of keys and values.
+
+B: rows of a call; T: tokens of this call; H, Hkv: heads of queries, and of keys and values, in this process; D: size of
+a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...cache.sizing import Entry
+from ...ops.linear import HeadNorms, Linear, Norm
+from ...ops.ops import Ops
+from .context import LayerContext
+
+
+class SelfAttention(Protocol):
+    """What a layer asks of the block that looks at the tokens before.
+
+    Attributes:
+        out: the row-parallel product that leads back into the residual stream.
+        entry: what the layer's cache keeps of a token.
+    """
+
+    @property
+    def out(self) -> Linear:
+        """See above."""
+        ...
+
+    @property
+    def entry(self) -> Entry:
+        """See above."""
+        ...
+
+    def inner(self, x: Tensor, norm: Norm | None, context: LayerContext, kv: Tensor) -> Tensor:
+        """Compute what ``out`` is multiplied by, for this process's heads, of [B, T, hidden], normed first.
+
+        ``kv`` is the layer's cache.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class GroupedWeights:
+    """Attention with grouped queries.
+
+    Attributes:
+        qkv: hidden -> (heads + 2 * kv_heads) * head_size: all q, then all k, then all v.
+        out: heads * head_size -> hidden.
+        size_per_head: width of a head.
+        group: heads of queries that share a head of keys and values.
+        query_norm, key_norm: of each head's query and key before they are rotated, or of all heads' together where
+            they are as wide; None: there is none.
+        ia3: what k and v, and after them others, are multiplied with, [tasks, ...] each; None: nothing is.
+    """
+
+    qkv: Linear
+    out: Linear
+    size_per_head: int
+    group: int = 1
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    ia3: tuple[Tensor, ...] | None = None
+
+    @property
+    def entry(self) -> Entry:
+        """See SelfAttention."""
+        return Entry(len(self.qkv.weight) // self.size_per_head // (self.group + 2), self.size_per_head)
+
+    def inner(self, x: Tensor, norm: Norm | None, context: LayerContext, kv: Tensor) -> Tensor:
+        """See SelfAttention; [B, T, hidden] -> [B, T, H * D]."""
+        ops = context.ops
+        q, k, v = self._split(ops.linear(self.qkv, x, norm))
+        if self.query_norm and self.key_norm:
+            if len(self.query_norm.weight) > self.size_per_head:
+                q, k = (_norm_together(ops, *pair) for pair in ((q, self.query_norm), (k, self.key_norm)))
+                return join_heads(context.attend(q, k, v, kv))
+            if self.query_norm.is_rms and not self.ia3:
+                return join_heads(context.attend(q, k, v, kv, HeadNorms(self.query_norm, self.key_norm)))
+            q, k = ops.norm(q, self.query_norm), ops.norm(k, self.key_norm)
+        k, v = scale_by_task(k, self.ia3, 0, context.tasks), scale_by_task(v, self.ia3, 1, context.tasks)
+        return join_heads(context.attend(q, k, v, kv))
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, T, (H + 2 * Hkv) * D] -> [B, H, T, D] and twice [B, Hkv, T, D]."""
+        heads = x.view(*x.shape[:2], -1, self.size_per_head).transpose(1, 2)
+        kv_heads = heads.shape[1] // (self.group + 2)
+        q, k, v = torch.split(heads, [self.group * kv_heads, kv_heads, kv_heads], 1)
+        return q, k, v
+
+
+def _norm_together(ops: Ops, x: Tensor, norm: Norm) -> Tensor:
+    """Norm the heads of a token together, [B, H, T, D]."""
+    (normed,) = split_heads(ops.norm(join_heads(x), norm), 1, x.shape[-1])
+    return normed
+
+
+def split_heads(x: Tensor, parts: int, size: int) -> tuple[Tensor, ...]:
+    """[B, T, parts * H * D] -> [B, H, T, D] each."""
+    return x.view(*x.shape[:2], parts, -1, size).permute(2, 0, 3, 1, 4).unbind()
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """[B, H, T, D] -> [B, T, H * D]."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def scale_by_task(x: Tensor, ia3: tuple[Tensor, ...] | None, index: int, tasks: Tensor | None) -> Tensor:
+    """Scale keys or values, [B, H, T, D], by the IA3 vectors of their tokens' tasks, [B, T]."""
+    if ia3 is None or tasks is None:
+        return x
+    return x * ia3[index][tasks].view(*tasks.shape, -1, x.shape[-1]).transpose(1, 2)

@@ -1,0 +1,30 @@
+"""What a layer's blocks compute with, beside its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...ops.ops import Ops
+from ...ops.positions import Attend, CrossAttend
+from ...parallel.comm import Comm
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """What all layers of a stack that attend in one way share in one call.
+
+    Attributes:
+        ops: operations.
+        comm: with the processes that share the layers.
+        attend: self-attention.
+        tasks: [B, T], each token's IA3 task; None: none has one.
+        attend_source: attention to the encoder's output; None: there is none.
+    """
+
+    ops: Ops
+    comm: Comm
+    attend: Attend
+    tasks: Tensor | None = None
+    attend_source: CrossAttend | None = None
