@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from models.architecture import STORAGE, Architecture
+from models.architecture import STORAGE, ZERO_CENTRED, Architecture
 from models.architectures.deepseek_v2 import DEEPSEEK_V2
 from models.architectures.deepseek_v3 import DEEPSEEK_V3
 from models.architectures.ernie4_5_moe import ERNIE4_5_MOE
@@ -45,6 +45,8 @@ from models.architectures.olmoe import OLMOE
 from models.architectures.phi3 import PHI3
 from models.architectures.qwen2 import QWEN2
 from models.architectures.qwen3 import QWEN3
+from models.architectures.qwen3_5_moe_text import QWEN3_5_MOE_TEXT
+from models.architectures.qwen3_5_text import QWEN3_5_TEXT
 from models.architectures.qwen3_moe import QWEN3_MOE
 from models.architectures.qwen3_next import QWEN3_NEXT
 from models.architectures.smollm3 import SMOLLM3
@@ -84,6 +86,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     NEMOTRON_H,
     FALCON_H1,
     QWEN3_NEXT,
+    QWEN3_5_TEXT,
+    QWEN3_5_MOE_TEXT,
 )
 """The first that can express a model is taken: Llama before Mistral, whose only difference is the window."""
 OTHER_NAMES = {"kimi_k2": DEEPSEEK_V3.model_type}
@@ -112,8 +116,10 @@ def find(model_type: object, config: Mapping[str, Any] | None = None) -> Archite
 def with_names(decoder: Decoder) -> Decoder:
     """Call the tensors of a model as the first architecture does that can express it; of none, by Llama's names."""
     found = next((each for each in ARCHITECTURES if not each.lacks(decoder)), None)
-    if found and decoder.mixture:
-        of_mixture = [name for name in STORAGE if name.startswith("mixture.")]
-        stored: dict[str, Any] = {name.rpartition(".")[2]: bool(found.has.get(name)) for name in of_mixture}
-        decoder = replace(decoder, mixture=replace(decoder.mixture, **stored))
+    for name in STORAGE if found else ():
+        block, _, field = name.partition(".")
+        own = getattr(decoder, block)
+        if name != ZERO_CENTRED and own:
+            stored: dict[str, Any] = {block: replace(own, **{field: bool(found and found.has.get(name))})}
+            decoder = replace(decoder, **stored)
     return replace(decoder, names=found.all_names if found else NAMES)

@@ -14,7 +14,7 @@ from models.errors import ModelError
 from models.keys import Keys
 
 ZERO_CENTRED = "norms.is_zero_centred"
-STORAGE = (ZERO_CENTRED, "mixture.is_choice_bias_row", "mixture.is_in_arrays")
+STORAGE = (ZERO_CENTRED, "mixture.is_choice_bias_row", "mixture.is_in_arrays", "delta.is_by_kind")
 """Fields that say how numbers are stored and not what they mean: whoever writes a model may change them."""
 _ONE_SIDED = "a token sees those before it alone"
 LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {

@@ -12,14 +12,14 @@ from models.architecture import Architecture
 from models.architectures import llama
 from models.blocks import delta_rule
 from models.blocks.attention import BY_HEAD, Biases
-from models.blocks.mixture import Experts, SparseSteps
+from models.blocks.mixture import EveryLayer, Experts, SparseSteps
 from models.blocks.rotary import Rope
 from models.blocks.windows import FULL, LINEAR
 from models.config_json import ConfigJson
 from models.keys import Fields, Key, flag
 
 
-class Mixers(SparseSteps):
+class Mixers(EveryLayer):
     """Which layers have attention, as they are listed or every n-th; and which have experts."""
 
     _KINDS, _PERIOD = "layer_types", "full_attention_interval"
@@ -42,6 +42,11 @@ class Mixers(SparseSteps):
         return [LINEAR if (layer + 1) % period else FULL for layer in range(layers)]
 
 
+class MixersAndSteps(Mixers, SparseSteps):
+    """Which layers have attention, and experts in every n-th layer but for those that are listed."""
+
+
+SHARED = {f"shared.{role}": f"mlp.shared_expert.{role}_proj" for role in ("gate", "up", "down")}
 QWEN3_NEXT = Architecture(
     model_type="qwen3_next",
     class_name="Qwen3NextForCausalLM",
@@ -50,7 +55,7 @@ QWEN3_NEXT = Architecture(
         rope=Rope(is_partial=True),
         more=[
             Biases("attention_bias"),
-            Mixers(),
+            MixersAndSteps(),
             *delta_rule.KEYS,
             Experts(count="num_experts"),
             Key("shared_expert_intermediate_size", "mixture.shared_inter_size"),
@@ -63,7 +68,7 @@ QWEN3_NEXT = Architecture(
         "norms.is_zero_centred": True,
         "mixture.has_shared_gate": True,
     },
-    names={f"shared.{role}": f"mlp.shared_expert.{role}_proj" for role in ("gate", "up", "down")},
+    names=SHARED,
     defaults={
         **llama.DEFAULTS,
         **{"num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768, "partial_rotary_factor": 0.25},

@@ -3,7 +3,8 @@
 Linear layers make queries, keys, values and a gate of the output (z), and for each head of the values how much is
 learnt (beta) and forgotten (alpha); queries, keys and values go through a short convolution first. Parameters and
 order: megatron-core, ``ssm/gated_delta_net``; transformers, ``Qwen3NextGatedDeltaNet``, whose two linear layers have
-all that belongs to a head of the keys together.
+all that belongs to a head of the keys together, and ``Qwen3_5GatedDeltaNet``, which has a linear layer of queries, keys
+and values, one after another, and one of each of the others.
 """
 
 from __future__ import annotations
@@ -12,17 +13,29 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from models.config_json import ConfigJson
-from models.keys import Fields, Key, Keys
+from models.keys import Constants, Fields, Key, Keys
 from models.spelling import SizeOf, Spelling
 from models.tensor import Tensor
 
 NAMES = {
     **{"delta_in": "linear_attn.in_proj_qkvz", "delta_gates": "linear_attn.in_proj_ba"},
+    **{f"delta_{name}": f"linear_attn.in_proj_{name}" for name in ("qkv", "z", "b", "a")},
     **{"delta_conv": "linear_attn.conv1d", "delta_decay": "linear_attn.A_log", "delta_step": "linear_attn.dt_bias"},
     **{"delta_norm": "linear_attn.norm", "delta_output": "linear_attn.out_proj"},
 }
 _BY_HEAD = Tensor(("delta.value_head_num",), 0, stays_fp32=True)
 _KEY_HEADS = "delta.key_head_num"
+_GATE = Tensor(("delta.value_head_num", "hidden_units"), 0)
+_BY_KEY = {
+    "delta_in.weight": Tensor(((_KEY_HEADS, "delta.in_per_key"), "hidden_units"), 0),
+    "delta_gates.weight": Tensor(((_KEY_HEADS, "delta.gates_per_key"), "hidden_units"), 0),
+}
+_BY_KIND = {
+    "delta_qkv.weight": Tensor(("delta.channels", "hidden_units"), 0),
+    "delta_z.weight": Tensor((("delta.value_head_num", "delta.value_size"), "hidden_units"), 0),
+    **dict.fromkeys(("delta_b.weight", "delta_a.weight"), _GATE),
+}
+"""What goes in, as one of the two classes stores it."""
 
 
 class ByKeyHead(Spelling):
@@ -43,6 +56,7 @@ class DeltaRule:
         key_head_num, value_head_num: heads of queries and keys, and of values; the first divides the second.
         key_size, value_size: width of each.
         conv_size: tokens that the convolution sees, the token itself among them.
+        is_by_kind: what goes in is stored by kind, all heads of it together; else by heads of the keys.
     """
 
     key_head_num: int
@@ -50,6 +64,7 @@ class DeltaRule:
     key_size: int
     value_size: int
     conv_size: int = 4
+    is_by_kind: bool = False
 
     @property
     def heads_per_key(self) -> int:
@@ -78,8 +93,7 @@ class DeltaRule:
     def tensors(self) -> dict[str, Tensor]:
         """List the tensors, by role."""
         return {
-            "delta_in.weight": Tensor(((_KEY_HEADS, "delta.in_per_key"), "hidden_units"), 0),
-            "delta_gates.weight": Tensor(((_KEY_HEADS, "delta.gates_per_key"), "hidden_units"), 0),
+            **(_BY_KIND if self.is_by_kind else _BY_KEY),
             "delta_conv.weight": Tensor(("delta.channels", 1, "delta.conv_size"), 0),
             **dict.fromkeys(("delta_decay", "delta_step"), _BY_HEAD),
             "delta_norm.weight": Tensor(("delta.value_size",)),
@@ -89,11 +103,20 @@ class DeltaRule:
     def spellings(self, is_apart: bool = False) -> tuple[Spelling, ...]:
         """List megatron-core's; the norm before the block is fused."""
         place = "self_attention"
+        into, mixed = f"{place}.in_proj.{{kind}}", ("query", "key", "value")
+        by_kind = (("z", "z"), ("b", "beta"), ("a", "alpha"))
+        by_key = (
+            ByKeyHead(("delta_in",), (into,), sections=(*mixed, "z")),
+            ByKeyHead(("delta_gates",), (into,), sections=("beta", "alpha")),
+        )
+        apart = (
+            Spelling(("delta_qkv",), (into,), sections=mixed),
+            *(Spelling((f"delta_{role}",), (f"{into}.{section}",)) for role, section in by_kind),
+        )
         return (
             Spelling(("input_norm",), (f"{place}.in_proj.layer_norm_{{kind}}",)),
-            ByKeyHead(("delta_in",), (f"{place}.in_proj.{{kind}}",), sections=("query", "key", "value", "z")),
-            ByKeyHead(("delta_gates",), (f"{place}.in_proj.{{kind}}",), sections=("beta", "alpha")),
-            Spelling(("delta_conv",), (f"{place}.conv1d.{{kind}}",), sections=("query", "key", "value")),
+            *(apart if self.is_by_kind else by_key),
+            Spelling(("delta_conv",), (f"{place}.conv1d.{{kind}}",), sections=mixed),
             Spelling(("delta_decay",), (f"{place}.A_log",), kinds=("",)),
             Spelling(("delta_step",), (f"{place}.dt_bias",), kinds=("",)),
             Spelling(("delta_norm",), (f"{place}.out_norm.{{kind}}",), is_centred=True),
@@ -123,5 +146,6 @@ KEYS: tuple[Keys, ...] = (
     Key("linear_key_head_dim", "delta.key_size"),
     Key("linear_value_head_dim", "delta.value_size"),
     Key("linear_conv_kernel_dim", "delta.conv_size"),
+    Constants({"attn_output_gate": True}),
 )
-"""Qwen3-Next's words."""
+"""Qwen3-Next's words, and that of the attention beside it."""

@@ -1,4 +1,4 @@
-"""Qwen3-Next in the forms of Megatron: bytes and logits of transformers' model."""
+"""Qwen3-Next and Qwen3.5 in the forms of Megatron: bytes and logits of transformers' model."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from support.core_delta_rule import write_bridge, write_megatron_lm_dist, write_ranks
+from support.core_delta_rule import write_bridge, write_bridge_of_images, write_megatron_lm_dist, write_ranks
 from support.hybrid_models import hybrid, write_hub
-from support.llama_models import tensors
+from support.llama_models import logits, tensors
 from support.same_model import assert_same_model
+from transformers import AutoModelForCausalLM
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
@@ -22,22 +24,36 @@ FP32, BF16 = torch.float32, torch.bfloat16
 FORMS: dict[str, Callable[..., Path]] = {
     "Megatron-LM, torch_dist": write_megatron_lm_dist,
     "Megatron-Bridge": write_bridge,
+    "Megatron-Bridge, of images": write_bridge_of_images,
 }
 
 
 @pytest.mark.parametrize(
-    ("form", "ranks", "dtype"),
+    ("name", "form", "ranks", "dtype"),
     [
-        ("Megatron-LM, torch_dist", 2, FP32),
-        ("Megatron-Bridge", 1, FP32),
-        ("Megatron-Bridge", 2, BF16),
+        ("qwen3_next", "Megatron-LM, torch_dist", 2, FP32),
+        ("qwen3_next", "Megatron-Bridge", 1, FP32),
+        ("qwen3_next", "Megatron-Bridge", 2, BF16),
+        ("qwen3_5", "Megatron-LM, torch_dist", 2, FP32),
+        ("qwen3_5", "Megatron-Bridge", 2, BF16),
+        ("qwen3_5", "Megatron-Bridge, of images", 1, FP32),
+        ("qwen3_5_moe", "Megatron-Bridge, of images", 2, BF16),
     ],
 )
-def test_the_same_model_comes_out(form: str, ranks: int, dtype: torch.dtype, tmp_path: Path) -> None:
-    source, out = hybrid("qwen3_next", dtype), tmp_path / "out"
+def test_the_same_model_comes_out(name: str, form: str, ranks: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    source, out = hybrid(name, dtype), tmp_path / "out"
     path = FORMS[form](tmp_path / "run", source, ranks)
     convert(ConvertArguments(path, out, weight_data_type="fp32" if dtype == FP32 else "bf16", format="huggingface"))
     assert_same_model(out, source)
+
+
+def test_a_mixture_that_no_class_names_becomes_qwen3_next_which_computes_the_same(tmp_path: Path) -> None:
+    source, out = hybrid("qwen3_5_moe"), tmp_path / "out"
+    run = write_bridge(tmp_path / "run", source, 1)
+    convert(ConvertArguments(run, out, weight_data_type="fp32", format="huggingface"))
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=FP32, attn_implementation="eager").eval()
+    assert type(model).__name__ == "Qwen3NextForCausalLM"
+    assert np.abs(logits(model) - source.logits).max() < 1e-5
 
 
 def test_a_directory_of_the_hub_is_read_and_predictors_are_left_out_and_named(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ WORDS = {
     "deepseek_v3": "Moonlight, Kimi K2",
     "glm4_moe_lite": "GLM-4.7-Flash",
     "qwen3_next": "Qwen3-Next",
+    **{"qwen3_5_text": "Qwen3.5", "qwen3_5_moe_text": "qwen3_5_moe_text"},
     "nemotron_h": "Nemotron-H",
     "falcon_h1": "Falcon-H1",
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import test_delta_rule  # type: ignore[import-not-found]
 import test_hybrids  # type: ignore[import-not-found]
 import test_megatron_fsdp  # type: ignore[import-not-found]
 import torch
@@ -45,7 +47,8 @@ def shown() -> Iterator[Shown]:
         yield Shown("t5", "Hugging Face", 1, "fp32", "tensors; logits, 1e-6")
     for case in CASES:
         yield Shown(_type_of(case.name), _form(case.form), case.tensor, _short(case.dtype), BOTH)
-    for name, form, ranks, dtype in _cases(test_hybrids.test_the_same_model_comes_out):
+    of_states = (test_hybrids.test_the_same_model_comes_out, test_delta_rule.test_the_same_model_comes_out)
+    for name, form, ranks, dtype in chain.from_iterable(map(_cases, of_states)):
         yield Shown(_type_of(name), _form(form), ranks, _short(dtype), BOTH)
     for name in (*LLAMAS, *NEWER):
         yield Shown(_type_of(name), "Megatron-Bridge", 2, "fp32", LOGITS)

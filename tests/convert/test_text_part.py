@@ -28,10 +28,20 @@ _SIGLIP = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "
 _SIGLIP |= {"image_size": 28, "patch_size": 14, "vision_use_head": False, "model_type": "siglip_vision_model"}
 _GEMMA: dict[str, Any] = {"head_dim": 8, "sliding_window": 5, "sliding_window_pattern": 2, "query_pre_attn_scalar": 8}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+_QWEN35_VISION = {**_QWEN2_VISION, "num_position_embeddings": 16}
+_DELTA = {"rope_parameters": {**_MROPE, "partial_rotary_factor": 0.5}, "head_dim": 16, "full_attention_interval": 2}
+_DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 4}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": ("Qwen2_5_VL", {"rope_parameters": _MROPE}, _QWEN2_VISION, _TOKENS),
     "qwen3_vl": ("Qwen3VL", {"rope_parameters": _MROPE, "head_dim": 8}, _QWEN3_VISION, _TOKENS),
     "qwen3_vl_moe": ("Qwen3VLMoe", {"rope_parameters": _MROPE, "head_dim": 8, **_EXPERTS}, _QWEN3_VISION, _TOKENS),
+    "qwen3_5": ("Qwen3_5", _DELTA, _QWEN35_VISION, _TOKENS),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 12},
+        _QWEN35_VISION,
+        _TOKENS,
+    ),
     "gemma3": ("Gemma3", _GEMMA, _SIGLIP, {"image_token_index": 90, "mm_tokens_per_image": 4}),
 }
 _OLDER = {
@@ -40,7 +50,8 @@ _OLDER = {
 }
 """What version 4 called the tensors."""
 CLASSES = {"qwen2_5_vl": "Qwen2ForCausalLM", "qwen3_vl": "Qwen3ForCausalLM", "gemma3": "Gemma3ForCausalLM"}
-CLASSES["qwen3_vl_moe"] = "Qwen3MoeForCausalLM"
+CLASSES |= {"qwen3_vl_moe": "Qwen3MoeForCausalLM", "qwen3_5": "Qwen3_5ForCausalLM"}
+CLASSES["qwen3_5_moe"] = "Qwen3_5MoeForCausalLM"
 IDS = torch.arange(3, 21).reshape(2, 9)
 
 

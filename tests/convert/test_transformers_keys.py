@@ -47,6 +47,12 @@ _LATENT = {
     **{**_LLAMA, **_GROUPED, "num_key_value_heads": 4, "n_routed_experts": 6, "n_shared_experts": 1},
     **{"q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 8, "v_head_dim": 9},
 }
+_DELTA: dict[str, Any] = {
+    **{**_LLAMA, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "full_attention_interval": 2},
+    **{"linear_key_head_dim": 6, "linear_value_head_dim": 4},
+}
+_DELTA_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+_DELTA_MOE |= {"shared_expert_intermediate_size": 28}
 SIZES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "nemotron", "gemma", "olmo2", "granite"), _LLAMA),
     "phi3": {**_LLAMA, **_WINDOW, "rope_parameters": {**_LONG, "rope_theta": 500.0}, "pad_token_id": None},
@@ -58,12 +64,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**_WIDTHS, **_WINDOW, "intermediate_size": 48, "num_key_value_heads": 2, "rope_scaling": _LLAMA3}
     | {"sliding_window_pattern": 2},
     "qwen3_moe": {**_LLAMA, **_QWEN, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
-    "qwen3_next": {
-        **{**_LLAMA, "head_dim": 8, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
-        **{"shared_expert_intermediate_size": 28, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
-        **{"linear_key_head_dim": 6, "linear_value_head_dim": 4, "full_attention_interval": 2},
-        "norm_topk_prob": False,
-    },
+    "qwen3_next": {**_DELTA, **_DELTA_MOE, "norm_topk_prob": False},
+    **{"qwen3_5_text": _DELTA, "qwen3_5_moe_text": {**_DELTA, **_DELTA_MOE}},
     "deepseek_v3": {**_LATENT, "num_nextn_predict_layers": 0},
     "deepseek_v2": {**_LATENT, "topk_method": "group_limited_greedy"},
     "glm4_moe_lite": {key: value for key, value in _LATENT.items() if key != "first_k_dense_replace"}
@@ -169,7 +171,10 @@ _OF_SOME = {
     **{("nemotron_h", "use_bias"): True, ("nemotron_h", "num_key_value_heads"): 4},
     ("ernie4_5_moe", "use_bias"): True,
     **{("phi3", key): {**_LONG, "short_factor": [2.0] * 4} for key in ("rope_scaling", "rope_parameters")},
-    ("qwen3_next", "layer_types"): ["full_attention", "full_attention"],
+    **{
+        (name, "layer_types"): ["full_attention", "full_attention"]
+        for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+    },
     ("smollm3", "layer_types"): ["sliding_attention", "full_attention"],
     ("gemma3_text", "rope_parameters"): {"full_attention": {"rope_theta": 300.0}},
 }

@@ -1,8 +1,8 @@
-"""Tiny Qwen3-Next models of transformers, in the names and layouts that megatron-core has for them.
+"""Tiny Qwen3-Next and Qwen3.5 models of transformers, in the names and layouts that megatron-core has for them.
 
 Written from megatron-core 0.20: ``ssm/gated_delta_net`` (the order within ``in_proj``, what a rank has of each section,
 ``sharded_state_dict``, which takes them apart), ``transformer/attention.py`` (a group's queries, their gates, key and
-value), ``moe/shared_experts.py``; and from Megatron-Bridge's ``qwen3_next_bridge.py``.
+value), ``moe/shared_experts.py``; and from Megatron-Bridge's ``qwen3_next_bridge.py`` and ``qwen35_bridge.py``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def module_state(source: Saved, padded: int = 128) -> State:
         own = {key.removeprefix(prefix): value for key, value in kept.items() if key.startswith(prefix)}
         made = (_delta if kind == "linear_attention" else _attention)(own, config) | _feed_forward(own, config)
         state |= {f"decoder.layers.{layer}.{key}": value for key, value in made.items()}
-    for name, key in (("embedding.word_embeddings", "model.embed_tokens"), ("output_layer", "lm_head")):
+    outer = (("embedding.word_embeddings", "model.embed_tokens"), ("output_layer", "lm_head"))
+    for name, key in outer[: 1 if config.tie_word_embeddings else 2]:
         weight = kept[f"{key}.weight"]
         more = torch.full((padded - weight.shape[0], weight.shape[1]), 0.5, dtype=weight.dtype)
         state[f"{name}.weight"] = torch.cat([weight, more])
@@ -47,20 +48,31 @@ def module_state(source: Saved, padded: int = 128) -> State:
 
 
 def _delta(own: State, config: Any) -> State:
-    """Take the rows out of each head of the keys, as ``fix_query_key_value_ordering`` of transformers does."""
-    heads, per = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
-    key, value = config.linear_key_head_dim, config.linear_value_head_dim
-    by_head = own["linear_attn.in_proj_qkvz.weight"].unflatten(0, (heads, -1))
-    parts = list(by_head.split([key, key, per * value, per * value], 1))
-    parts += own["linear_attn.in_proj_ba.weight"].unflatten(0, (heads, -1)).split([per, per], 1)
     return {
-        "self_attention.in_proj.weight": torch.cat([part.flatten(0, 1) for part in parts]),
+        "self_attention.in_proj.weight": torch.cat(_by_key_head(own, config) or _by_kind(own)),
         "self_attention.in_proj.layer_norm_weight": own["input_layernorm.weight"],
         "self_attention.conv1d.weight": own["linear_attn.conv1d.weight"],
         "self_attention.out_norm.weight": own["linear_attn.norm.weight"] - 1,
         "self_attention.out_proj.weight": own["linear_attn.out_proj.weight"],
         **{f"self_attention.{name}": own[f"linear_attn.{name}"] for name in ("A_log", "dt_bias")},
     }
+
+
+def _by_kind(own: State) -> list[torch.Tensor]:
+    """Qwen3.5's: queries, keys and values lie one after another as megatron-core has them."""
+    return [own[f"linear_attn.in_proj_{name}.weight"] for name in ("qkv", "z", "b", "a")]
+
+
+def _by_key_head(own: State, config: Any) -> list[torch.Tensor]:
+    """Take Qwen3-Next's rows out of each head of the keys, as ``fix_query_key_value_ordering`` of transformers does."""
+    if "linear_attn.in_proj_qkvz.weight" not in own:
+        return []
+    heads, per = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    key, value = config.linear_key_head_dim, config.linear_value_head_dim
+    by_head = own["linear_attn.in_proj_qkvz.weight"].unflatten(0, (heads, -1))
+    parts = list(by_head.split([key, key, per * value, per * value], 1))
+    parts += own["linear_attn.in_proj_ba.weight"].unflatten(0, (heads, -1)).split([per, per], 1)
+    return [part.flatten(0, 1) for part in parts]
 
 
 def _attention(own: State, config: Any) -> State:
@@ -147,13 +159,12 @@ def arrays(source: Saved, ranks: int) -> dict[str, ChunkedArray]:
 
 def fields(config: Any) -> dict[str, Any]:
     """megatron-core's fields, as Megatron-Bridge's importer sets them."""
-    sparse = [int(layer not in config.mlp_only_layers) for layer in range(config.num_hidden_layers)]
     same = ("hidden_size", "num_attention_heads", "linear_conv_kernel_dim", "linear_key_head_dim")
     same += ("linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads")
     return {
         **{name: getattr(config, name) for name in same},
         "num_layers": config.num_hidden_layers,
-        "ffn_hidden_size": config.intermediate_size,
+        "ffn_hidden_size": getattr(config, "intermediate_size", 999),
         "num_query_groups": config.num_key_value_heads,
         "kv_channels": config.head_dim,
         "layernorm_epsilon": config.rms_norm_eps,
@@ -170,6 +181,14 @@ def fields(config: Any) -> dict[str, Any]:
         "attention_output_gate": True,
         "experimental_attention_variant": "gated_delta_net",
         "linear_attention_freq": [int(kind == "linear_attention") for kind in config.layer_types],
+        **(_of_experts(config) if hasattr(config, "num_experts") else {"num_moe_experts": None}),
+    }
+
+
+def _of_experts(config: Any) -> dict[str, Any]:
+    dense = getattr(config, "mlp_only_layers", ())
+    sparse = [int(layer not in dense) for layer in range(config.num_hidden_layers)]
+    return {
         "num_moe_experts": config.num_experts,
         "moe_layer_freq": sparse,
         "moe_router_topk": config.num_experts_per_tok,
@@ -190,7 +209,7 @@ def arguments(config: Any, ranks: int) -> dict[str, Any]:
     return {
         **made,
         **{"swiglu": True, "group_query_attention": True, "apply_layernorm_1p": True},
-        **{"norm_epsilon": config.rms_norm_eps, "untie_embeddings_and_output_weights": True},
+        **{"norm_epsilon": config.rms_norm_eps, "untie_embeddings_and_output_weights": not config.tie_word_embeddings},
         **{"max_position_embeddings": config.max_position_embeddings, "tokenizer_model": "tokenizer.model"},
         **{"tensor_model_parallel_size": ranks, "pipeline_model_parallel_size": 1},
     }
@@ -215,7 +234,15 @@ def write_megatron_lm_dist(root: Path, source: Saved, ranks: int, **changes: Any
     return root
 
 
-def write_bridge(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
+def write_bridge_of_images(root: Path, source: Saved, ranks: int) -> Path:
+    """Write what Megatron-Bridge saves of its provider of Qwen3.5 that sees images."""
+    kind = "Qwen35VLMoEModelProvider" if hasattr(source.config, "num_experts") else "Qwen35VLModelProvider"
+    own = {"position_embedding_type": "mrope", "mrope_section": [1, 1, 0], "vision_config": {"depth": 3}}
+    target = f"megatron.bridge.models.qwen_vl.qwen35_vl_provider.{kind}"
+    return write_bridge(root, source, ranks, "language_model.", _target_=target, image_token_id=3, **own)
+
+
+def write_bridge(root: Path, source: Saved, ranks: int, prefix: str = "", **changes: Any) -> Path:
     """Write what Megatron-Bridge saves of its provider."""
     specs = "megatron.core.models.gpt.experimental_attention_variant_module_specs"
     spec = f"{specs}.get_transformer_block_with_experimental_attention_variant_spec"
@@ -224,13 +251,15 @@ def write_bridge(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
         **fields(source.config),
         "activation_func": {"_target_": "torch.nn.functional.silu", "_call_": False},
         "transformer_layer_spec": {"_target_": spec, "_call_": False},
-        "share_embeddings_and_output_weights": False,
+        "share_embeddings_and_output_weights": source.config.tie_word_embeddings,
         "hetereogenous_dist_checkpoint": True,
         **changes,
     }
     folder = root / "iter_0000007"
     folder.mkdir(parents=True)
-    write_torch_dist(folder, arrays(source, ranks), prefix="", common={"iteration": 7, "checkpoint_version": 3.0})
+    images = {"vision_model.patch_embed.proj.weight": ChunkedArray((2, 2), [((0, 0), torch.ones(2, 2))])}
+    made = {f"{prefix}{key}": each for key, each in arrays(source, ranks).items()} | (images if prefix else {})
+    write_torch_dist(folder, made, prefix="", common={"iteration": 7, "checkpoint_version": 3.0})
     tokenizer = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "x"}
     (folder / "run_config.yaml").write_text(yaml.safe_dump({"model": model, "tokenizer": tokenizer}))
     (root / "latest_checkpointed_iteration.txt").write_text("7")

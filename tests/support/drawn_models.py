@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_PARTIAL = ("nemotron", "phi3", "glm4_moe", "minimax_m2", "qwen3_next")
+_PARTIAL = ("nemotron", "phi3", "glm4_moe", "minimax_m2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 _ROPES = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
@@ -247,16 +247,23 @@ def _falcon_h1(rng: random.Random, layers: int) -> dict[str, Any]:
     return own | rng.choice([lists, {}])
 
 
-def _qwen3_next(rng: random.Random, layers: int) -> dict[str, Any]:
+def _delta(rng: random.Random, layers: int) -> dict[str, Any]:
     kinds = [rng.choice(["linear_attention", "full_attention"]) for _ in range(layers)]
     said = rng.choice([{}, {"full_attention_interval": rng.randint(1, 3)}, {"layer_types": kinds}])
     keys = rng.choice([1, 2, 3])
     own = {"linear_num_key_heads": keys, "linear_num_value_heads": keys * rng.choice([1, 2, 3])}
     own |= {f"linear_{name}_head_dim": rng.randint(2, 6) for name in ("key", "value")}
-    own |= {"linear_conv_kernel_dim": rng.randint(2, 4), "shared_expert_intermediate_size": rng.randint(3, 30)}
+    return {**said, **own, "linear_conv_kernel_dim": rng.randint(2, 4), "attn_output_gate": True}
+
+
+def _qwen3_5_moe(rng: random.Random, layers: int) -> dict[str, Any]:
+    widths = {f"{name}_intermediate_size": rng.randint(3, 30) for name in ("moe", "shared_expert")}
+    return {**_delta(rng, layers), **_experts(rng, "num_experts"), **widths, "norm_topk_prob": True}
+
+
+def _qwen3_next(rng: random.Random, layers: int) -> dict[str, Any]:
     steps = {"decoder_sparse_step": rng.randint(1, 2), "mlp_only_layers": rng.choice([[], [0], [layers - 1]])}
-    width = {"moe_intermediate_size": rng.randint(3, 30), "norm_topk_prob": rng.choice([True, False])}
-    return {**_experts(rng, "num_experts"), **said, **own, **steps, **width}
+    return {**_qwen3_5_moe(rng, layers), **steps, "norm_topk_prob": rng.choice([True, False])}
 
 
 _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
@@ -278,7 +285,7 @@ _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "smollm3": _smollm3,
     "exaone4": _exaone4,
     "qwen3_moe": _qwen3_moe,
-    "qwen3_next": _qwen3_next,
+    **{"qwen3_next": _qwen3_next, "qwen3_5_text": _delta, "qwen3_5_moe_text": _qwen3_5_moe},
     "glm4_moe": _glm4_moe,
     "minimax_m2": _minimax_m2,
     "ernie4_5_moe": _ernie4_5_moe,

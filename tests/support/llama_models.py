@@ -80,6 +80,15 @@ _FALCON: dict[str, Any] = {
     **{"attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6},
     **{"ssm_multipliers": [0.35, 0.25, 0.18, 0.5, 0.31], "mlp_multipliers": [0.88, 0.29]},
 }
+_DELTA: dict[str, Any] = {
+    **{"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8},
+    **{"linear_value_head_dim": 6, "linear_conv_kernel_dim": 3, "full_attention_interval": 3, "num_hidden_layers": 4},
+    **_rope(1e6, partial_rotary_factor=0.25),
+}
+_DELTA_MOE = {
+    **{"num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 40},
+    "shared_expert_intermediate_size": 56,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_mha": ("Llama", {"num_key_value_heads": HEADS, "rms_norm_eps": 1e-5}),
     "llama": ("Llama", {"rms_norm_eps": 1e-5}),
@@ -259,16 +268,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron3_latent": ("NemotronH", {**_MAMBA, **_MAMBA_MOE, "moe_latent_size": 24}),
     "falcon_h1": ("FalconH1", _FALCON),
     "falcon_h1_norm": ("FalconH1", {**_FALCON, "mamba_rms_norm": True, "tie_word_embeddings": True}),
-    "qwen3_next": (
-        "Qwen3Next",
-        {
-            **{"head_dim": 16, "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 40},
-            **{"shared_expert_intermediate_size": 56, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
-            **{"linear_key_head_dim": 8, "linear_value_head_dim": 6, "linear_conv_kernel_dim": 3},
-            **{"full_attention_interval": 3, "num_hidden_layers": 4, "mlp_only_layers": [1]},
-            **_rope(1e6, partial_rotary_factor=0.25),
-        },
-    ),
+    "qwen3_next": ("Qwen3Next", {**_DELTA, **_DELTA_MOE, "mlp_only_layers": [1]}),
+    "qwen3_5": ("Qwen3_5Text", {**_DELTA, "tie_word_embeddings": True}),
+    "qwen3_5_moe": ("Qwen3_5MoeText", {**_DELTA, **_DELTA_MOE}),
     "starcoder2": ("Starcoder2", {"norm_epsilon": 1e-5, "sliding_window": 5, **_rope(1e5)}),
 }
 """Name of a model -> transformers' class and what differs from the common sizes."""

@@ -10,6 +10,8 @@ from export_scripts.weights.schema import DecoderDims
 from models.decoder import Decoder
 
 _COUNT, _ALSO = "num_nextn_predict_layers", "num_mtp_layers"
+_COUNTS = (_COUNT, "mtp_num_hidden_layers")
+"""The second is Qwen3.5's word."""
 
 
 def without_absent_predictors(
@@ -42,6 +44,6 @@ def without_passed_over(settings: Settings, architecture: Architecture) -> tuple
         The configuration, and what is to be said of it.
     """
     passes_over = isinstance(architecture, HubDecoder) and architecture.described.passes_over
-    if not (passes_over and settings.get(_COUNT)):
-        return settings, ()
-    return Settings({**settings, _COUNT: 0}), (f"{_COUNT}: {settings[_COUNT]}  becomes 0: predictors are left out",)
+    counts = [key for key in _COUNTS if passes_over and settings.get(key)]
+    remarks = tuple(f"{key}: {settings[key]}  becomes 0: predictors are left out" for key in counts)
+    return Settings({**settings, **dict.fromkeys(counts, 0)}), remarks

@@ -26,6 +26,7 @@ from export_scripts.checkpoints.nemo.model_class import (
     BEHIND_ALONE,
     builds_exaone4,
     class_remarks,
+    own_type,
     scales_embeddings,
     sees_images,
     with_windows_of_layers,
@@ -125,7 +126,7 @@ def model_in_nemo1_words(model: Fields) -> dict[str, Any]:
         words |= {AS_SAID: True, BEHIND_ALONE: True}
     if sees_images(model) and words.get("position_embedding_type") == "mrope":
         words["position_embedding_type"] = "rope"  # the three numbers of a text's position are equal
-    return {**words, "apply_embedding_scaling": scales_embeddings(model, config, CONFIG_FILE)}
+    return {**words, **own_type(model), "apply_embedding_scaling": scales_embeddings(model, config, CONFIG_FILE)}
 
 
 def _unknown(model: Fields, config: Mapping[str, Any]) -> list[str]:

@@ -36,7 +36,7 @@ from export_scripts.checkpoints.nemo.mixture import (
     mixture_fields,
     mixture_problems,
 )
-from export_scripts.checkpoints.nemo.model_class import BEHIND_ALONE
+from export_scripts.checkpoints.nemo.model_class import BEHIND_ALONE, OWN_TYPE
 from export_scripts.checkpoints.nemo.rotations import read_rotaries, rotation_problems
 from export_scripts.checkpoints.nemo.windows import AS_CORE, AS_SAID, read_windows, window_remarks
 from export_scripts.weights import megatron_decoder
@@ -207,6 +207,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         "embedding_scale": hidden**0.5 if config.get("apply_embedding_scaling") else 1.0,
         "final_softcap": _number(custom, "final_logit_softcapping"),
         "has_tied_head": bool(config.get("share_embeddings_and_output_weights", True)),
+        "model_type": config.get(OWN_TYPE, ""),
         "layers.rotary": read_rotaries(custom, size, windows),
         "layers.window": windows,
         **mixture_fields(custom, layers, is_gated, linear),

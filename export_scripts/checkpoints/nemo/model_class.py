@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handover.errors import CheckpointError
+from models.architectures.qwen3_5_moe_text import QWEN3_5_MOE_TEXT
 from models.checks import shown
 
 _NEMO, _BRIDGE = "nemo.collections.llm.gpt.model.", "megatron.bridge.models."
@@ -25,10 +26,14 @@ _PLAIN = re.compile(
     r"|deepseek|gpt_oss)\.\w+"
     rf"|{re.escape(_BRIDGE)}(gpt_provider|gpt|mla_provider|llama|mistral|mixtral|nemotron|qwen|starcoder|deepseek|olmoe"
     r"|minimax_m2|glm|exaone\.exaone_moe|gpt_oss|nemotronh|falcon_h1|hybrid|mamba)\.[\w.]+|megatron\.(core|training)\.[\w.]+"
-    rf"|{re.escape(_BRIDGE)}qwen_vl\.(qwen25_vl_provider\.|qwen3_vl_provider\.)?Qwen(25VL|3VL|3VLMoE)ModelProvider"
+    rf"|{re.escape(_BRIDGE)}qwen_vl\.(qwen(25|3|35)_vl_provider\.)?Qwen(25VL|3VL|3VLMoE|35VL|35VLMoE)ModelProvider"
 )
 _EXAONE4, _EXAONE_MOE = "exaone4_layer_spec", "build_exaone_moe_layer_spec"
-_OF_IMAGES = ("Gemma3VLModelProvider", *(f"Qwen{each}ModelProvider" for each in ("25VL", "3VL", "3VLMoE")))
+_QWEN35_MOE = "Qwen35VLMoEModelProvider"
+_OF_IMAGES = ("Gemma3VLModelProvider", *(f"Qwen{each}ModelProvider" for each in ("25VL", "3VL", "3VLMoE", "35VL")))
+_OF_IMAGES += (_QWEN35_MOE,)
+OWN_TYPE = "model_type_of_the_class"
+"""The readers' own word: transformers' name of a model whose fields alone are another's, which computes the same."""
 BEHIND_ALONE = "norms_stand_behind_alone"
 """The readers' own word: norms follow attention and feed-forward, and none precedes them."""
 _OWN_PACKAGES = ("nemo.collections.", "megatron.")
@@ -85,7 +90,16 @@ def scales_embeddings(model: Mapping[str, Any], config: Mapping[str, Any], file:
 
 def sees_images(model: Mapping[str, Any]) -> bool:
     """Whether the class is one of Megatron-Bridge whose text model stands below ``language_model.``."""
-    return str(model.get("_target_") or "").rpartition(".")[2] in _OF_IMAGES
+    return _class_name(model) in _OF_IMAGES
+
+
+def own_type(model: Mapping[str, Any]) -> dict[str, str]:
+    """Name transformers' class where the training's says it: the fields of Qwen3.5's mixture are Qwen3-Next's."""
+    return {OWN_TYPE: QWEN3_5_MOE_TEXT.model_type} if _class_name(model) == _QWEN35_MOE else {}
+
+
+def _class_name(model: Mapping[str, Any]) -> str:
+    return str(model.get("_target_") or "").rpartition(".")[2]
 
 
 def builds_exaone4(config: Mapping[str, Any]) -> bool:
