@@ -18,6 +18,7 @@ import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.model.blocks.attention import GroupedWeights
+from backends.fastertransformer.engine.model.blocks.feed_forward import DenseWeights
 from backends.fastertransformer.engine.ops.linear import padded_rows
 from backends.fastertransformer.engine.rows.answer import CANCELLED, Answer, Failure
 from backends.fastertransformer.engine.settings import Settings
@@ -145,9 +146,9 @@ class Load:
         network = self.engine._steps.network
         assert network.weights.decoder and network.weights.head
         first = network.weights.decoder.layers[0]
-        own = first.attention
-        assert isinstance(own, GroupedWeights)
-        matrices = (own.qkv, own.out, first.mlp_in, first.mlp_gate, first.mlp_out, network.weights.head)
+        own, dense = first.attention, first.feed_forward
+        assert isinstance(own, GroupedWeights) and isinstance(dense, DenseWeights)
+        matrices = (own.qkv, own.out, dense.into, dense.gate, dense.out, network.weights.head)
         hidden, heads = network.config.hidden_units, network.config.head_num * network.config.size_per_head
         widths = (hidden, heads, hidden, hidden, network.config.inter_size, hidden)
         sizes = sorted({padded_rows(rows) for rows in range(1, _MOST_TOKENS + 1)})

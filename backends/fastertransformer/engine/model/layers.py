@@ -26,15 +26,18 @@ def run_layer(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerContex
     x = ops.norm(x, after[0]) if after[0] else x
     if layer.cross:
         x = comm.all_reduce_add(x, layer.cross.out, _attend_source(stack, layer.cross, x, context, kv))
-    inner = _mlp(stack, layer, x, before[1], context)
-    x = _add_product(stack, x, layer.mlp_out, inner, context, layer.mlp_output_norm)
+    inner = layer.feed_forward.inner(x, before[1], context)
+    x = _add_product(stack, x, layer.feed_forward.out, inner, context, layer.mlp_output_norm)
     return ops.norm(x, after[1]) if after[1] else x
 
 
 def _add_product(
-    stack: Stack, x: Tensor, linear: Linear, inner: Tensor, context: LayerContext, norm: Norm | None
+    stack: Stack, x: Tensor, linear: Linear | None, inner: Tensor, context: LayerContext, norm: Norm | None
 ) -> Tensor:
-    """Add a row-parallel product, and its norm if it has one, to the residual stream x, which is overwritten."""
+    """Add a row-parallel product, and its norm if it has one, to the residual stream x, which is overwritten.
+
+    Where there is no product, ``inner`` is this process's part of the sum.
+    """
     multiplier = stack.residual_multiplier
     if not norm and multiplier == 1:
         return context.comm.all_reduce_add(x, linear, inner)
@@ -52,9 +55,9 @@ def _run_parallel(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerCo
         normed = x if is_fused else context.ops.norm(x, first)
         attention_norm = second = first if is_fused else None
     attended = layer.attention.inner(normed, attention_norm, context, kv)
-    inner = _mlp(stack, layer, normed, second, context)
+    inner = layer.feed_forward.inner(normed, second, context)
     x = context.comm.all_reduce_add(x, layer.attention.out, attended)
-    return context.comm.all_reduce_add(x, layer.mlp_out, inner)
+    return context.comm.all_reduce_add(x, layer.feed_forward.out, inner)
 
 
 def _attend_source(stack: Stack, cross: CrossWeights, x: Tensor, context: LayerContext, kv: Tensor) -> Tensor:
@@ -62,14 +65,3 @@ def _attend_source(stack: Stack, cross: CrossWeights, x: Tensor, context: LayerC
     assert context.attend_source
     (q,) = split_heads(context.ops.linear(cross.query, x, cross.norm), 1, stack.size_per_head)
     return join_heads(context.attend_source(q, kv))
-
-
-def _mlp(stack: Stack, layer: LayerWeights, x: Tensor, norm: Norm | None, context: LayerContext) -> Tensor:
-    """Inner layer of the MLP, [B, T, hidden] -> this process's part of [B, T, inter]."""
-    if layer.mlp_gate:
-        inner = context.ops.gated_linear(layer.mlp_in, layer.mlp_gate, x, norm, stack.activation)
-    else:
-        inner = context.ops.linear(layer.mlp_in, x, norm, stack.activation)
-    if layer.ia3 and context.tasks is not None:
-        inner *= layer.ia3[2][context.tasks]
-    return inner

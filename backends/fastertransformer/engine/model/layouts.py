@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..cache.sizing import Entry
-from ..ops.linear import Linear, Norm, join
+from ..ops.linear import Linear, Norm
 from .blocks.attention import SelfAttention
+from .blocks.feed_forward import FeedForward
 
 
 @dataclass(frozen=True)
@@ -38,29 +39,18 @@ class LayerWeights:
         input_norm: before attention, or after it in a post-norm model; None: there is none.
         attention: self-attention.
         post_norm: the same for the MLP; None where there is none, or the MLP works on attention's input.
-        mlp_in: hidden -> inter, which is activated.
-        mlp_gate: hidden -> inter, which mlp_in's activated output is multiplied by; None: the MLP has no gate.
-        mlp_out: inter -> hidden.
+        feed_forward: the MLP.
         cross: attention to the encoder's output; None: there is no encoder.
-        ia3: what k, v and the MLP's inner layer are multiplied with, [tasks, ...] each.
         attention_output_norm, mlp_output_norm: of what the residual stream is added to; None: there is none.
     """
 
     input_norm: Norm | None
     attention: SelfAttention
     post_norm: Norm | None
-    mlp_in: Linear
-    mlp_gate: Linear | None
-    mlp_out: Linear
+    feed_forward: FeedForward
     cross: CrossWeights | None = None
-    ia3: tuple[Tensor, ...] | None = None
     attention_output_norm: Norm | None = None
     mlp_output_norm: Norm | None = None
-
-    def __post_init__(self) -> None:
-        """Prepare the products of a gated MLP."""
-        if self.mlp_gate:
-            join(self.mlp_in, self.mlp_gate)
 
 
 @dataclass(frozen=True)

@@ -79,11 +79,14 @@ class Comm:
         dist.recv(x, self._group.rank - self._tensor_size)
         return x
 
-    def all_reduce_add(self, x: Tensor, linear: Linear, inner: Tensor) -> Tensor:
-        """Add a product to x in place: the sum of all processes' parts of it, through peer memory if it is small."""
+    def all_reduce_add(self, x: Tensor, linear: Linear | None, inner: Tensor) -> Tensor:
+        """Add a product to x in place: the sum of all processes' parts of it, through peer memory if it is small.
+
+        Where there is no product, ``inner`` is this process's part.
+        """
         if not self.is_split:
-            return self._ops.linear(linear, inner, residual=x)
-        part = self._ops.partial_linear(linear, inner)
+            return self._ops.linear(linear, inner, residual=x) if linear else x.add_(inner)
+        part = self._ops.partial_linear(linear, inner) if linear else inner
         if self._peer_memory and self._peer_memory.has_room_for(part):
             return self._peer_memory.all_reduce_add(x, part)
         dist.all_reduce(part, group=self._neighbours)

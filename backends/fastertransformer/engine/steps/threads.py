@@ -39,8 +39,8 @@ class StepThreads:
     def __init__(self, network: Network) -> None:
         self._most = torch.get_num_threads()
         stacks = [stack for stack in (network.weights.decoder, network.weights.encoder) if stack and stack.layers]
-        matrices = [stack.layers[0].mlp_in for stack in stacks]
-        self._numbers = max((each.size_bytes // network.weights.like.itemsize for each in matrices), default=0)
+        read_bytes = [stack.layers[0].feed_forward.step_bytes for stack in stacks]
+        self._numbers = max(read_bytes, default=0) // network.weights.like.itemsize
         self._is_on_cpu = network.weights.like.device.type == "cpu"
 
     def fit(self, rows: int) -> None:

@@ -11,6 +11,7 @@ from models.decoder import Decoder
 
 from ...ops.linear import Norm
 from ..blocks.attention import GroupedWeights
+from ..blocks.feed_forward import DenseWeights
 from ..config import ModelConfig, Rope
 from ..layouts import LayerWeights, StackWeights
 from ..reader import Reader
@@ -76,8 +77,6 @@ def _layer(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> Layer
     def norm(role: str) -> Norm | None:
         return read.norm(names[role], config) if role in names else None
 
-    up = read.column_parallel(names["up"])
-    gate = read.column_parallel(names["gate"]) if config.is_gated else None
     return LayerWeights(
         input_norm=norm("input_norm"),
         attention=GroupedWeights(
@@ -89,9 +88,14 @@ def _layer(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> Layer
             key_norm=norm("key_norm"),
         ),
         post_norm=norm("pre_mlp_norm"),
-        mlp_in=gate or up,  # what is called the gate is activated, and multiplies the other
-        mlp_gate=up if gate else None,
-        mlp_out=read.row_parallel(names["down"]),
+        feed_forward=_dense(read, config, names),
         attention_output_norm=norm("post_attention_norm"),
         mlp_output_norm=norm("mlp_output_norm"),
     )
+
+
+def _dense(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> DenseWeights:
+    up = read.column_parallel(names["up"])
+    gate = read.column_parallel(names["gate"]) if config.is_gated else None
+    # What is called the gate is activated, and multiplies the other.
+    return DenseWeights(gate or up, up if gate else None, read.row_parallel(names["down"]), config.activation)

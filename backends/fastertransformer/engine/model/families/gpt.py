@@ -13,6 +13,7 @@ from ft_format.families.gpt import GptDims
 from ft_format.values import one_of
 
 from ..blocks.attention import GroupedWeights
+from ..blocks.feed_forward import DenseWeights
 from ..config import Layout, ModelConfig
 from ..layouts import LayerWeights, StackWeights
 from ..reader import Reader
@@ -61,11 +62,14 @@ def _layer(read: Reader, config: ModelConfig, layer: str) -> LayerWeights:
             size_per_head=config.size_per_head,
         ),
         post_norm=read.norm(f"{layer}.post_attention_layernorm", config),
-        mlp_in=read.column_parallel(f"{layer}.mlp.dense_h_to_4h"),
-        mlp_gate=None,
-        # A parallel GPT-NeoX has one bias for attention and MLP together.
-        mlp_out=read.row_parallel(
-            f"{layer}.mlp.dense_4h_to_h", f"{layer}.mlp.dense_4h_to_h.bias", f"{layer}.mlp.attention.bias.sum"
+        feed_forward=DenseWeights(
+            into=read.column_parallel(f"{layer}.mlp.dense_h_to_4h"),
+            gate=None,
+            # A parallel GPT-NeoX has one bias for attention and MLP together.
+            out=read.row_parallel(
+                f"{layer}.mlp.dense_4h_to_h", f"{layer}.mlp.dense_4h_to_h.bias", f"{layer}.mlp.attention.bias.sum"
+            ),
+            activation=config.activation,
         ),
     )
 

@@ -14,6 +14,7 @@ from ft_format.families.t5 import T5Dims
 from ft_format.values import INDEX, Values
 
 from ..blocks.attention import GroupedWeights
+from ..blocks.feed_forward import DenseWeights
 from ..config import NO_POSITION_LIMIT, Layout, ModelConfig, Stack
 from ..layouts import CrossWeights, LayerWeights, StackWeights
 from ..reader import Reader
@@ -87,11 +88,14 @@ def _layer(read: Reader, stack: Stack, layer: str, is_decoder: bool) -> LayerWei
             ia3=ia3,
         ),
         post_norm=read.norm(f"{last}.layer_norm", stack),
-        mlp_in=read.column_parallel(f"{dense}.wi"),
-        mlp_gate=read.column_parallel(f"{dense}.wi2") if f"{dense}.wi2.weight" in read else None,
-        mlp_out=read.row_parallel(f"{dense}.wo"),
+        feed_forward=DenseWeights(
+            into=read.column_parallel(f"{dense}.wi"),
+            gate=read.column_parallel(f"{dense}.wi2") if f"{dense}.wi2.weight" in read else None,
+            out=read.row_parallel(f"{dense}.wo"),
+            activation=stack.activation,
+            ia3=ia3[2] if ia3 else None,
+        ),
         cross=_cross(read, stack, f"{layer}.1") if is_decoder else None,
-        ia3=ia3,
     )
 
 

@@ -1,0 +1,66 @@
+"""The plain feed-forward: one matrix in, a gate or none, and one matrix out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ...ops.linear import Linear, Norm, join
+from .context import LayerContext
+
+
+class FeedForward(Protocol):
+    """What a layer asks of the block that works on each token by itself."""
+
+    @property
+    def out(self) -> Linear | None:
+        """The row-parallel product that leads back into the residual stream; None: ``inner`` has made it."""
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of the matrices that a token's first products read."""
+
+    def inner(self, x: Tensor, norm: Norm | None, context: LayerContext) -> Tensor:
+        """Compute what ``out`` is multiplied by, or this process's part of the sum, of [B, T, hidden], normed first."""
+
+
+@dataclass(frozen=True)
+class DenseWeights:
+    """A feed-forward that every token uses.
+
+    Attributes:
+        into: hidden -> inter, which is activated.
+        gate: hidden -> inter, which into's activated output is multiplied by; None: there is no gate.
+        out: inter -> hidden.
+        activation: one of linear.ACTIVATIONS.
+        ia3: what out's input is multiplied with, [tasks, inter]; None: nothing is.
+    """
+
+    into: Linear
+    gate: Linear | None
+    out: Linear
+    activation: str
+    ia3: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Prepare the products of a gate."""
+        if self.gate:
+            join(self.into, self.gate)
+
+    @property
+    def step_bytes(self) -> int:
+        """See FeedForward."""
+        return self.into.size_bytes
+
+    def inner(self, x: Tensor, norm: Norm | None, context: LayerContext) -> Tensor:
+        """Compute this process's part of [B, T, inter]."""
+        ops = context.ops
+        if self.gate:
+            inner = ops.gated_linear(self.into, self.gate, x, norm, self.activation)
+        else:
+            inner = ops.linear(self.into, x, norm, self.activation)
+        if self.ia3 is not None and context.tasks is not None:
+            inner *= self.ia3[context.tasks]
+        return inner
