@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.asking import CPU, ask, generated
-from support.greedy import NEVER, argmaxes
+from support.asking import CPU
+from support.hub_served import check_served, opened
 from support.llama_models import VOCAB, save
 from support.llama_shards import shards_of
 from support.network_runs import FP32, open_network, prefill_logits
 from torch import Tensor
 
-from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import ConfigJsonError, EngineError, WeightsError
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.hub_reader import HubReader
@@ -29,7 +28,7 @@ from backends.fastertransformer.engine.model.staging import StagedFiles
 from backends.fastertransformer.engine.model.weights import load_weights, read_model
 from backends.fastertransformer.engine.ops.linear import Linear, Norm
 from backends.fastertransformer.engine.parallel.partition import Partition
-from backends.fastertransformer.engine.settings import Settings, find_checkpoint
+from backends.fastertransformer.engine.settings import find_checkpoint
 from ft_format.weight_format import INT8
 from models.described import find_model_tensors
 
@@ -38,10 +37,6 @@ RELATIVES = [
     *("starcoder2", "llama_yarn", "llama_dynamic", "llama_longrope"),
     *("granite", "smollm3", "exaone4", "exaone4_full"),
 ]
-LONG = {
-    **{"rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 32},
-    **{f"{name}_factor": [1.0, 2.0, 3.0, 4.0] for name in ("short", "long")},
-}
 PARTS = {"pieces": ("_PIECE_BYTES", 1000), "parts": ("_PART_BYTES", 3000)}
 INDEX = "model.safetensors.index.json"
 
@@ -78,7 +73,7 @@ def test_each_rank_has_the_weights_that_it_has_of_shards(is_tied: bool, tmp_path
 @pytest.mark.parametrize("name", RELATIVES)
 def test_a_server_gives_transformers_tokens_and_log_probabilities(name: str, tmp_path: Path) -> None:
     model = save(name, tmp_path)
-    engine = open_engine(Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22), CPU)
+    engine = opened(tmp_path)
     check_served(engine, model)
     engine.close()
 
@@ -87,26 +82,11 @@ def test_two_processes_give_transformers_tokens_and_log_probabilities(tmp_path: 
     """Each reads its slices; the ends of a text are those that generation_config.json names."""
     model = save("gemma2", tmp_path, num_key_value_heads=1)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9], "bos_token_id": 5}')
-    settings = Settings(tmp_path, 2, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22, has_process_per_rank=True)
-    engine = open_engine(settings, CPU)
+    engine = opened(tmp_path, 2)
     assert (engine.config.start_id, engine.config.end_id) == (5, 7)
     assert engine._steps.cache.shape.layers[0].head_num == 1
     check_served(engine, model)
     engine.close()
-
-
-def check_served(engine: Any, model: Any) -> None:
-    lines = [np.random.default_rng(seed).integers(3, VOCAB, length).tolist() for seed, length in enumerate((20, 1, 9))]
-    told = {"end_id": NEVER, "runtime_top_p": 1e-7, "is_return_log_probs": True, "is_return_context_log_probs": True}
-    (outputs,) = engine.generate([engine.parse(ask(lines, 8, **told))])
-    for row, line in enumerate(lines):
-        found = generated(outputs, row)
-        assert len(found) == 8 and found == argmaxes(model, line, found)
-        whole = torch.tensor([*line, *found])
-        with torch.no_grad():
-            known = model(whole[None]).logits[0, :-1].log_softmax(-1).gather(1, whole[1:, None])[:, 0].numpy()
-        assert np.abs(outputs["context_log_probs"][row, 1 : len(line)] - known[: len(line) - 1]).max(initial=0) < 1e-4
-        assert np.abs(outputs["output_log_probs"][row, 0] - known[len(line) - 1 :]).max() < 1e-4
 
 
 def logits(directory: Path) -> Tensor:
@@ -273,7 +253,6 @@ def test_weights_that_are_damaged_or_elsewhere_are_refused(tmp_path: Path) -> No
         ("mixtral", {}, "4 experts  .it does not serve mixtures"),
         ("llama", {"model_type": "gpt_bigcode"}, "model_type is 'gpt_bigcode'; known are llama, mistral"),
         ("llama", {"num_attention_heads": 7}, "num_key_value_heads 4 does not divide 7 heads"),
-        ("llama", {"rope_parameters": LONG}, "rotation longrope  .angles do not change with a text"),
         ("llama", {"bos_token_id": "x"}, "bos_token_id is 'x', not a number"),
     ],
 )
