@@ -49,6 +49,15 @@ def _llama(shape: Shape, **more: Any) -> dict[str, Any]:
     return sizes | heads | _SPECIAL | more
 
 
+def _phi3(shape: Shape) -> dict[str, Any]:
+    """Half of a head rotates, by angles and with a factor of longrope; every text is within the original length."""
+    waves = shape.hidden // 32
+    factors = {"short_factor": [1 + place / waves for place in range(waves)], "long_factor": [4.0] * waves}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, **factors}
+    longest = {"max_position_embeddings": 4 * shape.positions, "original_max_position_embeddings": shape.positions}
+    return _llama(shape, rope_parameters=rope) | longest
+
+
 def _opt(shape: Shape) -> dict[str, Any]:
     sizes = {"hidden_size": shape.hidden, "word_embed_proj_dim": shape.hidden, "ffn_dim": 4 * shape.hidden}
     heads = {"num_hidden_layers": shape.layers, "num_attention_heads": 8, "max_position_embeddings": shape.positions}
@@ -116,6 +125,7 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
         ),
     ),
     "nemotron": ("Nemotron", "Llama", _llama),
+    "phi3": ("Phi3", "Llama", _phi3),
     "t5": ("T5", "T5", lambda s: _t5(s, feed_forward_proj="relu")),
     "t5_gated": ("T5", "T5", lambda s: _t5(s, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
 }

@@ -5,14 +5,14 @@ from __future__ import annotations
 from models.blocks.attention import WHOLE
 from models.blocks.feed_forward import FeedForward
 from models.blocks.multipliers import Multipliers
-from models.blocks.rope_scaling import Dynamic, LongRope
-from models.blocks.rotary import Rotary
+from models.blocks.rope_scaling import Dynamic, LongRope, Scaling
 from models.decoder import Decoder
+
+_NO_LONGEST = "angles do not change with a text's length, and config.json names no longest"
 
 
 def beyond_engine(decoder: Decoder) -> list[str]:
     """List what no part of the engine computes, ``what  (reason)`` a line each; empty: it serves the model."""
-    rotaries = {layer.rotary for layer in decoder.layers if layer.rotary}
     of_model = {
         f"{decoder.expert_num} experts": (decoder.expert_num > 0, "it does not serve mixtures of experts"),
         "sinks": (decoder.attention.has_sinks, "its softmax has the scores of tokens alone"),
@@ -25,13 +25,9 @@ def beyond_engine(decoder: Decoder) -> list[str]:
         ),
         "the gated delta rule": (decoder.delta is not None, "it keeps keys and values, and no state"),
         "gates of the output": (decoder.attention.has_output_gate, "its attention has none"),
-        "neighbours that are rotated": (decoder.attention.rotates_neighbours, "it rotates the halves of a head"),
         "latent attention": (decoder.latent is not None, "every head has its own keys and values"),
         f"{decoder.predictor_num} predictors of further tokens": (decoder.predictor_num > 0, "it predicts the next"),
-        "rotated widths that differ": (len({rotary.width for rotary in rotaries}) > 1, "they have one"),
-        **{f"rotation {kind}": (True, reason) for kind, reason in _rotations_beyond(decoder, rotaries).items()},
-        "one tensor of query, key and value": (decoder.attention.is_fused, "they are three, as gate and up are two"),
-        "windows that differ": (len({layer.window for layer in decoder.layers} - {0}) > 1, "they have one size"),
+        **{f"rotation {kind}": (_changes(decoder, kind), _NO_LONGEST) for kind in (LongRope.kind, Dynamic.kind)},
     }
     return [f"{what}  ({reason})" for what, (is_so, reason) in of_model.items() if is_so]
 
@@ -40,18 +36,23 @@ def _is_clamped(one: FeedForward) -> bool:
     return (one.gate_factor, one.up_offset, one.clamp) != (1, 0, 0)
 
 
-def _rotations_beyond(decoder: Decoder, rotaries: set[Rotary]) -> dict[str, str]:
-    """List the kinds of rotation in the way, with the reasons."""
-    found, longest = {}, decoder.max_positions
-    for rotary in rotaries:
-        scaling = rotary.scaling
-        if isinstance(scaling, LongRope) and not 0 < longest <= scaling.original_max_position:
-            found[scaling.kind] = "angles do not change with a text's length"
-        elif isinstance(scaling, Dynamic) and not longest:
-            found[scaling.kind] = "angles do not change with a text's length, and config.json names no longest"
-        elif scaling and rotary.width < decoder.size_per_head and scaling.attention_factor(longest) != 1:
-            found[scaling.kind] = "whole heads are multiplied by its attention_factor"
-    return found
+def _changes(decoder: Decoder, kind: str) -> bool:
+    """Return whether angles of a kind change with a text's length, and it is not known from which length on."""
+    return not decoder.max_positions and any(scaling.kind == kind for scaling in _scalings(decoder))
+
+
+def _scalings(decoder: Decoder) -> list[Scaling]:
+    return [layer.rotary.scaling for layer in decoder.layers if layer.rotary and layer.rotary.scaling]
+
+
+def longest_text(decoder: Decoder) -> int:
+    """Return how many tokens a text has at most that the engine serves; 0: it is not known.
+
+    Beyond the original length longrope has other angles for all tokens of a text, those that are cached among them; in
+    transformers the longest text of a batch decides for all of them. So texts end there.
+    """
+    lengths = (scaling.original_max_position for scaling in _scalings(decoder) if isinstance(scaling, LongRope))
+    return min((decoder.max_positions, *lengths))
 
 
 def ranks_problem(decoder: Decoder, ranks: int) -> str:

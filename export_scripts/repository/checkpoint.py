@@ -18,7 +18,7 @@ from handover.errors import ArtefactError
 from handover.manifest import QUANTIZED, Manifest
 from handover.text_ids import TEXT_IDS_FILE
 from models.directory import CONFIG_FILE, read_json
-from models.engine_limits import beyond_engine, ranks_problem
+from models.engine_limits import beyond_engine, longest_text, ranks_problem
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", TEXT_IDS_FILE)
 _HUB_KIND = "huggingface"
@@ -127,4 +127,4 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
     tokenizer, ids = source.tokenizer, source.ids
     made = {**tokenizer.contents(source.archive), **tokenizer.text_ids.files(), **find_chat(source).files()}
     where = (root, manifest, f"1/{HUGGINGFACE}")
-    return ServedCheckpoint(*where, source.family, ids.start_id, ids.end_id, decoder.max_positions, made=made)
+    return ServedCheckpoint(*where, source.family, ids.start_id, ids.end_id, longest_text(decoder), made=made)

@@ -24,7 +24,7 @@ DTYPES = [*LIMITS] if HAS_GPU else [torch.float32, torch.float16]
 
 
 def _rotary(width: int, is_by_pairs: bool) -> Rotary:
-    return Rotary(width, is_by_pairs, plain_frequencies(width, device=DEVICE))
+    return Rotary(width, is_by_pairs, plain_frequencies(width, device=DEVICE), 1.3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -31,7 +31,7 @@ UNBOUNDED = 1 << 31
 
 
 def _rotary(width: int, is_by_pairs: bool) -> Rotary:
-    return Rotary(width, is_by_pairs, plain_frequencies(width, device=DEVICE))
+    return Rotary(width, is_by_pairs, plain_frequencies(width, device=DEVICE), 1.3)
 
 
 def attended(

@@ -126,7 +126,7 @@ def test_queries_and_keys_are_normed_and_turned_on_the_way(width: int, by_pairs:
     tables = (torch.randperm(24) + 1).view(3, 8).to(DEVICE, torch.int32)
     q, k, v = (each.transpose(0, 1)[:, :, None] for each in split(6, 2, 64, 3, torch.float32))
     positions, windows = torch.tensor([3, 200, 255], device=DEVICE), torch.full((3,), UNBOUNDED, device=DEVICE)
-    rotary = Rotary(width, by_pairs, torch.rand(width // 2, device=DEVICE)) if width else None
+    rotary = Rotary(width, by_pairs, torch.rand(width // 2, device=DEVICE), 1.3) if width else None
     gains = 1 + 0.3 * torch.randn(2, 64, device=DEVICE)
     norms = HeadNorms(*(Norm(gain, None, 1e-3, is_rms=True) for gain in gains)) if has_norm else None
     found = attend_groups(

@@ -57,7 +57,7 @@ POINTERS |= dict.fromkeys(
     ),
     "*fp16",
 )
-NUMBERS = {"scale": "fp32", "cap": "fp32", "eps": "fp32", "page_stride": "i64", "values_at": "i64"}
+NUMBERS = {"scale": "fp32", "cap": "fp32", "eps": "fp32", "factor": "fp32", "page_stride": "i64", "values_at": "i64"}
 
 
 def attention(block: int, is_cut: bool, kind: int = 0, rotation: int = 0, size: int = 128) -> dict[str, Any]:

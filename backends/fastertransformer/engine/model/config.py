@@ -20,7 +20,7 @@ class Rope(NamedTuple):
 
     Attributes:
         frequencies: angles from one position to the next, of each pair of numbers; empty: nothing is rotated.
-        factor: what the rotated numbers are multiplied by; another than 1 needs whole heads.
+        factor: what the rotated numbers are multiplied by.
     """
 
     frequencies: tuple[float, ...]
@@ -55,15 +55,14 @@ class Stack:
         attention_scalar: what scores are divided by the root of in place of a head's width; 0: the width.
         attention_multiplier: of scores, in place of a root; 0: there is none.
         attn_softcap: c of c * tanh(score / c); 0: scores are not capped.
-        window: tokens that a token sees, itself among them, in the layers with a window; 0: all before it.
-        window_layers: which layers have the window: 1 or 0 for each, repeated to the last layer.
+        windows: of each layer, tokens that a token sees, itself among them; 0: all before it. Empty: none has one.
         residual_multiplier: of what attention and MLP add to the residual stream.
         is_pre_norm: whether the norm precedes attention and MLP; else it follows their sum with the residual stream.
         is_parallel: whether attention and MLP both work on the layer's input.
         activation: of the MLP, one of linear.ACTIVATIONS.
         is_gated: whether a second product with the MLP's input is multiplied in.
         positions: learned (a table that is added), rotary, alibi, relative (a bias by bucketed distance) or none.
-        rotary_dim: how many numbers of each head are rotated.
+        rotary_dim: how many numbers of each head are rotated, where ``ropes`` do not say it.
         rotates_pairs: whether neighbours are rotated with each other (GPT-J), else the two halves (GPT-NeoX).
         ropes: of each layer; empty: angles of waves whose lengths have a base of 10000.
     """
@@ -81,8 +80,7 @@ class Stack:
     attention_scalar: float = 0.0
     attention_multiplier: float = 0.0
     attn_softcap: float = 0.0
-    window: int = 0
-    window_layers: str = "1"
+    windows: tuple[int, ...] = ()
     residual_multiplier: float = 1.0
     is_pre_norm: bool = True
     is_parallel: bool = False
@@ -116,7 +114,7 @@ class Stack:
 
     def window_of(self, layer: int) -> int:
         """Return the window of a layer's attention; 0: there is none."""
-        return self.window if self.window_layers[layer % len(self.window_layers)] == "1" else 0
+        return self.windows[layer] if self.windows else 0
 
     def rope_of(self, layer: int) -> Rope | None:
         """Return the rotation of a layer, where it has one of its own."""
@@ -125,8 +123,7 @@ class Stack:
     @property
     def reach(self) -> int:
         """Tokens that a token sees at most, in any layer, itself among them; 0: in some layer it sees all before it."""
-        windows = [self.window_of(layer) for layer in range(self.num_layer)]
-        return max(windows) if all(windows) else 0
+        return max(self.windows, default=0) if all(self.windows) else 0
 
 
 StackReader = Callable[[Any, Any, range], StackWeights]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.fused import taken_apart
 from models.safetensors import StoredTensor
 
 from .config import ModelConfig
@@ -32,7 +33,7 @@ class HubReader(Reader):
     def __init__(self, located: Located, config: ModelConfig, *others: Any) -> None:
         super().__init__(config, *others)
         assert config.decoder, "config.json was not read"
-        of_files = replace(config.decoder, has_tied_head=False).tensors()
+        of_files = replace(taken_apart(config.decoder), has_tied_head=False).tensors()
         self._located, self._file_shapes = located, {name: tensor.shape for name, tensor in of_files.items()}
 
     def _copy(self, name: str, target: Tensor) -> None:

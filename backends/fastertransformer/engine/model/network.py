@@ -65,7 +65,6 @@ class Network:
         self._kinds = [differing.index(kind) for kind in kinds]
         self._specs = {
             number: spec._replace(
-                scale=spec.scale * (rope.factor**2 if rope else 1),  # of whole heads, both queries and keys
                 rotary=_rotary(config, rope, weights.like.device),
                 window=window,
             )
@@ -256,10 +255,10 @@ def _attention_spec(
 
 
 def _rotary(stack: Stack, rope: Rope | None, device: torch.device) -> Rotary | None:
-    if not stack.rotary_dim or (rope and not rope.frequencies):
+    if not (width := 2 * len(rope.frequencies) if rope else stack.rotary_dim):
         return None
     if rope:
         frequencies = torch.tensor(rope.frequencies, dtype=torch.float32, device=device)
     else:
         frequencies = plain_frequencies(stack.rotary_dim, device=device)
-    return Rotary(stack.rotary_dim, stack.rotates_pairs, frequencies)
+    return Rotary(width, stack.rotates_pairs, frequencies, rope.factor if rope else 1.0)

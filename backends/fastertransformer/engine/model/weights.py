@@ -21,6 +21,7 @@ import torch
 from ft_format.weight_format import INT8, KEY
 from models.described import find_model_tensors
 from models.engine_limits import ranks_problem
+from models.fused import places_of_parts
 
 from ..cache.sizing import free_bytes
 from ..errors import WeightsError
@@ -93,7 +94,9 @@ def _kind_of_reader(directory: Path, config: ModelConfig, are_made_up: bool) -> 
     """
     if not config.decoder:
         return Reader, not are_made_up and (directory / f"{config.head}.bin").exists()
-    located = {} if are_made_up else find_model_tensors(directory, config.decoder, WeightsError)
+    if are_made_up:
+        return partial(HubReader, {}), False
+    located = places_of_parts(config.decoder, find_model_tensors(directory, config.decoder, WeightsError))
     return partial(HubReader, located), config.head in located
 
 

@@ -106,11 +106,13 @@ class Rotary(NamedTuple):
         is_by_pairs: whether neighbours are rotated with each other (GPT-J), else the two halves (GPT-NeoX).
         inverse_frequencies: fp32 [width / 2], the angle of each rotation from one position to the next; computed once,
             when the model is loaded.
+        factor: what the rotated numbers are multiplied by.
     """
 
     width: int
     is_by_pairs: bool
     inverse_frequencies: Tensor
+    factor: float = 1.0
 
 
 def plain_frequencies(width: int, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
@@ -131,9 +133,9 @@ class Rotation:
     def __init__(self, positions: Tensor, rotary: Rotary, dtype: torch.dtype) -> None:
         self._width, self._is_by_pairs = rotary.width, rotary.is_by_pairs
         angles = positions[..., None].float() * rotary.inverse_frequencies  # [B or 1, T, width / 2]
-        self._sin = angles.sin().to(dtype)[:, None]  # [B or 1, 1, T, width / 2]
+        self._sin = (angles.sin() * rotary.factor).to(dtype)[:, None]  # [B or 1, 1, T, width / 2]
         angles = angles.repeat_interleave(2, -1) if self._is_by_pairs else torch.cat((angles, angles), -1)
-        self._cos = angles.cos().to(dtype)[:, None]  # [B or 1, 1, T, width]
+        self._cos = (angles.cos() * rotary.factor).to(dtype)[:, None]  # [B or 1, 1, T, width]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate x, [B, H, T, D]."""

@@ -20,7 +20,6 @@ from ..reader import Reader
 def structure(decoder: Decoder) -> dict[str, Any]:
     """List the fields of a ModelConfig that say which network it is; no name of an architecture is looked at."""
     attention, feed_forward, norms = decoder.attention, decoder.feed_forward, decoder.norms
-    windows = [layer.window for layer in decoder.layers]
     return {
         "vocab_size": decoder.vocab_size,
         "model_width": decoder.hidden_units,
@@ -37,10 +36,9 @@ def structure(decoder: Decoder) -> dict[str, Any]:
         "is_rms": norms.kind == RMS_NORM,
         "layernorm_eps": norms.eps,
         "has_zero_centred_norms": norms.is_zero_centred,
-        "window": max(windows),
-        "window_layers": "".join(str(int(window > 0)) for window in windows),
+        "windows": tuple(layer.window for layer in decoder.layers),
         "positions": "rotary",
-        "rotary_dim": next((layer.rotary.width for layer in decoder.layers if layer.rotary), 0),
+        "rotates_pairs": attention.rotates_neighbours,
         "ropes": tuple(_rope(layer.rotary, decoder.max_positions) for layer in decoder.layers),
         "embedding_scale": decoder.embedding_scale,
         "residual_multiplier": decoder.residual_multiplier,

@@ -12,7 +12,8 @@ from pathlib import Path
 from ft_format.layout import StoredTensor
 from models.described import read_directory
 from models.directory import CONFIG_FILE
-from models.engine_limits import beyond_engine
+from models.engine_limits import beyond_engine, longest_text
+from models.fused import taken_apart
 from models.tensor import Tensor
 
 from ...errors import ConfigJsonError
@@ -34,8 +35,8 @@ def read(directory: Path, ranks: int) -> ModelConfig:
     if beyond := beyond_engine(decoder):
         listed = "\n  ".join(beyond)
         raise ConfigJsonError(f"{directory / CONFIG_FILE} describes a network that is not served\n  {listed}")
-    copied = decoder.for_ranks(ranks)
-    layers = partial(read_stack, decoder.names["final_norm"], decoder.layer_tensors)
+    copied = taken_apart(decoder.for_ranks(ranks))
+    layers = partial(read_stack, decoder.names["final_norm"], copied.layer_tensors)
     return ModelConfig(
         family="llama",
         tensors={name: _stored(tensor) for name, tensor in replace(copied, has_tied_head=False).tensors().items()},
@@ -45,7 +46,7 @@ def read(directory: Path, ranks: int) -> ModelConfig:
         has_tied_head=decoder.has_tied_head,  # a head that is there even so may be another one, and counts
         start_id=ids.start_id,
         end_id=ids.end_id,
-        max_pos_seq_len=decoder.max_positions or NO_POSITION_LIMIT,
+        max_pos_seq_len=longest_text(decoder) or NO_POSITION_LIMIT,
         prompt_learning_start_id=ids.end_id + 1,
         weight_data_type=data_type,
         **structure(copied),

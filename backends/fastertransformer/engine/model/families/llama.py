@@ -8,6 +8,7 @@ from ft_format.config_ini import ConfigIni
 from ft_format.families.family import Family
 from ft_format.families.llama import EMBEDDING_FILE, FINAL_NORM, layer_files
 from models.decoder import Decoder
+from models.engine_limits import longest_text
 
 from ..config import NO_POSITION_LIMIT, Layout, ModelConfig
 from .decoder import read_stack, structure
@@ -25,5 +26,5 @@ def read(ini: ConfigIni, family: Family, decoder: Decoder) -> ModelConfig:
     return ModelConfig(
         **keys | ({"head": ""} if decoder.has_tied_head else {}),
         layout=Layout(EMBEDDING_FILE, partial(read_stack, FINAL_NORM, partial(layer_files, decoder))),
-        max_pos_seq_len=decoder.max_positions or NO_POSITION_LIMIT,
+        max_pos_seq_len=longest_text(decoder) or NO_POSITION_LIMIT,
     )

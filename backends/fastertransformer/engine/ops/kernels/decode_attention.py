@@ -71,7 +71,7 @@ def place_of(pages, first, block: tl.constexpr, page_tokens: tl.constexpr, size:
 def _attend(  # noqa: C901 (one kernel)
     q, k, v, kv, tables, positions, windows, out, bias, partial, finished,
     row_stride, head_stride, table_stride, page_stride, values_at, scale, pieces, distances, rotary_size, frequencies,
-    page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr, kind: tl.constexpr,
+    factor, page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr, kind: tl.constexpr,
     is_cut: tl.constexpr, is_new: tl.constexpr, least: tl.constexpr, rotation: tl.constexpr, uses_pdl: tl.constexpr,
 ):  # fmt: skip
     row, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -104,7 +104,7 @@ def _attend(  # noqa: C901 (one kernel)
     keys = tl.load(base + place, is_read, 0.0, cache_modifier=".cg")
     values = tl.load(base + values_at + place, is_read, 0.0, cache_modifier=".cg")
     if rotation != 0:
-        other, cos, sin, is_rotated = rotary_factors(dims, position, rotary_size, frequencies, rotation)
+        other, cos, sin, is_rotated = rotary_factors(dims, position, rotary_size, frequencies, factor, rotation)
     if uses_pdl:
         gdc_wait()
     source = row.to(tl.int64) * row_stride + head * head_stride + dims
@@ -242,7 +242,7 @@ def attend(
         q if bias is None else bias, partial, finished,
         q.stride(0), q.stride(1), tables.stride(0), kv.stride(1), kv.stride(0), scale * LOG2_E.value, pieces,
         bias.shape[1] if bias is not None and bias.dim() == 2 else 0,
-        rotary.width if rotary else 0, rotary.inverse_frequencies if rotary else None,
+        rotary.width if rotary else 0, rotary.inverse_frequencies if rotary else None, rotary.factor if rotary else 1.0,
         page_tokens=kv.shape[3], size=size, width=width, block=block, kind=kind,
         is_cut=pieces > 1, is_new=k is not None, least=tiles.least,
         rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2,

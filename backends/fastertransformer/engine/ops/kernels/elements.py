@@ -140,11 +140,12 @@ def cos_sin(angle):
 
 
 @triton.jit
-def rotary_factors(dims, position, rotary_size, frequencies, rotation: tl.constexpr):
+def rotary_factors(dims, position, rotary_size, frequencies, factor, rotation: tl.constexpr):
     """How rotary positions change the numbers of a head: x[dims] * cos + x[other] * sin where is_rotated.
 
     rotation: 1 by pairs (``other`` is the neighbour), 2 by halves (``other`` is half of rotary_size away).
     frequencies: fp32 [rotary_size / 2], angles from one position to the next.
+    factor: what the rotated numbers are multiplied by.
     """
     half = rotary_size // 2
     if rotation == 1:
@@ -156,7 +157,7 @@ def rotary_factors(dims, position, rotary_size, frequencies, rotation: tl.conste
     is_rotated = dims < rotary_size
     angle = position.to(tl.float32) * tl.load(frequencies + step, is_rotated, 0.0)
     cos, sin = cos_sin(angle)
-    return other, tl.where(is_rotated, cos, 1.0), tl.where(is_rotated, sin, 0.0) * sign, is_rotated
+    return other, tl.where(is_rotated, cos * factor, 1.0), tl.where(is_rotated, sin * factor, 0.0) * sign, is_rotated
 
 
 @triton.jit

@@ -81,7 +81,7 @@ def _weigh(query, keys, is_seen, most, total, scale, cap, has_cap: tl.constexpr)
 def _attend_group(  # noqa: C901 (one kernel)
     q, k, v, kv, tables, plan, out, frequencies, q_gain, k_gain, partial, finished,
     q_stride, kv_stride, q_head_stride, kv_head_stride, table_stride, page_stride, values_at, scale, cap, reach, eps,
-    pieces, least, shares, rotary_size, group: tl.constexpr, many: tl.constexpr, padded: tl.constexpr,
+    pieces, least, shares, rotary_size, factor, group: tl.constexpr, many: tl.constexpr, padded: tl.constexpr,
     size: tl.constexpr, page_tokens: tl.constexpr, width: tl.constexpr, block: tl.constexpr, stages: tl.constexpr,
     has_cap: tl.constexpr, is_packed: tl.constexpr, has_norm: tl.constexpr, rotation: tl.constexpr,
     uses_pdl: tl.constexpr,
@@ -125,7 +125,7 @@ def _attend_group(  # noqa: C901 (one kernel)
         keys = tl.load(base + where, is_read, 0.0, cache_modifier=".cg")
         values = tl.load(base + values_at + where, is_read, 0.0, cache_modifier=".cg")
     if rotation != 0:
-        other, cos, sin, is_rotated = rotary_factors(dims, position, rotary_size, frequencies, rotation)
+        other, cos, sin, is_rotated = rotary_factors(dims, position, rotary_size, frequencies, factor, rotation)
         other = tl.where(is_rotated, other, dims)
     if has_norm:
         gain = tl.load(q_gain + dims, is_dim, 0.0).to(tl.float32)
@@ -139,10 +139,10 @@ def _attend_group(  # noqa: C901 (one kernel)
     if rotation != 0:
         partner = tl.load(sources + other[None, :], is_query[:, None] & is_rotated[None, :], 0.0).to(tl.float32)
     if has_norm:
-        factor = tl.rsqrt(tl.sum(query * query, 1) / size + eps)[:, None]
-        query = query * factor * gain[None, :]
+        normed = tl.rsqrt(tl.sum(query * query, 1) / size + eps)[:, None]
+        query = query * normed * gain[None, :]
         if rotation != 0:
-            partner = partner * factor * other_gain[None, :]
+            partner = partner * normed * other_gain[None, :]
     if rotation != 0:
         query = query * cos[None, :] + partner * sin[None, :]
     query = query.to(q.dtype.element_ty)
@@ -273,7 +273,7 @@ def attend_groups(
         norms.query.weight if norms else None, norms.key.weight if norms else None, partial, finished,
         q.stride(token_axis), keys.stride(token_axis), q.stride(1), keys.stride(1), tables.stride(0), kv.stride(1),
         kv.stride(0), scores.scale, scores.cap, scores.reach, norms.query.eps if norms else 0.0,
-        pieces, tiles.least, tiles.shares * processors, rotary.width if rotary else 0,
+        pieces, tiles.least, tiles.shares * processors, rotary.width if rotary else 0, rotary.factor if rotary else 1.0,
         group=group, many=triton.next_power_of_2(group), padded=max(16, triton.next_power_of_2(group)),
         page_tokens=kv.shape[3], size=size, width=width, block=block, stages=tiles.stages,
         has_cap=spec.softcap != 0, is_packed=packed is not None, has_norm=norms is not None,

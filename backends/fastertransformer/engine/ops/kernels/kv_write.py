@@ -57,7 +57,7 @@ def _turn_halves(
 @triton.jit(do_not_specialize=("positions",))
 def _kv_write_halves(
     q, k, v, kv, pages, offsets, positions, frequencies, q_gain, k_gain,
-    q_stride, q_head_stride, token_stride, head_stride, page_stride, values_at, eps,
+    q_stride, q_head_stride, token_stride, head_stride, page_stride, values_at, eps, factor,
     page_tokens: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, half: tl.constexpr, many: tl.constexpr,
     has_norm: tl.constexpr,
 ):  # fmt: skip
@@ -69,6 +69,7 @@ def _kv_write_halves(
     dim = tl.arange(0, half)[None, :]
     angle = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + dim)
     cos, sin = cos_sin(angle)
+    cos, sin = cos * factor, sin * factor
     queries: tl.constexpr = (heads + many - 1) // many
     lane = tl.arange(0, many)[:, None]
     if part < queries:
@@ -97,7 +98,7 @@ def _kv_write_halves(
 @triton.jit(do_not_specialize=("rotary_size", "positions"))
 def _kv_write(
     q, k, v, kv, pages, offsets, positions, frequencies, q_gain, k_gain,
-    q_stride, q_head_stride, token_stride, head_stride, page_stride, values_at, rotary_size, eps,
+    q_stride, q_head_stride, token_stride, head_stride, page_stride, values_at, rotary_size, eps, factor,
     page_tokens: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, width: tl.constexpr,
     many: tl.constexpr, blocks: tl.constexpr, rotation: tl.constexpr, has_norm: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +114,7 @@ def _kv_write(
     other, cos, sin, is_rotated = dim, 1.0, 0.0, dim < size
     if rotation != 0:
         position = tl.load(positions + token)
-        other, cos, sin, is_rotated = rotary_factors(dim, position, rotary_size, frequencies, rotation)
+        other, cos, sin, is_rotated = rotary_factors(dim, position, rotary_size, frequencies, factor, rotation)
     for block in range(blocks):
         head = ((tl.program_id(1) * blocks + block) * many + tl.arange(0, many))[:, None]
         is_kv = (head < kv_heads) & (dim < size)
@@ -177,7 +178,7 @@ def rotate_and_write(
             q, k, v, kv, pages, offsets, positions, rotary.inverse_frequencies,
             norms.query.weight if norms else None, norms.key.weight if norms else None,
             q.stride(1), q.stride(0), k.stride(1), k.stride(0), kv.stride(1), kv.stride(0),
-            norms.query.eps if norms else 0.0, page_tokens=kv.shape[3], heads=heads, kv_heads=kv_heads,
+            norms.query.eps if norms else 0.0, rotary.factor, page_tokens=kv.shape[3], heads=heads, kv_heads=kv_heads,
             half=size // 2, many=many, has_norm=norms is not None, num_warps=4,
         )  # fmt: skip
         return q, k, v
@@ -189,7 +190,7 @@ def rotate_and_write(
         q, k, v, kv, pages, offsets, positions, rotary.inverse_frequencies if rotary else None,
         norms.query.weight if norms else None, norms.key.weight if norms else None,
         q.stride(1), q.stride(0), k.stride(1), k.stride(0), kv.stride(1), kv.stride(0),
-        rotary.width if rotary else 0, norms.query.eps if norms else 0.0,
+        rotary.width if rotary else 0, norms.query.eps if norms else 0.0, rotary.factor if rotary else 1.0,
         page_tokens=kv.shape[3], heads=heads, kv_heads=kv_heads, size=size, width=width, many=many,
         blocks=blocks, rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, has_norm=norms is not None,
         num_warps=4,
