@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -41,6 +40,7 @@ GRACE_S = 3.0
 _OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 _CRASH_SIGNALS = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT)
 """By which a program ends that was not asked to; the killer of processes for lack of memory takes SIGKILL."""
+_POLL_S = 0.02
 _ZOMBIE_S = 3.0
 """A stub that ended while its server goes on is dead; the server itself waits for one within this time."""
 
@@ -100,6 +100,7 @@ class Server:
         self._is_served: Callable[[ModelVersion], bool] | None = None
         self._zombie_since: float | None = None
         self._ended_stubs: dict[int, int] = {}
+        self._killed_stubs = set[int]()
         self._stopped = StoppedProcesses()
         self._secret = secret
 
@@ -122,7 +123,7 @@ class Server:
         """
         if not self._stubs:
             self._note_ended_stubs()
-        status = self._process.poll()
+        status = self._poll()
         if status is not None:
             raise ServerDiedError(f"tritonserver {describe(status)}{self._quoted_log()}")
         self._scan_log()
@@ -146,10 +147,11 @@ class Server:
         Returns:
             The server's exit status. Its stubs and shared-memory regions are gone then.
         """
-        if exit_timeout_s is not None and self._process.poll() is None:
+        if exit_timeout_s is not None and self._poll() is None:
             self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(max(0.0, exit_timeout_s + GRACE_S))
+            deadline = time.monotonic() + max(0.0, exit_timeout_s + GRACE_S)
+            while self._poll() is None and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
         self._process.kill()
         kill_all(processes_of(self._prefix))
         try:
@@ -159,6 +161,20 @@ class Server:
         reap_orphans()
         remove_shared_memory(self._prefix)
         return status
+
+    def _poll(self) -> int | None:
+        """Return the server's exit status, and end its stubs before it is waited for; None: it runs.
+
+        A stub looks three times a second whether the server's pid exists. Once it does not, the stub frees the memory
+        that it shares with the server while its own threads still write there, and ends by SIGSEGV.
+        """
+        if self._process.returncode is None:
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+            stubs = processes_of(self._prefix)
+            self._killed_stubs |= {stub.pid for stub in stubs}
+            kill_all(stubs)
+        return self._process.poll()
 
     def word_of_crash(self, status: int) -> str:
         """Return how the server ended where that was by a signal that the supervisor did not send; empty otherwise."""
@@ -170,7 +186,7 @@ class Server:
         signals = self._ended_stubs.values()
         if crashed := next((number for number in signals if number in _CRASH_SIGNALS), 0):
             return f"a Python stub of tritonserver ended by {signal.Signals(crashed).name}"
-        return "" if signal.SIGKILL in signals else word_of_crash_signal("tritonserver", self._process.poll())
+        return "" if signal.SIGKILL in signals else word_of_crash_signal("tritonserver", self._poll())
 
     def explain(self, problem: str) -> ServerError:
         """Make an error that quotes the server's last lines."""
@@ -212,7 +228,7 @@ class Server:
     def _note_ended_stubs(self) -> None:
         """While models load: note by which signal stubs ended. The server waits a second before it reaps such a one."""
         for process in list_processes():
-            is_ended = process.session == self.pid and process.state == "Z"
+            is_ended = process.session == self.pid and process.state == "Z" and process.pid not in self._killed_stubs
             if is_ended and (ending := read_ending(process.pid)) and ending[0] == _STUB_NAME[:15]:
                 self._ended_stubs[process.pid] = os.WTERMSIG(ending[1])
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from deployment import stopped
+from deployment.leftovers import processes_of
 from deployment.processes import look_up
 from deployment.supervise import Server, ServerDiedError, last_lines
 from handover.errors import ServerError
@@ -87,6 +88,29 @@ def test_an_exit_is_reported_with_the_last_lines(tmp_path: Path) -> None:
     assert "tritonserver ended with exit status 3" in error.problem
     assert "bind: Address already in use" in error.problem
     assert server.stop(0) == 3
+
+
+def test_stubs_end_before_the_server_is_waited_for(tmp_path: Path) -> None:
+    """A stub that no longer finds its server, as Triton's looks for it, would end by a crash of its own."""
+    stub = "import os, time\nserver = os.getppid()\nwhile True: os.kill(server, 0); time.sleep(0.01)"
+    argv = ["triton_python_backend_stub", "-c", stub, "slipway-0123456789ab-"]
+    program = (
+        f"import subprocess, sys, time; p = subprocess.Popen({argv}, executable=sys.executable); print(p.pid);"
+        " time.sleep(60)"
+    )
+    server = start(program, tmp_path)
+    try:
+        while len(running := processes_of("slipway-0123456789ab-")) < 1:
+            time.sleep(0.02)
+        time.sleep(0.5)  # the stub has read its program
+        os.kill(server.pid, signal.SIGKILL)
+        assert "was killed by SIGKILL" in first_error(server).problem
+        assert not running[0].is_running
+        time.sleep(0.2)
+    finally:
+        assert server.stop(0) == -signal.SIGKILL
+    assert "ProcessLookupError" not in (tmp_path / "server.log").read_text()
+    assert server.find_crash() == ""
 
 
 def test_a_child_that_ended_while_the_server_goes_on_is_noticed(tmp_path: Path) -> None:
