@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
+from models.blocks.rotary import ROPE_KEYS
 from models.blocks.windows import FULL, LINEAR, SLIDING
 from models.checks import shown
 from models.config_json import ConfigJson
@@ -92,6 +93,14 @@ class Architecture:
             raise ModelError(f"{self.class_name} cannot express this model\n  " + "\n  ".join(found))
         said = decoder.fields()
         return {key: value for keys in self.keys for key, value in keys.write(said).items()}
+
+    def unsaid(self, config: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
+        """Write the keys of a model that a configuration leaves out: engines read more of them than transformers.
+
+        A rotation's scaling has two keys of which one counts; the other one is not added.
+        """
+        said = {key: value for key, value in self.write(decoder).items() if value is not None}
+        return {key: value for key, value in said.items() if config.get(key) is None and key not in ROPE_KEYS}
 
     def problems(self, config: Mapping[str, Any]) -> list[str]:
         """List the keys that no description here has a field for, ``key: value  (reason)`` a line each."""

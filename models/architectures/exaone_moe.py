@@ -32,9 +32,12 @@ class RopeInWindowsAlone(RopeInWindows):
 
 
 class ListedLayers(EveryLayer):
-    """Which layers have experts, one by one; without a list, those behind the first dense ones."""
+    """Which layers have experts, one by one; without a list, those behind the first dense ones.
 
-    _KINDS, _WORDS = "mlp_layer_types", ("dense", "sparse")
+    SGLang and Megatron-Bridge read ``is_moe_layer``, which stands beside the list on the hub.
+    """
+
+    _KINDS, _WORDS, _FLAGS = "mlp_layer_types", ("dense", "sparse"), "is_moe_layer"
 
     def sparse(self, config: ConfigJson) -> Sequence[bool]:
         kinds = config.get(self._KINDS)
@@ -45,7 +48,8 @@ class ListedLayers(EveryLayer):
         return [kind == self._WORDS[1] for kind in kinds]
 
     def write(self, fields: Fields) -> dict[str, Any]:
-        return {self._KINDS: [self._WORDS["mixture" in blocks] for blocks in fields[self.says[0]]]}
+        sparse = ["mixture" in blocks for blocks in fields[self.says[0]]]
+        return {self._KINDS: [self._WORDS[each] for each in sparse], self._FLAGS: sparse}
 
 
 EXAONE_MOE = Architecture(

@@ -162,10 +162,14 @@ def _ernie4_5_moe(rng: random.Random, layers: int) -> dict[str, Any]:
     return {**own, "use_bias": False}
 
 
+_KINDS, _DENSE = "mlp_layer_types", "first_k_dense_replace"
+
+
 def _exaone_moe(rng: random.Random, layers: int) -> dict[str, Any]:
     kinds = [rng.choice(["dense", "sparse"]) for _ in range(layers)]
-    own = rng.choice([{"mlp_layer_types": kinds}, {"first_k_dense_replace": rng.randint(0, layers)}])
-    shared = {"num_shared_experts": rng.randint(1, 3)}
+    own: dict[str, Any] = rng.choice([{_KINDS: kinds}, {_DENSE: rng.randint(0, layers)}])
+    sparse = [each == "sparse" for each in kinds] if _KINDS in own else [n >= own[_DENSE] for n in range(layers)]
+    shared = {"num_shared_experts": rng.randint(1, 3), "is_moe_layer": sparse}
     windows = _exaone4(rng, layers) | {"sliding_window": 6}  # which its class must have
     return {**windows, **_grouped(rng, "num_experts"), **own, **shared}
 

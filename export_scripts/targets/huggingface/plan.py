@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import models
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.formats import open_source
 from export_scripts.checkpoints.source import OwnModel, Source
@@ -116,7 +117,7 @@ def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
     check_types(opened, assignments)
     source = with_settled_ids(opened, wish.start_id, wish.end_id)
     if opened.own is not None:
-        planned, config = _own(opened, opened.own, wish.data_type), _own_config(opened.own, wish)
+        planned, config = _own(opened, opened.own, wish.data_type), _own_config(opened, opened.own, wish)
         used = tuple(opened.own.tensors.values())
         remarks: tuple[str, ...] = ()
     else:
@@ -168,8 +169,10 @@ def _whole(name: str, tensor: LazyTensor) -> Assembly:
     return assemble(Assignment(name, TensorSpec(tensor.shape), (name,), Rule(name, unchanged)), (tensor,), FtDims())
 
 
-def _own_config(own: OwnModel, wish: Wish) -> dict[str, Any]:
+def _own_config(opened: Source, own: OwnModel, wish: Wish) -> dict[str, Any]:
     config = {key: value for key, value in own.config.items() if key != "dtype"}
+    if isinstance(opened.dims, Decoder) and not opened.beyond:
+        config |= models.find(config.get("model_type")).unsaid(config, opened.dims)
     given = {"bos_token_id": wish.start_id, "eos_token_id": wish.end_id}
     config |= {key: value for key, value in given.items() if value is not None}
     return {**config, "torch_dtype": _TORCH[wish.data_type]}
