@@ -9,6 +9,7 @@ and values, one after another, and one of each of the others.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,6 +37,8 @@ _BY_KIND = {
     **dict.fromkeys(("delta_b.weight", "delta_a.weight"), _GATE),
 }
 """What goes in, as one of the two classes stores it."""
+_BY_HEADS = 3
+"""Axes of a section that is shown by heads of the keys: those, rows of one, in."""
 
 
 class ByKeyHead(Spelling):
@@ -44,8 +47,17 @@ class ByKeyHead(Spelling):
     section_axis: ClassVar[int] = 1
 
     def read(self, values: Any, role: str, tensor: Tensor, size_of: SizeOf) -> Any:
-        """Show a section, whole: [heads of the keys, what belongs to one, in]."""
-        return values.reshape(size_of(_KEY_HEADS), -1, *values.shape[1:])
+        """Show a section, whole, or by heads of the keys some of it: [heads of the keys, what belongs to one, in]."""
+        return values if values.ndim == _BY_HEADS else values.reshape(size_of(_KEY_HEADS), -1, *values.shape[1:])
+
+
+class ByKind(Spelling):
+    """A section of the training's that is one of the model's, or one after another."""
+
+    def read(self, values: Any, role: str, tensor: Tensor, size_of: SizeOf) -> Any:
+        """Show a section, or some of it, which may lie there by heads of the keys."""
+        rows = values.reshape(-1, values.shape[-1]) if values.ndim == _BY_HEADS else values
+        return super().read(rows, role, tensor, size_of)
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,8 @@ class DeltaRule:
         key_size, value_size: width of each.
         conv_size: tokens that the convolution sees, the token itself among them.
         is_by_kind: what goes in is stored by kind, all heads of it together; else by heads of the keys.
+        in_sections, conv_sections: what a training has one after another along the first axis of the linear layer, and
+            of the convolution.
     """
 
     key_head_num: int
@@ -65,6 +79,15 @@ class DeltaRule:
     value_size: int
     conv_size: int = 4
     is_by_kind: bool = False
+    in_sections: ClassVar[tuple[str, ...]] = ("query", "key", "value", "z", "beta", "alpha")
+    conv_sections: ClassVar[tuple[str, ...]] = ("query", "key", "value")
+
+    @property
+    def widths(self) -> Mapping[str, int]:
+        """Rows of each section."""
+        keys, values = self.key_head_num * self.key_size, self.value_head_num * self.value_size
+        gates = dict.fromkeys(("beta", "alpha"), self.value_head_num)
+        return {"query": keys, "key": keys, "value": values, "z": values, **gates}
 
     @property
     def heads_per_key(self) -> int:
@@ -84,7 +107,7 @@ class DeltaRule:
     @property
     def channels(self) -> int:
         """Channels of the convolution."""
-        return 2 * self.key_head_num * self.key_size + self.value_head_num * self.value_size
+        return sum(self.widths[name] for name in self.conv_sections)
 
     def norms(self) -> dict[str, Tensor]:
         """List the norms that are stored as those of the residual stream: its own never lacks one."""
@@ -103,15 +126,15 @@ class DeltaRule:
     def spellings(self, is_apart: bool = False) -> tuple[Spelling, ...]:
         """List megatron-core's; the norm before the block is fused."""
         place = "self_attention"
-        into, mixed = f"{place}.in_proj.{{kind}}", ("query", "key", "value")
+        into, mixed = f"{place}.in_proj.{{kind}}", self.conv_sections
         by_kind = (("z", "z"), ("b", "beta"), ("a", "alpha"))
         by_key = (
             ByKeyHead(("delta_in",), (into,), sections=(*mixed, "z")),
             ByKeyHead(("delta_gates",), (into,), sections=("beta", "alpha")),
         )
         apart = (
-            Spelling(("delta_qkv",), (into,), sections=mixed),
-            *(Spelling((f"delta_{role}",), (f"{into}.{section}",)) for role, section in by_kind),
+            ByKind(("delta_qkv",), (into,), sections=mixed),
+            *(ByKind((f"delta_{role}",), (f"{into}.{section}",)) for role, section in by_kind),
         )
         return (
             Spelling(("input_norm",), (f"{place}.in_proj.layer_norm_{{kind}}",)),

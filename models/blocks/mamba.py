@@ -21,8 +21,6 @@ NAMES = {
     **{"mamba_skip": "mixer.D", "mamba_step": "mixer.dt_bias", "mamba_norm": "mixer.norm"},
     "mamba_output": "mixer.out_proj",
 }
-IN_SECTIONS, CONV_SECTIONS = ("z", "x", "B", "C", "dt"), ("x", "B", "C")
-"""What lies one after another along the first axis of the linear layer, and of the convolution."""
 CORE_EPS = 1e-5
 """What megatron-core's norm of the output adds to the variance, whatever the other norms add."""
 _BY_HEAD = Tensor(("mamba.head_num",), 0, stays_fp32=True)
@@ -43,6 +41,8 @@ class Mamba:
         chunk_size: tokens that are computed together; the result does not depend on it.
         has_norm: whether the output is normalised.
         has_norm_before_gate: whether it is, before the gate is multiplied in; else behind.
+        in_sections, conv_sections: what lies one after another along the first axis of the linear layer, and of the
+            convolution.
     """
 
     head_num: int
@@ -57,6 +57,8 @@ class Mamba:
     chunk_size: int = 128
     has_norm: bool = True
     has_norm_before_gate: bool = False
+    in_sections: ClassVar[tuple[str, ...]] = ("z", "x", "B", "C", "dt")
+    conv_sections: ClassVar[tuple[str, ...]] = ("x", "B", "C")
 
     @property
     def inter_size(self) -> int:
@@ -72,12 +74,12 @@ class Mamba:
     @property
     def in_size(self) -> int:
         """Rows of the linear layer."""
-        return sum(self.widths[name] for name in IN_SECTIONS)
+        return sum(self.widths[name] for name in self.in_sections)
 
     @property
     def channels(self) -> int:
         """Channels of the convolution."""
-        return sum(self.widths[name] for name in CONV_SECTIONS)
+        return sum(self.widths[name] for name in self.conv_sections)
 
     def norms(self) -> dict[str, Tensor]:
         """List the weights of norms that are stored as those of the residual stream, by role: its own is not."""
@@ -101,8 +103,8 @@ class Mamba:
         """List megatron-core's; the norm before the block is fused, or ModelOpt's, which is not."""
         return (
             Spelling(("input_norm",), ("mixer.in_proj.layer_norm_{kind}", "norm.{kind}")),
-            Spelling(("mamba_in",), _either("in_proj.{kind}"), sections=IN_SECTIONS),
-            Spelling(("mamba_conv",), _either("conv1d.{kind}"), sections=CONV_SECTIONS),
+            Spelling(("mamba_in",), _either("in_proj.{kind}"), sections=self.in_sections),
+            Spelling(("mamba_conv",), _either("conv1d.{kind}"), sections=self.conv_sections),
             Spelling(("mamba_decay",), _either("A_log"), kinds=("",)),
             Spelling(("mamba_skip",), _either("D"), kinds=("",)),
             Spelling(("mamba_step",), _either("dt_bias"), kinds=("",)),

@@ -23,6 +23,7 @@ from handover.errors import CheckpointError
 FP32, BF16 = torch.float32, torch.bfloat16
 FORMS: dict[str, Callable[..., Path]] = {
     "Megatron-LM, torch_dist": write_megatron_lm_dist,
+    "Megatron-LM": write_ranks,
     "Megatron-Bridge": write_bridge,
     "Megatron-Bridge, of images": write_bridge_of_images,
 }
@@ -32,6 +33,9 @@ FORMS: dict[str, Callable[..., Path]] = {
     ("name", "form", "ranks", "dtype"),
     [
         ("qwen3_next", "Megatron-LM, torch_dist", 2, FP32),
+        ("qwen3_next", "Megatron-LM", 1, FP32),
+        ("qwen3_next", "Megatron-LM", 2, BF16),
+        ("qwen3_5", "Megatron-LM", 2, FP32),
         ("qwen3_next", "Megatron-Bridge", 1, FP32),
         ("qwen3_next", "Megatron-Bridge", 2, BF16),
         ("qwen3_5", "Megatron-LM, torch_dist", 2, FP32),
@@ -95,9 +99,9 @@ def test_what_no_block_computes_is_refused_by_name(changes: dict[str, Any], word
     assert not (tmp_path / "out").exists()
 
 
-def test_rank_files_are_refused_by_name(tmp_path: Path) -> None:
-    path = write_ranks(tmp_path / "run", hybrid("qwen3_next"), 2)
+def test_rank_files_of_other_sizes_than_the_arguments_say_are_refused(tmp_path: Path) -> None:
+    path = write_ranks(tmp_path / "run", hybrid("qwen3_next"), 2, linear_key_head_dim=16)
     with pytest.raises(
-        CheckpointError, match="experimental_attention_variant: gated_delta_net  .files of single ranks"
+        CheckpointError, match=r"in_proj\.weight has the shape \[44, 64\], and 60 rows are a rank's of 2"
     ):
         open_source(find_archive(path), for_shards=False)

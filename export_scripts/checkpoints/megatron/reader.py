@@ -27,16 +27,17 @@ from export_scripts.checkpoints.megatron.arguments import in_nemo_words, without
 from export_scripts.checkpoints.megatron.arguments import remarks as remarks_on_arguments
 from export_scripts.checkpoints.megatron.experts import MARK, numbered
 from export_scripts.checkpoints.megatron.fsdp import is_fsdp, refuse_interleaved, without_wrappers
+from export_scripts.checkpoints.megatron.fused_sections import Recurrent, taken_apart
 from export_scripts.checkpoints.megatron.gpt import CHECKPOINT_VERSION, State, gpt_source
-from export_scripts.checkpoints.megatron.mamba_sections import taken_apart
 from export_scripts.checkpoints.megatron.rank_grid import grid_of
-from export_scripts.checkpoints.nemo.delta_rule import is_delta
+from export_scripts.checkpoints.nemo.delta_rule import delta_sizes, is_delta
 from export_scripts.checkpoints.nemo.hybrid import is_hybrid, mamba_sizes
 from export_scripts.checkpoints.runs.iterations import RANK, TRACKER, find_folder
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError
+from models.blocks.delta_rule import DeltaRule
 from models.blocks.mamba import Mamba
 
 NAME = "Megatron-LM (release/ or iter_*/ with mp_rank_*/)"
@@ -115,22 +116,16 @@ def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> State:
     saved.update(open_torch_file(archive, files[min(files)], _beside, TRAINING_MODULES).state)
     arguments = saved.get("args")
     named = vars(arguments) if isinstance(arguments, Record) else {}
-    if is_delta(named):
-        raise CheckpointError(
-            f"{archive.path}: experimental_attention_variant: {named['experimental_attention_variant']}  (files of "
-            "single ranks have fused parts of its sections, which are not read)",
-            "Megatron-LM converts them to torch_dist, which is: --ckpt-convert-format torch_dist",
-        )
     grid = grid_of(files, named, archive.path)
-    mamba = Mamba(**mamba_sizes(named)) if is_hybrid(named) else None
+    recurrent = _recurrent(named)
 
     @cache
     def open_one(within: Archive, name: str) -> TorchFile:
         def take(content: Any, where: str) -> Mapping[str, Any]:
             state = _model(content, where)
             count = grid.experts_of_a_rank
-            if mamba:
-                state = taken_apart(state, mamba, grid.tensor_ranks, where)
+            if recurrent:
+                state = taken_apart(state, recurrent, grid.tensor_ranks, where)
             return numbered(state, grid.rank_of[name], count, where) if grid.expert_num else state
 
         return open_torch_file(within, name, take, TRAINING_MODULES)
@@ -144,6 +139,13 @@ def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> State:
         return MARK in key and "_extra_state" not in key
 
     return StatesTogether((dense, RankFiles(archive, grid.experts(), open_file=open_one, keep=is_experts)))
+
+
+def _recurrent(arguments: Mapping[str, Any]) -> Recurrent | None:
+    """Read the layers that keep a state, whose tensors lie in one; None: there are none."""
+    if is_hybrid(arguments):
+        return Mamba(**mamba_sizes(arguments))
+    return DeltaRule(**delta_sizes(arguments)) if is_delta(arguments) else None
 
 
 def _beside(content: Any, where: str) -> Mapping[str, Any]:

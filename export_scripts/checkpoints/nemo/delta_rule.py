@@ -49,7 +49,7 @@ def delta_problems(config: Mapping[str, Any]) -> list[str]:
     for key in ("multi_latent_attention", "mtp_num_layers"):
         if config.get(key):
             found.append(f"{key}: {shown(config[key])}  (beside {_VARIANT})")
-    sizes = _sizes(config)
+    sizes = delta_sizes(config)
     if sizes["value_head_num"] % sizes["key_head_num"]:
         keys, values = (_SIZES[name][0] for name in ("key_head_num", "value_head_num"))
         found.append(f"{values}: {sizes['value_head_num']}  (no multiple of {keys} {sizes['key_head_num']})")
@@ -76,11 +76,12 @@ def delta_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[s
         "layers.blocks": tuple(
             ("delta", own[1]) if is_linear else own for own, is_linear in zip(blocks, linear, strict=True)
         ),
-        **{f"delta.{name}": size for name, size in _sizes(config).items()},
+        **{f"delta.{name}": size for name, size in delta_sizes(config).items()},
     }
 
 
-def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
+def delta_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the fields of the gated delta rule."""
     given = {name: (key, config.get(key), default) for name, (key, default) in _SIZES.items()}
     return {
         name: bounded(default if value is None else value, f"{_FILE}: {key}", LARGEST)
