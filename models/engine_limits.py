@@ -14,7 +14,6 @@ _NO_LONGEST = "angles do not change with a text's length, and config.json names 
 def beyond_engine(decoder: Decoder) -> list[str]:
     """List what no part of the engine computes, ``what  (reason)`` a line each; empty: it serves the model."""
     of_model = {
-        f"{decoder.expert_num} experts": (decoder.expert_num > 0, "it does not serve mixtures of experts"),
         "sinks": (decoder.attention.has_sinks, "its softmax has the scores of tokens alone"),
         "a clamped gate": (_is_clamped(decoder.feed_forward), "it has SiLU, and neither an offset nor a clamp"),
         "layers with one block": (any(len(layer.blocks) < 2 for layer in decoder.layers), "attention and feed-forward"),
@@ -26,7 +25,6 @@ def beyond_engine(decoder: Decoder) -> list[str]:
         "the gated delta rule": (decoder.delta is not None, "it keeps keys and values, and no state"),
         "gates of the output": (decoder.attention.has_output_gate, "its attention has none"),
         "latent attention": (decoder.latent is not None, "every head has its own keys and values"),
-        f"{decoder.predictor_num} predictors of further tokens": (decoder.predictor_num > 0, "it predicts the next"),
         **{f"rotation {kind}": (_changes(decoder, kind), _NO_LONGEST) for kind in (LongRope.kind, Dynamic.kind)},
     }
     return [f"{what}  ({reason})" for what, (is_so, reason) in of_model.items() if is_so]
@@ -55,11 +53,24 @@ def longest_text(decoder: Decoder) -> int:
     return min((decoder.max_positions, *lengths))
 
 
+def int8_problem(decoder: Decoder) -> str:
+    """Return why a model's matrices cannot be quantized when they are loaded; empty: they can."""
+    return "int8_mode with experts, whose matrices are served as they are stored" if decoder.mixture else ""
+
+
 def ranks_problem(decoder: Decoder, ranks: int) -> str:
     """Return why ranks cannot share a model's layers; empty: they can, each with a head of keys and values at least."""
-    heads, kv_heads, inter = decoder.head_num, decoder.kv_head_num, decoder.inter_size
+    heads, kv_heads, middles = decoder.head_num, decoder.kv_head_num, _middles(decoder)
     if ranks > 1 and decoder.attention.qk_norm == WHOLE:
         return f"{ranks} ranks cannot share heads that are normalised together"
-    if heads % ranks == inter % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0):
+    if heads % ranks == 0 == sum(each % ranks for each in middles) and (kv_heads % ranks == 0 or ranks % kv_heads == 0):
         return ""
-    return f"{ranks} ranks cannot share {heads} heads, {kv_heads} heads of keys and values and a middle of {inter}"
+    widths = " and ".join(map(str, middles))
+    return f"{ranks} ranks cannot share {heads} heads, {kv_heads} heads of keys and values and a middle of {widths}"
+
+
+def _middles(decoder: Decoder) -> list[int]:
+    """List the widths of the middles of feed-forwards and experts."""
+    blocks, mixture = {name for layer in decoder.layers for name in layer.blocks}, decoder.mixture
+    found = [decoder.inter_size] if "feed_forward" in blocks else []
+    return found + ([each for each in (mixture.inter_size, mixture.shared_inter_size) if each] if mixture else [])

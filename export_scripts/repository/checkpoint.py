@@ -18,7 +18,7 @@ from handover.errors import ArtefactError
 from handover.manifest import QUANTIZED, Manifest
 from handover.text_ids import TEXT_IDS_FILE
 from models.directory import CONFIG_FILE, read_json
-from models.engine_limits import beyond_engine, longest_text, ranks_problem
+from models.engine_limits import beyond_engine, int8_problem, longest_text, ranks_problem
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", TEXT_IDS_FILE)
 _HUB_KIND = "huggingface"
@@ -119,8 +119,8 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
     except models.ModelError as error:
         hint = "export.model.format=fastertransformer converts it into shards"
         raise ArtefactError(f"{root} is no model that is served from such a directory: {error.problem}", hint) from None
-    problem = ranks_problem(decoder, arguments.tensor_para_size)
-    if beyond := [*beyond_engine(decoder), *filter(None, (problem,))]:
+    problems = ranks_problem(decoder, arguments.tensor_para_size), int8_problem(decoder) * arguments.int8_mode
+    if beyond := [*beyond_engine(decoder), *filter(None, problems)]:
         listed = "\n  ".join(beyond)
         raise ArtefactError(f"the drop-in engine does not serve {root}\n  {listed}", "take another engine")
     source = with_settled_ids(open_source(find_archive(root), for_shards=False))

@@ -26,9 +26,10 @@ from backends.fastertransformer.engine.steps.steps import Steps
 WINDOW, POSITIONS = 40, 512
 
 
-@pytest.fixture(scope="module", params=["mistral", "starcoder2", "gemma2", "llama"])
+@pytest.fixture(scope="module", params=["mistral", "starcoder2", "gemma2", "llama", "qwen3_moe"])
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Settings]:
-    sizes = {"max_position_embeddings": POSITIONS} | ({} if request.param == "llama" else {"sliding_window": WINDOW})
+    has_windows = request.param not in ("llama", "qwen3_moe")
+    sizes = {"max_position_embeddings": POSITIONS} | ({"sliding_window": WINDOW} if has_windows else {})
     root, model = served_of(request.param, tmp_path_factory.mktemp(request.param), 1, **sizes)
     return model, Settings(root, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)
 

@@ -198,10 +198,14 @@ def test_an_encoder_decoder_over_ranks_gives_what_one_process_gives(
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "pipeline"), [("gemma2", 4, 1), ("gemma2", 1, 2), ("starcoder2", 2, 1), ("qwen3", 2, 2)]
+    ("name", "tensor", "pipeline"),
+    [
+        *[("gemma2", 4, 1), ("gemma2", 1, 2), ("starcoder2", 2, 1), ("qwen3", 2, 2)],
+        *[("glm4_moe", 4, 1), ("qwen3_moe", 2, 2)],
+    ],
 )
 def test_a_llama_over_ranks_gives_what_one_process_gives(name: str, tensor: int, pipeline: int, tmp_path: Path) -> None:
-    """Norms behind the sum over ranks, a tied head, layers with a window and without; biases; key heads shared out."""
+    """Norms behind the sum over ranks, a tied head, some layers with a window; biases; shared key heads; experts."""
     shards, _ = served_of(name, tmp_path, tensor)
     requests = [
         *REQUESTS,

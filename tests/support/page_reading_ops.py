@@ -27,7 +27,7 @@ from support.paged_steps import paged_steps
 class PageReadingOps(Ops):
     """See above; rows that keep their last tokens only are not among what it runs."""
 
-    can_capture = True
+    can_capture = can_capture_experts = True
 
     def kv_write(self, kv: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         super().kv_write(kv, pages, offsets, k, v)

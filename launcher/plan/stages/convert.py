@@ -31,7 +31,7 @@ from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.settings import Known, environment, resources
 from models.directory import CONFIG_FILE
-from models.engine_limits import beyond_engine, ranks_problem
+from models.engine_limits import beyond_engine, int8_problem, ranks_problem
 
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
 
@@ -238,6 +238,8 @@ def _check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) -
         ) from None
     if beyond := beyond_engine(decoder):
         raise ConfigError(f"the drop-in engine does not serve {checkpoint}\n  " + "\n  ".join(beyond), other)
+    if config.export.triton_deployment.int8_mode and (problem := int8_problem(decoder)):
+        raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.int8_mode out")
     if problem := ranks_problem(decoder, config.export.model.tensor_model_parallel_size):
         raise ConfigError(f"{checkpoint}: {problem}", "take another export.model.tensor_model_parallel_size")
 

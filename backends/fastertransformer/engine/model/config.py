@@ -44,7 +44,7 @@ class Stack:
         head_num: attention heads.
         kv_head_num: heads of keys and values, which divides head_num; 0: as head_num. See ``kv_heads``.
         size_per_head: width of one head.
-        inter_size: width of the MLP's inner layer.
+        inter_size: width of the MLP's inner layer; of what a token uses together, where there are experts.
         num_layer: transformer layers.
         model_width: of the residual stream; 0: the heads' width together.
         layernorm_eps: added to the variance.
@@ -205,6 +205,11 @@ class ModelConfig(Stack):
     uses_prefixes: bool = False
     prompt_tasks: tuple[tuple[str, int], ...] = ()
     ia3_num_tasks: int = 0
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether some layers are mixtures of experts."""
+        return self.decoder is not None and self.decoder.mixture is not None
 
     @property
     def has_prefixes(self) -> bool:

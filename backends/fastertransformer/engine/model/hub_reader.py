@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch import Tensor
 from models.fused import taken_apart
 from models.safetensors import StoredTensor
 
+from ..ops.experts import ExpertMatrices
+from ..ops.linear import Linear
 from .config import ModelConfig
 from .precision import TORCH_TYPES
 from .reader import Reader
@@ -37,20 +39,31 @@ class HubReader(Reader):
         self._located, self._file_shapes = located, {name: tensor.shape for name, tensor in of_files.items()}
 
     def _copy(self, name: str, target: Tensor) -> None:
-        axis, part = self._tensors[name].split_axis, None
-        if axis is not None and self._rank is not None:
-            width = target.shape[axis]
-            copies = self._tensors[name].shape[axis] // self._file_shapes[name][axis]  # of a head of keys or values
-            first = self._rank // copies * width
-            part = range(first, first + width)
-        target.copy_(self._bring(self._piece(name, part), target.dtype))
+        target.copy_(self._bring(self._piece(name, self._part(name)), target.dtype))
 
-    def _piece(self, name: str, part: range | None) -> Piece:
-        """Return where rows of a tensor, or columns if it is split by these, lie; None: all of it."""
+    def _part(self, name: str) -> range | None:
+        """Return what of a tensor's split axis this rank has; None: all of it."""
+        axis = self._tensors[name].split_axis
+        if axis is None or self._rank is None:
+            return None
+        width = self._here(name)[axis]
+        copies = self._tensors[name].shape[axis] // self._file_shapes[name][axis]  # of a head of keys or values
+        first = self._rank // copies * width
+        return range(first, first + width)
+
+    def _piece(self, name: str, part: range | None, expert: int | None = None) -> Piece:
+        """Return where rows of a tensor, or columns if it is split by these, lie; None: all of it.
+
+        Of an array of experts, those of one expert.
+        """
         file, stored = self._located.get(name, ("", None))
         shape, offset = self._file_shapes[name], stored.offset if stored else 0
         dtype = TORCH_TYPES[stored.data_type] if stored else self._dtype
-        if part is None or len(part) == shape[axis := self._tensors[name].split_axis or 0]:
+        axis = self._tensors[name].split_axis or 0
+        if expert is not None:
+            name, shape, axis = f"{name}.{expert}", shape[1:], axis - 1
+            offset += expert * torch.Size(shape).numel() * dtype.itemsize
+        if part is None or len(part) == shape[axis]:
             return Piece(name, shape, dtype, file, offset)
         if axis:
             place, stride = offset + part.start * dtype.itemsize, shape[1] * dtype.itemsize
@@ -78,3 +91,60 @@ class HubReader(Reader):
         for name, part in zip(names, torch.split(target, [each[0] for each in shapes]), strict=True):
             self._copy(name, part)
         return target
+
+    def exact(self, name: str) -> Tensor:
+        """Read a tensor in fp32, whatever type is computed in."""
+        target = self.empty(self._here(name), torch.float32)
+        target.copy_(self._shards(self._piece(name, None)))
+        self._count(target.nbytes)
+        return target
+
+    def experts(self, names: Sequence[Sequence[str]]) -> ExpertMatrices:
+        """Read the matrices of experts that are tensors of their own: several of one expert lie behind each other."""
+
+        def fill(expert: int, target: Tensor) -> None:
+            for name, part in zip(names[expert], target.chunk(len(names[expert])), strict=True):
+                self._copy(f"{name}.weight", part)
+
+        rows, columns = self._here(f"{names[0][0]}.weight")
+        return self._expert_matrices(len(names), (len(names[0]) * rows, columns), fill, None)
+
+    def expert_arrays(self, name: str, bias: str, taking_turns: int) -> ExpertMatrices:
+        """Read the matrices of experts that are one tensor, [experts, in, out].
+
+        Args:
+            name: of the tensor.
+            bias: of the tensor of their biases; empty: there is none.
+            taking_turns: matrices whose outputs take turns along ``out``; they lie behind each other then.
+        """
+
+        def fill(expert: int, target: Tensor) -> None:
+            values = self._bring(self._piece(name, self._part(name), expert), target.dtype)
+            parts = values.view(len(values), -1, taking_turns).permute(2, 1, 0)
+            target.view(parts.shape).copy_(parts)
+
+        biases = None
+        if bias and (self._rank in (None, 0) or self._tensors[bias].split_axis is not None):
+            biases = self.tensor(bias)
+            biases = biases.view(len(biases), -1, taking_turns).transpose(1, 2).flatten(1)
+        count, inputs, outputs = self._here(name)
+        return self._expert_matrices(count, (outputs, inputs), fill, biases)
+
+    def _expert_matrices(
+        self, count: int, shape: tuple[int, int], fill: Callable[[int, Tensor], None], biases: Tensor | None
+    ) -> ExpertMatrices:
+        """Put the experts' matrices, [out, in], into one tensor, or on a CPU each into a packed one."""
+        one_bytes = torch.Size(shape).numel() * self._precision.compute.itemsize
+        self.size_bytes += count * one_bytes
+        self.largest_bytes = max(self.largest_bytes, one_bytes)
+        size_bytes = count * one_bytes + (0 if biases is None else biases.nbytes)
+        if not self._is_cpu:
+            weight = self.empty((count, *shape))
+            for expert, target in enumerate(weight):
+                fill(expert, target)
+            return ExpertMatrices(size_bytes, (), weight, biases)
+        packed, target = list[Linear](), self._scratch(shape, self._precision.compute)
+        for expert in range(count):
+            fill(expert, target)
+            packed.append(Linear(target, None if biases is None else biases[expert], is_lent=True))
+        return ExpertMatrices(size_bytes, tuple(packed))

@@ -74,7 +74,8 @@ class Network:
         self._encoder_spec = _attention_spec(encoder, weights.encoder, weights.like.device, is_both_ways=True)
         # A number of the type that is computed in, as transformers rounds Gemma's factor.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=weights.like.dtype))
-        self.can_capture = self.ops.can_capture and not config.ia3_num_tasks
+        can_mix = not config.has_experts or self.ops.can_capture_experts
+        self.can_capture = self.ops.can_capture and can_mix and not config.ia3_num_tasks
         self.can_capture_continued = self.can_capture and not config.encoder and config.positions not in _BIASED
 
     def extend(

@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 
 from ft_format.weight_format import INT8, KEY
+from models.decoder import Decoder
 from models.described import find_model_tensors
-from models.engine_limits import ranks_problem
+from models.engine_limits import int8_problem, ranks_problem
 from models.fused import places_of_parts
 
 from ..cache.sizing import free_bytes
@@ -64,7 +65,7 @@ def load_weights(
     partition, is_cpu = partition or Partition(range(config.num_layer)), device.type == "cpu"
     if not config.decoder:
         _check_ranks(directory, config, tensor_para_size)
-    elif partition.rank is not None and (problem := ranks_problem(config.decoder, tensor_para_size)):
+    elif problem := _problem(config.decoder, None if partition.rank is None else tensor_para_size, precision):
         raise WeightsError(f"{directory}: {problem}")
     is_staged = not (is_cpu or are_made_up)
     with StagedFiles(directory, device) if is_staged else nullcontext() as staged:
@@ -84,6 +85,11 @@ def load_weights(
         else:
             shards = made_up(precision.compute, device) if are_made_up else mapped(directory)
         return read_model(make(device, is_cpu, partition.rank, shards), config, partition, has_head)
+
+
+def _problem(decoder: Decoder, ranks: int | None, precision: Precision) -> str:
+    """Return why a number format, or ranks if they share layers, do not fit a model; empty: they do."""
+    return (ranks_problem(decoder, ranks) if ranks else "") or (int8_problem(decoder) if precision.weights else "")
 
 
 def _kind_of_reader(directory: Path, config: ModelConfig, are_made_up: bool) -> tuple[Callable[..., Reader], bool]:

@@ -14,8 +14,9 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
-from . import cached_attention, torch_attention
+from . import cached_attention, experts, torch_attention
 from .cached_attention import WithoutNorms
+from .experts import Experts
 from .linear import ACTIVATIONS, HeadNorms, Linear, Norm
 from .logits import (
     DrawLimits,
@@ -30,6 +31,7 @@ from .logits import (
 )
 from .packed_rows import Rows
 from .positions import Attend, AttentionSpec, CrossAttend
+from .routing import Router, choose
 
 
 class Ops:
@@ -40,10 +42,12 @@ class Ops:
 
     Attributes:
         can_capture: whether steps can be captured as CUDA graphs: no operation reads a value on the host.
+        can_capture_experts: whether those of experts can, which torch's sort of rows by expert needs counts for.
         is_head_major: how the cache lays out a page, see cache.sizing.CacheShape.
     """
 
     can_capture = False
+    can_capture_experts = False
     is_head_major = False
 
     def __init__(self, device: torch.device) -> None:
@@ -138,6 +142,14 @@ class Ops:
         flat, to = x.reshape(-1, x.shape[-1]), None if out is None else out.view(-1, out.shape[-1])
         y = torch.mm(flat, self._matrix(linear).T, out_dtype=torch.float32, out=to).view(*x.shape[:-1], -1)
         return y if linear.bias is None else y.add_(linear.bias)
+
+    def choose_experts(self, router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose the experts of rows, [N, hidden]; see routing.choose."""
+        return choose(router, self.linear_fp32(router.linear, x))
+
+    def run_experts(self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
+        """Sum what each token's experts compute of it; see experts.run_experts."""
+        return experts.run_experts(layer, x, chosen, counts)
 
     def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, table: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Look up the next token of each row and its position, and add them.

@@ -11,10 +11,12 @@ from models.decoder import Decoder
 
 from ...ops.linear import Norm
 from ..blocks.attention import GroupedWeights
-from ..blocks.feed_forward import DenseWeights
+from ..blocks.feed_forward import DenseWeights, FeedForward
 from ..config import ModelConfig, Rope
+from ..hub_reader import HubReader
 from ..layouts import LayerWeights, StackWeights
 from ..reader import Reader
+from .mixture import read_mixture
 
 
 def structure(decoder: Decoder) -> dict[str, Any]:
@@ -30,7 +32,7 @@ def structure(decoder: Decoder) -> dict[str, Any]:
         "attention_scalar": attention.scalar,
         "attention_multiplier": attention.multiplier,
         "attn_softcap": attention.softcap,
-        "inter_size": feed_forward.inter_size,
+        "inter_size": _used_width(decoder),
         "activation": feed_forward.activation,
         "is_gated": feed_forward.is_gated,
         "is_rms": norms.kind == RMS_NORM,
@@ -45,6 +47,14 @@ def structure(decoder: Decoder) -> dict[str, Any]:
         "logits_divisor": decoder.logits_divisor,
         "final_softcap": decoder.final_softcap,
     }
+
+
+def _used_width(decoder: Decoder) -> int:
+    """Return the width of the middle of what a token uses in the last layer."""
+    mixture = decoder.mixture
+    if not mixture or "mixture" not in decoder.layers[-1].blocks:
+        return decoder.inter_size
+    return mixture.experts_per_token * mixture.inter_size + mixture.shared_inter_size
 
 
 def _rope(rotary: Rotary | None, longest: int) -> Rope:
@@ -86,13 +96,16 @@ def _layer(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> Layer
             key_norm=norm("key_norm"),
         ),
         post_norm=norm("pre_mlp_norm"),
-        feed_forward=_dense(read, config, names),
+        feed_forward=_feed_forward(read, config, names),
         attention_output_norm=norm("post_attention_norm"),
         mlp_output_norm=norm("mlp_output_norm"),
     )
 
 
-def _dense(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> DenseWeights:
+def _feed_forward(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> FeedForward:
+    if "router" in names:
+        assert isinstance(read, HubReader) and config.decoder and config.decoder.mixture
+        return read_mixture(read, config.decoder.mixture, config.decoder.feed_forward, names)
     up = read.column_parallel(names["up"])
     gate = read.column_parallel(names["gate"]) if config.is_gated else None
     # What is called the gate is activated, and multiplies the other.

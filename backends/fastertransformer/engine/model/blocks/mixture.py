@@ -1,0 +1,60 @@
+"""The mixture: experts of which a router chooses some for each token, and a feed-forward that every token uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...ops.experts import Experts
+from ...ops.linear import Linear, Norm
+from ...ops.routing import Router
+from .context import LayerContext
+from .feed_forward import DenseWeights
+
+
+@dataclass(frozen=True)
+class MixtureWeights:
+    """A mixture of experts. Each process has a slice of every expert's middle, and the whole router.
+
+    Attributes:
+        router: chooses the experts.
+        experts: of which a token uses some.
+        shared: feed-forward that every token uses; None: there is none.
+        shared_gate: hidden -> 1: the sigmoid that multiplies what that computes; None: it counts as it is.
+        latent_in, latent_out: into the width in which the chosen experts work, and out of it; None: it is the model's.
+    """
+
+    router: Router
+    experts: Experts
+    shared: DenseWeights | None = None
+    shared_gate: Linear | None = None
+    latent_in: Linear | None = None
+    latent_out: Linear | None = None
+
+    @property
+    def out(self) -> None:
+        """See FeedForward: each expert has a product of its own."""
+        return None
+
+    @property
+    def step_bytes(self) -> int:
+        """See FeedForward."""
+        return self.experts.into.size_bytes * self.router.used // self.experts.into.count
+
+    def inner(self, x: Tensor, norm: Norm | None, context: LayerContext) -> Tensor:
+        """Compute this process's part of the sum over a token's experts, [B, T, hidden]."""
+        ops = context.ops
+        x = ops.norm(x, norm) if norm else x
+        rows = x.reshape(-1, x.shape[-1])
+        chosen, counts = ops.choose_experts(self.router, rows)
+        rows = ops.linear(self.latent_in, rows) if self.latent_in else rows
+        mixed = ops.run_experts(self.experts, rows, chosen, counts)
+        mixed = (ops.linear(self.latent_out, mixed) if self.latent_out else mixed).view(x.shape)
+        if not self.shared:
+            return mixed
+        inner = self.shared.inner(x, None, context)
+        if self.shared_gate:
+            inner *= torch.sigmoid(ops.linear(self.shared_gate, x))
+        return ops.linear(self.shared.out, inner, residual=mixed)
