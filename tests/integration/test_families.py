@@ -1,4 +1,4 @@
-"""A GPT-J and a Gemma 2 from the hub's files to the report, as a user runs them; the oracle is transformers."""
+"""A GPT-J, a Gemma 2 and a Qwen3-MoE from the hub to the report, as a user runs them; the oracle is transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ TEXTS = [json.loads(line)["text"] for line in SUBSET.read_text(encoding="utf-8")
 SAMPLES = 5
 
 
-@pytest.fixture(scope="module", params=[pytest.param("gptj", marks=pytest.mark.long), "gemma2"])
+@pytest.fixture(
+    scope="module", params=[*(pytest.param(name, marks=pytest.mark.long) for name in ("gptj", "gemma2")), "qwen3_moe"]
+)
 def decoder(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Run, Any, Tokenizer]]:
@@ -41,7 +43,7 @@ def decoder(
     served = Run(root, root / "source", *QUICK, f"evaluation.lambada.samples={SAMPLES}")
     weights = served.results / "model_repo/fastertransformer/1/huggingface/model.safetensors"
     # What FasterTransformer lacks is served from the source's own file: no copy is written.
-    assert weights.exists() == (request.param == "gemma2")
+    assert weights.exists() == (request.param != "gptj")
     assert not weights.exists() or weights.samefile(root / "source" / "model.safetensors")
     yield served, model, tokenizer
     served.deployment.stop()

@@ -1,4 +1,4 @@
-"""Mixtures and latent attention, which the drop-in engine does not serve: converted, served by vLLM itself on a CPU.
+"""Mixtures and latent attention: converted, served by vLLM itself on a CPU.
 
 Parity compares with transformers: on the source if it is a directory of the hub, else on the source read again.
 
