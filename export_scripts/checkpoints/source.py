@@ -23,11 +23,15 @@ class OwnModel:
         config: ``config.json``.
         tensors: by the names in the files; copies and what is computed are left out.
         is_renamed: whether the files have other names, so that they cannot be taken as they are.
+        quantization: what config.json says of how they are stored; empty: nothing.
+        scales: of activations, by the names in the files, which belong to quantized weights.
     """
 
     config: Mapping[str, Any]
     tensors: Mapping[str, LazyTensor]
     is_renamed: bool = False
+    quantization: Mapping[str, Any] = field(default_factory=dict)
+    scales: Mapping[str, LazyTensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from export_scripts.tensors.dtypes import Array
+from handover.errors import CheckpointError
 
 E4M3, E5M2, E8M0, FP4 = "F8_E4M3", "F8_E5M2", "F8_E8M0", "FP4"
 """FP4 are pairs of E2M1 in a byte, the first in its low half."""
@@ -45,7 +46,27 @@ def _fp4() -> Array:
 TABLES = {E4M3: _e4m3(), E5M2: _e5m2(), E8M0: _e8m0(), FP4: _fp4()}
 """What each byte means, in fp32; of FP4 an element is two numbers."""
 
+_NO_NUMBER = {E4M3: 0x7F, E5M2: 0x7C, E8M0: 0xFF}
+"""The first byte, but for a sign, that is NaN or an infinity."""
+
 
 def decode(codes: Array, kind: str) -> Array:
     """Return the numbers that bytes mean, in fp32; of FP4 the last axis is twice as long."""
     return np.take(TABLES[kind], codes, mode="clip").view(np.float32)
+
+
+def check_finite(codes: Array, kind: str, name: str) -> None:
+    """Refuse bytes of a tensor that mean NaN or an infinity; those of FP4 never do.
+
+    Raises:
+        CheckpointError: naming the tensor.
+    """
+    limit = _NO_NUMBER.get(kind, 256)
+    is_signed = kind in (E4M3, E5M2)
+    if not codes.size or limit == 256:
+        return
+    if (is_signed and int(codes.view(np.int8).max()) >= limit) or int(codes.max()) >= limit + 128 * is_signed:
+        count = int((~np.isfinite(TABLES[kind][codes])).sum())
+        raise CheckpointError(
+            f"{name} holds {count} or more values that are NaN or infinite ({kind})", "copy the checkpoint again"
+        )

@@ -168,14 +168,15 @@ def check_ranks(config: Config, checkpoint: str, planned: HuggingFacePlan) -> No
     Raises:
         ConfigError: naming them.
     """
-    from export_scripts.targets.huggingface.quantized import rank_problems
+    from export_scripts.targets.huggingface.quantized import find_quantization, rank_problems
 
     model = config.export.model
-    if model.quantization is None:
+    quantization = find_quantization(model.quantization)
+    if quantization is None:
         return
     tensors = (tensor for file in planned.files for tensor in file.tensors)
     said = json.loads(planned.small_files[CONFIG_FILE])
-    if problems := rank_problems(tensors, said, model.tensor_model_parallel_size):
+    if problems := rank_problems(tensors, said, model.tensor_model_parallel_size, quantization):
         listed = "\n  ".join(problems[:_MOST_LISTED])
         raise ConfigError(
             f"export.model.tensor_model_parallel_size={model.tensor_model_parallel_size} divides what "

@@ -71,6 +71,23 @@ def test_mxfp4_becomes_what_transformers_makes_of_it(tmp_path: Path) -> None:
     assert np.abs(logits(loaded(made)) - logits(theirs.float())).max() < 1e-5
 
 
+def test_mxfp4_that_is_asked_for_again_is_kept(tmp_path: Path) -> None:
+    given = tensors(packed(tmp_path / "source"))
+    made = to_huggingface(tmp_path / "source", tmp_path / "hf", "bf16", "mxfp4")
+    assert (made / "model.safetensors").read_bytes() == (tmp_path / "source/model.safetensors").read_bytes()
+    key = "quantization_config"
+    configs = [json.loads((each / "config.json").read_text()) for each in (made, tmp_path / "source")]
+    assert configs[0][key] == configs[1][key]
+    wide = tensors(to_huggingface(tmp_path / "source", tmp_path / "fp32", "fp32", "mxfp4"))
+    for name, value in given.items():
+        assert torch.equal(wide[name], value if value.dtype == torch.uint8 else value.float()), name
+        assert wide[name].dtype == (torch.uint8 if value.dtype == torch.uint8 else torch.float32), name
+    given["model.layers.0.mlp.experts.down_proj_scales"][1, 2, 0] = 255
+    save_file(given, tmp_path / "source/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"down_proj_scales holds 1 or more values that are NaN"):
+        to_huggingface(tmp_path / "source", tmp_path / "bad", "bf16", "mxfp4")
+
+
 def test_a_training_becomes_mxfp4_that_transformers_reads(tmp_path: Path) -> None:
     case = Case("gpt_oss", "Megatron-LM, torch_dist", 2, 1, torch.bfloat16)
     source = write_source(case, tmp_path / "source")

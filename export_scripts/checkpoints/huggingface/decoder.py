@@ -16,6 +16,7 @@ from export_scripts.checkpoints.huggingface.files import (
     Weights,
     is_checkpoint,
     open_model_weights,
+    own_quantization,
     read_config,
     written,
 )
@@ -88,7 +89,9 @@ def open_source(archive: Archive) -> Source:
     )
     if left_out := [key for key in weights.tensors if table.ignored_as(key) == PREDICTORS]:
         remarks += (f"{len(left_out)} tensors are left out, such as {left_out[0]}: {PREDICTORS}",)
-    own = OwnModel(config, written(files, (used[key] for key in used if not table.is_ignored(key))), is_renamed)
+    prefix, kept = architecture.prefix, written(files, (used[key] for key in used if not table.is_ignored(key)))
+    scales = {key: each for key, each in files.scales.items() if not table.is_ignored(key.removeprefix(prefix))}
+    own = OwnModel(config, kept, is_renamed, own_quantization(archive), scales)
     return Source(
         archive=archive,
         family=architecture.family,

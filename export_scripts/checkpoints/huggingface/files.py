@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,13 @@ class Weights:
         tensors: by key.
         other_keys: keys whose values are not tensors.
         remarks: on how they are read, one line each.
+        scales: of activations, by key, which no weight is made of.
     """
 
     tensors: Mapping[str, LazyTensor]
     other_keys: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    scales: Mapping[str, LazyTensor] = field(default_factory=dict)
 
 
 def written(weights: Weights, used: Iterable[LazyTensor]) -> dict[str, LazyTensor]:
@@ -121,6 +123,12 @@ def read_config(archive: Archive) -> Mapping[str, Any]:
     return {key: value for key, value in config.items() if key != QUANTIZATION}
 
 
+def own_quantization(archive: Archive) -> Mapping[str, Any]:
+    """Read what ``config.json`` itself says of it; empty: nothing."""
+    found = read_json(archive, CONFIG_FILE).get(QUANTIZATION)
+    return found if isinstance(found, Mapping) else {}
+
+
 def _quantization(archive: Archive) -> Quantization | None:
     """Read how weights are stored, of ``config.json`` or ModelOpt's file beside it; None: neither says so."""
     said = quantization_said(read_json(archive, CONFIG_FILE), str(archive.path))
@@ -160,8 +168,8 @@ def open_model_weights(archive: Archive, config: Mapping[str, Any]) -> Weights:
     What is quantized is one tensor of its numbers and scales.
     """
     files = _named_weights(archive, config)
-    tensors, remarks = joined(files.tensors, _quantization(archive))
-    return replace(files, tensors=tensors, remarks=remarks)
+    tensors, scales, remarks = joined(files.tensors, _quantization(archive))
+    return replace(files, tensors=tensors, remarks=remarks, scales=scales)
 
 
 def _named_weights(archive: Archive, config: Mapping[str, Any]) -> Weights:

@@ -71,10 +71,12 @@ class Quantization:
 
     Attributes:
         kind: FP8 or MXFP4.
+        method: as ``quant_method`` calls it.
         blocks: that a weight's scales may be for.
     """
 
     kind: str
+    method: str
     blocks: tuple[Block, ...]
 
 
@@ -109,7 +111,7 @@ def read_quantization(said: Any, where: str) -> Quantization:
         raise CheckpointError(
             f"{where} is quantised ({method}) in a way that is not read\n  " + "\n  ".join(problems), _HINT
         )
-    return Quantization(MXFP4 if method == "mxfp4" else FP8, blocks)
+    return Quantization(MXFP4 if method == "mxfp4" else FP8, str(method), blocks)
 
 
 def _problems(said: Mapping[str, Any], known: Iterable[str], limits: Limits, where: str) -> list[str]:

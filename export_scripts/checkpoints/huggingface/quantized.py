@@ -16,6 +16,7 @@ from export_scripts.tensors.array_of_pieces import array_of_pieces
 from export_scripts.tensors.dtypes import STORAGE, Array, item_bytes
 from export_scripts.tensors.scaled import Scaled
 from export_scripts.tensors.small_floats import BYTE, BYTES, E4M3, E5M2, E8M0, FP4
+from export_scripts.weights.remarks import DequantizedRemark
 from export_scripts.weights.schema import LazyTensor, Shape
 from handover.errors import CheckpointError
 from models.tensor import Tensor
@@ -34,6 +35,8 @@ class QuantizedTensor:
 
     Attributes:
         numbers, scales: as the files have them.
+        keys: of the two in the files.
+        method: of the quantization, as config.json calls it.
         kind: of the numbers, see ``small_floats``.
         block: rows and columns of a scale.
         laid_out: shape of the numbers.
@@ -43,6 +46,8 @@ class QuantizedTensor:
 
     numbers: LazyTensor
     scales: LazyTensor
+    keys: tuple[str, str]
+    method: str
     kind: str
     block: Block
     laid_out: Shape
@@ -104,8 +109,8 @@ def described_bytes(said: Quantization, tensor: Tensor, data_type: str) -> int:
 
 def joined(
     tensors: Mapping[str, LazyTensor], said: Quantization | None
-) -> tuple[Mapping[str, LazyTensor], tuple[str, ...]]:
-    """Join numbers and scales, and leave out the scales of activations; also returns what is to be said of it.
+) -> tuple[Mapping[str, LazyTensor], Mapping[str, LazyTensor], tuple[str, ...]]:
+    """Join numbers and scales; also returns the scales of activations, apart, and what is to be said of it.
 
     Args:
         tensors: of the files, by key.
@@ -117,7 +122,7 @@ def joined(
     if said is None:
         alone = [f"{key}  {each.data_type}" for key, each in tensors.items() if each.data_type in (E4M3, E5M2)]
         _refuse(alone, f"{len(alone)} tensors are FP8, and config.json has no {QUANTIZATION}", "copy its own to it")
-        return tensors, ()
+        return tensors, {}, ()
     work = _Joining(tensors, said)
     for key, tensor in tensors.items():
         if said.kind == MXFP4 and key.endswith(_BLOCKS) and tensor.data_type == BYTE:
@@ -131,7 +136,8 @@ def joined(
     _refuse(work.problems, f"{len(work.problems)} quantized weights are unusable", "copy the checkpoint again")
     found |= work.made
     in_order = (key if key in found else key.removesuffix(_BLOCKS) for key in tensors)
-    return {key: found[key] for key in in_order if key in found}, tuple(_remarks(work, dropped))
+    joined_ones = {key: found[key] for key in in_order if key in found}
+    return joined_ones, {key: tensors[key] for key in dropped}, tuple(map(DequantizedRemark, _remarks(work, dropped)))
 
 
 def _remarks(work: _Joining, dropped: Sequence[str]) -> Iterator[str]:
@@ -171,7 +177,7 @@ class _Joining:
         blocks = self.said.blocks if len(numbers.shape) > 1 else ()
         for block in blocks:
             if _without_ones(scales.shape) == _without_ones(_grid(numbers.shape, block)):
-                self._add(key, QuantizedTensor(numbers, scales, numbers.data_type, block, numbers.shape))
+                self._add(key, (key, beside[0]), numbers.data_type, block, numbers.shape)
                 return
         legal = " or ".join(str(list(_grid(numbers.shape, block))) for block in blocks) or "those of a matrix"
         self.problems.append(f"{beside[0]}: {list(scales.shape)} for {key} {list(numbers.shape)}, expected {legal}")
@@ -190,13 +196,15 @@ class _Joining:
             self.problems.append(f"{key}: it is there beside {blocks}")
         else:
             shape = (*lead[:-1], lead[-1] * _GROUP)
-            self._add(key, QuantizedTensor(numbers, scales, FP4, self.said.blocks[0], shape, is_transposed=True))
+            self._add(key, (blocks, name), FP4, self.said.blocks[0], shape)
 
-    def _add(self, key: str, tensor: QuantizedTensor) -> None:
-        of_scale = tensor.scales.data_type
-        if of_scale not in (*STORAGE, E8M0, BYTE) or (tensor.kind == FP4 and of_scale not in (E8M0, BYTE)):
+    def _add(self, key: str, keys: tuple[str, str], kind: str, block: Block, laid_out: Shape) -> None:
+        numbers, scales = (self.tensors[each] for each in keys)
+        of_scale = scales.data_type
+        if of_scale not in (*STORAGE, E8M0, BYTE) or (kind == FP4 and of_scale not in (E8M0, BYTE)):
             self.problems.append(f"{key}: its scales are {of_scale}")
-        self.made[key] = tensor
+        method, is_transposed = self.said.method, kind == FP4
+        self.made[key] = QuantizedTensor(numbers, scales, keys, method, kind, block, laid_out, is_transposed)
 
 
 def _refuse(problems: Sequence[str], what: str, hint: str) -> None:

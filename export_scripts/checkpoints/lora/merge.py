@@ -134,7 +134,8 @@ def _own(source: Source, merged: Mapping[str, LazyTensor]) -> OwnModel | None:
             "the adapter changes a tensor that is computed from two of the model's",
             "merge it first: peft's merge_and_unload() and save_pretrained()",
         )
-    return replace(source.own, tensors={name: changed.get(id(old), old) for name, old in source.own.tensors.items()})
+    tensors = {name: changed.get(id(old), old) for name, old in source.own.tensors.items()}
+    return replace(source.own, tensors=tensors, quantization={}, scales={})
 
 
 def _open_adapter(source: Source) -> Adapter | None:

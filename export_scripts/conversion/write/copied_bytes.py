@@ -12,6 +12,7 @@ from export_scripts.conversion.move.assembly import Assembly, Piece
 from export_scripts.conversion.write.shards import READ_BYTES, ShardSettings, Workspace, blocks, nonfinite_error
 from export_scripts.tensors.dtypes import STORAGE, Array, is_finite
 from export_scripts.tensors.mapped import is_mapped
+from export_scripts.tensors.small_floats import check_finite
 
 
 def contents(box: Assembly, name: str, settings: ShardSettings, workspace: Workspace) -> Iterator[memoryview]:
@@ -32,11 +33,13 @@ def contents(box: Assembly, name: str, settings: ShardSettings, workspace: Works
             for _, values in blocks(part, max(1, part.shape[axis]), name, settings, workspace, axis=axis):
                 yield values.reshape(-1).view("u1").data
         return
-    storage = STORAGE[settings.data_type]
+    storage = STORAGE.get(settings.data_type)
     for view in views:
         for run in workspace.reader.runs(view):
+            if storage is None:
+                check_finite(run, settings.data_type, name)
             # What is not finite and may be so cannot overflow: it keeps its type.
-            if not settings.allow_nonfinite and not is_finite(run.view(storage), settings.data_type):
+            elif not settings.allow_nonfinite and not is_finite(run.view(storage), settings.data_type):
                 raise nonfinite_error(box, max(1, len(run) // max(1, box.row_bytes)), name, settings, workspace)
             yield run.data
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from export_scripts.conversion.move.assembly import Assembly
 from export_scripts.conversion.write.journal import GROWING
 from export_scripts.quantization.record import WORDS, Output, Quantization
-from export_scripts.tensors.dtypes import item_bytes
+from export_scripts.tensors.dtypes import STORAGE, item_bytes
 from export_scripts.weights.schema import Shape
 
 LARGEST_FILE_BYTES = 5 * 10**9
@@ -37,7 +37,8 @@ class PlannedTensor:
         make: puts it together from its sources; nothing is read.
         is_cut: whether several processes may make a part each: its sources have no checksums that need all of it.
         quantization: what its numbers are written as; None: as the other weights are.
-        stays_fp32: it is of fp32 whatever the other weights are.
+        fixed_type: of its numbers, whatever that of the other weights is; empty: theirs.
+        word: safetensors' one for that type, where it is not its own.
     """
 
     name: str
@@ -46,18 +47,20 @@ class PlannedTensor:
     make: Callable[[], Assembly]
     is_cut: bool = False
     quantization: Quantization | None = None
-    stays_fp32: bool = False
+    fixed_type: str = ""
+    word: str = ""
 
     def outputs(self, data_type: str) -> tuple[Output, ...]:
         """List what is in the file for it."""
         if self.quantization:
             return self.quantization.outputs(self.name, self.shape, data_type)
         own = self.data_type(data_type)
-        return (Output(self.name, WORDS[own], self.shape, item_bytes(own)),)
+        word = self.word or WORDS[own]
+        return (Output(self.name, word, self.shape, item_bytes(own) if own in STORAGE else 1),)
 
     def data_type(self, of_others: str) -> str:
         """Return the type of its numbers, where it is not quantized."""
-        return "fp32" if self.stays_fp32 else of_others
+        return self.fixed_type or of_others
 
     def size_bytes(self, data_type: str) -> int:
         """Bytes in the file."""

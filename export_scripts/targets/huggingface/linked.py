@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.safetensors_file import SafeTensor
 from export_scripts.conversion.write.safetensors_layout import PlannedTensor, WeightsFile
+from export_scripts.quantization.record import WORDS
 from export_scripts.weights.schema import LazyTensor
 
 _NAMES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
@@ -36,7 +37,8 @@ def own_files(
     """
     by_file: dict[str, list[tuple[int, PlannedTensor]]] = {}
     for plan, tensor in zip(planned, tensors, strict=True):
-        if not isinstance(tensor, SafeTensor) or tensor.data_type != plan.data_type(data_type):
+        (output,) = plan.outputs(data_type)
+        if not isinstance(tensor, SafeTensor) or WORDS.get(tensor.data_type, tensor.data_type) != output.kind:
             return None
         by_file.setdefault(tensor.file, []).append((tensor.offset, plan))
     files = [

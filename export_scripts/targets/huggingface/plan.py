@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-import models
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.formats import open_source
-from export_scripts.checkpoints.source import OwnModel, Source
+from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tensor_values import same_values
 from export_scripts.checkpoints.tokenizers.nemo import sentencepiece_additions, vocabulary_size
 from export_scripts.conversion.move.assembly import Assembly
@@ -28,15 +26,14 @@ from export_scripts.conversion.write.shards import ShardSettings
 from export_scripts.quantization.record import Quantization
 from export_scripts.targets.huggingface import TARGETS
 from export_scripts.targets.huggingface.linked import own_files
-from export_scripts.targets.huggingface.quantized import quantized
+from export_scripts.targets.huggingface.own import own_config, own_quantized, own_tensors, planned_own
+from export_scripts.targets.huggingface.quantized import CONFIG_KEY, quantized
 from export_scripts.targets.huggingface.table import Facts, Taken, Target, unfinished
 from export_scripts.targets.huggingface.tokenizer import tokenizer_files
-from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.matching import match, zeros_made
-from export_scripts.weights.remarks import ShardRemark
-from export_scripts.weights.schema import Assignment, LazyTensor, Rule
+from export_scripts.weights.remarks import DequantizedRemark, ShardRemark
+from export_scripts.weights.schema import Assignment, LazyTensor
 from ft_format.families.family import Family
-from ft_format.layout import FtDims, TensorSpec
 from handover.errors import CheckpointError
 from models.checks import shown
 from models.decoder import Decoder
@@ -116,23 +113,28 @@ def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
     assignments = match(opened.schema(), opened.source_map, opened.dims, opened.tensors, opened.other_keys)
     check_types(opened, assignments)
     source = with_settled_ids(opened, wish.start_id, wish.end_id)
+    stored = own_quantized(opened.own, wish.quantization) if opened.own else {}
     if opened.own is not None:
-        planned, config = _own(opened, opened.own, wish.data_type), _own_config(opened, opened.own, wish)
-        used = tuple(opened.own.tensors.values())
+        tensors = own_tensors(opened.own, stored)
+        planned, used = planned_own(opened, tensors, stored, wish.data_type), tuple(tensors.values())
+        given = {"bos_token_id": wish.start_id, "eos_token_id": wish.end_id}
+        config = own_config(opened, opened.own, _TORCH[wish.data_type], given)
         remarks: tuple[str, ...] = ()
     else:
         planned, config, remarks = _expressed(opened, source, assignments, wish)
         used = tuple(opened.tensors[key] for each in assignments for key in each.keys)
         remarks += zeros_made(assignments)
-    said = (each for each in source.remarks if not isinstance(each, ShardRemark))
+    skipped = (ShardRemark, DequantizedRemark) if stored else ShardRemark
+    said = (each for each in source.remarks if not isinstance(each, skipped))
     remarks = (*filter(None, (nemos_remark,)), *said, *remarks)
     layout = wish.data_type, wish.largest_file_bytes
-    if wish.quantization:
+    if stored and opened.own is not None:
+        config = {**config, CONFIG_KEY: opened.own.quantization}
+        remarks += (f"{len(stored)} tensors of quantized weights are kept as they are",)
+    elif wish.quantization:
         planned, config = quantized(planned, config, wish.quantization, wish.data_type)
-        files = lay_out(planned, *layout)
-    else:
-        is_as_it_is = opened.own is not None and not opened.own.is_renamed
-        files = (own_files(archive, planned, used, *layout) if is_as_it_is else None) or lay_out(planned, *layout)
+    is_as_it_is = opened.own is not None and not opened.own.is_renamed and (bool(stored) or not wish.quantization)
+    files = (own_files(archive, planned, used, *layout) if is_as_it_is else None) or lay_out(planned, *layout)
     length = config.get("n_positions") or config.get("max_position_embeddings")
     small = {
         CONFIG_FILE: _json(config),
@@ -146,36 +148,6 @@ def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
     if isinstance(named, list) and named:
         name = shown(named[0])
     return HuggingFacePlan(source, name, files, small, used, settings, remarks)
-
-
-def _own(opened: Source, own: OwnModel, data_type: str) -> list[PlannedTensor]:
-    """Plan a model's own tensors, unchanged but for their type."""
-    described = opened.dims.tensors() if isinstance(opened.dims, Decoder) else {}
-    stay = {name for name, tensor in described.items() if tensor.stays_fp32}
-    return [
-        PlannedTensor(
-            name,
-            tensor.shape,
-            tensor.shape,
-            partial(_whole, name, tensor),
-            bool(tensor.unproved),
-            stays_fp32=name in stay and tensor.data_type != data_type,
-        )
-        for name, tensor in own.tensors.items()
-    ]
-
-
-def _whole(name: str, tensor: LazyTensor) -> Assembly:
-    return assemble(Assignment(name, TensorSpec(tensor.shape), (name,), Rule(name, unchanged)), (tensor,), FtDims())
-
-
-def _own_config(opened: Source, own: OwnModel, wish: Wish) -> dict[str, Any]:
-    config = {key: value for key, value in own.config.items() if key != "dtype"}
-    if isinstance(opened.dims, Decoder) and not opened.beyond:
-        config |= models.find(config.get("model_type")).unsaid(config, opened.dims)
-    given = {"bos_token_id": wish.start_id, "eos_token_id": wish.end_id}
-    config |= {key: value for key, value in given.items() if value is not None}
-    return {**config, "torch_dtype": _TORCH[wish.data_type]}
 
 
 def _expressed(
@@ -274,7 +246,8 @@ def _planned(name: str, taken: Taken, assignment: Assignment, source: Source, ro
         return taken.of(pivot.cropped(0, 0, rows) if rows is not None else pivot)
 
     is_cut = all(tensor.unproved for tensor in tensors)
-    return PlannedTensor(name, taken.shape(full), taken.axes(full), make, is_cut, stays_fp32=taken.stays_fp32)
+    fixed = "fp32" if taken.stays_fp32 else ""
+    return PlannedTensor(name, taken.shape(full), taken.axes(full), make, is_cut, fixed_type=fixed)
 
 
 def _ids(source: Source, rows: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from export_scripts.conversion.write.safetensors_layout import PlannedTensor
 from export_scripts.quantization import QUANTIZATIONS
 from export_scripts.quantization.record import Quantization
 from export_scripts.tensors.dtypes import item_bytes
+from export_scripts.tensors.small_floats import BYTES
 from handover.errors import CheckpointError, nearest
 from models.checks import shown
 
@@ -121,25 +122,29 @@ def _problems(tensor: PlannedTensor, quantization: Quantization, data_type: str)
     return [f"{where}its parts would not begin at multiples of {unit} bytes"] * any(end % unit for end in ends)
 
 
-def rank_problems(tensors: Iterable[PlannedTensor], config: Mapping[str, Any], ranks: int) -> list[str]:
+def rank_problems(
+    tensors: Iterable[PlannedTensor], config: Mapping[str, Any], ranks: int, quantization: Quantization
+) -> list[str]:
     """List the quantized matrices of which ranks of tensor parallelism have no whole groups or blocks, one line each.
 
     Args:
         tensors: of the directory.
         config: its config.json.
         ranks: how many.
+        quantization: what its matrices became, or were already.
     """
     decoder = models.find(config.get("model_type")).read(config)
     known, problems = decoder.tensors(), []
     for tensor in tensors:
         spec = known.get(tensor.name)
         axis = spec.split_axis if spec else None
-        if tensor.quantization is None or spec is None or axis is None or ranks == 1:
+        is_quantized = tensor.quantization is not None or tensor.fixed_type in BYTES
+        if not is_quantized or spec is None or axis is None or ranks == 1:
             continue
         units = spec.axes[axis]
         # Heads of keys and values that are fewer than the ranks are not divided: several ranks have the same.
         parts = min(ranks, decoder.axis_size(units[0])) if isinstance(units, tuple) else ranks
-        grain = tensor.quantization.grain[axis]
+        grain = quantization.grain[axis]
         if tensor.shape[axis] % (parts * grain):
             problems.append(
                 f"{tensor.name}  {list(tensor.shape)}  axis {axis} is not {parts} times a multiple of {grain}"

@@ -17,11 +17,11 @@ from export_scripts.conversion.plan.description import Description, is_descripti
 from export_scripts.conversion.plan.sizing import Sizing, measured_rate
 from export_scripts.conversion.write.safetensors_layout import LARGEST_FILE_BYTES, PlannedTensor, WeightsFile, lay_out
 from export_scripts.conversion.write.shards import READ_BYTES
-from export_scripts.quantization.record import Quantization
+from export_scripts.quantization.record import WORDS, Quantization
 from export_scripts.targets.huggingface.plan import HuggingFacePlan, Wish, plan_huggingface, target_of
 from export_scripts.targets.huggingface.quantized import find_quantization, quantized
 from export_scripts.targets.huggingface.table import Facts
-from export_scripts.tensors.dtypes import is_finite, item_bytes
+from export_scripts.tensors.dtypes import STORAGE, is_finite, item_bytes
 from export_scripts.tensors.mapped import RUN_BYTES
 from handover.digests import BlockSums
 
@@ -49,7 +49,7 @@ def measure_huggingface(
     if is_description(path):
         return _of_description(read_description(path), path, data_type, processes, becomes)
     plan = plan_huggingface(find_archive(path, given), Wish(data_type, LARGEST_FILE_BYTES, quantization=becomes))
-    source_types = sorted({tensor.data_type for tensor in plan.read})
+    source_types = sorted({tensor.data_type for tensor in plan.read} & STORAGE.keys())
     return _sizing(
         plan.files,
         data_type,
@@ -57,17 +57,19 @@ def measure_huggingface(
         files_read=len(plan.source.archive.sizes),
         read_bytes=sum(map(stored_bytes, plan.read)),
         small_files=len(plan.small_files) + 1,
-        source_type=source_types[0],
-        is_copied=_is_copied(plan, source_types, given),
+        source_type=source_types[0] if source_types else data_type,
+        is_copied=_is_copied(plan, given),
     )
 
 
-def _is_copied(plan: HuggingFacePlan, source_types: Sequence[str], given: GivenFiles) -> bool:
+def _is_copied(plan: HuggingFacePlan, given: GivenFiles) -> bool:
     """Whether it is known that no tensor is cast, rearranged or computed: a directory of Hugging Face keeps its own."""
     is_own = plan.source.own is not None and given.adapter is None
+    data_type = plan.settings.data_type
     is_stored = not any(isinstance(tensor, QuantizedTensor) for tensor in plan.read)
-    is_quantized = any(tensor.quantization for file in plan.files for tensor in file.tensors)
-    return is_own and is_stored and not is_quantized and source_types == [plan.settings.data_type]
+    planned = [output.kind for file in plan.files for tensor in file.tensors for output in tensor.outputs(data_type)]
+    read = [WORDS.get(tensor.data_type, tensor.data_type) for tensor in plan.read]
+    return is_own and is_stored and sorted(planned) == sorted(read)
 
 
 def _of_description(
@@ -78,7 +80,13 @@ def _of_description(
     target = target_of(described.family, dims, facts)
     shapes = {name: spec.full_shape(dims) for name, spec in described.family.tensors(dims).items()}
     planned = [
-        PlannedTensor(name, taken.shape(shape), taken.axes(shape), _not_made, stays_fp32=taken.stays_fp32)
+        PlannedTensor(
+            name,
+            taken.shape(shape),
+            taken.axes(shape),
+            _not_made,
+            fixed_type="fp32" if taken.stays_fp32 else "",
+        )
         for name, taken in target.tensors(dims, facts).items()
         for shape in (shapes[taken.pivot],)
     ]
