@@ -35,6 +35,7 @@ from models.architectures.glm4_moe_lite import GLM4_MOE_LITE
 from models.architectures.gpt_oss import GPT_OSS
 from models.architectures.granite import GRANITE
 from models.architectures.llama import LLAMA
+from models.architectures.llama4_text import LLAMA4_TEXT
 from models.architectures.minimax_m2 import MINIMAX_M2
 from models.architectures.mistral import MISTRAL
 from models.architectures.mixtral import MIXTRAL
@@ -88,6 +89,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     QWEN3_NEXT,
     QWEN3_5_TEXT,
     QWEN3_5_MOE_TEXT,
+    LLAMA4_TEXT,
 )
 """The first that can express a model is taken: Llama before Mistral, whose only difference is the window."""
 OTHER_NAMES = {"kimi_k2": DEEPSEEK_V3.model_type}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from models.blocks.rotary import ROPE_KEYS
-from models.blocks.windows import FULL, LINEAR, SLIDING
+from models.blocks.windows import CHUNKED, FULL, LINEAR, SLIDING
 from models.checks import shown
 from models.config_json import ConfigJson
 from models.decoder import BLOCKS, MORE_BLOCKS, NAMES, Decoder, Layer
@@ -15,14 +15,19 @@ from models.errors import ModelError
 from models.keys import Keys
 
 ZERO_CENTRED = "norms.is_zero_centred"
-STORAGE = (ZERO_CENTRED, "mixture.is_choice_bias_row", "mixture.is_in_arrays", "delta.is_by_kind")
+STORAGE = (
+    *(ZERO_CENTRED, "mixture.is_choice_bias_row", "mixture.is_in_arrays", "mixture.is_in_halves", "delta.is_by_kind"),
+)
 """Fields that say how numbers are stored and not what they mean: whoever writes a model may change them."""
+_CHUNK = "attention_chunk_size"
+_KINDS = {"layers.window": SLIDING, "delta.key_size": LINEAR, "layers.chunk": CHUNKED}
+"""Kinds of layers beside those that see all tokens, by a field that is said where there are such."""
 _ONE_SIDED = "a token sees those before it alone"
 LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "is_causal": ((True,), _ONE_SIDED),
     "use_bidirectional_attention": ((False, None), _ONE_SIDED),
     "per_layer_config": ((None, {}), "its layers are alike"),
-    "attention_chunk_size": ((None,), "a token sees all before it"),
+    _CHUNK: ((None,), "a token sees all before it"),
     "kv_sharing_modes": ((None,), "each layer has keys and values of its own"),
 }
 """Keys that transformers' common code reads of any configuration: the values that are followed, and what there is
@@ -105,9 +110,8 @@ class Architecture:
     def problems(self, config: Mapping[str, Any]) -> list[str]:
         """List the keys that no description here has a field for, ``key: value  (reason)`` a line each."""
         given = self.completed(config)
-        found = beyond({**_OF_A_DECODER, **self.limits}, config) + attention_problems(
-            config, "layers.window" in self._said, "delta.key_size" in self._said
-        )
+        kinds = {kind for field, kind in _KINDS.items() if field in self._said}
+        found = beyond({**_OF_A_DECODER, **self.limits}, config) + attention_problems(config, kinds)
         return found + [problem for keys in self.keys for problem in keys.problems(given)]
 
     def lacks(self, decoder: Decoder) -> list[str]:
@@ -152,24 +156,23 @@ class Architecture:
         return {**NAMES, **self.names}
 
 
-def attention_problems(config: Mapping[str, Any], has_windows: bool, has_linear: bool = False) -> list[str]:
+def attention_problems(config: Mapping[str, Any], of_class: Set[str] = frozenset()) -> list[str]:
     """List what transformers' common code reads of any configuration and no model here has, one line each.
 
     Args:
         config: the configuration.
-        has_windows: whether the class has layers that see a window; the cache of another is cut by one even so.
-        has_linear: whether it has layers with the gated delta rule.
+        of_class: kinds of layers that the class has beside those that see all tokens; the cache of one without windows
+            is cut by one even so.
     """
     reason = "transformers' own model of this type has no such layers"
     said = config.get("layer_types") or []
     if not isinstance(said, (list, tuple)):
         raise ModelError(f"config.json: layer_types is {shown(said)}, not a list")
-    known = {FULL, "attention", *([SLIDING] if has_windows else []), *([LINEAR] if has_linear else [])}
-    kinds = {str(kind) for kind in said} - known
-    found = beyond(LIMITS, config)
+    kinds = {str(kind) for kind in said} - {FULL, "attention", *of_class}
+    found = beyond({key: each for key, each in LIMITS.items() if key != _CHUNK or CHUNKED not in of_class}, config)
     if kinds:
         found.append(f"layer_types: {', '.join(map(shown, sorted(kinds)))}  ({reason})")
-    if not has_windows and config.get("sliding_window") is not None:
+    if SLIDING not in of_class and config.get("sliding_window") is not None:
         found.append(f"sliding_window: {shown(config['sliding_window'])}  ({reason})")
     return found
 

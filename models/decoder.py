@@ -47,6 +47,7 @@ class Layer:
     Attributes:
         rotary: how queries and keys are rotated; None: they are not.
         window: tokens that a token sees, itself among them; 0: all before it.
+        chunk: tokens of a chunk of the text, of which a token sees those before it; 0: it sees all.
         blocks: fields of a Decoder, in the order in which they are computed; mixers that follow one another work
             side by side on one normalised input, and are added.
     """
@@ -54,6 +55,7 @@ class Layer:
     rotary: Rotary | None
     window: int = 0
     blocks: tuple[str, ...] = ("attention", "feed_forward")
+    chunk: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.blocks.attention import WHOLE
+from models.blocks.attention import UNIT, WHOLE
 from models.blocks.feed_forward import FeedForward
 from models.blocks.multipliers import Multipliers
 from models.blocks.rope_scaling import Dynamic, LongRope, Scaling
@@ -23,6 +23,9 @@ def beyond_engine(decoder: Decoder) -> list[str]:
             "it multiplies embeddings, blocks and logits",
         ),
         "the gated delta rule": (decoder.delta is not None, "it keeps keys and values, and no state"),
+        "norms without weights": (decoder.attention.qk_norm == UNIT, "queries and keys are normalised by weights"),
+        "a temperature of positions": (decoder.attention.temperature != 0, "queries are as they are"),
+        "chunks": (any(layer.chunk for layer in decoder.layers), "a token sees all before it, or a window"),
         "gates of the output": (decoder.attention.has_output_gate, "its attention has none"),
         "latent attention": (decoder.latent is not None, "every head has its own keys and values"),
         **{f"rotation {kind}": (_changes(decoder, kind), _NO_LONGEST) for kind in (LongRope.kind, Dynamic.kind)},

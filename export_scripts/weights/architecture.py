@@ -151,7 +151,7 @@ class Architecture:
     def problems(self, settings: Settings) -> list[str]:
         """List the keys in the way, one line each."""
         found = _beyond({**_OF_EVERY_DECODER, **self.limits}, settings)
-        found += attention_problems(settings, has_windows=False)
+        found += attention_problems(settings)
         if self.activation and settings.activation(*self.activation) not in _ACTIVATIONS[self.family.name]:
             key, default = self.activation
             legal = " or ".join(_ACTIVATIONS[self.family.name])
@@ -197,10 +197,10 @@ class Architecture:
         return replace(table, rules=rules, ignored={**table.ignored, self.head: "the tied copy of the embedding"})
 
 
-def attention_problems(settings: Fields, has_windows: bool) -> list[str]:
+def attention_problems(settings: Fields) -> list[str]:
     """List what transformers' common code reads of any configuration and no model here has, one line each."""
     with checkpoint_errors():
-        return architecture.attention_problems(settings, has_windows)
+        return architecture.attention_problems(settings)
 
 
 def _is_bias_of(rules: Rules, patterns: tuple[str, ...]) -> bool:

@@ -26,6 +26,7 @@ def keys(
     heads: Keys = _HEADS,
     function: Keys = _FUNCTION,
     eps: str = "rms_norm_eps",
+    middle: str = "intermediate_size",
     rope: Keys = _ROPE,
     more: Sequence[Keys] = (),
 ) -> tuple[Keys, ...]:
@@ -35,13 +36,14 @@ def keys(
         heads: how the heads are said.
         function: how the feed-forward's function is said.
         eps: key of the norms' epsilon.
+        middle: key of the width of a feed-forward's middle.
         rope: how the rotation is said.
         more: those that Llama has not, and its biases.
     """
     return (
         Key("vocab_size", "vocab_size"),
         Key("hidden_size", "hidden_units"),
-        Key("intermediate_size", "feed_forward.inter_size"),
+        Key(middle, "feed_forward.inter_size"),
         Key("num_hidden_layers", "num_layer", lambda config, key: config.layer_num),
         heads,
         function,

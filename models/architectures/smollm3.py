@@ -24,7 +24,7 @@ class RopeInSome(Rope):
 
     def read(self, config: ConfigJson) -> dict[str, Any]:
         rotaries = super().read(config)[self.says[0]]
-        pairs = zip(rotaries, _rotates(config), strict=True)
+        pairs = zip(rotaries, rotates(config), strict=True)
         return {self.says[0]: tuple(rotary if does else None for rotary, does in pairs)}
 
     def write(self, fields: Fields) -> dict[str, Any]:
@@ -41,15 +41,15 @@ class WindowsUnrotated(Windows):
     """The window of each layer; where none are listed, the layers that do not rotate have it."""
 
     def unlisted(self, config: ConfigJson) -> list[bool]:
-        return [not rotates for rotates in _rotates(config)]
+        return [not does for does in rotates(config)]
 
     def write(self, fields: Fields) -> dict[str, Any]:
         return {key: value for key, value in super().write(fields).items() if key != "max_window_layers"}
 
 
-def _rotates(config: ConfigJson) -> list[bool]:
-    """Return which layers rotate."""
-    if config.get(_ROTATES) is None:
+def rotates(config: ConfigJson) -> list[bool]:
+    """Return which layers rotate; an empty list says nothing."""
+    if not config.get(_ROTATES):
         period = config.size(_PERIOD)
         return [bool((layer + 1) % period) for layer in range(config.layer_num)]
     listed = CHECKS.entries(config[_ROTATES], f"config.json: {_ROTATES}")

@@ -12,8 +12,11 @@ from models.keys import Fields, Keys
 from models.spelling import Fused, SizeOf, Spelling
 from models.tensor import Axis, Tensor
 
-NO_NORM, BY_HEAD, WHOLE = "", "head", "projection"
-"""How queries and keys are normalised before they are rotated: not, each head by itself, or all heads together."""
+NO_NORM, BY_HEAD, WHOLE, UNIT = "", "head", "projection", "unit"
+"""How queries and keys are normalised before they are rotated: not, each head by itself, or all heads together.
+
+UNIT is of each head by itself, without weights, behind the rotation, and of layers that rotate alone.
+"""
 NAMES = {
     **{"query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj"},
     "query_key_value": "self_attn.qkv_proj",
@@ -66,7 +69,7 @@ class Attention:
         head_num, kv_head_num: heads of the queries, and of the keys and values; the second divides the first.
         size_per_head: width of each; heads times width need not be the width of the model.
         has_qkv_bias, has_output_bias: biases of the inputs, and of the output.
-        qk_norm: NO_NORM, BY_HEAD or WHOLE.
+        qk_norm: NO_NORM, BY_HEAD, WHOLE or UNIT.
         scalar: scores are divided by its root; 0: by that of size_per_head.
         multiplier: of scores, in place of a root; 0: there is none.
         softcap: c of c * tanh(score / c); 0: there is none.
@@ -74,6 +77,8 @@ class Attention:
         rotates_neighbours: elements that follow one another are rotated; else the halves of a head.
         has_sinks: each head has one more score, a number that is trained, which takes its share and adds nothing.
         has_output_gate: what a head gives is multiplied by a sigmoid of the token, made behind its query.
+        temperature, temperature_floor: in layers that do not rotate, the query at position p is multiplied by
+            1 + temperature * log(1 + floor((p + 1) / temperature_floor)); 0, 0: it is not.
     """
 
     head_num: int
@@ -89,6 +94,8 @@ class Attention:
     rotates_neighbours: bool = False
     has_sinks: bool = False
     has_output_gate: bool = False
+    temperature: float = 0.0
+    temperature_floor: int = 0
 
     @property
     def heads_per_group(self) -> int:
@@ -102,7 +109,7 @@ class Attention:
 
     def norms(self) -> dict[str, Tensor]:
         """List the weights of the norms of queries and keys, by role."""
-        if not self.qk_norm:
+        if self.qk_norm not in _NORMS:
             return {}
         cut = 0 if self.qk_norm == WHOLE else None
         axes = zip(("query_norm", "key_norm"), _NORMS[self.qk_norm], strict=True)

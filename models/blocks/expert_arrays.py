@@ -1,13 +1,14 @@
-"""Experts that a hub's file holds together, as GPT-OSS's: [expert, in, out], where gate and up take turns along out.
+"""Experts that a hub's file holds together: [expert, in, out].
 
-Trainings keep them as [out, in], the gate's rows before those of up. Which axis is which, the format alone says: in
-GPT-OSS the model and an expert's middle are equally wide.
+Along out gate and up take turns in GPT-OSS, and follow one another in Llama 4. Trainings keep them as [out, in], the
+gate's rows before those of up. Which axis is which, the format alone says: in GPT-OSS the model and an expert's middle
+are equally wide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from models.spelling import SizeOf, Spelling
@@ -33,40 +34,50 @@ class Gathered(Spelling):
             not take apart.
         is_one: each of them is of one expert; else of all of them.
         cut: axis along which tensor parallelism cuts each; None: every rank has all of it.
+        is_in_halves: gates come before what they are multiplied with; else they take turns.
     """
 
     axes: tuple[int, ...] = ()
     halves: int = 0
     is_one: bool = False
     cut: int | None = None
+    is_in_halves: bool = False
     kinds: tuple[str, ...] = ("",)
 
     def read(self, values: Any, role: str, tensor: Tensor, size_of: SizeOf) -> Any:
-        """Show what of the array a training's tensor is, or one rank's part of that: [experts, in, out, half]."""
+        """Show what of the array a training's tensor is, or one rank's part of that.
+
+        It is [experts, in, out, half] where gates and what they are multiplied with take turns, and else
+        [experts, in, half, out].
+        """
         values = values[None] if self.is_one else values
         if self.halves:
             values = values.reshape(values.shape[0], self.halves, -1, *values.shape[2:])
-        return values.transpose(0, *reversed(range(1, values.ndim)))
+        order = tuple(reversed(range(1, values.ndim)))
+        if self.halves and self.is_in_halves:
+            order = (*order[:-2], *reversed(order[-2:]))
+        return values.transpose(0, *order)
 
 
-def tensors(has_bias: bool) -> dict[str, Tensor]:
+def tensors(has_bias: bool, is_in_halves: bool = False) -> dict[str, Tensor]:
     """List the arrays by role."""
-    both = (_MIDDLE, 2)
+    both: tuple[str | int, ...] = (2, _MIDDLE) if is_in_halves else (_MIDDLE, 2)
     found = {_GATE_UP: Tensor((_EXPERTS, _WIDTH, both), 2), _DOWN: Tensor((_EXPERTS, _MIDDLE, _WIDTH), 1)}
     if has_bias:
         found |= {f"{_GATE_UP}{_BIAS}": Tensor((_EXPERTS, both), 1), f"{_DOWN}{_BIAS}": Tensor((_EXPERTS, _WIDTH))}
     return found
 
 
-def spellings(expert_num: int, is_apart: bool) -> Iterator[Spelling]:
+def spellings(expert_num: int, is_apart: bool, is_in_halves: bool = False) -> Iterator[Spelling]:
     """List megatron-core's; see ``Mixture.spellings``."""
     for kind, last in (("weight", 3), ("bias", 2)):
         ends, halves = (("_w", "_v"), 1) if is_apart else (("",), 2)
         suffix = _BIAS if kind == "bias" else ""
-        pair = (last,) if is_apart else ()
+        pair = (last - is_in_halves,) if is_apart else ()
         for names, is_one in _places(expert_num, f"{_FC1}.{kind}", ends):
             axes = (0, *pair) if is_one else pair
-            yield Gathered((f"{_GATE_UP}{suffix}",), names, axes=axes, halves=halves, is_one=is_one, cut=0)
+            made = Gathered((f"{_GATE_UP}{suffix}",), names, axes=axes, halves=halves, is_one=is_one, cut=0)
+            yield replace(made, is_in_halves=is_in_halves)
         cut = 1 if kind == "weight" else None
         for names, is_one in _places(expert_num, f"{_FC2}.{kind}", ("",)):
             axes = (0,) if is_one else ()

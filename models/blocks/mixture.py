@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -48,6 +48,8 @@ class Mixture:
         shared_inter_size: width of the feed-forward that every token uses; 0: there is none.
         has_shared_gate: whether what that computes is multiplied by a sigmoid of the token.
         is_in_arrays: the experts of a layer are stored together; see ``expert_arrays``.
+        is_in_halves: of such arrays, gates come before what they are multiplied with; else they take turns.
+        is_weighted_before: what a chosen expert is given is multiplied by its score; else what it gives.
         latent_size: width in which the chosen experts work, projected into and out of it; 0: that of the model.
     """
 
@@ -69,6 +71,8 @@ class Mixture:
     has_shared_gate: bool = False
     is_in_arrays: bool = False
     latent_size: int = 0
+    is_in_halves: bool = False
+    is_weighted_before: bool = False
 
     def norms(self) -> dict[str, Tensor]:
         """List the weights of norms, by role: it has none."""
@@ -88,7 +92,7 @@ class Mixture:
             found["latent_in.weight"] = Tensor((outer, "hidden_units"))
             found["latent_out.weight"] = Tensor(("hidden_units", outer))
         if self.is_in_arrays:
-            found |= expert_arrays.tensors(self.has_bias)
+            found |= expert_arrays.tensors(self.has_bias, self.is_in_halves)
         else:
             one = self._one("mixture.inter_size", self.has_bias, outer)
             found |= {f"experts.{n}.{role}": each for n in range(self.expert_num) for role, each in one.items()}
@@ -118,7 +122,8 @@ class Mixture:
             Spelling(("latent_out",), ("mlp.fc2_latent_proj.{kind}",)),
         ]
         if self.is_in_arrays:
-            return (*found, *expert_arrays.spellings(self.expert_num, is_apart))
+            arrays = expert_arrays.spellings(self.expert_num, is_apart, self.is_in_halves)
+            return (*found, *arrays, *self._shared_spellings(is_apart))
         for spelling in FeedForward(1, is_gated=self.is_gated).spellings(is_apart):
             core = [name.removeprefix("mlp.") for name in spelling.names if name.startswith(_CORE)]
             every = [tuple(f"experts.{n}.{role}" for role in spelling.roles) for n in range(self.expert_num)]
@@ -129,9 +134,13 @@ class Mixture:
                 found.append(replace(spelling, roles=roles, names=names + grouped))
             stacked = tuple(f"mlp.experts.experts.{name}" for name in core)
             found.append(replace(spelling, roles=sum(every, ()), names=stacked, is_stacked=True))
-            shared = tuple(f"shared.{role}" for role in spelling.roles)
-            found.append(replace(spelling, roles=shared, names=tuple(f"mlp.shared_experts.{name}" for name in core)))
-        return tuple(found)
+        return (*found, *self._shared_spellings(is_apart))
+
+    def _shared_spellings(self, is_apart: bool) -> Iterator[Spelling]:
+        for spelling in FeedForward(1, is_gated=self.is_gated).spellings(is_apart):
+            names = (name.removeprefix("mlp.") for name in spelling.names if name.startswith(_CORE))
+            roles = tuple(f"shared.{role}" for role in spelling.roles)
+            yield replace(spelling, roles=roles, names=tuple(f"mlp.shared_experts.{name}" for name in names))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from models.config_json import ConfigJson
 from models.errors import ModelError
 from models.keys import Fields, Keys
 
-SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+SLIDING, FULL, LINEAR, CHUNKED = "sliding_attention", "full_attention", "linear_attention", "chunked_attention"
 _WINDOW, _SWITCH, _FIRST, _KINDS = "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"
 
 

@@ -31,6 +31,11 @@ _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
 _QWEN35_VISION = {**_QWEN2_VISION, "num_position_embeddings": 16}
 _DELTA = {"rope_parameters": {**_MROPE, "partial_rotary_factor": 0.5}, "head_dim": 16, "full_attention_interval": 2}
 _DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 4}
+_LLAMA4 = {"head_dim": 8, "intermediate_size_mlp": 40, "num_local_experts": 4, "interleave_moe_layer_step": 2}
+_LLAMA4 |= {"attention_chunk_size": 5, "floor_scale": 3, "no_rope_layer_interval": 2}
+_LLAMA4_VISION = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+_LLAMA4_VISION |= {"image_size": 28, "patch_size": 14, "vision_output_dim": 16}
+_LLAMA4_VISION |= {"projector_input_dim": 16, "projector_output_dim": 16}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": ("Qwen2_5_VL", {"rope_parameters": _MROPE}, _QWEN2_VISION, _TOKENS),
     "qwen3_vl": ("Qwen3VL", {"rope_parameters": _MROPE, "head_dim": 8}, _QWEN3_VISION, _TOKENS),
@@ -42,6 +47,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = 
         _QWEN35_VISION,
         _TOKENS,
     ),
+    "llama4": ("Llama4", _LLAMA4, _LLAMA4_VISION, {"image_token_index": 90}),
     "gemma3": ("Gemma3", _GEMMA, _SIGLIP, {"image_token_index": 90, "mm_tokens_per_image": 4}),
 }
 _OLDER = {
@@ -51,7 +57,7 @@ _OLDER = {
 """What version 4 called the tensors."""
 CLASSES = {"qwen2_5_vl": "Qwen2ForCausalLM", "qwen3_vl": "Qwen3ForCausalLM", "gemma3": "Gemma3ForCausalLM"}
 CLASSES |= {"qwen3_vl_moe": "Qwen3MoeForCausalLM", "qwen3_5": "Qwen3_5ForCausalLM"}
-CLASSES["qwen3_5_moe"] = "Qwen3_5MoeForCausalLM"
+CLASSES |= {"qwen3_5_moe": "Qwen3_5MoeForCausalLM", "llama4": "Llama4ForCausalLM"}
 IDS = torch.arange(3, 21).reshape(2, 9)
 
 

@@ -65,6 +65,8 @@ SIZES: dict[str, dict[str, Any]] = {
     | {"sliding_window_pattern": 2},
     "qwen3_moe": {**_LLAMA, **_QWEN, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
     "qwen3_next": {**_DELTA, **_DELTA_MOE, "norm_topk_prob": False},
+    "llama4_text": {**_LLAMA, "head_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 2, "floor_scale": 3}
+    | {"intermediate_size_mlp": 40, "no_rope_layer_interval": 2, "attention_chunk_size": 5, "attn_scale": 0.4},
     **{"qwen3_5_text": _DELTA, "qwen3_5_moe_text": {**_DELTA, **_DELTA_MOE}},
     "deepseek_v3": {**_LATENT, "num_nextn_predict_layers": 0},
     "deepseek_v2": {**_LATENT, "topk_method": "group_limited_greedy"},
@@ -139,7 +141,8 @@ _OTHER: dict[str, Any] = {
     **{"moe_norm_min": 0.5, "num_nextn_predict_layers": 2, "num_mtp_layers": 2},
     **{"topk_method": "greedy", "q_lora_rank": 9, "kv_lora_rank": 9, "qk_nope_head_dim": 7, "v_head_dim": 7},
     **{"qk_rope_head_dim": 4, "rope_interleave": False},
-    "clip_qkv": 5.0,
+    **{"clip_qkv": 5.0, "intermediate_size_mlp": 56, "interleave_moe_layer_step": 2, "moe_layers": [0]},
+    **{"attn_temperature_tuning": False, "attn_scale": 0.9, "floor_scale": 2},
     **{"full_attention_interval": 1, "shared_expert_intermediate_size": 12, "linear_conv_kernel_dim": 3},
     **{"linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 3, "linear_value_head_dim": 3},
     **{"hybrid_override_pattern": "MM*-", "layers_block_type": ["linear_attention", "mlp"], "mlp_hidden_act": "silu"},
@@ -175,6 +178,8 @@ _OF_SOME = {
         (name, "layer_types"): ["full_attention", "full_attention"]
         for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
     },
+    ("llama4_text", "layer_types"): ["full_attention", "chunked_attention"],
+    ("llama4_text", "use_qk_norm"): False,
     ("smollm3", "layer_types"): ["sliding_attention", "full_attention"],
     ("gemma3_text", "rope_parameters"): {"full_attention": {"rope_theta": 300.0}},
 }

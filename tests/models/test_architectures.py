@@ -21,7 +21,7 @@ _SWITCHES = (
     *("use_sliding_window", "max_window_layers", "sliding_window", "no_rope_layers", "decoder_sparse_step"),
     *("mlp_only_layers", "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"),
     "num_nextn_predict_layers",
-    "full_attention_interval",
+    *("full_attention_interval", "attention_chunk_size", "interleave_moe_layer_step"),
 )
 
 
@@ -75,18 +75,18 @@ def test_what_is_written_computes_the_same_logits(name: str) -> None:
 
 
 def windows(config: Any) -> list[int | None]:
-    """The window of each layer that has one; transformers puts Qwen's switches into the list of layers' types."""
-    window = getattr(config, "sliding_window", None)
+    """The window or chunk of each layer that has one; transformers puts Qwen's switches into the list of types."""
+    sizes = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+    return [getattr(config, sizes[kind], None) if kind in sizes else None for kind in kinds]
 
 
 def rotating(config: Any) -> list[bool]:
-    """Which layers rotate: transformers, ``SmolLM3Attention`` and ``Exaone4Attention``."""
+    """Which layers rotate: transformers, ``SmolLM3Attention``, ``Llama4TextAttention`` and ``Exaone4Attention``."""
     layers = range(config.num_hidden_layers)
     if config.model_type == "nemotron_h":
         return [False for _ in layers]
-    if config.model_type == "smollm3":
+    if config.model_type in ("smollm3", "llama4_text"):
         return [bool(config.no_rope_layers[layer]) for layer in layers]
     if config.model_type in ("exaone4", "exaone_moe") and config.sliding_window is not None:
         return [config.layer_types[layer] == "sliding_attention" for layer in layers]

@@ -54,12 +54,20 @@ def routers(model: Any) -> list[tuple[Any, torch.Tensor | None]]:
     """Each layer's router, and its bias for choosing."""
     found = []
     for layer in model.model.layers:
-        block = layer.mlp if hasattr(layer, "mlp") else layer.mixer
+        block = next(getattr(layer, name) for name in ("mlp", "feed_forward", "mixer") if hasattr(layer, name))
         if gate := getattr(block, "gate", None) or getattr(block, "router", None):
             holders = (block, gate, getattr(gate, "moe_statics", None))
             biases = (getattr(holder, "e_score_correction_bias", None) for holder in holders)
             found.append((gate, next((bias for bias in biases if bias is not None), None)))
     return found
+
+
+def weighted(gate: Any, hidden: torch.Tensor, more: list[Any]) -> torch.Tensor:
+    """How transformers' router weights each expert of each token; Llama 4's says it of all experts."""
+    logits, weights, *places = gate(hidden, *more)
+    if not places:
+        return logits
+    return torch.zeros_like(logits).scatter(-1, places[0], weights.to(logits.dtype))
 
 
 @each
@@ -89,8 +97,7 @@ def test_experts_are_chosen_and_weighted_as_described(architecture: Architecture
         for gate, bias in routers(model_of(values, architecture.class_name))[:1]:
             hidden = torch.randn(TOKENS, values["hidden_size"], generator=torch.Generator().manual_seed(seed))
             with torch.no_grad():
-                logits, weights, places = gate(hidden, *([bias] if architecture.model_type == "minimax_m2" else []))
-                wanted = torch.zeros_like(logits).scatter(-1, places, weights.to(logits.dtype))
+                wanted = weighted(gate, hidden, [bias] if architecture.model_type == "minimax_m2" else [])
                 made = chosen(
                     mixture,
                     torch.nn.functional.linear(hidden, gate.weight, getattr(gate, "bias", None)).float(),

@@ -270,6 +270,19 @@ def _qwen3_next(rng: random.Random, layers: int) -> dict[str, Any]:
     return {**_qwen3_5_moe(rng, layers), **steps, "norm_topk_prob": rng.choice([True, False])}
 
 
+def _llama4(rng: random.Random, layers: int) -> dict[str, Any]:
+    """Layers with and without rotation, chunks and experts, as they are listed or by steps."""
+    kinds = [rng.choice(["chunked_attention", "full_attention"]) for _ in range(layers)]
+    listed = [rng.choice([0, 1]) for _ in range(layers)]
+    said = rng.choice([{}, {"layer_types": kinds}]) | {"attention_chunk_size": rng.choice([3, 5])}
+    said |= rng.choice([{}, {"no_rope_layers": []}, {"no_rope_layers": listed}, {"no_rope_layer_interval": 2}])
+    experts = [layer for layer in range(layers) if rng.random() < 0.5]
+    said |= rng.choice([{"moe_layers": experts}, {"interleave_moe_layer_step": rng.randint(1, 3)}])
+    said |= {"use_qk_norm": rng.choice([True, False]), "intermediate_size_mlp": rng.randint(5, 60)}
+    said |= rng.choice([{}, {"attn_temperature_tuning": False}, {"attn_scale": 0.5, "floor_scale": rng.choice([3, 9])}])
+    return {**_experts(rng, "num_local_experts"), **said}
+
+
 _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     **dict.fromkeys(("qwen2", "qwen3"), _qwen),
     **dict.fromkeys(("mistral", "starcoder2"), lambda rng, layers: {"sliding_window": rng.choice([None, 6])}),
@@ -303,6 +316,7 @@ _OWN: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "falcon_h1": _falcon_h1,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "llama4_text": _llama4,
 }
 
 

@@ -89,6 +89,12 @@ _DELTA_MOE = {
     **{"num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 40},
     "shared_expert_intermediate_size": 56,
 }
+_CHUNKED = ["chunked_attention"] * 4
+_LLAMA4: dict[str, Any] = {
+    **{"num_hidden_layers": 4, "head_dim": 16, "intermediate_size": 40, "intermediate_size_mlp": INTER},
+    **{"num_local_experts": EXPERTS, "num_experts_per_tok": 1, "no_rope_layer_interval": 4, "rms_norm_eps": 1e-5},
+    **{"attention_chunk_size": 5, "floor_scale": 3, "attn_scale": 0.4, **_rope(5e5)},
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_mha": ("Llama", {"num_key_value_heads": HEADS, "rms_norm_eps": 1e-5}),
     "llama": ("Llama", {"rms_norm_eps": 1e-5}),
@@ -271,6 +277,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen3Next", {**_DELTA, **_DELTA_MOE, "mlp_only_layers": [1]}),
     "qwen3_5": ("Qwen3_5Text", {**_DELTA, "tie_word_embeddings": True}),
     "qwen3_5_moe": ("Qwen3_5MoeText", {**_DELTA, **_DELTA_MOE}),
+    "llama4": ("Llama4Text", {**_LLAMA4, "interleave_moe_layer_step": 2}),
+    "llama4_scout": ("Llama4Text", {**_LLAMA4, "attn_temperature_tuning": False, "layer_types": _CHUNKED}),
     "starcoder2": ("Starcoder2", {"norm_epsilon": 1e-5, "sliding_window": 5, **_rope(1e5)}),
 }
 """Name of a model -> transformers' class and what differs from the common sizes."""

@@ -199,7 +199,7 @@ def _dims(config: Mapping[str, Any]) -> T5Dims:
 
 def _beyond(config: Mapping[str, Any]) -> tuple[str, ...]:
     """List what FasterTransformer's T5 cannot express, one line each."""
-    problems = attention_problems(Fields(config, "config.json"), has_windows=False)
+    problems = attention_problems(Fields(config, "config.json"))
     if config["feed_forward_proj"] not in tuple(_ACTIVATIONS):
         problems.append(f"feed_forward_proj: {shown(config['feed_forward_proj'])}  (it has {', '.join(_ACTIVATIONS)})")
     if config["relative_attention_max_distance"] != t5.MAX_DISTANCE:

@@ -1,6 +1,6 @@
 """The text model of a checkpoint that sees images as well: it becomes transformers' class of text alone.
 
-Names and defaults: transformers, ``models/{gemma3,qwen2_vl,qwen2_5_vl,qwen3_vl,qwen3_5}`` and
+Names and defaults: transformers, ``models/{gemma3,llama4,qwen2_vl,qwen2_5_vl,qwen3_vl,qwen3_5}`` and
 ``conversion_mapping.py``, of versions 4 and 5. Where a position of mrope has three numbers, those of a text are equal:
 it is rotated as by plain positions, and the images' features, Qwen3's in deeper layers too, are added to images' tokens
 alone.
@@ -58,6 +58,7 @@ PARTS: Mapping[str, TextPart] = {
     "qwen3_vl": TextPart("qwen3", {"rope_theta": 5e5, "max_position_embeddings": 128_000}),
     "qwen3_vl_moe": TextPart("qwen3_moe", _QWEN3_MOE, fixed={"norm_topk_prob": True}, has_arrays=True),
     **{name: TextPart(f"{name}_text") for name in ("qwen3_5", "qwen3_5_moe")},
+    "llama4": TextPart("llama4_text"),
     "gemma3": TextPart("gemma3_text", {**_GEMMA3, "num_attention_heads": 8}, is_tied=True),
 }
 """By the ``model_type`` of the whole."""
