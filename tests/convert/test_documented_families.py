@@ -52,6 +52,7 @@ WORDS = {
     "glm4_moe_lite": "GLM-4.7-Flash",
     "qwen3_next": "Qwen3-Next",
     **{"qwen3_5_text": "Qwen3.5", "qwen3_5_moe_text": "qwen3_5_moe_text"},
+    "llama4_text": "Llama 4",
     "nemotron_h": "Nemotron-H",
     "falcon_h1": "Falcon-H1",
 }

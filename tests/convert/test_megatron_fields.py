@@ -97,7 +97,7 @@ REFUSED: dict[str, Any] = {
 def test_a_limited_field_is_refused_by_name_from_every_source(name: str) -> None:
     limits = {**core_fields.CORE_LIMITS, **(core_fields.ROUTER_LIMITS if name == "mixtral" else {})}
     honoured = {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "scale_factor"}
-    honoured |= {"softmax_scale", "no_rope_freq", "multi_latent_attention"}
+    honoured |= {"softmax_scale", "no_rope_freq", "multi_latent_attention", "qk_l2_norm"}
     honoured |= {"mtp_num_layers"} if name == "mixtral" else set()
     honoured |= {"softmax_type", "glu_linear_offset", "activation_func_clamp_value"}
     for field in limits:
@@ -199,7 +199,7 @@ HONOURED |= {
 }
 _SPEC = {"_target_": "megatron.core.models.hybrid.hybrid_layer_specs.gated_delta_product_stack_spec"}
 HONOURED |= {"moe_latent_size": 16, "hybrid_stack_spec": _SPEC, "mamba_stack_spec": _SPEC}
-HONOURED |= {"falconh1_ratio": 1.0, "falconh1_stack_spec": _SPEC}
+HONOURED |= {"moe_apply_probs_on_input": True, "falconh1_ratio": 1.0, "falconh1_stack_spec": _SPEC}
 _HYBRID, _FALCON = {"hybrid_layer_pattern": "M*"}, {"falconh1_ratio": 1.0}
 _DELTA = {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": 2}
 _LINEAR = {"num_key_heads": 4, "num_value_heads": 16, "key_head_dim": 4, "value_head_dim": 4, "conv_kernel_dim": 3}

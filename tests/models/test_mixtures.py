@@ -66,7 +66,7 @@ def weighted(gate: Any, hidden: torch.Tensor, more: list[Any]) -> torch.Tensor:
     """How transformers' router weights each expert of each token; Llama 4's says it of all experts."""
     logits, weights, *places = gate(hidden, *more)
     if not places:
-        return logits
+        return torch.as_tensor(logits)
     return torch.zeros_like(logits).scatter(-1, places[0], weights.to(logits.dtype))
 
 

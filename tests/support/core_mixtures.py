@@ -18,6 +18,7 @@ PROVIDERS = {
     "olmoe": ("olmoe.olmoe_provider.OlMoEModelProvider", "olmoe.olmoe_provider.olmoe_layer_spec"),
     "minimax_m2": ("gpt_provider.GPTModelProvider", "minimax_m2.minimax_m2_provider.minimax_m2_layer_spec"),
     "ernie4_5_moe": ("gpt_provider.GPTModelProvider", "ernie.ernie_45_bridge._ernie45_decoder_block_spec"),
+    "llama4_text": ("llama.llama_provider.Llama4ModelProvider", "llama.llama4_utils.get_llama4_layer_spec"),
     "exaone_moe": (
         "exaone.exaone_moe.exaone_moe_provider.ExaoneMoeModelProvider",
         "exaone.exaone_moe.exaone_moe_provider.build_exaone_moe_layer_spec",

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support import core_gpt_oss, core_latent
+from support import core_gpt_oss, core_latent, core_llama4
 from support.core_mixtures import PROVIDERS, mixture_config
 from support.llama_files import TOKENIZER_FILE
 
@@ -195,7 +195,13 @@ def architecture(config: Any) -> dict[str, Any]:
     }
     if has_bias:  # F.gelu with its fusion is the tanh form
         made["activation_func"] = {"_target_": "torch._C._nn.gelu", "_call_": False}
-    return {**made, **mixture_config(config), **core_latent.fields(config), **core_gpt_oss.fields(config)}
+    return {
+        **made,
+        **mixture_config(config),
+        **core_latent.fields(config),
+        **core_gpt_oss.fields(config),
+        **core_llama4.fields(config),
+    }
 
 
 def nemo2(config: Any, name: str, **changes: Any) -> dict[str, Any]:

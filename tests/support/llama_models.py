@@ -278,6 +278,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5Text", {**_DELTA, "tie_word_embeddings": True}),
     "qwen3_5_moe": ("Qwen3_5MoeText", {**_DELTA, **_DELTA_MOE}),
     "llama4": ("Llama4Text", {**_LLAMA4, "interleave_moe_layer_step": 2}),
+    "llama4_plain": (
+        "Llama4Text",
+        {
+            **{**_LLAMA4, "interleave_moe_layer_step": 2, "no_rope_layer_interval": 2, "use_qk_norm": False},
+            **{"attn_temperature_tuning": False, "layer_types": ["full_attention"] * 4},
+        },
+    ),
     "llama4_scout": ("Llama4Text", {**_LLAMA4, "attn_temperature_tuning": False, "layer_types": _CHUNKED}),
     "starcoder2": ("Starcoder2", {"norm_epsilon": 1e-5, "sliding_window": 5, **_rope(1e5)}),
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from support import core_gpt_oss, core_latent
+from support import core_gpt_oss, core_latent, core_llama4
 from support.core_mixtures import mixture_state
 
 State = dict[str, torch.Tensor]
@@ -71,7 +71,7 @@ def core_state(tensors: State, config: Any, padded: int, stores_one_more: bool =
 
 
 def _layer(own: State, config: Any) -> State:
-    is_latent = core_latent.is_latent(own)
+    own, is_latent = core_llama4.renamed(own), core_latent.is_latent(own)
     made = core_latent.layer(own) if is_latent else {**_attention(own, config), **_norms(own, config)}
     return made | _feed_forward(own)
 

@@ -123,7 +123,6 @@ ROUTER_LIMITS: dict[str, Limit] = {
     "moe_router_topk_limited_devices": Limit(is_off, _CHOSEN),
     "moe_router_force_load_balancing": Limit(is_off, "the router does not choose at random"),
     "moe_router_force_biased": Limit(is_off, "the router does not choose at random"),
-    "moe_apply_probs_on_input": Limit(is_off, "the router's numbers multiply what an expert gives"),
     "moe_layer_freq": Limit(_is_frequency, "each layer has experts or one feed-forward"),
     "moe_token_dropping": Limit(is_off, "every token gets its experts"),
     "moe_expert_rank_capacity_factor": Limit(is_off, "every token gets its experts"),
@@ -151,7 +150,7 @@ def capacity_problem(capacity: Any, experts: int, chosen: int) -> str:
 _OF_MIXTURES = (
     *("moe_router_topk", "moe_ffn_hidden_size", "moe_router_pre_softmax", "moe_router_num_groups"),
     *("moe_router_group_topk", "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor"),
-    *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate", "moe_latent_size"),
+    *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate", "moe_latent_size", "moe_apply_probs_on_input"),
 )
 OF_HYBRIDS = ("mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads", "mamba_chunk_size")
 OF_DELTA = (

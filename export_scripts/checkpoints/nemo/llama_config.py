@@ -29,6 +29,7 @@ from export_scripts.checkpoints.nemo.hybrid import HYBRID_KEYS, hybrid_fields, h
 from export_scripts.checkpoints.nemo.known_keys import NEMO1_LIMITS
 from export_scripts.checkpoints.nemo.latent import is_latent, latent_fields, latent_problems, latent_remarks
 from export_scripts.checkpoints.nemo.limits import Limit, is_off, is_on, is_one_of, problems
+from export_scripts.checkpoints.nemo.llama4 import OF_LLAMA4, llama4_fields, llama4_problems, llama4_remarks
 from export_scripts.checkpoints.nemo.mixture import (
     PREDICTORS,
     experts_of,
@@ -103,7 +104,7 @@ _LIMITS: dict[str, Limit] = {
 
 def problems_of(config: Mapping[str, Any]) -> list[str]:
     """List the keys in the way, one line each."""
-    passed_over = () if config.get("normalization") != "rmsnorm" else _OF_FALCON
+    passed_over = OF_LLAMA4 if config.get("normalization") != "rmsnorm" else (*_OF_FALCON, *OF_LLAMA4)
     if is_latent(config):
         passed_over = (*passed_over, *_OF_LATENT)
     elif experts_of(config):  # Ernie 4.5 rotates neighbours, GLM 4.5 has predictors
@@ -124,7 +125,7 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
     if config.get("position_embedding_type") != YARN:
         found += problems(config, _YARN) + problems(custom, _YARN, f"{CUSTOMIZATION}.")
     whole = {**config, **customization(config)}
-    found += hybrid_problems(whole) + delta_problems(whole) + falcon_h1_problems(config)
+    found += hybrid_problems(whole) + delta_problems(whole) + falcon_h1_problems(config) + llama4_problems(whole)
     return found + rotation_problems(whole)
 
 
@@ -215,6 +216,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         **falcon_h1_fields(config, layers),
     }
     fields |= delta_fields(custom, fields)
+    fields |= llama4_fields(custom, fields)
     if fields.get("layers.blocks") and not any("mixture" in blocks for blocks in fields["layers.blocks"]):
         fields = {name: value for name, value in fields.items() if not name.startswith("mixture.")}
     return models.with_names(Decoder.of({**fields, **latent_fields(custom, fields)}))
@@ -248,7 +250,8 @@ def _has_norms_behind(config: Mapping[str, Any], keys: Collection[str]) -> bool:
 
 def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
     """List what the configuration means for training alone, one line each."""
-    return (*_capacity_remark(config), *window_remarks(config), *latent_remarks(config))
+    of_class = (*latent_remarks(config), *llama4_remarks(config))
+    return (*_capacity_remark(config), *window_remarks(config), *of_class)
 
 
 def _capacity_remark(config: Mapping[str, Any]) -> tuple[str, ...]:

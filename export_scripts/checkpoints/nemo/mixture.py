@@ -52,7 +52,8 @@ def mixture_problems(config: Mapping[str, Any], where: str = "") -> list[str]:
     groups, of_groups = config.get(_GROUPS) or 1, config.get(_OF_GROUPS) or 1
     if groups != 1 and (not isinstance(of_groups, int) or chosen // of_groups not in (1, 2)):
         found.append(f"{where}{_OF_GROUPS}: {shown(of_groups)}  (a group counts as its best expert or its best two)")
-    if config.get("rotary_interleaved") and config.get(_SCORING) == SIGMOID:
+    is_ernies = config.get("rotary_interleaved") and not config.get("moe_apply_probs_on_input")
+    if is_ernies and config.get(_SCORING) == SIGMOID:
         found.append(f"{where}{_SCORING}: {SIGMOID}  ({_OF_ERNIE})")
     if config.get(PREDICTORS) and config.get(_REPEATED):
         found.append(f"{where}{_REPEATED}: {shown(config[_REPEATED])}  (each predictor has a layer of its own)")

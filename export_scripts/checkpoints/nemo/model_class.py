@@ -28,7 +28,7 @@ _PLAIN = re.compile(
     r"|minimax_m2|glm|exaone\.exaone_moe|gpt_oss|nemotronh|falcon_h1|hybrid|mamba)\.[\w.]+|megatron\.(core|training)\.[\w.]+"
     rf"|{re.escape(_BRIDGE)}qwen_vl\.(qwen(25|3|35)_vl_provider\.)?Qwen(25VL|3VL|3VLMoE|35VL|35VLMoE)ModelProvider"
 )
-_EXAONE4, _EXAONE_MOE = "exaone4_layer_spec", "build_exaone_moe_layer_spec"
+_EXAONE4, _EXAONE_MOE, _LLAMA4 = "exaone4_layer_spec", "build_exaone_moe_layer_spec", "get_llama4_layer_spec"
 _QWEN35_MOE = "Qwen35VLMoEModelProvider"
 _OF_IMAGES = ("Gemma3VLModelProvider", *(f"Qwen{each}ModelProvider" for each in ("25VL", "3VL", "3VLMoE", "35VL")))
 _OF_IMAGES += (_QWEN35_MOE,)
@@ -42,7 +42,7 @@ _SPECS = (
     *("modelopt_transformer_layer_spec", "quantization_layer_spec", "gemma2_layer_spec", "get_gpt_decoder_block_spec"),
     *("get_gpt_layer_with_transformer_engine_spec", "get_gpt_layer_local_spec", "get_gpt_modelopt_spec"),
     *("get_gpt_layer_modelopt_spec", "get_gpt_full_te_layer_autocast_spec", "gemma3_layer_spec", _EXAONE4),
-    *("olmoe_layer_spec", "minimax_m2_layer_spec", "_ernie45_decoder_block_spec", _EXAONE_MOE),
+    *(_LLAMA4, "olmoe_layer_spec", "minimax_m2_layer_spec", "_ernie45_decoder_block_spec", _EXAONE_MOE),
     "get_transformer_block_with_experimental_attention_variant_spec",
     *(
         f"{which}{kind}_stack_spec"
@@ -105,6 +105,11 @@ def _class_name(model: Mapping[str, Any]) -> str:
 def builds_exaone4(config: Mapping[str, Any]) -> bool:
     """Whether the specification is that of EXAONE 4's layers."""
     return _builds(config, _EXAONE4)
+
+
+def builds_llama4(config: Mapping[str, Any]) -> bool:
+    """Whether the specification is that of Llama 4's layers."""
+    return _builds(config, _LLAMA4)
 
 
 def with_windows_of_layers(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from export_scripts.checkpoints.nemo.core_fields import CARRIED, CORE_KNOWN, OF_
 from export_scripts.checkpoints.nemo.gemma3 import gemma3_words, is_gemma3
 from export_scripts.checkpoints.nemo.latent import with_original_length
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
-from export_scripts.checkpoints.nemo.model_class import class_remarks, scales_embeddings
+from export_scripts.checkpoints.nemo.llama4 import AS_LLAMA4
+from export_scripts.checkpoints.nemo.model_class import builds_llama4, class_remarks, scales_embeddings
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, only_named, tiktoken_files
 from handover.errors import CheckpointError
@@ -116,7 +117,7 @@ def in_nemo1_words(config: Mapping[str, Any]) -> dict[str, Any]:
     words["openai_gelu"] = name in _TANH_GELU or is_of_engine  # Transformer Engine's GELU is the tanh form
     if is_of_engine and words["activation"] == "silu":
         words["activation"] = "silu of Transformer Engine, for which megatron-core computes ReLU"
-    words = with_original_length(words, config)
+    words = with_original_length(words, config) | {AS_LLAMA4: builds_llama4(config)}
     return words | gemma3_words(config) if is_gemma3(config) else words
 
 
