@@ -39,7 +39,7 @@ class PageReadingOps(Ops):
         places = cache.page_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         ends = rows.ends.tolist()
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, sinks: Tensor | None) -> Tensor:
             q, k = (rotate(q), rotate(k)) if rotate else (q, k)
             self.kv_write(kv, *places, k[0], v[0])
             attended = torch.zeros_like(q)
@@ -47,7 +47,7 @@ class PageReadingOps(Ops):
                 if end > begin and int(slot := rows.slots[begin]) < MOST_SLOTS:
                     own, positions = slice(begin, end), rows.positions[begin:end]
                     table = cache.page_tables[slot]
-                    attended[:, :, own] = _attend_to_pages(q[:, :, own], kv, table, positions, spec)
+                    attended[:, :, own] = _attend_to_pages(q[:, :, own], kv, table, positions, spec, sinks)
             return attended
 
         return self._with_norms(attend)
@@ -58,19 +58,21 @@ class PageReadingOps(Ops):
         rotate = spec.rotation(positions[:, None], like)
         pages = tables.gather(1, (positions // PAGE).clamp(max=tables.shape[1] - 1)[:, None])[:, 0]
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, sinks: Tensor | None) -> Tensor:
             q, k = (rotate(q), rotate(k)) if rotate else (q, k)
             self.kv_write(kv, pages, positions % PAGE, k[:, :, 0].transpose(0, 1), v[:, :, 0].transpose(0, 1))
             attended = torch.zeros_like(q)
             for row in torch.nonzero(windows > 1)[:, 0].tolist():  # the others are free slots
                 own = slice(row, row + 1)
-                attended[own] = _attend_to_pages(q[own], kv, tables[row], positions[own], spec)
+                attended[own] = _attend_to_pages(q[own], kv, tables[row], positions[own], spec, sinks)
             return attended
 
         return self._with_norms(attend)
 
 
-def _attend_to_pages(q: Tensor, kv: Tensor, table: Tensor, positions: Tensor, spec: AttentionSpec) -> Tensor:
+def _attend_to_pages(
+    q: Tensor, kv: Tensor, table: Tensor, positions: Tensor, spec: AttentionSpec, sinks: Tensor | None
+) -> Tensor:
     """Attend from some tokens of a row, q [1, H, n, D], to what its pages hold then."""
     reach = spec.window or int(positions[-1]) + 1
     first, last = max(0, int(positions[0]) + 1 - reach), int(positions[-1])
@@ -79,7 +81,7 @@ def _attend_to_pages(q: Tensor, kv: Tensor, table: Tensor, positions: Tensor, sp
     entries = kv[:, pages].transpose(1, 2).flatten(2, 3)[:, :, first % PAGE :][:, :, : len(held)]
     is_seen = (held <= positions[:, None]) & (held > positions[:, None] - reach)
     bias = spec.bias(positions[None], held[None]) if spec.bias else None
-    return attend_masked(q, entries[:1], entries[1:], biased(is_seen[None, None], bias, q), spec)
+    return attend_masked(q, entries[:1], entries[1:], biased(is_seen[None, None], bias, q), spec, sinks=sinks)
 
 
 def captured_steps(settings: Settings, pages: int, monkeypatch: pytest.MonkeyPatch, *mixed: int) -> Steps:

@@ -42,13 +42,24 @@ def seen(scores: Tensor, spec: AttentionSpec, queries: Tensor, keys: Tensor) -> 
     return scores.masked_fill(~is_seen, -torch.inf)
 
 
-def attended(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, first: int) -> Tensor:
+def drawn_sinks(heads: int, window: int) -> Tensor | None:
+    """Draw them for some of the variants, those of rows whose cells programs share among them."""
+    return 2 * torch.randn(heads, device=DEVICE) if window or heads == HEADS[1][0] else None
+
+
+def attended(
+    q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, first: int, sinks: Tensor | None = None
+) -> Tensor:
     """Attend from q [H, T, D], whose first token is at a position, to [Hkv, S, D], in fp64."""
     group = len(q) // len(keys)
     keys, values = (each.double().repeat_interleave(group, 0) for each in (keys, values))
     queries = first + torch.arange(q.shape[1], device=q.device)
     places = torch.arange(keys.shape[1], device=q.device)
-    return seen(q.double() @ keys.transpose(1, 2), spec, queries, places).softmax(-1) @ values
+    scores = seen(q.double() @ keys.transpose(1, 2), spec, queries, places)
+    if sinks is None:
+        return scores.softmax(-1) @ values
+    columns = sinks.double()[:, None, None].expand(-1, q.shape[1], 1)
+    return torch.cat((scores, columns), -1).softmax(-1)[..., :-1] @ values
 
 
 def split(heads: int, kv_heads: int, size: int, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,16 +89,16 @@ def test_each_row_attends_to_its_own_cells_and_keeps_its_token(
     q, k, v = (each.transpose(0, 1)[:, :, None] for each in split(heads, kv_heads, size, batch, dtype))
     positions, windows = torch.tensor(ends, device=DEVICE) - 1, torch.full((batch,), UNBOUNDED, device=DEVICE)
     spec, kept = AttentionSpec(0.3, softcap=softcap, window=window), memory.clone()
-    expected = []
+    expected, sinks = [], drawn_sinks(heads, window)
     for row, end in enumerate(ends):
         page, cell = int(tables[row, (end - 1) // PAGE]), (end - 1) % PAGE
         kept[0, page, :, cell], kept[1, page, :, cell] = k[row, :, 0], v[row, :, 0]
         keys, values = kept[:, tables[row].long()].transpose(1, 2).flatten(2, 3)[:, :, :end]
-        expected.append(attended(q[row], keys, values, spec, end - 1))
+        expected.append(attended(q[row], keys, values, spec, end - 1, sinks))
         tables[row, : pages_before_window(end - 1, window)] = 0  # given back
     memory[:, 0] = kept[:, 0] = torch.inf  # which is never read
     for _ in range(2):  # what the first one leaves must not matter
-        found = attend_groups(q, k, v, memory, tables, plan_rows(positions, windows), spec)
+        found = attend_groups(q, k, v, memory, tables, plan_rows(positions, windows), spec, sinks=sinks)
         assert found.shape == q.shape
         assert error(found, torch.stack(expected)) < LIMITS[dtype]
         assert torch.equal(memory, kept)
@@ -185,11 +196,12 @@ def test_a_row_much_longer_than_the_others_is_attended_to_in_pieces(tiles: tuple
     q, k, v = (each.transpose(0, 1)[:, :, None] for each in split(4, 2, size, 5, torch.float32))
     positions, windows = torch.tensor(lengths, device=DEVICE) - 1, torch.full((5,), UNBOUNDED, device=DEVICE)
     spec, plan, before = AttentionSpec(0.3), plan_rows(positions, windows), memory.clone()
-    found = attend_groups(q, k, v, memory, tables, plan, spec, tiles=GroupTiles(*tiles))
+    sinks = 2 * torch.randn(4, device=DEVICE) if tiles[-1] else None
+    found = attend_groups(q, k, v, memory, tables, plan, spec, sinks=sinks, tiles=GroupTiles(*tiles))
     for row, length in enumerate(lengths):
         past = before[:, tables[row].long()].transpose(1, 2).flatten(2, 3)[:, :, : length - 1]
         keys, values = torch.cat((past, torch.stack((k[row], v[row]))), 2)
-        assert error(found[row], attended(q[row], keys, values, spec, length - 1)) < LIMITS[torch.float32]
+        assert error(found[row], attended(q[row], keys, values, spec, length - 1, sinks)) < LIMITS[torch.float32]
 
 
 @pytest.mark.parametrize("dtype", [*LIMITS] if HAS_GPU else [torch.float32], ids=str)
@@ -204,11 +216,11 @@ def test_rows_attend_within_themselves(
     ends, tokens = [0, 90, 91, 123], 130
     q, k, v = split(heads, kv_heads, size, tokens, dtype)
     rows = PackedRows(torch.tensor(ends, dtype=torch.int32, device=DEVICE), tokens, 90)
-    spec = AttentionSpec(0.3, softcap=softcap, window=window)
-    found = attend_group_rows(q, k, v, rows, spec)
+    spec, sinks = AttentionSpec(0.3, softcap=softcap, window=window), drawn_sinks(heads, window)
+    found = attend_group_rows(q, k, v, rows, spec, sinks=sinks)
     for begin, end in pairwise(ends):
         own = slice(begin, end)
-        expected = attended(q[:, own], k[:, own], v[:, own], spec, 0)
+        expected = attended(q[:, own], k[:, own], v[:, own], spec, 0, sinks)
         assert error(found[:, own], expected) < 2 * LIMITS[dtype]
 
 
@@ -241,10 +253,12 @@ def test_rows_go_on_with_what_their_pages_hold(
     assert (window > 0) == (not torch.equal(tables, listed))
     tiles = (32, 64, 4, 1, 0) if window and not HAS_GPU else None  # blocks of two pages, one of which is gone
     packed, split_up = PackedRows(ends, tokens, 151), Split(least=16, cost=4)
-    found = extend(q, memory, tables, slots, positions, packed, spec, tiles, split_up)
+    sinks = drawn_sinks(heads, window)
+    found = extend(q, memory, tables, slots, positions, packed, spec, tiles, split_up, sinks)
     assert not scratch_of(DEVICE).get(0, 0)[1].any()  # the next launch counts from 0
     for row, ((before, count), end) in enumerate(zip(given, ends[1:].tolist(), strict=True)):
         keys, values = memory[:, listed[row].long()].transpose(1, 2).flatten(2, 3)[:, :, : before + count]
         own = slice(end - count, end)
         if count:
-            assert error(found[:, own], attended(q[:, own], keys, values, spec, before)) < 2 * LIMITS[dtype]
+            expected = attended(q[:, own], keys, values, spec, before, sinks)
+            assert error(found[:, own], expected) < 2 * LIMITS[dtype]

@@ -30,6 +30,7 @@ POINTERS = {
     "pages": "*i32",
     "partial": "*fp32",
     "frequencies": "*fp32",
+    "sinks": "*fp32",
 }
 POINTERS |= {"parts": "*fp32", "gain_sums": "*fp32", "units": "*fp32", "logits": "*fp32", "places": "*fp16"}
 POINTERS |= dict.fromkeys(("positions", "windows", "ids", "offsets", "addresses", "lengths", "slots", "plan"), "*i64")
@@ -118,7 +119,7 @@ def rows(tiles: row_kernels.Tiles, kind: int, is_causal: bool, size: int = 128) 
 def group(block: int, size: int = 128, **others: Any) -> dict[str, Any]:
     """Decode attention of groups of four."""
     tiles = {"group": 4, "many": 4, "padded": 16, "page_tokens": 32, "size": size, "width": size, "block": block}
-    kind = {"stages": 0, "has_cap": False, "is_packed": False, "has_norm": False, "rotation": 2}
+    kind = {"stages": 0, "has_cap": False, "is_packed": False, "has_norm": False, "has_sinks": False, "rotation": 2}
     return {**tiles, **kind, **others}
 
 
@@ -126,7 +127,8 @@ def causal(tiles: row_kernels.Tiles, is_paged: bool, has_cap: bool = False, size
     """Attention of rows with groups of four."""
     block_m, block_n, _, stages, _ = tiles
     given = {"group": 4, "page_tokens": 32, "size": size, "width": size, "block_m": block_m, "block_n": block_n}
-    return {**given, "has_cap": has_cap, "is_paged": is_paged, "num_stages": stages}
+    kind = {"has_cap": has_cap, "is_paged": is_paged, "has_sinks": False}
+    return {**given, **kind, "num_stages": stages}
 
 
 LIMITS = {name: "*i64" for name in ("seeds", "generated", "top_ks")} | dict.fromkeys(
@@ -237,6 +239,21 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "rows of groups with pages": (GROUP_PREFILL, "_attend_causally", 4, causal(SHORT, is_paged=True), GROUPED),
     "capped rows of groups": (GROUP_PREFILL, "_attend_causally", 8, causal(WIDE, False, True, 256), GROUPED),
     "capped rows of groups with pages": (GROUP_PREFILL, "_attend_causally", 8, causal(WIDE, True, True, 256), GROUPED),
+    "group with sinks": (GROUP_DECODE, "_attend_group", 4, group(64, 64, has_sinks=True), GROUPED),
+    "rows of groups with sinks": (
+        GROUP_PREFILL,
+        "_attend_causally",
+        4,
+        {**causal(SHORT, False, size=64), "has_sinks": True},
+        GROUPED,
+    ),
+    "rows of groups with pages and sinks": (
+        GROUP_PREFILL,
+        "_attend_causally",
+        4,
+        {**causal(SHORT, True, size=64), "has_sinks": True},
+        GROUPED,
+    ),
     "older: rows of groups": (GROUP_PREFILL, "_attend_causally", 4, causal(OLDER_SHORT, True), GROUPED),
     "older: capped rows of groups": (GROUP_PREFILL, "_attend_causally", 8, causal(OLDER, True, True, 256), GROUPED),
     "norm": ("elementwise", "_norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),

@@ -21,7 +21,7 @@ from .packed_rows import Rows
 from .positions import Attend, AttentionSpec
 from .torch_attention import KvWrite, attend_masked, biased, is_in_window
 
-WithoutNorms = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # an Attend that takes none
+WithoutNorms = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]  # an Attend that takes none
 _MOST_MASKED = 1 << 24  # queries times keys whose mask is held at a time: 16 MiB, and 64 as fp32
 
 
@@ -55,14 +55,16 @@ def extend_rows(
     tokens_pages, offsets = cache.page_tables[slots, entries // PAGE], entries % PAGE
     pages = cache.page_tables[first[:, None], columns]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, sinks: Tensor | None = None) -> Tensor:
         q, k = (rotate(q), rotate(k)) if rotate else (q, k)
         query, *new = (each[0][:, tokens].transpose(0, 1) for each in (q, k, v))  # [B, H, n, D]
         before = (part[pages].transpose(1, 2).flatten(2, 3) for part in kv)  # [B, H, S, D]
         all_keys, values = (torch.cat(both, 2) for both in zip(before, new, strict=True))  # [B, H, S + n, D]
         attended = torch.cat(
             [
-                attend_masked(query[:, :, part], all_keys, values, masks[0] if masks else mask_of(part), spec)
+                attend_masked(
+                    query[:, :, part], all_keys, values, masks[0] if masks else mask_of(part), spec, sinks=sinks
+                )
                 for part in parts
             ],
             2,
@@ -98,12 +100,19 @@ def decode_rows(
         bias = spec.bias(positions[:, None], held) if spec.bias else None
         mask = biased(is_seen[:, None, None], bias, like)  # [B, H or 1, 1, S]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:
+    def attend(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: Tensor,
+        norms: HeadNorms | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         if norms:
             q, k = norm(q, norms.query), norm(k, norms.key)
         q, k = (rotate(q), rotate(k)) if rotate else (q, k)
         write_entries(kv, entries, k[:, :, 0], v[:, :, 0])
-        return view.attend(q, kv, mask, spec)
+        return view.attend(q, kv, mask, spec, sinks)
 
     return attend
 
@@ -179,7 +188,9 @@ class PagedView:
             else:
                 self._parts.append(_Run(slice(row, row + 1), firsts[row], 0, length))
 
-    def attend(self, q: Tensor, kv: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+    def attend(
+        self, q: Tensor, kv: Tensor, mask: Tensor | None, spec: AttentionSpec, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attend from q, [B, H, 1, D]; the mask's rows, [B, 1 or H, 1, S], are cut to their lengths."""
         attended = []
         for part in self._parts:
@@ -189,7 +200,7 @@ class PagedView:
             else:
                 keys, values = kv[:, part.pages].transpose(1, 2).flatten(2, 3)[:, None, :, : part.length]
             own = None if mask is None else mask[rows, ..., : part.length]
-            attended.append(attend_masked(q[rows], keys, values, own, spec))
+            attended.append(attend_masked(q[rows], keys, values, own, spec, sinks=sinks))
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 

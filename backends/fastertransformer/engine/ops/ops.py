@@ -257,10 +257,10 @@ class Ops:
         pages, offsets = cache.page_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         rotate = spec.rotation(rows.positions[None], like)
 
-        def write_and_attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
+        def write_and_attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, sinks: Tensor | None) -> Tensor:
             q, k = (rotate(q), rotate(k)) if rotate else (q, k)
             self.kv_write(kv, pages, offsets, k[0], v[0])
-            return attend(q, k, v)
+            return attend(q, k, v, None, sinks)
 
         return self._with_norms(write_and_attend)
 
@@ -284,9 +284,16 @@ class Ops:
     def _with_norms(self, attend: WithoutNorms) -> Attend:
         """Make attention that takes no norms take them."""
 
-        def norm_and_attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:
+        def norm_and_attend(
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            kv: Tensor,
+            norms: HeadNorms | None = None,
+            sinks: Tensor | None = None,
+        ) -> Tensor:
             q, k = (self.norm(q, norms.query), self.norm(k, norms.key)) if norms else (q, k)
-            return attend(q, k, v, kv)
+            return attend(q, k, v, kv, sinks)
 
         return norm_and_attend
 

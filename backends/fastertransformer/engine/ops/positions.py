@@ -15,7 +15,15 @@ from .linear import HeadNorms
 class Attend(Protocol):
     """Self-attention of one call's rows, prepared for all layers that attend in one way."""
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: Tensor,
+        norms: HeadNorms | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Attend; the result has q's shape.
 
         Args:
@@ -24,6 +32,7 @@ class Attend(Protocol):
             v: likewise.
             kv: the layer's cache, [2, pages, Hkv, PAGE, D].
             norms: RMS norms of queries and keys, before they are rotated; None: there is none.
+            sinks: fp32 [H], a score more of each head, which takes its share and adds nothing; None: there is none.
         """
 
 

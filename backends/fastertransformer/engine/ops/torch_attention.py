@@ -17,13 +17,19 @@ from .packed_rows import Rows
 from .positions import AttentionSpec
 
 _WINDOW_BLOCK = 512  # queries that are computed together where there is a window
-_MOST_SCORES = 1 << 24  # that are held at a time where they are capped: 64 MiB, and some copies
+_MOST_SCORES = 1 << 24  # that are held at a time, as fp32: 64 MiB, and some copies
 _MOST_CONVERTED = 1 << 20  # numbers of keys and values that are converted at a time: 4 MiB stay in a core's caches
 KvWrite = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 def attend_masked(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec, is_causal: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    spec: AttentionSpec,
+    is_causal: bool = False,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend from q, [B, H, T, D], to k and v, [B, Hkv, S, D].
 
@@ -34,14 +40,15 @@ def attend_masked(
         mask: [B or 1, H or 1, T or 1, S], boolean or added to the scores; None: none.
         spec: scale and cap.
         is_causal: whether a query sees the keys up to its own place only; without a mask, S being T.
+        sinks: see positions.Attend.
 
     Returns:
         [B, H, T, D].
     """
-    if spec.softcap:
-        return _attend_capped(q, k, v, mask, spec, is_causal)
-    if q.shape[2] == 1 and q.dtype != torch.float32 and q.device.type == "cpu":
-        return _attend_in_fp32(q, k, v, mask, spec)
+    if not spec.softcap and q.shape[2] == 1 and q.dtype != torch.float32 and q.device.type == "cpu":
+        return _attend_in_fp32(q, k, v, mask, spec, sinks)
+    if spec.softcap or sinks is not None:
+        return _attend_by_scores(q, k, v, mask, spec, is_causal, sinks)
     heads, kv_heads = q.shape[1], k.shape[1]
     if heads == kv_heads or q.shape[2] > 1 or (mask is not None and mask.shape[1] > 1):
         is_grouped = heads != kv_heads
@@ -53,7 +60,9 @@ def attend_masked(
     return F.scaled_dot_product_attention(grouped, k, v, mask, scale=spec.scale).view(q.shape)
 
 
-def _attend_in_fp32(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+def _attend_in_fp32(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec, sinks: Tensor | None
+) -> Tensor:
     """Do what attend_masked does for one token of every row, in fp32: some rows at a time are converted on the way.
 
     torch's own attention in bf16 and fp16 packs keys and values for a product of many queries. On two cores of an AMD
@@ -66,14 +75,21 @@ def _attend_in_fp32(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: 
     for start in range(0, len(q), count):
         rows = slice(start, start + count)
         part = mask if mask is None or len(mask) == 1 else mask[rows]
-        parts.append(attend_masked(q[rows].float(), k[rows].float(), v[rows].float(), part, spec))
+        query, key, value = (each[rows].float() for each in (q, k, v))
+        parts.append(attend_masked(query, key, value, part, spec, sinks=sinks))
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(q.dtype)
 
 
-def _attend_capped(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec, is_causal: bool
+def _attend_by_scores(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    spec: AttentionSpec,
+    is_causal: bool,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """Do what attend_masked does, with scores that are capped: a block of queries at a time, to hold few scores."""
+    """Do what attend_masked does, with capped scores or sinks: a block of queries at a time, to hold few scores."""
     keys = k.shape[2]
     block = max(1, _MOST_SCORES // (q.shape[0] * q.shape[1] * keys))
     parts = []
@@ -84,18 +100,25 @@ def _attend_capped(
             mask_here: Tensor | None = places <= places[start : start + block, None]
         else:
             mask_here = mask if mask is None or mask.shape[2] == 1 else mask[:, :, start : start + block]
-        parts.append(_attend_capped_at_once(some, k, v, mask_here, spec))
+        parts.append(_attend_at_once(some, k, v, mask_here, spec, sinks))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
-def _attend_capped_at_once(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+def _attend_at_once(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec, sinks: Tensor | None
+) -> Tensor:
     batch, _, length, size = q.shape
     grouped = q.reshape(batch, k.shape[1], -1, length, size)
     scores = (grouped @ k[:, :, None].transpose(3, 4)).flatten(1, 2).float()  # [B, H, T, S]
-    scores = spec.softcap * torch.tanh(scores * (spec.scale / spec.softcap))
+    cap = spec.softcap
+    scores = cap * torch.tanh(scores * (spec.scale / cap)) if cap else scores * spec.scale
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    weights = scores.softmax(-1).to(v.dtype).view(batch, k.shape[1], -1, length, k.shape[2])
+    if sinks is None:
+        weights = scores.softmax(-1)
+    else:
+        weights = (scores - torch.logaddexp(scores.logsumexp(-1, True), sinks[:, None, None])).exp_()
+    weights = weights.to(v.dtype).view(batch, k.shape[1], -1, length, k.shape[2])
     return (weights @ v[:, :, None]).view(q.shape)
 
 
@@ -110,8 +133,9 @@ def within_rows(
         is_seen = (steps <= steps[:, None]) | (not is_causal)
         mask = biased(is_seen[None, None], spec.bias(steps[None], steps[None]), like)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, _: Tensor | None = None) -> Tensor:
-        if is_causal and mask is None and not (windowed or spec.softcap) and has_flash_kernel(q):
+    def attend(q: Tensor, k: Tensor, v: Tensor, _: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
+        is_plain = mask is None and sinks is None and not (windowed or spec.softcap)
+        if is_causal and is_plain and has_flash_kernel(q):
             return flash_rows(q, k, v, rows, spec.scale)
         assert rows.lengths, "only the Triton kernels read the lengths on the device"
         out, all_weights = torch.empty_like(q), []
@@ -119,9 +143,9 @@ def within_rows(
         for length, (query, key, value, target) in zip(rows.lengths, parts, strict=True):
             own = None if mask is None else mask[..., :length, :length]
             if windowed:
-                windowed.attend(query, key, value, target)
+                windowed.attend(query, key, value, target, sinks)
             elif scores is None:
-                target[:] = attend_masked(query, key, value, own, spec, is_causal and own is None)
+                target[:] = attend_masked(query, key, value, own, spec, is_causal and own is None, sinks)
             else:
                 products = (query @ key.transpose(2, 3)).float() * spec.scale
                 weights = (products if own is None else products + own).softmax(-1)
@@ -142,14 +166,14 @@ class _InWindow:
         self._spec, self._steps = spec, torch.arange(_WINDOW_BLOCK + spec.window, device=device)
         self._masks: dict[int, Tensor] = {}  # by the keys before a block's first query
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sinks: Tensor | None) -> None:
         """Attend from q, [1, H, T, D], to k and v, [1, Hkv, T, D]; out is of q's shape."""
         for start in range(0, q.shape[2], _WINDOW_BLOCK):
             before = min(start, self._spec.window - 1)
             seen, own = slice(start - before, start + _WINDOW_BLOCK), slice(start, start + _WINDOW_BLOCK)
             query, key, value = q[:, :, own], k[:, :, seen], v[:, :, seen]
             mask = self._mask(before)[: query.shape[2], : key.shape[2]]
-            out[:, :, own] = attend_masked(query, key, value, mask[None, None], self._spec)
+            out[:, :, own] = attend_masked(query, key, value, mask[None, None], self._spec, sinks=sinks)
 
     def _mask(self, before: int) -> Tensor:
         if before not in self._masks:

@@ -161,7 +161,8 @@ class TritonOps(Ops):
             return super().encoder_attention(rows, spec, like, scores)
         packed, bias = _pack(rows, rows.longest), spec.bias.by_offset if spec.bias else None
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, _: Tensor, sinks: Tensor | None) -> Tensor:
+            assert sinks is None, "no encoder has sinks"
             return prefill_attention.attend_rows(q[0], k[0], v[0], packed, spec.scale, bias)[None]
 
         return self._with_norms(attend)
@@ -170,18 +171,26 @@ class TritonOps(Ops):
         """See Ops."""
         packed, bias = _pack(rows, rows.longest), spec.bias.by_offset if spec.bias else None
         pages, offsets = cache.page_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
-        is_plain = not spec.softcap and not 0 < spec.window < rows.longest
+        is_uncut = not spec.softcap and not 0 < spec.window < rows.longest
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:
+        def attend(
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            kv: Tensor,
+            norms: HeadNorms | None = None,
+            sinks: Tensor | None = None,
+        ) -> Tensor:
             query, key, value = kv_write.rotate_and_write(
                 q[0], k[0], v[0], kv, pages, offsets, rows.positions, spec.rotary, norms
             )
+            is_plain = sinks is None and is_uncut
             # torch's flash attention is faster for short rows of wide heads.
             if is_plain and bias is None and q.shape[-1] > 128 and rows.longest <= 512 and has_flash_kernel(q):
                 return flash_rows(query[None], key[None], value[None], rows, spec.scale)
             if is_plain and q.shape[1] == k.shape[1]:
                 return prefill_attention.attend_rows(query, key, value, packed, spec.scale, bias, is_causal=True)[None]
-            return grouped_prefill.attend_group_rows(query, key, value, packed, spec)[None]
+            return grouped_prefill.attend_group_rows(query, key, value, packed, spec, sinks=sinks)[None]
 
         return attend
 
@@ -196,9 +205,16 @@ class TritonOps(Ops):
         pages, offsets = cache.page_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         tables, slots, positions = cache.page_tables, rows.slots, rows.positions
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:
+        def attend(
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            kv: Tensor,
+            norms: HeadNorms | None = None,
+            sinks: Tensor | None = None,
+        ) -> Tensor:
             q, _, _ = kv_write.rotate_and_write(q[0], k[0], v[0], kv, pages, offsets, positions, spec.rotary, norms)
-            return grouped_prefill.extend(q, kv, tables, slots, positions, packed, spec)[None]
+            return grouped_prefill.extend(q, kv, tables, slots, positions, packed, spec, sinks=sinks)[None]
 
         return attend
 
@@ -209,11 +225,18 @@ class TritonOps(Ops):
         bias = spec.bias.by_distance if spec.bias else None
         is_plain, plan = not spec.softcap and not spec.window, None
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, norms: HeadNorms | None = None) -> Tensor:
+        def attend(
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            kv: Tensor,
+            norms: HeadNorms | None = None,
+            sinks: Tensor | None = None,
+        ) -> Tensor:
             nonlocal plan
-            if norms or not is_plain or q.shape[1] != k.shape[1]:
+            if norms or sinks is not None or not is_plain or q.shape[1] != k.shape[1]:
                 plan = row_plan.plan_rows(positions, windows) if plan is None else plan
-                return grouped_decode.attend_groups(q, k, v, kv, tables, plan, spec, norms)
+                return grouped_decode.attend_groups(q, k, v, kv, tables, plan, spec, norms, sinks)
             return decode_attention.attend(q, k, v, kv, tables, positions, windows, spec.scale, bias, spec.rotary)
 
         return attend

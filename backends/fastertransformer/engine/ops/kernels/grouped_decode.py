@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ..linear import HeadNorms
 from ..positions import AttentionSpec
 from .decode_attention import LEAST_SCORE, pages_of, place_of
-from .elements import capped, rotary_factors
+from .elements import LOG2_E, capped, rotary_factors
 from .grouped_pieces import MOST_PIECES, merge_pieces
 from .launch import scores_of, scratch_of, uses_pdl
 from .row_plan import FIELDS
@@ -79,12 +79,12 @@ def _weigh(query, keys, is_seen, most, total, scale, cap, has_cap: tl.constexpr)
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_group(  # noqa: C901 (one kernel)
-    q, k, v, kv, tables, plan, out, frequencies, q_gain, k_gain, partial, finished,
+    q, k, v, kv, tables, plan, out, frequencies, q_gain, k_gain, sinks, partial, finished,
     q_stride, kv_stride, q_head_stride, kv_head_stride, table_stride, page_stride, values_at, scale, cap, reach, eps,
     pieces, least, shares, rotary_size, factor, group: tl.constexpr, many: tl.constexpr, padded: tl.constexpr,
     size: tl.constexpr, page_tokens: tl.constexpr, width: tl.constexpr, block: tl.constexpr, stages: tl.constexpr,
-    has_cap: tl.constexpr, is_packed: tl.constexpr, has_norm: tl.constexpr, rotation: tl.constexpr,
-    uses_pdl: tl.constexpr,
+    has_cap: tl.constexpr, is_packed: tl.constexpr, has_norm: tl.constexpr, has_sinks: tl.constexpr,
+    rotation: tl.constexpr, uses_pdl: tl.constexpr,
 ):  # fmt: skip
     head, piece, place = tl.program_id(0), tl.program_id(1), plan + tl.program_id(2)
     heads, rows = tl.num_programs(0), tl.num_programs(2)
@@ -197,9 +197,14 @@ def _attend_group(  # noqa: C901 (one kernel)
             weights, rescale, total, most = _weigh(query, keys, is_seen, most, total, scale, cap, has_cap)
             sums = tl.dot(weights.to(values.dtype), values, sums * rescale, input_precision="ieee")
     highest = tl.maximum(most, own_score)
+    if has_sinks:  # the first piece has it; there is always one
+        sink = tl.load(sinks + head * group + g, (g < group) & (piece == 0), LEAST_SCORE) * LOG2_E
+        highest = tl.maximum(highest, sink)
     gain_of_rest = tl.exp2(most - highest)
     own_gain = tl.where((newest >= start) & (newest < end), tl.exp2(own_score - highest), 0.0)
     totals = tl.sum(total, 1) * gain_of_rest + own_gain
+    if has_sinks:
+        totals += tl.exp2(sink - highest)
     sums = sums * gain_of_rest[:, None] + own_gain[:, None] * own_value[None, :]
     is_out = is_head[:, None] & is_dim[None, :]
     target = out + (token * heads + head) * group * size + g[:, None] * size + dims[None, :]
@@ -232,6 +237,7 @@ def attend_groups(
     plan: Tensor,
     spec: AttentionSpec,
     norms: HeadNorms | None = None,
+    sinks: Tensor | None = None,
     packed: Tensor | None = None,
     tiles: GroupTiles | None = None,
 ) -> Tensor:
@@ -246,6 +252,7 @@ def attend_groups(
         plan: of these rows; see plan_rows.
         spec: scale, cap, window and rotary positions; not a bias.
         norms: RMS norms with one epsilon, before the rotation; None: none.
+        sinks: fp32 [H], see positions.Attend; None: none.
         packed: [T, H, D], which takes the results of packed rows of one token; None: there is one token of each row.
         tiles: None: by shape.
 
@@ -270,14 +277,14 @@ def attend_groups(
     scores, rotary = scores_of(spec), spec.rotary if packed is None else None
     _attend_group[(kv_heads, pieces, rows)](
         q, keys, q if v is None else v, kv, tables, plan, out, rotary.inverse_frequencies if rotary else None,
-        norms.query.weight if norms else None, norms.key.weight if norms else None, partial, finished,
+        norms.query.weight if norms else None, norms.key.weight if norms else None, sinks, partial, finished,
         q.stride(token_axis), keys.stride(token_axis), q.stride(1), keys.stride(1), tables.stride(0), kv.stride(1),
         kv.stride(0), scores.scale, scores.cap, scores.reach, norms.query.eps if norms else 0.0,
         pieces, tiles.least, tiles.shares * processors, rotary.width if rotary else 0, rotary.factor if rotary else 1.0,
         group=group, many=triton.next_power_of_2(group), padded=max(16, triton.next_power_of_2(group)),
         page_tokens=kv.shape[3], size=size, width=width, block=block, stages=tiles.stages,
         has_cap=spec.softcap != 0, is_packed=packed is not None, has_norm=norms is not None,
-        rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, uses_pdl=has_pdl,
+        has_sinks=sinks is not None, rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, uses_pdl=has_pdl,
         num_warps=max(tiles.warps, width // 32), launch_pdl=has_pdl,
     )  # fmt: skip
     return out.transpose(1, 2) if packed is None else out[None].transpose(1, 2)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..positions import AttentionSpec
-from .elements import capped
+from .elements import LOG2_E, capped
 from .grouped_decode import attend_groups
 from .grouped_pieces import merge_tiles
 from .launch import scores_of, scratch_of, uses_pdl
@@ -92,10 +92,10 @@ def _over_cells(  # noqa: C901 (one kernel)
 
 @triton.jit(do_not_specialize=("table_stride", "reach", "positions", "slots"))
 def _attend_causally(
-    q, k, v, out, blocks, tables, slots, positions, partial, finished,
+    q, k, v, out, blocks, tables, slots, positions, sinks, partial, finished,
     q_stride, q_head_stride, kv_stride, kv_head_stride, table_stride, page_stride, scale, cap, reach,
     group: tl.constexpr, page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block_m: tl.constexpr,
-    block_n: tl.constexpr, has_cap: tl.constexpr, is_paged: tl.constexpr,
+    block_n: tl.constexpr, has_cap: tl.constexpr, is_paged: tl.constexpr, has_sinks: tl.constexpr,
 ):  # fmt: skip
     """Compute the query heads of a KV head for block_m / group tokens of a row, or what a piece of the cells adds."""
     head, item = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0), tl.program_id(1)
@@ -140,6 +140,10 @@ def _attend_causally(
     sums = tl.zeros([block_m, width], tl.float32)
     total = tl.zeros([block_m], tl.float32)
     most = tl.full([block_m], -1e30, tl.float32)
+    if has_sinks:  # as a cell without a value, which the first piece has
+        is_first = piece == 0 if is_paged else True
+        sink = tl.load(sinks + query_head, m < tokens * group, 0.0) * LOG2_E
+        most, total = tl.where(is_first, sink, most), tl.where(is_first, 1.0, total)
     sums, total, most = _over_cells(
         sums, total, most, query, position, k, v, tables, inner, free, inner + free, 0, least, end, kv_stride,
         page_stride, scale, cap, reach, page_tokens, size, width, block_n, has_cap, is_paged, False,
@@ -176,7 +180,13 @@ def _attend_causally(
 
 
 def attend_group_rows(
-    q: Tensor, k: Tensor, v: Tensor, rows: PackedRows, spec: AttentionSpec, tiles: Tiles | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: PackedRows,
+    spec: AttentionSpec,
+    tiles: Tiles | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend causally within rows that are parts of one axis of tokens.
 
@@ -187,6 +197,7 @@ def attend_group_rows(
         rows: of these tokens.
         spec: scale, cap and window; not a bias.
         tiles: None: by shape.
+        sinks: fp32 [H], see positions.Attend; None: none.
 
     Returns:
         [H, T, D], of which [T, H * D] is a view; what belongs to no row is anything.
@@ -195,7 +206,7 @@ def attend_group_rows(
         k, v = k.contiguous(), v.contiguous()
     heads, tokens, size = q.shape
     out = torch.empty(tokens, heads, size, dtype=q.dtype, device=q.device)
-    _launch(q, k, v, out, rows, spec, len(k), None, tiles, k.stride(1), k.stride(0), 0, 1)
+    _launch(q, k, v, out, rows, spec, sinks, len(k), None, tiles, k.stride(1), k.stride(0), 0, 1)
     return out.transpose(0, 1)
 
 
@@ -209,6 +220,7 @@ def extend(
     spec: AttentionSpec,
     tiles: Tiles | None = None,
     split: Split | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend causally from tokens of rows to all that the rows' pages hold, these tokens among it.
 
@@ -222,15 +234,16 @@ def extend(
         spec: scale, cap and window; not a bias.
         tiles: None: by shape.
         split: how programs share the cells of a block; None: as is fastest.
+        sinks: as of attend_group_rows.
 
     Returns:
         [H, T, D], of which [T, H * D] is a view; what belongs to no row is anything.
     """
     heads, tokens, size = q.shape
     out = torch.empty(tokens, heads, size, dtype=q.dtype, device=q.device)
-    attend_groups(q[None], None, None, kv, tables, rows.plan(positions, slots), spec, packed=out)
+    attend_groups(q[None], None, None, kv, tables, rows.plan(positions, slots), spec, sinks=sinks, packed=out)
     paged, stride = (tables, slots, positions, split or Split()), kv.stride(1)
-    _launch(q, kv[0], kv[1], out, rows, spec, kv.shape[2], paged, tiles, 0, 0, stride, kv.shape[3])
+    _launch(q, kv[0], kv[1], out, rows, spec, sinks, kv.shape[2], paged, tiles, 0, 0, stride, kv.shape[3])
     return out.transpose(0, 1)
 
 
@@ -241,6 +254,7 @@ def _launch(
     out: Tensor,
     rows: PackedRows,
     spec: AttentionSpec,
+    sinks: Tensor | None,
     kv_heads: int,
     paged: tuple[Tensor, Tensor, Tensor, Split] | None,
     tiles: Tiles | None,
@@ -265,11 +279,12 @@ def _launch(
     is_cached = 2 * rows.longest * kv_heads * size * q.element_size() <= _CACHED_BYTES
     together = kv_heads if is_cached or kv_heads * len(blocks) <= _FEW_PROGRAMS else 1
     _attend_causally[(together, len(blocks), kv_heads // together)](
-        q, k, v, out, blocks, tables, slots, positions, partial, finished, q.stride(1), q.stride(0), kv_stride,
+        q, k, v, out, blocks, tables, slots, positions, sinks, partial, finished, q.stride(1), q.stride(0), kv_stride,
         kv_head_stride, tables.stride(0) if tables is not None else 0, page_stride, scores.scale, scores.cap,
         scores.reach,
         group=group, page_tokens=page_tokens, size=size, width=width, block_m=block_m, block_n=block_n,
-        has_cap=spec.softcap != 0, is_paged=paged is not None, num_warps=warps, num_stages=stages, **limit,
+        has_cap=spec.softcap != 0, is_paged=paged is not None, has_sinks=sinks is not None,
+        num_warps=warps, num_stages=stages, **limit,
     )  # fmt: skip
 
 
