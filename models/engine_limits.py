@@ -14,7 +14,6 @@ _NO_LONGEST = "angles do not change with a text's length, and config.json names 
 def beyond_engine(decoder: Decoder) -> list[str]:
     """List what no part of the engine computes, ``what  (reason)`` a line each; empty: it serves the model."""
     of_model = {
-        "sinks": (decoder.attention.has_sinks, "its softmax has the scores of tokens alone"),
         "a clamped gate": (_is_clamped(decoder.feed_forward), "it has SiLU, and neither an offset nor a clamp"),
         "layers with one block": (any(len(layer.blocks) < 2 for layer in decoder.layers), "attention and feed-forward"),
         "Mamba": (decoder.mamba is not None, "it keeps keys and values, and no state"),
@@ -26,7 +25,6 @@ def beyond_engine(decoder: Decoder) -> list[str]:
         "norms without weights": (decoder.attention.qk_norm == UNIT, "queries and keys are normalised by weights"),
         "a temperature of positions": (decoder.attention.temperature != 0, "queries are as they are"),
         "chunks": (any(layer.chunk for layer in decoder.layers), "a token sees all before it, or a window"),
-        "gates of the output": (decoder.attention.has_output_gate, "its attention has none"),
         "latent attention": (decoder.latent is not None, "every head has its own keys and values"),
         **{f"rotation {kind}": (_changes(decoder, kind), _NO_LONGEST) for kind in (LongRope.kind, Dynamic.kind)},
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,31 +12,20 @@ from safetensors.torch import load_file, save_file
 from support.asking import ask, generated
 from support.few_pages import Served, spoiled
 from support.greedy import NEVER, argmaxes
-from support.hub_served import check_served, opened
+from support.hub_served import check_served, described, opened
 from support.llama_models import VOCAB, save
 from support.paged_steps import paged_steps
 from torch import Tensor
 
 from backends.fastertransformer.engine.errors import RequestError, WeightsError
-from backends.fastertransformer.engine.model.families import hub, read_config
+from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.settings import Settings
 from models.decoder import Decoder
-from models.described import Described, find_model_tensors, read_directory
+from models.described import find_model_tensors, read_directory
 from models.fused import places_of_parts
 
 ORIGINAL = 32
 WINDOWS = {"sliding_attention": 40, "full_attention": 70}
-
-
-def described(directory: Path, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    """Let the engine take a directory's model for a changed one, which no architecture can say."""
-    read = read_directory
-
-    def changed(*given: Any) -> Described:
-        found = read(*given)
-        return found._replace(decoder=change(found.decoder))
-
-    monkeypatch.setattr(hub, "read_directory", changed)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

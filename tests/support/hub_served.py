@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.model.families import hub
 from backends.fastertransformer.engine.settings import Settings
+from models.described import Described, read_directory
 from support.asking import CPU, ask, generated
 from support.greedy import NEVER
 from support.llama_models import VOCAB
@@ -21,6 +24,17 @@ def opened(directory: Path, ranks: int = 1, **settings: Any) -> Any:
     """Open the engine in fp32, each rank in a process of its own."""
     given = {"kv_cache_bytes": 1 << 22, "has_process_per_rank": ranks > 1, **settings}
     return open_engine(Settings(directory, ranks, 1, "fp32", 1, "Llama", **given), CPU)
+
+
+def described(directory: Path, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """Let the engine take a directory's model for a changed one, which no architecture can say."""
+    read = read_directory
+
+    def changed(*given: Any) -> Described:
+        found = read(*given)
+        return found._replace(decoder=change(found.decoder))
+
+    monkeypatch.setattr(hub, "read_directory", changed)
 
 
 def check_served(

@@ -64,6 +64,7 @@ class Stack:
         positions: learned (a table that is added), rotary, alibi, relative (a bias by bucketed distance) or none.
         rotary_dim: how many numbers of each head are rotated, where ``ropes`` do not say it.
         rotates_pairs: whether neighbours are rotated with each other (GPT-J), else the two halves (GPT-NeoX).
+        has_output_gate: whether what a head gives is multiplied by a sigmoid, made behind its query.
         ropes: of each layer; empty: angles of waves whose lengths have a base of 10000.
     """
 
@@ -89,6 +90,7 @@ class Stack:
     positions: str = "learned"
     rotary_dim: int = 0
     rotates_pairs: bool = False
+    has_output_gate: bool = False
     ropes: tuple[Rope, ...] = ()
 
     @property

@@ -49,13 +49,15 @@ class GroupedWeights:
     """Attention with grouped queries.
 
     Attributes:
-        qkv: hidden -> (heads + 2 * kv_heads) * head_size: all q, then all k, then all v.
+        qkv: hidden -> (heads + 2 * kv_heads) * head_size: all q, then all k, then all v. With gates, behind each q.
         out: heads * head_size -> hidden.
         size_per_head: width of a head.
         group: heads of queries that share a head of keys and values.
         query_norm, key_norm: of each head's query and key before they are rotated, or of all heads' together where
             they are as wide; None: there is none.
         ia3: what k and v, and after them others, are multiplied with, [tasks, ...] each; None: nothing is.
+        sinks: fp32 [heads], see positions.Attend; None: there is none.
+        is_gated: whether what a head gives is multiplied by a sigmoid of its gate.
     """
 
     qkv: Linear
@@ -65,31 +67,45 @@ class GroupedWeights:
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     ia3: tuple[Tensor, ...] | None = None
+    sinks: Tensor | None = None
+    is_gated: bool = False
 
     @property
     def entry(self) -> Entry:
         """See SelfAttention."""
-        return Entry(len(self.qkv.weight) // self.size_per_head // (self.group + 2), self.size_per_head)
+        return Entry(len(self.qkv.weight) // self.size_per_head // (self._queries + 2), self.size_per_head)
+
+    @property
+    def _queries(self) -> int:
+        """Queries of a group, and their gates."""
+        return self.group * (1 + self.is_gated)
 
     def inner(self, x: Tensor, norm: Norm | None, context: LayerContext, kv: Tensor) -> Tensor:
         """See SelfAttention; [B, T, hidden] -> [B, T, H * D]."""
+        q, k, v = self._split(context.ops.linear(self.qkv, x, norm))
+        if not self.is_gated:
+            return join_heads(self._attend(q, k, v, context, kv))
+        q, gate = q.view(len(q), -1, 2, *q.shape[2:]).unbind(2)
+        return join_heads(self._attend(q, k, v, context, kv)) * join_heads(gate).sigmoid_()
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: LayerContext, kv: Tensor) -> Tensor:
+        """Norm, and attend; the result has q's shape."""
         ops = context.ops
-        q, k, v = self._split(ops.linear(self.qkv, x, norm))
         if self.query_norm and self.key_norm:
             if len(self.query_norm.weight) > self.size_per_head:
                 q, k = (_norm_together(ops, *pair) for pair in ((q, self.query_norm), (k, self.key_norm)))
-                return join_heads(context.attend(q, k, v, kv))
+                return context.attend(q, k, v, kv, sinks=self.sinks)
             if self.query_norm.is_rms and not self.ia3:
-                return join_heads(context.attend(q, k, v, kv, HeadNorms(self.query_norm, self.key_norm)))
+                return context.attend(q, k, v, kv, HeadNorms(self.query_norm, self.key_norm), self.sinks)
             q, k = ops.norm(q, self.query_norm), ops.norm(k, self.key_norm)
         k, v = scale_by_task(k, self.ia3, 0, context.tasks), scale_by_task(v, self.ia3, 1, context.tasks)
-        return join_heads(context.attend(q, k, v, kv))
+        return context.attend(q, k, v, kv, sinks=self.sinks)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, T, (H + 2 * Hkv) * D] -> [B, H, T, D] and twice [B, Hkv, T, D]."""
+        """[B, T, (H + 2 * Hkv) * D] -> [B, H, T, D], with gates twice as many heads, and twice [B, Hkv, T, D]."""
         heads = x.view(*x.shape[:2], -1, self.size_per_head).transpose(1, 2)
-        kv_heads = heads.shape[1] // (self.group + 2)
-        q, k, v = torch.split(heads, [self.group * kv_heads, kv_heads, kv_heads], 1)
+        kv_heads = heads.shape[1] // (self._queries + 2)
+        q, k, v = torch.split(heads, [self._queries * kv_heads, kv_heads, kv_heads], 1)
         return q, k, v
 
 

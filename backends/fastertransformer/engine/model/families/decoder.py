@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from models.blocks.norms import RMS_NORM
 from models.blocks.rotary import Rotary
 from models.decoder import Decoder
@@ -41,6 +43,7 @@ def structure(decoder: Decoder) -> dict[str, Any]:
         "windows": tuple(layer.window for layer in decoder.layers),
         "positions": "rotary",
         "rotates_pairs": attention.rotates_neighbours,
+        "has_output_gate": attention.has_output_gate,
         "ropes": tuple(_rope(layer.rotary, decoder.max_positions) for layer in decoder.layers),
         "embedding_scale": decoder.embedding_scale,
         "residual_multiplier": decoder.residual_multiplier,
@@ -94,6 +97,8 @@ def _layer(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> Layer
             group=config.group,
             query_norm=norm("query_norm"),
             key_norm=norm("key_norm"),
+            sinks=read.tensor(names["sinks"], torch.float32) if "sinks" in names else None,
+            is_gated=config.has_output_gate,
         ),
         post_norm=norm("pre_mlp_norm"),
         feed_forward=_feed_forward(read, config, names),
