@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,12 +64,14 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal) -> dic
     Args:
         directory: with the files of safetensors.
         decoder: that it describes. Where the head is tied, the one tensor may have the name of the other, and a head
-            that is there even so may be another matrix.
+            that is there even so may be another matrix. Its predictors of further tokens are not looked at.
         error: makes the exception that names tensors which are missing, have another shape or type, or are not the
             model's.
     """
     found, problems = find_tensors(directory, error), list[str]()
-    expected = decoder.tensors()
+    expected = replace(decoder, predictor_num=0).tensors()
+    behind = range(decoder.num_layer, decoder.num_layer + decoder.predictor_num)
+    unused = tuple(f"{decoder.names['layer'].format(layer=layer)}." for layer in behind)
     embedding, head = (f"{decoder.names[role]}.weight" for role in ("embedding", "head"))
     if decoder.has_tied_head and embedding not in found and head in found:
         found[embedding] = found.pop(head)  # whoever saves each tensor once keeps one of its two names
@@ -81,7 +84,9 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal) -> dic
             problems.append(f"{name}: {list(stored.shape)}, expected {list(tensor.shape)}")
         elif stored.data_type not in NUMBER_TYPES.values():
             problems.append(f"{name}: of type {stored.data_type}; legal are {', '.join(NUMBER_TYPES.values())}")
-    others = (name for name in found if name not in expected and not name.endswith(_UNUSED))
+    others = (
+        name for name in found if name not in expected and not name.endswith(_UNUSED) and not name.startswith(unused)
+    )
     problems += [f"{name}: the model that {CONFIG_FILE} describes has none" for name in others]
     if problems:
         noun = "tensor is" if len(problems) == 1 else "tensors are"

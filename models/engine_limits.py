@@ -25,7 +25,6 @@ def beyond_engine(decoder: Decoder) -> list[str]:
         "norms without weights": (decoder.attention.qk_norm == UNIT, "queries and keys are normalised by weights"),
         "a temperature of positions": (decoder.attention.temperature != 0, "queries are as they are"),
         "chunks": (any(layer.chunk for layer in decoder.layers), "a token sees all before it, or a window"),
-        "latent attention": (decoder.latent is not None, "every head has its own keys and values"),
         **{f"rotation {kind}": (_changes(decoder, kind), _NO_LONGEST) for kind in (LongRope.kind, Dynamic.kind)},
     }
     return [f"{what}  ({reason})" for what, (is_so, reason) in of_model.items() if is_so]
@@ -56,7 +55,8 @@ def longest_text(decoder: Decoder) -> int:
 
 def int8_problem(decoder: Decoder) -> str:
     """Return why a model's matrices cannot be quantized when they are loaded; empty: they can."""
-    return "int8_mode with experts, whose matrices are served as they are stored" if decoder.mixture else ""
+    has_experts = any("mixture" in layer.blocks for layer in decoder.layers)
+    return "int8_mode with experts, whose matrices are served as they are stored" if has_experts else ""
 
 
 def ranks_problem(decoder: Decoder, ranks: int) -> str:

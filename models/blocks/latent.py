@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from models.blocks.rope_scaling import Yarn
-from models.blocks.rotary import Rope, rope_key, rope_parameters
+from models.blocks.rotary import Rope, Rotary, rope_key, rope_parameters
 from models.checks import shown
 from models.config_json import ConfigJson
 from models.keys import Fields, Keys
@@ -24,6 +24,8 @@ NAMES = {
     **{"latent.query_up": "self_attn.q_b_proj", "latent.kv_down": "self_attn.kv_a_proj_with_mqa"},
     **{"latent.kv_norm": "self_attn.kv_a_layernorm", "latent.kv_up": "self_attn.kv_b_proj"},
 }
+NORM_EPS = 1e-6
+"""What both norms add to the variance: the default of transformers' classes, which no key changes."""
 _PLACE = "self_attention."
 _DOWN = Fused((("query_down", "latent.query_rank"), ("kv_down", "latent.kv_width")))
 _SPELLINGS = (
@@ -76,6 +78,12 @@ class Latent:
     def kv_size(self) -> int:
         """Width of a head's keys that are not rotated, and of its values."""
         return self.plain_size + self.value_size
+
+    def scale(self, rotary: Rotary | None) -> float:
+        """Return what scores are multiplied by; ``rotary`` is the rotation of the rotated part."""
+        scaling = rotary.scaling if rotary else None
+        grown = scaling.grown(scaling.mscale_all_dim) if isinstance(scaling, Yarn) and scaling.mscale_all_dim else 1.0
+        return float((self.plain_size + self.rotated_size) ** -0.5 * grown**2)
 
     def norms(self) -> dict[str, Tensor]:
         """List the weights of the norms of the narrow vectors, by role."""

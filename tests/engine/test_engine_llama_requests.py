@@ -34,7 +34,7 @@ def prompts(*lengths: int, seed: int = 3) -> list[list[int]]:
     return [generator.integers(3, VOCAB, length).tolist() for length in lengths]
 
 
-@pytest.fixture(scope="module", params=["gemma2", "qwen3"])
+@pytest.fixture(scope="module", params=["gemma2", "qwen3", "deepseek_v3"])
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Opened:
     model, settings = settings_of(request.param, tmp_path_factory.mktemp(request.param))
     return model, open_engine(settings, CPU)

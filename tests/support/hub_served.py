@@ -20,10 +20,10 @@ from support.greedy import NEVER
 from support.llama_models import VOCAB
 
 
-def opened(directory: Path, ranks: int = 1, **settings: Any) -> Any:
+def opened(directory: Path, ranks: int = 1, stages: int = 1, **settings: Any) -> Any:
     """Open the engine in fp32, each rank in a process of its own."""
-    given = {"kv_cache_bytes": 1 << 22, "has_process_per_rank": ranks > 1, **settings}
-    return open_engine(Settings(directory, ranks, 1, "fp32", 1, "Llama", **given), CPU)
+    given = {"kv_cache_bytes": 1 << 22, "has_process_per_rank": ranks * stages > 1, **settings}
+    return open_engine(Settings(directory, ranks, stages, "fp32", 1, "Llama", **given), CPU)
 
 
 def described(directory: Path, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:

@@ -29,6 +29,10 @@ class PageReadingOps(Ops):
 
     can_capture = can_capture_experts = True
 
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.latent.can_capture = True
+
     def kv_write(self, kv: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         super().kv_write(kv, pages, offsets, k, v)
         kv[:, 0] = float("nan")
@@ -81,7 +85,7 @@ def _attend_to_pages(
     entries = kv[:, pages].transpose(1, 2).flatten(2, 3)[:, :, first % PAGE :][:, :, : len(held)]
     is_seen = (held <= positions[:, None]) & (held > positions[:, None] - reach)
     bias = spec.bias(positions[None], held[None]) if spec.bias else None
-    return attend_masked(q, entries[:1], entries[1:], biased(is_seen[None, None], bias, q), spec, sinks=sinks)
+    return attend_masked(q, entries[:1], entries[-1:], biased(is_seen[None, None], bias, q), spec, sinks=sinks)
 
 
 def captured_steps(settings: Settings, pages: int, monkeypatch: pytest.MonkeyPatch, *mixed: int) -> Steps:

@@ -48,7 +48,7 @@ class KvCache:
 
     Attributes:
         allocator: which row has which pages; in use in rank 0 only.
-        kv: of each layer, [parts (k, v), pages, H, PAGE, D].
+        kv: of each layer, [2 (k, v), pages, H, PAGE, D]; or [1, ...] of vectors from which both are made.
         page_tables: int32 [MOST_SLOTS + 1, most pages of a row], on the device: the pages of each slot, padded with 0.
             The last slot is unused.
         source_page_tables: pages of each slot's encoder output; no columns if there is no encoder.

@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     Attributes:
         head_num: key and value heads in this process.
         size_per_head: width of one head.
-        parts: 2, keys and values.
+        parts: 2, keys and values; 1: vectors from which both are made.
     """
 
     head_num: int

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
 from ..ops import choose_ops
+from ..ops.latent_attention import LatentAttend, LatentOps
 from ..ops.linear import Norm
 from ..ops.ops import Ops
 from ..ops.packed_rows import Rows
@@ -32,6 +33,7 @@ from .config import ModelConfig, Rope, Stack
 from .layers import run_layer
 from .layouts import ModelWeights, StackWeights
 
+PreparedAttention = Attend | LatentAttend
 _BIASED = ("alibi", "relative")  # positions that attention adds a bias for
 
 
@@ -59,23 +61,21 @@ class Network:
         self.comm = comm or alone
         self._like = weights.like
         spec = _attention_spec(config, weights.decoder, weights.like.device, is_both_ways=False)
-        indices = weights.decoder.indices if weights.decoder else range(0)
-        kinds = [(config.window_of(index), config.rope_of(index)) for index in indices]
+        kinds = _kinds_of_layers(config, weights.decoder) if weights.decoder else []
         differing = list(dict.fromkeys(kinds))
         self._kinds = [differing.index(kind) for kind in kinds]
         self._specs = {
-            number: spec._replace(
-                rotary=_rotary(config, rope, weights.like.device),
-                window=window,
-            )
-            for number, (window, rope) in enumerate(differing)
+            number: spec._replace(rotary=_rotary(config, rope, weights.like.device), window=window, is_latent=is_latent)
+            for number, (window, rope, is_latent) in enumerate(differing)
         }
         encoder = config.encoder or config
         self._encoder_spec = _attention_spec(encoder, weights.encoder, weights.like.device, is_both_ways=True)
         # A number of the type that is computed in, as transformers rounds Gemma's factor.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=weights.like.dtype))
         can_mix = not config.has_experts or self.ops.can_capture_experts
-        self.can_capture = self.ops.can_capture and can_mix and not config.ia3_num_tasks
+        is_latent = any(spec.is_latent for spec in self._specs.values())
+        can_attend = not is_latent or self.ops.latent.can_capture
+        self.can_capture = self.ops.can_capture and can_mix and can_attend and not config.ia3_num_tasks
         self.can_capture_continued = self.can_capture and not config.encoder and config.positions not in _BIASED
 
     def extend(
@@ -97,10 +97,11 @@ class Network:
             [T, hidden], before the final norm.
         """
 
-        def prepare(spec: AttentionSpec) -> Attend:
+        def prepare(spec: AttentionSpec) -> PreparedAttention:
+            ops = self._attention_of(spec)
             if longest:
-                return self.ops.extend_attention(cache, rows, longest, spec, self._like)
-            return self.ops.prefill_attention(cache, rows, spec, self._like)
+                return ops.extend_attention(cache, rows, longest, spec, self._like)
+            return ops.prefill_attention(cache, rows, spec, self._like)
 
         x = self._embed(rows, embeddings)
         return self.comm.send_output(self._decoder(x, prepare, rows.slots, cache))[0]
@@ -118,9 +119,9 @@ class Network:
             [B, hidden], before the final norm.
         """
 
-        def prepare(spec: AttentionSpec) -> Attend:
+        def prepare(spec: AttentionSpec) -> PreparedAttention:
             tables, windows = cache.page_tables[slots], cache.windows[slots]
-            return self.ops.decode_attention(positions, tables, windows, spec, self._like)
+            return self._attention_of(spec).decode_attention(positions, tables, windows, spec, self._like)
 
         x = self.comm.recv_input(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
         return self.comm.send_output(self._decoder(x, prepare, slots, cache))[:, 0]
@@ -196,7 +197,7 @@ class Network:
             self.ops.kv_write(kv, pages, offsets, k[0], v[0])
 
     def _decoder(
-        self, x: Tensor, prepare: Callable[[AttentionSpec], Attend], slots: Tensor | slice, cache: KvCache
+        self, x: Tensor, prepare: Callable[[AttentionSpec], PreparedAttention], slots: Tensor | slice, cache: KvCache
     ) -> Tensor:
         """Run this process's layers of the decoder.
 
@@ -220,6 +221,9 @@ class Network:
         for layer, kind, kv in zip(weights.layers, self._kinds, cache.kv, strict=True):
             x = run_layer(config, layer, x, contexts[kind], kv)
         return x
+
+    def _attention_of(self, spec: AttentionSpec) -> Ops | LatentOps:
+        return self.ops.latent if spec.is_latent else self.ops
 
     def _embed(self, rows: Rows, embeddings: Tensor | None) -> Tensor:
         """Return the first layer's input of packed rows, [1, T, hidden]."""
@@ -253,6 +257,14 @@ def _attention_spec(
         bias = Alibi(table) if stack.positions == "alibi" else Relative(table, is_both_ways)
     rotary = _rotary(stack, stack.rope_of(0), device)
     return AttentionSpec(stack.attention_scale, bias, rotary, stack.attn_softcap)
+
+
+def _kinds_of_layers(config: ModelConfig, decoder: StackWeights) -> list[tuple[int, Rope | None, bool]]:
+    """List what may differ from layer to layer: window, rotation, and whether attention is latent."""
+    return [
+        (config.window_of(index), config.rope_of(index), entry.parts == 1)
+        for index, entry in zip(decoder.indices, decoder.entries, strict=True)
+    ]
 
 
 def _rotary(stack: Stack, rope: Rope | None, device: torch.device) -> Rotary | None:

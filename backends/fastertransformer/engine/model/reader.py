@@ -149,8 +149,16 @@ class Reader:
 
     def column_parallel(self, *names: str) -> Linear:
         """Read matrices that are split by their output; the matrices of several names follow each other."""
-        biases = [f"{name}.bias" for name in names if f"{name}.bias" in self]
-        return self._linear([f"{name}.weight" for name in names], self._side_by_side(biases) if biases else None)
+        biases, weights = [f"{name}.bias" for name in names], [f"{name}.weight" for name in names]
+        if all(bias in self for bias in biases):
+            return self._linear(weights, self._side_by_side(biases))
+        if not any(bias in self for bias in biases):
+            return self._linear(weights, None)
+        pairs = zip(weights, biases, strict=True)
+        parts = [
+            self.tensor(each) if each in self else self.empty(self._here(name)[:1]).zero_() for name, each in pairs
+        ]
+        return self._linear(weights, torch.cat(parts))
 
     def row_parallel(self, name: str, *biases: str) -> Linear:
         """Read a matrix that is split by its input.

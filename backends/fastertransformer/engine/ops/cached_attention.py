@@ -59,7 +59,8 @@ def extend_rows(
         q, k = (rotate(q), rotate(k)) if rotate else (q, k)
         query, *new = (each[0][:, tokens].transpose(0, 1) for each in (q, k, v))  # [B, H, n, D]
         before = (part[pages].transpose(1, 2).flatten(2, 3) for part in kv)  # [B, H, S, D]
-        all_keys, values = (torch.cat(both, 2) for both in zip(before, new, strict=True))  # [B, H, S + n, D]
+        parts_of = [torch.cat(both, 2) for both in zip(before, new, strict=False)]  # [B, H, S + n, D]
+        all_keys, values = parts_of[0], parts_of[-1]
         attended = torch.cat(
             [
                 attend_masked(
@@ -196,28 +197,31 @@ class PagedView:
         for part in self._parts:
             rows = part.rows
             if isinstance(part, _Run):
-                keys, values = _contiguous_entries(kv, part.first, part.apart, rows.stop - rows.start, part.length)
+                seen = _contiguous_entries(kv, part.first, part.apart, rows.stop - rows.start, part.length)
             else:
-                keys, values = kv[:, part.pages].transpose(1, 2).flatten(2, 3)[:, None, :, : part.length]
+                seen = kv[:, part.pages].transpose(1, 2).flatten(2, 3)[:, None, :, : part.length]
             own = None if mask is None else mask[rows, ..., : part.length]
-            attended.append(attend_masked(q[rows], keys, values, own, spec, sinks=sinks))
+            attended.append(attend_masked(q[rows], seen[0], seen[-1], own, spec, sinks=sinks))
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
 def _contiguous_entries(kv: Tensor, first: int, apart: int, count: int, length: int) -> Tensor:
-    """View entries of rows whose pages are contiguous, in a token-major cache: [2, count, H, length, D].
+    """View entries of rows whose pages are contiguous, in a token-major cache: [parts, count, H, length, D].
 
     The first row begins at the entry ``first``, counted over all pages, the next one ``apart`` entries later.
     """
     part, _, head, entry, _ = kv.stride()
-    size = (2, count, kv.shape[2], length, kv.shape[4])
+    size = (len(kv), count, kv.shape[2], length, kv.shape[4])
     return kv.as_strided(size, (part, apart * entry, head, entry, 1), kv.storage_offset() + first * entry)
 
 
 def write_entries(kv: Tensor, entries: Tensor, k: Tensor, v: Tensor) -> None:
-    """Write k and v, [T, H, D], to entries, [T], counted over all pages of a layer's token-major cache."""
-    parts = kv.transpose(2, 3).view(2, -1, *k.shape[1:])
-    for part, new in zip(parts, (k, v), strict=True):
+    """Write k and v, [T, H, D], to entries, [T], counted over all pages of a layer's token-major cache.
+
+    Where one vector stands for both, it is k.
+    """
+    parts = kv.transpose(2, 3).view(len(kv), -1, *k.shape[1:])
+    for part, new in zip(parts, (k, v), strict=False):
         part.index_copy_(0, entries, new)
 
 

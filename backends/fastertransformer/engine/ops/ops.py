@@ -17,6 +17,7 @@ from ..cache.kv_cache import PAGE, KvCache
 from . import cached_attention, experts, torch_attention
 from .cached_attention import WithoutNorms
 from .experts import Experts
+from .latent_attention import LatentOps
 from .linear import ACTIVATIONS, HeadNorms, Linear, Norm
 from .logits import (
     DrawLimits,
@@ -44,6 +45,7 @@ class Ops:
         can_capture: whether steps can be captured as CUDA graphs: no operation reads a value on the host.
         can_capture_experts: whether those of experts can, which torch's sort of rows by expert needs counts for.
         is_head_major: how the cache lays out a page, see cache.sizing.CacheShape.
+        latent: latent attention.
     """
 
     can_capture = False
@@ -52,6 +54,7 @@ class Ops:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._has_cublas = device, device.type == "cuda"
+        self.latent = LatentOps(self.norm, self.kv_write, self.extend_attention, self.decode_attention)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Normalize x, [..., width]; the norm's weight may be fp32 where x is not."""

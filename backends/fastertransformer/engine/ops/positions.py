@@ -166,6 +166,7 @@ class AttentionSpec(NamedTuple):
         rotary: rotary positions of queries and keys; None: none.
         softcap: c of c * tanh(score / c), which a score is replaced by before it is masked; 0: scores are as they are.
         window: a token sees itself and the window - 1 tokens before it; 0: all before it.
+        is_latent: whether the cache holds vectors from which keys and values are made; see latent_attention.py.
     """
 
     scale: float
@@ -173,6 +174,7 @@ class AttentionSpec(NamedTuple):
     rotary: Rotary | None = None
     softcap: float = 0.0
     window: int = 0
+    is_latent: bool = False
 
     def rotation(self, positions: Tensor, like: Tensor) -> Rotation | None:
         """Make the rotation, in torch, of queries and keys at positions, [B or 1, T]; None without rotary positions."""

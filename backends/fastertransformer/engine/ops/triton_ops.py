@@ -41,6 +41,10 @@ class TritonOps(Ops):
     can_capture = True
     is_head_major = True
 
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.latent = Ops(device).latent
+
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """See Ops."""
         return elementwise.normalize(x.reshape(-1, x.shape[-1]).contiguous(), norm).view(x.shape)

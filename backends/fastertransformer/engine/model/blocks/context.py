@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ...ops.ops import Ops
-from ...ops.positions import Attend, CrossAttend
+from ...ops.positions import CrossAttend
 from ...parallel.comm import Comm
 
 
@@ -18,13 +19,13 @@ class LayerContext:
     Attributes:
         ops: operations.
         comm: with the processes that share the layers.
-        attend: self-attention.
+        attend: self-attention, an Attend or, of latent layers, a LatentAttend.
         tasks: [B, T], each token's IA3 task; None: none has one.
         attend_source: attention to the encoder's output; None: there is none.
     """
 
     ops: Ops
     comm: Comm
-    attend: Attend
+    attend: Callable[..., Tensor]
     tasks: Tensor | None = None
     attend_source: CrossAttend | None = None

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from models.blocks.latent import NORM_EPS
 from models.blocks.norms import RMS_NORM
 from models.blocks.rotary import Rotary
 from models.decoder import Decoder
 
+from ...ops.latent_attention import LatentUp
 from ...ops.linear import Norm
 from ..blocks.attention import GroupedWeights
 from ..blocks.feed_forward import DenseWeights, FeedForward
+from ..blocks.latent import LatentWeights
 from ..config import ModelConfig, Rope
 from ..hub_reader import HubReader
 from ..layouts import LayerWeights, StackWeights
@@ -24,6 +29,7 @@ from .mixture import read_mixture
 def structure(decoder: Decoder) -> dict[str, Any]:
     """List the fields of a ModelConfig that say which network it is; no name of an architecture is looked at."""
     attention, feed_forward, norms = decoder.attention, decoder.feed_forward, decoder.norms
+    rotary = next((layer.rotary for layer in decoder.layers if layer.rotary), None)
     return {
         "vocab_size": decoder.vocab_size,
         "model_width": decoder.hidden_units,
@@ -32,7 +38,7 @@ def structure(decoder: Decoder) -> dict[str, Any]:
         "kv_head_num": attention.kv_head_num,
         "size_per_head": attention.size_per_head,
         "attention_scalar": attention.scalar,
-        "attention_multiplier": attention.multiplier,
+        "attention_multiplier": decoder.latent.scale(rotary) if decoder.latent else attention.multiplier,
         "attn_softcap": attention.softcap,
         "inter_size": _used_width(decoder),
         "activation": feed_forward.activation,
@@ -42,7 +48,7 @@ def structure(decoder: Decoder) -> dict[str, Any]:
         "has_zero_centred_norms": norms.is_zero_centred,
         "windows": tuple(layer.window for layer in decoder.layers),
         "positions": "rotary",
-        "rotates_pairs": attention.rotates_neighbours,
+        "rotates_pairs": decoder.latent.is_interleaved if decoder.latent else attention.rotates_neighbours,
         "has_output_gate": attention.has_output_gate,
         "ropes": tuple(_rope(layer.rotary, decoder.max_positions) for layer in decoder.layers),
         "embedding_scale": decoder.embedding_scale,
@@ -85,25 +91,48 @@ def read_stack(
 
 
 def _layer(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> LayerWeights:
-    def norm(role: str) -> Norm | None:
-        return read.norm(names[role], config) if role in names else None
-
+    norm = partial(_norm, read, config, names)
     return LayerWeights(
         input_norm=norm("input_norm"),
-        attention=GroupedWeights(
-            qkv=read.column_parallel(*dict.fromkeys((names["query"], names["key"], names["value"]))),
-            out=read.row_parallel(names["attention_output"]),
-            size_per_head=config.size_per_head,
-            group=config.group,
-            query_norm=norm("query_norm"),
-            key_norm=norm("key_norm"),
-            sinks=read.tensor(names["sinks"], torch.float32) if "sinks" in names else None,
-            is_gated=config.has_output_gate,
-        ),
+        attention=_latent(read, config, names) if "latent.output" in names else _grouped(read, config, names),
         post_norm=norm("pre_mlp_norm"),
         feed_forward=_feed_forward(read, config, names),
         attention_output_norm=norm("post_attention_norm"),
         mlp_output_norm=norm("mlp_output_norm"),
+    )
+
+
+def _norm(read: Reader, config: ModelConfig, names: Mapping[str, str], role: str) -> Norm | None:
+    return read.norm(names[role], config) if role in names else None
+
+
+def _grouped(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> GroupedWeights:
+    return GroupedWeights(
+        qkv=read.column_parallel(*dict.fromkeys((names["query"], names["key"], names["value"]))),
+        out=read.row_parallel(names["attention_output"]),
+        size_per_head=config.size_per_head,
+        group=config.group,
+        query_norm=_norm(read, config, names, "query_norm"),
+        key_norm=_norm(read, config, names, "key_norm"),
+        sinks=read.tensor(names["sinks"], torch.float32) if "sinks" in names else None,
+        is_gated=config.has_output_gate,
+    )
+
+
+def _latent(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> LatentWeights:
+    """Read latent attention: heads are split between ranks, and each makes the whole latent vector."""
+    assert config.decoder and config.decoder.latent, "a Hugging Face directory describes it"
+    latent, is_narrow = config.decoder.latent, "latent.query_down" in names
+    query_norm, kv_norm = (_norm(read, config, names, f"latent.{role}_norm") for role in ("query", "kv"))
+    assert kv_norm, "it has a norm"
+    matrix = read.tensor(f"{names['latent.kv_up']}.weight")
+    return LatentWeights(
+        down=read.column_parallel(names["latent.query_down" if is_narrow else "latent.query"], names["latent.kv_down"]),
+        query_norm=replace(query_norm, eps=NORM_EPS) if query_norm else None,
+        query_up=read.column_parallel(names["latent.query_up"]) if is_narrow else None,
+        up=LatentUp(replace(kv_norm, eps=NORM_EPS), matrix.view(-1, latent.kv_size, latent.kv_rank), latent.plain_size),
+        out=read.row_parallel(names["latent.output"]),
+        rotated_size=latent.rotated_size,
     )
 
 

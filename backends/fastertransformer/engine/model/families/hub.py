@@ -5,6 +5,7 @@ What a model is comes from its description alone; no name of an architecture is 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from models.tensor import Tensor
 from ...errors import ConfigJsonError
 from ..config import NO_POSITION_LIMIT, Layout, ModelConfig
 from .decoder import read_stack, structure
+
+_log = logging.getLogger(__name__)
 
 
 def read(directory: Path, ranks: int) -> ModelConfig:
@@ -35,7 +38,9 @@ def read(directory: Path, ranks: int) -> ModelConfig:
     if beyond := beyond_engine(decoder):
         listed = "\n  ".join(beyond)
         raise ConfigJsonError(f"{directory / CONFIG_FILE} describes a network that is not served\n  {listed}")
-    copied = taken_apart(decoder.for_ranks(ranks))
+    if decoder.predictor_num:
+        _log.info("%s: %d layers that predict further tokens are not read", directory, decoder.predictor_num)
+    copied = replace(taken_apart(decoder.for_ranks(ranks)), predictor_num=0)
     layers = partial(read_stack, decoder.names["final_norm"], copied.layer_tensors)
     return ModelConfig(
         family="llama",
