@@ -21,9 +21,9 @@ from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.checkpoints.huggingface.tied_head import untied_where_it_differs
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer_files
-from export_scripts.weights.architecture import Settings
 from export_scripts.weights.huggingface_xglm import XGLM
 from export_scripts.weights.schema import LazyTensor, ModelDims
+from export_scripts.weights.settings import Settings
 from handover.errors import CheckpointError
 from handover.text_ids import TextIds
 from models.directory import SpecialIds

@@ -19,9 +19,9 @@ from export_scripts.checkpoints.huggingface.files import read_json
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer_files
 from export_scripts.tensors.dtypes import Array
-from export_scripts.weights.architecture import Settings
 from export_scripts.weights.gptj_slim import ARRAYS_A_LAYER, JOIN_AXES, OTHER_ARRAYS, array_names, source_map
 from export_scripts.weights.schema import LazyTensor, ModelDims
+from export_scripts.weights.settings import Settings
 from ft_format.families import gptj
 from handover.errors import CheckpointError
 from models.directory import CONFIG_FILE, SpecialIds

@@ -3,65 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-import numpy as np
-
-from export_scripts.tensors.dtypes import Array
-from export_scripts.weights.layouts import unchanged
+from export_scripts.weights.hub_keys import Facts, Keys, is_untied
+from export_scripts.weights.hub_tensor import HubTensor, in_every_layer, rules_of
 from export_scripts.weights.remarks import EXACT_GELU as EXACT_GELU_REMARK
 from export_scripts.weights.remarks import ShardRemark
-from export_scripts.weights.schema import DecoderDims, ModelDims, Rule, Rules, SourceMap, Sources
-from export_scripts.weights.values import Fields, checkpoint_errors, epsilon, positive
+from export_scripts.weights.schema import DecoderDims, ModelDims, SourceMap, as_tuple
+from export_scripts.weights.settings import Settings
+from export_scripts.weights.values import Fields, checkpoint_errors
 from ft_format.families.family import Family
-from handover.errors import CheckpointError
+from ft_format.families.gpt import HEAD_FILE, GptDims
 from models import architecture
-from models.blocks.feed_forward import EXACT_GELU, TANH_GELU
+from models.blocks.feed_forward import EXACT_GELU
 from models.checks import shown
 
-_NO_DEFAULT = object()
 # What FasterTransformer's decoders compute: ParallelGptDecoder.cc, GptJDecoder.cc, GptNeoXDecoder.cc.
 _ACTIVATIONS = {"gpt": ("Gelu", "Relu"), "gptj": ("Gelu",), "gptneox": ("Gelu",)}
-_HEAD = "model.lm_head.weight"
-
-
-class Settings(Fields):
-    """``config.json`` of a checkpoint, with errors that name the key."""
-
-    def __init__(self, values: Any) -> None:
-        super().__init__(values, "config.json")
-
-    def size(self, key: str, default: Any = _NO_DEFAULT) -> int:
-        """Read a positive number; ``default`` stands for a missing key and for null.
-
-        Raises:
-            CheckpointError: it is none.
-        """
-        value = self.get(key)
-        value = default if value is None and default is not _NO_DEFAULT else value
-        return positive(value, f"config.json: {key}")
-
-    def epsilon(self, key: str) -> float:
-        """Read a norm's epsilon, 1e-5 where there is none; CheckpointError: no norm can have it."""
-        return epsilon(self.get(key, 1e-5), f"config.json: {key}")
-
-    def activation(self, key: str, default: str) -> str:
-        """Translate the feed-forward's function to FasterTransformer's name; empty: it has none for it."""
-        name = self.get(key, default)
-        return "Gelu" if name in (*TANH_GELU, *EXACT_GELU) else "Relu" if name == "relu" else ""
-
-    def head_size(self, hidden_key: str, heads_key: str) -> int:
-        """Divide the width by the heads.
-
-        Raises:
-            CheckpointError: it is no multiple.
-        """
-        hidden, heads = self.size(hidden_key), self.size(heads_key)
-        if hidden % heads:
-            raise CheckpointError(f"config.json: {hidden_key} {hidden} is not a multiple of {heads_key} {heads}")
-        return hidden // heads
 
 
 @dataclass(frozen=True)
@@ -95,34 +55,43 @@ class Product:
     is_transposed: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """One Hugging Face architecture, expressed by one of FasterTransformer's models.
+    """One Hugging Face architecture, expressed by one of FasterTransformer's models: what is read of it and written.
 
     Attributes:
         model_type: transformers' name of it.
+        class_name: transformers' class that generates.
+        title: its name, for people.
         family: FasterTransformer's model.
-        source_map: the table; keys are without ``prefix``.
-        dims: reads the dimensions.
+        tensors: lists those of a saved model by their names, for the dimensions; ``{layer}`` is a layer's number.
+        ignored: keys without ``prefix`` (shell patterns) that are dropped on purpose, with the reason.
+        keys: of the configuration, and the dimensions that they are.
+        more_dims: reads dimensions that are no key's.
         prefix: with which keys begin where the model was saved with its head.
-        embedding, head: keys of the two ends of the vocabulary.
+        embedding, head: keys of the two ends of the vocabulary, without ``prefix``.
         aliases: keys of the configuration that transformers takes for another, which they go before.
         other_names: names that some versions of transformers give to keys of the table.
         has_tied_head: what a configuration that does not say it means.
         activation: key of the feed-forward's function and transformers' default; None: the tanh form of GELU.
-        adapt: changes the table to what the configuration says.
+        adapt: changes the tensors that are read to what the configuration says.
         products: tensors to multiply before the table applies, by the key of what they give; that of the head, if it
             is there, makes it untied.
         limits: by key.
         more_problems: lists what else is in the way, one line each.
-        without_biases: names of targets (shell patterns) whose biases the configuration leaves out; they become zeros.
+        without_biases: names of biases (shell patterns) that the configuration leaves out; they become zeros.
         family_eps: the epsilon that FasterTransformer's own engine computes norms with; None: that of config.ini.
+        unlike: lists what it cannot express of a model of the family, ``field: value  (reason)`` a line each.
     """
 
     model_type: str
+    class_name: str
+    title: str
     family: Family
-    source_map: SourceMap
-    dims: Callable[[Settings], DecoderDims]
+    tensors: Callable[[Any], Mapping[str, HubTensor]] = lambda dims: {}
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    keys: Keys = Keys()
+    more_dims: Callable[[Settings], dict[str, Any]] = lambda settings: {}
     prefix: str
     embedding: str
     head: str = "lm_head.weight"
@@ -130,12 +99,18 @@ class Architecture:
     other_names: Mapping[str, str] = field(default_factory=dict)
     has_tied_head: bool = True
     activation: tuple[str, str] | None = None
-    adapt: Callable[[SourceMap, Settings], SourceMap] = lambda table, settings: table
+    adapt: Callable[[Mapping[str, HubTensor], Settings], Mapping[str, HubTensor]] = lambda tensors, settings: tensors
     products: Callable[[Settings], Mapping[str, Product]] = lambda settings: {}
     limits: Mapping[str, Limit] = field(default_factory=dict)
     more_problems: Callable[[Settings], list[str]] = lambda settings: []
     without_biases: Callable[[Settings], tuple[str, ...]] = lambda settings: ()
     family_eps: float | None = None
+    unlike: Callable[[Any, Facts], list[str]] = lambda dims, facts: []
+
+    def dims(self, settings: Settings) -> DecoderDims:
+        """Read the dimensions."""
+        function = {"activation_type": settings.activation(*self.activation)} if self.activation else {}
+        return self.keys.read(settings, **function, **self.more_dims(settings))
 
     def settled(self, settings: Settings) -> Settings:
         """Call keys by the names that the class has for them."""
@@ -183,30 +158,46 @@ class Architecture:
         A tied head is the embedding: a copy of it is ignored, and the family's file of it, if it has one, is made
         from the embedding.
         """
-        table = self.adapt(self.source_map, settings)
-        without = self.without_biases(settings)
-        kept = {key: rule for key, rule in table.rules.items() if not _is_bias_of(rule, without)}
-        table = replace(table, rules=kept, biases={**dict.fromkeys(without, False), "*": True})
-        if not self.is_tied(settings):
-            return table
-        rules = {key: rule for key, rule in table.rules.items() if key != self.head}
-        if _HEAD in self.family.schema(dims):
-            embedding = rules[self.embedding]
-            assert isinstance(embedding, Rule), "an embedding becomes one target"
-            rules[self.embedding] = (embedding, Rule(_HEAD, unchanged))
-        return replace(table, rules=rules, ignored={**table.ignored, self.head: "the tied copy of the embedding"})
+        tensors = self.adapt(self.tensors(dims), settings)
+        patterns = self.without_biases(settings)
+        absent = {name for name in tensors if any(fnmatchcase(name, pattern) for pattern in patterns)}
+        kept = {name.removeprefix(self.prefix): tensor for name, tensor in tensors.items() if name not in absent}
+        targets, schema = {tensor.pivot for tensor in kept.values()}, self.family.schema(dims)
+        zeros = [tensors[name].pivot.replace("{layer}", "*") for name in absent if tensors[name].pivot not in targets]
+        rules = rules_of(kept, schema, dims)
+        ignored = dict(self.ignored)
+        if self.is_tied(settings):
+            head, embedding = rules.pop(self.head), rules[self.embedding]
+            ignored[self.head] = "the tied copy of the embedding"
+            if HEAD_FILE in schema:
+                rules[self.embedding] = (*as_tuple(embedding), *as_tuple(head))
+        return SourceMap(
+            f"Hugging Face {self.title}", rules, ignored, biases={**dict.fromkeys(zeros, False), "*": True}
+        )
+
+    def written(self, dims: Any, facts: Facts) -> dict[str, HubTensor]:
+        """List every tensor by its name in a saved model; transformers takes the embedding for a tied head."""
+        tensors = self.tensors(dims).items()
+        kept = {name: tensor for name, tensor in tensors if tensor.pivot != HEAD_FILE or is_untied(dims, facts)}
+        return in_every_layer(kept, dims.num_layer)
+
+    def config(self, dims: Any, facts: Facts) -> dict[str, Any]:
+        """List the keys of ``config.json`` that are this architecture's own."""
+        return self.keys.write(dims, facts)
+
+    def lacks(self, dims: Any, facts: Facts) -> list[str]:
+        """Say what it cannot express of a model, one line each."""
+        return self.unlike(dims, facts)
+
+    def dropped(self, dims: Any, facts: Facts) -> Mapping[str, str]:
+        """Name the output projection where it is the embedding's copy."""
+        return {} if is_untied(dims, facts) else {HEAD_FILE: "the tied copy of the embedding"}
 
 
 def attention_problems(settings: Fields) -> list[str]:
     """List what transformers' common code reads of any configuration and no model here has, one line each."""
     with checkpoint_errors():
         return architecture.attention_problems(settings)
-
-
-def _is_bias_of(rules: Rules, patterns: tuple[str, ...]) -> bool:
-    """Whether all that a source becomes are biases whose names are like one of the patterns."""
-    targets = [rule.target for rule in (rules if isinstance(rules, tuple) else (rules,))]
-    return all(".bias" in name and any(fnmatchcase(name, pattern) for pattern in patterns) for name in targets)
 
 
 def _beyond(limits: Mapping[str, Limit], settings: Fields) -> list[str]:
@@ -217,41 +208,15 @@ def _beyond(limits: Mapping[str, Limit], settings: Fields) -> list[str]:
     ]
 
 
-def in_layers(prefix: str, rules: Mapping[Any, Rules]) -> dict[Sources, Rules]:
-    """Complete the keys and targets of one layer: ``ln_1.weight`` becomes ``<prefix>ln_1.weight``.
+def other_than(dims: GptDims, **wanted: tuple[Any, str]) -> list[str]:
+    """List the dimensions that an architecture cannot follow, a line each.
 
     Args:
-        prefix: of the source's layers, as ``h.{layer}.``.
-        rules: of a layer, with targets as they follow ``model.layers.{layer}.``.
+        dims: of the model.
+        wanted: by attribute, the one value that it can follow, and what it has.
     """
-
-    def full(rule: Rule) -> Rule:
-        return replace(rule, target=f"model.layers.{{layer}}.{rule.target}")
-
-    return {
-        tuple(prefix + key for key in keys) if isinstance(keys, tuple) else prefix + keys: (
-            tuple(full(each) for each in rule) if isinstance(rule, tuple) else full(rule)
-        )
-        for keys, rule in rules.items()
-    }
-
-
-def sinusoidal_positions(rows: int, width: int, first: int = 0) -> Array:
-    """Make a table of sines in its first half and cosines in its second.
-
-    Formula: fairseq and transformers, ``XGLMSinusoidalPositionalEmbedding.get_embedding``.
-
-    Args:
-        rows: positions.
-        width: of the model; an odd one ends with zeros.
-        first: number of the first position.
-
-    Returns:
-        [rows, width], fp32.
-    """
-    half = width // 2
-    frequencies = np.exp(np.arange(half, dtype=np.float32) * np.float32(-np.log(10000.0) / (half - 1)))
-    angles = np.arange(first, first + rows, dtype=np.float32)[:, None] * frequencies
-    table = np.zeros((rows, width), np.float32)
-    table[:, : 2 * half] = np.concatenate([np.sin(angles), np.cos(angles)], 1)
-    return table
+    return [
+        f"{name}: {getattr(dims, name)}  ({reason})"
+        for name, (value, reason) in wanted.items()
+        if getattr(dims, name) != value
+    ]

@@ -9,12 +9,13 @@ Order and meaning: FasterTransformer, examples/pytorch/gptj/utils/gptj_ckpt_conv
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from export_scripts.tensors.dtypes import Array
-from export_scripts.weights.architecture import in_layers
 from export_scripts.weights.layouts import transposed, unchanged
-from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+from export_scripts.weights.schema import ModelDims, Rule, SourceMap, Sources, as_tuple
 
 JOIN_AXES = {
     "wte.weight": 0,
@@ -34,6 +35,7 @@ _FIRST = ("wte.bias", "wte.weight")
 _LAYER = ("attn.q", "attn.v", "attn.k", "attn.out", "mlp.in.bias", "mlp.in.weight", "mlp.out.bias", "mlp.out.weight")
 _LAYER_NORM = ("ln_1.bias", "ln_1.weight")
 _LAST = ("lm_head.bias", "lm_head.weight", "ln_f.bias", "ln_f.weight")
+_LAYERS = "model.layers.{layer}."
 ARRAYS_A_LAYER = len(_LAYER) + len(_LAYER_NORM)
 OTHER_ARRAYS = len(_FIRST) + len(_LAST)
 
@@ -60,7 +62,7 @@ def source_map(shards: int) -> SourceMap:
     def summed(name: str) -> tuple[str, ...]:
         return tuple(f"{name}.shard_{shard}" for shard in range(shards))
 
-    layer = {
+    layer: dict[Sources, Rule] = {
         "ln_1.weight.shard_0": Rule("input_layernorm.weight", unchanged),
         "ln_1.bias.shard_0": Rule("input_layernorm.bias", unchanged),
         ("attn.q", "attn.k", "attn.v"): Rule("attention.query_key_value.weight", _heads, 1, concat_axis=1),
@@ -78,7 +80,10 @@ def source_map(shards: int) -> SourceMap:
             "ln_f.bias.shard_0": Rule("model.final_layernorm.bias", unchanged),
             "lm_head.weight": Rule("model.lm_head.weight", transposed, 1),
             "lm_head.bias": Rule("model.lm_head.bias", unchanged, 0),
-            **in_layers("h.{layer}.", layer),
+            **{
+                tuple(f"h.{{layer}}.{key}" for key in as_tuple(keys)): replace(rule, target=f"{_LAYERS}{rule.target}")
+                for keys, rule in layer.items()
+            },
         },
         ignored={
             f"*ln_*.shard_[1-9]{more}": "norms are computed with shard 0's; the others kept their first value"

@@ -1,16 +1,22 @@
-"""Decoders whose tensors are the model's own, Llama and its relatives: architectures of models/ as sources."""
+"""Decoders whose tensors are the model's own, Llama and its relatives: architectures of models/, read and written."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import models
 from export_scripts.tensors.dtypes import Array
-from export_scripts.weights.architecture import Architecture, Settings
+from export_scripts.weights.architecture import Architecture
+from export_scripts.weights.hub_keys import Facts
+from export_scripts.weights.hub_tensor import HubTensor
+from export_scripts.weights.layouts import less_one, plus_one
 from export_scripts.weights.schema import DecoderDims, Rule, Rules, SourceMap, Sources, split_layer
+from export_scripts.weights.settings import Settings
 from export_scripts.weights.values import checkpoint_errors
 from ft_format.families import llama
+from models.architecture import ZERO_CENTRED
 from models.decoder import Decoder
 from models.spelling import Spelling, spelled_out
 from models.tensor import Tensor
@@ -21,13 +27,18 @@ _TIE = "tie_word_embeddings"
 
 @dataclass(frozen=True, kw_only=True)
 class HubDecoder(Architecture):
-    """An architecture of models/ as a source.
+    """An architecture of models/.
 
     Attributes:
         described: that one.
     """
 
     described: models.Architecture
+
+    def dims(self, settings: Settings) -> Decoder:
+        """Read the dimensions."""
+        with checkpoint_errors():
+            return self.described.read(settings)
 
     def problems(self, settings: Settings) -> list[str]:
         """List the keys in the way, one line each."""
@@ -46,7 +57,35 @@ class HubDecoder(Architecture):
         ignored |= dict.fromkeys(self.described.passes_over, PREDICTORS)
         if dims.has_tied_head:
             ignored[self.head] = "the tied copy of the embedding"
-        return SourceMap(self.source_map.name, rules, ignored, biases={"*": True})
+        return SourceMap(f"Hugging Face {self.title}", rules, ignored, biases={"*": True})
+
+    def written(self, dims: Decoder, facts: Facts) -> dict[str, HubTensor]:
+        """List every tensor: it is taken from itself."""
+        norms, stored_as = dims.norm_names, None
+        stores_less_one = bool(self.described.has.get(ZERO_CENTRED))
+        if stores_less_one != dims.norms.is_zero_centred:
+            stored_as = less_one if stores_less_one else plus_one
+        return {
+            name: HubTensor(
+                name,
+                merged=tuple(len(axis) if isinstance(axis, tuple) else 1 for axis in tensor.axes),
+                elementwise=stored_as if name in norms else None,
+                stays_fp32=tensor.stays_fp32,
+            )
+            for name, tensor in dims.tensors().items()
+        }
+
+    def config(self, dims: Decoder, facts: Facts) -> dict[str, Any]:
+        """List the keys of ``config.json``."""
+        return self.described.write(dims)
+
+    def lacks(self, dims: Decoder, facts: Facts) -> list[str]:
+        """Say what it cannot express of a model, one line each."""
+        return self.described.lacks(dims)
+
+    def dropped(self, dims: Decoder, facts: Facts) -> dict[str, str]:
+        """Name nothing: every tensor is written."""
+        return {}
 
 
 def _experts_in_one(dims: Decoder) -> dict[Sources, Rules]:
@@ -81,17 +120,13 @@ def _own_axes(tensor: Tensor, values: Array, dims: Decoder) -> Array:
     return laid
 
 
-def _source(described: models.Architecture) -> HubDecoder:
-    def dims(settings: Settings) -> Decoder:
-        with checkpoint_errors():
-            return described.read(settings)
-
+def _expressed(described: models.Architecture) -> HubDecoder:
     prefix, dot, embedding = described.all_names["embedding"].partition(".")
     return HubDecoder(
         model_type=described.model_type,
+        class_name=described.class_name,
+        title=described.class_name.removesuffix("ForCausalLM"),
         family=llama.FAMILY,
-        source_map=SourceMap(f"Hugging Face {described.class_name.removesuffix('ForCausalLM')}", {}, {}),
-        dims=dims,
         prefix=prefix + dot,
         embedding=f"{embedding}.weight",
         has_tied_head=bool(described.defaults.get(_TIE)),
@@ -100,4 +135,4 @@ def _source(described: models.Architecture) -> HubDecoder:
     )
 
 
-HUB_DECODERS = tuple(map(_source, models.ARCHITECTURES))
+HUB_DECODERS = tuple(map(_expressed, models.ARCHITECTURES))

@@ -1,54 +1,46 @@
-"""Hugging Face GPT-J as FasterTransformer's GPT-J.
+"""Hugging Face GPT-J and FasterTransformer's GPT-J: both rotate neighbouring elements of a head by position.
 
-Keys: transformers, ``models/gptj/modeling_gptj.py``. Both rotate neighbouring elements of a head by position.
+Names and keys: transformers, ``models/gptj/modeling_gptj.py``.
 """
 
 from __future__ import annotations
 
-from export_scripts.weights.architecture import Architecture, Settings, in_layers
-from export_scripts.weights.huggingface_gpt2 import ALIASES, dims_of
-from export_scripts.weights.layouts import qkv_one, transposed, unchanged
-from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+from export_scripts.weights.architecture import Architecture
+from export_scripts.weights.hub_keys import Keys, activation
+from export_scripts.weights.hub_tensor import TURNED, HubTensor, both, in_layers, thirds
+from export_scripts.weights.huggingface_gpt2 import ALIASES, IGNORED, LAST, NAMES, inter_size
 from ft_format.families import gptj
 
-_QKV = ("attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight")
-_LAYER = {
-    "ln_1.weight": Rule("input_layernorm.weight", unchanged),
-    "ln_1.bias": Rule("input_layernorm.bias", unchanged),
-    _QKV: Rule("attention.query_key_value.weight", qkv_one, concat_axis=1),
-    "attn.out_proj.weight": Rule("attention.dense.weight", transposed),
-    "mlp.fc_in.weight": Rule("mlp.dense_h_to_4h.weight", transposed),
-    "mlp.fc_in.bias": Rule("mlp.dense_h_to_4h.bias", unchanged),
-    "mlp.fc_out.weight": Rule("mlp.dense_4h_to_h.weight", transposed),
-    "mlp.fc_out.bias": Rule("mlp.dense_4h_to_h.bias", unchanged),
+_TENSORS = {
+    "transformer.wte.weight": HubTensor("model.wte"),
+    **in_layers(
+        "transformer.h.{layer}.",
+        {
+            **both("ln_1", "input_layernorm"),
+            **thirds((f"attn.{part}_proj" for part in "qkv"), "attention.query_key_value"),
+            "attn.out_proj.weight": HubTensor("attention.dense.weight", order=TURNED),
+            **both("mlp.fc_in", "mlp.dense_h_to_4h", TURNED),
+            **both("mlp.fc_out", "mlp.dense_4h_to_h", TURNED),
+        },
+    ),
+    **LAST,
+    "lm_head.bias": HubTensor("model.lm_head.bias"),
 }
-_TABLE = SourceMap(
-    name="Hugging Face GPT-J",
-    rules={
-        "wte.weight": Rule("model.wte", unchanged),
-        "ln_f.weight": Rule("model.final_layernorm.weight", unchanged),
-        "ln_f.bias": Rule("model.final_layernorm.bias", unchanged),
-        "lm_head.weight": Rule("model.lm_head.weight", unchanged),
-        "lm_head.bias": Rule("model.lm_head.bias", unchanged),
-        **in_layers("h.{layer}.", _LAYER),
-    },
-    ignored={
-        "h.*.attn.bias": "the causal mask",
-        "h.*.attn.masked_bias": "the value that masks",
-        "h.*.attn.embed_positions": "the table of angles, which is computed",
-    },
+# 2048 positions are those of a checkpoint that does not say it: rotation needs no table, transformers makes one.
+KEYS = Keys(
+    {**NAMES, "rotary_dim": "rotary_embedding", "activation_function": activation},
+    {"max_pos_seq_len": 2048},
 )
-
-
-def _dims(settings: Settings) -> ModelDims:
-    return dims_of(settings, 2048, rotary_embedding=settings.size("rotary_dim"), use_gptj_residual=True)
-
 
 GPTJ = Architecture(
     model_type="gptj",
+    class_name="GPTJForCausalLM",
+    title="GPT-J",
     family=gptj.FAMILY,
-    source_map=_TABLE,
-    dims=_dims,
+    tensors=lambda dims: _TENSORS,
+    ignored={**IGNORED, "h.*.attn.embed_positions": "the table of angles, which is computed"},
+    keys=KEYS,
+    more_dims=lambda settings: {**inter_size(settings), "use_gptj_residual": True},
     prefix="transformer.",
     embedding="wte.weight",
     aliases=ALIASES,

@@ -1,64 +1,48 @@
-"""Hugging Face GPT-NeoX (and Pythia) as FasterTransformer's GPT-NeoX.
+"""Hugging Face GPT-NeoX (and Pythia) and FasterTransformer's GPT-NeoX, NeMo's GPT with rotation among its models.
 
-Keys: transformers, ``models/gpt_neox/modeling_gpt_neox.py``. Both rotate the halves of a head's first elements. Where
-attention and feed-forward run side by side their biases become one, in FasterTransformer's file of the sum.
+Names and keys: transformers, ``models/gpt_neox/modeling_gpt_neox.py``. Both rotate the halves of a head's first
+elements. Where attention and feed-forward run side by side FasterTransformer has one bias for both, their sum: it
+becomes that of the feed-forward, and that of attention is zeros.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from export_scripts.weights.architecture import Architecture, Settings, in_layers
-from export_scripts.weights.layouts import qkv_by_head_to_block, transposed, unchanged
-from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+from export_scripts.weights.architecture import Architecture
+from export_scripts.weights.hub_keys import Facts, Keys, activation, is_tied
+from export_scripts.weights.hub_tensor import TURNED, HubTensor, both, in_layers, qkv_by_head
+from export_scripts.weights.settings import Settings
 from export_scripts.weights.values import checkpoint_errors
 from ft_format.families import gptneox
+from ft_format.families.gpt import HEAD_FILE, GptDims
 from models.blocks.rotary import rope_key, rope_parameters, rotated_part
 from models.checks import shown
 
 _PART = "partial_rotary_factor"
-_BIASES = ("attention.dense.bias", "mlp.dense_4h_to_h.bias")
-_OF_ATTENTION = ("*.attention.query_key_value.bias", "*.attention.dense.bias")
+_BIAS_SUM = "mlp.attention.bias.sum"
 _LAYER = {
-    "input_layernorm.weight": Rule("input_layernorm.weight", unchanged),
-    "input_layernorm.bias": Rule("input_layernorm.bias", unchanged),
-    "attention.query_key_value.weight": Rule("attention.query_key_value.weight", qkv_by_head_to_block),
-    "attention.query_key_value.bias": Rule("attention.query_key_value.bias", qkv_by_head_to_block),
-    "attention.dense.weight": Rule("attention.dense.weight", transposed),
-    "post_attention_layernorm.weight": Rule("post_attention_layernorm.weight", unchanged),
-    "post_attention_layernorm.bias": Rule("post_attention_layernorm.bias", unchanged),
-    "mlp.dense_h_to_4h.weight": Rule("mlp.dense_h_to_4h.weight", transposed),
-    "mlp.dense_h_to_4h.bias": Rule("mlp.dense_h_to_4h.bias", unchanged),
-    "mlp.dense_4h_to_h.weight": Rule("mlp.dense_4h_to_h.weight", transposed),
+    **both("input_layernorm", "input_layernorm"),
+    **qkv_by_head("attention.query_key_value", "attention.query_key_value"),
+    "attention.dense.weight": HubTensor("attention.dense.weight", order=TURNED),
+    **both("post_attention_layernorm", "post_attention_layernorm"),
+    **both("mlp.dense_h_to_4h", "mlp.dense_h_to_4h", TURNED),
+    "mlp.dense_4h_to_h.weight": HubTensor("mlp.dense_4h_to_h.weight", order=TURNED),
 }
-_SEPARATE_BIASES = {name: Rule(name, unchanged) for name in _BIASES}
-_SUM = Rule("mlp.attention.bias.sum", unchanged)
-_TABLE = SourceMap(
-    name="Hugging Face GPT-NeoX",
-    rules={
-        "embed_in.weight": Rule("model.wte", unchanged),
-        "final_layer_norm.weight": Rule("model.final_layernorm.weight", unchanged),
-        "final_layer_norm.bias": Rule("model.final_layernorm.bias", unchanged),
-        "embed_out.weight": Rule("model.lm_head.weight", unchanged),
-        **in_layers("layers.{layer}.", _LAYER),
-    },
-    ignored={
-        "layers.*.attention.bias": "the causal mask",
-        "layers.*.attention.masked_bias": "the value that masks",
-        "layers.*.attention.rotary_emb.inv_freq": "frequencies, which are computed",
-    },
-)
+_SERIAL = {name: HubTensor(name) for name in ("attention.dense.bias", "mlp.dense_4h_to_h.bias")}
+_PARALLEL = {
+    "attention.dense.bias": HubTensor(_BIAS_SUM, is_zeros=True),
+    "mlp.dense_4h_to_h.bias": HubTensor(_BIAS_SUM),
+}
 
 
-def _with_biases(table: SourceMap, settings: Settings) -> SourceMap:
-    """Sum the biases of layers whose halves run side by side."""
-    if not settings.get("use_parallel_residual", True):
-        biases = in_layers("layers.{layer}.", _SEPARATE_BIASES)
-    else:
-        keys = _BIASES if settings.get("attention_bias", True) else _BIASES[1]
-        biases = in_layers("layers.{layer}.", {keys: _SUM})
-    return replace(table, rules={**table.rules, **biases})
+def _tensors(dims: GptDims) -> dict[str, HubTensor]:
+    return {
+        "gpt_neox.embed_in.weight": HubTensor("model.wte"),
+        **in_layers("gpt_neox.layers.{layer}.", {**_LAYER, **(_PARALLEL if dims.use_gptj_residual else _SERIAL)}),
+        **both("gpt_neox.final_layer_norm", "model.final_layernorm"),
+        "embed_out.weight": HubTensor(HEAD_FILE),
+    }
 
 
 def _rope(settings: Settings) -> dict[str, Any]:
@@ -90,27 +74,54 @@ def _problems(settings: Settings) -> list[str]:
     return found
 
 
-def _dims(settings: Settings) -> ModelDims:
-    size_per_head = settings.head_size("hidden_size", "num_attention_heads")
-    return ModelDims(
-        head_num=settings.size("num_attention_heads"),
-        size_per_head=size_per_head,
-        inter_size=settings.size("intermediate_size"),
-        num_layer=settings.size("num_hidden_layers"),
-        max_pos_seq_len=settings.size("max_position_embeddings", default=2048),
-        vocab_size=settings.size("vocab_size"),
-        layernorm_eps=settings.epsilon("layer_norm_eps"),
-        rotary_embedding=int(size_per_head * _rope(settings)[_PART]),
-        use_gptj_residual=bool(settings.get("use_parallel_residual", True)),
-    )
+def _more_dims(settings: Settings) -> dict[str, Any]:
+    return {
+        "rotary_embedding": int(settings.head_size("hidden_size", "num_attention_heads") * _rope(settings)[_PART]),
+        "use_gptj_residual": bool(settings.get("use_parallel_residual", True)),
+    }
+
+
+def _unlike(dims: GptDims, facts: Facts) -> list[str]:
+    """The rotated width is a fraction in transformers' configuration, which must come to the same number again."""
+    if int(dims.size_per_head * _rotary_pct(dims, facts)) == dims.rotary_embedding:
+        return []
+    return [f"rotary_embedding: {dims.rotary_embedding}  (no rotary_pct of {dims.size_per_head} comes to it)"]
+
+
+def _rotary_pct(dims: GptDims, facts: Facts) -> float:
+    return dims.rotary_embedding / dims.size_per_head
 
 
 GPTNEOX = Architecture(
     model_type="gpt_neox",
+    class_name="GPTNeoXForCausalLM",
+    title="GPT-NeoX",
     family=gptneox.FAMILY,
-    source_map=_TABLE,
-    adapt=_with_biases,
-    dims=_dims,
+    tensors=_tensors,
+    ignored={
+        "layers.*.attention.bias": "the causal mask",
+        "layers.*.attention.masked_bias": "the value that masks",
+        "layers.*.attention.rotary_emb.inv_freq": "frequencies, which are computed",
+    },
+    keys=Keys(
+        {
+            "vocab_size": "vocab_size",
+            "hidden_size": "hidden_units",
+            "num_hidden_layers": "num_layer",
+            "num_attention_heads": "head_num",
+            "intermediate_size": "inter_size",
+            "hidden_act": activation,
+            "max_position_embeddings": "max_pos_seq_len",
+            "layer_norm_eps": "layernorm_eps",
+            "rotary_pct": _rotary_pct,
+            "rotary_emb_base": 10000,
+            "use_parallel_residual": lambda dims, facts: dims.use_gptj_residual,
+            "attention_bias": True,
+            "tie_word_embeddings": is_tied,
+        },
+        {"max_pos_seq_len": 2048},
+    ),
+    more_dims=_more_dims,
     prefix="gpt_neox.",
     embedding="embed_in.weight",
     head="embed_out.weight",
@@ -118,6 +129,7 @@ GPTNEOX = Architecture(
     has_tied_head=False,
     activation=("hidden_act", "gelu"),
     more_problems=_problems,
-    without_biases=lambda settings: () if settings.get("attention_bias", True) else _OF_ATTENTION,
+    without_biases=lambda settings: () if settings.get("attention_bias", True) else ("*.attention.*.bias",),
     family_eps=1e-5,
+    unlike=_unlike,
 )

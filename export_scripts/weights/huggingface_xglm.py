@@ -13,14 +13,22 @@ from typing import Any
 import numpy as np
 
 from export_scripts.tensors.dtypes import Array
-from export_scripts.weights.architecture import Architecture, Limit, Settings, in_layers, sinusoidal_positions
+from export_scripts.weights.architecture import Architecture, Limit
+from export_scripts.weights.hub_keys import Keys
+from export_scripts.weights.hub_tensor import HubTensor, both, in_layers
 from export_scripts.weights.huggingface_opt import LAYER
-from export_scripts.weights.layouts import unchanged
-from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+from export_scripts.weights.schema import DecoderDims, ModelDims, SourceMap, as_tuple
+from export_scripts.weights.settings import Settings
 from ft_format.families import gpt
 
 _FIRST_POSITION = 2  # XGLMSinusoidalPositionalEmbedding.offset
 _PAD_ID = 1
+_TENSORS = {
+    "model.embed_tokens.weight": HubTensor("model.wte"),
+    **in_layers("model.layers.{layer}.", LAYER),
+    **both("model.layer_norm", "model.final_layernorm"),
+    "lm_head.weight": HubTensor(gpt.HEAD_FILE),
+}
 
 
 def _scaled(values: Array, dims: ModelDims) -> Array:
@@ -33,7 +41,7 @@ def _positions(pad_id: Any) -> Callable[[ModelDims], Array]:
     """Make the table of positions; transformers fills the row whose number is the padding token's with zeros."""
 
     def made(dims: ModelDims) -> Array:
-        table = sinusoidal_positions(dims.max_pos_seq_len, dims.hidden_units, _FIRST_POSITION)
+        table = _sinusoidal(dims.max_pos_seq_len, dims.hidden_units)
         if isinstance(pad_id, int):
             row = pad_id - _FIRST_POSITION if pad_id >= 0 else len(table) + pad_id
             table[row : row + 1] = 0 if row >= 0 else table[row : row + 1]
@@ -42,52 +50,52 @@ def _positions(pad_id: Any) -> Callable[[ModelDims], Array]:
     return made
 
 
-_TABLE = SourceMap(
-    name="Hugging Face XGLM",
-    rules={
-        "embed_tokens.weight": Rule("model.wte", unchanged, elementwise=_scaled),
-        "layer_norm.weight": Rule("model.final_layernorm.weight", unchanged),
-        "layer_norm.bias": Rule("model.final_layernorm.bias", unchanged),
-        "lm_head.weight": Rule("model.lm_head.weight", unchanged),
-        **in_layers("layers.{layer}.", LAYER),
-    },
-    ignored={"embed_positions.weights": "the table of positions, which is computed"},
-    generated={"model.wpe": _positions(_PAD_ID)},
-)
+def _sinusoidal(rows: int, width: int) -> Array:
+    """Make a table of sines in its first half and cosines in its second: [rows, width], fp32; an odd one ends with 0.
+
+    Formula: fairseq and transformers, ``XGLMSinusoidalPositionalEmbedding.get_embedding``.
+    """
+    half = width // 2
+    frequencies = np.exp(np.arange(half, dtype=np.float32) * np.float32(-np.log(10000.0) / (half - 1)))
+    angles = np.arange(_FIRST_POSITION, _FIRST_POSITION + rows, dtype=np.float32)[:, None] * frequencies
+    table = np.zeros((rows, width), np.float32)
+    table[:, : 2 * half] = np.concatenate([np.sin(angles), np.cos(angles)], 1)
+    return table
 
 
-def _adapted(table: SourceMap, settings: Settings) -> SourceMap:
-    """Leave the embedding as it is where the configuration says so, and follow the padding token's id."""
-    table = replace(table, generated={"model.wpe": _positions(settings.get("pad_token_id", _PAD_ID))})
-    if settings.get("scale_embedding", True):
-        return table
-    return replace(table, rules={**table.rules, "embed_tokens.weight": Rule("model.wte", unchanged)})
+class _Xglm(Architecture):
+    def table(self, settings: Settings, dims: DecoderDims) -> SourceMap:
+        """Scale the embedding unless the configuration says no, and follow the padding token's id."""
+        table = super().table(settings, dims)
+        table = replace(table, generated={"model.wpe": _positions(settings.get("pad_token_id", _PAD_ID))})
+        if not settings.get("scale_embedding", True):
+            return table
+        scaled, *others = as_tuple(table.rules[self.embedding])
+        rules = (replace(scaled, elementwise=_scaled), *others)
+        return replace(table, rules={**table.rules, self.embedding: rules})
 
 
-def _dims(settings: Settings) -> ModelDims:
-    return ModelDims(
-        head_num=settings.size("attention_heads"),
-        size_per_head=settings.head_size("d_model", "attention_heads"),
-        inter_size=settings.size("ffn_dim"),
-        num_layer=settings.size("num_layers"),
-        max_pos_seq_len=settings.size("max_position_embeddings"),
-        vocab_size=settings.size("vocab_size"),
-        has_untied_head=bool(settings.get("scale_embedding", True)),
-        activation_type=settings.activation("activation_function", "gelu"),
-    )
-
-
-XGLM = Architecture(
+XGLM = _Xglm(
     model_type="xglm",
+    class_name="XGLMForCausalLM",
+    title="XGLM",
     family=gpt.FAMILY,
-    source_map=_TABLE,
-    dims=_dims,
+    tensors=lambda dims: _TENSORS,
+    ignored={"embed_positions.weights": "the table of positions, which is computed"},
+    keys=Keys(
+        {
+            "vocab_size": "vocab_size",
+            "max_position_embeddings": "max_pos_seq_len",
+            "d_model": "hidden_units",
+            "ffn_dim": "inter_size",
+            "num_layers": "num_layer",
+            "attention_heads": "head_num",
+        }
+    ),
+    more_dims=lambda settings: {"has_untied_head": bool(settings.get("scale_embedding", True))},
     prefix="model.",
     embedding="embed_tokens.weight",
     aliases={"num_attention_heads": "attention_heads", "hidden_size": "d_model", "num_hidden_layers": "num_layers"},
     activation=("activation_function", "gelu"),
-    adapt=_adapted,
-    limits={
-        "add_cross_attention": Limit((False, None), "it has no encoder"),
-    },
+    limits={"add_cross_attention": Limit((False, None), "it has no encoder")},
 )

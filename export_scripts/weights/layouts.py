@@ -117,30 +117,3 @@ def qkv_block_to_by_head(blocks: Array, dims: ModelDims) -> Array:
     if blocks.ndim == 3:
         return blocks.swapaxes(0, 1).reshape(rows)
     return blocks.transpose(2, 1, 3, 0).reshape(rows, blocks.shape[0])
-
-
-def qkv_blocks(values: Array, dims: ModelDims) -> Array:
-    """Name the axes of a fused QKV that has all q, all k and all v already, [in, out]; ``reshape`` is the inverse.
-
-    Args:
-        values: weight [hidden, 3 * hidden] or bias [3 * hidden].
-        dims: of the model.
-
-    Returns:
-        [hidden, 3, head_num, size_per_head] or [3, head_num, size_per_head].
-    """
-    return values.reshape(*values.shape[:-1], 3, -1, dims.size_per_head)
-
-
-def qkv_one(values: Array, dims: ModelDims) -> Array:
-    """Make a block of one of q, k and v, to be put beside the others along the axis of blocks (1, of a bias 0).
-
-    Args:
-        values: weight [out, in] or bias [out].
-        dims: of the model.
-
-    Returns:
-        [in, 1, head_num, size_per_head] or [1, head_num, size_per_head].
-    """
-    heads = values.reshape(1, -1, dims.size_per_head, *values.shape[1:])
-    return heads if values.ndim == 1 else heads.transpose(3, 0, 1, 2)

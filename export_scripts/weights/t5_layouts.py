@@ -17,11 +17,6 @@ def projection(weight: Array, dims: T5Dims) -> Array:
     return by_head if weight.ndim == 1 else by_head.transpose(2, 0, 1)
 
 
-def projection_in_block(weight: Array, dims: T5Dims) -> Array:
-    """Make of q, k or v its third of the decoder's block: [d_model, 1, heads, size_per_head]."""
-    return projection(weight, dims)[:, None]
-
-
 def output(weight: Array, dims: T5Dims) -> Array:
     """Turn [d_model, heads * size_per_head] into [heads, size_per_head, d_model]."""
     return weight.reshape(weight.shape[0], -1, dims.size_per_head).transpose(1, 2, 0)

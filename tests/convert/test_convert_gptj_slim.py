@@ -19,7 +19,7 @@ from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints import gptj_slim
 from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert
-from export_scripts.weights.architecture import Settings
+from export_scripts.weights.settings import Settings
 from handover.errors import CheckpointError
 
 DATA = Path(__file__).parents[1] / "data"

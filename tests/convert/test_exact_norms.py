@@ -17,7 +17,8 @@ from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.move.assembly import Assembly, Piece
 from export_scripts.conversion.move.transposition import Transposer
 from export_scripts.convert import convert
-from export_scripts.targets.huggingface.table import Taken
+from export_scripts.targets.huggingface.table import taken
+from export_scripts.weights.hub_tensor import HubTensor
 from export_scripts.weights.layouts import less_one
 from handover.errors import CheckpointError
 
@@ -46,7 +47,7 @@ def test_every_norm_that_nemos_importer_stores_comes_back_exactly() -> None:
     stored = (weights + 1).contiguous()
     assert len(stored) > 34000
     piece = Piece(stored.view(torch.int16).numpy().view("<u2"), "bf16", (0,))
-    made = Taken("norm", elementwise=less_one).of(Assembly(stored.shape, ((piece,),)))
+    made = taken(HubTensor("norm", elementwise=less_one), Assembly(stored.shape, ((piece,),)))
     values = made.values("bf16", np.empty(1 << 20, np.uint8), Transposer())
     found = torch.from_numpy(values.view("<i2")).view(torch.bfloat16)
     assert torch.equal(found.double() + 1, stored.double())

@@ -19,7 +19,7 @@ from support.transformers_keys import MODEL_TYPES, accounted_for, keys_read
 
 from export_scripts.checkpoints.huggingface import t5
 from export_scripts.checkpoints.huggingface.decoder import ARCHITECTURES, described
-from export_scripts.weights.architecture import Settings
+from export_scripts.weights.settings import Settings
 from handover.errors import CheckpointError
 
 _LAYERS = 2

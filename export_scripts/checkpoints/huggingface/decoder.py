@@ -28,7 +28,7 @@ from export_scripts.checkpoints.huggingface.unread import refusal
 from export_scripts.checkpoints.runs.hub_names import TRAINING_FILE
 from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer, special_ids
-from export_scripts.weights.architecture import Architecture, Settings
+from export_scripts.weights.architecture import Architecture
 from export_scripts.weights.huggingface_bloom import BLOOM
 from export_scripts.weights.huggingface_decoder import HUB_DECODERS, PREDICTORS
 from export_scripts.weights.huggingface_gpt2 import GPT2
@@ -39,6 +39,7 @@ from export_scripts.weights.huggingface_opt import OPT
 from export_scripts.weights.huggingface_xglm import XGLM
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import DecoderDims, LazyTensor
+from export_scripts.weights.settings import Settings
 from handover.errors import CheckpointError
 from models.decoder import Decoder
 from models.directory import CONFIG_FILE

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from export_scripts.weights.architecture import Architecture, Settings
+from export_scripts.weights.architecture import Architecture
 from export_scripts.weights.huggingface_decoder import HubDecoder
 from export_scripts.weights.schema import DecoderDims
+from export_scripts.weights.settings import Settings
 from models.decoder import Decoder
 
 _COUNT, _ALSO = "num_nextn_predict_layers", "num_mtp_layers"

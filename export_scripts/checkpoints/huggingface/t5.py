@@ -20,7 +20,7 @@ from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.checkpoints.tokenizers.pieces import read_pieces
 from export_scripts.checkpoints.tokenizers.user_tokenizer import given_tokenizer
 from export_scripts.weights.architecture import attention_problems
-from export_scripts.weights.huggingface_t5 import TIED, UNTIED
+from export_scripts.weights.huggingface_t5 import T5
 from export_scripts.weights.remarks import EXACT_GELU as EXACT_GELU_REMARK
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import LazyTensor, T5Dims
@@ -90,7 +90,7 @@ def open_source(archive: Archive) -> Source:
     dims = _dims(config)
     tokenizer = _tokenizer(archive, str(given.get("model_type")), dims.vocab_size)
     is_untied = _HEAD in weights.tensors or given.get("tie_word_embeddings", not is_multilingual) is False
-    table, tensors = UNTIED if is_untied else TIED, _with_embedding(weights.tensors)
+    table, tensors = T5.table(dims, is_untied), _with_embedding(weights.tensors)
     _check_copies(tensors, archive)
     return Source(
         archive=archive,

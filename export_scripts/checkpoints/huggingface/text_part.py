@@ -17,8 +17,8 @@ import models
 from export_scripts.checkpoints.huggingface.files import Weights
 from export_scripts.checkpoints.huggingface.quantization import TEXT
 from export_scripts.tensors.dtypes import Array
-from export_scripts.weights.architecture import Settings
 from export_scripts.weights.schema import LazyTensor
+from export_scripts.weights.settings import Settings
 from handover.errors import CheckpointError
 from models.blocks.rotary import ROPE_KEYS
 from models.checks import shown

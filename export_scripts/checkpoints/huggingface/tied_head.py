@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.tensor_values import same_values
-from export_scripts.weights.architecture import Architecture, Settings
+from export_scripts.weights.architecture import Architecture
 from export_scripts.weights.schema import LazyTensor
+from export_scripts.weights.settings import Settings
 
 _TIE = "tie_word_embeddings"
 

@@ -21,8 +21,8 @@ from export_scripts.checkpoints.megatron.bridge import model_in_nemo1_words
 from export_scripts.checkpoints.megatron.gpt import model_of
 from export_scripts.checkpoints.nemo.nemo2 import config_in_nemo1_words
 from export_scripts.tensors.dtypes import item_bytes
-from export_scripts.weights.architecture import Settings
 from export_scripts.weights.schema import DecoderDims, Shape
+from export_scripts.weights.settings import Settings
 from export_scripts.weights.values import Fields
 from ft_format.families.family import Family
 from handover.errors import CheckpointError

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from export_scripts.targets.huggingface.bloom import BLOOM
-from export_scripts.targets.huggingface.decoder import HUB_DECODERS
-from export_scripts.targets.huggingface.gpt2 import GPT2
-from export_scripts.targets.huggingface.gptj import GPTJ
-from export_scripts.targets.huggingface.gptneox import GPTNEOX
-from export_scripts.targets.huggingface.opt import OPT
-from export_scripts.targets.huggingface.t5 import T5
-from export_scripts.targets.huggingface.table import Target
+from export_scripts.weights.hub_keys import Target
+from export_scripts.weights.huggingface_bloom import BLOOM
+from export_scripts.weights.huggingface_decoder import HUB_DECODERS
+from export_scripts.weights.huggingface_gpt2 import GPT2
+from export_scripts.weights.huggingface_gptj import GPTJ
+from export_scripts.weights.huggingface_gptneox import GPTNEOX
+from export_scripts.weights.huggingface_opt import OPT
+from export_scripts.weights.huggingface_t5 import T5
 
 TARGETS: Mapping[str, tuple[Target, ...]] = {
     "gpt": (OPT, GPT2, BLOOM),

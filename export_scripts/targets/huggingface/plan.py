@@ -28,8 +28,10 @@ from export_scripts.targets.huggingface import TARGETS
 from export_scripts.targets.huggingface.linked import own_files
 from export_scripts.targets.huggingface.own import own_config, own_quantized, own_tensors, planned_own
 from export_scripts.targets.huggingface.quantized import CONFIG_KEY, quantized
-from export_scripts.targets.huggingface.table import Facts, Taken, Target, unfinished
+from export_scripts.targets.huggingface.table import taken, unfinished
 from export_scripts.targets.huggingface.tokenizer import tokenizer_files
+from export_scripts.weights.hub_keys import Facts, Target
+from export_scripts.weights.hub_tensor import HubTensor
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.remarks import DequantizedRemark, ShardRemark
 from export_scripts.weights.schema import Assignment, LazyTensor
@@ -164,21 +166,23 @@ def _expressed(
     target = target_of(opened.family, opened.dims, facts)
     rows, remarks = _rows(opened)
     dims = replace(opened.dims, vocab_size=rows)  # type: ignore[type-var]
-    tensors = target.tensors(opened.dims, facts)
+    tensors = target.written(opened.dims, facts)
     specs = opened.schema()
     shapes = {name: spec.full_shape(opened.dims) for name, spec in specs.items()}
     if problems := unfinished(tensors, target.dropped(opened.dims, facts), shapes):
         raise CheckpointError(
-            f"{len(problems)} tensors are not those of transformers' {target.architecture}\n  " + "\n  ".join(problems),
+            f"{len(problems)} tensors are not those of transformers' {target.class_name}\n  " + "\n  ".join(problems),
             "nothing is dropped silently; export.model.format=fastertransformer takes them",
         )
     by_name = {assignment.name: assignment for assignment in assignments}
     planned = [
-        _planned(name, taken, by_name[taken.pivot], opened, rows if _VOCABULARY in specs[taken.pivot].shape else None)
-        for name, taken in tensors.items()
+        _planned(
+            name, tensor, by_name[tensor.pivot], opened, rows if _VOCABULARY in specs[tensor.pivot].shape else None
+        )
+        for name, tensor in tensors.items()
     ]
     config = {
-        "architectures": [target.architecture],
+        "architectures": [target.class_name],
         "model_type": target.model_type,
         **_ids(source, rows),
         **target.config(dims, facts),
@@ -208,10 +212,10 @@ def target_of(family: Family, dims: Any, facts: Facts) -> Target:
     """
     reasons = []
     for target in TARGETS.get(family.name, ()):
-        problems = target.problems(dims, facts)
+        problems = target.lacks(dims, facts)
         if not problems:
             return target
-        reasons += [f"{target.architecture}: {problem}" for problem in problems]
+        reasons += [f"{target.class_name}: {problem}" for problem in problems]
     raise CheckpointError(
         "no architecture of transformers can express this checkpoint\n  " + "\n  ".join(reasons),
         "" if family.beyond(dims) else "export.model.format=fastertransformer converts it",
@@ -234,7 +238,7 @@ def _rows(source: Source) -> tuple[int, tuple[str, ...]]:
     return wanted, (f"the tokenizer has {wanted} tokens: {rows - wanted} rows of padding of the {rows} are left out",)
 
 
-def _planned(name: str, taken: Taken, assignment: Assignment, source: Source, rows: int | None) -> PlannedTensor:
+def _planned(name: str, tensor: HubTensor, assignment: Assignment, source: Source, rows: int | None) -> PlannedTensor:
     """Plan one tensor of an architecture; ``rows`` are those of the vocabulary that are kept."""
     tensors = [source.tensors[key] for key in assignment.keys]
     full = assignment.target.full_shape(source.dims)
@@ -243,11 +247,11 @@ def _planned(name: str, taken: Taken, assignment: Assignment, source: Source, ro
 
     def make() -> Assembly:
         pivot = assemble(assignment, tensors, source.dims)
-        return taken.of(pivot.cropped(0, 0, rows) if rows is not None else pivot)
+        return taken(tensor, pivot.cropped(0, 0, rows) if rows is not None else pivot)
 
-    is_cut = all(tensor.unproved for tensor in tensors)
-    fixed = "fp32" if taken.stays_fp32 else ""
-    return PlannedTensor(name, taken.shape(full), taken.axes(full), make, is_cut, fixed_type=fixed)
+    is_cut = all(each.unproved for each in tensors)
+    fixed = "fp32" if tensor.stays_fp32 else ""
+    return PlannedTensor(name, tensor.shape(full), tensor.axes(full), make, is_cut, fixed_type=fixed)
 
 
 def _ids(source: Source, rows: int) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from export_scripts.conversion.write.shards import READ_BYTES
 from export_scripts.quantization.record import WORDS, Quantization
 from export_scripts.targets.huggingface.plan import HuggingFacePlan, Wish, plan_huggingface, target_of
 from export_scripts.targets.huggingface.quantized import find_quantization, quantized
-from export_scripts.targets.huggingface.table import Facts
 from export_scripts.tensors.dtypes import STORAGE, is_finite, item_bytes
 from export_scripts.tensors.mapped import RUN_BYTES
+from export_scripts.weights.hub_keys import Facts
 from handover.digests import BlockSums
 
 # Configuration, generation, tokenizer and its configuration, manifest; several files of weights have an index too.
@@ -87,7 +87,7 @@ def _of_description(
             _not_made,
             fixed_type="fp32" if taken.stays_fp32 else "",
         )
-        for name, taken in target.tensors(dims, facts).items()
+        for name, taken in target.written(dims, facts).items()
         for shape in (shapes[taken.pivot],)
     ]
     if becomes:

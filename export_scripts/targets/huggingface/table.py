@@ -1,22 +1,16 @@
-"""What a table of a Hugging Face model is made of.
-
-A table says for each tensor of the model which tensor of its family it is taken from: FasterTransformer's full, unsplit
-tensors stand between all sources and all targets. It names axes and no sizes. Bytes in row-major order do not depend
-on whether neighbouring axes are merged, so that a tensor is written by its family's axes, in another order, and only
-its header has the merged shape; where a source had the same order, its views are contiguous again.
-"""
+"""How the tensors of a Hugging Face model are taken out of its family's: no byte moves before they are written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from export_scripts.conversion.move.assembly import Assembly, Piece
 from export_scripts.tensors.dtypes import STORAGE
+from export_scripts.weights.hub_tensor import HubTensor
 from export_scripts.weights.layouts import less_one, plus_one
 from export_scripts.weights.schema import Elementwise, Shape
 
@@ -24,120 +18,18 @@ _EXACT = (less_one, plus_one)
 """Functions that only change how a norm's weights are stored: what training computed is had exactly or refused."""
 
 
-@dataclass(frozen=True)
-class Taken:
-    """One tensor of a Hugging Face model, and the family's tensor that it is taken from.
-
-    Attributes:
-        pivot: the family's name of that tensor.
-        order: of its axes, inner structure spelled out, as ``numpy.transpose`` takes it; empty: as they are.
-        merged: how many axes that follow one another then make each axis of the result; empty: one each.
-        part: axis, start and stop of what is taken, of the axes before they are ordered; None: all of it.
-        rows_before: rows of zeros that come before the first.
-        is_zeros: all of it is zeros, in the shape that would be taken: the family has no such tensor.
-        elementwise: a function of fp32 values, applied last.
-        stays_fp32: it is of fp32 whatever the other weights are.
-    """
-
-    pivot: str
-    order: tuple[int, ...] = ()
-    merged: tuple[int, ...] = ()
-    part: tuple[int, int, int] | None = None
-    rows_before: int = 0
-    is_zeros: bool = False
-    elementwise: Elementwise | None = None
-    stays_fp32: bool = False
-
-    def axes(self, pivot_shape: Shape) -> Shape:
-        """Work out the shape of what ``of`` gives: no axis is merged, those of one element are left out."""
-        sizes = self._sizes(pivot_shape)
-        if self.rows_before:
-            return (sizes[0] + self.rows_before, *sizes[1:])
-        return tuple(size for size in sizes if size != 1) or (1,)
-
-    def _sizes(self, pivot_shape: Shape) -> list[int]:
-        sizes = list(pivot_shape)
-        if self.part:
-            axis, start, stop = self.part
-            sizes[axis] = stop - start
-        return [sizes[axis] for axis in self.order or range(len(sizes))]
-
-    def shape(self, pivot_shape: Shape) -> Shape:
-        """Work out the shape of the result."""
-        sizes, groups, first = self._sizes(pivot_shape), [], 0
-        for count in self.merged or (1,) * len(sizes):
-            groups.append(prod(sizes[first : first + count]))
-            first += count
-        assert first == len(sizes), f"{self.pivot}: merged {self.merged} of {sizes}"
-        return (groups[0] + self.rows_before, *groups[1:])
-
-    def of(self, pivot: Assembly) -> Assembly:
-        """Take the tensor out of its family's; no byte moves."""
-        if self.is_zeros:
-            pivot = _zeros(pivot.shape)
-        taken = pivot.cropped(*self.part) if self.part else pivot
-        taken = _ordered(taken, self.order) if self.order else taken
-        taken = _behind_zeros(taken, self.rows_before) if self.rows_before else _squeezed(taken)
-        computed = _both(taken.elementwise, self.elementwise)
-        return replace(taken, elementwise=computed, origin=(), is_exact=computed in _EXACT)
+def taken(tensor: HubTensor, pivot: Assembly) -> Assembly:
+    """Take a tensor out of its family's."""
+    if tensor.is_zeros:
+        pivot = _zeros(pivot.shape)
+    made = pivot.cropped(*tensor.part) if tensor.part else pivot
+    made = _ordered(made, tensor.order) if tensor.order else made
+    made = _behind_zeros(made, tensor.rows_before) if tensor.rows_before else _squeezed(made)
+    computed = _both(made.elementwise, tensor.elementwise)
+    return replace(made, elementwise=computed, origin=(), is_exact=computed in _EXACT)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a model's dimensions do not say.
-
-    Attributes:
-        activation: the feed-forward's function in transformers' words, where the source knows more of it than the
-            dimensions do; empty: they say all.
-        is_head_tied: the output projection is the embedding, whether or not the family has a tensor for it.
-        start_id, end_id: special ids, settled.
-        pad_id: of the token that fills a batch up; None: not known.
-    """
-
-    activation: str = ""
-    is_head_tied: bool = False
-    start_id: int = 0
-    end_id: int = 0
-    pad_id: int | None = None
-
-
-@dataclass(frozen=True)
-class Target:
-    """One architecture of transformers as a target.
-
-    Attributes:
-        model_type: transformers' name of it.
-        architecture: the class that generates.
-        tensors: lists every tensor by its name in a saved model.
-        config: lists the keys of ``config.json`` that are this architecture's own.
-        problems: says what it cannot express, ``field: value  (reason)`` a line each; empty: it can express the model.
-        dropped: names tensors of the family that are not written, with the reason.
-    """
-
-    model_type: str
-    architecture: str
-    tensors: Callable[[Any, Facts], dict[str, Taken]]
-    config: Callable[[Any, Facts], dict[str, Any]]
-    problems: Callable[[Any, Facts], list[str]]
-    dropped: Callable[[Any, Facts], Mapping[str, str]] = lambda dims, facts: {}
-
-
-def in_every_layer(prefix: str, layer: Mapping[str, Taken], count: int) -> dict[str, Taken]:
-    """Spell the tensors of all layers out.
-
-    Args:
-        prefix: of their names, with ``{layer}``.
-        layer: the tensors of one, by what follows the prefix; each ``pivot`` follows ``model.layers.{layer}.``.
-        count: of layers.
-    """
-    return {
-        prefix.format(layer=index) + name: replace(taken, pivot=f"model.layers.{index}.{taken.pivot}")
-        for index in range(count)
-        for name, taken in layer.items()
-    }
-
-
-def unfinished(tensors: Mapping[str, Taken], dropped: Mapping[str, str], shapes: Mapping[str, Shape]) -> list[str]:
+def unfinished(tensors: Mapping[str, HubTensor], dropped: Mapping[str, str], shapes: Mapping[str, Shape]) -> list[str]:
     """List what a table leaves of its family's tensors, or takes twice, one line each.
 
     Args:

@@ -13,8 +13,8 @@ import numpy as np
 
 from export_scripts.checkpoints.lora.update import MergedTensor, Update
 from export_scripts.checkpoints.source import Source
-from export_scripts.targets.huggingface.table import Taken
 from export_scripts.tensors.dtypes import Array
+from export_scripts.weights.hub_tensor import HubTensor
 from export_scripts.weights.schema import Assignment, Rule, as_tuple
 
 _WEIGHT = ".weight"
@@ -62,7 +62,7 @@ class Module:
 
 
 def modules_of(
-    source: Source, assignments: Sequence[Assignment], tensors: Mapping[str, Taken]
+    source: Source, assignments: Sequence[Assignment], tensors: Mapping[str, HubTensor]
 ) -> tuple[tuple[Module, ...], list[str]]:
     """Find the layers that the adapter in a model changes.
 
@@ -99,7 +99,7 @@ def _of_weight(
     source: Source,
     by_name: Mapping[str, Assignment],
     by_pivot: Mapping[str, Sequence[str]],
-    tensors: Mapping[str, Taken],
+    tensors: Mapping[str, HubTensor],
 ) -> Iterator[Module | str]:
     """Find the layers in one weight, or say what is in the way."""
     if update.apart and len(rules) == 1:
@@ -119,7 +119,9 @@ def _of_weight(
             yield _module(name, key, update, part, rule, tensors[name], source)
 
 
-def _module(name: str, key: str, update: Update, part: int, rule: Rule, taken: Taken, source: Source) -> Module | str:
+def _module(
+    name: str, key: str, update: Update, part: int, rule: Rule, taken: HubTensor, source: Source
+) -> Module | str:
     if taken.elementwise or taken.rows_before or taken.is_zeros or not name.endswith(_WEIGHT):
         return f"{key}  is computed into transformers' {name}"
     shape = update.shape
@@ -146,7 +148,7 @@ class _Arranged:
     is_straight: bool
 
 
-def _arranged(numbers: Array, rule: Rule, taken: Taken, source: Source) -> _Arranged:
+def _arranged(numbers: Array, rule: Rule, taken: HubTensor, source: Source) -> _Arranged:
     """Rearrange numbers as a weight."""
     view = rule.layout(numbers, source.dims)
     if taken.part:

@@ -63,7 +63,7 @@ def plan_peft(archive: Archive, wish: Wish, base_model: str | None) -> HuggingFa
     check_types(source, assignments)
     facts = facts_of(source, source, assignments)
     target = target_of(source.family, source.dims, facts)
-    tensors = target.tensors(source.dims, facts)
+    tensors = target.written(source.dims, facts)
     modules, problems = modules_of(source, assignments, tensors)
     if len({module.is_transposed for module in modules}) > 1:
         problems.append("transformers keeps some of its layers as [in, out] and others as [out, in]")
@@ -76,7 +76,7 @@ def plan_peft(archive: Archive, wish: Wish, base_model: str | None) -> HuggingFa
     planned = [each for module in modules for each in _planned(module, widest)]
     return HuggingFacePlan(
         source,
-        target.architecture,
+        target.class_name,
         (file_of(WEIGHTS_FILE, planned, wish.data_type),),
         {ADAPTER_FILE: _config(widest, [module.name for module in modules], tensors, base_model)},
         tuple(dict.fromkeys(tensor for module in modules for tensor in module.update.factors)),

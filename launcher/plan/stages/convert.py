@@ -135,7 +135,7 @@ def _is_beyond(paths: RunPaths) -> bool:
     from export_scripts.checkpoints.huggingface.decoder import described
     from export_scripts.checkpoints.huggingface.hub import is_fetched, peek_config
     from export_scripts.checkpoints.user_files import GivenFiles
-    from export_scripts.weights.architecture import Settings
+    from export_scripts.weights.settings import Settings
 
     with suppress(CheckpointError):
         if paths.hub_name and not is_fetched(paths.hub_name, paths.checkpoint):
