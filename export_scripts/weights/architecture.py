@@ -186,7 +186,7 @@ class Architecture:
         return self.keys.write(dims, facts)
 
     def lacks(self, dims: Any, facts: Facts) -> list[str]:
-        """Say what it cannot express of a model, one line each."""
+        """List what it cannot express of a model, one line each."""
         return self.unlike(dims, facts)
 
     def dropped(self, dims: Any, facts: Facts) -> Mapping[str, str]:

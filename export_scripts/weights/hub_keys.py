@@ -51,7 +51,7 @@ class Target(Protocol):
         """List the keys of ``config.json`` that are this architecture's own."""
 
     def lacks(self, dims: Any, facts: Facts) -> list[str]:
-        """Say what it cannot express, ``field: value  (reason)`` a line each; empty: it can express the model."""
+        """List what it cannot express, ``field: value  (reason)`` a line each; empty: it can express the model."""
 
     def dropped(self, dims: Any, facts: Facts) -> Mapping[str, str]:
         """Name tensors of the family that are not written, with the reason."""

@@ -145,7 +145,7 @@ def in_every_layer(tensors: Mapping[str, HubTensor], count: int) -> dict[str, Hu
 
 
 def rules_of(tensors: Mapping[str, HubTensor], schema: Table, dims: Dims) -> dict[Sources, Rules]:
-    """Say how a model's tensors are read.
+    """Return how a model's tensors are read.
 
     Args:
         tensors: of its table; several of one ``pivot`` are its parts, or are added where one of them is zeros.

@@ -80,7 +80,7 @@ class HubDecoder(Architecture):
         return self.described.write(dims)
 
     def lacks(self, dims: Decoder, facts: Facts) -> list[str]:
-        """Say what it cannot express of a model, one line each."""
+        """List what it cannot express of a model, one line each."""
         return self.described.lacks(dims)
 
     def dropped(self, dims: Decoder, facts: Facts) -> dict[str, str]:

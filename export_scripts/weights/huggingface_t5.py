@@ -66,7 +66,7 @@ class _T5:
     model_type, class_name = "t5", "T5ForConditionalGeneration"
 
     def table(self, dims: T5Dims, is_untied: bool) -> SourceMap:
-        """Say how a model's tensors are read; the embedding is the head too where it has none of its own."""
+        """Return how a model's tensors are read; the embedding is the head too where it has none of its own."""
         embedding, head = Rule("shared.weight_T", unchanged), Rule(HEAD_FILE, unchanged)
         outer: dict[Sources, Rules] = (
             {_EMBEDDING: embedding, _HEAD: head} if is_untied else {_EMBEDDING: (embedding, head)}
