@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from evaluation.client.answer_tensors import Generation, read_completions, read_generations
 from evaluation.client.errors import RequestError, UnreachableError
+from evaluation.client.interface import Interface
 from evaluation.client.request_tensors import IdsRequest, Sampling, prepare_texts
 from evaluation.client.streaming import Turn, stream
 from handover.errors import ServerError
@@ -32,39 +33,17 @@ _DECOUPLED = "decoupled transaction policy"
 """Part of Triton's error for a unary request to a model that may send several answers."""
 
 
-@dataclass(frozen=True)
-class ModelInterface:
+@dataclass(frozen=True, kw_only=True)
+class ModelInterface(Interface):
     """The inputs of a served model and the limits of its requests.
 
     Attributes:
-        inputs: names of its input tensors.
-        max_batch_size: largest number of rows in one request.
-        parameters: the parameters of its config.pbtxt, as text.
-        has_sessions: whether the model is stateful; its tensors then have an additional first axis of length 1.
-        is_encoder_decoder: whether the model, or the model inside an ensemble, is an encoder-decoder.
+        inputs: names of its input tensors: those of FasterTransformer's token ids, or of its ensemble's texts.
         steps: names of the models of an ensemble.
-        is_decoupled: whether the model may send several answers to one request, over a stream.
-        max_queue_delay_us: how long its dynamic batcher waits for further requests; None without a batcher.
     """
 
     inputs: frozenset[str]
-    max_batch_size: int
-    parameters: dict[str, str]
-    has_sessions: bool = False
-    is_encoder_decoder: bool = False
     steps: tuple[str, ...] = ()
-    is_decoupled: bool = False
-    max_queue_delay_us: int | None = None
-
-    @property
-    def takes_ids(self) -> bool:
-        """Whether the model takes FasterTransformer's tensors of token ids."""
-        return "input_ids" in self.inputs
-
-    @property
-    def takes_text(self) -> bool:
-        """Whether the model takes the text tensors of FasterTransformer's ensemble."""
-        return "INPUT_0" in self.inputs
 
     @property
     def can_score(self) -> bool:
@@ -122,6 +101,8 @@ class Client:
         passed_on = (name for step in config.ensemble_scheduling.step for name in step.input_map)
         return ModelInterface(
             inputs=inputs,
+            takes_ids="input_ids" in inputs,
+            takes_text="INPUT_0" in inputs,
             max_batch_size=max(1, config.max_batch_size),
             parameters={name: value.string_value for name, value in config.parameters.items()},
             has_sessions="session_len" in inputs,

@@ -7,10 +7,11 @@ what was asked for. A server that is gone, or refuses the key, is an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from evaluation.client.errors import RequestError
+from evaluation.client.interface import Interface
 from evaluation.client.openai_client import CHAT, Choice, Completed, ModelCard, OpenAIClient
 from handover.errors import ConfigError, shortened
 
@@ -21,12 +22,11 @@ _IDS, _TEXT = (11, 12, 13), "One two three"
 _MOST_PROMPTS = 256
 
 
-@dataclass(frozen=True)
-class Capabilities:
-    """What an endpoint can do; also what the tasks need to know of a model, as ``ModelInterface`` says it of Triton's.
+@dataclass(frozen=True, kw_only=True)
+class Capabilities(Interface):
+    """What an endpoint can do.
 
     Attributes:
-        takes_ids: prompts may be token ids.
         scores_prompts: ``echo`` with ``logprobs`` gives the log probability of each token of a prompt.
         scores_alone: ``max_tokens`` may be 0 with ``echo``, so that scoring generates nothing.
         names_ids: log probabilities name tokens by id, with ``return_tokens_as_token_ids``; else by text.
@@ -37,12 +37,10 @@ class Capabilities:
         version: of the server; empty if unknown.
         refusals: what the endpoint cannot do, with its own words.
         is_chat_only: the endpoint completes no prompts and answers conversations.
-        max_batch_size: prompts in one request.
-        parameters: none; a model of Triton has some.
-        takes_text, has_sessions, is_encoder_decoder, is_decoupled, max_queue_delay_us: as in ``ModelInterface``.
     """
 
-    takes_ids: bool
+    max_batch_size: int = _MOST_PROMPTS
+    is_decoupled: bool = True
     scores_prompts: bool
     scores_alone: bool
     names_ids: bool
@@ -53,13 +51,6 @@ class Capabilities:
     version: str = ""
     refusals: tuple[tuple[str, str], ...] = ()
     is_chat_only: bool = False
-    max_batch_size: int = _MOST_PROMPTS
-    parameters: dict[str, str] = field(default_factory=dict)
-    takes_text: bool = True
-    has_sessions: bool = False
-    is_encoder_decoder: bool = False
-    is_decoupled: bool = True
-    max_queue_delay_us: int | None = None
 
     @property
     def can_score(self) -> bool:
