@@ -4,47 +4,49 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from deployment.address import ANY_ADDRESS, slurm_job
-from deployment.arguments import ServeArguments
+from deployment.arguments import EngineArguments, ServeArguments
 from deployment.leftovers import State
-from deployment.ports import Ports
-from deployment.served_models import PUBLISHED_PARAMETERS, ServedModel
-from deployment.tritonserver import SLIPWAY
-from deployment.versions import describe_versions
 from handover.digests import file_digest
-from handover.endpoint import EDITED, FLAGS, RUN_VARIABLE, VERSIONS, Endpoint, deployment_of
+from handover.endpoint import EDITED, RUN_VARIABLE, Endpoint, deployment_of
 from handover.errors import ServerError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
-from handover.manifest import RANDOM_WEIGHTS, Manifest
+from handover.manifest import Manifest
 
-_UNTOLD = (*PUBLISHED_PARAMETERS, "model_type", "model_checkpoint_path")
-"""Parameters that are no flags of the engine: they are published by name, or say which model it is."""
+
+def served_manifest(directory: Path) -> Manifest | None:
+    """Read the manifest of what is served, where it has one."""
+    return Manifest.read(directory) if (directory / MANIFEST_NAME).is_file() else None
+
+
+def clients_host(arguments: ServeArguments | EngineArguments) -> str:
+    """Return the address that clients use."""
+    return socket.gethostname() if arguments.host in ANY_ADDRESS else arguments.host
 
 
 def publish(
-    arguments: ServeArguments,
+    arguments: ServeArguments | EngineArguments,
     state: State,
-    ports: Ports,
-    model: ServedModel,
     start_s: float,
+    settings: Mapping[str, str],
     edited: Sequence[str],
-    triton: str,
-    sockets: Path | None = None,
+    hint: str = "",
+    **more: Any,
 ) -> None:
     """Write the endpoint file.
 
     Args:
         arguments: of this deployment.
         state: names it.
-        ports: for clients.
-        model: that is described.
         start_s: seconds from starting the server to its first generation.
-        edited: files of the repository that were edited after the export.
-        triton: ``host:port`` of Triton's own gRPC.
-        sockets: directory of the drop-in engine's sockets; None: there are none.
+        settings: of the deployment, as text.
+        edited: files of what is served that were edited after they were written.
+        hint: what else helps where another deployment serves.
+        more: ports and other fields of the file.
 
     Raises:
         ServerError: there is an endpoint file again since this deployment has begun: another one serves. A lock forbids
@@ -53,34 +55,20 @@ def publish(
     if arguments.endpoint.exists() and deployment_of(arguments.endpoint) != state.prefix:
         raise ServerError(
             f"another deployment has published {arguments.endpoint} meanwhile",
-            "stop one of them, or choose another results directory; processes that are to serve one model together "
-            "must be told which each is, as srun, mpirun and torchrun do (docs/serving.md)",
+            f"stop one of them, or choose another results directory{hint}",
         )
-    repository = arguments.model_repository
-    manifest = Manifest.read(repository) if (repository / MANIFEST_NAME).is_file() else None
-    settings = {name: model.parameters[name] for name in PUBLISHED_PARAMETERS if name in model.parameters}
-    settings["weight_data_type"] = model.config.get("weight_data_type", "fp32")
-    settings["max_batch_size"] = str(model.max_batch_size)
-    settings[VERSIONS] = describe_versions(triton, arguments.engine == SLIPWAY)
-    settings[FLAGS] = " ".join(f"{name}={value}" for name, value in model.parameters.items() if name not in _UNTOLD)
-    if manifest is not None and manifest.made_from.get(RANDOM_WEIGHTS):
-        settings[RANDOM_WEIGHTS] = "1"
-    if edited:
-        settings[EDITED] = ", ".join(f"{name} {file_digest(repository / name)[:19]}" for name in edited)
+    directory = arguments.model_repository
+    manifest = served_manifest(directory)
+    told = ", ".join(f"{name} {file_digest(directory / name)[:19]}" for name in edited)
     Endpoint(
-        host=socket.gethostname() if arguments.host in ANY_ADDRESS else arguments.host,
-        http_port=ports.http,
-        grpc_port=ports.grpc,
-        metrics_port=ports.metrics,
-        openai_port=ports.openai,
+        host=clients_host(arguments),
         engine=arguments.engine,
-        model_repository=str(repository.absolute()),
-        sockets=str(sockets or ""),
+        model_repository=str(directory.absolute()),
         model_digest=manifest.digest if manifest is not None else "",
         pid=os.getpid(),
         run=os.environ.get(RUN_VARIABLE, ""),
         deployment=state.prefix,
         start_s=round(start_s, 3),
-        settings=settings,
-        **slurm_job(os.environ),
+        settings={**settings, **({EDITED: told} if told else {})},
+        **{**slurm_job(os.environ), **more},
     ).write(arguments.endpoint)

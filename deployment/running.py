@@ -19,17 +19,22 @@ from deployment.lifecycle import Lifecycle
 from deployment.openai_process import OpenAIProcess
 from deployment.ports import Ports, choose_ports
 from deployment.probe import Probe
-from deployment.publishing import publish
+from deployment.publishing import publish, served_manifest
 from deployment.restriction import Restriction
-from deployment.served_models import ServedModel
+from deployment.served_models import PUBLISHED_PARAMETERS, ServedModel
 from deployment.stop_request import StopRequest
 from deployment.supervise import ModelVersion, Server
 from deployment.tritonserver import SLIPWAY, Installation, assemble_backends, build_argv, link_repository, locate
-from deployment.versions import triton_version
+from deployment.versions import describe_versions, triton_version
 from ft_format.socket_messages import DIRECTORY_VARIABLE
+from handover.endpoint import FLAGS, VERSIONS
+from handover.manifest import RANDOM_WEIGHTS
 from handover.progress import say
 
 _QUESTION_TIMEOUT_S = 5.0
+_UNTOLD = (*PUBLISHED_PARAMETERS, "model_type", "model_checkpoint_path")
+"""Parameters that are no flags of the engine: they are published by name, or say which model it is."""
+_RANKS = "; processes that are to serve one model together must be told which each is, as srun, mpirun and torchrun do"
 
 
 def find_ports(arguments: ServeArguments) -> Ports:
@@ -127,12 +132,31 @@ class Deployment(Lifecycle[Server]):
                 self._openai.wait_until_up(self._stop.came, f"does not answer at {self._openai.url}")
                 say(f"openai     {self._openai.url}/v1")
             start_s = time.monotonic() - started
-            publish(self._arguments, state, ports, self._model, start_s, self._edited, url, self._sockets)
+            publish(
+                *(self._arguments, state, start_s, self._settings(url), self._edited),
+                hint=f"{_RANKS} (docs/serving.md)",
+                **{f"{name}_port": port for name, port in vars(ports).items()},
+                sockets=str(self._sockets or ""),
+            )
             version = triton_version(url) or self._version
             say(f"triton     {version or 'of unknown version'}: {describe(version, doors.is_guarded)}")
             numbers = f"http {ports.http}  grpc {ports.grpc}  metrics {ports.metrics}"
             say(f"serving    {numbers}  {self._arguments.endpoint}")
         return True
+
+    def _settings(self, url: str) -> dict[str, str]:
+        """Return what results are told of the model and of the server, whose gRPC is at ``url``."""
+        parameters = self._model.parameters
+        manifest = served_manifest(self._arguments.model_repository)
+        is_random = manifest is not None and manifest.made_from.get(RANDOM_WEIGHTS)
+        return {
+            **{name: parameters[name] for name in PUBLISHED_PARAMETERS if name in parameters},
+            "weight_data_type": self._model.config.get("weight_data_type", "fp32"),
+            "max_batch_size": str(self._model.max_batch_size),
+            VERSIONS: describe_versions(url, self._arguments.engine == SLIPWAY),
+            FLAGS: " ".join(f"{name}={value}" for name, value in parameters.items() if name not in _UNTOLD),
+            **({RANDOM_WEIGHTS: "1"} if is_random else {}),
+        }
 
     def _look(self) -> None:
         if self._guard is not None and (event := self._guard.watch()):

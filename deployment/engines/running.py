@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from deployment.address import own_address
 from deployment.arguments import EngineArguments
 from deployment.engines.process import EngineServer, environment_of
-from deployment.engines.publishing import publish
 from deployment.engines.questions import CompletionProbe, ask_version
-from deployment.engines.table import PROGRAMS, build_argv, lasting_argv
+from deployment.engines.table import PROGRAMS, build_argv, lasting_argv, without_secrets
 from deployment.leftovers import State
 from deployment.lifecycle import Lifecycle
 from deployment.ports import choose_ports
+from deployment.publishing import clients_host, publish, served_manifest
 from deployment.stop_request import StopRequest
+from handover.endpoint import FLAGS, VERSIONS
 from handover.progress import say
+from handover.provenance import VERSION
+
+_MODEL = "model"
+"""Key of the endpoint's ``settings``: the name by which the server knows the model."""
 
 
 def find_port(arguments: EngineArguments) -> int:
@@ -57,7 +64,23 @@ class EngineDeployment(Lifecycle[EngineServer]):
         if not self._wait_until_it_generates(server, probe):
             return False
         version, start_s = ask_version(base, self._program), time.monotonic() - started
-        told = lasting_argv(self._program, self._arguments)
-        publish(self._arguments, state, self._port, told, probe.model, version, start_s, self._edited)
+        settings, host = self._settings(probe.model, version), clients_host(self._arguments)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{self._port}/v1"
+        ports: dict[str, Any] = {"http_port": self._port, "openai_port": self._port}
+        publish(self._arguments, state, start_s, settings, self._edited, **ports, openai_url=url)
         say(f"serving    {self._program.title} {version}  {base}/v1  {self._arguments.endpoint}")
         return True
+
+    def _settings(self, model: str, version: str) -> dict[str, str]:
+        """Return what results are told: the command line is that without what differs from start to start."""
+        arguments, manifest = self._arguments, served_manifest(self._arguments.model_repository)
+        weights = manifest.made_from.get("weight_data_type") if manifest is not None else None
+        return {
+            "tensor_para_size": str(arguments.tensor_para_size),
+            "pipeline_para_size": str(arguments.pipeline_para_size),
+            "data_type": arguments.data_type,
+            **({"weight_data_type": str(weights)} if weights else {}),
+            VERSIONS: ", ".join(filter(None, (f"slipway {VERSION}", version and f"{arguments.engine} {version}"))),
+            FLAGS: shlex.join(without_secrets(lasting_argv(self._program, arguments))),
+            _MODEL: model,
+        }
