@@ -12,7 +12,7 @@ import subprocess
 import time
 
 from deployment.stopped import STOPPED_S
-from deployment.supervise import describe
+from deployment.supervised import describe
 
 _VARIABLE = "SLIPWAY_HEARTBEAT"
 _EVERY_S = 1.0

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from deployment.arguments import AnyServer
-from deployment.supervise import GRACE_S
+from deployment.supervised import GRACE_S
 
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+) sec", re.MULTILINE)
 _SWEEPING_S = 1.0

@@ -5,38 +5,19 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from deployment.arguments import EngineArguments, ServeArguments
 from deployment.background_probe import BackgroundProbe
 from deployment.leftovers import State, Sweeper, create_state, remove_files, sweep, withdraw
 from deployment.stop_request import StopRequest
-from deployment.supervise import ServerDiedError
+from deployment.supervised import ServerDiedError, Supervised
 from handover.errors import ServerError
 from handover.progress import human_time, say
 
 _POLL_S = 0.2
 _STARTING_POLL_S = 0.05
 _SAY_EVERY_S = 15.0
-
-
-class Supervised(Protocol):
-    """A server with its children."""
-
-    def check(self) -> None:
-        """Look whether it lives; ServerDiedError: it does not."""
-
-    def explain(self, problem: str) -> ServerError:
-        """Make an error that quotes the server's last lines."""
-
-    def stop(self, exit_timeout_s: float | None) -> int:
-        """End it, and return its exit status; None: at once."""
-
-    def word_of_crash(self, status: int) -> str:
-        """Return how it ended, if not in good order."""
-
-    def find_crash(self) -> str:
-        """Return what ended by a signal of its own fault (SIGBUS, SIGSEGV, SIGABRT) before ``stop``, or empty."""
 
 
 S = TypeVar("S", bound=Supervised)

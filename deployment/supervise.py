@@ -1,30 +1,26 @@
-"""The running server: started, watched, stopped, with nothing left of it."""
+"""The running tritonserver: started, watched, stopped, with nothing left of it."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-import subprocess
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from deployment.leftovers import processes_of, remove_shared_memory
 from deployment.processes import (
     Process,
-    adopt_orphans,
     blank_argument,
     command_line,
-    die_with_parent,
     kill_all,
     list_processes,
     look_up,
     read_ending,
-    reap_orphans,
 )
-from deployment.stopped import STOPPED_S, StoppedProcesses
+from deployment.stopped import STOPPED_S
+from deployment.supervised import CRASH_SIGNALS, GRACE_S, ServerDiedError, Supervised, describe
 from handover.errors import ServerError
 
 _RANDOM_WEIGHTS = "cannot be opened, loading model fails!"
@@ -34,12 +30,7 @@ _LOAD_FAILURE = re.compile(r"failed to load '.*' version \d+: (?:Internal: )?(.*
 _LOG_LINE = re.compile(r"[IWE]\d{4} ")
 """Begins what Triton itself prints."""
 _STUB_NAME = "triton_python_backend_stub"
-_TAIL_LINES, _TAIL_CHARACTERS = 15, 240
-GRACE_S = 3.0
-"""What a server gets for its end beyond the time for requests in flight."""
-_OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
-_CRASH_SIGNALS = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT)
-"""By which a program ends that was not asked to; the killer of processes for lack of memory takes SIGKILL."""
+_TAIL_CHARACTERS = 240
 _POLL_S = 0.02
 _ZOMBIE_S = 3.0
 """A stub that ended while its server goes on is dead; the server itself waits for one within this time."""
@@ -49,11 +40,7 @@ ModelVersion = tuple[str, str]
 """A model's name and its version."""
 
 
-class ServerDiedError(ServerError):
-    """The server or one of its stubs ended, or stands still, without having been asked to; another start may help."""
-
-
-class Server:
+class Server(Supervised):
     """One tritonserver.
 
     Args:
@@ -78,22 +65,7 @@ class Server:
         is_again: bool = False,
         secret: str = "",
     ) -> None:
-        adopt_orphans()
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab" if is_again else "wb") as stream:
-            self._log_read_bytes = stream.tell()
-            self._process = subprocess.Popen(
-                argv,
-                cwd=directory,
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us; we stop the server in good order
-                preexec_fn=die_with_parent,
-            )
-        self.pid = self._process.pid
-        self._log = log
+        super().__init__("tritonserver", argv, {**os.environ, **environment}, directory, log, is_again)
         self._prefix = prefix
         self._shown_paths = shown_paths or {}
         self._stubs: dict[Process, ModelVersion] = {}
@@ -101,7 +73,6 @@ class Server:
         self._zombie_since: float | None = None
         self._ended_stubs: dict[int, int] = {}
         self._killed_stubs = set[int]()
-        self._stopped = StoppedProcesses()
         self._secret = secret
 
     def remember_stubs(self, is_served: Callable[[ModelVersion], bool] | None = None) -> int:
@@ -138,15 +109,7 @@ class Server:
             raise ServerDiedError(f"{name} (pid {pid}) has been stopped (SIGSTOP) for {STOPPED_S:g} s")
 
     def stop(self, exit_timeout_s: float | None) -> int:
-        """End the server: SIGTERM, SIGKILL if that takes longer than the exit time-out and 3 s more.
-
-        Args:
-            exit_timeout_s: for requests in flight; below 0: the 3 s are so much shorter; None: SIGKILL at once, for a
-                server whose stub is dead keeps its clients waiting for nothing.
-
-        Returns:
-            The server's exit status. Its stubs and shared-memory regions are gone then.
-        """
+        """End the server with its stubs and shared-memory regions."""
         if exit_timeout_s is not None and self._poll() is None:
             self._process.terminate()
             deadline = time.monotonic() + max(0.0, exit_timeout_s + GRACE_S)
@@ -154,11 +117,7 @@ class Server:
                 time.sleep(_POLL_S)
         self._process.kill()
         kill_all(processes_of(self._prefix))
-        try:
-            status = self._process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:  # a process that even SIGKILL does not end waits for a device or a disk
-            raise ServerError(f"tritonserver, pid {self.pid}, cannot be killed") from None
-        reap_orphans()
+        status = self._wait_killed()
         remove_shared_memory(self._prefix)
         return status
 
@@ -176,21 +135,16 @@ class Server:
             kill_all(stubs)
         return self._process.poll()
 
-    def word_of_crash(self, status: int) -> str:
-        """Return how the server ended where that was by a signal that the supervisor did not send; empty otherwise."""
-        return f"tritonserver {describe(status)}" if status < 0 and -status not in _OUR_SIGNALS else ""
-
     def find_crash(self) -> str:
-        """Return which program crashed, the stub before the server that ends with it; see ``Supervised``."""
+        """Return which program crashed, the stub before the server that ends with it."""
         self._note_ended_stubs()
         signals = self._ended_stubs.values()
-        if crashed := next((number for number in signals if number in _CRASH_SIGNALS), 0):
+        if crashed := next((number for number in signals if number in CRASH_SIGNALS), 0):
             return f"a Python stub of tritonserver ended by {signal.Signals(crashed).name}"
-        return "" if signal.SIGKILL in signals else word_of_crash_signal("tritonserver", self._poll())
-
-    def explain(self, problem: str) -> ServerError:
-        """Make an error that quotes the server's last lines."""
-        return ServerError(problem + self._quoted_log())
+        if signal.SIGKILL in signals:
+            return ""
+        self._poll()  # ends the stubs before the server is waited for
+        return super().find_crash()
 
     def _find_stubs(self) -> dict[Process, ModelVersion]:
         """The stubs that run; each has its model's file, ``<model>/<version>/model.py``, as its first argument."""
@@ -256,31 +210,7 @@ class Server:
             problem = "\n  ".join(map(self._shown, failures[0].split("\\n")))  # Triton logs all its lines as one
             raise ServerError(f"a model could not be loaded: {problem}{self._quoted_log()}")
 
-    def _quoted_log(self) -> str:
-        lines = "".join(f"\n    {self._shown(line)}" for line in last_lines(self._log))
-        return f"\n  last lines of {self._log}:{lines}"
-
     def _shown(self, line: str) -> str:
         for path, name in self._shown_paths.items():
             line = line.replace(str(path), str(name))
         return line[:_TAIL_CHARACTERS]
-
-
-def last_lines(log: Path) -> list[str]:
-    """Return the last lines of a log that say something; Triton's tables do not."""
-    try:
-        with log.open(errors="replace") as stream:
-            return list(deque((line.rstrip() for line in stream if line.strip() and line[0] not in "+|"), _TAIL_LINES))
-    except OSError:
-        return []
-
-
-def word_of_crash_signal(program: str, status: int | None) -> str:
-    """Return by which crash signal a program ended; empty if it runs or ended otherwise."""
-    is_crash = status is not None and -status in _CRASH_SIGNALS
-    return f"{program} ended by {signal.Signals(-status).name}" if status is not None and is_crash else ""
-
-
-def describe(status: int) -> str:
-    """Return how a process ended."""
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"

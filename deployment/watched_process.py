@@ -14,7 +14,7 @@ from pathlib import Path
 from deployment.heartbeat import Heartbeat, ending
 from deployment.processes import die_with_parent
 from deployment.restarts import MOST_RESTARTS, Restarts
-from deployment.supervise import ServerDiedError, describe, last_lines
+from deployment.supervised import ServerDiedError, describe, last_lines
 from handover.arguments import ScriptArguments
 from handover.errors import ServerError
 

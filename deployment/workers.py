@@ -12,7 +12,7 @@ from pathlib import Path
 from deployment.arguments import ServeArguments
 from deployment.processes import die_with_parent
 from deployment.ranks import Rank, engine_environment
-from deployment.supervise import describe, last_lines
+from deployment.supervised import describe, last_lines
 from handover.errors import ServerError
 
 _PROJECT = Path(__file__).resolve().parent.parent

@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deployment.processes import adopt_orphans, die_with_parent, kill_all, reap_orphans
+from deployment.processes import kill_all
 from deployment.sessions import mapped_regions, note_session, remove_regions, session_processes
-from deployment.stopped import STOPPED_S, StoppedProcesses
-from deployment.supervise import GRACE_S, ServerDiedError, describe, last_lines, word_of_crash_signal
-from handover.errors import ServerError
+from deployment.stopped import STOPPED_S
+from deployment.supervised import GRACE_S, ServerDiedError, Supervised, describe
 
 _LONGEST_PLACE = 60
-_OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 
 
-class EngineServer:
-    """One server with its children.
-
-    Args:
-        title: the engine's name, for messages.
-        argv: its command line.
-        environment: all of its variables.
-        directory: private; its working directory, and where its session is noted.
-        log: file that receives what it prints.
-        is_again: it is started in place of one that has died, whose log is continued.
-
-    Raises:
-        ServerError: the program cannot be started.
-    """
+class EngineServer(Supervised):
+    """One server with its children; its session is noted in its directory, which is private."""
 
     def __init__(
         self,
@@ -44,28 +29,10 @@ class EngineServer:
         log: Path,
         is_again: bool,
     ) -> None:
-        adopt_orphans()
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self._title, self._log, self._directory = title, log, directory
-        self._stopped = StoppedProcesses()
-        with log.open("ab" if is_again else "wb") as stream:
-            try:
-                self._process = subprocess.Popen(
-                    argv,
-                    cwd=directory,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stream,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # its children are found by it; Ctrl-C is for us
-                    preexec_fn=die_with_parent,
-                )
-            except OSError as error:
-                raise ServerError(
-                    f"{title} cannot be started: {argv[0]}: {error.strerror}",
-                    "give the program in deployment.command, such as /path/to/venv/bin/vllm serve",
-                ) from error
-        note_session(directory, self._process.pid)
+        hint = "give the program in deployment.command, such as /path/to/venv/bin/vllm serve"
+        super().__init__(title, argv, environment, directory, log, is_again, hint)
+        self._directory = directory
+        note_session(directory, self.pid)
 
     def check(self) -> None:
         """Look once.
@@ -80,14 +47,7 @@ class EngineServer:
             raise ServerDiedError(f"a process of {self._title} (pid {pid}) has been stopped for {STOPPED_S:g} s")
 
     def stop(self, exit_timeout_s: float | None) -> int:
-        """End the server: SIGTERM, SIGKILL to all of its processes if that takes longer than the time-out and 3 s more.
-
-        Args:
-            exit_timeout_s: for requests in flight; below 0: the 3 s are so much shorter; None: SIGKILL at once.
-
-        Returns:
-            The server's exit status. Its children and the shared memory that they had mapped are gone then.
-        """
+        """End the server with its children and the shared memory that they had mapped."""
         regions = mapped_regions(session_processes(self._directory))
         if exit_timeout_s is not None and self._process.poll() is None:
             self._process.terminate()
@@ -96,28 +56,9 @@ class EngineServer:
         remaining = session_processes(self._directory)
         regions |= mapped_regions(remaining)
         kill_all(remaining)
-        try:
-            status = self._process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:  # a process that even SIGKILL does not end waits for a device or a disk
-            raise ServerError(f"{self._title}, pid {self._process.pid}, cannot be killed") from None
-        reap_orphans()
+        status = self._wait_killed()
         remove_regions(regions)
         return status
-
-    def word_of_crash(self, status: int) -> str:
-        """Return how the server ended where that was by a signal that the supervisor did not send; empty otherwise."""
-        return f"{self._title} {describe(status)}" if status < 0 and -status not in _OUR_SIGNALS else ""
-
-    def find_crash(self) -> str:
-        """Return whether the server itself crashed; see ``Supervised``."""
-        return word_of_crash_signal(self._title, self._process.poll())
-
-    def explain(self, problem: str) -> ServerError:
-        """Make an error that quotes the server's last lines."""
-        return ServerError(problem + self._quoted_log())
-
-    def _quoted_log(self) -> str:
-        return f"\n  last lines of {self._log}:" + "".join(f"\n    {line}" for line in last_lines(self._log))
 
 
 def environment_of(directory: Path) -> dict[str, str]:

@@ -13,7 +13,8 @@ from deployment.arguments import ServeArguments
 from deployment.leftovers import State
 from deployment.lifecycle import Lifecycle
 from deployment.stop_request import StopRequest
-from deployment.supervise import Server, ServerDiedError
+from deployment.supervise import Server
+from deployment.supervised import ServerDiedError
 from handover.errors import ServerError
 
 STUB_ENDS = """

@@ -14,7 +14,8 @@ import pytest
 from deployment import stopped
 from deployment.leftovers import processes_of
 from deployment.processes import look_up
-from deployment.supervise import Server, ServerDiedError, last_lines
+from deployment.supervise import Server
+from deployment.supervised import ServerDiedError, last_lines
 from handover.errors import ServerError
 
 PROJECT = Path(__file__).resolve().parents[2]
