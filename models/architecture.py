@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import MISSING, dataclass, field, fields
+from fnmatch import fnmatchcase
 from typing import Any
 
 from models.blocks.rotary import ROPE_KEYS
@@ -145,6 +146,11 @@ class Architecture:
         given = {key: value for key, value in config.items() if key not in self.aliases}
         others = {self.aliases[key]: config[key] for key in self.aliases if config.get(key) is not None}
         return ConfigJson({**self.defaults, **given, **others})
+
+    def is_passed_over(self, name: str) -> bool:
+        """Whether a tensor of a directory is a further predictor's, which the class does not load."""
+        short = name.removeprefix(f"{self.all_names['embedding'].partition('.')[0]}.")
+        return any(fnmatchcase(short, pattern) for pattern in self.passes_over)
 
     @property
     def _said(self) -> set[str]:

@@ -72,6 +72,9 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal) -> dic
     expected = replace(decoder, predictor_num=0).tensors()
     behind = range(decoder.num_layer, decoder.num_layer + decoder.predictor_num)
     unused = tuple(f"{decoder.names['layer'].format(layer=layer)}." for layer in behind)
+    if decoder.model_type:
+        is_passed_over = find(decoder.model_type).is_passed_over
+        found = {name: each for name, each in found.items() if not is_passed_over(name)}
     embedding, head = (f"{decoder.names[role]}.weight" for role in ("embedding", "head"))
     if decoder.has_tied_head and embedding not in found and head in found:
         found[embedding] = found.pop(head)  # whoever saves each tensor once keeps one of its two names

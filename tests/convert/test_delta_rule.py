@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def test_a_mixture_that_no_class_names_becomes_qwen3_next_which_computes_the_sam
     assert np.abs(logits(model) - source.logits).max() < 1e-5
 
 
-def test_a_directory_of_the_hub_is_read_and_predictors_are_left_out_and_named(tmp_path: Path) -> None:
+def test_a_directory_of_the_hub_is_read_and_predictors_are_written_as_they_are(tmp_path: Path) -> None:
     """The hub's Qwen3-Next has layers ``mtp.*`` beside the model; transformers' class ignores them when it loads."""
     from safetensors.torch import save_file
 
@@ -69,12 +70,15 @@ def test_a_directory_of_the_hub_is_read_and_predictors_are_left_out_and_named(tm
     more = {"mtp.fc.weight": torch.ones(64, 128), "mtp.layers.0.mlp.gate.weight": torch.ones(4, 64)}
     save_file({**source.tensors, **more}, hub / "model.safetensors", {"format": "pt"})
     opened = open_source(find_archive(hub), for_shards=False)
-    assert [said for said in opened.remarks if said.startswith("2 tensors are left out, such as mtp.")]
+    assert [said for said in opened.remarks if said.startswith("2 tensors are written as they are, such as mtp.")]
     convert(ConvertArguments(hub, tmp_path / "out", weight_data_type="bf16", format="huggingface"))
     made = tensors(tmp_path / "out")
-    assert made.keys() == source.tensors.keys()
+    assert made.keys() == {*source.tensors, *more}
     assert {key.rpartition(".")[2] for key, value in made.items() if value.dtype == FP32} == {"A_log", "dt_bias"}
     assert all(torch.equal(made[key], value.to(made[key].dtype)) for key, value in source.tensors.items())
+    convert(ConvertArguments(hub, tmp_path / "fp8", weight_data_type="bf16", format="huggingface", quantization="fp8"))
+    stays = json.loads((tmp_path / "fp8/config.json").read_text())["quantization_config"]["ignore"]
+    assert {"mtp.fc", "mtp.layers.0.mlp.gate", "lm_head"} <= {*stays}
     with pytest.raises(CheckpointError, match=r"delta = DeltaRule"):
         convert(ConvertArguments(hub, tmp_path / "shards", weight_data_type="fp32"))
 

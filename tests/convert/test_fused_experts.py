@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.llama_models import build, logits, save, saved, tensors
+from transformers import AutoModelForCausalLM
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.files.archive import open_archive
@@ -18,6 +19,8 @@ from export_scripts.conversion.move.placement import assemble
 from export_scripts.conversion.write.shards import ShardSettings, Workspace, blocks
 from export_scripts.convert import convert
 from export_scripts.weights.matching import match
+from models.described import find_model_tensors, read_directory
+from models.errors import ModelError
 
 
 def write_fused(name: str, folder: Path, suffix: str) -> None:
@@ -44,8 +47,6 @@ def test_each_expert_of_the_array_is_the_one_that_transformers_saves(name: str, 
 
 
 def test_the_directory_that_is_written_computes_the_same(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     write_fused("qwen3_moe", tmp_path / "fused", "")
     convert(ConvertArguments(tmp_path / "fused", tmp_path / "hf", weight_data_type="fp32", format="huggingface"))
     assert tensors(tmp_path / "hf").keys() == tensors(tmp_path / "fused").keys()
@@ -57,14 +58,27 @@ def test_the_directory_that_is_written_computes_the_same(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("name", "key"), [("exaone_moe", "mtp.fc.weight"), ("ernie4_5_moe", "model.mtp_norm.weight")])
-def test_predictors_that_transformers_passes_over_are_left_out_and_said(name: str, key: str, tmp_path: Path) -> None:
+def test_predictors_that_transformers_passes_over_are_written_and_said(name: str, key: str, tmp_path: Path) -> None:
     save(name, tmp_path / "hub")
     found, about = tensors(tmp_path / "hub"), tmp_path / "hub/config.json"
     save_file({**found, key: torch.ones(4)}, tmp_path / "hub/model.safetensors")
     about.write_text(json.dumps({**json.loads(about.read_text()), "num_nextn_predict_layers": 1}))
     source = open_source(open_archive(tmp_path / "hub"), for_shards=False)
-    assert [each for each in source.remarks if "1 tensors are left out" in each and "predictors" in each]
-    assert "num_nextn_predict_layers: 1  becomes 0: predictors are left out" in source.remarks
-    convert(ConvertArguments(tmp_path / "hub", tmp_path / "hf", weight_data_type="fp32", format="huggingface"))
-    assert tensors(tmp_path / "hf").keys() == found.keys()
-    assert json.loads((tmp_path / "hf/config.json").read_text())["num_nextn_predict_layers"] == 0
+    assert [each for each in source.remarks if "1 tensors are written as they are" in each and "predictors" in each]
+    convert(ConvertArguments(tmp_path / "hub", tmp_path / "hf", weight_data_type="bf16", format="huggingface"))
+    made = tensors(tmp_path / "hf")
+    assert made.keys() == {*found, key} and torch.equal(made[key], torch.ones(4, dtype=torch.bfloat16))
+    assert json.loads((tmp_path / "hf/config.json").read_text())["num_nextn_predict_layers"] == 1
+    _, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(loading.values())
+    decoder = read_directory(tmp_path / "hf", ModelError).decoder
+    assert find_model_tensors(tmp_path / "hf", decoder, ModelError).keys() == found.keys()
+
+
+def test_predictors_that_are_counted_and_not_there_are_counted_no_more(tmp_path: Path) -> None:
+    save("exaone_moe", tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**about, "num_nextn_predict_layers": 1}))
+    source = open_source(open_archive(tmp_path), for_shards=False)
+    assert "num_nextn_predict_layers: 1  becomes 0: the files have no predictors" in source.remarks
+    assert source.own is not None and source.own.config["num_nextn_predict_layers"] == 0

@@ -96,18 +96,25 @@ def test_a_rank_without_its_rows_is_named(tmp_path: Path) -> None:
         open_source(find_archive(path), for_shards=False)
 
 
-def test_layers_that_transformers_passes_over_are_left_out_and_named(tmp_path: Path) -> None:
+def test_layers_that_transformers_passes_over_are_written_and_named(tmp_path: Path) -> None:
     """The hub's Nemotron 3 has layers ``mtp.*`` beside the model; its class ignores them when it loads."""
     from safetensors.torch import save_file
 
     source = hybrid("nemotron3")
     hub = write_hub(tmp_path / "hub", source)
     more = {"mtp.layers.0.eh_proj.weight": torch.ones(64, 128), "mtp.layers.1.mixer.gate.weight": torch.ones(4, 64)}
+    more["mtp.layers.1.mixer.gate.e_score_correction_bias"] = torch.full((4,), 0.1)
     save_file({**source.tensors, **more}, hub / "model.safetensors", {"format": "pt"})
     about = json.loads((hub / "config.json").read_text())
     (hub / "config.json").write_text(json.dumps({**about, "num_nextn_predict_layers": 1}))
     opened = open_source(find_archive(hub), for_shards=False)
-    assert [said for said in opened.remarks if said.startswith("2 tensors are left out, such as mtp.layers.")]
-    convert(ConvertArguments(hub, tmp_path / "out", weight_data_type="fp32", format="huggingface"))
-    assert tensors(tmp_path / "out").keys() == source.tensors.keys()
-    assert json.loads((tmp_path / "out/config.json").read_text())["num_nextn_predict_layers"] == 0
+    assert [
+        said for said in opened.remarks if said.startswith("3 tensors are written as they are, such as mtp.layers.")
+    ]
+    convert(ConvertArguments(hub, tmp_path / "out", weight_data_type="bf16", format="huggingface"))
+    made = tensors(tmp_path / "out")
+    assert made.keys() == {*source.tensors, *more}
+    assert {name: str(made[name].dtype) for name in more} == {
+        name: "torch.float32" if name.endswith("_bias") else "torch.bfloat16" for name in more
+    }
+    assert json.loads((tmp_path / "out/config.json").read_text())["num_nextn_predict_layers"] == 1

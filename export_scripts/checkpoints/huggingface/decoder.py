@@ -20,7 +20,7 @@ from export_scripts.checkpoints.huggingface.files import (
     read_config,
     written,
 )
-from export_scripts.checkpoints.huggingface.predictors import without_absent_predictors, without_passed_over
+from export_scripts.checkpoints.huggingface.predictors import of_passed_over, without_absent_predictors
 from export_scripts.checkpoints.huggingface.products import with_products
 from export_scripts.checkpoints.huggingface.text_part import PARTS, text_settings, text_weights
 from export_scripts.checkpoints.huggingface.tied_head import is_said_tied, untied_where_it_differs
@@ -70,7 +70,6 @@ def open_source(archive: Archive) -> Source:
     used = weights.tensors
     config, of_head = untied_where_it_differs(config, architecture, used, archive)
     config, of_predictors = without_absent_predictors(config, described_dims, used)
-    config, of_passed_over = without_passed_over(config, architecture)
     settings, dims = architecture.settled(config), _expressed(config)[1]
     products = architecture.products(settings)
     weights = replace(weights, tensors=with_products(weights.tensors, products))
@@ -83,15 +82,15 @@ def open_source(archive: Archive) -> Source:
         of_name
         + of_head
         + of_predictors
-        + of_passed_over
         + tuple(
             ShardRemark(f"{key} is {each.rows} times {each.weight}, computed in fp32") for key, each in products.items()
         )
     )
-    if left_out := [key for key in weights.tensors if table.ignored_as(key) == PREDICTORS]:
-        remarks += (f"{len(left_out)} tensors are left out, such as {left_out[0]}: {PREDICTORS}",)
-    prefix, kept = architecture.prefix, written(files, (used[key] for key in used if not table.is_ignored(key)))
-    scales = {key: each for key, each in files.scales.items() if not table.is_ignored(key.removeprefix(prefix))}
+    has_own = not (is_renamed and PARTS[said.text("model_type")].has_arrays)
+    config, of_others = of_passed_over(config, table, used, has_own)
+    prefix, stays = architecture.prefix, ("", PREDICTORS)
+    kept = written(files, (used[key] for key in used if table.ignored_as(key) in stays))
+    scales = {key: each for key, each in files.scales.items() if table.ignored_as(key.removeprefix(prefix)) in stays}
     own = OwnModel(config, kept, is_renamed, own_quantization(archive), scales)
     return Source(
         archive=archive,
@@ -102,10 +101,10 @@ def open_source(archive: Archive) -> Source:
         tokenizer=tokenizer,
         ids=special_ids(archive, settings),
         other_keys=weights.other_keys,
-        remarks=remarks,
+        remarks=remarks + of_others,
         beyond=beyond,
         activation=architecture.exact_function(settings),
-        own=None if is_renamed and PARTS[said.text("model_type")].has_arrays else own,
+        own=own if has_own else None,
     )
 
 

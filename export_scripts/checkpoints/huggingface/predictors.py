@@ -1,12 +1,11 @@
-"""Predictors of further tokens that are not written: the files have none, or transformers' class passes over them."""
+"""Predictors of further tokens that the files lack, or that transformers' class passes over."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from export_scripts.weights.architecture import Architecture
-from export_scripts.weights.huggingface_decoder import HubDecoder
-from export_scripts.weights.schema import DecoderDims
+from export_scripts.weights.huggingface_decoder import PREDICTORS
+from export_scripts.weights.schema import DecoderDims, SourceMap
 from export_scripts.weights.settings import Settings
 from models.decoder import Decoder
 
@@ -38,13 +37,26 @@ def without_absent_predictors(
     return Settings({**kept, _COUNT: 0}), remarks
 
 
-def without_passed_over(settings: Settings, architecture: Architecture) -> tuple[Settings, tuple[str, ...]]:
-    """Count no predictors where transformers' class passes over them, so that they are not written.
+def of_passed_over(
+    settings: Settings, table: SourceMap, keys: Iterable[str], is_written: bool
+) -> tuple[Settings, tuple[str, ...]]:
+    """Return what becomes of predictors that transformers' class passes over, and count none where none is written.
+
+    Args:
+        settings: the configuration.
+        table: of the model.
+        keys: of the files, without the model's prefix.
+        is_written: whether the files' tensors are written as they are.
 
     Returns:
-        The configuration, and what is to be said of it.
+        The configuration, and what is to be said.
     """
-    passes_over = isinstance(architecture, HubDecoder) and architecture.described.passes_over
-    counts = [key for key in _COUNTS if passes_over and settings.get(key)]
-    remarks = tuple(f"{key}: {settings[key]}  becomes 0: predictors are left out" for key in counts)
+    found = [key for key in keys if table.ignored_as(key) == PREDICTORS]
+    becomes = "are written as they are" if is_written else "are left out"
+    remarks = tuple(f"{len(found)} tensors {becomes}, such as {key}: {PREDICTORS}" for key in found[:1])
+    counts = [key for key in _COUNTS if PREDICTORS in table.ignored.values() and settings.get(key)]
+    if found and is_written:
+        return settings, remarks
+    why = "predictors are left out" if found else "the files have no predictors"
+    remarks += tuple(f"{key}: {settings[key]}  becomes 0: {why}" for key in counts)
     return Settings({**settings, **dict.fromkeys(counts, 0)}), remarks

@@ -44,7 +44,8 @@ _REASONS: Mapping[str, str] = {
     "diffllama": "it takes the difference of two softmaxes",
     "bitnet": "norms lie within attention and feed-forward, and its weights are ternary",
     "hunyuan_v1_dense": "its queries and keys are normed behind the rotation",
-    "nemotron-nas": "its layers differ (block_configs): some have no attention or no feed-forward, others own widths",
+    "nemotron-nas": "its layers differ (block_configs): some have no attention or no feed-forward, others own widths; "
+    "transformers has no class for it, only code that its repository brings along",
     "biogpt": "it is nearly OPT, with scaled embeddings beside a tied head, and has no table",
     "gpt_neox_japanese": "only its last layer's attention has a bias, and it has no table",
     "openai-gpt": "its norms follow attention and feed-forward, with none behind the last layer, and it has no table",

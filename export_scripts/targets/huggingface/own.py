@@ -92,9 +92,14 @@ def own_tensors(own: OwnModel, stored: Stored) -> Mapping[str, LazyTensor]:
 def planned_own(
     opened: Source, tensors: Mapping[str, LazyTensor], stored: Stored, data_type: str
 ) -> list[PlannedTensor]:
-    """Plan a model's own tensors, unchanged but for the type of those that are not ``stored``."""
+    """Plan a model's own tensors, unchanged but for the type of those that are not ``stored``.
+
+    Predictors that its class passes over keep in fp32 what its layers do.
+    """
     described = opened.dims.tensors() if isinstance(opened.dims, Decoder) else {}
     fixed = {name: "fp32" for name, each in described.items() if each.stays_fp32}
+    ends = {name.rpartition(".")[2] for name in fixed}
+    fixed |= {name: "fp32" for name in tensors.keys() - described.keys() if name.rpartition(".")[2] in ends}
     return [
         _as_stored(name, *stored[name])
         if name in stored

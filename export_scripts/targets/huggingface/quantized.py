@@ -67,12 +67,14 @@ def quantized(
         CheckpointError: the model's tensors are not known, or there are some that cannot be quantized.
     """
     asked = f"quantization={quantization.name}"
-    stays, problems, result = [_head(config, quantization)], [], []
+    architecture = _architecture(config, quantization)
+    stays, problems, result = [architecture.all_names["head"]], [], []
     for tensor in planned:
         module, axes = tensor.name.removesuffix(_WEIGHT), len(tensor.shape)
-        if not _LAYER.search(tensor.name) or axes < 2:
+        is_outer = not _LAYER.search(tensor.name)
+        if axes < 2 or (is_outer and not architecture.is_passed_over(tensor.name)):
             result.append(tensor)
-        elif module.rpartition(".")[2] in _STAY:
+        elif is_outer or module.rpartition(".")[2] in _STAY:
             stays.append(module)
             result.append(tensor)
         elif quantization.takes(tensor.name, tensor.shape):
@@ -90,8 +92,8 @@ def quantized(
     return result, {**config, CONFIG_KEY: quantization.config(stays)}
 
 
-def _head(config: Mapping[str, Any], quantization: Quantization) -> str:
-    """Return the name of a model's head.
+def _architecture(config: Mapping[str, Any], quantization: Quantization) -> models.Architecture:
+    """Find what the model is.
 
     Raises:
         CheckpointError: the model is not one whose tensors are known, or not one that the quantization is for.
@@ -103,7 +105,7 @@ def _head(config: Mapping[str, Any], quantization: Quantization) -> str:
             "take another export.model.quantization, or leave it out",
         )
     try:
-        return models.find(model_type).all_names["head"]
+        return models.find(model_type)
     except models.ModelError as error:
         raise CheckpointError(
             f"{asked}: which tensors of {shown(model_type)} are linear layers is not known here", error.hint
