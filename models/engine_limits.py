@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from models.blocks.attention import UNIT, WHOLE
-from models.blocks.feed_forward import FeedForward
 from models.blocks.multipliers import Multipliers
 from models.blocks.rope_scaling import Dynamic, LongRope, Scaling
 from models.decoder import Decoder
@@ -14,7 +13,7 @@ _NO_LONGEST = "angles do not change with a text's length, and config.json names 
 def beyond_engine(decoder: Decoder) -> list[str]:
     """List what no part of the engine computes, ``what  (reason)`` a line each; empty: it serves the model."""
     of_model = {
-        "a clamped gate": (_is_clamped(decoder.feed_forward), "it has SiLU, and neither an offset nor a clamp"),
+        "a clamped gate": (_clamps_for_all(decoder), "experts alone have an offset and a clamp"),
         "layers with one block": (any(len(layer.blocks) < 2 for layer in decoder.layers), "attention and feed-forward"),
         "Mamba": (decoder.mamba is not None, "it keeps keys and values, and no state"),
         "multipliers": (
@@ -30,8 +29,11 @@ def beyond_engine(decoder: Decoder) -> list[str]:
     return [f"{what}  ({reason})" for what, (is_so, reason) in of_model.items() if is_so]
 
 
-def _is_clamped(one: FeedForward) -> bool:
-    return (one.gate_factor, one.up_offset, one.clamp) != (1, 0, 0)
+def _clamps_for_all(decoder: Decoder) -> bool:
+    """Return whether a feed-forward that every token uses has a clamped gate."""
+    is_there = any("feed_forward" in layer.blocks for layer in decoder.layers)
+    shared = decoder.mixture.shared_inter_size if decoder.mixture else 0
+    return decoder.feed_forward.is_clamped and bool(is_there or shared)
 
 
 def _changes(decoder: Decoder, kind: str) -> bool:

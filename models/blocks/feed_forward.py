@@ -59,6 +59,11 @@ class FeedForward:
     up_offset: float = 0.0
     clamp: float = 0.0
 
+    @property
+    def is_clamped(self) -> bool:
+        """Whether the gate is more than its activation."""
+        return (self.gate_factor, self.up_offset, self.clamp) != (1, 0, 0)
+
     def norms(self) -> dict[str, Tensor]:
         """List the weights of norms, by role: it has none."""
         return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +137,15 @@ def test_what_gpt_oss_has_not_is_refused_by_name(changes: dict[str, Any], words:
     assert any(line.startswith(words) for line in found), found
 
 
-def test_the_drop_in_engine_names_what_it_does_not_compute() -> None:
-    found = beyond_engine(read_dims(in_nemo_words(megatron_lm(saved("gpt_oss").config)), 128))
-    assert [line.partition("  (")[0] for line in found] == ["a clamped gate"]
+def test_the_drop_in_engine_computes_its_gates_in_experts_alone() -> None:
+    decoder: Any = read_dims(in_nemo_words(megatron_lm(saved("gpt_oss").config)), 128)
+    assert beyond_engine(decoder) == []
+    first = replace(decoder.layers[0], blocks=("attention", "feed_forward"))
+    for other in (
+        replace(decoder, layers=(first, *decoder.layers[1:])),
+        replace(decoder, mixture=replace(decoder.mixture, shared_inter_size=8)),
+    ):
+        assert beyond_engine(other) == ["a clamped gate  (experts alone have an offset and a clamp)"]
 
 
 @pytest.mark.parametrize("splits_gates", [True, False])

@@ -24,11 +24,12 @@ from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
 
 WINDOW, POSITIONS = 40, 512
+WINDOWED, WITHOUT_WINDOWS = ("mistral", "starcoder2", "gemma2", "gpt_oss"), ("llama", "qwen3_moe", "deepseek_v3")
 
 
-@pytest.fixture(scope="module", params=["mistral", "starcoder2", "gemma2", "llama", "qwen3_moe", "deepseek_v3"])
+@pytest.fixture(scope="module", params=[*WINDOWED, *WITHOUT_WINDOWS])
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Settings]:
-    has_windows = request.param not in ("llama", "qwen3_moe", "deepseek_v3")
+    has_windows = request.param in WINDOWED
     sizes = {"max_position_embeddings": POSITIONS} | ({"sliding_window": WINDOW} if has_windows else {})
     root, model = served_of(request.param, tmp_path_factory.mktemp(request.param), 1, **sizes)
     return model, Settings(root, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)

@@ -30,7 +30,7 @@ from models.described import find_model_tensors, read_directory
 
 FAMILIES = [
     *("mixtral", "qwen3_moe", "qwen3_moe_alike", "olmoe", "glm4_moe", "glm4_moe_air", "minimax_m2"),
-    *("ernie4_5_moe", "exaone_moe"),
+    *("ernie4_5_moe", "exaone_moe", "gpt_oss"),
 ]
 
 

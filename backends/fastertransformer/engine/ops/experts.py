@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from .gates import ClampedGate
 from .linear import ACTIVATIONS, Linear
 
 
@@ -51,12 +52,14 @@ class Experts:
         out: inter -> hidden.
         is_gated: whether there is a gate.
         activation: of the middle, one of linear.ACTIVATIONS.
+        clamped: what the gate is in place of that; None: it is that.
     """
 
     into: ExpertMatrices
     out: ExpertMatrices
     is_gated: bool
     activation: str
+    clamped: ClampedGate | None = None
 
 
 def run_experts(experts: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
@@ -79,7 +82,8 @@ def run_experts(experts: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> 
     inner = _grouped(experts.into, x[order // used], busy)
     if experts.is_gated:
         first, second = inner.chunk(2, -1)
-        inner = activate(first.contiguous()).mul_(second)
+        clamped = experts.clamped
+        inner = clamped(first, second) if clamped else activate(first.contiguous()).mul_(second)
     else:
         inner = activate(inner)
     sorted_results = _grouped(experts.out, inner, busy)

@@ -8,6 +8,7 @@ from models.blocks.feed_forward import FeedForward
 from models.blocks.mixture import SIGMOID, Mixture
 
 from ...ops.experts import ExpertMatrices, Experts
+from ...ops.gates import ClampedGate
 from ...ops.linear import Linear
 from ...ops.routing import Router
 from ..blocks.feed_forward import DenseWeights
@@ -27,6 +28,7 @@ def read_mixture(read: HubReader, mixture: Mixture, function: FeedForward, names
             _out(read, mixture, names),
             mixture.is_gated,
             function.activation,
+            ClampedGate(function.gate_factor, function.up_offset, function.clamp) if function.is_clamped else None,
         ),
         _shared(read, mixture, function, names) if mixture.shared_inter_size else None,
         read.column_parallel(names["shared_gate"]) if mixture.has_shared_gate else None,
