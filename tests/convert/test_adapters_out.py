@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.huggingface_models import save as save_gpt2
 from support.llama_adapters import merged_logits
 from support.llama_models import VOCAB, logits, save
 from support.peft_adapters import DATA
@@ -29,12 +30,18 @@ def to_peft(model: Path, adapter: Path | None, output: Path, **more: Any) -> Pat
     return output
 
 
+@pytest.mark.parametrize("base", ["Bridge", "hub"])
 @pytest.mark.parametrize("case", CASES)
-def test_pefts_logits_are_those_of_the_merged_model(case: str, tmp_path: Path) -> None:
-    """PEFT's logits are recorded with its configuration; the tensors are the independent writer's, bit by bit."""
+def test_pefts_logits_are_those_of_the_merged_model(case: str, base: str, tmp_path: Path) -> None:
+    """PEFT's logits are recorded with its configuration; the tensors are the independent writer's, bit by bit.
+
+    The model is Megatron-Bridge's, or a directory of the hub on which training began.
+    """
     from transformers import AutoModelForCausalLM
 
     model, adapter = write(case, tmp_path)
+    if base == "hub":
+        save(CASES[case][0], model := tmp_path / "base")
     made = to_peft(model, adapter, tmp_path / "peft", base_model="base")
     assert json.loads((made / "adapter_config.json").read_text()) == json.loads((DATA / f"out_{case}.json").read_text())
     assert_holds(made, added(case))
@@ -69,6 +76,16 @@ def test_what_peft_does_not_need_or_say_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="--base-model=b without --format=peft"):
         to_peft(model, adapter, tmp_path / "out", base_model="b", format="huggingface")
+
+
+def test_an_adapter_of_a_training_that_a_directory_has_no_single_weights_for_is_refused(tmp_path: Path) -> None:
+    adapter = write("experts", tmp_path)[1]
+    save("gpt_oss", tmp_path / "arrays")
+    with pytest.raises(CheckpointError, match=r"linear_fc1.* the model has it in one array with others"):
+        to_peft(tmp_path / "arrays", adapter, tmp_path / "out")
+    save_gpt2("gpt2", tmp_path / "gpt2")
+    with pytest.raises(CheckpointError, match="of another model than Llama's relatives"):
+        to_peft(tmp_path / "gpt2", adapter, tmp_path / "out")
 
 
 def test_a_killed_one_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

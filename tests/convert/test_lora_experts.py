@@ -17,7 +17,7 @@ from support.core_adapters import (
     write_expert_adapter,
 )
 from support.llama_adapters import ALPHA, RANK
-from support.llama_models import saved, tensors
+from support.llama_models import save, saved, tensors
 from support.peft_output import assert_holds
 
 from export_scripts.arguments import ConvertArguments
@@ -55,6 +55,9 @@ def test_every_expert_has_its_own_sum(name: str, kind: str, ranks: int, is_apart
         assert (made[key][: len(wanted)] - wanted).abs().max() < 1e-6, key
     convert(ConvertArguments(model, tmp_path / "peft", **wish, format="peft"))
     assert_holds(tmp_path / "peft", added)
+    save(name, tmp_path / "base")
+    convert(ConvertArguments(tmp_path / "base", tmp_path / "again", **wish, format="huggingface"))
+    assert all(torch.equal(value, made[key][: len(value)]) for key, value in tensors(tmp_path / "again").items())
 
 
 def test_a_rank_that_is_divided_by_a_tokens_experts(tmp_path: Path) -> None:

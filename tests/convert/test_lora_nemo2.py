@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from support.core_adapters import adapter_arrays
+from support.core_adapters import APART, LEGACY, adapter_arrays, expert_arrays, expert_products
 from support.llama_adapters import ALPHA, RANK, merged_logits, products
 from support.llama_configs import nemo1, nemo2, padded_vocabulary
 from support.llama_files import chunked, write_archive, write_nemo2_tree, write_torch_dist
-from support.llama_models import VOCAB, input_ids, logits, saved
+from support.llama_models import VOCAB, input_ids, logits, saved, tensors
 from support.llama_shards_forward import forward
 from support.llama_state import core_state
 from support.peft_output import assert_holds
@@ -127,3 +127,20 @@ def test_one_as_pefts(name: str, tmp_path: Path) -> None:
     model, adapter = write_model("NeMo 2", name, tmp_path), write_adapter(tmp_path / "adapter", name, 2)
     convert(ConvertArguments(model, tmp_path / "peft", weight_data_type="fp32", adapter=adapter, format="peft"))
     assert_holds(tmp_path / "peft", products(name, is_fused=True))
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [(LEGACY, 2), (APART, 1)])
+def test_adapters_of_experts(kind: str, ranks: int, tmp_path: Path) -> None:
+    """Grouped experts share one, experts one after another have one each."""
+    added, model = expert_products("mixtral", kind), write_model("NeMo 2", "mixtral", tmp_path)
+    transform = {"model_transform": {**LORA, "target_modules": ["linear_fc1", "linear_fc2"]}}
+    weights = write_nemo2_tree(tmp_path / "adapter", nemo2(saved("mixtral").config, "mixtral") | transform)
+    write_torch_dist(weights, expert_arrays("mixtral", kind, ranks, added))
+    given: dict[str, Any] = {"weight_data_type": "fp32", "adapter": tmp_path / "adapter"}
+    convert(ConvertArguments(model, tmp_path / "hub", **given, format="huggingface"))
+    made = tensors(tmp_path / "hub")
+    for key, (down, up) in added.items():
+        wanted = saved("mixtral").tensors[key].double() + ALPHA / RANK * up.double() @ down.double()
+        assert (made[key] - wanted).abs().max() < 1e-6, key
+    convert(ConvertArguments(model, tmp_path / "peft", **given, format="peft"))
+    assert_holds(tmp_path / "peft", added)

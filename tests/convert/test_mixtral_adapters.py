@@ -1,4 +1,4 @@
-"""LoRA adapters of Mixtral: those of attention and PEFT's of experts are merged, NeMo's of experts refused."""
+"""LoRA adapters of Mixtral: those of attention and of experts, PEFT's and NeMo's, are merged."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.core_adapters import APART, Products, expert_products
 from support.huggingface_models import filling
+from support.llama_adapters import ALPHA, RANK
 from support.llama_configs import nemo1, padded_vocabulary
 from support.llama_files import write_archive
 from support.llama_models import save, saved, tensors
 from support.llama_state import core_state
 from support.nemo_archive import write_nemo
+from support.peft_output import assert_holds
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
@@ -21,9 +24,7 @@ from export_scripts.checkpoints.user_files import GivenFiles
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 
-RANK, ALPHA = 4, 6.0
 ADAPTED = (".self_attn.o_proj.weight", ".experts.1.w1.weight", ".experts.1.w2.weight", ".experts.3.w3.weight")
-Products = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 def products(*suffixes: str) -> Products:
@@ -63,10 +64,14 @@ def test_pefts_adapter_of_attention_and_experts(tmp_path: Path) -> None:
     assert_merged(tmp_path / "model", adapter, added, tmp_path / "out")
 
 
-def nemos(folder: Path, state: dict[str, torch.Tensor]) -> Path:
+def nemos(folder: Path, *states: dict[str, torch.Tensor]) -> Path:
     lora = {"adapter_dim": RANK, "alpha": ALPHA, "variant": "nemo", "target_modules": ["all"], "weight_tying": False}
-    config = nemo1(saved("mixtral").config, peft={"peft_scheme": "lora", "lora_tuning": lora})
-    return write_nemo(folder / "adapter.nemo", config, {"model_weights.ckpt": state}, files={})
+    peft, ranks = {"peft_scheme": "lora", "lora_tuning": lora}, len(states)
+    files = {
+        f"mp_rank_{rank:02d}/model_weights.ckpt" if ranks > 1 else "model_weights.ckpt": state
+        for rank, state in enumerate(states)
+    }
+    return write_nemo(folder / "adapter.nemo", nemo1(saved("mixtral").config, (ranks, 1), peft=peft), files, files={})
 
 
 def nemos_model(folder: Path) -> Path:
@@ -85,17 +90,48 @@ def test_nemos_adapter_of_attention(tmp_path: Path) -> None:
     assert_merged(nemos_model(tmp_path), nemos(tmp_path, state), added, tmp_path / "out")
 
 
+def of_experts(ranks: int) -> tuple[Products, list[dict[str, torch.Tensor]]]:
+    """Every expert's adapters, and each rank's keys: an expert has adapters for all experts and uses its own."""
+    added = expert_products("mixtral", APART)
+    states: list[dict[str, torch.Tensor]] = [{} for _ in range(ranks)]
+    for key, (down, up) in added.items():
+        layer, expert, role = (key.split(".")[n] for n in (2, 5, 6))
+        if role == "w3":
+            continue
+        kind = "moe_4htoh" if role == "w2" else "moe_hto4h"
+        other = added[key.replace(".w1.", ".w3.")][1]
+        for rank, state in enumerate(states):
+            out = torch.cat([each.chunk(ranks)[rank] for each in ((up, other) if role == "w1" else (up,))])
+            into = down.chunk(ranks, int(role == "w2"))[rank]
+            for number in range(4):
+                place = f"model.decoder.layers.{layer}.mlp.experts.local_experts.{expert}.adapter_layer."
+                place += f"lora_{kind}_adapter.expert_adapters.{number}.linear_"
+                pair = (into, out) if number == int(expert) else (torch.ones_like(into), torch.ones_like(out))
+                state |= {f"{place}{side}.weight": one for side, one in zip(("in", "out"), pair, strict=True)}
+    return added, states
+
+
+@pytest.mark.parametrize(("ranks", "base"), [(1, "NeMo"), (2, "NeMo"), (2, "hub")])
+def test_nemos_adapters_of_experts(ranks: int, base: str, tmp_path: Path) -> None:
+    added, states = of_experts(ranks)
+    adapter = nemos(tmp_path, *states)
+    save("mixtral", tmp_path / "base")
+    model = tmp_path / "base" if base == "hub" else nemos_model(tmp_path)
+    assert_merged(model, adapter, added, tmp_path / "out")
+    convert(ConvertArguments(model, tmp_path / "peft", weight_data_type="fp32", adapter=adapter, format="peft"))
+    assert_holds(tmp_path / "peft", added)
+
+
 @pytest.mark.parametrize(
     "place",
     [
-        "mlp.experts.adapter_layer.lora_moe_hto4h_adapter.expert_adapters.1.",
+        "mlp.experts.adapter_layer.lora_moe_hto4h_adapter.",
         "mlp.experts.local_experts.1.adapter_layer.lora_hto4h_adapter.",
+        "mlp.adapter_layer.lora_hto4h_adapter.expert_adapters.1.",
     ],
 )
-def test_nemos_adapters_of_experts_are_refused(place: str, tmp_path: Path) -> None:
+def test_other_keys_of_experts_are_refused(place: str, tmp_path: Path) -> None:
     key = f"model.decoder.layers.0.{place}linear_in.weight"
     adapter = nemos(tmp_path, {key: torch.zeros(RANK, 64)})
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises(CheckpointError, match="is no part of a LoRA adapter that is read"):
         open_source(find_archive(nemos_model(tmp_path), GivenFiles(adapter=adapter)))
-    assert f"{key} changes an expert of a mixture, and such adapters are not merged" in refused.value.problem
-    assert "merge it with NeMo" in str(refused.value.hint)

@@ -7,7 +7,7 @@ where it is read, and then cast as every weight is. Every key of the adapter mus
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from export_scripts.checkpoints.files.archive import Archive
@@ -15,6 +15,7 @@ from export_scripts.checkpoints.files.chunked import ChunkedTensor, taken_apart
 from export_scripts.checkpoints.huggingface.files import ADAPTER_FILE
 from export_scripts.checkpoints.lora import bridge, nemo, nemo2, peft
 from export_scripts.checkpoints.lora.adapter import KIND, Adapter
+from export_scripts.checkpoints.lora.on_hub import on_hub_names
 from export_scripts.checkpoints.lora.update import MergedTensor, Update
 from export_scripts.checkpoints.nemo.companions import companions_of
 from export_scripts.checkpoints.source import OwnModel, Source
@@ -23,6 +24,11 @@ from handover.errors import CheckpointError
 from models.decoder import NAMES
 from models.directory import CONFIG_FILE
 
+_OF_TRAININGS: tuple[tuple[Callable[[Archive], bool], Callable[[str, Archive], Adapter]], ...] = (
+    (nemo.recognises, nemo.read_adapter),
+    (nemo2.recognises, nemo2.read_adapter),
+    (bridge.recognises, bridge.read_adapter),
+)
 _ALL_EXPERTS = ".mlp.experts.experts.linear_"
 _ONE_EXPERT = re.compile(r"\.mlp\.experts\.experts\.\d+\.linear_")
 
@@ -156,12 +162,12 @@ def _open_adapter(source: Source) -> Adapter | None:
 def _read(name: str, companion: Archive, model: Source) -> Adapter:
     if peft.recognises(companion):
         return peft.read_adapter(name, companion, model.archive, model.tensors)
-    if nemo.recognises(companion):
-        return nemo.read_adapter(name, companion)
-    if nemo2.recognises(companion):
-        return nemo2.read_adapter(name, companion)
-    if bridge.recognises(companion):
-        return bridge.read_adapter(name, companion)
+    for recognises, read_adapter in _OF_TRAININGS:
+        if recognises(companion):
+            adapter = read_adapter(name, companion)
+            if model.own is None:
+                return adapter
+            return replace(adapter, updates=on_hub_names(adapter.updates, model.dims, adapter.where))
     raise CheckpointError(
         f"{companion.path} is no LoRA adapter",
         f"a directory of PEFT with {ADAPTER_FILE}, a .nemo with peft.lora_tuning in its model_config.yaml, and a "

@@ -1,10 +1,10 @@
 """LoRA adapters of NeMo 1.x: a ``.nemo`` with ``peft.lora_tuning`` in its configuration, and no weights of a model.
 
 Keys and forward: NeMo 1.23, ``parallel_adapters.py`` (``ParallelLinearAdapter``: alpha / dim times linear_out of
-linear_in), ``peft_config.py`` (``LoraPEFTConfig``) and ``mcore_mixins.py``. Tensor parallelism cuts linear_out by rows,
-and linear_in by rows too, or by columns behind a row-parallel layer. The variant "canonical" has matrices of its own
-for q, k, v and for the two halves of a gated feed-forward; they become one product here, with zeros where they do not
-meet.
+linear_in; ``LoraMoeAdapter``), ``peft_config.py`` (``LoraPEFTConfig``) and ``mcore_mixins.py``. Tensor parallelism
+cuts linear_out by rows, and linear_in by rows too, or by columns behind a row-parallel layer. The variant "canonical"
+has matrices of its own for q, k, v and for the two halves of a gated feed-forward; they become one product here, with
+zeros where they do not meet.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from models.checks import quoted
 
 _KEY = re.compile(
     r"(?P<module>.+)\.adapter_layer\.lora_(?P<kind>\w+)_adapter"
-    r"(?:\.(?P<part>q|k|v|gate|up)_adapter)?\.linear_(?P<side>in|out)\.weight"
+    r"(?:\.(?P<part>q|k|v|gate|up)_adapter|\.expert_adapters\.(?P<expert>\d+))?\.linear_(?P<side>in|out)\.weight"
 )
-_EXPERTS = ".mlp.experts."
+_LOCAL, _GLOBAL = ".mlp.experts.local_experts.", ".mlp.experts.experts."
 _LAYER = re.compile(r"(?:.+\.)?layers\.\d+\.")
 # The layer that an adapter hangs on, in the words of NeMo's own layers and of megatron-core.
 _QKV, _FC1 = ("query_key_value", "linear_qkv", "layernorm_qkv"), ("dense_h_to_4h", "linear_fc1")
@@ -43,9 +43,11 @@ _LAYERS = {
     "hto4h": _FC1,
     "unfused_hto4h": _FC1,
     "4htoh": ("dense_4h_to_h", "linear_fc2"),
+    "moe_hto4h": ("linear_fc1",),
+    "moe_4htoh": ("linear_fc2",),
 }
 _PARTS = {"unfused_kqv": ("q", "k", "v"), "unfused_hto4h": ("gate", "up")}
-_ROW_PARALLEL = ("dense_attention", "4htoh")
+_ROW_PARALLEL = ("dense_attention", "4htoh", "moe_4htoh")
 _GATED = ("fast-geglu", "fast-swiglu", "fast-reglu")
 
 Pair = tuple[PartedTensor, PartedTensor]
@@ -115,14 +117,11 @@ def read_adapter(name: str, archive: Archive) -> Adapter:
     groups: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
     tensors = checkpoint.state.tensors(_join_axis)
     for key in tensors:
-        if _EXPERTS in key:
-            raise CheckpointError(
-                f"{archive.path}: {key} changes an expert of a mixture, and such adapters are not merged",
-                "merge it with NeMo (scripts/nlp_language_modeling/merge_lora_weights/merge.py) and give the result",
-            )
         found = _KEY.fullmatch(key)
-        if found is None or found["kind"] not in _LAYERS:
+        if found is None or found["kind"] not in _LAYERS or _of_one_expert(found) != (".mlp.experts." in key):
             raise CheckpointError(f"{archive.path}: {key} is no part of a LoRA adapter that is read", _known())
+        if found["expert"] and not found["module"].endswith(f"{_LOCAL}{found['expert']}"):
+            continue  # every expert has adapters for all of them, and is given its own number: it uses one
         places = groups.setdefault((found["module"], found["kind"]), {})
         places[found["part"] or "", found["side"]] = key
     if not groups or checkpoint.state.other_keys():
@@ -130,6 +129,12 @@ def read_adapter(name: str, archive: Archive) -> Adapter:
     _check_layers(checkpoint, groups)
     updates = tuple(_update(*place, keys, tensors, said) for place, keys in groups.items())
     return Adapter(name, str(archive.path), updates)
+
+
+def _of_one_expert(found: re.Match[str]) -> bool | None:
+    """Whether a key is of an expert; None: its parts say both."""
+    said = {found["kind"].startswith("moe_"), found["expert"] is not None}
+    return said.pop() if len(said) == 1 else None
 
 
 def _known() -> str:
@@ -150,6 +155,7 @@ def _read_config(config: Mapping[str, Any], where: str) -> _Model:
         "peft.lora_tuning.weight_tying": (lora, "weight_tying", (None, False)),
         "peft.lora_tuning.position_embedding_strategy": (lora, "position_embedding_strategy", (None,)),
         "megatron_legacy": (config, "megatron_legacy", (None, False)),
+        "expert_model_parallel_size": (config, "expert_model_parallel_size", (None, 1)),
     }
     for key, (section, name, legal) in wanted.items():
         if section.get(name) not in legal:
@@ -211,8 +217,10 @@ def _update(
         sides = {side: key for (whose, side), key in keys.items() if whose == part}
         place = f"{adapter}.{part}_adapter" if part else adapter
         pairs.append(pair_of(place, sides, tensors, f"adapter_dim {said.rank}", said.rank, keys.values()))
-    is_fc1 = kind in ("hto4h", "unfused_hto4h")
-    places = (module, f"module.{module.removeprefix('model.')}")  # NeMo 2 calls module what NeMo 1 calls model
+    is_fc1 = kind in ("hto4h", "unfused_hto4h", "moe_hto4h")
+    modules = dict.fromkeys((module, module.replace(_LOCAL, _GLOBAL)))
+    # NeMo 2 calls module what NeMo 1 calls model.
+    places = [place for each in modules for place in (each, f"module.{each.removeprefix('model.')}")]
     return Update(
         names=tuple(f"{place}.{layer}.weight" for layer in _LAYERS[kind] for place in places),
         shape=(sum(out.shape[0] for _, out in pairs), pairs[0][0].shape[1]),
@@ -256,6 +264,7 @@ def _values(pairs: list[Pair], kind: str) -> dict[str, tuple[Array, Array]]:
 
 _READERS: dict[str, Callable[[list[Pair], _Model], tuple[Array, Array]]] = {
     "hto4h": _read_fc1,
+    "moe_hto4h": _read_fc1,
     "unfused_hto4h": _read_unfused_fc1,
     "unfused_kqv": _read_unfused_qkv,
 }

@@ -86,5 +86,13 @@ def _read_transform(archive: Archive) -> Trained:
         )
     rank = positive(lora.get("dim"), f"{where}: model_transform: dim")
     alpha = number(lora.get("alpha"), f"{where}: model_transform: alpha")
-    is_gated = bool(model.fields("config").get("gated_linear_unit"))
-    return Trained(rank, alpha, is_gated, cuts_plain=True)
+    config = model.fields("config")
+    experts = config.whole("num_moe_experts") if config.get("num_moe_experts") else 0
+    return Trained(
+        rank,
+        alpha,
+        bool(config.get("gated_linear_unit")),
+        cuts_plain=True,
+        expert_num=experts,
+        expert_ranks=range(rank, rank + 1),
+    )

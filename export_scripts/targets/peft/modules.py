@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from export_scripts.checkpoints.lora.on_hub import Arranged, arranged
 from export_scripts.checkpoints.lora.update import MergedTensor, Update
 from export_scripts.checkpoints.source import Source
 from export_scripts.tensors.dtypes import Array
@@ -134,32 +135,11 @@ def _module(
     return Module(name.removesuffix(_WEIGHT), update, part, of_rows, of_columns, is_transposed)
 
 
-@dataclass(frozen=True)
-class _Arranged:
-    """Numbers of rows or of columns where a weight's are in transformers' tensor.
-
-    Attributes:
-        down, across: its first column, and its first row.
-        is_straight: its last column and row are the same ones.
-    """
-
-    down: Array
-    across: Array
-    is_straight: bool
-
-
-def _arranged(numbers: Array, rule: Rule, taken: HubTensor, source: Source) -> _Arranged:
+def _arranged(numbers: Array, rule: Rule, taken: HubTensor, source: Source) -> Arranged:
     """Rearrange numbers as a weight."""
     view = rule.layout(numbers, source.dims)
     if taken.part:
         axis, start, stop = taken.part
         view = np.moveaxis(np.moveaxis(view, axis, 0)[start:stop], 0, axis)
     view = view.transpose(taken.order) if taken.order else view
-    outer = taken.merged[0] if taken.merged else 1
-    every: tuple[slice, ...] = (slice(None),) * outer
-    inner = view.ndim - outer
-    down, last_down = (view[every + (place,) * inner].reshape(-1) for place in (0, -1))
-    across, last_across = (view[(place,) * outer].reshape(-1) for place in (0, -1))
-    varies_down = np.array_equal(down, last_down) and bool((across == across[0]).all())
-    varies_across = np.array_equal(across, last_across) and bool((down == down[0]).all())
-    return _Arranged(down, across, varies_down or varies_across)
+    return arranged(view, taken.merged[0] if taken.merged else 1)
