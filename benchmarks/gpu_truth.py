@@ -214,7 +214,7 @@ def tight(
     chosen = draw_requests(shape, count * 3 // 4, seed, config.encoder is not None, LONGER_OUTPUTS, longest)
     most = max(ask.width * (len(ask.prompt) + max(LONGER_OUTPUTS) + 64) for ask in chosen)
     token_bytes = config.num_layer * 2 * config.kv_heads * config.size_per_head * 4 // tensor_para_size
-    return chosen, most * token_bytes
+    return chosen, most * token_bytes * (2 if config.keeps_states else 1)  # states take a half at most
 
 
 @contextmanager

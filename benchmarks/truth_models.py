@@ -58,6 +58,24 @@ def _phi3(shape: Shape) -> dict[str, Any]:
     return _llama(shape, rope_parameters=rope) | longest
 
 
+def _nemotron_h(shape: Shape) -> dict[str, Any]:
+    """Mamba 2, attention and feed-forwards by turns, a block a layer."""
+    kinds = ["linear_attention", "mlp", "full_attention"]
+    sizes = {"mamba_num_heads": 16, "mamba_head_dim": shape.hidden // 8, "n_groups": 2, "ssm_state_size": 64}
+    own = {"layers_block_type": [kinds[layer % 3] for layer in range(shape.layers + 2)], "head_dim": shape.hidden // 8}
+    plain = {name: value for name, value in _llama(shape).items() if name != "num_hidden_layers"}
+    return plain | sizes | own
+
+
+def _falcon_h1(shape: Shape) -> dict[str, Any]:
+    """Mamba 2 beside attention in each layer, with numbers that multiply what goes in and out."""
+    sizes = {"mamba_n_heads": 16, "mamba_d_head": shape.hidden // 8, "mamba_d_ssm": 2 * shape.hidden}
+    groups = {"mamba_n_groups": 2, "mamba_d_state": 64, "head_dim": shape.hidden // 8}
+    inner = {"ssm_multipliers": [0.7, 0.9, 0.8, 0.6, 0.9], "mlp_multipliers": [0.9, 0.7]}
+    outer = {"key_multiplier": 0.8, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8, "lm_head_multiplier": 0.9}
+    return _llama(shape) | sizes | groups | inner | outer | {"attention_out_multiplier": 0.9}
+
+
 def _opt(shape: Shape) -> dict[str, Any]:
     sizes = {"hidden_size": shape.hidden, "word_embed_proj_dim": shape.hidden, "ffn_dim": 4 * shape.hidden}
     heads = {"num_hidden_layers": shape.layers, "num_attention_heads": 8, "max_position_embeddings": shape.positions}
@@ -126,6 +144,8 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
     ),
     "nemotron": ("Nemotron", "Llama", _llama),
     "phi3": ("Phi3", "Llama", _phi3),
+    "nemotron_h": ("NemotronH", "Llama", _nemotron_h),
+    "falcon_h1": ("FalconH1", "Llama", _falcon_h1),
     "t5": ("T5", "T5", lambda s: _t5(s, feed_forward_proj="relu")),
     "t5_gated": ("T5", "T5", lambda s: _t5(s, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
 }

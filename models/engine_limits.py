@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from models.blocks.attention import UNIT, WHOLE
-from models.blocks.multipliers import Multipliers
 from models.blocks.rope_scaling import Dynamic, LongRope, Scaling
 from models.decoder import Decoder
 
@@ -14,13 +13,7 @@ def beyond_engine(decoder: Decoder) -> list[str]:
     """List what no part of the engine computes, ``what  (reason)`` a line each; empty: it serves the model."""
     of_model = {
         "a clamped gate": (_clamps_for_all(decoder), "experts alone have an offset and a clamp"),
-        "layers with one block": (any(len(layer.blocks) < 2 for layer in decoder.layers), "attention and feed-forward"),
-        "Mamba": (decoder.mamba is not None, "it keeps keys and values, and no state"),
-        "multipliers": (
-            decoder.multipliers not in (None, Multipliers()),
-            "it multiplies embeddings, blocks and logits",
-        ),
-        "the gated delta rule": (decoder.delta is not None, "it keeps keys and values, and no state"),
+        "the gated delta rule": (decoder.delta is not None, "it keeps the states of Mamba 2 alone"),
         "norms without weights": (decoder.attention.qk_norm == UNIT, "queries and keys are normalised by weights"),
         "a temperature of positions": (decoder.attention.temperature != 0, "queries are as they are"),
         "chunks": (any(layer.chunk for layer in decoder.layers), "a token sees all before it, or a window"),
@@ -66,6 +59,8 @@ def ranks_problem(decoder: Decoder, ranks: int) -> str:
     heads, kv_heads, middles = decoder.head_num, decoder.kv_head_num, _middles(decoder)
     if ranks > 1 and decoder.attention.qk_norm == WHOLE:
         return f"{ranks} ranks cannot share heads that are normalised together"
+    if ranks > 1 and (decoder.mamba or decoder.delta):
+        return f"{ranks} ranks cannot share layers with a state; stages of layers can (pipeline_para_size)"
     if heads % ranks == 0 == sum(each % ranks for each in middles) and (kv_heads % ranks == 0 or ranks % kv_heads == 0):
         return ""
     widths = " and ".join(map(str, middles))

@@ -17,6 +17,7 @@ from backends.fastertransformer.engine.model.precision import Precision
 from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.ops.packed_rows import Rows
 from support.huggingface_models import VOCAB
+from support.paged_steps import poisoned_states
 
 CPU = torch.device("cpu")
 FP32 = Precision(torch.float32, torch.float32, "")
@@ -36,7 +37,8 @@ def new_cache(
 ) -> KvCache:
     entries = network.weights.decoder.entries if network.weights.decoder else ()
     shape = CacheShape(entries, network.weights.like.dtype, has_cross=cross_capacity > 0)
-    cache = KvCache(shape, CPU, 1 << 22, max(capacity, cross_capacity))
+    states = poisoned_states(network, slots) if network.config.keeps_states else None
+    cache = KvCache(shape, CPU, 1 << 22, max(capacity, cross_capacity), states=states)
     for block in cache.kv:
         block.fill_(1e4)  # what an earlier row left must not matter
     rows = [cache.allocator.take(capacity, source=cross_capacity) for _ in range(slots)]

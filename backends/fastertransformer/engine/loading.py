@@ -15,6 +15,7 @@ from ft_format.weight_format import INT8, KEY
 from .arrays import Array
 from .cache.kv_cache import KvCache
 from .cache.sizing import CacheShape, free_bytes
+from .cache.states import LEAST_STATES, States, bytes_of, choose_count
 from .errors import EngineError
 from .model.families import read_config
 from .model.network import Network
@@ -169,11 +170,33 @@ class _Part:
             is_head_major=is_head_major,
         )
         budget = choose_budget(self._settings, free_bytes(self._device) // self._sharers, self._device)
+        states = self._reserve_states(budget) if config.keeps_states else None
+        budget -= states.size_bytes if states else 0
         if self._group:  # a stage may have no layers
             token_bytes = max(shape.token_bytes, 1)
             budget = self._group.all_reduce_min(budget // token_bytes) * token_bytes
         longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
-        return KvCache(shape, self._device, budget, longest, self._settings.has_prefix_cache, config.reach)
+        keeps_prefixes = self._settings.has_prefix_cache and not states
+        return KvCache(shape, self._device, budget, longest, keeps_prefixes, config.reach, states)
+
+    def _reserve_states(self, budget: int) -> States:
+        """Reserve the states of rows, in a part of the cache's memory: of as many rows in all processes of a group.
+
+        Raises:
+            EngineError: there is room for one row at most.
+        """
+        shapes = self.weights.decoder.states if self.weights.decoder else ()
+        count = choose_count(shapes, budget)
+        count = self._group.all_reduce_min(count) if self._group else count
+        if count < LEAST_STATES:
+            raise EngineError(
+                f"{self._settings.checkpoint}: a row of it has a state of {bytes_of(shapes)} bytes, and the cache has"
+                f" {budget} bytes for {LEAST_STATES} of them and as much for keys and values; give it more"
+                " (kv_cache_bytes, kv_cache_fraction)"
+            )
+        if self._settings.has_prefix_cache:
+            _log.info("no prefix cache: a page says nothing of the states that this model's layers keep of a row")
+        return States(shapes, count, self._device)
 
     def describe(self, cache: KvCache) -> str:
         """Describe the loaded model in one line, for a log."""
@@ -181,11 +204,12 @@ class _Part:
         shards = settings.tensor_para_size
         what = f"{shards} shards" if rank is None else f"shard {rank} of {shards}"
         saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""
+        states = f", {cache.states.count} states of {cache.states.row_bytes} bytes" if cache.states else ""
         return (
             f"{settings.model_type} {config.num_layer} layers, hidden {config.hidden_units}, vocabulary"
             f" {config.vocab_size} from {settings.checkpoint} ({config.weight_data_type}, {what}) in"
             f" {self._seconds:.1f} s; {self._precision.note}; weights {weights.size_bytes / 1e9:.3g} GB{saved},"
-            f" KV cache up to {cache.budget_bytes / 1e9:.3g} GB ({cache.shape.token_bytes} bytes a token);"
+            f" KV cache up to {cache.budget_bytes / 1e9:.3g} GB ({cache.shape.token_bytes} bytes a token){states};"
             f" {torch.get_num_threads()} CPU threads"
         )
 

@@ -29,6 +29,7 @@ from ..errors import EngineError
 from .page_allocator import PAGE, PageAllocator, pages_of
 from .page_pool import RowPages
 from .sizing import CacheNeed, CacheShape, Entry
+from .states import States
 
 __all__ = ["PAGE", "KvCache"]
 _UNUSED_BYTES = 1 << 30  # of known pages on a host, which has other uses for its memory
@@ -45,6 +46,7 @@ class KvCache:
         longest: entries that a row has at most.
         keeps_prefixes: whether rows that begin with the same tokens share pages; see prefix_index.py.
         reach: tokens that a token sees at most, in any layer, itself among them; 0: all before it.
+        states: of rows, beside the pages; None: no layer keeps any.
 
     Attributes:
         allocator: which row has which pages; in use in rank 0 only.
@@ -55,6 +57,7 @@ class KvCache:
         windows: int64 [MOST_SLOTS], on the device; 1 of a free slot.
         sources: int64 [2, MOST_SLOTS], on the device: the length of each slot's encoder input, 1 of a free slot, and
             its IA3 task, -1 for none.
+        states: see above.
     """
 
     def __init__(
@@ -65,8 +68,9 @@ class KvCache:
         longest: int,
         keeps_prefixes: bool = True,
         reach: int = 0,
+        states: States | None = None,
     ) -> None:
-        self.shape, self._device = shape, device
+        self.shape, self._device, self.states = shape, device, states
         self._page_bytes = PAGE * shape.token_bytes
         pages = max(0, budget_bytes // max(1, shape.token_bytes) // PAGE - 1)
         self.budget_bytes = pages * self._page_bytes
@@ -75,7 +79,14 @@ class KvCache:
         if is_on_cpu:
             most_unused = min(pages // 2, _UNUSED_BYTES // max(1, self._page_bytes))
             first_unused = pages_of(longest)
-        self.allocator = PageAllocator(pages, most_unused if keeps_prefixes else 0, reach, first_unused, is_on_cpu)
+        self.allocator = PageAllocator(
+            pages,
+            most_unused if keeps_prefixes else 0,
+            reach,
+            first_unused,
+            is_on_cpu,
+            states.count if states else None,
+        )
         widths = pages_of(longest), pages_of(longest) if shape.has_cross else 0
         self.page_tables, self.source_page_tables = (
             torch.zeros(MOST_SLOTS + 1, width, dtype=torch.int32, device=device) for width in widths
@@ -110,10 +121,11 @@ class KvCache:
     def allocate(self, first: int, rows: Sequence[RowPages], windows: Array | None = None) -> None:
         """Allocate the slots from ``first`` on to rows whose pages were taken; for a cache that no other rank has."""
         most = np.full(len(rows), UNBOUNDED) if windows is None else windows
-        self.place(first, table_of([row.listed for row in rows]), table_of([row.source for row in rows]), most)
+        tables, sources = table_of([row.listed for row in rows]), table_of([row.source for row in rows])
+        self.place(first, tables, sources, most, np.array([row.state for row in rows]))
 
-    def place(self, first: int, tables: Array, sources: Array, windows: Array) -> None:
-        """Return new rows the slots from ``first`` on, with their page tables; see Steps.allocate.
+    def place(self, first: int, tables: Array, sources: Array, windows: Array, states: Array) -> None:
+        """Give new rows the slots from ``first`` on, with their page tables and states; see RowSlots.allocate.
 
         Raises:
             EngineError: not enough slots.
@@ -124,6 +136,8 @@ class KvCache:
         for table, given in ((self.page_tables, tables), (self.source_page_tables, sources)):
             if given.size:
                 table[first:end, : given.shape[1]] = upload(given, self._device)
+        if self.states:
+            self.states.place(first, states)
         self._windows[first:end] = windows
         self.windows[first:end] = upload(windows, self._device)
 
@@ -134,7 +148,9 @@ class KvCache:
 
     def free(self, count: int, kept: int, targets: Array, sources: Array) -> None:
         """Free slots, and move others into the gaps; see Steps.free. Page tables move, and keys and values stay."""
-        tables = self.page_tables, self.source_page_tables
+        tables = [self.page_tables, self.source_page_tables]
+        if self.states:
+            tables.append(self.states.of_slots)
         if len(targets):
             to, of = upload(np.array((targets, sources)), self._device)
             for table in (*tables, self.windows):
@@ -148,7 +164,7 @@ class KvCache:
         self.sources[0, kept:count] = 1
 
     def copy(self, pages: Array, slots: Array) -> None:
-        """Copy pages, and the encoder inputs of slots, int64 [2 (target, source), n] each.
+        """Copy pages, and the encoder inputs and states of slots, int64 [2 (target, source), n] each.
 
         All sources are read before any target is written.
         """
@@ -157,6 +173,8 @@ class KvCache:
             block[:, to] = block[:, of]
         to, of = upload(slots, self._device)
         self.sources[:, to] = self.sources[:, of]
+        if self.states:
+            self.states.copy(to, of)
 
     def clear(self, pages: Array) -> None:
         """Fill pages with zeros; see _zeros."""
@@ -196,6 +214,8 @@ def _zeros(shape: CacheShape, entry: Entry, pages: int, device: torch.device) ->
     wanted = (parts, pages, PAGE, heads, size)
     if device.type != "cpu":
         return torch.zeros(wanted, dtype=shape.dtype, device=device).transpose(2, 3)
+    if not heads:
+        return torch.zeros(wanted, dtype=shape.dtype).transpose(2, 3)
     count = parts * pages * PAGE * heads * size * shape.dtype.itemsize
     try:
         # Not reserved, so that a process may still be forked where this is more than half of the memory.

@@ -1,4 +1,4 @@
-"""The page allocator: which pages of the KV cache each row uses, on the host of rank 0.
+"""The page allocator: which pages of the KV cache each row uses, and which state, on the host of rank 0.
 
 A row takes the pages of its context when it starts, and another one whenever its tokens cross a page's end. The device
 has a page table of each slot, which lists the row's pages and those held for it, so that growth within these changes
@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..arrays import Array
+from ..arrays import MOST_SLOTS, Array
 from ..errors import EngineError
 from .page_pool import PagePool, RowPages
 from .prefix_index import PAGE, PrefixIndex, pages_before_window
@@ -38,11 +38,14 @@ class PageAllocator:
         window: tokens that a token sees at most, itself among them, in any layer; 0: all before it.
         first_unused: as many are kept at first, see PrefixIndex; None: ``most_unused``.
         reads_in_place: whether rows are read faster whose pages are contiguous: by torch, see PagedView.
+        states: of rows, numbered from 1; None: the model keeps none.
 
     Attributes:
         count: see above.
         window: see above.
         keeps_prefixes: whether rows share pages.
+        keeps_states: whether each row has a state.
+        most_rows: rows in the batch at most. One more may be half run, see scheduling/chunks.py.
         prefixes: the pages that are known by their tokens.
     """
 
@@ -53,12 +56,15 @@ class PageAllocator:
         window: int = 0,
         first_unused: int | None = None,
         reads_in_place: bool = False,
+        states: int | None = None,
     ) -> None:
         self.count, self.window, self._reads_in_place = count, window, reads_in_place
         self.keeps_prefixes, self.prefixes = most_unused > 0, PrefixIndex(most_unused, window, first_unused)
         self._pool = PagePool(range(1, count + 1))
         self._changes: list[tuple[RowPages, int, int]] = []  # row, column of its page table, page
         self._dirty: list[int] = []
+        self.keeps_states, self._states = states is not None, list(range(states or 0, 0, -1))
+        self.most_rows = MOST_SLOTS if states is None else states - 1
 
     @property
     def free(self) -> int:
@@ -100,13 +106,15 @@ class PageAllocator:
             is_copied: whether it may take pages to copy the known ones to, see copy_shared.
 
         Raises:
-            EngineError: there are too few free pages; nothing was taken.
+            EngineError: there are too few free pages, or no state is free; nothing was taken.
         """
         first = [*saved, *shared] or [0] * unneeded
         count, beyond = pages_of(entries) - len(first), pages_of(source)
         free = self.free - self.prefixes.count_unused(shared)
         if count + beyond > free:
             raise EngineError(f"{count + beyond} pages of the KV cache for a row; there are {free}")
+        if self.keeps_states and not self._states:
+            raise EngineError("a row more than there are states")
         self.prefixes.use(shared)
         self._evict(count + beyond)
         row, growth = RowPages(first, source=self._pool.take(beyond)), max(0, pages_of(most) - pages_of(entries))
@@ -117,6 +125,7 @@ class PageAllocator:
         else:
             self._pool.allocate(row, max(0, count), growth)
         self._note_taken()
+        row.state = self._states.pop() if self.keeps_states else 0
         return row
 
     def _is_copied(self, shared: Sequence[int], count: int) -> bool:
@@ -203,12 +212,13 @@ class PageAllocator:
         return dirty
 
     def release(self, rows: Iterable[RowPages]) -> None:
-        """Free all pages of rows."""
+        """Free all pages and the states of rows."""
         for row in rows:
             self._pool.release(row)
             self._release(row.pages)
             self._pool.free([*row.source, *row.copies])
-            row.pages, row.source, row.copies, row.slot = [], [], [], -1
+            self._states += [row.state] if row.state else []
+            row.pages, row.source, row.copies, row.slot, row.state = [], [], [], -1, 0
 
     def save(self, row: RowPages, entries: int) -> list[int]:
         """Take the pages of a row's first entries from it, before it is released."""

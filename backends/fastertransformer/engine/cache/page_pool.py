@@ -16,6 +16,7 @@ class RowPages:
         source: pages of its encoder's output.
         slot: where the row is in the batch; -1: it is in none.
         copies: pages right before its own, to which those that it shares are copied once its context has been run.
+        state: its state, see states.py; 0: the model keeps none.
     """
 
     pages: list[int] = field(default_factory=list)
@@ -23,6 +24,7 @@ class RowPages:
     source: list[int] = field(default_factory=list)
     slot: int = -1
     copies: list[int] = field(default_factory=list)
+    state: int = 0
 
     @property
     def listed(self) -> list[int]:

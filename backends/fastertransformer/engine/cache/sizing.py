@@ -29,6 +29,10 @@ class Entry(NamedTuple):
     parts: int = 2
 
 
+NOTHING = Entry(0, 0)
+"""What a layer without attention keeps."""
+
+
 @dataclass(frozen=True)
 class CacheShape:
     """Dimensions of one process's cache.

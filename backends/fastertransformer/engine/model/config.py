@@ -8,6 +8,9 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from ft_format.layout import StoredTensor
+from models.blocks.delta_rule import DeltaRule
+from models.blocks.mamba import Mamba
+from models.blocks.multipliers import Multipliers
 from models.decoder import Decoder
 
 from .layouts import StackWeights
@@ -66,6 +69,8 @@ class Stack:
         rotates_pairs: whether neighbours are rotated with each other (GPT-J), else the two halves (GPT-NeoX).
         has_output_gate: whether what a head gives is multiplied by a sigmoid, made behind its query.
         ropes: of each layer; empty: angles of waves whose lengths have a base of 10000.
+        mamba, delta: blocks that keep states, of which some layers are made; None: none is.
+        multipliers: numbers within its layers.
     """
 
     head_num: int
@@ -92,6 +97,9 @@ class Stack:
     rotates_pairs: bool = False
     has_output_gate: bool = False
     ropes: tuple[Rope, ...] = ()
+    mamba: Mamba | None = None
+    delta: DeltaRule | None = None
+    multipliers: Multipliers = Multipliers()
 
     @property
     def hidden_units(self) -> int:
@@ -109,10 +117,16 @@ class Stack:
         return self.head_num // self.kv_heads
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether rows have states beside keys and values."""
+        return self.mamba is not None or self.delta is not None
+
+    @property
     def attention_scale(self) -> float:
         """What q k is multiplied with."""
         root = float((self.attention_scalar or self.size_per_head) ** -0.5)
-        return (self.attention_multiplier or root) if self.scales_attention else 1.0
+        scale = (self.attention_multiplier or root) * self.multipliers.key  # a rotation leaves a factor as it is
+        return scale if self.scales_attention else 1.0
 
     def window_of(self, layer: int) -> int:
         """Return the window of a layer's attention; 0: there is none."""

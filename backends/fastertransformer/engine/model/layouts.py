@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..cache.sizing import Entry
+from ..cache.sizing import NOTHING, Entry
+from ..cache.states import StateShape
 from ..ops.linear import Linear, Norm
 from .blocks.attention import SelfAttention
+from .blocks.context import StateMixer
 from .blocks.feed_forward import FeedForward
 
 
@@ -37,20 +39,28 @@ class LayerWeights:
 
     Attributes:
         input_norm: before attention, or after it in a post-norm model; None: there is none.
-        attention: self-attention.
+        attention: self-attention; None: the layer has none.
         post_norm: the same for the MLP; None where there is none, or the MLP works on attention's input.
-        feed_forward: the MLP.
+        feed_forward: the MLP; None: the layer has none.
         cross: attention to the encoder's output; None: there is no encoder.
         attention_output_norm, mlp_output_norm: of what the residual stream is added to; None: there is none.
+        state_mixer: in attention's place, or beside it on the same input; None: there is none.
     """
 
     input_norm: Norm | None
-    attention: SelfAttention
+    attention: SelfAttention | None
     post_norm: Norm | None
-    feed_forward: FeedForward
+    feed_forward: FeedForward | None
     cross: CrossWeights | None = None
     attention_output_norm: Norm | None = None
     mlp_output_norm: Norm | None = None
+    state_mixer: StateMixer | None = None
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of the matrices that one token's widest product reads."""
+        mixed = self.state_mixer.into.size_bytes if self.state_mixer else 0
+        return self.feed_forward.step_bytes if self.feed_forward else mixed
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,12 @@ class StackWeights:
     @property
     def entries(self) -> tuple[Entry, ...]:
         """What the cache of each layer keeps of a token."""
-        return tuple(layer.attention.entry for layer in self.layers)
+        return tuple(layer.attention.entry if layer.attention else NOTHING for layer in self.layers)
+
+    @property
+    def states(self) -> tuple[StateShape | None, ...]:
+        """What is kept of a row, by layer; None: nothing, or keys and values alone."""
+        return tuple(layer.state_mixer.state if layer.state_mixer else None for layer in self.layers)
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,14 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
+from ..cache.states import LayerState
 from ..ops import choose_ops
 from ..ops.latent_attention import LatentAttend, LatentOps
 from ..ops.linear import Norm
 from ..ops.ops import Ops
 from ..ops.packed_rows import Rows
 from ..ops.positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies
+from ..ops.state_rows import StateRows
 from ..parallel.comm import Comm
 from .blocks.attention import scale_by_task, split_heads
 from .blocks.context import LayerContext
@@ -68,13 +70,14 @@ class Network:
             number: spec._replace(rotary=_rotary(config, rope, weights.like.device), window=window, is_latent=is_latent)
             for number, (window, rope, is_latent) in enumerate(differing)
         }
+        self._no_states: list[LayerState | None] = [None] * len(kinds)
         encoder = config.encoder or config
         self._encoder_spec = _attention_spec(encoder, weights.encoder, weights.like.device, is_both_ways=True)
         # A number of the type that is computed in, as transformers rounds Gemma's factor.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=weights.like.dtype))
         can_mix = not config.has_experts or self.ops.can_capture_experts
         is_latent = any(spec.is_latent for spec in self._specs.values())
-        can_attend = not is_latent or self.ops.latent.can_capture
+        can_attend = not config.keeps_states and (not is_latent or self.ops.latent.can_capture)
         self.can_capture = self.ops.can_capture and can_mix and can_attend and not config.ia3_num_tasks
         self.can_capture_continued = self.can_capture and not config.encoder and config.positions not in _BIASED
 
@@ -104,7 +107,7 @@ class Network:
             return ops.prefill_attention(cache, rows, spec, self._like)
 
         x = self._embed(rows, embeddings)
-        return self.comm.send_output(self._decoder(x, prepare, rows.slots, cache))[0]
+        return self.comm.send_output(self._decoder(x, prepare, rows.slots, cache, rows))[0]
 
     def decode(self, ids: Tensor, positions: Tensor, slots: Tensor | slice, cache: KvCache) -> Tensor:
         """Run one token of every row.
@@ -197,7 +200,12 @@ class Network:
             self.ops.kv_write(kv, pages, offsets, k[0], v[0])
 
     def _decoder(
-        self, x: Tensor, prepare: Callable[[AttentionSpec], PreparedAttention], slots: Tensor | slice, cache: KvCache
+        self,
+        x: Tensor,
+        prepare: Callable[[AttentionSpec], PreparedAttention],
+        slots: Tensor | slice,
+        cache: KvCache,
+        rows: Rows | None = None,
     ) -> Tensor:
         """Run this process's layers of the decoder.
 
@@ -205,7 +213,8 @@ class Network:
             x: [1, T, hidden] or [B, 1, hidden].
             prepare: prepares self-attention for the layers that attend in one way.
             slots: of x.
-            cache: keys and values.
+            cache: keys and values, and states.
+            rows: packed rows that x is of; None: each has one token, and goes on.
         """
         config, weights = self.config, self.weights.decoder
         assert weights, "there is no decoder"
@@ -214,12 +223,16 @@ class Network:
             lengths, tasks = cache.sources[:, slots]
             attend_source = self.ops.cross_attention(cache.source_page_tables[slots], lengths, config.attention_scale)
             tasks_here = tasks.view(x.shape[:2]) if config.ia3_num_tasks else None
+        state_rows, states = None, self._no_states
+        if cache.states:
+            of_rows = cache.states.of_slots[rows.slots[rows.ends[:-1].long()] if rows else slots]
+            state_rows, states = StateRows(of_rows, rows), cache.states.layers
         contexts = {
-            kind: LayerContext(self.ops, self.comm, prepare(spec), tasks_here, attend_source)
+            kind: LayerContext(self.ops, self.comm, prepare(spec), tasks_here, attend_source, state_rows)
             for kind, spec in self._specs.items()
         }
-        for layer, kind, kv in zip(weights.layers, self._kinds, cache.kv, strict=True):
-            x = run_layer(config, layer, x, contexts[kind], kv)
+        for layer, kind, kv, state in zip(weights.layers, self._kinds, cache.kv, states, strict=True):
+            x = run_layer(config, layer, x, contexts[kind], kv, state)
         return x
 
     def _attention_of(self, spec: AttentionSpec) -> Ops | LatentOps:

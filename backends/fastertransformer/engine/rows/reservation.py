@@ -213,10 +213,15 @@ class Reservation:
         self._measure_room()
         return has_grown
 
-    def save(self, entries: int) -> tuple[int, list[int]]:
-        """Return up the pages of its first entries for a session; returns how many there are, and the pages."""
+    def save(self, entries: int) -> tuple[int, list[int] | None]:
+        """Give up the pages of its first entries for a session; returns how many there are, and the pages.
+
+        Where rows have states nothing is saved: a state has seen tokens that the session may go back by.
+        """
         if self.room != UNBOUNDED:  # its last step had no page to write to
             entries = min(entries, PAGE * len(self.rows[0].pages))
+        if self._allocator.keeps_states:
+            return entries, None
         return entries, self._allocator.save(self.rows[0], min(entries, self._row.window))
 
     def release(self) -> None:

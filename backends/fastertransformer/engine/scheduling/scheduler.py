@@ -72,7 +72,7 @@ class Scheduler:
             self._batch,
             sessions=self.sessions,
             metrics=self.metrics,
-            max_rows=max_rows,
+            max_rows=min(max_rows, steps.cache.allocator.most_rows),
             is_inflight=is_inflight,
             chunk_tokens=chunk_tokens,
         )
@@ -122,6 +122,11 @@ class Scheduler:
             raise RequestError(
                 f"row {sequence.row} needs {need} bytes of KV cache: {sequence.width} x {tokens} tokens of"
                 f" {cache.shape.token_bytes} bytes; there are {cache.budget_bytes} (see kv_cache_bytes)"
+            )
+        if sequence.width > cache.allocator.most_rows:
+            raise RequestError(
+                f"row {sequence.row} has {sequence.width} beams, each with a state; there are"
+                f" {cache.allocator.most_rows} (see kv_cache_bytes)"
             )
 
     @torch.inference_mode()

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import RequestError
+from ..request.parse import Request
+from ..request.prompts import Context
 from ..rows.sequence import Job, Sequence
 from ..rows.transcript import SessionRow
 from ..steps.steps import Steps
@@ -71,8 +73,7 @@ class Sessions:
             return
         self.expire()
         contexts, request = [sequence.context for sequence in job.sequences], job.request
-        if request.beam_width > 1 or any(each.embeddings is not None or each.prefix_length for each in contexts):
-            raise RequestError("beam_width above 1 and prompts do not go with interactive generation")
+        self._check_kind(request, contexts)
         known = self.known.get(job.session)
         if known and known.is_busy:
             raise RequestError(f"session {job.session} has not answered its last request yet")
@@ -91,6 +92,12 @@ class Sessions:
             sequence.continue_session(row, known.memory_len)
         known.is_busy = True
         self.known[job.session] = known
+
+    def _check_kind(self, request: Request, contexts: Iterable[Context]) -> None:
+        if request.beam_width > 1 or any(each.embeddings is not None or each.prefix_length for each in contexts):
+            raise RequestError("beam_width above 1 and prompts do not go with interactive generation")
+        if request.memory_len and self._allocator.keeps_states:
+            raise RequestError("memory_len: the states of this model's rows have seen all tokens, and forget none")
 
     def save(self, sequence: Sequence) -> None:
         """Save the entries of a row whose slot is about to be freed, if it is a session's."""

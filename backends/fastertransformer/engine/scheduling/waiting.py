@@ -9,7 +9,6 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from itertools import takewhile
 
-from ..arrays import MOST_SLOTS
 from ..cache.page_allocator import PageAllocator
 from ..rows.sequence import Job, Sequence, State
 from ..steps.steps import Steps
@@ -259,7 +258,7 @@ class _Room:
         """Return whether one more sequence fits."""
         if self._rows and (self._is_held or sequence.is_isolated):
             return False
-        has_slots = self._rows < self._max_rows and self._slots + sequence.width <= MOST_SLOTS
+        has_slots = self._rows < self._max_rows and self._slots + sequence.width <= self._allocator.most_rows
         return has_slots and sequence.reservation.pages_to_begin + self._spare_pages <= self._allocator.free
 
     def take(self, sequence: Sequence) -> None:

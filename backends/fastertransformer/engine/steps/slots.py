@@ -59,7 +59,8 @@ class RowSlots(Collective):
         """
         most = np.full(len(rows), UNBOUNDED) if windows is None else windows
         tables, source_tables = table_of([row.listed for row in rows]), table_of([row.source for row in rows])
-        self.place(first, tables, source_tables, positions, most, tasks, ids)
+        states = np.array([row.state for row in rows])
+        self.place(first, tables, source_tables, positions, most, tasks, ids, states)
 
     @collective_step
     def place(
@@ -71,9 +72,10 @@ class RowSlots(Collective):
         windows: Array,
         tasks: Array | None,
         ids: Array | None,
+        states: Array,
     ) -> None:
         """Write the page tables, int32 [n, pages], and the state of new rows; see allocate."""
-        self.cache.place(first, tables, source_tables, windows)
+        self.cache.place(first, tables, source_tables, windows, states)
         self.count = first + len(tables)
         self.positions[first : first + len(tables)] = upload(positions, self.device)
         if ids is not None:

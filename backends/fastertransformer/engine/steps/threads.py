@@ -39,7 +39,7 @@ class StepThreads:
     def __init__(self, network: Network) -> None:
         self._most = torch.get_num_threads()
         stacks = [stack for stack in (network.weights.decoder, network.weights.encoder) if stack and stack.layers]
-        read_bytes = [stack.layers[0].feed_forward.step_bytes for stack in stacks]
+        read_bytes = [layer.step_bytes for stack in stacks for layer in stack.layers]
         self._numbers = max(read_bytes, default=0) // network.weights.like.itemsize
         self._is_on_cpu = network.weights.like.device.type == "cpu"
 

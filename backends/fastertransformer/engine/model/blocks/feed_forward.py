@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ...ops.linear import Linear, Norm, join
+from ...ops.linear import ACTIVATIONS, Linear, Norm, join
 from .context import LayerContext
 
 
@@ -36,6 +36,7 @@ class DenseWeights:
         out: inter -> hidden.
         activation: one of linear.ACTIVATIONS.
         ia3: what out's input is multiplied with, [tasks, inter]; None: nothing is.
+        factor: what is multiplied in before the activation.
     """
 
     into: Linear
@@ -43,6 +44,7 @@ class DenseWeights:
     out: Linear
     activation: str
     ia3: Tensor | None = None
+    factor: float = 1.0
 
     def __post_init__(self) -> None:
         """Prepare the products of a gate."""
@@ -57,6 +59,10 @@ class DenseWeights:
     def inner(self, x: Tensor, norm: Norm | None, context: LayerContext) -> Tensor:
         """Compute this process's part of [B, T, inter]."""
         ops = context.ops
+        if self.factor != 1:
+            x = ops.norm(x, norm) if norm else x
+            inner = ACTIVATIONS[self.activation](ops.linear(self.into, x) * self.factor)
+            return inner * ops.linear(self.gate, x) if self.gate else inner
         if self.gate:
             inner = ops.gated_linear(self.into, self.gate, x, norm, self.activation)
         else:

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from models.blocks.latent import NORM_EPS
+from models.blocks.multipliers import Multipliers
 from models.blocks.norms import RMS_NORM
 from models.blocks.rotary import Rotary
 from models.decoder import Decoder
 
 from ...ops.latent_attention import LatentUp
 from ...ops.linear import Norm
-from ..blocks.attention import GroupedWeights
+from ..blocks.attention import GroupedWeights, SelfAttention
 from ..blocks.feed_forward import DenseWeights, FeedForward
 from ..blocks.latent import LatentWeights
 from ..config import ModelConfig, Rope
@@ -24,12 +25,14 @@ from ..hub_reader import HubReader
 from ..layouts import LayerWeights, StackWeights
 from ..reader import Reader
 from .mixture import read_mixture
+from .state_mixers import read_state_mixer
 
 
 def structure(decoder: Decoder) -> dict[str, Any]:
     """List the fields of a ModelConfig that say which network it is; no name of an architecture is looked at."""
     attention, feed_forward, norms = decoder.attention, decoder.feed_forward, decoder.norms
     rotary = next((layer.rotary for layer in decoder.layers if layer.rotary), None)
+    multipliers = decoder.multipliers or Multipliers()
     return {
         "vocab_size": decoder.vocab_size,
         "model_width": decoder.hidden_units,
@@ -53,8 +56,11 @@ def structure(decoder: Decoder) -> dict[str, Any]:
         "ropes": tuple(_rope(layer.rotary, decoder.max_positions) for layer in decoder.layers),
         "embedding_scale": decoder.embedding_scale,
         "residual_multiplier": decoder.residual_multiplier,
-        "logits_divisor": decoder.logits_divisor,
+        "logits_divisor": decoder.logits_divisor / multipliers.logits,
         "final_softcap": decoder.final_softcap,
+        "mamba": decoder.mamba,
+        "delta": decoder.delta,
+        "multipliers": multipliers,
     }
 
 
@@ -94,16 +100,23 @@ def _layer(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> Layer
     norm = partial(_norm, read, config, names)
     return LayerWeights(
         input_norm=norm("input_norm"),
-        attention=_latent(read, config, names) if "latent.output" in names else _grouped(read, config, names),
+        attention=_attention(read, config, names),
         post_norm=norm("pre_mlp_norm"),
         feed_forward=_feed_forward(read, config, names),
         attention_output_norm=norm("post_attention_norm"),
         mlp_output_norm=norm("mlp_output_norm"),
+        state_mixer=read_state_mixer(read, config, names),
     )
 
 
 def _norm(read: Reader, config: ModelConfig, names: Mapping[str, str], role: str) -> Norm | None:
     return read.norm(names[role], config) if role in names else None
+
+
+def _attention(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> SelfAttention | None:
+    if "latent.output" in names:
+        return _latent(read, config, names)
+    return _grouped(read, config, names) if "query" in names else None
 
 
 def _grouped(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> GroupedWeights:
@@ -136,11 +149,14 @@ def _latent(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> Late
     )
 
 
-def _feed_forward(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> FeedForward:
+def _feed_forward(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> FeedForward | None:
     if "router" in names:
         assert isinstance(read, HubReader) and config.decoder and config.decoder.mixture
         return read_mixture(read, config.decoder.mixture, config.decoder.feed_forward, names)
+    if "up" not in names:
+        return None
     up = read.column_parallel(names["up"])
     gate = read.column_parallel(names["gate"]) if config.is_gated else None
     # What is called the gate is activated, and multiplies the other.
-    return DenseWeights(gate or up, up if gate else None, read.row_parallel(names["down"]), config.activation)
+    out, factor = read.row_parallel(names["down"]), config.multipliers.gate
+    return DenseWeights(gate or up, up if gate else None, out, config.activation, factor=factor)
