@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.llama_models import VOCAB
+from support.llama_models import VOCAB, logits
 from support.llama_sources import Case, write_source
 from support.same_model import assert_same_model
 
@@ -73,6 +73,9 @@ CASES = [
     Case("gpt_oss", "Megatron-LM, torch_dist", 2, 1, BF16),
     Case("gpt_oss", "Megatron-LM, torch_dist, layers apart", 1, 1),
     Case("gpt_oss", "Megatron-LM, torch_dist, gate and up apart", 2, 1),
+    Case("olmo2", "Bridge", 1, 1, BF16),
+    Case("olmo2", "Megatron-LM, torch_dist", 2),
+    Case("olmo2", "Megatron-LM", 2),
     Case("llama4_scout", "Bridge", 2),
     Case("llama4_scout", "Bridge, layers apart, gate and up apart", 1, 1, BF16),
     Case("llama4_plain", "Megatron-LM, torch_dist, layers apart", 2, 1, BF16),
@@ -99,6 +102,20 @@ def test_the_same_model_comes_out(case: Case, tmp_path: Path) -> None:
     data_type = "fp32" if case.dtype == FP32 else "bf16"
     convert(ConvertArguments(path, tmp_path / "out", weight_data_type=data_type, format="huggingface"))
     assert_same_model(tmp_path / "out", case.source)
+
+
+@pytest.mark.parametrize(("form", "ranks"), [("NeMo 2", 2), ("Bridge", 1)])
+def test_phi_3_becomes_llama_which_computes_the_same(form: str, ranks: int, tmp_path: Path) -> None:
+    """megatron-core has none of Phi-3's longer rotations, and query, key and value in one tensor of its own."""
+    from transformers import AutoModelForCausalLM
+
+    case = Case("phi3_plain", form, ranks)
+    path = write_source(case, tmp_path / "source")
+    convert(ConvertArguments(path, tmp_path / "out", weight_data_type="fp32", format="huggingface"))
+    model, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert type(model).__name__ == "LlamaForCausalLM" and not any(loading.values())
+    model.set_attn_implementation("eager")
+    assert abs(logits(model.eval()) - case.source.logits).max() < 1e-5
 
 
 @pytest.mark.parametrize("form", ["core", "Megatron-LM"])

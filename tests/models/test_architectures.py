@@ -15,7 +15,7 @@ import models
 from models import ARCHITECTURES, Architecture, ModelError
 from models.blocks.rotary import Rotary
 
-DRAWS = 25
+DRAWS, ALL = 25, 200
 _FUNCTIONS = ("hidden_act", "hidden_activation")
 _SWITCHES = (
     *("use_sliding_window", "max_window_layers", "sliding_window", "no_rope_layers", "decoder_sparse_step"),
@@ -26,11 +26,15 @@ _SWITCHES = (
 
 
 each = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.model_type)
+some_and_all = pytest.mark.parametrize(
+    "seeds", [range(DRAWS), pytest.param(range(DRAWS, ALL), marks=pytest.mark.long)], ids=("some", "the others")
+)
 
 
 @each
-def test_tensors_are_those_that_transformers_saves(architecture: Architecture) -> None:
-    for seed in range(DRAWS):
+@some_and_all
+def test_tensors_are_those_that_transformers_saves(architecture: Architecture, seeds: range) -> None:
+    for seed in seeds:
         values = drawn(architecture.model_type, seed)
         made = architecture.read(values).tensors()
         wanted = saved_shapes(config_of(values), architecture.class_name)
@@ -39,15 +43,16 @@ def test_tensors_are_those_that_transformers_saves(architecture: Architecture) -
 
 @each
 def test_a_description_that_was_written_is_read_again(architecture: Architecture) -> None:
-    for seed in range(4 * DRAWS):
+    for seed in range(ALL):
         decoder = architecture.read(drawn(architecture.model_type, seed))
         assert architecture.read(architecture.write(decoder)) == decoder
         assert models.Decoder.of(decoder.fields(), model_type=decoder.model_type, names=decoder.names) == decoder
 
 
 @each
-def test_what_is_written_means_the_same_to_transformers(architecture: Architecture) -> None:
-    for seed in range(DRAWS):
+@some_and_all
+def test_what_is_written_means_the_same_to_transformers(architecture: Architecture, seeds: range) -> None:
+    for seed in seeds:
         values = drawn(architecture.model_type, seed)
         written = architecture.write(architecture.read(values))
         meant, made = config_of(values), config_of({**written, "model_type": architecture.model_type})

@@ -33,6 +33,7 @@ _TARGETS = {
     "deepseek_v2": "deepseek.DeepSeekV2Config",
     "deepseek_v3": "deepseek.DeepSeekV3Config",
     "moonlight": "deepseek.MoonlightConfig16B",
+    "phi3": "phi3mini.Phi3ConfigMini",
 }
 _MODELS = {
     "llama": "LlamaModel",
@@ -45,6 +46,7 @@ _MODELS = {
     "mixtral": "MixtralModel",
     "starcoder2": "Starcoder2Model",
     "gpt_oss": "GPTOSSModel",
+    "phi3": "Phi3Model",
     "qwen3_moe": "Qwen3MoEModel",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "DeepSeekModel"),
 }
@@ -179,7 +181,7 @@ def architecture(config: Any) -> dict[str, Any]:
         "normalization": "LayerNorm" if is_layer_norm else "RMSNorm",
         "add_bias_linear": has_bias,
         "add_qkv_bias": family == "qwen2",
-        "qk_layernorm": family in ("qwen3", "qwen3_moe", "gemma3_text", "exaone4"),
+        "qk_layernorm": family in ("qwen3", "qwen3_moe", "gemma3_text", "exaone4", "olmo2"),
         "gated_linear_unit": not is_layer_norm,
         "activation_func": {"_target_": _FUNCTIONS[activation], "_call_": False},
         "bias_activation_fusion": has_bias,
@@ -235,6 +237,7 @@ def nemo2(config: Any, name: str, **changes: Any) -> dict[str, Any]:
         "merges_file": None,
     }
     module = "deepseek" if family.startswith("deepseek") else family.removesuffix("_moe")
+    module = "phi3mini" if family == "phi3" else module
     target = f"{_BASE}.{module}.{_MODELS[family]}"
     return {"_target_": target, "config": {**made, **changes}, "tokenizer": tokenizer}
 

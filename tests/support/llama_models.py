@@ -167,6 +167,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             **_rope(1e5),
         },
     ),
+    "phi3_plain": ("Phi3", {"rms_norm_eps": 1e-5, **_rope(5e3)}),
     "phi3": (
         "Phi3",
         {

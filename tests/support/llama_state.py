@@ -51,7 +51,7 @@ def core_state(tensors: State, config: Any, padded: int, stores_one_more: bool =
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
         own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        made = _layer(own, config)
+        made = _layer(_taken_apart(own, config), config)
         state |= {f"decoder.layers.{layer}.{key}": value for key, value in made.items()}
     for number in range(core_latent.predictors(tensors, config)):
         prefix = f"model.layers.{config.num_hidden_layers + number}."
@@ -74,6 +74,18 @@ def _layer(own: State, config: Any) -> State:
     own, is_latent = core_llama4.renamed(own), core_latent.is_latent(own)
     made = core_latent.layer(own) if is_latent else {**_attention(own, config), **_norms(own, config)}
     return made | _feed_forward(own)
+
+
+def _taken_apart(own: State, config: Any) -> State:
+    """Phi-3's tensors of query, key and value, and of gate and up, as NeMo's importer takes them apart."""
+    if "self_attn.qkv_proj.weight" not in own:
+        return own
+    size = config.hidden_size // config.num_attention_heads
+    rows = [size * count for count in (config.num_attention_heads, *[config.num_key_value_heads] * 2)]
+    parts = own["self_attn.qkv_proj.weight"].split(rows)
+    gate, up = own["mlp.gate_up_proj.weight"].chunk(2)
+    made = {f"self_attn.{letter}_proj.weight": part for letter, part in zip("qkv", parts, strict=True)}
+    return {**own, **made, "mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up}
 
 
 def _padded(weight: torch.Tensor, rows: int) -> torch.Tensor:
@@ -101,7 +113,7 @@ def _norms(own: State, config: Any) -> State:
         "input_layernorm": "self_attention.linear_qkv.layer_norm",
         "post_attention_layernorm": "mlp.linear_fc1.layer_norm",
     }
-    if config.model_type == "exaone4":
+    if config.model_type in ("exaone4", "olmo2"):
         names = {
             "post_attention_layernorm": "self_attention.linear_proj.post_layernorm.",
             "post_feedforward_layernorm": "mlp.linear_fc2.post_layernorm.",
