@@ -193,8 +193,11 @@ class Decoder:
             _, expert, inner = part.split(".")
             part = f"expert.{inner}"
         name = self.names[part].format(expert=expert) + (f"{dot}{kind}" if dot else "")
+        place = self.names["layer"].format(layer=layer)
         is_outer = part in ("embedding", "final_norm", "head")
-        return name if is_outer else f"{self.names['layer'].format(layer=layer)}.{name}"
+        if isinstance(layer, int) and layer >= self.num_layer and (own := self.names["predictor.layer"]):
+            place, is_outer = own.format(predictor=layer - self.num_layer), is_outer or part.startswith("predictor.")
+        return name if is_outer else f"{place}.{name}"
 
     def for_ranks(self, ranks: int) -> Decoder:
         """Copy heads of keys and values such that each rank has one, where there are more ranks than heads."""
@@ -211,6 +214,7 @@ class Decoder:
     def layer(self, index: int = 0) -> dict[str, Tensor]:
         """List the tensors of a layer by role, or of a predictor behind the last one."""
         own = predictor.TENSORS if index >= self.num_layer else {}
+        own = {role: tensor for role, tensor in own.items() if self.names[role.rpartition(".")[0]]}
         return {**own, **self._by_kind[self.layers[min(index, self.num_layer - 1)].blocks]}
 
     @property

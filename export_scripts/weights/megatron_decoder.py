@@ -90,7 +90,8 @@ def _outer(base: str, head: str, dims: Decoder) -> dict[Sources, Rules]:
     behind = range(dims.num_layer, dims.num_layer + dims.predictor_num)
 
     def rules(role: str) -> Rules:
-        of_predictors = (dims.name_of(predictor.COPIES[each], layer) for each in copies[role] for layer in behind)
+        held = [each for each in map(predictor.COPIES.__getitem__, copies[role]) if dims.names[each.rpartition(".")[0]]]
+        of_predictors = (dims.name_of(each, layer) for each in held for layer in behind)
         names = (dims.name_of(f"{role}.weight"), *of_predictors)
         return tuple(Rule(name, unchanged, join_axis=0) for name in names)
 

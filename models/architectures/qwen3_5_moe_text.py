@@ -9,6 +9,7 @@ from models.architecture import Architecture
 from models.architectures import qwen3_5_text
 from models.architectures.qwen3_next import SHARED, Mixers
 from models.blocks.mixture import Experts
+from models.blocks.predictor import BESIDE
 from models.keys import Constants, Key
 
 QWEN3_5_MOE_TEXT = Architecture(
@@ -24,7 +25,7 @@ QWEN3_5_MOE_TEXT = Architecture(
         ),
     ),
     has={**qwen3_5_text.HAS, "mixture.has_shared_gate": True},
-    names=SHARED,
+    names={**SHARED, **BESIDE},
     defaults={
         **qwen3_5_text.DEFAULTS,
         **{"num_key_value_heads": 2, "hidden_size": 2048, "num_hidden_layers": 40, "num_experts": 256},

@@ -14,6 +14,7 @@ from models.architectures import llama
 from models.architectures.qwen3_next import Mixers
 from models.blocks import delta_rule
 from models.blocks.attention import BY_HEAD, Biases
+from models.blocks.predictor import BESIDE, PredictorBeside
 from models.blocks.rotary import Rope
 from models.config_json import ConfigJson
 from models.keys import Keys
@@ -28,7 +29,8 @@ class MixersAlone(Mixers):
 
 def keys(mixers: Keys, more: Sequence[Keys] = ()) -> tuple[Keys, ...]:
     """List the keys; ``more`` are those of experts."""
-    return llama.keys(rope=Rope(is_partial=True), more=(Biases("attention_bias"), mixers, *delta_rule.KEYS, *more))
+    own = (Biases("attention_bias"), mixers, PredictorBeside("mtp_num_hidden_layers"))
+    return llama.keys(rope=Rope(is_partial=True), more=(*own, *delta_rule.KEYS, *more))
 
 
 HAS: dict[str, Any] = {
@@ -51,5 +53,6 @@ QWEN3_5_TEXT = Architecture(
     passes_over=("mtp.*",),
     keys=keys(MixersAlone()),
     has=HAS,
+    names=BESIDE,
     defaults=DEFAULTS,
 )

@@ -1,7 +1,7 @@
 """Qwen3-Next: the gated delta rule in most layers, attention with a gate of its output in the others, and experts.
 
 Keys and defaults: transformers, ``configuration_qwen3_next.py``. Layers that predict further tokens (``mtp.``) stand
-beside the others in the hub's files; its class passes over them.
+beside the others in the hub's files; its class passes over them, and a training's is written so.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from models.architectures import llama
 from models.blocks import delta_rule
 from models.blocks.attention import BY_HEAD, Biases
 from models.blocks.mixture import EveryLayer, Experts, SparseSteps
+from models.blocks.predictor import BESIDE, PredictorBeside
 from models.blocks.rotary import Rope
 from models.blocks.windows import FULL, LINEAR
 from models.config_json import ConfigJson
@@ -57,6 +58,7 @@ QWEN3_NEXT = Architecture(
             Biases("attention_bias"),
             MixersAndSteps(),
             *delta_rule.KEYS,
+            PredictorBeside("num_nextn_predict_layers"),
             Experts(count="num_experts"),
             Key("shared_expert_intermediate_size", "mixture.shared_inter_size"),
             Key("norm_topk_prob", "mixture.is_normalised", flag, unset=False),
@@ -68,7 +70,7 @@ QWEN3_NEXT = Architecture(
         "norms.is_zero_centred": True,
         "mixture.has_shared_gate": True,
     },
-    names=SHARED,
+    names={**SHARED, **BESIDE},
     defaults={
         **llama.DEFAULTS,
         **{"num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768, "partial_rotary_factor": 0.25},

@@ -1,19 +1,36 @@
 """Predictors of further tokens: each is a layer of the last one's kind behind it, and what leads into and out of it.
 
 A predictor's layer works on ``projection`` of the next token's embedding and of what the last layer gave, each
-normalised. Embedding and head are the model's own; files of DeepSeek's repeat them in each predictor.
+normalised. Embedding and head are the model's own; files of DeepSeek's repeat them in each predictor, and those of
+Qwen3-Next have one predictor beside the layers, which transformers' class passes over.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from models.config_json import ConfigJson
+from models.keys import Fields, Keys
 from models.spelling import Spelling
 from models.tensor import Tensor
 
 NAMES = {
     **{"predictor.embedding": "embed_tokens", "predictor.embedding_norm": "enorm", "predictor.hidden_norm": "hnorm"},
-    **{"predictor.projection": "eh_proj", "predictor.norm": "shared_head.norm", "predictor.head": "shared_head.head"},
+    **{
+        "predictor.layer": "",
+        "predictor.projection": "eh_proj",
+        "predictor.norm": "shared_head.norm",
+        "predictor.head": "shared_head.head",
+    },
 }
 """Below the name of the layer that would be the next."""
+BESIDE = {
+    **{"predictor.layer": "mtp.layers.{predictor}", "predictor.projection": "mtp.fc", "predictor.norm": "mtp.norm"},
+    **{f"predictor.{name}_norm": f"mtp.pre_fc_norm_{name}" for name in ("embedding", "hidden")},
+    **dict.fromkeys(("predictor.embedding", "predictor.head"), ""),
+}
+"""Whole names of Qwen3-Next's, whose layer has a name of its own; what has an empty one is not there."""
 _VOCABULARY, _WIDTH = Tensor(("vocab_size", "hidden_units"), 0), Tensor(("hidden_units",))
 COPIES = {"embedding": "predictor.embedding.weight", "head": "predictor.head.weight"}
 """What of a predictor is the model's, by the role of that."""
@@ -33,3 +50,27 @@ SPELLINGS = (
 """megatron-core's, below ``mtp.layers.<n>``."""
 LAYERS = ("transformer_layer", "mtp_model_layer")
 """Where megatron-core has a predictor's layer: on disk, and in memory and rank files."""
+
+
+@dataclass(frozen=True)
+class PredictorBeside(Keys):
+    """A predictor beside the layers, with attention; of a directory it is passed over.
+
+    Attributes:
+        key: of how many there are, which engines read.
+    """
+
+    key: str
+    says: ClassVar[tuple[str, ...]] = ("predictor_num",)
+
+    def read(self, config: ConfigJson) -> dict[str, Any]:
+        return {self.says[0]: 0}
+
+    def write(self, fields: Fields) -> dict[str, Any]:
+        return {self.key: fields[self.says[0]]} if fields[self.says[0]] else {}
+
+    def lacks(self, fields: Fields) -> list[str]:
+        count, last = fields[self.says[0]], fields["layers.blocks"][-1]
+        if not count or (count == 1 and "attention" in last):
+            return []
+        return [f"{self.says[0]}: {count}, of a layer with {'+'.join(last)}  (it has one, with attention)"]

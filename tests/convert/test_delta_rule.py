@@ -10,9 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.core_delta_rule import write_bridge, write_bridge_of_images, write_megatron_lm_dist, write_ranks
+from support.core_delta_rule import (
+    with_predictor,
+    write_bridge,
+    write_bridge_of_images,
+    write_megatron_lm_dist,
+    write_ranks,
+)
 from support.hybrid_models import hybrid, write_hub
-from support.llama_models import logits, tensors
+from support.llama_models import Saved, build, logits, tensors
 from support.same_model import assert_same_model
 from transformers import AutoModelForCausalLM
 
@@ -50,6 +56,24 @@ def test_the_same_model_comes_out(name: str, form: str, ranks: int, dtype: torch
     path = FORMS[form](tmp_path / "run", source, ranks)
     convert(ConvertArguments(path, out, weight_data_type="fp32" if dtype == FP32 else "bf16", format="huggingface"))
     assert_same_model(out, source)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("qwen3_next", "Megatron-Bridge"), ("qwen3_5", "Megatron-LM"), ("qwen3_5_moe", "of images")]
+)
+def test_a_predictor_becomes_that_of_the_hubs_files(name: str, form: str, tmp_path: Path) -> None:
+    """Which transformers' class passes over when it loads them; the third layer has attention."""
+    model = build(name, num_hidden_layers=3)
+    model.save_pretrained(tmp_path / "hub")
+    source = Saved(model.config, with_predictor(tensors(tmp_path / "hub"), 2), logits(model))
+    write = write_bridge_of_images if form == "of images" else FORMS[form]
+    path, out = write(tmp_path / "run", source, 2, mtp_num_layers=1), tmp_path / "out"
+    convert(ConvertArguments(path, out, weight_data_type="fp32", format="huggingface"))
+    assert_same_model(out, source)
+    about = json.loads((out / "config.json").read_text())
+    assert about["num_nextn_predict_layers" if name == "qwen3_next" else "mtp_num_hidden_layers"] == 1
+    convert(ConvertArguments(out, tmp_path / "again", weight_data_type="fp32", format="huggingface"))
+    assert tensors(tmp_path / "again").keys() == source.tensors.keys()
 
 
 def test_a_mixture_that_no_class_names_becomes_qwen3_next_which_computes_the_same(tmp_path: Path) -> None:
@@ -93,7 +117,9 @@ def test_a_directory_of_the_hub_is_read_and_predictors_are_written_as_they_are(t
         ({"attention_output_gate": False}, r"linear_qkv\.weight .* instead of \[4, 2, 16, 64\]"),
         ({"linear_num_value_heads": 3}, "linear_num_value_heads: 3  .no multiple of linear_num_key_heads 2"),
         ({"activation_func": {"_target_": "torch.nn.functional.gelu", "_call_": False}}, "activation: gated gelu"),
-        ({"mtp_num_layers": 1}, "mtp_num_layers: 1  .beside"),
+        ({"mtp_num_layers": 1}, "mtp_num_layers: 1  .its layer is as the last, which has no attention"),
+        ({"mtp_num_layers": 2}, "mtp_num_layers: 2  .there is one beside the layers"),
+        ({"mtp_num_layers": 1, "mtp_use_repeated_layer": True}, "mtp_use_repeated_layer: True  .a predictor has"),
     ],
 )
 def test_what_no_block_computes_is_refused_by_name(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from support.llama_files import ChunkedArray, write_huggingface_tokenizer, write
 from support.llama_models import Saved
 from support.llama_state import State
 
-_ROWS = ("linear_qkv.weight", "A_log", "dt_bias")
+_ROWS = ("linear_qkv.weight", "A_log", "dt_bias", "eh_proj.weight")
 _COLUMNS = ("linear_proj.weight", "out_proj.weight", "linear_fc2.weight")
 
 
@@ -33,7 +33,7 @@ def sections(config: Any) -> dict[str, int]:
 def module_state(source: Saved, padded: int = 128) -> State:
     """What one rank that is alone has; gate and up of a feed-forward are [2, inter, hidden]."""
     config, kept = source.config, source.tensors
-    state: State = {}
+    state: State = _predictor(kept, config)
     for layer, kind in enumerate(config.layer_types):
         prefix = f"model.layers.{layer}."
         own = {key.removeprefix(prefix): value for key, value in kept.items() if key.startswith(prefix)}
@@ -45,6 +45,34 @@ def module_state(source: Saved, padded: int = 128) -> State:
         more = torch.full((padded - weight.shape[0], weight.shape[1]), 0.5, dtype=weight.dtype)
         state[f"{name}.weight"] = torch.cat([weight, more])
     return {**state, "decoder.final_layernorm.weight": kept["model.norm.weight"]}
+
+
+def _predictor(kept: State, config: Any) -> State:
+    """A layer with attention that predicts one more token, and what leads into and out of it."""
+    if "mtp.fc.weight" not in kept:
+        return {}
+    prefix = "mtp.layers.0."
+    own = {key.removeprefix(prefix): value for key, value in kept.items() if key.startswith(prefix)}
+    inner = _attention(own, config) | _feed_forward(own, config)
+    names = {
+        "eh_proj": "fc",
+        "enorm": "pre_fc_norm_embedding",
+        "hnorm": "pre_fc_norm_hidden",
+        "final_layernorm": "norm",
+    }
+    made = {f"{prefix}{ours}.weight": kept[f"mtp.{theirs}.weight"] for ours, theirs in names.items()}
+    return made | {f"{prefix}transformer_layer.{key}": value for key, value in inner.items()}
+
+
+def with_predictor(found: State, layer: int) -> State:
+    """Add a predictor as the hub's files have it: a layer's tensors, changed, and what leads in and out."""
+    prefix, norm = f"model.layers.{layer}.", found["model.norm.weight"]
+    copied = {f"mtp.layers.0.{key.removeprefix(prefix)}": each for key, each in found.items() if key.startswith(prefix)}
+    made = {key: value.flip(0).contiguous() for key, value in copied.items()}
+    for number, name in enumerate(("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")):
+        made[f"mtp.{name}.weight"] = norm.roll(number + 1)
+    rows = torch.arange(norm.numel() * 2 * norm.numel(), dtype=norm.dtype).reshape(norm.numel(), -1)
+    return {**found, **made, "mtp.fc.weight": rows / rows.numel()}
 
 
 def _delta(own: State, config: Any) -> State:
@@ -219,7 +247,10 @@ def write_ranks(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
     """Write ``mp_rank_*`` files."""
     folder = write_megatron_lm_tree(root)
     for rank in range(ranks):
-        state = {key: of_rank(key, each, source.config, ranks, rank) for key, each in module_state(source).items()}
+        state = {
+            key.replace("transformer_layer", "mtp_model_layer"): of_rank(key, each, source.config, ranks, rank)
+            for key, each in module_state(source).items()
+        }
         (folder / f"mp_rank_{rank:02d}").mkdir(parents=True)
         content = {"args": Namespace(**{**arguments(source.config, ranks), **changes}), "checkpoint_version": 3.0}
         torch.save({**content, "iteration": 500, "model": state}, folder / f"mp_rank_{rank:02d}/model_optim_rng.pt")
@@ -234,12 +265,12 @@ def write_megatron_lm_dist(root: Path, source: Saved, ranks: int, **changes: Any
     return root
 
 
-def write_bridge_of_images(root: Path, source: Saved, ranks: int) -> Path:
+def write_bridge_of_images(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
     """Write what Megatron-Bridge saves of its provider of Qwen3.5 that sees images."""
     kind = "Qwen35VLMoEModelProvider" if hasattr(source.config, "num_experts") else "Qwen35VLModelProvider"
     own = {"position_embedding_type": "mrope", "mrope_section": [1, 1, 0], "vision_config": {"depth": 3}}
     target = f"megatron.bridge.models.qwen_vl.qwen35_vl_provider.{kind}"
-    return write_bridge(root, source, ranks, "language_model.", _target_=target, image_token_id=3, **own)
+    return write_bridge(root, source, ranks, "language_model.", _target_=target, image_token_id=3, **own, **changes)
 
 
 def write_bridge(root: Path, source: Saved, ranks: int, prefix: str = "", **changes: Any) -> Path:

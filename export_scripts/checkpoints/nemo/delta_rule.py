@@ -6,7 +6,7 @@ Semantics: megatron-core 0.20, ``gpt/experimental_attention_variant_module_specs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from export_scripts.weights.values import bounded
@@ -16,8 +16,9 @@ from models.checks import shown
 
 _FILE = "model_config.yaml"
 _VARIANT, _FREQUENCY, _GATE = "experimental_attention_variant", "linear_attention_freq", "attention_output_gate"
-OF_DELTA = (_VARIANT, _FREQUENCY, _GATE)
-"""Keys that are honoured with the gated delta rule alone."""
+_LATENT, _PREDICTORS, _REPEATED = "multi_latent_attention", "mtp_num_layers", "mtp_use_repeated_layer"
+OF_DELTA = (_VARIANT, _FREQUENCY, _GATE, _PREDICTORS)
+"""Keys that are honoured with the gated delta rule, and most with it alone."""
 _NAMES = ("gated_delta_net", "gdn")
 _SIZES = {
     "key_head_num": ("linear_num_key_heads", 16),
@@ -46,14 +47,33 @@ def delta_problems(config: Mapping[str, Any]) -> list[str]:
         found.append(f"{_FREQUENCY}: {shown(said)}  (a number, or 0 or 1 for each of {shown(layers)} layers)")
     if config.get("activation") not in _FUNCTIONS:
         found.append(f"activation: {shown(config.get('activation'))}  (the gate of {_VARIANT} is SiLU's)")
-    for key in ("multi_latent_attention", "mtp_num_layers"):
-        if config.get(key):
-            found.append(f"{key}: {shown(config[key])}  (beside {_VARIANT})")
+    if config.get(_LATENT):
+        found.append(f"{_LATENT}: {shown(config[_LATENT])}  (beside {_VARIANT})")
+    if config.get(_PREDICTORS) and (is_period or is_list):
+        found += _predictor_problems(config)
     sizes = delta_sizes(config)
     if sizes["value_head_num"] % sizes["key_head_num"]:
         keys, values = (_SIZES[name][0] for name in ("key_head_num", "value_head_num"))
         found.append(f"{values}: {sizes['value_head_num']}  (no multiple of {keys} {sizes['key_head_num']})")
     return found
+
+
+def _predictor_problems(config: Mapping[str, Any]) -> list[str]:
+    """List why predictors of further tokens are none of Qwen3-Next's files, one line each."""
+    count, repeated = config[_PREDICTORS], config.get(_REPEATED)
+    found = [f"{_REPEATED}: {shown(repeated)}  (a predictor has a layer of its own)"] if repeated else []
+    if count != 1:
+        found.append(f"{_PREDICTORS}: {shown(count)}  (there is one beside the layers)")
+    if _linear(config[_FREQUENCY], config["num_layers"])[-1]:
+        found.append(f"{_PREDICTORS}: {shown(count)}  (its layer is as the last, which has no attention)")
+    return found
+
+
+def _linear(said: int | Sequence[int], layers: int) -> list[bool]:
+    """Return which layers have the gated delta rule."""
+    if isinstance(said, int):
+        return [bool((layer + 1) % said) for layer in range(layers)]
+    return [bool(each) for each in said]
 
 
 def delta_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,11 +88,14 @@ def delta_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[s
     """
     if not is_delta(config):
         return {}
-    said, layers = config[_FREQUENCY], fields["num_layer"]
-    linear = said if isinstance(said, (list, tuple)) else [(layer + 1) % said for layer in range(layers)]
+    layers = fields["num_layer"]
+    linear = _linear(config[_FREQUENCY], layers)
     blocks = fields.get("layers.blocks") or (DENSE_LAYER,) * layers
     return {
         "attention.has_output_gate": bool(config.get(_GATE)),
+        "predictor_num": bounded(config[_PREDICTORS], f"{_FILE}: {_PREDICTORS}", LARGEST)
+        if config.get(_PREDICTORS)
+        else 0,
         "layers.blocks": tuple(
             ("delta", own[1]) if is_linear else own for own, is_linear in zip(blocks, linear, strict=True)
         ),
