@@ -177,7 +177,8 @@ class Decoder:
         found |= {self.name_of(role): tensor for role, tensor in self.norms.tensors("final_norm").items()}
         if not self.has_tied_head:
             found[f"{self.names['head']}.weight"] = _VOCABULARY
-        return {name: tensor.sized(self.axis_size) for name, tensor in found.items()}
+        sized = {tensor: tensor.sized(self.axis_size) for tensor in set(found.values())}
+        return {name: sized[tensor] for name, tensor in found.items()}
 
     def layer_tensors(self, index: int) -> dict[str, str]:
         """Name a layer's linear layers, norms and parameters by role, without ``.weight`` and ``.bias``."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from export_scripts.checkpoints.files.bounded import DESCRIPTION_BYTES, BoundedReader, parse_json
-from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE
+from export_scripts.checkpoints.files.distributed_metadata import METADATA_FILE
 from handover.digests import SHA256
 from handover.errors import CheckpointError
 from models.checks import shown

@@ -7,7 +7,7 @@ reader finds out which box of the array a view needs, and reads that from the pi
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -20,31 +20,53 @@ from export_scripts.tensors.dtypes import Array
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
+Take = Callable[[int], Array | Computed]
+"""Returns a piece by its number."""
+
+
 class ArrayOfPieces(np.ndarray[Any, Any]):
     """An array without values.
 
     Attributes:
-        pieces: arrays that make it up, with the place of each one's first element; None: it is a view of one that has.
+        starts, ends: where the pieces that make it up lie, [piece, axis].
+        take_piece: returns one of them; None: it is a view of an array that has pieces.
     """
 
-    pieces: tuple[tuple[tuple[int, ...], Array | Computed], ...] | None = None
+    starts: Array
+    ends: Array
+    take_piece: Take | None = None
 
 
 def array_of_pieces(
     shape: Sequence[int], dtype: np.dtype[Any], pieces: Sequence[tuple[tuple[int, ...], Array | Computed]]
 ) -> ArrayOfPieces:
-    """Describe an array by its pieces, which cover it; nothing is read."""
+    """Describe an array by its pieces, which cover it, and the place of each one's first element; nothing is read."""
+    starts = np.array([start for start, _ in pieces], np.int64).reshape(len(pieces), len(shape))
+    sizes = np.array([piece.shape for _, piece in pieces], np.int64).reshape(starts.shape)
+    return array_of(shape, dtype, starts, sizes, lambda number: pieces[number][1])
+
+
+def array_of(shape: Sequence[int], dtype: np.dtype[Any], starts: Array, sizes: Array, take: Take) -> ArrayOfPieces:
+    """Describe an array by pieces that are taken where a reader comes to them.
+
+    Args:
+        shape: of the array.
+        dtype: of its elements.
+        starts: where the pieces lie, [piece, axis]; they cover the array.
+        sizes: of them, [piece, axis].
+        take: returns a piece by its number.
+    """
     size_bytes = max(1, prod(shape) * dtype.itemsize)
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     array = ArrayOfPieces(tuple(shape), dtype, memory)
-    array.pieces = tuple(pieces)
+    array.starts, array.ends, array.take_piece = starts, starts + sizes, take
     return array
 
 
 def pieces_beneath(view: Array) -> ArrayOfPieces | None:
     """Find the scattered array that a view is of; None: it is of none."""
     base: Any = view
-    while base is not None and getattr(base, "pieces", None) is None:
+    while base is not None and getattr(base, "take_piece", None) is None:
         base = getattr(base, "base", None)
     return base if isinstance(base, ArrayOfPieces) else None
 
@@ -66,12 +88,14 @@ class Box:
 
     def pieces(self) -> Iterator[tuple[tuple[slice, ...], Array | Computed]]:
         """Yield each part of a piece that lies in the box, and its place in there."""
-        for start, piece in self.whole.pieces or ():
-            begin = np.maximum(start, self.low)
-            end = np.minimum(np.add(start, piece.shape), np.add(self.low, self.shape))
-            if (begin < end).all():
-                within = _slices(begin - start, end - start)
-                yield _slices(begin - self.low, end - self.low), piece[within]
+        assert self.whole.take_piece is not None, "pieces_beneath has found it"
+        starts = self.whole.starts
+        begins = np.maximum(starts, self.low)
+        ends = np.minimum(self.whole.ends, np.add(self.low, self.shape))
+        for number in np.flatnonzero((begins < ends).all(1)).tolist():
+            start, begin, end = starts[number], begins[number], ends[number]
+            within = _slices(begin - start, end - start)
+            yield _slices(begin - self.low, end - self.low), self.whole.take_piece(number)[within]
 
     def shown(self, values: Array) -> Array:
         """Return what the view shows, of the box's values in row-major order."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
@@ -170,7 +171,7 @@ class Reader:
                 self.verify(stored)
             return
         if (whole := pieces_beneath(view)) is not None:
-            for _, piece in whole.pieces or ():
+            for _, piece in box_around(whole, view).pieces() if view.size else ():
                 self.verify(piece)
             return
         record = _record(view)
@@ -268,7 +269,7 @@ def _offset(record: np.memmap[Any, Any], view: Array) -> int:
 
 
 def _key(record: np.memmap[Any, Any]) -> RecordKey:
-    return str(record.filename), record.offset, record.nbytes
+    return sys.intern(str(record.filename)), record.offset, record.nbytes
 
 
 def _opened(record: np.memmap[Any, Any]) -> BinaryIO:

@@ -30,7 +30,7 @@ class HubTensor:
     """One tensor of a Hugging Face model, and the family's tensor that it is taken from.
 
     Attributes:
-        pivot: the family's name of that tensor.
+        pivot: the family's name of that tensor; empty: it is the model's own.
         order: of its axes, inner structure spelled out, as ``numpy.transpose`` takes it; empty: as they are.
         merged: how many axes that follow one another then make each axis of the result; empty: one each.
         part: axis, start and stop of what is taken, of the axes before they are ordered; None: all of it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import models
@@ -12,7 +12,7 @@ from export_scripts.weights.architecture import Architecture
 from export_scripts.weights.hub_keys import Facts
 from export_scripts.weights.hub_tensor import HubTensor
 from export_scripts.weights.layouts import less_one, plus_one
-from export_scripts.weights.schema import DecoderDims, Rule, Rules, SourceMap, Sources, split_layer
+from export_scripts.weights.schema import DecoderDims, Elementwise, Rule, Rules, SourceMap, Sources, split_layer
 from export_scripts.weights.settings import Settings
 from export_scripts.weights.values import checkpoint_errors
 from ft_format.families import llama
@@ -65,15 +65,8 @@ class HubDecoder(Architecture):
         stores_less_one = bool(self.described.has.get(ZERO_CENTRED))
         if stores_less_one != dims.norms.is_zero_centred:
             stored_as = less_one if stores_less_one else plus_one
-        return {
-            name: HubTensor(
-                name,
-                merged=tuple(len(axis) if isinstance(axis, tuple) else 1 for axis in tensor.axes),
-                elementwise=stored_as if name in norms else None,
-                stays_fp32=tensor.stays_fp32,
-            )
-            for name, tensor in dims.tensors().items()
-        }
+        taken = cache(_taken)  # equal ones are one
+        return {name: taken(tensor, stored_as if name in norms else None) for name, tensor in dims.tensors().items()}
 
     def config(self, dims: Decoder, facts: Facts) -> dict[str, Any]:
         """List the keys of ``config.json``."""
@@ -86,6 +79,11 @@ class HubDecoder(Architecture):
     def dropped(self, dims: Decoder, facts: Facts) -> dict[str, str]:
         """Name nothing: every tensor is written."""
         return {}
+
+
+def _taken(tensor: Tensor, stored_as: Elementwise | None) -> HubTensor:
+    merged = tuple(len(axis) if isinstance(axis, tuple) else 1 for axis in tensor.axes)
+    return HubTensor("", merged=merged, elementwise=stored_as, stays_fp32=tensor.stays_fp32)
 
 
 def _experts_in_one(dims: Decoder) -> dict[Sources, Rules]:

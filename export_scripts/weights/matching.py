@@ -7,9 +7,11 @@ Zeros are biases that the model does not have: the configuration says so, or it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from math import prod
+from typing import Any
 
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import (
     Assignment,
     LazyTensor,
@@ -21,9 +23,12 @@ from export_scripts.weights.schema import (
     laid_out_shape,
     split_layer,
 )
+from export_scripts.weights.sequences import Lazily, Texts
 from ft_format.layout import Dims, TensorSpec
 from handover.errors import CheckpointError
 
+Given = tuple[tuple[str, ...], Rule | None, Callable[[Any], Array] | None]
+"""What a target is made from; see ``Assignment``."""
 _MOST_GENERATED = 1 << 28  # numbers, in memory as fp32
 
 
@@ -33,7 +38,7 @@ def match(
     dims: Dims,
     tensors: Mapping[str, LazyTensor],
     other_keys: Iterable[str] = (),
-) -> tuple[Assignment, ...]:
+) -> Sequence[Assignment]:
     """Find every target's sources, or refuse the checkpoint.
 
     Args:
@@ -57,7 +62,7 @@ def match(
         else:
             pattern = split_layer(key)[0] if found[1] is not None else key
             groups.setdefault(found, {})[pattern] = key
-    assigned: dict[str, Assignment] = {}
+    assigned: dict[str, Given] = {}
     for (sources, layer), present in groups.items():
         absent = [pattern.replace("{layer}", str(layer), 1) for pattern in as_tuple(sources) if pattern not in present]
         if absent:
@@ -65,38 +70,44 @@ def match(
             continue
         keys = tuple(present[pattern] for pattern in as_tuple(sources))
         for rule in as_tuple(source_map.rules[sources]):
-            problems += _assign(assigned, rule, rule.target.format(layer=layer), keys, schema, tensors, dims)
+            name = rule.target.format(layer=layer)
+            problems += _assign(assigned, (keys, rule, None), name, schema, tensors, dims)
     problems += _fill(assigned, schema, source_map, dims)
     if problems:
         raise CheckpointError(
             f"{len(problems)} differences from {source_map.name}\n  " + "\n  ".join(problems),
             "nothing is skipped: the tables in export_scripts/weights must account for every tensor",
         )
-    return tuple(assigned[name] for name in schema)
+    names, columns = Texts(schema), [tuple(schema.values()), *zip(*map(assigned.__getitem__, schema), strict=True)]
+    return Lazily(lambda number: Assignment(names[number], *(each[number] for each in columns)), range(len(schema)))
 
 
 def _assign(
-    assigned: dict[str, Assignment],
-    rule: Rule,
+    assigned: dict[str, Given],
+    made: tuple[tuple[str, ...], Rule, None],
     name: str,
-    keys: tuple[str, ...],
     schema: Mapping[str, TensorSpec],
     tensors: Mapping[str, LazyTensor],
     dims: Dims,
 ) -> list[str]:
     """Assign one target; returns what is wrong with it."""
-    given = ", ".join(f"{key}  {list(tensors[key].shape)}" for key in keys)
+    keys, rule, _ = made
     if name not in schema:
-        return [f"{given}  gives {name}, which this model does not have"]
+        return [f"{_shown(keys, tensors)}  gives {name}, which this model does not have"]
     if name in assigned:
-        return [f"{', '.join(keys)}  gives {name}, as {', '.join(assigned[name].keys)} does"]
-    assigned[name] = Assignment(name, schema[name], keys, rule)
+        return [f"{', '.join(keys)}  gives {name}, as {', '.join(assigned[name][0])} does"]
+    assigned[name] = made
     dims = dims.for_ranks(rule.ranks)
     wanted = schema[name].full_shape(dims)
     got = _combined_shape(rule, [laid_out_shape(rule.layout, tensors[key].shape, dims) for key in keys])
     if got == wanted:
         return []
-    return [f"{given}  gives {name} {f'as {list(got)}' if got else 'but does not fit'} instead of {list(wanted)}"]
+    said = f"{name} {f'as {list(got)}' if got else 'but does not fit'} instead of {list(wanted)}"
+    return [f"{_shown(keys, tensors)}  gives {said}"]
+
+
+def _shown(keys: Sequence[str], tensors: Mapping[str, LazyTensor]) -> str:
+    return ", ".join(f"{key}  {list(tensors[key].shape)}" for key in keys)
 
 
 def _combined_shape(rule: Rule, shapes: Sequence[Shape | None]) -> Shape | None:
@@ -126,9 +137,7 @@ def _shape_along(axis: int | None, shapes: Sequence[Shape | None]) -> Shape | No
     return (*first[:axis], total, *first[axis + 1 :])
 
 
-def _fill(
-    assigned: dict[str, Assignment], schema: Mapping[str, TensorSpec], source_map: SourceMap, dims: Dims
-) -> list[str]:
+def _fill(assigned: dict[str, Given], schema: Mapping[str, TensorSpec], source_map: SourceMap, dims: Dims) -> list[str]:
     """Fill the remaining targets with what is generated, or zeros to a bias that the model does not have.
 
     Returns:
@@ -146,7 +155,7 @@ def _fill(
             continue
         reason = None if generate else _why_not_zeros(name, source_map, given)
         if reason is None:
-            assigned[name] = Assignment(name, target, generate=generate)
+            assigned[name] = ((), None, generate)
         else:
             problems.append(f"{name}  {list(target.full_shape(dims))}  has no source{reason}")
     return problems

@@ -196,7 +196,9 @@ def _named(spec: TensorSpec, layer: int) -> TensorSpec:
 
 def own_tensors(decoder: Decoder) -> dict[str, TensorSpec]:
     """List the model's own tensors, as transformers names them."""
-    return {name: _own(tensor) for name, tensor in decoder.tensors().items()}
+    tensors = decoder.tensors()
+    specs = {tensor: _own(tensor) for tensor in set(tensors.values())}
+    return {name: specs[tensor] for name, tensor in tensors.items()}
 
 
 def config(values: ConfigValues) -> Sections:

@@ -24,7 +24,7 @@ from support.llama_state import core_state
 from support.network_runs import open_network, prefill_logits
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.checkpoints.files import distributed_torch, pickled
+from export_scripts.checkpoints.files import distributed_metadata, pickled
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.formats import open_source
 from export_scripts.conversion.plan.check import inspect_source
@@ -53,7 +53,7 @@ def test_the_description_of_many_chunks_may_take_more_steps_than_that_of_a_files
     write_torch_dist(write_nemo2_tree(tmp_path / "m", nemo2(source.config, "llama")), chunked(state_of(source, 2), 2))
     monkeypatch.setattr(pickled, "_MOST_STEPS", 1000)
     open_source(open_archive(tmp_path / "m"))
-    monkeypatch.setattr(distributed_torch, "_MOST_STEPS", 1000)
+    monkeypatch.setattr(distributed_metadata, "_MOST_STEPS", 1000)
     with pytest.raises(CheckpointError, match=r"\.metadata cannot be read: it takes more than 1,000 steps"):
         open_source(open_archive(tmp_path / "m"))
 

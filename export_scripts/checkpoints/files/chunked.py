@@ -7,21 +7,25 @@ is a tensor again. Nothing is read before it is asked for, and one tensor at a t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from math import prod
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from export_scripts.checkpoints.files.rank_files import JoinAxis
-from export_scripts.tensors.array_of_pieces import array_of_pieces
+from export_scripts.tensors.array_of_pieces import array_of
 from export_scripts.tensors.dtypes import STORAGE, Array
 from ft_format.layout import MOST_LAYERS
 from handover.errors import CheckpointError
 
 # The optimizer's tensors have shapes of their own; they are ignored by name.
 _TRAINING_STATE = ("optimizer.", "chained_")
+_KEPT = 8  # chunks that stay mapped where they are read piece by piece
+_LARGEST = 1 << 62  # of an axis: sums of two are whole numbers of 64 bits
 _STACKED = re.compile(r"(?:^|\.)layers\.(?!\d+\.)")
 
 
@@ -41,7 +45,40 @@ class Chunk:
     unproved: str = ""
 
 
-@dataclass(frozen=True)
+class ChunkTable(Sequence[Chunk]):
+    """Chunks that are kept as numbers: there may be hundreds of thousands in a checkpoint. Each has a checksum."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def corners(self) -> tuple[Array, Array]:
+        """Return where they lie in the array, [chunk, axis], and their sizes."""
+
+    @abstractmethod
+    def map(self, number: int, sizes: tuple[int, ...]) -> Array:
+        """Map one."""
+
+    @overload
+    def __getitem__(self, number: int) -> Chunk: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Chunk]: ...
+
+    def __getitem__(self, number: int | slice) -> Chunk | Sequence[Chunk]:
+        offsets, sizes = self.corners()
+        if isinstance(number, slice):
+            return [self._chunk(each, offsets, sizes) for each in range(*number.indices(len(self)))]
+        return self._chunk(number, offsets, sizes)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self[:])
+
+    def _chunk(self, number: int, offsets: Array, sizes: Array) -> Chunk:
+        own = tuple(sizes[number].tolist())
+        return Chunk(tuple(offsets[number].tolist()), own, partial(self.map, number, own))
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkedTensor:
     """A tensor in chunks. They make up the whole whichever ranks wrote them, so that it is in one part.
 
@@ -57,37 +94,53 @@ class ChunkedTensor:
     key: str
     shape: tuple[int, ...]
     data_type: str
-    chunks: tuple[Chunk, ...]
+    chunks: Sequence[Chunk]
     axis: int | None = None
     part_count: int = 1
 
     @property
     def unproved(self) -> tuple[str, ...]:
         """Files that hold it without a checksum of its bytes."""
+        if isinstance(self.chunks, ChunkTable):
+            return ()
         return tuple(chunk.unproved for chunk in self.chunks if chunk.unproved)
 
     def parts(self) -> tuple[Array, ...]:
-        """Map the chunks and describe the whole by them."""
-        if len(self.chunks) == 1:
-            return (self.chunks[0].read(),)
-        pieces = [(chunk.offsets, chunk.read()) for chunk in self.chunks]
-        return (array_of_pieces(self.shape, STORAGE[self.data_type], pieces),)
+        """Describe the whole by the chunks, each of which is mapped when it is read."""
+        chunks = self.chunks
+        if len(chunks) == 1:
+            return (chunks[0].read(),)
+
+        @lru_cache(_KEPT)
+        def take(number: int) -> Array:
+            return chunks[number].read()
+
+        return (array_of(self.shape, STORAGE[self.data_type], *self._corners(), take),)
+
+    def _corners(self) -> tuple[Array, Array]:
+        """Return where the chunks lie, [chunk, axis], and their sizes."""
+        if isinstance(self.chunks, ChunkTable):
+            return self.chunks.corners()
+        corners = ([chunk.offsets for chunk in self.chunks], [chunk.sizes for chunk in self.chunks])
+        low, sizes = (np.array(each, np.int64).reshape(len(self.chunks), len(self.shape)) for each in corners)
+        return low, sizes
 
     def check(self) -> None:
         """Refuse chunks that leave a hole, overlap or reach beyond the whole; CheckpointError."""
-        corners = {tuple(offset + size for offset, size in zip(c.offsets, c.sizes, strict=True)) for c in self.chunks}
-        is_inside = all(end <= full for corner in corners for end, full in zip(corner, self.shape, strict=True))
-        total = sum(prod(chunk.sizes) for chunk in self.chunks)
-        if not is_inside or total != prod(self.shape) or self._overlap():
+        low, sizes = self._corners()
+        is_inside = all(full <= _LARGEST for full in self.shape) and bool(
+            (sizes <= self.shape).all() and (low <= np.array(self.shape, np.int64) - sizes).all()
+        )
+        total = sum(map(prod, sizes.tolist())) if is_inside else 0
+        if not is_inside or total != prod(self.shape) or _overlap(low, low + sizes):
             raise CheckpointError(
                 f"{self.key}: its chunks do not make up {list(self.shape)}", "copy the checkpoint again"
             )
 
-    def _overlap(self) -> bool:
-        """Whether two chunks have an element in common."""
-        low = np.array([chunk.offsets for chunk in self.chunks]).reshape(len(self.chunks), len(self.shape))
-        high = low + np.array([chunk.sizes for chunk in self.chunks]).reshape(low.shape)
-        return any(((low < end) & (start < high)).all(1).sum() > 1 for start, end in zip(low, high, strict=True))
+
+def _overlap(low: Array, high: Array) -> bool:
+    """Whether two chunks have an element in common."""
+    return any(((low < end) & (start < high)).all(1).sum() > 1 for start, end in zip(low, high, strict=True))
 
 
 class ChunkedState:

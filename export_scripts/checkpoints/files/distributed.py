@@ -8,7 +8,8 @@ from typing import Any
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedState, ChunkedTensor
-from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE, TRAINING_MODULES, read_torch_dist
+from export_scripts.checkpoints.files.distributed_metadata import METADATA_FILE
+from export_scripts.checkpoints.files.distributed_torch import TRAINING_MODULES, read_torch_dist
 from export_scripts.checkpoints.files.distributed_zarr import other_zarr_keys, read_zarr
 from export_scripts.checkpoints.files.pickled import StoredTensor
 from export_scripts.checkpoints.files.torch_format import open_torch_file

@@ -7,29 +7,37 @@ is mapped in place. The metadata's classes are not imported: their objects are r
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from export_scripts.checkpoints.files.archive import Archive, Extent
-from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
-from export_scripts.checkpoints.files.pickled import Record, StoredTensor, unpickle
+from export_scripts.checkpoints.files.chunked import ChunkedTensor, ChunkTable
+from export_scripts.checkpoints.files.distributed_metadata import (
+    METADATA_FILE,
+    Described,
+    Index,
+    Stored,
+    read_metadata,
+)
+from export_scripts.checkpoints.files.pickled import Record, StoredTensor
 from export_scripts.checkpoints.files.torch_file import TorchFile
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.tensors.dtypes import Array
-from export_scripts.weights.values import Fields, entries
+from export_scripts.weights.values import Fields, entries, text, whole
+from export_scripts.weights.values import sizes as checked_sizes
 from handover.errors import CheckpointError
 from models.checks import shown
 
-METADATA_FILE = ".metadata"
-_MOST_STEPS = 12_000_000
-"""Of its pickle. A trillion parameters in 70,000 chunks take 9 million."""
 # Modules whose objects training leaves beside the weights: arguments, callbacks, schedules. None is imported.
 TRAINING_MODULES = (
     *("argparse", "apex", "collections", "datetime", "enum", "fp16", "lightning", "megatron", "nemo", "nemo_run"),
     *("numpy", "omegaconf", "pathlib", "pytorch_lightning", "torch", "transformer_engine"),
 )
-_RECORDS = ("torch", "megatron", "pathlib")
 _ROOT = "tensor"
 
 
@@ -59,98 +67,134 @@ def read_torch_dist(archive: Archive, folder: str) -> TorchDist:
         CheckpointError: the metadata are damaged, or name files or bytes that are not there.
     """
     where = f"{archive.path}: {folder}{METADATA_FILE}"
-    with archive.open(folder + METADATA_FILE) as stream:
-        metadata = unpickle(stream, where, _RECORDS, most_steps=_MOST_STEPS)
-    fields = _fields(metadata, where)
-    places = {_place(index, where): _fields(info, where) for index, info in fields.fields("storage_data").items()}
-    described = fields.fields("state_dict_metadata")
+    metadata = read_metadata(archive, folder, where)
+    fields = Fields(vars(metadata) if isinstance(metadata, Record) else metadata, where)
+    stored, described = fields.fields("storage_data"), fields.fields("state_dict_metadata")
+    places = _Places(_Files(archive, folder, where, archive.sizes))
     tensors = {
-        str(key): _tensor(archive, folder, str(key), _fields(entry, f"{where}: {shown(str(key))}"), places)
+        str(key): places.tensor(str(key), entry, stored)
         for key, entry in described.items()
-        if hasattr(entry, "chunks")
+        if isinstance(entry, Described)
     }
     others = [str(key) for key in described if str(key) not in tensors]
     paths = fields.get("planner_data")
     return TorchDist(
         tensors,
-        {key: _object_reader(archive, folder, key, places, where) for key in others},
+        {key: partial(_object, places.files, key, _find(stored, key, None)) for key in others},
         {str(key): path for key, path in paths.items() if isinstance(path, tuple)} if isinstance(paths, dict) else {},
     )
 
 
-def _fields(record: Any, where: str) -> Fields:
-    """Take the attributes of an object that was read as a record; CheckpointError where it is none."""
-    return Fields(vars(record) if isinstance(record, Record) else record, where)
+@dataclass(frozen=True)
+class _Files:
+    """The files of a folder: their names below it are in ``numbers``."""
+
+    archive: Archive
+    folder: str
+    where: str
+    sizes: Mapping[str, int]
+    names: list[str] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def place(self, key: str, stored: Stored) -> tuple[str, int, int]:
+        """Name the file and the bytes of what is stored; both must be there."""
+        where = f"{self.where}: {shown(key)}"
+        name = f"{self.folder}{text(stored.relative_path, f'{where}: relative_path')}"
+        offset, length = whole(stored.offset, f"{where}: offset"), whole(stored.length, f"{where}: length")
+        if stored.transform_descriptors:
+            said = shown(stored.transform_descriptors)
+            raise CheckpointError(f"{self.archive.path}: {key} is stored through {said}, which is not read")
+        if offset + length > self.sizes.get(name, -1):
+            raise CheckpointError(f"{self.archive.path}: {key} is not within {name}", "copy the checkpoint again")
+        return name, offset, length
+
+    def within(self, key: str, name: str, offset: int, length: int) -> Archive:
+        """Show a run of a file's bytes as a file of its own."""
+        beneath = self.archive.extent(name)
+        return Archive(self.archive.path, {key: Extent(beneath.path, beneath.offset + offset, length)})
 
 
-def _place(index: Any, where: str) -> tuple[str, tuple[int, ...] | None]:
-    """Read torch's MetadataIndex: a tensor and where its chunk begins."""
-    fields = _fields(index, where)
-    return str(fields.get("fqn")), None if fields.get("offset") is None else fields.sizes("offset")
+class _Places:
+    """Where all chunks lie: what of the metadata is kept.
+
+    Attributes:
+        files: that hold them.
+        numbers: file, offset and length in it of each chunk, one chunk after another.
+        corners: the offsets of a tensor's chunks in it, then their sizes; one tensor after another.
+    """
+
+    def __init__(self, files: _Files) -> None:
+        self.files = files
+        self.numbers, self.corners = array("q"), array("q")
+
+    def tensor(self, key: str, entry: Described, all_stored: Mapping[Any, Any]) -> ChunkedTensor:
+        """Describe a tensor."""
+        where = f"{self.files.where}: {shown(key)}"
+        lows, sizes, shape = array("q"), array("q"), checked_sizes(entry.size, f"{where}: size")
+        first = len(self.numbers) // 3
+        for chunk in entries(entry.chunks, f"{where}: chunks"):
+            low = checked_sizes(getattr(chunk, "offsets", None), f"{where}: offsets")
+            size = checked_sizes(getattr(chunk, "sizes", None), f"{where}: sizes")
+            if 0 in size and 0 not in shape:
+                continue  # of a rank that had no rows left
+            stored = _find(all_stored, key, low)
+            if not len(low) == len(shape) == len(size) or stored is None:
+                raise CheckpointError(f"{where} has a chunk at {list(low)} that lies nowhere", "copy it again")
+            name, offset, length = self.files.place(key, stored)
+            if name not in self.files.numbers:
+                self.files.numbers[name] = len(self.files.names)
+                self.files.names.append(name)
+            self.numbers.extend((self.files.numbers[name], offset, length))
+            lows.extend(low)
+            sizes.extend(size)
+        at = len(self.corners)
+        self.corners += lows + sizes
+        count = len(self.numbers) // 3 - first
+        data_type = str(getattr(entry.properties, "dtype", ""))
+        return ChunkedTensor(key, shape, data_type, _Chunks(self, key, len(shape), first, count, at))
 
 
-def _tensor(
-    archive: Archive, folder: str, key: str, entry: Fields, places: Mapping[tuple[str, tuple[int, ...] | None], Fields]
-) -> ChunkedTensor:
-    where = f"{archive.path}: {folder}{METADATA_FILE}: {shown(key)}"
-    chunks, shape = [], entry.sizes("size")
-    for described in entry.entries("chunks"):
-        chunk = _fields(described, where)
-        offsets, sizes = chunk.sizes("offsets"), chunk.sizes("sizes")
-        if 0 in sizes and 0 not in shape:
-            continue  # of a rank that had no rows left
-        if not len(offsets) == len(shape) == len(sizes) or (key, offsets) not in places:
-            raise CheckpointError(f"{where} has a chunk at {list(offsets)} that lies nowhere", "copy it again")
-        extent_of = _stored(archive, folder, key, places[key, offsets])
-        chunks.append(Chunk(offsets, sizes, _reader(archive, key, sizes, *extent_of)))
-    return ChunkedTensor(key, shape, _data_type(entry.get("properties"), where), tuple(chunks))
+def _find(stored: Mapping[Any, Any], key: str, offsets: tuple[int, ...] | None) -> Stored | None:
+    """Find what is stored for a chunk, or for an object; None: nothing is."""
+    found = stored.get(Index.of(key, offsets))
+    return found if isinstance(found, Stored) else None
 
 
-def _data_type(properties: Any, where: str) -> str:
-    """Read torch's TensorProperties, which are pickled as a tuple that begins with the data type."""
-    if isinstance(properties, Record) and "dtype" not in vars(properties):
-        state = entries(getattr(properties, "state", None), f"{where}: properties")
-        return str(state[0]) if state else ""
-    return str(_fields(properties, f"{where}: properties").get("dtype"))
+class _Chunks(ChunkTable):
+    """The chunks of one tensor."""
 
+    __slots__ = ("_at", "_axes", "_count", "_first", "_key", "_places")
 
-def _stored(archive: Archive, folder: str, key: str, info: Fields) -> tuple[str, int, int]:
-    """Name the file and the bytes of a chunk; both must be there."""
-    name, offset, length = f"{folder}{info.text('relative_path')}", info.whole("offset"), info.whole("length")
-    if transforms := info.get("transform_descriptors"):
-        raise CheckpointError(f"{archive.path}: {key} is stored through {shown(transforms)}, which is not read")
-    if name not in archive or offset + length > archive.sizes[name]:
-        raise CheckpointError(f"{archive.path}: {key} is not within {name}", "copy the checkpoint again")
-    return name, offset, length
+    def __init__(self, places: _Places, key: str, axes: int, first: int, count: int, at: int) -> None:
+        self._places, self._key, self._axes = places, key, axes
+        self._first, self._count, self._at = first, count, at
 
+    def __len__(self) -> int:
+        return self._count
 
-def _within(archive: Archive, key: str, name: str, offset: int, length: int) -> Archive:
-    """Show a run of a file's bytes as a file of its own."""
-    beneath = archive.extent(name)
-    return Archive(archive.path, {key: Extent(beneath.path, beneath.offset + offset, length)})
+    def corners(self) -> tuple[Array, Array]:
+        low, sizes = (self._at + part * self._count * self._axes for part in range(2))
+        parts = (self._places.corners[start : start + self._count * self._axes] for start in (low, sizes))
+        first, second = (np.array(part, np.int64).reshape(self._count, self._axes) for part in parts)
+        return first, second
 
-
-def _object_reader(
-    archive: Archive, folder: str, key: str, places: Mapping[tuple[str, tuple[int, ...] | None], Fields], where: str
-) -> Callable[[], Any]:
-    def read() -> Any:
-        if (key, None) not in places:
-            raise CheckpointError(f"{where}: {shown(key)} lies nowhere", "copy the checkpoint again")
-        within = _within(archive, key, *_stored(archive, folder, key, places[key, None]))
-        return open_torch_file(within, key, _root, TRAINING_MODULES).state[_ROOT]
-
-    return read
-
-
-def _reader(archive: Archive, key: str, sizes: tuple[int, ...], name: str, offset: int, length: int) -> Any:
-    def read() -> Array:
-        file = TorchFile(_within(archive, key, name, offset, length), key, _root)
-        tensor = file.state[_ROOT]
+    def map(self, number: int, sizes: tuple[int, ...]) -> Array:
+        files, at = self._places.files, 3 * (self._first + number)
+        file, offset, length = self._places.numbers[at : at + 3]
+        found = TorchFile(files.within(self._key, files.names[file], offset, length), self._key, _root)
+        tensor = found.state[_ROOT]
         if not isinstance(tensor, StoredTensor) or tensor.shape != sizes:
-            raise CheckpointError(f"{archive.path}: {key} holds no chunk of {list(sizes)}", "copy the checkpoint again")
-        return file.read(tensor)
+            path = files.archive.path
+            raise CheckpointError(f"{path}: {self._key} holds no chunk of {list(sizes)}", "copy the checkpoint again")
+        return found.read(tensor)
 
-    return read
+
+def _object(files: _Files, key: str, stored: Stored | None) -> Any:
+    """Read what is no tensor."""
+    if stored is None:
+        raise CheckpointError(f"{files.where}: {shown(key)} lies nowhere", "copy the checkpoint again")
+    within = files.within(key, *files.place(key, stored))
+    return open_torch_file(within, key, _root, TRAINING_MODULES).state[_ROOT]
 
 
 def _root(content: Any, where: str) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ import pickle
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from handover.errors import CheckpointError
 
@@ -135,7 +135,12 @@ class Unpickler(pickle._Unpickler):
         records: top-level modules whose objects are read as Record.
         storages: every storage that is referred to is noted here, by key.
         most_steps: that are taken; 0: as many as descriptions of tensors need.
+
+    Attributes:
+        METHODS: what to do at each opcode.
     """
+
+    METHODS: ClassVar[Mapping[int, Callable[[Any], None]]]
 
     def __init__(
         self,
@@ -147,7 +152,7 @@ class Unpickler(pickle._Unpickler):
         super().__init__(stream)
         self._records = records
         self._storages = {} if storages is None else storages
-        self.dispatch = self._steps = _Steps(_METHODS, most_steps or _MOST_STEPS)  # type: ignore[misc]
+        self.dispatch = self._steps = _Steps(self.METHODS, most_steps or _MOST_STEPS)  # type: ignore[misc]
 
     def load_copying(self, method: Callable[[Any], None]) -> None:
         """Do a step that may copy what lies on the stack: the arguments of a call, the state of an object."""
@@ -213,7 +218,7 @@ def _methods() -> dict[int, Callable[[Any], None]]:
     return methods
 
 
-_METHODS = _methods()
+Unpickler.METHODS = _methods()
 
 
 def _default_dictionary(*_: Any) -> dict[Any, Any]:
@@ -240,6 +245,7 @@ def unpickle(
     records: Collection[str] = (),
     storages: dict[str, Storage] | None = None,
     most_steps: int = 0,
+    reader: type[Unpickler] = Unpickler,
 ) -> Any:
     """Read one pickle; tensors come as StoredTensor.
 
@@ -249,12 +255,13 @@ def unpickle(
         records: top-level modules whose objects are read as Record.
         storages: every storage that is referred to is noted here, by key.
         most_steps: see Unpickler.
+        reader: the unpickler.
 
     Raises:
         CheckpointError: it is damaged or holds a name that is not on the list.
     """
     try:
-        return Unpickler(stream, records, storages, most_steps).load()
+        return reader(stream, records, storages, most_steps).load()
     except CheckpointError:
         raise
     except Exception as error:  # a damaged pickle can raise nearly anything, and it is all the same to the user

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.distributed import OF_CORE
-from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE, read_torch_dist
+from export_scripts.checkpoints.files.distributed_metadata import METADATA_FILE
+from export_scripts.checkpoints.files.distributed_torch import read_torch_dist
 from export_scripts.checkpoints.files.parted_safetensors import has_parts, read_parted_safetensors
 from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.runs.hub_names import TRAINING_FILE

@@ -14,7 +14,7 @@ from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.distributed import OF_CORE
-from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE
+from export_scripts.checkpoints.files.distributed_metadata import METADATA_FILE
 from handover.errors import CheckpointError
 from models.checks import shown
 

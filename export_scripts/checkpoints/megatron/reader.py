@@ -17,7 +17,8 @@ from typing import Any
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.distributed import flat, open_distributed, read_common
-from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE, TRAINING_MODULES
+from export_scripts.checkpoints.files.distributed_metadata import METADATA_FILE
+from export_scripts.checkpoints.files.distributed_torch import TRAINING_MODULES
 from export_scripts.checkpoints.files.pickled import Record
 from export_scripts.checkpoints.files.rank_files import RankFiles, StatesTogether
 from export_scripts.checkpoints.files.torch_file import TorchFile

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from export_scripts.checkpoints.files.archive import Archive, Extent, open_archive
 from export_scripts.checkpoints.files.distributed import OF_CORE
-from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE
+from export_scripts.checkpoints.files.distributed_metadata import METADATA_FILE
 from export_scripts.checkpoints.files.parted_safetensors import PATTERN as SHARDS
 from export_scripts.checkpoints.runs.steps import Choice, choose
 from handover.errors import CheckpointError

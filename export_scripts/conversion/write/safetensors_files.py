@@ -23,7 +23,7 @@ from handover.durable import begin_sync
 from handover.manifest import FileRecord
 
 
-def begin_file(root: Path, file: WeightsFile, journal: Journal) -> None:
+def begin_file(root: Path, file: WeightsFile, data_type: str, journal: Journal) -> None:
     """Make a file with its header and the room for its tensors, unless parts of it are there already.
 
     It is a hard link where it has an origin on the same file system.
@@ -37,7 +37,7 @@ def begin_file(root: Path, file: WeightsFile, journal: Journal) -> None:
             os.link(file.origin.resolve(), path)
             return
     with full_disk_explained(path), path.open("wb") as stream:
-        stream.write(file.header)
+        stream.write(file.header(data_type))
         stream.truncate(file.size_bytes)
 
 

@@ -7,6 +7,7 @@ with it where each tensor lies. What a quantized tensor becomes, numbers and sca
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -97,7 +98,7 @@ class WeightsFile:
 
     Attributes:
         name: its own.
-        header: its first bytes.
+        header_bytes: of its header, which is made when it is asked for.
         tensors: in the order of their bytes.
         offsets: of each tensor's first byte in the file; what a quantized one becomes follows from there.
         size_bytes: of the file.
@@ -106,11 +107,18 @@ class WeightsFile:
     """
 
     name: str
-    header: bytes
-    tensors: tuple[PlannedTensor, ...]
-    offsets: tuple[int, ...]
+    header_bytes: int
+    tensors: Sequence[PlannedTensor]
+    offsets: Sequence[int]
     size_bytes: int
     origin: Path | None = None
+
+    def header(self, data_type: str) -> bytes:
+        """Return its first bytes."""
+        if self.origin is None:
+            return _header(self.tensors, data_type)[0]
+        with self.origin.open("rb") as stream:
+            return stream.read(self.header_bytes)
 
     @property
     def growing(self) -> str:
@@ -164,23 +172,31 @@ def lay_out(tensors: Sequence[PlannedTensor], data_type: str, largest_bytes: int
         data_type: fp32, fp16 or bf16.
         largest_bytes: of a file's tensors.
     """
-    groups: list[list[PlannedTensor]] = [[]]
-    used_bytes = 0
-    for tensor in tensors:
+    starts, used_bytes = [0], 0
+    for number, tensor in enumerate(tensors):
         size_bytes = tensor.size_bytes(data_type)
-        if groups[-1] and used_bytes + size_bytes > largest_bytes:
-            groups.append([])
+        if number > starts[-1] and used_bytes + size_bytes > largest_bytes:
+            starts.append(number)
             used_bytes = 0
-        groups[-1].append(tensor)
         used_bytes += size_bytes
-    if len(groups) == 1:
-        return (file_of("model.safetensors", groups[0], data_type),)
-    names = [f"model-{number:05}-of-{len(groups):05}.safetensors" for number in range(1, len(groups) + 1)]
-    return tuple(file_of(name, group, data_type) for name, group in zip(names, groups, strict=True))
+    if len(starts) == 1:
+        return (file_of("model.safetensors", tensors, data_type),)
+    names = [f"model-{number:05}-of-{len(starts):05}.safetensors" for number in range(1, len(starts) + 1)]
+    spans = zip(starts, [*starts[1:], len(tensors)], strict=True)
+    return tuple(
+        file_of(name, tensors[start:stop], data_type) for name, (start, stop) in zip(names, spans, strict=True)
+    )
 
 
 def file_of(name: str, tensors: Sequence[PlannedTensor], data_type: str) -> WeightsFile:
     """Lay tensors out in one file."""
+    header, begins, end = _header(tensors, data_type)
+    offsets = array("Q", (len(header) + begin for begin in begins))
+    return WeightsFile(name, len(header), tensors, offsets, len(header) + end)
+
+
+def _header(tensors: Sequence[PlannedTensor], data_type: str) -> tuple[bytes, list[int], int]:
+    """Render a file's header; also, where behind it each tensor begins, and where the last one ends."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begins, end = [], 0
     for tensor in tensors:
@@ -190,13 +206,12 @@ def file_of(name: str, tensors: Sequence[PlannedTensor], data_type: str) -> Weig
             entries[output.name] = {"dtype": output.kind, "shape": list(output.shape), "data_offsets": span}
     content = json.dumps(entries, separators=(",", ":")).encode()
     content += b" " * (-len(content) % _ALIGNMENT)
-    header = len(content).to_bytes(8, "little") + content
-    return WeightsFile(name, header, tuple(tensors), tuple(len(header) + begin for begin in begins), len(header) + end)
+    return len(content).to_bytes(8, "little") + content, begins, end
 
 
 def index_of(files: Sequence[WeightsFile], data_type: str) -> bytes:
     """Render the index of several files."""
-    total = sum(file.size_bytes - len(file.header) for file in files)
+    total = sum(file.size_bytes - file.header_bytes for file in files)
     weight_map = {
         output.name: file.name for file in files for tensor in file.tensors for output in tensor.outputs(data_type)
     }

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ Advance = Callable[[int], None]
 """Told the bytes that were written since the last time."""
 
 _POLL_S = 0.1
+_WAITING = 3  # pieces for each process, at its work or next
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, from malloc.h
 
 
@@ -58,9 +60,9 @@ def run_all(processes: int, count: int, work: Callable[[int, Advance], Result], 
     gc.freeze()  # the collector skips inherited objects: visiting them would copy their pages
     done: SimpleQueue[Future[Result]] = SimpleQueue()
     with ProcessPoolExecutor(min(processes, count), context, _begin, (os.getpid(),)) as pool:
-        seen = 0
+        seen, numbers = 0, iter(range(count))
         try:
-            for number in range(count):
+            for number in islice(numbers, _WAITING * processes):
                 pool.submit(_run, number).add_done_callback(done.put)
             while count:
                 job = _next(done)
@@ -69,6 +71,8 @@ def run_all(processes: int, count: int, work: Callable[[int, Advance], Result], 
                 seen = written
                 if job:
                     count -= 1
+                    for number in islice(numbers, 1):
+                        pool.submit(_run, number).add_done_callback(done.put)
                     yield job.result()
         except BrokenProcessPool as error:
             raise ArtefactError(

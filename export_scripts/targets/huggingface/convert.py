@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,13 @@ from export_scripts.conversion.job import (
 )
 from export_scripts.conversion.write.journal import Journal, PartRecord, QuantizationRecord
 from export_scripts.conversion.write.safetensors_files import begin_file, publish, write_part
-from export_scripts.conversion.write.safetensors_layout import LARGEST_FILE_BYTES, PART_BYTES, WeightsFile, parts_of
+from export_scripts.conversion.write.safetensors_layout import (
+    LARGEST_FILE_BYTES,
+    PART_BYTES,
+    Part,
+    WeightsFile,
+    parts_of,
+)
 from export_scripts.conversion.write.shards import Workspace, check_space, write_bytes
 from export_scripts.conversion.write.workers import Advance, run_all
 from export_scripts.targets.huggingface.plan import HuggingFacePlan, Wish, plan_huggingface
@@ -157,11 +164,44 @@ def _check_space(plan: HuggingFacePlan, output: Path, journal: Journal) -> None:
 
 @dataclass
 class _Growing:
-    """A file of weights on its way: how many of its parts are still to come, and those that are there."""
+    """A file of weights on its way: how many of its spans are still to come, and those that are there."""
 
     file: WeightsFile
     left: int
     parts: list[PartRecord]
+
+
+class _Parts:
+    """The parts of all files, of which each process makes those of one file at a time.
+
+    Attributes:
+        places: file and number in it of each part, in the order in which they are written.
+        size_bytes: of all of them.
+        spans: how many each file has, in the order of the files.
+    """
+
+    def __init__(self, files: Sequence[WeightsFile], data_type: str) -> None:
+        self._files, self._data_type = files, data_type
+        self._file, self._own = -1, list[Part]()
+        self.size_bytes, self.spans = 0, array("L")
+        places, keys = array("L"), array("L")
+        for number, file in enumerate(files):
+            self.spans.append(0)
+            for index, part in enumerate(parts_of(file, data_type)):
+                self.size_bytes += part.size_bytes
+                self.spans[-1] += len(part.spans)
+                places.extend((number, index))
+                keys.append(part.size_bytes // (2 * PART_BYTES))
+        # Those that cannot be cut and are large come first, so that no process is left with one at the end.
+        in_order = sorted(range(len(keys)), key=lambda number: -keys[number])
+        self.places = [(places[2 * number], places[2 * number + 1]) for number in in_order]
+
+    def part(self, number: int) -> Part:
+        """Make one."""
+        file, index = self.places[number]
+        if file != self._file:
+            self._file, self._own = file, list(parts_of(self._files[file], self._data_type))
+        return self._own[index]
 
 
 Written = tuple[list[PartRecord], list[QuantizationRecord]]
@@ -181,33 +221,27 @@ def _write_weights(
     verified, data_type = set[RecordKey](), plan.settings.data_type
     files = [file for file in plan.files if file.name not in journal.finished]
     records = [journal.finished[file.name] for file in plan.files if file.name in journal.finished]
-    parts = [part for file in files for part in parts_of(file, data_type)]
-    growing = {file.name: _Growing(file, 0, []) for file in files}
+    parts = _Parts(files, data_type)
+    growing = {file.name: _Growing(file, spans, []) for file, spans in zip(files, parts.spans, strict=True)}
     for file in files:
-        begin_file(output, file, journal)
-    for part in parts:
-        growing[part.file.name].left += len(part.spans)
+        begin_file(output, file, data_type, journal)
     workspaces: list[Workspace] = []  # one in each process, made where it is used
-    # Those that cannot be cut and are large come first, so that no process is left with one at the end.
-    in_order = sorted(parts, key=lambda part: -(part.size_bytes // (2 * PART_BYTES)))
-
     ranges: list[FileRange] = []
 
     def write(number: int, advance: Advance) -> tuple[str, Written, list[FileRange]]:
         if not workspaces:
             workspaces.append(Workspace(verified, sums_reads))
-        part, workspace = in_order[number], workspaces[0]
+        part, workspace = parts.part(number), workspaces[0]
         written = write_part(part, output, plan.settings, journal, workspace, advance)
         return part.file.name, written, workspace.read_sums.taken()
 
-    total_bytes = sum(part.size_bytes for part in parts)
     with (
         interrupts_say(lambda: f"{len(records)} of {len(plan.files)} files", records),
-        Progress("convert", len(files), "files", total_bytes) as progress,
+        Progress("convert", len(files), "files", parts.size_bytes) as progress,
     ):
         progress.skip(sum(part.size_bytes for part in journal.parts.values()))
         for name, (written, costs), read in run_all(
-            workers_of(processes), len(in_order), write, lambda size_bytes: progress.advance(0, size_bytes)
+            workers_of(processes), len(parts.places), write, lambda size_bytes: progress.advance(0, size_bytes)
         ):
             ranges += read
             journal.costs |= {(cost.tensor, cost.row): cost for cost in costs}
@@ -216,5 +250,6 @@ def _write_weights(
             one.parts += written
             if not one.left:
                 records.append(publish(output, one.file, one.parts, journal))
+                del growing[name]
                 progress.advance(1)
     return records, by_path(ranges)

@@ -45,7 +45,7 @@ def own_files(
         _own_file(archive, name, sorted(held, key=lambda each: each[0]), data_type)
         for name, held in sorted(by_file.items())
     ]
-    whole = tuple(file for file in files if file is not None and file.size_bytes - len(file.header) <= largest_bytes)
+    whole = tuple(file for file in files if file is not None and file.size_bytes - file.header_bytes <= largest_bytes)
     return whole if len(whole) == len(files) else None
 
 
@@ -61,4 +61,4 @@ def _own_file(
     if not (_NAMES.fullmatch(name) and is_file and len(header) + written == size_bytes):
         return None
     offsets, plans = zip(*held, strict=True)
-    return WeightsFile(name, header, plans, offsets, size_bytes, extent.path)
+    return WeightsFile(name, len(header), plans, offsets, size_bytes, extent.path)

@@ -6,7 +6,7 @@ are then copied with what ``config.json`` says of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from export_scripts.quantization.mxfp4 import Mxfp4
 from export_scripts.quantization.record import WORDS, Quantization
 from export_scripts.tensors.small_floats import BYTE, E4M3, E8M0, FP4
 from export_scripts.weights.schema import Assignment, LazyTensor, Rule
+from export_scripts.weights.sequences import Lazily
 from ft_format.layout import FtDims, TensorSpec
 from handover.errors import CheckpointError
 from models.decoder import Decoder
@@ -91,7 +92,7 @@ def own_tensors(own: OwnModel, stored: Stored) -> Mapping[str, LazyTensor]:
 
 def planned_own(
     opened: Source, tensors: Mapping[str, LazyTensor], stored: Stored, data_type: str
-) -> list[PlannedTensor]:
+) -> Sequence[PlannedTensor]:
     """Plan a model's own tensors, unchanged but for the type of those that are not ``stored``.
 
     Predictors that its class passes over keep in fp32 what its layers do.
@@ -100,19 +101,17 @@ def planned_own(
     fixed = {name: "fp32" for name, each in described.items() if each.stays_fp32}
     ends = {name.rpartition(".")[2] for name in fixed}
     fixed |= {name: "fp32" for name in tensors.keys() - described.keys() if name.rpartition(".")[2] in ends}
-    return [
-        _as_stored(name, *stored[name])
-        if name in stored
-        else PlannedTensor(
-            name,
-            tensor.shape,
-            tensor.shape,
-            partial(_whole, name, tensor),
-            bool(tensor.unproved),
-            fixed_type=fixed.get(name, "") if tensor.data_type != data_type else "",
-        )
-        for name, tensor in tensors.items()
-    ]
+    names = tuple(tensors)
+
+    def planned(number: int) -> PlannedTensor:
+        name = names[number]
+        tensor = tensors[name]
+        if name in stored:
+            return _as_stored(name, *stored[name])
+        make, fixed_type = partial(_whole, name, tensor), fixed.get(name, "") if tensor.data_type != data_type else ""
+        return PlannedTensor(name, tensor.shape, tensor.shape, make, bool(tensor.unproved), fixed_type=fixed_type)
+
+    return Lazily(planned, range(len(names)))
 
 
 def _as_stored(name: str, tensor: LazyTensor, kind: str) -> PlannedTensor:

@@ -7,8 +7,10 @@ tensors to the first architecture that can express it.
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
@@ -35,6 +37,7 @@ from export_scripts.weights.hub_tensor import HubTensor
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.remarks import DequantizedRemark, ShardRemark
 from export_scripts.weights.schema import Assignment, LazyTensor
+from export_scripts.weights.sequences import Lazily, Texts
 from ft_format.families.family import Family
 from handover.errors import CheckpointError
 from models.checks import shown
@@ -124,7 +127,7 @@ def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
         remarks: tuple[str, ...] = ()
     else:
         planned, config, remarks = _expressed(opened, source, assignments, wish)
-        used = tuple(opened.tensors[key] for each in assignments for key in each.keys)
+        used = tuple(opened.tensors[key] for key in dict.fromkeys(key for each in assignments for key in each.keys))
         remarks += zeros_made(assignments)
     skipped = (ShardRemark, DequantizedRemark) if stored else ShardRemark
     said = (each for each in source.remarks if not isinstance(each, skipped))
@@ -154,7 +157,7 @@ def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
 
 def _expressed(
     opened: Source, source: Source, assignments: Sequence[Assignment], wish: Wish
-) -> tuple[list[PlannedTensor], dict[str, Any], tuple[str, ...]]:
+) -> tuple[Sequence[PlannedTensor], dict[str, Any], tuple[str, ...]]:
     """Express a model by an architecture of transformers: its tensors, configuration, and what is to be said."""
     if opened.extra_targets:
         some = ", ".join(sorted(opened.extra_targets)[:3])
@@ -167,20 +170,20 @@ def _expressed(
     rows, remarks = _rows(opened)
     dims = replace(opened.dims, vocab_size=rows)  # type: ignore[type-var]
     tensors = target.written(opened.dims, facts)
-    specs = opened.schema()
-    shapes = {name: spec.full_shape(opened.dims) for name, spec in specs.items()}
+    full_shape = cache(lambda spec: spec.full_shape(opened.dims))
+    shapes = {name: full_shape(spec) for name, spec in opened.schema().items()}
     if problems := unfinished(tensors, target.dropped(opened.dims, facts), shapes):
         raise CheckpointError(
             f"{len(problems)} tensors are not those of transformers' {target.class_name}\n  " + "\n  ".join(problems),
             "nothing is dropped silently; export.model.format=fastertransformer takes them",
         )
-    by_name = {assignment.name: assignment for assignment in assignments}
-    planned = [
-        _planned(
-            name, tensor, by_name[tensor.pivot], opened, rows if _VOCABULARY in specs[tensor.pivot].shape else None
-        )
-        for name, tensor in tensors.items()
-    ]
+    by_name = {assignment.name: number for number, assignment in enumerate(assignments)}
+    pivots = array("L", (by_name[tensor.pivot or name] for name, tensor in tensors.items()))
+    names, described = Texts(tensors), tuple(tensors.values())
+
+    def planned(number: int) -> PlannedTensor:
+        return _planned(names[number], described[number], assignments[pivots[number]], opened, rows)
+
     config = {
         "architectures": [target.class_name],
         "model_type": target.model_type,
@@ -188,7 +191,7 @@ def _expressed(
         **target.config(dims, facts),
         "torch_dtype": _TORCH[wish.data_type],
     }
-    return planned, config, remarks
+    return Lazily(planned, range(len(described))), config, remarks
 
 
 def facts_of(opened: Source, source: Source, assignments: Sequence[Assignment]) -> Facts:
@@ -238,16 +241,16 @@ def _rows(source: Source) -> tuple[int, tuple[str, ...]]:
     return wanted, (f"the tokenizer has {wanted} tokens: {rows - wanted} rows of padding of the {rows} are left out",)
 
 
-def _planned(name: str, tensor: HubTensor, assignment: Assignment, source: Source, rows: int | None) -> PlannedTensor:
+def _planned(name: str, tensor: HubTensor, assignment: Assignment, source: Source, rows: int) -> PlannedTensor:
     """Plan one tensor of an architecture; ``rows`` are those of the vocabulary that are kept."""
     tensors = [source.tensors[key] for key in assignment.keys]
     full = assignment.target.full_shape(source.dims)
-    if rows is not None:
+    if is_cropped := _VOCABULARY in assignment.target.shape:
         full = (rows, *full[1:])
 
     def make() -> Assembly:
         pivot = assemble(assignment, tensors, source.dims)
-        return taken(tensor, pivot.cropped(0, 0, rows) if rows is not None else pivot)
+        return taken(tensor, pivot.cropped(0, 0, rows) if is_cropped else pivot)
 
     is_cut = all(each.unproved for each in tensors)
     fixed = "fp32" if tensor.stays_fp32 else ""

@@ -20,6 +20,7 @@ from export_scripts.quantization import QUANTIZATIONS
 from export_scripts.quantization.record import Quantization
 from export_scripts.tensors.dtypes import item_bytes
 from export_scripts.tensors.small_floats import BYTES
+from export_scripts.weights.sequences import Lazily
 from handover.errors import CheckpointError, nearest
 from models.checks import shown
 
@@ -54,7 +55,7 @@ def find_quantization(name: str | None, allow_nonfinite: bool = False) -> Quanti
 
 def quantized(
     planned: Sequence[PlannedTensor], config: Mapping[str, Any], quantization: Quantization, data_type: str
-) -> tuple[list[PlannedTensor], dict[str, Any]]:
+) -> tuple[Sequence[PlannedTensor], dict[str, Any]]:
     """Plan the matrices of all layers as quantized, and say so in config.json.
 
     Args:
@@ -68,28 +69,30 @@ def quantized(
     """
     asked = f"quantization={quantization.name}"
     architecture = _architecture(config, quantization)
-    stays, problems, result = [architecture.all_names["head"]], [], []
-    for tensor in planned:
+    stays, problems, are_quantized = [architecture.all_names["head"]], list[str](), bytearray(len(planned))
+    for number, tensor in enumerate(planned):
         module, axes = tensor.name.removesuffix(_WEIGHT), len(tensor.shape)
         is_outer = not _LAYER.search(tensor.name)
         if axes < 2 or (is_outer and not architecture.is_passed_over(tensor.name)):
-            result.append(tensor)
-        elif is_outer or module.rpartition(".")[2] in _STAY:
+            continue
+        if is_outer or module.rpartition(".")[2] in _STAY:
             stays.append(module)
-            result.append(tensor)
         elif quantization.takes(tensor.name, tensor.shape):
             problems += _problems(tensor, quantization, data_type)
-            result.append(replace(tensor, quantization=quantization))
+            are_quantized[number] = True
         else:
             problems += [f"{tensor.name}  {list(tensor.shape)}  is not the matrix of one linear layer"] * (axes > 2)
-            result.append(tensor)
     if problems:
         more = [f"and {len(problems) - _MOST_LISTED} more"] if len(problems) > _MOST_LISTED else []
         raise CheckpointError(
             f"{asked} has no form for {len(problems)} tensors\n  " + "\n  ".join([*problems[:_MOST_LISTED], *more]),
             "take another export.model.quantization, or leave it out",
         )
-    return result, {**config, CONFIG_KEY: quantization.config(stays)}
+
+    def result(number: int) -> PlannedTensor:
+        return replace(planned[number], quantization=quantization if are_quantized[number] else None)
+
+    return Lazily(result, range(len(planned))), {**config, CONFIG_KEY: quantization.config(stays)}
 
 
 def _architecture(config: Mapping[str, Any], quantization: Quantization) -> models.Architecture:

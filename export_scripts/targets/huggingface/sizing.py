@@ -79,7 +79,7 @@ def _of_description(
     facts = Facts(is_head_tied=not getattr(dims, "has_untied_head", True))
     target = target_of(described.family, dims, facts)
     shapes = {name: spec.full_shape(dims) for name, spec in described.family.tensors(dims).items()}
-    planned = [
+    planned: Sequence[PlannedTensor] = [
         PlannedTensor(
             name,
             taken.shape(shape),
@@ -88,7 +88,7 @@ def _of_description(
             fixed_type="fp32" if taken.stays_fp32 else "",
         )
         for name, taken in target.written(dims, facts).items()
-        for shape in (shapes[taken.pivot],)
+        for shape in (shapes[taken.pivot or name],)
     ]
     if becomes:
         planned, _ = quantized(planned, {"model_type": target.model_type}, becomes, data_type)

@@ -40,14 +40,15 @@ def unfinished(tensors: Mapping[str, HubTensor], dropped: Mapping[str, str], sha
     taken = dict.fromkeys(shapes, 0)
     problems = []
     for name, each in tensors.items():
-        if each.pivot not in shapes:
-            problems.append(f"{name}  is taken from {each.pivot}, which this model does not have")
+        pivot = each.pivot or name
+        if pivot not in shapes:
+            problems.append(f"{name}  is taken from {pivot}, which this model does not have")
             continue
-        whole = shapes[each.pivot]
+        whole = shapes[pivot]
         if each.is_zeros:
             continue
         axis, start, stop = each.part or (0, 0, whole[0])
-        taken[each.pivot] += prod(whole) // whole[axis] * (stop - start)
+        taken[pivot] += prod(whole) // whole[axis] * (stop - start)
     for pivot, shape in shapes.items():
         if pivot in dropped:
             continue

@@ -77,7 +77,7 @@ def modules_of(
     """
     by_pivot: dict[str, list[str]] = {}
     for name, taken in tensors.items():
-        by_pivot.setdefault(taken.pivot, []).append(name)
+        by_pivot.setdefault(taken.pivot or name, []).append(name)
     by_name = {assignment.name: assignment for assignment in assignments}
     modules, problems = [], []
     for key, tensor in source.tensors.items():
