@@ -127,6 +127,25 @@ def box_around(whole: ArrayOfPieces, view: Array) -> Box:
     return Box(whole, view, tuple(low), tuple(more + 1 for more in reach))
 
 
+def pieces_in_order(view: Array) -> list[Array] | None:
+    """Return parts of pieces whose elements, one after another, are those of a view; None: they are not."""
+    whole = pieces_beneath(view)
+    if whole is None or not view.size or not view.flags.c_contiguous:
+        return None
+    box, found, end = box_around(whole, view), list[Array](), 0
+    if prod(box.shape) != view.size:
+        return None
+    steps = _steps(box.shape)
+    for place, piece in sorted(box.pieces(), key=lambda each: [axis.start for axis in each[0]]):
+        inner = sum(size > 1 for size in piece.shape) and next(n for n, size in enumerate(piece.shape) if size > 1) + 1
+        is_run = piece.shape[inner:] == box.shape[inner:] and isinstance(piece, np.ndarray) and piece.flags.c_contiguous
+        if not is_run or sum(axis.start * step for axis, step in zip(place, steps, strict=True)) != end:
+            return None
+        found.append(piece)  # type: ignore[arg-type]
+        end += piece.size  # type: ignore[union-attr]
+    return found
+
+
 def parts_of(piece: Array | Computed, most_bytes: int) -> Iterator[tuple[slice, ...]]:
     """Divide a piece into runs of rows; where one row is larger than that, into runs of its own rows."""
     row_bytes, axis = piece.nbytes // piece.shape[0], 0

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from export_scripts.conversion.move.assembly import Assembly, Piece
+from export_scripts.conversion.move.assembly import Assembly
 from export_scripts.conversion.write.shards import READ_BYTES, ShardSettings, Workspace, blocks, nonfinite_error
+from export_scripts.tensors.array_of_pieces import pieces_in_order
 from export_scripts.tensors.dtypes import STORAGE, Array, is_finite
 from export_scripts.tensors.mapped import is_mapped
 from export_scripts.tensors.small_floats import check_finite
@@ -57,17 +58,16 @@ def _views_in_order(box: Assembly, data_type: str) -> list[Array] | None:
     """Return the views whose bytes, one after another, are those of a box; None: it is more than a copy of them."""
     if len(box.terms) != 1 or box.elementwise:
         return None
-    row = 0
-    pieces = sorted(box.terms[0], key=lambda piece: piece.start)
-    for piece in pieces:
-        if piece.data_type != data_type or not _has_whole_rows(piece, box, row):
+    row, views = 0, list[Array]()
+    for piece in sorted(box.terms[0], key=lambda piece: piece.start):
+        is_in_place = piece.start == (row, *(0,) * (len(box.shape) - 1)) and piece.view.shape[1:] == box.shape[1:]
+        if piece.data_type != data_type or not is_in_place:
             return None
+        views += [piece.view] if is_mapped(piece.view) else pieces_in_order(piece.view) or [piece.view]
         row += piece.view.shape[0]
-    return [piece.view for piece in pieces] if row == box.shape[0] else None
+    return views if row == box.shape[0] and all(map(_is_run, views)) else None
 
 
-def _has_whole_rows(piece: Piece, box: Assembly, row: int) -> bool:
-    """Whether a piece is the rows of a box from one row on, its bytes together in a file."""
-    if piece.start != (row, *(0,) * (len(box.shape) - 1)) or piece.view.shape[1:] != box.shape[1:]:
-        return False
-    return is_mapped(piece.view) and piece.view.flags.c_contiguous and piece.view.flags.aligned
+def _is_run(view: Array) -> bool:
+    """Whether the bytes of a view lie together in a file."""
+    return is_mapped(view) and view.flags.c_contiguous and view.flags.aligned
