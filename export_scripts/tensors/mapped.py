@@ -137,7 +137,8 @@ class Reader:
         end = offset + view.nbytes
         with _opened(record) as file:
             while offset < end:
-                run = buffer[: min(RUN_BYTES - offset % RUN_BYTES, end - offset)]
+                begun = (offset - offset % view.itemsize) % RUN_BYTES  # a run holds whole numbers, wherever they begin
+                run = buffer[: min(RUN_BYTES - begun, end - offset)]
                 self._read_run(file, run, offset, record)
                 yield run
                 offset += run.size

@@ -70,4 +70,4 @@ def _views_in_order(box: Assembly, data_type: str) -> list[Array] | None:
 
 def _is_run(view: Array) -> bool:
     """Whether the bytes of a view lie together in a file."""
-    return is_mapped(view) and view.flags.c_contiguous and view.flags.aligned
+    return is_mapped(view) and view.flags.c_contiguous
