@@ -53,6 +53,9 @@ class ServeArguments(ScriptArguments):
     )
     openai_access_log: Path | None = option(None, "file that gets a JSON line a request to the OpenAI API")
     openai_chat_template: Path | None = option(None, "Jinja template of conversations; left out: the tokenizer's own")
+    openai_tool_dialect: str | None = option(
+        None, "how the model writes tool calls; left out: as its chat template does"
+    )
     openai_max_requests: int | None = option(None, "to the OpenAI API at a time; left out: 1024", IN_FLIGHT)
     openai_max_sequences: int | None = option(
         None, "answers of one request to the OpenAI API; left out: 512", IN_FLIGHT

@@ -73,10 +73,11 @@ class OpenAIProcess(WatchedProcess):
 def _settings(arguments: ServeArguments) -> dict[str, Any]:
     """Return what the deployment sets of the endpoint; what it leaves out has the endpoint's own default."""
     files = {"access_log": arguments.openai_access_log, "chat_template": arguments.openai_chat_template}
-    limits = {
+    others = {
+        "tool_dialect": arguments.openai_tool_dialect,
         "max_body_bytes": arguments.openai_max_body_bytes,
         "max_sequences": arguments.openai_max_sequences,
         "max_requests": arguments.openai_max_requests,
     }
-    found = {name: path.absolute() for name, path in files.items() if path is not None}
-    return found | {name: limit for name, limit in limits.items() if limit is not None}
+    found: dict[str, Any] = {name: path.absolute() for name, path in files.items() if path is not None}
+    return found | {name: value for name, value in others.items() if value is not None}

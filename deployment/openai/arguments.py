@@ -28,6 +28,7 @@ class OpenAIArguments(ScriptArguments):
     tokenizer: Path | None = option(None, "directory of the tokenizer's files, where no repository has them")
     end_id: int | None = option(None, "token that ends a text, where no repository says it", TOKEN_ID)
     chat_template: Path | None = option(None, "Jinja template of conversations, in place of the tokenizer's own")
+    tool_dialect: str | None = option(None, "how the model writes tool calls; left out: as its chat template does")
     api_keys_file: Path | None = option(None, "file with a bearer key a line; without it everybody is answered")
     access_log: Path | None = option(None, "file that gets a JSON line a request")
     metrics_url: str = option("", "URL of Triton's metrics, where endpoint.json does not say it")

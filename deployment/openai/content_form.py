@@ -1,4 +1,4 @@
-"""Which form a chat template expects a message's content in: one text, or a list of parts.
+"""What a chat template expects: a message's content as one text or a list of parts, and which values.
 
 A template that walks over parts gets no word out of a text. As vLLM does it, the template's syntax tree is searched for
 what it does with contents; here macros, filters and single parts count as well as loops.
@@ -19,6 +19,27 @@ def takes_parts(tree: nodes.Template) -> bool:
     """Whether a template expects parts, and would lose a text; one that asks what it was given takes either."""
     names = _Names(tree)
     return any(map(names.takes_apart, _unasked(tree, names)))
+
+
+def variables(tree: nodes.Template) -> frozenset[str]:
+    """Return the names of the values that a template takes: those that it reads and does not make itself.
+
+    One that it asks about, or has a default for, is taken though it is assigned. Jinja's own function for this would
+    compute the template's constants, which may be of any size.
+    """
+    made = {name.name for loop in tree.find_all(nodes.For) for name in _named(loop.target)}
+    made |= {name.name for each in tree.find_all(nodes.Assign) for name in _named(each.target)}
+    for macro in tree.find_all(nodes.Macro):
+        made |= {macro.name, *(argument.name for argument in macro.args)}
+    asked = [each for each in tree.find_all(nodes.Test) if each.name in ("defined", "undefined", "none")]
+    given = [each for each in tree.find_all(nodes.Filter) if each.name in ("default", "d")]
+    kept = {each.node.name for each in (*asked, *given) if isinstance(each.node, nodes.Name)}
+    read = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
+    return frozenset(read - (made - kept))
+
+
+def _named(target: nodes.Node) -> Iterator[nodes.Name]:
+    yield from [target] if isinstance(target, nodes.Name) else target.find_all(nodes.Name)
 
 
 def _unasked(node: nodes.Node, names: _Names) -> Iterator[nodes.Node]:

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployment.openai import guides
+from deployment.openai.tools.declared import read_choice, read_tools
 from deployment.openai.values import (
     boolean,
+    documents,
     integer,
     messages,
     number,
     prompts,
     stop_words,
     stream_options,
+    template_values,
     text,
     token_biases,
     token_ids,
@@ -34,6 +37,7 @@ ENDPOINT = "the endpoint"
 """Where a field goes that no tensor stands for."""
 UNUSED = "nowhere: it is accepted and has no effect"
 
+_GUIDE = "guided_decoding_guide_type"
 _CHOICES = Range(1, 128)
 _TOP = INPUTS["num_top_log_probs"].legal
 _TEMPERATURE = Range(0, 2)
@@ -79,7 +83,7 @@ def _boolean(goes_to: str = ENDPOINT) -> Field:
 
 
 def _guide(read: Reader, kind: str) -> Field:
-    return Field(read, kind, None, "guided_decoding_guide_type", is_optional=True)
+    return Field(read, kind, None, _GUIDE, is_optional=True)
 
 
 _COMMON: Mapping[str, Field] = {
@@ -126,6 +130,13 @@ COMPLETIONS: Mapping[str, Field] = {
 """The body of ``/v1/completions``."""
 CHAT: Mapping[str, Field] = {
     "messages": Field(messages, "list of objects with role and content, which is text or a list of text parts"),
+    "tools": Field(read_tools, "list of at most 128 tools of type function", (), _GUIDE, True),
+    "tool_choice": Field(read_choice, "none, auto, required, or an object that names a function"),
+    "parallel_tool_calls": Field(boolean, "true or false", True),
+    "documents": Field(documents, "list of objects", ()),
+    "chat_template_kwargs": Field(template_values, "object of what else the chat template takes"),
+    "reasoning_effort": Field(text, "text that the chat template knows"),
+    "include_reasoning": Field(boolean, "true or false", True),
     "max_tokens": _integer(TOKENS, None, "request_output_len"),
     "max_completion_tokens": _integer(TOKENS, None, "request_output_len"),
     "logprobs": Field(boolean, "true or false", False, "is_return_raw_log_probs", True),
@@ -136,7 +147,7 @@ CHAT: Mapping[str, Field] = {
 TOKENIZE: Mapping[str, Field] = {
     "model": Field(text, "text"),
     "prompt": Field(text, "text"),
-    "messages": CHAT["messages"],
+    **{name: CHAT[name] for name in ("messages", "tools", "documents", "chat_template_kwargs", "reasoning_effort")},
     "add_special_tokens": Field(boolean, "true or false", True),
     "add_generation_prompt": Field(boolean, "true or false", True),
     "return_token_strs": _boolean(),
@@ -145,11 +156,14 @@ TOKENIZE: Mapping[str, Field] = {
 DETOKENIZE: Mapping[str, Field] = {"model": Field(text, "text"), "tokens": Field(token_ids, "list of token ids")}
 """The body of ``/detokenize``."""
 
-_TOOLS = "tools are not offered; describe them in a message, and read the answer yourself"
+_OF_CONVERSATIONS = "give it to /v1/chat/completions"
+_FUNCTIONS = "give tools and tool_choice, which have taken the place of functions"
 _TEXT_ONLY = "the models take and give text alone"
 _SPECIAL = "an answer has the text of every token but those that end it"
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls"), _TOOLS),
+    **dict.fromkeys(("functions", "function_call"), _FUNCTIONS),
+    **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls", "documents"), _OF_CONVERSATIONS),
+    **dict.fromkeys(("chat_template_kwargs", "reasoning_effort", "include_reasoning"), _OF_CONVERSATIONS),
     **dict.fromkeys(("audio", "modalities", "mm_processor_kwargs", "prediction", "web_search_options"), _TEXT_ONLY),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"), _SPECIAL),
     "suffix": "the models continue a prompt; none of them fills a gap",
@@ -159,17 +173,17 @@ REFUSED: Mapping[str, str] = {
     "prompt_logprobs": "give echo with logprobs, to /v1/completions",
     "truncate_prompt_tokens": "shorten the prompt; /tokenize says how many tokens it has",
     "priority": "requests are served as they come, those of one moment by the largest max_tokens first",
-    "reasoning_effort": "the models have no such setting; write it into a message",
 }
-"""Fields of OpenAI or vLLM that are refused: name and what to do instead."""
+"""Fields of OpenAI or vLLM that are refused where no table has them: name and what to do instead."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "tool_choice": ("none",),
     "function_call": ("none",),
+    "tool_choice": ("none",),
     "parallel_tool_calls": (True,),
+    "include_reasoning": (True,),
+    "reasoning_effort": ("none",),
     "modalities": (["text"],),
     "suffix": ("",),
     "length_penalty": (1, 1.0),
     "priority": (0,),
-    "reasoning_effort": ("none",),
 }
 """Values with which a refused field asks for what is so anyhow, beside those that ask for nothing of any."""

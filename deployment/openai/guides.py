@@ -13,6 +13,8 @@ Guide = tuple[str, str]
 """The values of guided_decoding_guide_type and guided_decoding_guide."""
 
 FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+OF_TOOLS = "guide of tools"
+"""Where a conversation's plan puts the guide that its tools make, among the values of fields."""
 _ANY_OBJECT: Guide = ("json_schema", '{"type": "object"}')
 _MOST_CHOICES = 10_000
 
@@ -86,6 +88,7 @@ def guide_of(values: Mapping[str, Any]) -> Guide | None:
         ApiError: it has several, or asks for what cannot follow one.
     """
     given = [name for name in FIELDS if values[name]]
+    given += ["tools"] if values.get(OF_TOOLS) else []
     if not given:
         return None
     if len(given) > 1:
@@ -93,7 +96,7 @@ def guide_of(values: Mapping[str, Any]) -> Guide | None:
     if values["ignore_eos"] or values["beam_width"] > 1:
         other = "ignore_eos" if values["ignore_eos"] else "beam_width"
         raise ApiError(f"{given[0]} and {other} exclude each other", "give one of them", param=other)
-    guide: Guide = values[given[0]]
+    guide: Guide = values[OF_TOOLS if given[0] == "tools" else given[0]]
     return guide
 
 

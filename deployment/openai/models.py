@@ -10,6 +10,7 @@ from typing import Any
 from deployment.openai.arguments import OpenAIArguments
 from deployment.openai.offered_models import Model, Models
 from deployment.openai.texts import Texts, load_texts
+from deployment.openai.tools.dialects import dialect_named
 from deployment.openai.triton import Triton
 from deployment.served_models import PUBLISHED_PARAMETERS, ServedModel, find_served_models
 from export_scripts.repository.names import ENGINE, ENSEMBLE, PREPROCESSING
@@ -35,6 +36,8 @@ async def find_models(arguments: OpenAIArguments, endpoint: Endpoint, triton: Tr
     repository = place if place is not None and place.is_dir() else None
     names = arguments.models or _names_in(repository)
     configs = {name: config for name in names if (config := await triton.config(name)) is not None}
+    if arguments.tool_dialect:
+        dialect_named(arguments.tool_dialect)
     on_disk = {each.name: each for each in find_served_models(repository)} if repository is not None else {}
     preprocessing = await triton.config(PREPROCESSING)
     found = [
@@ -103,6 +106,7 @@ def _describe(
         is_decoupled=bool(config.model_transaction_policy.decoupled),
         texts=texts,
         chat=_load_chat(texts, arguments),
+        tool_dialect=arguments.tool_dialect or "",
         settings=_settings(config, keys),
     )
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from deployment.openai.errors import ApiError
 from deployment.openai.templates import ChatTemplate
 from deployment.openai.texts import Texts
+from deployment.openai.tools.dialects import Dialect, Thoughts, dialect_named, find_dialect, find_thoughts
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import FileTokenizer
 from handover.chat import Chat
 from handover.errors import nearest, shortened
@@ -35,6 +36,7 @@ class Model:
         texts: its tokenizer.
         chat: how its conversations are written; None: that is not known.
         chat_problem: why that cannot be used.
+        tool_dialect: name of the dialect of its tool calls; empty: it is found by the chat template.
         settings: what else clients are told: parallelism, number formats, digests of the weights and the repository.
     """
 
@@ -50,6 +52,7 @@ class Model:
     texts: Texts
     chat: Chat | None = None
     chat_problem: str = ""
+    tool_dialect: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def check_ids(self, ids: Sequence[int], name: str) -> None:
@@ -81,6 +84,24 @@ class Model:
     def _longest_token_bytes(self) -> int:
         ids = range(self.vocab_size or 0)
         return max((len(self.texts.decode([token]).encode()) for token in ids), default=0)
+
+    @property
+    def special(self) -> Mapping[str, int]:
+        """Ids of the special tokens that its answers may have, by name."""
+        tokenizer = self.texts.tokenizer
+        return tokenizer.special if isinstance(tokenizer, FileTokenizer) else {}
+
+    @cached_property
+    def dialect(self) -> Dialect | None:
+        """How it writes tool calls; None: that is not known."""
+        if self.tool_dialect:
+            return dialect_named(self.tool_dialect)
+        return find_dialect(self.chat.template) if self.chat else None
+
+    @cached_property
+    def thoughts(self) -> Thoughts | None:
+        """How it marks what it thinks before it answers; None: not at all."""
+        return find_thoughts(self.chat.template) if self.chat else None
 
     @cached_property
     def template(self) -> ChatTemplate | None:

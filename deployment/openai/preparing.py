@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from deployment.openai.errors import ApiError
 from deployment.openai.fields import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE, Field
 from deployment.openai.offered_models import Model, Models
 from deployment.openai.templates import ChatTemplate
+from deployment.openai.tools.declared import NONE
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import FileTokenizer
 from handover.errors import SlipwayError, shortened
 
@@ -96,7 +97,9 @@ def _prompt(model: Model, values: Values, given: str | tuple[int, ...]) -> Promp
 
 def _read_conversation(model: Model, values: Values) -> tuple[Prompt, ...]:
     """Return the conversation of ``/v1/chat/completions`` as tokens."""
-    ids = _encode_messages(model, required(values, "messages"), True)
+    required(values, "messages")
+    choice = values["tool_choice"]
+    ids = _encode_messages(model, values, True, has_tools=choice is None or choice[0] != NONE)
     if not ids:
         raise ApiError("the chat template makes no token of these messages", "give another message", param="messages")
     name = "max_tokens" if values["max_completion_tokens"] is None else "max_completion_tokens"
@@ -104,9 +107,15 @@ def _read_conversation(model: Model, values: Values) -> tuple[Prompt, ...]:
 
 
 def _encode_messages(
-    model: Model, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
+    model: Model, values: Values, add_generation_prompt: bool, has_tools: bool = True
 ) -> tuple[int, ...]:
     """Return the tokens of a conversation.
+
+    Args:
+        model: that is asked.
+        values: the request's fields.
+        add_generation_prompt: whether an answer begins behind it.
+        has_tools: whether the model is told of the tools.
 
     Raises:
         ApiError: the model has no chat template, or it refuses the messages.
@@ -119,9 +128,25 @@ def _encode_messages(
             param="messages",
             code="no_chat_template",
         )
-    rendered = template.render(messages, add_generation_prompt)
+    tools = values["tools"] if has_tools else None
+    further = _template_values(template, values)
+    rendered = template.render(
+        values["messages"], add_generation_prompt, tools or None, values["documents"] or None, further
+    )
     model.check_length(rendered, "messages")
     return template.encode(rendered)
+
+
+def _template_values(template: ChatTemplate, values: Values) -> dict[str, Any]:
+    """Return what else the chat template is given; ApiError: it does not take the effort that is asked for."""
+    further, effort = dict(values["chat_template_kwargs"] or {}), values["reasoning_effort"]
+    if effort is None:
+        return further
+    if "reasoning_effort" in template.variables:
+        return {"reasoning_effort": effort, **further}
+    if effort != "none":
+        raise ApiError("this model's chat template takes no reasoning_effort", "leave it out", param="reasoning_effort")
+    return {**({"enable_thinking": False} if "enable_thinking" in template.variables else {}), **further}
 
 
 def read_template(model: Model) -> ChatTemplate | None:
@@ -145,7 +170,7 @@ def _tokenize(model: Model, values: Values) -> bytes:
         token = _named_tokens(model).get(text)
         ids = (token,) if token is not None else model.texts.encode(text, values["add_special_tokens"])
     else:
-        ids = _encode_messages(model, values["messages"], values["add_generation_prompt"])
+        ids = _encode_messages(model, values, values["add_generation_prompt"])
     strings = [model.texts.decode([token]) for token in ids] if values["return_token_strs"] else None
     content = {"count": len(ids), "max_model_len": model.max_positions, "tokens": ids, "token_strs": strings}
     return json.dumps(content).encode()

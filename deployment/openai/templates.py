@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Template
 
-from deployment.openai.content_form import takes_parts
+from deployment.openai.content_form import takes_parts, variables
 from deployment.openai.errors import ApiError
 from export_scripts.repository.tokenizer_models.chat_environment import (
     ChatTemplateError,
@@ -27,6 +27,17 @@ _MARKS = re.compile(f"[{GUARD}{BREAK}]")
 _ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\ufdd1")
 """BREAK as JSON writes it in ASCII."""
 
+_KEYS = frozenset(
+    ("type", "text", "content", "name", "id", "role", "function", "arguments", "tool_calls", "tool_call_id")
+    + ("description", "parameters", "return", "properties", "required", "items", "enum", "format", "default", "anyOf")
+    + ("oneOf", "allOf", "additionalProperties", "title", "minimum", "maximum", "reasoning_content", "$defs", "$ref")
+    + ("strict", "nullable", "const", "pattern", "examples", "minItems", "maxItems", "minLength", "maxLength")
+)
+"""Keys of messages, tools and schemas, which a template asks for by name."""
+_KINDS = frozenset(
+    ("text", "function", "object", "array", "string", "integer", "number", "boolean", "null", "any", "dict", "list")
+)
+
 
 class ChatTemplate:
     """Writes conversations.
@@ -40,6 +51,7 @@ class ChatTemplate:
     Attributes:
         source: the template.
         tokens: special tokens by the name that a template gives them.
+        variables: names of all values that the template takes.
 
     Raises:
         ArtefactError: the template is no Jinja.
@@ -47,7 +59,7 @@ class ChatTemplate:
 
     def __init__(self, chat: Chat, directory: Path, plain: Any, tokenizer: FileTokenizer | None = None) -> None:
         try:
-            self._template, self._takes_parts = _compiled(chat.template)
+            self._template, self._takes_parts, self.variables = _compiled(chat.template)
         except (ChatTemplateError, RecursionError) as error:
             raise ArtefactError(
                 f"the chat template of {directory} cannot be used: {error}", "give another with --chat-template"
@@ -57,20 +69,45 @@ class ChatTemplate:
         self._tokenizer = tokenizer or (FileTokenizer(file) if file.is_file() else None)
         self._names = _Names(self._tokenizer.special if self._tokenizer else ())
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        further: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return a conversation as text, up to where the answer begins; names of special tokens in it are broken.
 
+        Args:
+            messages: of the conversation.
+            add_generation_prompt: whether an answer begins behind them.
+            tools: that the model is told of; None: there are none.
+            documents: that the template may write; None: there are none.
+            further: values by the names that the template has for them.
+
         Raises:
-            ApiError: the template refuses the conversation.
+            ApiError: the template refuses the conversation, or names a further value itself.
         """
+        broken = self._names.broken
+        given = {
+            "messages": [self._given(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "tools": broken(tools),
+            "documents": broken(documents),
+            **self.tokens,
+        }
+        takes = sorted(self.variables - given.keys())
+        for name in further or ():
+            if name not in takes:
+                known = f"it takes {', '.join(takes)}" if takes else "it takes no further value"
+                raise ApiError(
+                    f"chat_template_kwargs has '{name[:80]}', which this model's chat template does not take",
+                    known,
+                    param="chat_template_kwargs",
+                )
         try:
-            return self._template.render(
-                messages=[self._given(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self.tokens,
-            )
+            return self._template.render(given, **broken(dict(further or {})))
         except (ApiError, MemoryError):
             raise
         except Exception as error:  # a template may do anything, and raise anything
@@ -105,11 +142,17 @@ class ChatTemplate:
 
 
 @lru_cache(maxsize=16)
-def _compiled(source: str) -> tuple[Template, bool]:
-    """Compile a template, and say whether it takes contents as parts; ChatTemplateError: it is none."""
+def _compiled(source: str) -> tuple[Template, bool, frozenset[str]]:
+    """Compile a template; returns whether it takes contents as parts, and its variables.
+
+    Raises:
+        ChatTemplateError: it is none.
+    """
     environment = make_environment(_refuse)
     environment.filters["tojson"] = _to_json
-    return compile_template(environment, source), takes_parts(environment.parse(source))
+    template = compile_template(environment, source)
+    tree = environment.parse(source)
+    return template, takes_parts(tree), variables(tree) - environment.globals.keys()
 
 
 class _Names:
@@ -132,8 +175,16 @@ class _Names:
         if isinstance(value, str):
             return self._broken(_MARKS.sub("", value))
         if isinstance(value, Mapping):
-            return {key: each if key == "type" else self.broken(each) for key, each in value.items()}
+            return {self._key(key): self._of(key, each) for key, each in value.items()}
         return [self.broken(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def _key(self, key: str) -> str:
+        """Break a key that is not one of those that templates ask for."""
+        return key if key in _KEYS else self._broken(_MARKS.sub("", key))
+
+    def _of(self, key: str, value: Any) -> Any:
+        is_kind = key == "type" and isinstance(value, str) and value in _KINDS
+        return value if is_kind else self.broken(value)
 
     def _broken(self, text: str) -> str:
         text = self._whole.sub(lambda found: found[0][:1] + BREAK + found[0][1:], text)

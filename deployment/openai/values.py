@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,9 @@ _MOST_STOPS = 64
 _BIAS = Range(-100, 100)
 _MOST_BIASES = 1024
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_OF_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning")
+_OF_ROLES = {"assistant": _OF_ASSISTANT, "tool": ("tool_call_id",)}
+_MOST_CALLS = 128
 
 
 def refuse(name: str, value: Any, legal: str) -> ApiError:
@@ -157,12 +161,68 @@ def messages(value: Any, name: str) -> tuple[dict[str, Any], ...]:
 
 
 def _message(value: Any, name: str) -> dict[str, Any]:
-    given = object_of(value, name, ("role", "content", "name"))
-    role = given.get("role")
+    role = value.get("role") if isinstance(value, dict) else None
+    given = object_of(value, name, ("role", "content", "name", *_OF_ROLES.get(str(role), ())))
     if role not in _ROLES:
         raise refuse(f"{name}.role", role, f"one of {', '.join(_ROLES)}")
-    made = {"role": role, "content": _content(given.get("content"), f"{name}.content")}
-    return made | ({"name": text(given["name"], f"{name}.name")} if "name" in given else {})
+    has_no_content = given.get("content") is None and any(given.get(key) for key in _OF_ASSISTANT)
+    made = {"role": role, "content": None if has_no_content else _content(given.get("content"), f"{name}.content")}
+    made |= {key: text(given[key], f"{name}.{key}") for key in ("name", "tool_call_id") if key in given}
+    thoughts = given.get("reasoning_content", given.get("reasoning"))
+    if thoughts is not None:
+        made["reasoning_content"] = text(thoughts, f"{name}.reasoning_content")
+    if given.get("tool_calls"):
+        made["tool_calls"] = _calls(given["tool_calls"], f"{name}.tool_calls")
+    return made
+
+
+def _calls(value: Any, name: str) -> list[dict[str, Any]]:
+    """Take the calls of an earlier answer; arguments that are a JSON object become one, as transformers gives them."""
+    if not isinstance(value, list) or len(value) > _MOST_CALLS:
+        raise refuse(name, value, f"a list of at most {_MOST_CALLS} calls")
+    return [_call(each, f"{name}[{index}]") for index, each in enumerate(value)]
+
+
+def _call(value: Any, name: str) -> dict[str, Any]:
+    given = object_of(value, name, ("id", "type", "function", "index"))
+    if given.get("type", "function") != "function":
+        raise refuse(f"{name}.type", given["type"], "'function'")
+    inner = object_of(given.get("function"), f"{name}.function", ("name", "arguments"))
+    called = text(inner.get("name"), f"{name}.function.name")
+    written = text(inner.get("arguments", "{}"), f"{name}.function.arguments")
+    arguments: Any = written
+    with contextlib.suppress(ValueError, RecursionError):  # an answer may have been cut off
+        arguments = found if isinstance(found := json.loads(written), dict) else written
+    identity = {"id": text(given["id"], f"{name}.id")} if "id" in given else {}
+    return {**identity, "type": "function", "function": {"name": called, "arguments": arguments}}
+
+
+def documents(value: Any, name: str) -> tuple[dict[str, Any], ...]:
+    """Take the documents that a chat template may write: objects."""
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise refuse(name, value, "a list of objects")
+    return tuple(checked_texts(value, name))
+
+
+def template_values(value: Any, name: str) -> dict[str, Any]:
+    """Take further values for a chat template by their names."""
+    if not isinstance(value, dict):
+        raise refuse(name, value, "an object")
+    return dict(checked_texts(value, name))
+
+
+def checked_texts(value: Any, name: str) -> Any:
+    """Take any value of JSON whose texts and keys UTF-8 can express."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            text(each, f"a text in {name}")
+        elif isinstance(each, dict):
+            left += [*each, *each.values()]
+        elif isinstance(each, list):
+            left += each
+    return value
 
 
 def _content(value: Any, name: str) -> str | list[dict[str, str]]:

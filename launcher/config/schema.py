@@ -183,6 +183,7 @@ class DeploymentConfig:
     api_keys_file: str | None = same(ServeArguments, "api_keys_file")
     openai_access_log: str | None = same(ServeArguments, "openai_access_log")
     openai_chat_template: str | None = same(ServeArguments, "openai_chat_template")
+    openai_tool_dialect: str | None = same(ServeArguments, "openai_tool_dialect")
     openai_max_requests: int | None = same(ServeArguments, "openai_max_requests")
     openai_max_sequences: int | None = same(ServeArguments, "openai_max_sequences")
     openai_max_body_bytes: int | None = same(ServeArguments, "openai_max_body_bytes")

@@ -12,7 +12,7 @@ from support.llama_configs import nemo1, padded_vocabulary
 from support.llama_files import write_archive
 from support.llama_models import saved
 from support.llama_state import core_state
-from transformers import AutoTokenizer
+from support.tokenizer_directories import chat_tokenizer
 
 from deployment.openai.errors import ApiError
 from deployment.openai.templates import ChatTemplate
@@ -38,29 +38,11 @@ TURNS = [
 ]
 
 
-def tokenizer_of(folder: Path, template: str) -> Any:
-    """A byte-level tokenizer with special tokens and a template, as transformers saves it."""
-    import tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    pipeline = tokenizers.Tokenizer(tokenizers.models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    pipeline.decoder = tokenizers.decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=pipeline, bos_token="<s>", eos_token="</s>",
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
-    )  # fmt: skip
-    fast.chat_template = template
-    fast.save_pretrained(folder)
-    return AutoTokenizer.from_pretrained(folder)
-
-
 @pytest.fixture(scope="module", params=[CHAT_ML, BOS], ids=["chatml", "bos"])
 def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     source, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("output") / "1-gpu"
     save("gpt2", source, tokenizer=False, vocab_size=260)
-    library = tokenizer_of(source, request.param)
+    library = chat_tokenizer(source, request.param)
     convert(ConvertArguments(source, output, 1, "fp32"))
     return output, library
 
@@ -77,7 +59,7 @@ def test_a_conversation_is_what_transformers_makes_of_it(
     directory, library = converted
     template = template_of(directory)
     for count in range(1, len(TURNS) + 1):
-        how = {"add_generation_prompt": add_generation_prompt}
+        how: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
         expected = library.apply_chat_template(TURNS[:count], tokenize=False, **how)
         rendered = template.render(TURNS[:count], **how)
         assert rendered == expected

@@ -46,14 +46,14 @@ class LlamaEndpoint:
 
 
 @contextmanager
-def llama_endpoint(directory: Path) -> Iterator[LlamaEndpoint]:
-    """Serve the Llama in fp32; its chat template gives the messages' texts."""
+def llama_endpoint(directory: Path, chat_template: str = TEMPLATE) -> Iterator[LlamaEndpoint]:
+    """Serve the Llama in fp32; its chat template gives the messages' texts unless it is given another."""
     convert(ConvertArguments(LLAMA, directory / "1-gpu", 1, "fp32"))
     repository, template = directory / "model_repo", directory / "chat.jinja"
     build_repository(
         ExportArguments(directory / "1-gpu", repository, MODEL, 1, 1, "fp32", 0, 0, max_batch_size=8, decoupled=True)
     )
-    template.write_text(TEMPLATE)
+    template.write_text(chat_template)
     deployment = Deployment(repository, directory / "run", openai_port=0, openai_chat_template=template)
     published = deployment.wait_until_published()
     yield LlamaEndpoint(f"http://127.0.0.1:{published.openai_port}")

@@ -231,3 +231,21 @@ def of_descriptions() -> dict[str, Directory]:
         "map": _file(letters, "bloom", map_={"bos_token": START, "eos_token": STOP, "pad_token": "<pad>"}),
         "padding": _file(_described("bytes", STOP, padding=STOP), "gpt_bigcode", tokenizer_class=fast),
     }
+
+
+def chat_tokenizer(folder: Path, template: str) -> Any:
+    """A byte-level tokenizer with special tokens and a template, as transformers saves it."""
+    import tokenizers
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    pipeline = tokenizers.Tokenizer(tokenizers.models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pipeline.decoder = tokenizers.decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=pipeline, bos_token="<s>", eos_token="</s>",
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+    )  # fmt: skip
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deployment.arguments import NODE, GemmAutotuneArguments, ServeArguments
+from deployment.openai.tools.dialects import dialect_named
 from handover.errors import ConfigError
 from handover.manifest import FILE_NAME
 from launcher.clusters.table import cluster_of
@@ -23,6 +24,7 @@ _OF_OPENAI = (
     "api_keys_file",
     "openai_access_log",
     "openai_chat_template",
+    "openai_tool_dialect",
     "openai_max_requests",
     "openai_max_sequences",
     "openai_max_body_bytes",
@@ -35,7 +37,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
 
     Raises:
         ConfigError: the engine is not started from here, there is no repository, a port is taken, the engine does not
-            tune its GEMMs, or there are settings for an API that is off.
+            tune its GEMMs, or there are settings for an API that is off or that it does not know.
     """
     engine = config.deployment.engine
     _check_gpus_per_task(config)
@@ -57,6 +59,8 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
             f"deployment.{given[0]} is given, and the OpenAI API is off",
             "give deployment.openai_port too, 0 for a free one",
         )
+    if config.deployment.openai_tool_dialect:
+        dialect_named(config.deployment.openai_tool_dialect)
     if engine is Engine.slipway and config.deployment.gemm_autotune:
         raise ConfigError(
             "deployment.gemm_autotune=true: the drop-in engine does not read gemm_config.ini",

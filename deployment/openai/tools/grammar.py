@@ -1,0 +1,151 @@
+"""What an answer with tools must follow, as a grammar in llguidance's form of Lark.
+
+A call that has begun can only become a call of a declared tool whose arguments match its schema. Before the text that
+begins a call an answer is free, unless calls are all that is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from deployment.openai.tools.declared import Offered, Tool
+from deployment.openai.tools.dialects import Dialect, Keyed, Thoughts
+
+_TEXT = r"/(.|\n)*/"
+_NOTHING = '""'
+_WHITE_SPACE = r"[ \n\r\t]{1,32}"
+"""What may stand between JSON's tokens; a model that is unsure would go on with white space for ever."""
+
+
+def write_grammar(
+    dialect: Dialect, offered: Offered, special: Mapping[str, int], thoughts: Thoughts | None, is_thinking: bool
+) -> str:
+    """Write the grammar of an answer.
+
+    Args:
+        dialect: of the model.
+        offered: tools.
+        special: ids of the special tokens by name; every other mark is text.
+        thoughts: how the model marks its thoughts; None: not at all.
+        is_thinking: whether the prompt has begun the thoughts.
+    """
+    writer = _Writer(dialect, special)
+    literal, names = writer.literal, [f"call_{index}" for index in range(len(offered.tools))]
+    calls, more = " | ".join(names), literal(dialect.separator + dialect.before)
+    several = f"({more} ({calls}))*" if offered.has_several else ""
+    if offered.must_call:
+        start = f"{writer.thinking(thoughts, is_thinking)} calls"
+        first = literal(dialect.opening + dialect.before)
+    else:
+        start, first = writer.free_or_calls()
+    for name, tool in zip(names, offered.tools, strict=True):
+        writer.add_call(name, tool)
+    return "\n".join(
+        [
+            f"start: {start}",
+            f"calls: {first} ({calls}) {several} {literal(dialect.closing)}",
+            *writer.rules,
+            f"TEXT: {_TEXT}",
+        ]
+    )
+
+
+class _Writer:
+    """Writes rules, which it collects in ``rules``.
+
+    Args:
+        dialect: of the model.
+        special: see write_grammar.
+    """
+
+    def __init__(self, dialect: Dialect, special: Mapping[str, int]) -> None:
+        self.rules = list[str]()
+        self._dialect, self._special = dialect, special
+        longest_first = sorted(special, key=len, reverse=True)
+        self._names = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def literal(self, text: str) -> str:
+        """Write a fixed text; the name of a special token in it is that token."""
+        parts, end = list[str](), 0
+        for found in self._names.finditer(text):
+            parts += [_quoted(text[end : found.start()]), f"<[{self._special[found[0]]}]>"]
+            end = found.end()
+        return " ".join(filter(None, [*parts, _quoted(text[end:])]))
+
+    def until(self, rule: str, end: str) -> str:
+        """Write a free text up to the first place of its end, which is a special token or a text."""
+        if end in self._special:
+            return f"TEXT <[{self._special[end]}]>"
+        self.rules.append(f"{rule}[lazy]: {_TEXT} {_quoted(end)}")
+        return rule
+
+    def thinking(self, thoughts: Thoughts | None, has_begun: bool) -> str:
+        """Write what may come before calls that are asked for."""
+        if not thoughts:
+            return ""
+        rest = f"{self.until('thoughts', thoughts.end)} /[ \\n]*/"
+        self.rules.append(f"thinking: {rest if has_begun else f'({self.literal(thoughts.begin)} {rest})?'}")
+        return "thinking"
+
+    def free_or_calls(self) -> tuple[str, str]:
+        """Write an answer that is free up to its first call; returns that, and what is before that call's name."""
+        dialect = self._dialect
+        beginning = dialect.opening + dialect.before
+        if dialect.begins_answer:
+            self.rules.append(f"OTHER: {_TEXT} & ~/{re.escape(beginning)}(.|\\n)*/")
+            return "OTHER | calls", self.literal(beginning)
+        trigger = dialect.trigger
+        rest = self.literal(beginning[len(trigger) :])
+        special = self._names.match(trigger)
+        if special and special.end() < len(trigger):
+            rest = f"{self.literal(trigger[special.end() :])} {rest}"
+            trigger = special[0]
+        return "TEXT | calls", f"{self.until('trigger', trigger)} {rest}"
+
+    def add_call(self, name: str, tool: Tool) -> None:
+        """Write a tool's call, from its name to what ends it."""
+        dialect = self._dialect
+        number = '":" /[0-9]{1,3}/' if dialect.counts else ""
+        arguments = _json(tool.schema, tool) if dialect.keyed is None else self._keyed(name, tool, dialect.keyed)
+        between, after = self.literal(dialect.between), self.literal(dialect.after)
+        self.rules.append(f"{name}: {_quoted(tool.name)} {number} {between} {arguments} {after}")
+
+    def _keyed(self, name: str, tool: Tool, keyed: Keyed) -> str:
+        """Write arguments one by one, in the schema's order; those that are not required may be left out."""
+        listed = list[str]()
+        for index, (key, schema) in enumerate((tool.schema.get("properties") or {}).items()):
+            rule = f"{name}_{index}"
+            value = self._value(f"{rule}_text", schema, keyed.after, tool)
+            before = f"{self.literal(keyed.before)} {_quoted(key)} {self.literal(keyed.between)}"
+            self.rules.append(f"{rule}: {before} {value}")
+            listed.append(rule if key in (tool.schema.get("required") or ()) else f"{rule}?")
+        return " ".join(listed)
+
+    def _value(self, rule: str, schema: Any, after: str, tool: Tool) -> str:
+        if not is_text(schema):
+            definitions = {key: tool.schema[key] for key in ("$defs", "definitions") if key in tool.schema}
+            return f"{_json({**schema, **definitions} if isinstance(schema, dict) else {}, tool)} {self.literal(after)}"
+        if choices := schema.get("enum"):
+            return f"({' | '.join(map(_quoted, choices))}) {self.literal(after)}"
+        return self.until(rule, after)
+
+
+def is_text(schema: Any) -> bool:
+    """Whether a value of this schema is a text, which stands as it is among keyed arguments."""
+    if not isinstance(schema, Mapping):
+        return False
+    if isinstance(schema.get("enum"), list):
+        return all(isinstance(each, str) for each in schema["enum"])
+    return schema.get("type") == "string"
+
+
+def _json(schema: Mapping[str, Any], tool: Tool) -> str:
+    guidance = {"whitespace_pattern": _WHITE_SPACE, "lenient": not tool.is_strict}
+    return f"%json {json.dumps({**schema, 'x-guidance': guidance})}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""
