@@ -2,13 +2,15 @@
 
     python3 -m benchmarks.generate                        # GPT-2's shape, 124M, on the CPU in fp32
     python3 -m benchmarks.generate --model=llama          # the shape of a Llama of 160M (JackFram/llama-160m)
+    python3 -m benchmarks.generate --model=qwen3_moe      # 48 experts of which a token uses 8, 0.46B
     python3 -m benchmarks.generate --data-type=bf16       # where the processor multiplies bf16
     python3 -m benchmarks.generate --layers=4 --repeats=1
 
-The model is made up: a GPT-2 or a Llama with random weights, saved by transformers and converted by
-export_scripts.convert. Both sides decode greedily and never stop early, and their tokens are compared. The mixed case
-has requests of different input and output lengths: generate() takes them as one padded batch and goes on until the
-longest is done, the engine takes them one by one while others are under way. Only tokens that were asked for count.
+The model is made up, with random weights, and saved by transformers; a GPT-2 or a Llama is converted by
+export_scripts.convert, a mixture is served from the directory. Both sides decode greedily and never stop early, and
+their tokens are compared. The mixed case has requests of different input and output lengths: generate() takes them as
+one padded batch and goes on until the longest is done, the engine takes them one by one while others are under way.
+Only tokens that were asked for count.
 
 Rates and the first ratio are of wall-clock time. The second ratio is of the processor time of both sides, which other
 processes change less; compare it with ``--threads=1``, for threads that wait for each other spend processor time too.
@@ -43,17 +45,17 @@ from handover.errors import ConfigError, exit_status
 _HEAD_SIZE = 64
 _POSITIONS = 1024
 _END_IDS = ("bos_token_id", "eos_token_id")
-_VOCABULARIES = {"gpt2": 50257, "llama": 32000}
+_VOCABULARIES = {"gpt2": 50257, "llama": 32000, "qwen3_moe": 32000}
 
 
 @dataclass(frozen=True)
 class BenchmarkArguments(ScriptArguments):
     """The model's shape and what is asked of it."""
 
-    model: str = field(default="gpt2", metadata={"help": "gpt2 or llama"})
+    model: str = field(default="gpt2", metadata={"help": "gpt2, llama or qwen3_moe"})
     layers: int = field(default=12, metadata={"help": "transformer blocks"})
     hidden: int = field(default=768, metadata={"help": "width; heads are 64 wide"})
-    kv_heads: int = field(default=0, metadata={"help": "heads of keys and values of a llama; 0: as many as queries"})
+    kv_heads: int = field(default=0, metadata={"help": "heads of keys and values, but of gpt2; 0: as many as queries"})
     vocab: int = field(default=0, metadata={"help": "rows of the embedding; 0: 50257 of gpt2, 32000 of llama"})
     input_length: int = field(default=60, metadata={"help": "tokens of every input; mixed: at most twice that"})
     output_length: int = field(default=40, metadata={"help": "tokens of every output; mixed: at most twice that"})
@@ -95,7 +97,7 @@ def make_cases(arguments: BenchmarkArguments) -> dict[str, list[Ask]]:
 def save_model(arguments: BenchmarkArguments, directory: Path) -> Any:
     """Make a model with random weights, save it, and return it."""
     torch.manual_seed(0)
-    make = _make_llama if arguments.model == "llama" else _make_gpt2
+    make = {"gpt2": _make_gpt2, "llama": _make_llama, "qwen3_moe": _make_qwen3_moe}[arguments.model]
     model = make(arguments, {"initializer_range": 0.1, **dict.fromkeys(_END_IDS, arguments.vocab - 1)})
     model = model.eval().to(TORCH_TYPES[arguments.data_type])
     model.save_pretrained(directory)
@@ -119,18 +121,28 @@ def _make_gpt2(arguments: BenchmarkArguments, common: dict[str, Any]) -> Any:
 def _make_llama(arguments: BenchmarkArguments, common: dict[str, Any]) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    heads = arguments.hidden // _HEAD_SIZE
-    config = LlamaConfig(
-        vocab_size=arguments.vocab,
-        max_position_embeddings=_POSITIONS,
-        hidden_size=arguments.hidden,
-        intermediate_size=4 * arguments.hidden,
-        num_hidden_layers=arguments.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=arguments.kv_heads or heads,
-        **common,
-    )
+    config = LlamaConfig(**_sizes(arguments), intermediate_size=4 * arguments.hidden, **common)
     return LlamaForCausalLM(config)
+
+
+def _make_qwen3_moe(arguments: BenchmarkArguments, common: dict[str, Any]) -> Any:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    experts = {"num_experts": 48, "num_experts_per_tok": 8, "moe_intermediate_size": 3 * arguments.hidden // 8}
+    config = Qwen3MoeConfig(**_sizes(arguments), **experts, head_dim=_HEAD_SIZE, norm_topk_prob=True, **common)
+    return Qwen3MoeForCausalLM(config)
+
+
+def _sizes(arguments: BenchmarkArguments) -> dict[str, Any]:
+    heads = arguments.hidden // _HEAD_SIZE
+    return {
+        "vocab_size": arguments.vocab,
+        "max_position_embeddings": _POSITIONS,
+        "hidden_size": arguments.hidden,
+        "num_hidden_layers": arguments.layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": arguments.kv_heads or heads,
+    }
 
 
 def generate_by_transformers(model: Any, asks: Sequence[Ask], **options: Any) -> list[list[int]]:
@@ -254,11 +266,13 @@ def main(argv: Sequence[str]) -> None:
         model = save_model(arguments, place / "model")
         from export_scripts.convert import convert  # it needs yaml, which those who only take Ask may lack
 
-        convert(ConvertArguments(place / "model", place / "1-gpu", 1, arguments.data_type))
+        is_mixture, model_type = arguments.model == "qwen3_moe", "GPT" if arguments.model == "gpt2" else "Llama"
+        if not is_mixture:
+            convert(ConvertArguments(place / "model", place / "1-gpu", 1, arguments.data_type))
         # Every case is sent several times: the prefix cache would answer the later ones in part.
         ways = {"int8_mode": arguments.int8_mode, "has_prefix_cache": False}
-        model_type = "Llama" if arguments.model == "llama" else "GPT"
-        settings = Settings(place / "1-gpu", 1, 1, arguments.data_type, arguments.threads, model_type, **ways)
+        served = place / ("model" if is_mixture else "1-gpu")
+        settings = Settings(served, 1, 1, arguments.data_type, arguments.threads, model_type, **ways)
         engine = EngineProcess(settings)
     titles = f"{'case':10} {'generate()':>12} {'engine':>12} ratio  of processor time  (output tokens/s)"
     sys.stdout.write(f"{engine.description}\n{titles}\n")

@@ -1,4 +1,4 @@
-"""A GPT-J, a Gemma 2 and a Qwen3-MoE from the hub to the report, as a user runs them; the oracle is transformers."""
+"""GPT-J, Gemma 2 and Ernie 4.5 with experts, from the hub to the report as a user runs them, against transformers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ TEXTS = [json.loads(line)["text"] for line in SUBSET.read_text(encoding="utf-8")
 SAMPLES = 5
 
 
-@pytest.fixture(
-    scope="module", params=[*(pytest.param(name, marks=pytest.mark.long) for name in ("gptj", "gemma2")), "qwen3_moe"]
-)
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("gptj", "gemma2")]
+
+
+@pytest.fixture(scope="module", params=[*LONG, "ernie4_5_moe"])
 def decoder(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Run, Any, Tokenizer]]:
