@@ -63,6 +63,9 @@ _BLOOM = "has_positional_encoding = 0\nuse_attention_linear_bias = 1\nhas_pre_de
 _GATED, _TIED = "use_gated_activation = 1\n", "tie_word_embeddings = 1\n"
 _GROUPED = "kv_head_num = 2\nmax_pos_seq_len = 512\n"
 _GEMMA = {"attn_logit_softcapping": 5.0, "sliding_window": 9, "query_pre_attn_scalar": 32}
+_EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+_SHARED = {"n_routed_experts": 16, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0}
+_SHARED |= {"use_qk_norm": True}
 # Name: model_type, section, size of a head, keys of the section's own, or of a T5's stacks and its structure; keys of
 # config.json of what has no shards.
 _FAMILIES: dict[str, tuple[Any, ...]] = {
@@ -74,6 +77,9 @@ _FAMILIES: dict[str, tuple[Any, ...]] = {
     "llama": ("Llama", "llama", 32, "rotary_embedding = 32\n" + _GROUPED),
     "qwen3": ("Llama", "", 32, {"model_type": "qwen3"}),
     "gemma2": ("Llama", "", 32, {"model_type": "gemma2", "final_logit_softcapping": None, **_GEMMA}),
+    "qwen3_moe": ("Llama", "", 32, {"model_type": "qwen3_moe", "norm_topk_prob": True, **_EXPERTS}),
+    "glm4_moe": ("Llama", "", 32, {"model_type": "glm4_moe", "n_group": 4, "topk_group": 2, **_EXPERTS, **_SHARED}),
+    "gpt_oss": ("Llama", "", 32, {"model_type": "gpt_oss", "num_local_experts": 16, "num_experts_per_tok": 2}),
     "t5": ("T5", "", 64, "feed_forward_proj = relu\n" + _TIED, ""),
     "t5 v1.1": ("T5", "", 128, "feed_forward_proj = gated-gelu\ntie_word_embeddings = 0\n", _GATED),
     "t5 bias": ("T5", "", 64, "feed_forward_proj = gelu\n" + _TIED, "t5_with_bias = 1\n"),

@@ -11,11 +11,18 @@ from torch import Tensor
 from backends.fastertransformer.engine.arrays import UNBOUNDED
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import CacheShape
+from backends.fastertransformer.engine.errors import WeightsError
+from backends.fastertransformer.engine.model.config import ModelConfig
 from backends.fastertransformer.engine.model.families import read_config
+from backends.fastertransformer.engine.model.hub_reader import HubReader
+from backends.fastertransformer.engine.model.layouts import ModelWeights
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import Precision
-from backends.fastertransformer.engine.model.weights import load_weights
+from backends.fastertransformer.engine.model.shards import mapped
+from backends.fastertransformer.engine.model.weights import load_weights, read_model
 from backends.fastertransformer.engine.ops.packed_rows import Rows
+from backends.fastertransformer.engine.parallel.partition import Partition
+from models.described import find_model_tensors
 from support.huggingface_models import VOCAB
 from support.paged_steps import poisoned_states
 
@@ -30,6 +37,14 @@ def some_ids(*shape: int, seed: int = 0) -> Tensor:
 def open_network(directory: Path, tensor_para_size: int, model_type: str = "GPT") -> Network:
     config = read_config(directory, model_type)
     return Network(config, load_weights(directory, config, tensor_para_size, FP32, CPU))
+
+
+def load_for_kernels(directory: Path, config: ModelConfig, ranks: int = 1, rank: int | None = None) -> ModelWeights:
+    """Load a Hugging Face directory as a GPU has it: the experts of a layer are one tensor."""
+    assert config.decoder
+    located = find_model_tensors(directory, config.decoder, WeightsError)
+    reader = HubReader(located, config, ranks, FP32, CPU, False, rank, mapped(directory))
+    return read_model(reader, config, Partition(range(config.num_layer), rank), has_head=config.head in located)
 
 
 def new_cache(

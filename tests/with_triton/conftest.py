@@ -17,6 +17,7 @@ if not (_HAS_TRITON and (_IS_INTERPRETED or torch.cuda.is_available())):
     collect_ignore_glob += [
         "test_engine_context_kernels.py",
         "test_engine_packed_inputs.py",
+        "test_engine_expert_kernels.py",
         "test_engine_grouped_kernels.py",
         "test_engine_row_blocks.py",
     ]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from backends.fastertransformer.engine.ops.kernels import grouped_prefill
+from backends.fastertransformer.engine.ops.kernels import grouped_gemm, grouped_prefill
 from backends.fastertransformer.engine.ops.kernels import prefill_attention as row_kernels
 
 KERNELS = "backends.fastertransformer.engine.ops.kernels"
@@ -140,6 +140,20 @@ BF16_GROUP = dict.fromkeys(("q", "k", "v", "kv", "out"), "*bf16")
 SHORT, LONG, WIDE = row_kernels._CAUSAL_TILES, row_kernels._TILES, row_kernels._WIDE_TILES
 OLDER, OLDER_SHORT = row_kernels._OLDER_WIDE_TILES, grouped_prefill._OLDER_TILES
 
+EXPERTS = {"order": "*i32", "counts": "*fp32", **dict.fromkeys(("factor", "offset", "limit"), "fp32")}
+CHOICE = {"chosen": "*i64", **dict.fromkeys(("counts", "products", "choice_bias"), "*fp32")}
+CHOICE |= {"scale": "fp32", "least_sum": "fp32"}
+CHOSEN = {"used": 8, "padded": 8, "width": 256, "is_sigmoid": True, "has_choice_bias": True, "is_normalised": True}
+
+
+def grouped(tiles: grouped_gemm.Tiles, is_into: bool) -> dict[str, Any]:
+    """Products of 128 experts, into the middle with a clamped gate and biases, or out of it."""
+    cut = {"block_m": tiles.rows, "block_n": tiles.outputs, "block_k": tiles.inputs, "stages": tiles.stages}
+    kind = {"is_into": is_into, "is_gated": is_into, "has_bias": is_into, "is_clamped": is_into, "activation": ""}
+    return {**cut, **kind, "width": 128}
+
+
+GROUPED_GEMM = "grouped_gemm"
 DECODE, PREFILL = "decode_attention", "prefill_attention"
 GROUP_DECODE, GROUP_PREFILL = "grouped_decode", "grouped_prefill"
 # Module, function, warps, constants, what is another type than usually.
@@ -159,6 +173,14 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "by distance": (DECODE, "_attend", 4, attention(32, True, kind=2), {"bias": "*fp32"}),
     "by pairs": (DECODE, "_attend", 8, attention(128, False, rotation=1), {}),
     "by halves": (DECODE, "_attend", 4, attention(32, True, rotation=2), {}),
+    "choice of experts": (
+        "expert_choice",
+        "_choose",
+        1,
+        {**CHOSEN, "groups": 8, "groups_used": 4, "is_group_of_two": True},
+        CHOICE,
+    ),
+    "pairs by expert": ("expert_choice", "_sort", 4, {"width": 256, "block": 128}, {"order": "*i32", "chosen": "*i64"}),
     "argmax": ("sampling", "_argmax_step", 4, {"parts": 32, "block": 1024}, {"tokens": "*i64", "lost": "i32"}),
     "limits of draws": ("sampling", "_draw_limits", 1, {"block": 32}, LIMITS),
     "limits of draws without temperatures": (
@@ -288,6 +310,11 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "gemv, int8, norm": ("gemv", "gemv", 4, product("layer", 2, True), {"weight": "*i8"}),
     "gemv, int8": ("gemv", "gemv", 8, product("", 4, True, 4), {"weight": "*i8"}),
 }
+for name, tiles in {"few": grouped_gemm._FEW, "some": grouped_gemm._SOME, "many": grouped_gemm._MANY}.items():
+    CASES |= {
+        f"into experts, {name} rows": (GROUPED_GEMM, "_grouped", tiles.warps, grouped(tiles, is_into=True), EXPERTS),
+        f"out of experts, {name} rows": (GROUPED_GEMM, "_grouped", tiles.warps, grouped(tiles, is_into=False), EXPERTS),
+    }
 
 NOT_CHOSEN = [
     *((case, 80) for case in ("small m, int8", "64 rows, int8", "many rows, int8", "gated 64 rows, int8")),

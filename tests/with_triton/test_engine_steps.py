@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.faked_gpu import fake_gpu, launch_few_programs
+from support.network_runs import load_for_kernels
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
@@ -55,14 +56,19 @@ def take_all(steps: Steps) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize(
-    # A GPT-J's steps are a GPT's but for rotations by pairs, which the kernels' own tests make.
-    "family", ["gpt", "bloom", pytest.param("gptj", marks=pytest.mark.long), "t5", "qwen3", "gemma2"],
-)  # fmt: skip
+# A GPT-J's steps are a GPT's but for rotations by pairs, which the kernels' own tests make, and a Qwen3's are GLM's.
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("gptj", "qwen3")]
+
+
+@pytest.mark.parametrize("family", ["gpt", "bloom", *LONG, "t5", "gemma2", "glm4_moe"])
 @torch.inference_mode()
 def test_steps_give_what_torch_gives(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_checkpoint(AgreementArguments(layers=2, hidden=128, vocab=50), family, tmp_path / "1-gpu")
-    weights = load_weights(tmp_path / "1-gpu", config, 1, choose_precision("fp32", CPU), CPU)
+    root = tmp_path / "1-gpu"
+    if config.has_experts:
+        weights = load_for_kernels(root, config)
+    else:
+        weights = load_weights(root, config, 1, choose_precision("fp32", CPU), CPU)
     shape = CacheShape(weights.decoder.entries, torch.float32, has_cross=config.encoder is not None)
 
     def steps() -> Steps:

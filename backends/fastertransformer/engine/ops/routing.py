@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .linear import Linear
 
-_LEAST_SUM = 1e-20  # of scores that are divided by it
+LEAST_SUM = 1e-20  # of scores that are divided by it
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def choose(router: Router, products: Tensor) -> tuple[Tensor, Tensor]:
     chosen = _best(router, scores if router.choice_bias is None else scores + router.choice_bias)
     counts = scores.gather(1, chosen)
     if router.is_normalised:
-        counts /= counts.sum(-1, keepdim=True) + _LEAST_SUM
+        counts /= counts.sum(-1, keepdim=True) + LEAST_SUM
     return chosen, counts if router.scale == 1 else counts * router.scale
 
 

@@ -10,11 +10,14 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
+from .experts import Experts
 from .kernels import (
     decode_attention,
     elementwise,
+    expert_choice,
     gemm,
     grouped_decode,
+    grouped_gemm,
     grouped_prefill,
     kv_write,
     prefill_attention,
@@ -27,6 +30,7 @@ from .logits import DrawLimits
 from .ops import Ops
 from .packed_rows import Rows
 from .positions import Attend, AttentionSpec, CrossAttend
+from .routing import Router
 from .torch_attention import flash_rows, has_flash_kernel
 
 # Up to this many rows, and where both sides of the matrix are this long, cuBLASLt is faster than cuBLAS: 24 to 128 rows
@@ -38,7 +42,7 @@ _LT_ROWS, _LT_WIDTH = 128, 4096
 class TritonOps(Ops):
     """See Ops for what each method does."""
 
-    can_capture = True
+    can_capture = can_capture_experts = True
     is_head_major = True
 
     def __init__(self, device: torch.device) -> None:
@@ -126,6 +130,14 @@ class TritonOps(Ops):
 
     def _matrix(self, linear: Linear) -> Tensor:
         return linear.weight if linear.scales is None else elementwise.dequantize(linear.weight, linear.scales)
+
+    def choose_experts(self, router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See Ops."""
+        return expert_choice.choose(router, self.linear_fp32(router.linear, x))
+
+    def run_experts(self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
+        """See Ops."""
+        return grouped_gemm.run_experts(layer, x, chosen, counts)
 
     def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, table: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See Ops; on a GPU both tables have the type of the result."""

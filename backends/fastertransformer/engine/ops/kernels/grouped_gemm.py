@@ -1,0 +1,158 @@
+"""Rows sorted by expert times the matrices of their experts: only matrices of experts that have rows are read.
+
+The programs are as many as any choice may need. Each finds its expert and its rows from where the experts' rows end,
+and those that are too many end at once; so a choice changes no shape, and a CUDA graph holds for all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..experts import ExpertMatrices, Experts
+from .elements import activated
+from .expert_choice import sort_by_expert
+
+
+class Tiles(NamedTuple):
+    """How a product is cut.
+
+    Attributes:
+        rows, outputs, inputs: of a tile.
+        warps, stages: of a program; of wider numbers than halves there are fewer stages.
+    """
+
+    rows: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+# Chosen by what other grouped products take, and not measured yet.
+_FEW, _SOME, _MANY = Tiles(16, 32, 128, 4, 4), Tiles(32, 64, 64, 4, 4), Tiles(128, 64, 64, 8, 3)
+
+
+@triton.jit
+def _find_rows(ends, block, experts, width: tl.constexpr, block_m: tl.constexpr):
+    """Find the expert of a block of rows, and the first of these and behind the last; none: both are the same."""
+    expert = tl.arange(0, width)
+    end = tl.load(ends + expert, expert < experts, 0)
+    begin = tl.load(ends + expert - 1, (expert > 0) & (expert < experts), 0)
+    blocks = (end - begin + block_m - 1) // block_m
+    before = tl.cumsum(blocks, 0) - blocks
+    is_own = (before <= block) & (block < before + blocks)
+    found = tl.sum(tl.where(is_own, expert, 0), 0)
+    first = tl.sum(tl.where(is_own, begin + (block - before) * block_m, 0), 0)
+    last = tl.sum(tl.where(is_own, end, 0), 0)
+    return found, first, last
+
+
+@triton.jit
+def _combined(gate, up, activation: tl.constexpr, is_clamped: tl.constexpr, factor, offset, limit):
+    """Multiply what is activated by the other; see gates.ClampedGate."""
+    if is_clamped:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit) + offset
+        gate = gate * tl.sigmoid(factor * gate)
+    else:
+        gate = activated(gate, activation)
+    return gate * up
+
+
+@triton.jit
+def _grouped(
+    y, x, weight, bias, order, ends, counts, experts, outputs, inputs, used, factor, offset, limit,
+    is_into: tl.constexpr, is_gated: tl.constexpr, has_bias: tl.constexpr, activation: tl.constexpr,
+    is_clamped: tl.constexpr, width: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    block_k: tl.constexpr, stages: tl.constexpr,
+):  # fmt: skip
+    """Multiply a block of rows by a part of their expert's matrix.
+
+    is_into: x has a row a token, [N, inputs], and y one a sorted pair, activated. Else x has one a sorted pair, and y
+    one a pair, [pairs, outputs], multiplied by what the pair counts. is_gated: the matrix is twice as long.
+    """
+    expert, first, last = _find_rows(ends, tl.program_id(1), experts, width, block_m)
+    if first < last:
+        row = first + tl.arange(0, block_m)
+        is_row = row < last
+        pair = tl.load(order + row, is_row, 0)
+        source = (pair // used if is_into else row).to(tl.int64)
+        n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+        is_n = n < outputs
+        matrix_rows = outputs * 2 if is_gated else outputs
+        at = weight + expert.to(tl.int64) * matrix_rows * inputs + tl.where(is_n, n, 0)[None, :].to(tl.int64) * inputs
+        rows = x + source[:, None] * inputs
+        sums = tl.zeros([block_m, block_n], tl.float32)
+        others = tl.zeros([block_m, block_n], tl.float32)
+        for start in tl.range(0, inputs, block_k, num_stages=stages):
+            k = start + tl.arange(0, block_k)
+            is_k = k < inputs
+            values = tl.load(rows + k[None, :], is_row[:, None] & is_k[None, :], 0)
+            tile = tl.load(at + k[:, None], is_k[:, None], 0)
+            sums = tl.dot(values, tile, sums, input_precision="ieee")
+            if is_gated:
+                tile = tl.load(at + outputs.to(tl.int64) * inputs + k[:, None], is_k[:, None], 0)
+                others = tl.dot(values, tile, others, input_precision="ieee")
+        if has_bias:
+            bias_at = bias + expert * matrix_rows + n
+            sums += tl.load(bias_at, is_n, 0).to(tl.float32)[None, :]
+            if is_gated:
+                others += tl.load(bias_at + outputs, is_n, 0).to(tl.float32)[None, :]
+        if is_gated:
+            sums = _combined(sums, others, activation, is_clamped, factor, offset, limit)
+        elif is_into:
+            sums = activated(sums, activation)
+        if is_into:
+            target = row.to(tl.int64)
+        else:
+            target = pair.to(tl.int64)
+            sums *= tl.load(counts + pair, is_row, 0)[:, None]
+        tl.store(
+            y + target[:, None] * outputs + n[None, :], sums.to(y.dtype.element_ty), is_row[:, None] & is_n[None, :]
+        )
+
+
+def run_experts(layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
+    """Sum what each token's experts compute of it; see experts.run_experts."""
+    pairs, experts = chosen.numel(), layer.into.count
+    order, ends = sort_by_expert(chosen, experts)
+    tiles = _MANY if pairs >= 64 * experts else _SOME if pairs >= 16 * experts else _FEW
+    assert layer.into.weight is not None and layer.out.weight is not None
+    width = layer.out.weight.shape[2]
+    inner = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
+    results = torch.empty(pairs, x.shape[1], dtype=x.dtype, device=x.device)
+    sorted_pairs = (order, ends, counts)
+    _launch(inner, x.contiguous(), layer.into, sorted_pairs, chosen.shape[1], tiles, layer)
+    _launch(results, inner, layer.out, sorted_pairs, chosen.shape[1], tiles)
+    return results.view(*chosen.shape, -1).sum(1)
+
+
+def _launch(
+    y: Tensor,
+    x: Tensor,
+    matrices: ExpertMatrices,
+    sorted_pairs: tuple[Tensor, Tensor, Tensor],
+    used: int,
+    tiles: Tiles,
+    function: Experts | None = None,
+) -> None:
+    """Launch a product; ``function`` is what follows the one into the middle, and None behind the other."""
+    (order, ends, counts), weight = sorted_pairs, matrices.weight
+    assert weight is not None
+    pairs, outputs = y.shape
+    experts, clamped = len(weight), function.clamped if function else None
+    most = min(pairs, (pairs + min(pairs, experts) * (tiles.rows - 1)) // tiles.rows)
+    gate = (clamped.factor, clamped.up_offset, clamped.limit or float("inf")) if clamped else (1.0, 0.0, 0.0)
+    _grouped[(triton.cdiv(outputs, tiles.outputs), most)](
+        y, x, weight, matrices.bias, order, ends, counts, experts, outputs, weight.shape[2], used, *gate,
+        is_into=function is not None, is_gated=bool(function and function.is_gated),
+        has_bias=matrices.bias is not None, activation=function.activation if function else "",
+        is_clamped=clamped is not None, width=triton.next_power_of_2(experts), block_m=tiles.rows,
+        block_n=tiles.outputs, block_k=tiles.inputs, stages=max(1, tiles.stages * 2 // x.element_size()),
+        num_warps=tiles.warps,
+    )  # fmt: skip

@@ -1,0 +1,92 @@
+"""The kernels of mixtures against torch, which tests compare with transformers: on a GPU, or interpreted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from backends.fastertransformer.engine.ops.experts import ExpertMatrices, Experts
+from backends.fastertransformer.engine.ops.experts import run_experts as run_in_torch
+from backends.fastertransformer.engine.ops.gates import ClampedGate
+from backends.fastertransformer.engine.ops.linear import Linear
+from backends.fastertransformer.engine.ops.routing import Router
+from backends.fastertransformer.engine.ops.routing import choose as choose_in_torch
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+LIMITS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+DTYPES = [torch.float16, torch.float32, *[torch.bfloat16] * HAS_GPU]  # the interpreter multiplies bf16 wrongly
+SILU = ClampedGate(1.702, 1.0, 0.5)
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("experts", [8, 60])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"is_normalised": False, "scale": 2.5},
+        {"is_sigmoid": True, "choice_bias": True},
+        {"is_sigmoid": True, "choice_bias": True, "groups": 4, "groups_used": 2},
+        {"groups": 4, "groups_used": 2, "is_group_of_two": False, "is_normalised": False},
+    ],
+    ids=str,
+)
+def test_experts_are_chosen_as_torch_does(experts: int, changes: dict[str, object]) -> None:
+    from backends.fastertransformer.engine.ops.kernels.expert_choice import choose
+
+    bias = drawn(experts, seed=2) if changes.get("choice_bias") else None
+    plain = Router(Linear(drawn(experts, 4)), 3, False, None, True, 1.0, 1, 1, True)
+    router = replace(plain, **{**changes, "choice_bias": bias})
+    products = drawn(9, experts, seed=1)
+    found, expected = choose(router, products), choose_in_torch(router, products)
+    assert torch.equal(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1], rtol=2e-6, atol=1e-7)
+    products[2] = torch.nan  # as of a row that has overflowed
+    assert ((chosen := choose(router, products)[0]) >= 0).all() and (chosen < experts).all()
+
+
+@pytest.mark.parametrize("pairs", [(1, 8), (50, 3), (300, 1)])
+def test_pairs_are_sorted_by_expert(pairs: tuple[int, int]) -> None:
+    from backends.fastertransformer.engine.ops.kernels.expert_choice import sort_by_expert
+
+    chosen = torch.randint(0, 11, pairs, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    order, ends = sort_by_expert(chosen, 13)
+    assert torch.equal(order.long(), chosen.flatten().argsort(stable=True))
+    assert torch.equal(ends.long(), chosen.flatten().bincount(minlength=13).cumsum(0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "activation", "clamped", "has_bias"),
+    [(1, "silu", None, False), (6, "silu", SILU, True), (40, "squared_relu", None, False), (150, "gelu", None, True)],
+)
+def test_experts_compute_what_torch_does(
+    rows: int, activation: str, clamped: ClampedGate | None, has_bias: bool, dtype: torch.dtype
+) -> None:
+    """Few rows, some and many, of which some experts have none; no side fills its tiles."""
+    from backends.fastertransformer.engine.ops.kernels.grouped_gemm import run_experts
+
+    count, hidden, inter, is_gated = 7, 72, 40, activation != "squared_relu"
+    wide = inter * (2 if is_gated else 1)
+    into, out = drawn(count, wide, hidden, seed=1) * hidden**-0.5, drawn(count, hidden, inter, seed=2) * inter**-0.5
+    biases = [drawn(count, width, seed=3) if has_bias else None for width in (wide, hidden)]
+    draws = (torch.randperm(count - 1, generator=torch.Generator().manual_seed(row)) for row in range(rows))
+    chosen = torch.stack([each[:3] for each in draws])
+    chosen, counts, x = chosen.to(DEVICE), drawn(rows, 3, seed=5).abs(), drawn(rows, hidden, seed=6)
+
+    def layer(kind: torch.dtype) -> Experts:
+        weights, added = ([None if each is None else each.to(kind) for each in own] for own in ((into, out), biases))
+        first, last = (ExpertMatrices(0, (), weight, bias) for weight, bias in zip(weights, added, strict=True))
+        return Experts(first, last, is_gated, activation, clamped)
+
+    expected = run_in_torch(layer(torch.float64), x.to(dtype).double(), chosen, counts)
+    found = run_experts(layer(dtype), x.to(dtype), chosen, counts)
+    assert found.dtype == dtype and found.shape == (rows, hidden)
+    assert (found.double() - expected).norm() / expected.norm() < LIMITS[dtype]
