@@ -76,6 +76,13 @@ def _falcon_h1(shape: Shape) -> dict[str, Any]:
     return _llama(shape) | sizes | groups | inner | outer | {"attention_out_multiplier": 0.9}
 
 
+def _delta(shape: Shape, **more: Any) -> dict[str, Any]:
+    """The gated delta rule, and attention in every third layer."""
+    size = shape.hidden // 8
+    heads = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "full_attention_interval": 3, "head_dim": size}
+    return _llama(shape) | heads | {"linear_key_head_dim": size, "linear_value_head_dim": size} | more
+
+
 def _opt(shape: Shape) -> dict[str, Any]:
     sizes = {"hidden_size": shape.hidden, "word_embed_proj_dim": shape.hidden, "ffn_dim": 4 * shape.hidden}
     heads = {"num_hidden_layers": shape.layers, "num_attention_heads": 8, "max_position_embeddings": shape.positions}
@@ -146,6 +153,16 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
     "phi3": ("Phi3", "Llama", _phi3),
     "nemotron_h": ("NemotronH", "Llama", _nemotron_h),
     "falcon_h1": ("FalconH1", "Llama", _falcon_h1),
+    "qwen3_5": ("Qwen3_5Text", "Llama", _delta),
+    "qwen3_next": (
+        "Qwen3Next",
+        "Llama",
+        lambda s: _delta(
+            s,
+            **{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": s.hidden // 2},
+            shared_expert_intermediate_size=s.hidden // 2,
+        ),
+    ),
     "t5": ("T5", "T5", lambda s: _t5(s, feed_forward_proj="relu")),
     "t5_gated": ("T5", "T5", lambda s: _t5(s, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
 }

@@ -13,7 +13,6 @@ def beyond_engine(decoder: Decoder) -> list[str]:
     """List what no part of the engine computes, ``what  (reason)`` a line each; empty: it serves the model."""
     of_model = {
         "a clamped gate": (_clamps_for_all(decoder), "experts alone have an offset and a clamp"),
-        "the gated delta rule": (decoder.delta is not None, "it keeps the states of Mamba 2 alone"),
         "norms without weights": (decoder.attention.qk_norm == UNIT, "queries and keys are normalised by weights"),
         "a temperature of positions": (decoder.attention.temperature != 0, "queries are as they are"),
         "chunks": (any(layer.chunk for layer in decoder.layers), "a token sees all before it, or a window"),
