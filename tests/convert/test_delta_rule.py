@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import numpy as np
 import pytest
 import torch
 from support.core_delta_rule import (
+    arguments,
+    arrays,
     with_predictor,
     write_bridge,
     write_bridge_of_images,
-    write_megatron_lm_dist,
+    write_megatron_lm_fsdp,
     write_ranks,
 )
 from support.hybrid_models import hybrid, write_hub
+from support.llama_files import megatron_lm_dist
 from support.llama_models import Saved, build, logits, tensors
 from support.same_model import assert_same_model
 from transformers import AutoModelForCausalLM
@@ -29,9 +33,11 @@ from handover.errors import CheckpointError
 
 FP32, BF16 = torch.float32, torch.bfloat16
 FORMS: dict[str, Callable[..., Path]] = {
-    "Megatron-LM, torch_dist": write_megatron_lm_dist,
+    "Megatron-LM, torch_dist": megatron_lm_dist(arguments, arrays),
+    "Megatron-LM, fsdp_dtensor": write_megatron_lm_fsdp,
     "Megatron-LM": write_ranks,
     "Megatron-Bridge": write_bridge,
+    "Megatron-Bridge, fsdp_dtensor": partial(write_bridge, is_fsdp=True),
     "Megatron-Bridge, of images": write_bridge_of_images,
 }
 
@@ -46,6 +52,8 @@ FORMS: dict[str, Callable[..., Path]] = {
         ("qwen3_next", "Megatron-Bridge", 1, FP32),
         ("qwen3_next", "Megatron-Bridge", 2, BF16),
         ("qwen3_5", "Megatron-LM, torch_dist", 2, FP32),
+        ("qwen3_next", "Megatron-LM, fsdp_dtensor", 3, BF16),
+        ("qwen3_next", "Megatron-Bridge, fsdp_dtensor", 2, FP32),
         ("qwen3_5", "Megatron-Bridge", 2, BF16),
         ("qwen3_5", "Megatron-Bridge, of images", 1, FP32),
         ("qwen3_5_moe", "Megatron-Bridge, of images", 2, BF16),

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.hybrid_models import hybrid, write_bridge, write_hub, write_megatron_lm_dist, write_ranks
+from support.hybrid_models import (
+    arguments,
+    arrays,
+    hybrid,
+    write_bridge,
+    write_hub,
+    write_megatron_lm_fsdp,
+    write_ranks,
+)
+from support.llama_files import megatron_lm_dist
 from support.llama_models import tensors
 from support.same_model import assert_same_model
 
@@ -25,8 +34,10 @@ FORMS: dict[str, Callable[..., Path]] = {
     "Megatron-LM, older": partial(write_ranks, is_old=True),
     "Megatron-LM, two stages": partial(write_ranks, stages=2),
     "Megatron-LM, two expert ranks": partial(write_ranks, experts=2),
-    "Megatron-LM, torch_dist": write_megatron_lm_dist,
+    "Megatron-LM, torch_dist": megatron_lm_dist(arguments, arrays),
+    "Megatron-LM, fsdp_dtensor": write_megatron_lm_fsdp,
     "Megatron-Bridge": write_bridge,
+    "Megatron-Bridge, fsdp_dtensor": partial(write_bridge, is_fsdp=True),
 }
 
 
@@ -44,6 +55,8 @@ FORMS: dict[str, Callable[..., Path]] = {
         ("nemotron3_latent", "Megatron-LM", 2, BF16),
         ("nemotron3_latent", "Megatron-LM, two expert ranks", 2, FP32),
         ("nemotron3_latent", "Megatron-Bridge", 2, FP32),
+        ("nemotron_h", "Megatron-LM, fsdp_dtensor", 3, FP32),
+        ("nemotron3", "Megatron-Bridge, fsdp_dtensor", 2, BF16),
     ],
 )
 def test_the_same_model_comes_out(name: str, form: str, ranks: int, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -62,6 +75,12 @@ def test_a_directory_of_the_hub_is_read_and_what_each_head_has_stays_fp32(tmp_pa
     kept = {key for key, value in made.items() if value.dtype == FP32}
     assert {key.rpartition(".")[2] for key in kept} == {"A_log", "D", "dt_bias", "e_score_correction_bias"}
     assert all(torch.equal(made[key], value.to(made[key].dtype)) for key, value in source.tensors.items())
+
+
+def test_sections_in_the_order_of_the_ranks_are_refused(tmp_path: Path) -> None:
+    path = write_megatron_lm_fsdp(tmp_path / "run", hybrid("nemotron_h"), 2, tensor_model_parallel_size=2)
+    with pytest.raises(CheckpointError, match=r"mixer\..* holds its sections in the order of the ranks"):
+        open_source(find_archive(path))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.llama_models import VOCAB, logits
+from support.llama_configs import megatron_lm, padded_vocabulary
+from support.llama_files import write_megatron_lm
+from support.llama_models import VOCAB, Saved, logits, save, tensors
 from support.llama_sources import Case, write_source
+from support.llama_state import core_state
 from support.same_model import assert_same_model
 
 from export_scripts.arguments import ConvertArguments
@@ -116,6 +119,17 @@ def test_phi_3_becomes_llama_which_computes_the_same(form: str, ranks: int, tmp_
     assert type(model).__name__ == "LlamaForCausalLM" and not any(loading.values())
     model.set_attn_implementation("eager")
     assert abs(logits(model.eval()) - case.source.logits).max() < 1e-5
+
+
+@pytest.mark.parametrize(("name", "grid"), [("llama", (2, 2)), ("qwen3_moe", (1, 2))])
+def test_interleaved_pipeline_stages(name: str, grid: tuple[int, int], tmp_path: Path) -> None:
+    """A file has two parts of the model: those of all ranks' first parts come before those of the second ones."""
+    model = save(name, tmp_path / "hub", num_hidden_layers=4)
+    source = Saved(model.config, tensors(tmp_path / "hub"), logits(model))
+    state = core_state(source.tensors, source.config, padded_vocabulary(source.config, grid[0]))
+    path = write_megatron_lm(tmp_path / "run", megatron_lm(source.config, grid), state, grid, parts=2)
+    convert(ConvertArguments(path, tmp_path / "out", weight_data_type="fp32", format="huggingface"))
+    assert_same_model(tmp_path / "out", source)
 
 
 @pytest.mark.parametrize("form", ["core", "Megatron-LM"])

@@ -76,7 +76,7 @@ def _form(words: str) -> str:
     if parts[0] in ("legacy", "core", "zarr", "torch_dist"):
         return f"NeMo 1, {parts[0]}"
     name = "Megatron-Bridge" if parts[0] == "Bridge" else parts[0]
-    return f"{name}, torch_dist" if "torch_dist" in parts else name
+    return ", ".join([name, *(each for each in ("torch_dist", "fsdp_dtensor") if each in parts)])
 
 
 def table() -> str:

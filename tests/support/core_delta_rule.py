@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
-from support.llama_files import ChunkedArray, write_huggingface_tokenizer, write_megatron_lm_tree, write_torch_dist
+from support.dcp_checkpoints import write_fsdp
+from support.llama_files import ChunkedArray, write_bridge_tree, write_megatron_lm_tree, write_torch_dist
 from support.llama_models import Saved
 from support.llama_state import State
 
@@ -257,11 +257,10 @@ def write_ranks(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
     return root
 
 
-def write_megatron_lm_dist(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
-    """Write Megatron-LM's ``torch_dist``."""
-    said = Namespace(**{**arguments(source.config, ranks), **changes})
-    common = {"args": said, "checkpoint_version": 3.0, "iteration": 500}
-    write_torch_dist(write_megatron_lm_tree(root), arrays(source, ranks), "", common)
+def write_megatron_lm_fsdp(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
+    """Write what Megatron-LM saves with Megatron-FSDP: sections stay fused."""
+    said = {**arguments(source.config, 1), **changes}
+    write_fsdp(write_megatron_lm_tree(root), module_state(source), ranks, said)
     return root
 
 
@@ -273,8 +272,20 @@ def write_bridge_of_images(root: Path, source: Saved, ranks: int, **changes: Any
     return write_bridge(root, source, ranks, "language_model.", _target_=target, image_token_id=3, **own, **changes)
 
 
-def write_bridge(root: Path, source: Saved, ranks: int, prefix: str = "", **changes: Any) -> Path:
-    """Write what Megatron-Bridge saves of its provider."""
+def _with_sections(state: State, config: Any) -> State:
+    """Take fused tensors apart (``handle_gdn_in_state_dict``)."""
+    made: State = {}
+    for key, value in state.items():
+        sizes = _sizes(key, config)
+        parts = zip(sizes, value.split(list(sizes.values())), strict=True) if sizes else ()
+        made |= {f"{key}.{name}": part for name, part in parts} or {key: value}
+    return made
+
+
+def write_bridge(
+    root: Path, source: Saved, ranks: int, prefix: str = "", is_fsdp: bool = False, **changes: Any
+) -> Path:
+    """Write what Megatron-Bridge saves of its provider; with Megatron-FSDP it takes sections apart itself."""
     specs = "megatron.core.models.gpt.experimental_attention_variant_module_specs"
     spec = f"{specs}.get_transformer_block_with_experimental_attention_variant_spec"
     model = {
@@ -286,13 +297,11 @@ def write_bridge(root: Path, source: Saved, ranks: int, prefix: str = "", **chan
         "hetereogenous_dist_checkpoint": True,
         **changes,
     }
-    folder = root / "iter_0000007"
-    folder.mkdir(parents=True)
+    folder = write_bridge_tree(root, model)
+    if is_fsdp:
+        write_fsdp(folder, _with_sections(module_state(source), source.config), ranks)
+        return root
     images = {"vision_model.patch_embed.proj.weight": ChunkedArray((2, 2), [((0, 0), torch.ones(2, 2))])}
     made = {f"{prefix}{key}": each for key, each in arrays(source, ranks).items()} | (images if prefix else {})
     write_torch_dist(folder, made, prefix="", common={"iteration": 7, "checkpoint_version": 3.0})
-    tokenizer = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "x"}
-    (folder / "run_config.yaml").write_text(yaml.safe_dump({"model": model, "tokenizer": tokenizer}))
-    (root / "latest_checkpointed_iteration.txt").write_text("7")
-    write_huggingface_tokenizer(folder / "tokenizer")
     return root

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
+from support.dcp_checkpoints import write_fsdp
 from support.huggingface_models import filling
-from support.llama_files import ChunkedArray, write_huggingface_tokenizer, write_megatron_lm_tree, write_torch_dist
+from support.llama_files import ChunkedArray, write_bridge_tree, write_megatron_lm_tree, write_torch_dist
 from support.llama_models import Saved, build, logits, tensors
 from support.llama_state import State, merged_qkv
 
@@ -259,16 +259,8 @@ def arguments(config: Any, ranks: int, stages: int = 1) -> dict[str, Any]:
     }
 
 
-def write_megatron_lm_dist(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
-    """Write Megatron-LM's ``torch_dist``."""
-    said = Namespace(**{**arguments(source.config, ranks), **changes})
-    common = {"args": said, "checkpoint_version": 3.0, "iteration": 500}
-    write_torch_dist(write_megatron_lm_tree(root), arrays(source, ranks), "", common)
-    return root
-
-
-def write_bridge(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
-    """Write what Megatron-Bridge saves of its ``HybridModelProvider``."""
+def write_bridge(root: Path, source: Saved, ranks: int, is_fsdp: bool = False, **changes: Any) -> Path:
+    """Write what Megatron-Bridge saves of its ``HybridModelProvider``; Megatron-FSDP leaves Mamba's sections fused."""
     place = "megatron.bridge.models.hybrid.hybrid_provider"
     model = {
         "_target_": f"{place}.HybridModelProvider",
@@ -278,13 +270,18 @@ def write_bridge(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
         "share_embeddings_and_output_weights": False,
         **changes,
     }
-    folder = root / "iter_0000007"
-    folder.mkdir(parents=True)
-    write_torch_dist(folder, arrays(source, ranks), prefix="", common={"iteration": 7, "checkpoint_version": 3.0})
-    tokenizer = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "x"}
-    (folder / "run_config.yaml").write_text(yaml.safe_dump(_plain({"model": model, "tokenizer": tokenizer})))
-    (root / "latest_checkpointed_iteration.txt").write_text("7")
-    write_huggingface_tokenizer(folder / "tokenizer")
+    folder = write_bridge_tree(root, _plain(model))
+    if is_fsdp:
+        write_fsdp(folder, module_state(source, 128), ranks)
+    else:
+        write_torch_dist(folder, arrays(source, ranks), prefix="", common={"iteration": 7, "checkpoint_version": 3.0})
+    return root
+
+
+def write_megatron_lm_fsdp(root: Path, source: Saved, ranks: int, **changes: Any) -> Path:
+    """Write what Megatron-LM saves with Megatron-FSDP."""
+    said = {**arguments(source.config, 1), **changes}
+    write_fsdp(write_megatron_lm_tree(root), module_state(source, 128), ranks, said)
     return root
 
 

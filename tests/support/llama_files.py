@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -270,17 +270,48 @@ def write_megatron_lm_tree(root: Path) -> Path:
 
 
 def write_megatron_lm(
-    root: Path, arguments: Mapping[str, Any], state: State, grid: tuple[int, int] = (1, 1), is_legacy: bool = False
+    root: Path,
+    arguments: Mapping[str, Any],
+    state: State,
+    grid: tuple[int, int] = (1, 1),
+    is_legacy: bool = False,
+    parts: int = 1,
 ) -> Path:
-    """Write ``iter_0000500/mp_rank_*/model_optim_rng.pt``; megatron-core's keys lie flat, the legacy ones nested."""
+    """Write ``iter_0000500/mp_rank_*/model_optim_rng.pt``; megatron-core's keys lie flat, the legacy ones nested.
+
+    With several ``parts``, interleaved stages: a rank's file has ``model0``, ``model1``, ..., and part i of rank p is
+    the stage i * ranks + p of the model (``parallel_state``, ``get_transformer_layer_offset``).
+    """
     tensor, pipeline = grid
-    for rank, stage, kept in stages(state, tensor, pipeline, legacy_name if is_legacy else str):
+    models: dict[tuple[int, int], dict[str, Any]] = {}
+    for rank, stage, kept in stages(state, tensor, pipeline * parts, legacy_name if is_legacy else str):
+        name = f"model{stage // pipeline}" if parts > 1 else "model"
+        models.setdefault((rank, stage % pipeline), {})[name] = nested(kept) if is_legacy else kept
+    for (rank, stage), held in models.items():
         folder = write_megatron_lm_tree(root) / (f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pipeline > 1 else ""))
         folder.mkdir(parents=True)
-        model = nested(kept) if is_legacy else kept
-        content = {"iteration": 500, "checkpoint_version": 3.0, "args": Namespace(**arguments), "model": model}
+        content = {"iteration": 500, "checkpoint_version": 3.0, "args": Namespace(**arguments), **held}
         torch.save(content, folder / "model_optim_rng.pt")
     return root
+
+
+def megatron_lm_dist(
+    arguments: Callable[..., Mapping[str, Any]], arrays: Callable[..., Mapping[str, ChunkedArray]]
+) -> Callable[..., Path]:
+    """Return what writes Megatron-LM's ``torch_dist`` of a model: (root, source, ranks, changes of arguments).
+
+    Args:
+        arguments: of the training, given transformers' configuration and how many ranks it had.
+        arrays: given the model and the ranks.
+    """
+
+    def write(root: Path, source: Any, ranks: int, **changes: Any) -> Path:
+        said = Namespace(**{**arguments(source.config, ranks), **changes})
+        common = {"args": said, "checkpoint_version": 3.0, "iteration": 500}
+        write_torch_dist(write_megatron_lm_tree(root), arrays(source, ranks), "", common)
+        return root
+
+    return write
 
 
 def nested(kept: State) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import prod
 from typing import Any, overload
@@ -177,6 +177,18 @@ class ChunkedState:
         """Keys whose values are not tensors."""
         return self._other_keys
 
+    def cut_rows(self, sections_of: Callable[[str, tuple[int, ...]], Mapping[str, int]]) -> None:
+        """Take tensors apart by rows.
+
+        Args:
+            sections_of: the rows of each part by its key, given a tensor's key and shape; none: it stays whole.
+        """
+        found: dict[str, ChunkedTensor] = {}
+        for key, tensor in self._tensors.items():
+            sections = {} if key.startswith(_TRAINING_STATE) else sections_of(key, tensor.shape)
+            found |= _rows_apart(tensor, sections) if sections else {key: tensor}
+        self._tensors = found
+
     def copies(self, join_axis: JoinAxis) -> Iterator[tuple[str, ChunkedTensor, ChunkedTensor]]:
         """List what ``tensors`` leaves out as a copy: nothing, each tensor is stored once."""
         return iter(())
@@ -211,6 +223,26 @@ def taken_apart(stacked: ChunkedTensor) -> tuple[ChunkedTensor, ...]:
         ChunkedTensor(f"{stacked.key}[{place}]", stacked.shape[1:], stacked.data_type, tuple(own))
         for place, own in enumerate(chunks)
     )
+
+
+def _rows_apart(whole: ChunkedTensor, sections: Mapping[str, int]) -> dict[str, ChunkedTensor]:
+    """Take an array apart into runs of rows, given how many each has by its key."""
+    found, start = dict[str, ChunkedTensor](), 0
+    for key, count in sections.items():
+        chunks = tuple(part for chunk in whole.chunks if (part := _rows_of(chunk, start, start + count)))
+        found[key] = replace(whole, key=key, shape=(count, *whole.shape[1:]), chunks=chunks)
+        start += count
+    return found
+
+
+def _rows_of(chunk: Chunk, start: int, stop: int) -> Chunk | None:
+    """Keep what of a chunk lies in some rows; None: nothing does."""
+    own = chunk.offsets[0]
+    low, high = max(start, own), min(stop, own + chunk.sizes[0])
+    if low >= high:
+        return None
+    offsets, sizes = (low - start, *chunk.offsets[1:]), (high - low, *chunk.sizes[1:])
+    return Chunk(offsets, sizes, lambda: chunk.read()[low - own : high - own], chunk.unproved)
 
 
 def _layer_of(chunk: Chunk, layer: int) -> Chunk:

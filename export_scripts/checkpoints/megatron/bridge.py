@@ -17,7 +17,7 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.chunked import ChunkedState
 from export_scripts.checkpoints.files.distributed import is_distributed, open_distributed
 from export_scripts.checkpoints.files.yaml_file import read_yaml
-from export_scripts.checkpoints.megatron.fsdp import is_fsdp, refuse_interleaved, without_wrappers
+from export_scripts.checkpoints.megatron.fsdp import is_fsdp, settle_fsdp, without_wrappers
 from export_scripts.checkpoints.megatron.gpt import gpt_source
 from export_scripts.checkpoints.nemo.core_fields import CORE_KNOWN
 from export_scripts.checkpoints.nemo.gemma3 import is_gemma3
@@ -89,7 +89,7 @@ def open_source(archive: Archive) -> Source:
     def open_state() -> ChunkedState:
         state = open_distributed(archive, folder, without_wrappers)
         if is_fsdp(archive, folder):
-            refuse_interleaved(archive.path, state.keys(), words["activation"], config)
+            settle_fsdp(archive.path, state, words["activation"], config)
         return state
 
     return gpt_source(

@@ -16,6 +16,7 @@ from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
+from export_scripts.checkpoints.files.chunked import ChunkedState
 from export_scripts.checkpoints.files.distributed import flat, open_distributed, read_common
 from export_scripts.checkpoints.files.distributed_metadata import METADATA_FILE
 from export_scripts.checkpoints.files.distributed_torch import TRAINING_MODULES
@@ -27,24 +28,23 @@ from export_scripts.checkpoints.huggingface.distributed import has_hub_names, mi
 from export_scripts.checkpoints.megatron.arguments import in_nemo_words, without_arguments
 from export_scripts.checkpoints.megatron.arguments import remarks as remarks_on_arguments
 from export_scripts.checkpoints.megatron.experts import MARK, numbered
-from export_scripts.checkpoints.megatron.fsdp import is_fsdp, refuse_interleaved, without_wrappers
-from export_scripts.checkpoints.megatron.fused_sections import Recurrent, taken_apart
+from export_scripts.checkpoints.megatron.fsdp import is_fsdp, settle_fsdp, without_wrappers
+from export_scripts.checkpoints.megatron.fused_sections import recurrent_of, taken_apart
 from export_scripts.checkpoints.megatron.gpt import CHECKPOINT_VERSION, State, gpt_source
 from export_scripts.checkpoints.megatron.rank_grid import grid_of
-from export_scripts.checkpoints.nemo.delta_rule import delta_sizes, is_delta
-from export_scripts.checkpoints.nemo.hybrid import is_hybrid, mamba_sizes
 from export_scripts.checkpoints.runs.iterations import RANK, TRACKER, find_folder
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError
-from models.blocks.delta_rule import DeltaRule
-from models.blocks.mamba import Mamba
 
 NAME = "Megatron-LM (release/ or iter_*/ with mp_rank_*/)"
 _ARGUMENTS = "args.json"
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _MARK = re.compile(r"(?:(?:iter_\d+|release)/)?(?:\.metadata|mp_rank_\d+(?:_\d+){0,2}/model(?:_optim)?_rng\.pt)$")
+_MODEL, _PART = "model", "#"
+_PARTS = re.compile(rf"{_MODEL}\d*")
+"""Keys of a file's models: several are those of interleaved pipeline stages."""
 _CORE = ("decoder.", "embedding.", "language_model.")
 # Patterns of the tokenizer's files; a file may also be called what the arguments call it.
 _TOKENIZERS = (
@@ -89,8 +89,8 @@ def open_source(archive: Archive) -> Source:
     remarks: tuple[str, ...] = ()
     if isinstance(arguments, Record):
         config, remarks = in_nemo_words(vars(arguments)), remarks_on_arguments(vars(arguments))
-        if is_fsdp(archive, folder):
-            refuse_interleaved(archive.path, state.keys(), config["activation"], vars(arguments))
+        if isinstance(state, ChunkedState) and is_fsdp(archive, folder):
+            settle_fsdp(archive.path, state, config["activation"], vars(arguments))
     else:
         config, remarks = without_arguments(archive.path, state, _read_arguments(archive))
     config[CHECKPOINT_VERSION] = _version(archive, saved)
@@ -114,16 +114,20 @@ def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> State:
     files = _rank_files(archive, folder)
     if not files:
         raise CheckpointError(f"{archive.path}/{folder} has no mp_rank_XX/{_FILES[0]}")
-    saved.update(open_torch_file(archive, files[min(files)], _beside, TRAINING_MODULES).state)
+    first = open_torch_file(archive, files[min(files)], _top, TRAINING_MODULES).state
+    saved.update({key: value for key, value in first.items() if not _PARTS.fullmatch(key)})
+    parts = max(1, sum(key != _MODEL for key in first if _PARTS.fullmatch(key)))
     arguments = saved.get("args")
     named = vars(arguments) if isinstance(arguments, Record) else {}
     grid = grid_of(files, named, archive.path)
-    recurrent = _recurrent(named)
+    recurrent = recurrent_of(named)
 
     @cache
-    def open_one(within: Archive, name: str) -> TorchFile:
+    def open_one(within: Archive, place: str) -> TorchFile:
+        name, _, part = place.partition(_PART)
+
         def take(content: Any, where: str) -> Mapping[str, Any]:
-            state = _model(content, where)
+            state = _model(content, f"{_MODEL}{part}", where)
             count = grid.experts_of_a_rank
             if recurrent:
                 state = taken_apart(state, recurrent, grid.tensor_ranks, where)
@@ -131,7 +135,12 @@ def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> State:
 
         return open_torch_file(within, name, take, TRAINING_MODULES)
 
-    dense = RankFiles(archive, grid.dense(), open_file=open_one, keep=lambda key: not (grid.has_apart and MARK in key))
+    dense = RankFiles(
+        archive,
+        _in_parts(grid.dense(), parts),
+        open_file=open_one,
+        keep=lambda key: not (grid.has_apart and MARK in key),
+    )
     dense.beside = tuple(saved)
     if not grid.has_apart:
         return dense
@@ -139,27 +148,36 @@ def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> State:
     def is_experts(key: str) -> bool:
         return MARK in key and "_extra_state" not in key
 
-    return StatesTogether((dense, RankFiles(archive, grid.experts(), open_file=open_one, keep=is_experts)))
+    return StatesTogether(
+        (dense, RankFiles(archive, _in_parts(grid.experts(), parts), open_file=open_one, keep=is_experts))
+    )
 
 
-def _recurrent(arguments: Mapping[str, Any]) -> Recurrent | None:
-    """Read the layers that keep a state, whose tensors lie in one; None: there are none."""
-    if is_hybrid(arguments):
-        return Mamba(**mamba_sizes(arguments))
-    return DeltaRule(**delta_sizes(arguments)) if is_delta(arguments) else None
+def _in_parts(ranks: list[list[tuple[str, ...]]], parts: int) -> list[list[tuple[str, ...]]]:
+    """List the stages of each rank in the model's order where a file has the layers of several.
+
+    Megatron-LM's interleaved schedule: all ranks' first parts come before all ranks' second ones.
+    """
+    if parts == 1:
+        return ranks
+    return [[tuple(f"{name}{_PART}{n}" for name in stage) for n in range(parts) for stage in rank] for rank in ranks]
 
 
-def _beside(content: Any, where: str) -> Mapping[str, Any]:
-    """Take what lies beside the model."""
-    return {str(key): value for key, value in content.items() if key != "model"} if isinstance(content, dict) else {}
+def _top(content: Any, where: str) -> Mapping[str, Any]:
+    """Take what a file has at its top."""
+    return {str(key): value for key, value in content.items()} if isinstance(content, dict) else {}
 
 
-def _model(content: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-        parts = sorted(str(key) for key in content if str(key).startswith("model")) if isinstance(content, dict) else []
-        hint = "interleaved pipeline stages are not read" if parts else "is it a checkpoint of Megatron-LM?"
-        raise CheckpointError(f"{where} holds {', '.join(parts) or 'something else'} instead of a model", hint)
-    return flat(content["model"])
+def _model(content: Any, key: str, where: str) -> Mapping[str, Any]:
+    if not isinstance(content, dict) or not isinstance(content.get(key), dict):
+        there = (
+            sorted(str(each) for each in content if str(each).startswith(_MODEL)) if isinstance(content, dict) else []
+        )
+        raise CheckpointError(
+            f"{where} holds {', '.join(there) or 'something else'} instead of {key}",
+            "is it a checkpoint of Megatron-LM, and are all of its files of one save?",
+        )
+    return flat(content[key])
 
 
 def _version(archive: Archive, saved: Mapping[str, Any]) -> int:
