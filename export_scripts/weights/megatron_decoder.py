@@ -26,6 +26,7 @@ OF_TEXT = "language_model."
 """What keys of the text model begin with, where images are seen as well."""
 OF_IMAGES = ("vision_model", "visual", "vision_tower", "multi_modal_projector")
 """What is beside it."""
+LEFT_OUT = "predictors of further tokens, which are not written for this class of transformers"
 _WORDS = "embedding.word_embeddings.weight"
 _KINDS = ("weight", "bias")
 _APART = re.compile(r"(?:dense_h_to_4h_2\.weight|linear_fc1\.weight\d*_w)$")
@@ -64,7 +65,8 @@ def table(prefix: str, keys: Collection[str], dims: Decoder) -> SourceMap:
     dropped = {head: TIED_COPY} if dims.has_tied_head else {}
     of_images = dict.fromkeys((f"{name}.*" for name in OF_IMAGES), "of images") if prefix == OF_TEXT else {}
     copies = dict.fromkeys(dropped, f"{prefix}{_WORDS}")
-    return SourceMap("megatron-core Llama", rules, ignored({**dropped, **of_images}, True), copies=copies)
+    behind = {} if dims.predictor_num else {f"{prefix}mtp.*": LEFT_OUT}
+    return SourceMap("megatron-core Llama", rules, ignored({**dropped, **of_images, **behind}, True), copies=copies)
 
 
 def has_output_norms(keys: Iterable[str]) -> bool:

@@ -33,9 +33,10 @@ class Chunks(Keys):
         return {self.says[0]: tuple(size if has else 0 for has in has_chunk)}
 
     def write(self, fields: Fields) -> dict[str, Any]:
-        """Write the list, and a size even where no layer has it: the class takes a number."""
+        """Write the list, and a size even where no layer has it, beyond all texts: the class takes a number."""
         chunks = fields[self.says[0]]
-        return {self._SIZE: max(chunks) or _CHUNK, self._KINDS: [CHUNKED if each else FULL for each in chunks]}
+        size = max(chunks) or max(_CHUNK, fields["max_positions"])
+        return {self._SIZE: size, self._KINDS: [CHUNKED if each else FULL for each in chunks]}
 
     def problems(self, config: ConfigJson) -> list[str]:
         return [f"{self._SIZE}: none  (its class takes a number)"] if config.get(self._SIZE) is None else []

@@ -14,6 +14,7 @@ from support.hybrid_models import (
     arguments,
     arrays,
     hybrid,
+    predictor,
     write_bridge,
     write_hub,
     write_megatron_lm_fsdp,
@@ -86,7 +87,6 @@ def test_sections_in_the_order_of_the_ranks_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"hybrid_layer_pattern": "M*M-/MM"}, r"hybrid_layer_pattern: M\*M-/MM  \(it predicts one token at a time"),
         ({"hybrid_layer_pattern": "M*MG"}, r"hybrid_layer_pattern: G  \(layers are M, \*, -, E\)"),
         ({"hybrid_layer_pattern": "M*M"}, r"num_layers: 4  \(hybrid_layer_pattern has 3\)"),
         ({"hybrid_layer_pattern": "M*ME"}, "num_moe_experts: None"),
@@ -95,7 +95,6 @@ def test_sections_in_the_order_of_the_ranks_are_refused(tmp_path: Path) -> None:
         ({"position_embedding_type": "learned_absolute"}, "position_embedding_type: learned_absolute"),
         ({"position_embedding_type": "rope"}, "rotated  .its attention has no positions"),
         ({"layernorm_epsilon": 1e-6}, r"mamba.norm_eps: 1e-05  \(the other norms add 1e-06\)"),
-        ({"mtp_num_layers": 1}, "mtp_num_layers: 1"),
         ({"qk_layernorm": True}, r"q_norm\.weight  \[16\]  has no source"),
         ({"window_size": [4, 0]}, "layers.window"),
         ({"hybrid_stack_spec": {"_target_": "megatron.core.x.gated_delta_product_stack_spec"}}, "gated_delta_product"),
@@ -107,6 +106,18 @@ def test_what_no_block_computes_is_refused_by_name(changes: dict[str, Any], word
     with pytest.raises(CheckpointError, match=words):
         convert(ConvertArguments(path, tmp_path / "out", weight_data_type="fp32", format="huggingface"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hybrid_layer_pattern": "ME*E/M*"}, {"mtp_num_layers": 1, "mtp_use_repeated_layer": True}]
+)
+def test_predictors_of_a_training_are_left_out_and_named(changes: dict[str, Any], tmp_path: Path) -> None:
+    source, out = hybrid("nemotron3"), tmp_path / "out"
+    path = write_bridge(tmp_path / "run", source, 1, more=predictor(source), **changes)
+    remarks = open_source(find_archive(path), for_shards=False).remarks
+    assert [said for said in remarks if said.startswith("2 tensors are left out, such as mtp.layers.0.")]
+    convert(ConvertArguments(path, out, weight_data_type="fp32", format="huggingface"))
+    assert_same_model(out, source)
 
 
 def test_a_rank_without_its_rows_is_named(tmp_path: Path) -> None:

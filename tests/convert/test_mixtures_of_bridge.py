@@ -67,6 +67,19 @@ def test_glms_predictors_are_those_of_its_files(tmp_path: Path) -> None:
         assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == 1
 
 
+@pytest.mark.parametrize("name", ["exaone_moe", "qwen3_moe"])
+def test_predictors_that_no_class_has_are_left_out_and_named(name: str, tmp_path: Path) -> None:
+    source = saved(name)
+    weights = write_bridge_tree(tmp_path / "run", bridge(source.config) | {"mtp_num_layers": 1})
+    state = core_state(source.tensors, source.config, padded_vocabulary(source.config, 1))
+    state["mtp.layers.0.enorm.weight"] = source.tensors["model.norm.weight"]
+    write_torch_dist(weights, chunked(state, 1, is_stacked=False), "", {"iteration": 7})
+    remarks = open_source(find_archive(tmp_path / "run"), for_shards=False).remarks
+    assert [said for said in remarks if said.startswith("1 tensors are left out, such as mtp.layers.0.enorm.weight")]
+    convert(ConvertArguments(tmp_path / "run", tmp_path / "hf", weight_data_type="fp32", format="huggingface"))
+    assert tensors(tmp_path / "hf").keys() == source.tensors.keys()
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "problem"),
     [

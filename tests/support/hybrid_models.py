@@ -259,7 +259,25 @@ def arguments(config: Any, ranks: int, stages: int = 1) -> dict[str, Any]:
     }
 
 
-def write_bridge(root: Path, source: Saved, ranks: int, is_fsdp: bool = False, **changes: Any) -> Path:
+def predictor(source: Saved) -> dict[str, ChunkedArray]:
+    """Some arrays of a block that predicts one more token: what leads into it, and of its first layer."""
+    width = source.config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {"eh_proj.weight": (width, 2 * width)}
+    shapes["mtp_model_layer.layers.0.mixer.in_proj.layer_norm_weight"] = (width,)
+    return {
+        f"mtp.layers.0.{name}": ChunkedArray(shape, [((0,) * len(shape), torch.ones(shape))])
+        for name, shape in shapes.items()
+    }
+
+
+def write_bridge(
+    root: Path,
+    source: Saved,
+    ranks: int,
+    is_fsdp: bool = False,
+    more: Mapping[str, ChunkedArray] | None = None,
+    **changes: Any,
+) -> Path:
     """Write what Megatron-Bridge saves of its ``HybridModelProvider``; Megatron-FSDP leaves Mamba's sections fused."""
     place = "megatron.bridge.models.hybrid.hybrid_provider"
     model = {
@@ -274,7 +292,8 @@ def write_bridge(root: Path, source: Saved, ranks: int, is_fsdp: bool = False, *
     if is_fsdp:
         write_fsdp(folder, module_state(source, 128), ranks)
     else:
-        write_torch_dist(folder, arrays(source, ranks), prefix="", common={"iteration": 7, "checkpoint_version": 3.0})
+        made = {**arrays(source, ranks), **(more or {})}
+        write_torch_dist(folder, made, prefix="", common={"iteration": 7, "checkpoint_version": 3.0})
     return root
 
 

@@ -120,11 +120,17 @@ def gpt_source(
         tokenizer=tokenizer,
         ids=special_ids(archive, tokenizer),
         other_keys=state.other_keys(),
-        remarks=(*model.remarks(config), *more_remarks, *remarks_on_copies(differing)),
+        remarks=(*model.remarks(config), *more_remarks, *remarks_on_copies(differing), *_left_out(source_map, tensors)),
         activation="gelu" if isinstance(model, _Gpt) and has_exact_gelu(config) else "",
         is_padded=True,
         chat_template=chat_template(config),
     )
+
+
+def _left_out(source_map: SourceMap, tensors: Mapping[str, PartedTensor]) -> tuple[str, ...]:
+    """Name the predictors of further tokens that are not written, in one line."""
+    keys = [key for key in tensors if source_map.ignored_as(key) == megatron_decoder.LEFT_OUT]
+    return tuple(f"{len(keys)} tensors are left out, such as {key}: {megatron_decoder.LEFT_OUT}" for key in keys[:1])
 
 
 def _with_width(config: Mapping[str, Any], state: State) -> Mapping[str, Any]:

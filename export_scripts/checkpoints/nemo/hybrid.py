@@ -44,18 +44,14 @@ def hybrid_problems(config: Mapping[str, Any]) -> list[str]:
     if not said:
         key = next(key for key in HYBRID_KEYS if config.get(key))
         return [f"{key}: {shown(config[key])}  ({_PATTERNS[0]} must say which block each layer is)"]
-    key, whole = next(iter(said.items()))
+    key = next(iter(said))
     pattern, found = pattern_of(config), []
     if len({*said.values()}) > 1:
         found.append(f"{_PATTERNS[1]}: {shown(said[_PATTERNS[1]])}  (beside another {_PATTERNS[0]})")
     if strange := sorted({*pattern} - SYMBOLS.keys()):
         found.append(f"{key}: {', '.join(strange)}  (layers are {', '.join(SYMBOLS)})")
-    if _FURTHER in whole:
-        found.append(f"{key}: {shown(whole)}  (it predicts one token at a time; nothing may stand behind {_FURTHER})")
     if config.get("num_layers") not in (None, len(pattern)):
         found.append(f"num_layers: {shown(config['num_layers'])}  ({key} has {len(pattern)})")
-    if config.get("mtp_num_layers"):
-        found.append(f"mtp_num_layers: {shown(config['mtp_num_layers'])}  (a hybrid predicts one token at a time)")
     if "E" in pattern and not config.get("num_moe_experts"):
         found.append(f"num_moe_experts: {shown(config.get('num_moe_experts'))}  ({key} has layers of experts)")
     if config.get("position_embedding_type") not in (_NO_POSITIONS, "rope"):

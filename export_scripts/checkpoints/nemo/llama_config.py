@@ -7,6 +7,7 @@ NeMo 2 and of Megatron-LM are put into NeMo 1's by their readers.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import models
@@ -25,7 +26,13 @@ from export_scripts.checkpoints.nemo.gpt_config import (
     has_zero_centred_norms,
     overruled_problems,
 )
-from export_scripts.checkpoints.nemo.hybrid import HYBRID_KEYS, hybrid_fields, hybrid_problems, pattern_of
+from export_scripts.checkpoints.nemo.hybrid import (
+    HYBRID_KEYS,
+    hybrid_fields,
+    hybrid_problems,
+    is_hybrid,
+    pattern_of,
+)
 from export_scripts.checkpoints.nemo.known_keys import NEMO1_LIMITS
 from export_scripts.checkpoints.nemo.latent import is_latent, latent_fields, latent_problems, latent_remarks
 from export_scripts.checkpoints.nemo.limits import Limit, is_off, is_on, is_one_of, problems
@@ -109,6 +116,8 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
         passed_over = (*passed_over, *_OF_LATENT)
     elif experts_of(config):  # Ernie 4.5 rotates neighbours, GLM 4.5 has predictors
         passed_over = (*passed_over, _INTERLEAVED, PREDICTORS)
+    if is_hybrid(config):
+        passed_over = (*passed_over, PREDICTORS)
     if is_delta({**config, **customization(config)}):
         passed_over = (*passed_over, *OF_DELTA)
     if is_falcon_h1(config):
@@ -133,6 +142,8 @@ def _router_problems(config: Mapping[str, Any]) -> list[str]:
     """List what a mixture of experts has that none here has, one line each."""
     if not experts_of(config):
         return []
+    if is_hybrid(config):  # whose predictors are left out
+        config = {key: value for key, value in config.items() if key != PREDICTORS}
     found = mixture_problems(config) + mixture_problems(customization(config), f"{CUSTOMIZATION}.")
     capacity = is_leaving_out(config)
     return [*found, capacity] if capacity and config.get(AS_CORE) else found
@@ -219,7 +230,17 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
     fields |= llama4_fields(custom, fields)
     if fields.get("layers.blocks") and not any("mixture" in blocks for blocks in fields["layers.blocks"]):
         fields = {name: value for name, value in fields.items() if not name.startswith("mixture.")}
-    return models.with_names(Decoder.of({**fields, **latent_fields(custom, fields)}))
+    return models.with_names(_with_written_predictors(Decoder.of({**fields, **latent_fields(custom, fields)})))
+
+
+def _with_written_predictors(decoder: Decoder) -> Decoder:
+    """Leave predictors of further tokens out that no class of transformers has, and has the model without them."""
+    alone = replace(decoder, predictor_num=0)
+
+    def is_written(model: Decoder) -> bool:
+        return any(not each.lacks(model) for each in models.ARCHITECTURES)
+
+    return alone if decoder.predictor_num and not is_written(decoder) and is_written(alone) else decoder
 
 
 def _qk_norm(config: Mapping[str, Any], size: int) -> str:
