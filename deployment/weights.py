@@ -111,7 +111,7 @@ def _files_of_tensors(model: ServedModel) -> dict[str, int]:
     if problem := ranks_problem(decoder, model.tensor_para_size):
         raise ArtefactError(f"config.pbtxt of '{model.name}': {problem}", "take another tensor_para_size")
     found = find_model_tensors(model.checkpoint, decoder, ArtefactError)
-    return {file: (model.checkpoint / file).stat().st_size for file, _ in found.values()}
+    return {file: (model.checkpoint / file).stat().st_size for file in {place.file for place in found.values()}}
 
 
 def _family(model: ServedModel, ini: ConfigIni) -> Family:

@@ -30,6 +30,7 @@ class WeightFormat:
 
 NONE, INT8 = WeightFormat("", 0), WeightFormat("int8", 1)
 FORMATS = (NONE, INT8)
+"""Those that KEY chooses; a Hugging Face directory whose matrices are FP8 is served so without it."""
 
 
 def find_format(mode: Any) -> WeightFormat:

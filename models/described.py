@@ -13,7 +13,9 @@ from models.checks import Refusal
 from models.decoder import Decoder
 from models.directory import CONFIG_FILE, GENERATION_FILE, SpecialIds, find_tensors, read_json, special_ids
 from models.errors import ModelError
-from models.safetensors import StoredTensor
+from models.fp8 import FP8_NUMBERS, Place, with_scales
+from models.quantization import FP8, Block, quantization_said, read_quantization
+from models.tensor import Tensor
 
 NUMBER_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Types of weights by transformers' names."""
@@ -58,8 +60,8 @@ def _ids(directory: Path, architecture: Architecture, said: Mapping[str, Any], e
     return special_ids(architecture.completed(said), read_json(directory / GENERATION_FILE, error), error)
 
 
-def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal) -> dict[str, tuple[str, StoredTensor]]:
-    """Find every tensor of a model in a directory: by name its file and its place there.
+def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal) -> dict[str, Place]:
+    """Find every tensor of a model in a directory: by name its file and its place there; matrices may be FP8.
 
     Args:
         directory: with the files of safetensors.
@@ -68,7 +70,8 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal) -> dic
         error: makes the exception that names tensors which are missing, have another shape or type, or are not the
             model's.
     """
-    found, problems = find_tensors(directory, error), list[str]()
+    blocks, problems = fp8_blocks(directory, error), list[str]()
+    found = with_scales(find_tensors(directory, error), blocks)
     expected = replace(decoder, predictor_num=0).tensors()
     behind = range(decoder.num_layer, decoder.num_layer + decoder.predictor_num)
     unused = tuple(f"{decoder.names['layer'].format(layer=layer)}." for layer in behind)
@@ -83,10 +86,12 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal) -> dic
     for name, tensor in expected.items():
         if name not in found:
             problems.append(f"{name}: missing")
-        elif (stored := found[name][1]).shape != tensor.shape:
+        elif (stored := found[name].stored).shape != tensor.shape:
             problems.append(f"{name}: {list(stored.shape)}, expected {list(tensor.shape)}")
-        elif stored.data_type not in NUMBER_TYPES.values():
-            problems.append(f"{name}: of type {stored.data_type}; legal are {', '.join(NUMBER_TYPES.values())}")
+        elif stored.data_type not in NUMBER_TYPES.values() and not (found[name].scales and _may_be_fp8(tensor)):
+            of_blocks = " or ".join(f"{rows or 'all'} x {columns or 'all'}" for rows, columns in blocks)
+            also = f", and {FP8_NUMBERS} of a layer's matrix with scales for {of_blocks}" if blocks else ""
+            problems.append(f"{name}: of type {stored.data_type}; legal are {', '.join(NUMBER_TYPES.values())}{also}")
     others = (
         name for name in found if name not in expected and not name.endswith(_UNUSED) and not name.startswith(unused)
     )
@@ -97,3 +102,23 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal) -> dic
         lines = "\n  ".join(problems[:_MOST_LISTED] + more)
         raise error(f"{len(problems)} {noun} unusable in {directory}:\n  {lines}", "convert or copy it again")
     return found
+
+
+def _may_be_fp8(tensor: Tensor) -> bool:
+    """Return whether a tensor is a matrix of a layer."""
+    return len(tensor.axes) == 2 and "vocab_size" not in tensor.axes
+
+
+def fp8_blocks(directory: Path, error: Refusal) -> tuple[Block, ...]:
+    """Return the blocks of weights that may have one scale, as ``config.json`` says of FP8; none: nothing is FP8.
+
+    ``error`` makes the exception for weights in another format.
+    """
+    where = str(directory / CONFIG_FILE)
+    said = quantization_said(read_json(directory / CONFIG_FILE, error), where, error)
+    if not said:
+        return ()
+    found = read_quantization(said, where, error)
+    if found.kind != FP8:
+        raise error(f"{where} says weights of {found.kind}", "convert it: the conversion dequantizes them")
+    return found.blocks

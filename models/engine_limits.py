@@ -47,8 +47,10 @@ def longest_text(decoder: Decoder) -> int:
     return min((decoder.max_positions, *lengths))
 
 
-def int8_problem(decoder: Decoder) -> str:
-    """Return why a model's matrices cannot be quantized when they are loaded; empty: they can."""
+def int8_problem(decoder: Decoder, are_fp8: bool = False) -> str:
+    """Return why a model's matrices, or those of FP8, cannot be quantized when they are loaded; empty: they can."""
+    if are_fp8:
+        return "int8_mode with weights of FP8, which are served as they are stored"
     has_experts = any("mixture" in layer.blocks for layer in decoder.layers)
     return "int8_mode with experts, whose matrices are served as they are stored" if has_experts else ""
 

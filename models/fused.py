@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from models.decoder import Decoder
-from models.safetensors import StoredTensor
+from models.fp8 import Place
 
 PARTS: Mapping[str, tuple[str, ...]] = {"query_key_value": ("query", "key", "value"), "gate_up": ("gate", "up")}
 """The roles of what such a tensor holds, in their order along its first axis."""
-Located = dict[str, tuple[str, StoredTensor]]
-"""By a tensor's name, its file and its place there."""
 
 
 def taken_apart(decoder: Decoder) -> Decoder:
@@ -22,7 +20,7 @@ def taken_apart(decoder: Decoder) -> Decoder:
     )
 
 
-def places_of_parts(decoder: Decoder, located: Located) -> Located:
+def places_of_parts(decoder: Decoder, located: Mapping[str, Place]) -> dict[str, Place]:
     """Find the tensors of ``taken_apart(decoder)`` in the files of ``decoder``."""
     apart, found = taken_apart(decoder), dict(located)
     shapes = {name: tensor.shape for name, tensor in apart.tensors().items()}
@@ -31,10 +29,16 @@ def places_of_parts(decoder: Decoder, located: Located) -> Located:
             whole, _, kind = role.rpartition(".")
             if whole not in PARTS:
                 continue
-            file, (data_type, rows, offset, size_bytes) = found.pop(decoder.name_of(role, index))
+            place, first = found.pop(decoder.name_of(role, index)), 0
+            row_bytes = place.stored.size_bytes // place.stored.shape[0]
             for part in PARTS[whole]:
                 name = apart.name_of(f"{part}.{kind}", index)
-                own_bytes = size_bytes // rows[0] * shapes[name][0]
-                found[name] = file, StoredTensor(data_type, shapes[name], offset, own_bytes)
-                offset += own_bytes
+                found[name] = _rows(place, first, shapes[name], row_bytes)
+                first += shapes[name][0]
     return found
+
+
+def _rows(place: Place, first: int, shape: tuple[int, ...], row_bytes: int) -> Place:
+    offset = place.stored.offset + first * row_bytes
+    stored = place.stored._replace(shape=shape, offset=offset, size_bytes=row_bytes * shape[0])
+    return Place(place.file, stored, place.scales and place.scales._replace(first_row=first))

@@ -15,8 +15,9 @@ from ft_format.families.family import Family
 from ft_format.location import HUGGINGFACE
 from ft_format.values import COUNT, INDEX
 from handover.errors import ArtefactError
-from handover.manifest import QUANTIZED, Manifest
+from handover.manifest import Manifest
 from handover.text_ids import TEXT_IDS_FILE
+from models.described import fp8_blocks
 from models.directory import CONFIG_FILE, read_json
 from models.engine_limits import beyond_engine, int8_problem, longest_text, ranks_problem
 
@@ -109,17 +110,13 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
     from export_scripts.conversion.plan.special_ids import with_settled_ids
 
     said = read_json(root / CONFIG_FILE, ArtefactError)
-    if QUANTIZED in manifest.made_from or said.get("quantization_config"):
-        raise ArtefactError(
-            f"{root} holds quantized weights, which the drop-in engine does not read",
-            "convert without export.model.quantization, or take deployment.engine=vllm or sglang",
-        )
+    are_fp8 = bool(fp8_blocks(root, ArtefactError))
     try:
         decoder = models.find(said.get("model_type"), said).read(said)
     except models.ModelError as error:
         hint = "export.model.format=fastertransformer converts it into shards"
         raise ArtefactError(f"{root} is no model that is served from such a directory: {error.problem}", hint) from None
-    problems = ranks_problem(decoder, arguments.tensor_para_size), int8_problem(decoder) * arguments.int8_mode
+    problems = ranks_problem(decoder, arguments.tensor_para_size), int8_problem(decoder, are_fp8) * arguments.int8_mode
     if beyond := [*beyond_engine(decoder), *filter(None, problems)]:
         listed = "\n  ".join(beyond)
         raise ArtefactError(f"the drop-in engine does not serve {root}\n  {listed}", "take another engine")

@@ -58,9 +58,10 @@ class Engine(Choice):
         """Whether it serves FasterTransformer's shards; the others read a Hugging Face directory."""
         return self in (Engine.slipway, Engine.fastertransformer)
 
-    @property
-    def reads_quantized(self) -> bool:
-        """Whether it reads the formats of ``Quantization``: vLLM and SGLang do."""
+    def reads(self, quantization: Quantization) -> bool:
+        """Return whether it reads a directory in that format."""
+        if self is Engine.slipway:
+            return quantization in (Quantization.fp8, Quantization.fp8_block)
         return self in (Engine.vllm, Engine.vllm_triton, Engine.sglang)
 
     @property

@@ -64,9 +64,10 @@ def _check_format(config: Config, stages: Collection[Stage]) -> None:
 
 def _check_quantization(config: Config, stages: Collection[Stage]) -> None:
     """Refuse to quantize what is no Hugging Face directory, or for an engine that does not read the result."""
-    asked, engine = f"export.model.quantization={config.export.model.quantization}", config.deployment.engine
-    if config.export.model.quantization is None:
+    quantization, engine = config.export.model.quantization, config.deployment.engine
+    if quantization is None:
         return
+    asked = f"export.model.quantization={quantization}"
     if not convert.writes_huggingface(config) or writes_adapter(config):
         other = "adapter.format=peft" if writes_adapter(config) else "model.format=fastertransformer"
         raise ConfigError(
@@ -75,12 +76,14 @@ def _check_quantization(config: Config, stages: Collection[Stage]) -> None:
             "export.triton_deployment.int8_mode=true",
         )
     needing = [stage.name for stage in (Stage.export, Stage.deploy) if stage in stages]
-    if needing and not engine.reads_quantized:
-        able = ", ".join(each.name for each in Engine if each.reads_quantized)
+    if needing and not engine.reads(quantization):
+        able = ", ".join(each.name for each in Engine if each.reads(quantization))
         raise ConfigError(
             f"{asked} with deployment.engine={engine}, which does not read such a directory to {' and '.join(needing)}",
             f"engines that do: {able}; stages=[convert] writes the directory alone",
         )
+    if config.export.triton_deployment.int8_mode:
+        raise ConfigError(f"export.triton_deployment.int8_mode=true with {asked}", "take one of the two")
 
 
 def _check_lengths(config: Config) -> None:

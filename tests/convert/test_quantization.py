@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -252,10 +253,21 @@ def test_shards_are_not_quantized(tmp_path: Path) -> None:
         ConvertArguments(tmp_path, tmp_path / "1-gpu", quantization="fp8")
 
 
-def test_the_drop_in_engine_refuses_a_quantized_directory_at_export(tmp_path: Path) -> None:
-    to_huggingface(saved(tmp_path / "source"), tmp_path / "hf", "fp8")
+@pytest.mark.parametrize("name", ["fp8", "fp8_block"])
+def test_the_drop_in_engine_is_given_a_directory_of_fp8(name: str, tmp_path: Path) -> None:
+    to_huggingface(saved(tmp_path / "source"), tmp_path / "hf", name)
     arguments = ExportArguments(tmp_path / "hf", tmp_path / "repository", "mine", 1, 1, "bf16", 0, 0, 8)
-    with pytest.raises(ArtefactError, match="holds quantized weights, which the drop-in engine does not read"):
+    with pytest.raises(ArtefactError, match="int8_mode with weights of FP8, which are served as they are stored"):
+        build_repository(replace(arguments, int8_mode=1))
+    build_repository(arguments)
+    served = next((tmp_path / "repository").rglob("model.safetensors"))
+    assert served.read_bytes() == (tmp_path / "hf/model.safetensors").read_bytes()
+
+
+def test_the_drop_in_engine_refuses_whole_numbers_at_export(tmp_path: Path) -> None:
+    to_huggingface(saved(tmp_path / "source"), tmp_path / "hf", "int4")
+    arguments = ExportArguments(tmp_path / "hf", tmp_path / "repository", "mine", 1, 1, "bf16", 0, 0, 8)
+    with pytest.raises(ArtefactError, match="format: pack-quantized  .only float-quantized is read"):
         build_repository(arguments)
     assert not (tmp_path / "repository").exists()
 

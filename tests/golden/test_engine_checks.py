@@ -76,8 +76,13 @@ def refusal(root: Path, checkpoint: Path, *overrides: str, cluster: str = "inter
         (LLAMA, (FP8,), "quantization=fp8 with export.model.format=fastertransformer, which has"),
         (
             LLAMA,
-            (FP8, "export.model.format=huggingface"),
-            "export.model.quantization=fp8 with deployment.engine=slipway, which does not read such a directory",
+            ("export.model.quantization=int4", "export.model.format=huggingface"),
+            "export.model.quantization=int4 with deployment.engine=slipway, which does not read such a directory",
+        ),
+        (
+            LLAMA,
+            (FP8, "export.model.format=huggingface", "export.triton_deployment.int8_mode=true"),
+            "int8_mode=true with export.model.quantization=fp8",
         ),
         (LLAMA, (FP8, "deployment.engine=trtllm_serve", HERE), "export.model.quantization=fp8 with deployment.engine="),
         (

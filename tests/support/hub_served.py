@@ -17,7 +17,6 @@ from backends.fastertransformer.engine.settings import Settings
 from models.described import Described, read_directory
 from support.asking import CPU, ask, generated
 from support.greedy import NEVER
-from support.llama_models import VOCAB
 
 
 def opened(directory: Path, ranks: int = 1, stages: int = 1, **settings: Any) -> Any:
@@ -49,7 +48,8 @@ def check_served(
         longest: tokens of the longest prompt.
     """
     compute = logits_of or (lambda ids: model(ids).logits)
-    lines = [np.random.default_rng(seed).integers(3, VOCAB, n).tolist() for seed, n in enumerate((longest, 1, 9))]
+    vocab = model.config.vocab_size
+    lines = [np.random.default_rng(seed).integers(3, vocab, n).tolist() for seed, n in enumerate((longest, 1, 9))]
     told = {"end_id": NEVER, "runtime_top_p": 1e-7, "is_return_log_probs": True, "is_return_context_log_probs": True}
     (outputs,) = engine.generate([engine.parse(ask(lines, 8, **told))])
     for row, line in enumerate(lines):

@@ -19,18 +19,18 @@ from export_scripts.checkpoints.files.rank_files import tensors_of
 from export_scripts.checkpoints.files.safetensors_file import read_safetensors
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.checkpoints.huggingface.distributed import holds_parts, missing_config, overrides, read_parts
-from export_scripts.checkpoints.huggingface.quantization import (
+from export_scripts.checkpoints.huggingface.quantized import joined
+from export_scripts.weights.schema import LazyTensor
+from handover.errors import CheckpointError
+from models.checks import shown
+from models.directory import CONFIG_FILE, INDEX_SUFFIX, WEIGHTS_FILE, index_problems, read_index
+from models.quantization import (
     QUANTIZATION,
     TEXT,
     Quantization,
     quantization_said,
     read_quantization,
 )
-from export_scripts.checkpoints.huggingface.quantized import joined
-from export_scripts.weights.schema import LazyTensor
-from handover.errors import CheckpointError
-from models.checks import shown
-from models.directory import CONFIG_FILE, INDEX_SUFFIX, WEIGHTS_FILE, index_problems, read_index
 
 ADAPTER_FILE = "adapter_config.json"
 _MODELOPT_FILE = "hf_quant_config.json"
@@ -131,10 +131,10 @@ def own_quantization(archive: Archive) -> Mapping[str, Any]:
 
 def _quantization(archive: Archive) -> Quantization | None:
     """Read how weights are stored, of ``config.json`` or ModelOpt's file beside it; None: neither says so."""
-    said = quantization_said(read_json(archive, CONFIG_FILE), str(archive.path))
+    said = quantization_said(read_json(archive, CONFIG_FILE), str(archive.path), CheckpointError)
     if not said and (beside := read_json(archive, _MODELOPT_FILE).get("quantization")):
         said = {"quant_method": "modelopt", **beside} if isinstance(beside, Mapping) else beside
-    return read_quantization(said, str(archive.path)) if said else None
+    return read_quantization(said, str(archive.path), CheckpointError) if said else None
 
 
 def refuse_links_out(archive: Archive, names: Iterable[str]) -> None:

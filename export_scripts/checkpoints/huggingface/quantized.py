@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from export_scripts.checkpoints.huggingface.quantization import FP8, MXFP4, QUANTIZATION, Block, Quantization
 from export_scripts.tensors.array_of_pieces import array_of_pieces
 from export_scripts.tensors.dtypes import STORAGE, Array, item_bytes
 from export_scripts.tensors.scaled import Scaled
@@ -19,6 +18,7 @@ from export_scripts.tensors.small_floats import BYTE, BYTES, E4M3, E5M2, E8M0, F
 from export_scripts.weights.remarks import DequantizedRemark
 from export_scripts.weights.schema import LazyTensor, Shape
 from handover.errors import CheckpointError
+from models.quantization import FP8, MXFP4, QUANTIZATION, Block, Quantization
 from models.tensor import Tensor
 
 _SCALES = ("_scale_inv", "_scale")

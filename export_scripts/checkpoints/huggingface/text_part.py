@@ -15,13 +15,13 @@ from typing import Any
 
 import models
 from export_scripts.checkpoints.huggingface.files import Weights
-from export_scripts.checkpoints.huggingface.quantization import TEXT
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import LazyTensor
 from export_scripts.weights.settings import Settings
 from handover.errors import CheckpointError
 from models.blocks.rotary import ROPE_KEYS
 from models.checks import shown
+from models.quantization import TEXT
 
 _TIE = "tie_word_embeddings"
 _OF_IMAGES = re.compile(r"(?:model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\.")

@@ -15,7 +15,6 @@ from typing import Any
 from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.yaml_file import parse_yaml
 from export_scripts.checkpoints.huggingface.decoder import described
-from export_scripts.checkpoints.huggingface.quantization import Quantization, quantization_said, read_quantization
 from export_scripts.checkpoints.huggingface.quantized import described_bytes
 from export_scripts.checkpoints.megatron.bridge import model_in_nemo1_words
 from export_scripts.checkpoints.megatron.gpt import model_of
@@ -28,6 +27,7 @@ from ft_format.families.family import Family
 from handover.errors import CheckpointError
 from handover.regular_file import SETTINGS_BYTES, read_bytes
 from models.decoder import Decoder
+from models.quantization import Quantization, quantization_said, read_quantization
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _PRECISIONS = {"16": "fp16", "16-mixed": "fp16", "bf16": "bf16", "bf16-mixed": "bf16"}
@@ -88,8 +88,8 @@ def read_description(path: Path) -> Description:
 def _of_huggingface(settings: Settings, where: str) -> Description:
     architecture, dims = described(settings)
     stored = str(settings.get("dtype") or settings.get("torch_dtype"))
-    said = quantization_said(settings, where)
-    quantization = read_quantization(said, where) if said else None
+    said = quantization_said(settings, where, CheckpointError)
+    quantization = read_quantization(said, where, CheckpointError) if said else None
     return Description(architecture.family, dims, _TORCH_TYPES.get(stored, "fp32"), quantization=quantization)
 
 

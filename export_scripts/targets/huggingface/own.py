@@ -15,7 +15,6 @@ import numpy as np
 
 import models
 from export_scripts.checkpoints.files.safetensors_file import SafeTensor
-from export_scripts.checkpoints.huggingface.quantization import CHANNEL, TENSOR
 from export_scripts.checkpoints.huggingface.quantized import QuantizedTensor
 from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.conversion.move.assembly import Assembly
@@ -31,6 +30,7 @@ from export_scripts.weights.sequences import Lazily
 from ft_format.layout import FtDims, TensorSpec
 from handover.errors import CheckpointError
 from models.decoder import Decoder
+from models.quantization import CHANNEL, TENSOR
 
 _BLOCK = Fp8Block.grain
 _MOST_LISTED = 10

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.fp8 import FP8_NUMBERS, Place, Scales
 from models.fused import taken_apart
-from models.safetensors import StoredTensor
 
 from ..ops.experts import ExpertMatrices
+from ..ops.fp8 import Fp8Linear, ScaledNumbers
 from ..ops.linear import Linear
 from .config import ModelConfig
 from .precision import TORCH_TYPES
 from .reader import Reader
 from .shards import Piece
 
-Located = Mapping[str, tuple[str, StoredTensor]]
-"""By a tensor's name, its file and its place there."""
+_TYPES = {**TORCH_TYPES, FP8_NUMBERS: torch.float8_e4m3fn}
 
 
 class HubReader(Reader):
@@ -32,14 +32,35 @@ class HubReader(Reader):
         others: see Reader.
     """
 
-    def __init__(self, located: Located, config: ModelConfig, *others: Any) -> None:
+    def __init__(self, located: Mapping[str, Place], config: ModelConfig, *others: Any) -> None:
         super().__init__(config, *others)
         assert config.decoder, "config.json was not read"
         of_files = replace(taken_apart(config.decoder), has_tied_head=False).tensors()
         self._located, self._file_shapes = located, {name: tensor.shape for name, tensor in of_files.items()}
 
     def _copy(self, name: str, target: Tensor) -> None:
-        target.copy_(self._bring(self._piece(name, self._part(name)), target.dtype))
+        part = self._part(name)
+        if scales := self._scales_of(name):
+            self._scaled(name, scales).write(target, self._precision.rounded)
+        else:
+            target.copy_(self._bring(self._piece(name, part), target.dtype))
+
+    def _scales_of(self, name: str) -> Scales | None:
+        return self._located[name].scales if name in self._located else None
+
+    def _scaled(self, name: str, place: Scales) -> ScaledNumbers:
+        """Read this rank's part of a matrix of FP8, and the scales of its rows."""
+        axis, part = self._tensors[name].split_axis, self._part(name)
+        numbers = self._shards(self._piece(name, part))
+        dtype = _TYPES[place.stored.data_type]
+        piece = Piece(f"{name}.scales", place.stored.shape, dtype, place.file, place.stored.offset)
+        grid = self._shards(piece).float().view(place.grid)
+        begin = part.start if part else 0
+        first_row, first_column = (place.first_row, begin) if axis else (place.first_row + begin, 0)
+        rows = (first_row + torch.arange(len(numbers), device=grid.device)) // place.block[0]
+        width = place.block[1]
+        blocks = slice(first_column // width, -(-(first_column + numbers.shape[1]) // width))
+        return ScaledNumbers(numbers, grid[rows][:, blocks].contiguous(), width, first_column % width)
 
     def _part(self, name: str) -> range | None:
         """Return what of a tensor's split axis this rank has; None: all of it."""
@@ -56,9 +77,9 @@ class HubReader(Reader):
 
         Of an array of experts, those of one expert.
         """
-        file, stored = self._located.get(name, ("", None))
-        shape, offset = self._file_shapes[name], stored.offset if stored else 0
-        dtype = TORCH_TYPES[stored.data_type] if stored else self._dtype
+        found = self._located.get(name)
+        file, offset = (found.file, found.stored.offset) if found else ("", 0)
+        shape, dtype = self._file_shapes[name], _TYPES[found.stored.data_type] if found else self._dtype
         axis = self._tensors[name].split_axis or 0
         if expert is not None:
             name, shape, axis = f"{name}.{expert}", shape[1:], axis - 1
@@ -92,9 +113,23 @@ class HubReader(Reader):
             self._copy(name, part)
         return target
 
+    def _linear(self, names: Sequence[str], bias: Tensor | None) -> Linear:
+        found = [(name, scales) for name in names if (scales := self._scales_of(name))]
+        is_kept = (
+            self._precision.keeps_fp8 and len(found) == len(names) and len({each.block[1] for _, each in found}) == 1
+        )
+        if not is_kept:
+            return super()._linear(names, bias)
+        joined = ScaledNumbers.joined([self._scaled(*each) for each in found])
+        linear = Fp8Linear(joined, bias)
+        self._count(linear.size_bytes)
+        self.largest_bytes = max(self.largest_bytes, joined.numbers.numel() * self._precision.compute.itemsize)
+        return linear
+
     def exact(self, name: str) -> Tensor:
         """Read a tensor in fp32, whatever type is computed in."""
         target = self.empty(self._here(name), torch.float32)
+        assert not self._scales_of(name), "it is no matrix"
         target.copy_(self._shards(self._piece(name, None)))
         self._count(target.nbytes)
         return target

@@ -29,12 +29,14 @@ class Precision:
         compute: the format in which matrices and KV cache are stored and multiplied.
         note: one line for a log.
         weights: format of the layers' matrices, and on a GPU of the head's too (see linear.py).
+        keeps_fp8: whether matrices that the files have in FP8 stay so; else they are as all others once they are read.
     """
 
     rounded: torch.dtype
     compute: torch.dtype
     note: str
     weights: WeightFormat = NONE
+    keeps_fp8: bool = False
 
 
 def choose_precision(data_type: str, device: torch.device, weights: WeightFormat = NONE) -> Precision:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -69,13 +70,18 @@ def load_weights(
         raise WeightsError(f"{directory}: {problem}")
     is_staged = not (is_cpu or are_made_up)
     with StagedFiles(directory, device) if is_staged else nullcontext() as staged:
-        kind, has_head = _kind_of_reader(directory, config, are_made_up)
-        make = partial(kind, config, tensor_para_size, precision)
-        on_meta = partial(make, torch.device("meta"), is_cpu)
-        plan, order = _planned(on_meta, config, partition, has_head)
+        kind, has_head = _kind_of_reader(directory, config, are_made_up, precision)
+        # On a CPU to multiply FP8 for every product takes several times as long: where the products fit, they are made
+        # once.
+        for keeps_fp8 in (False, True) if is_cpu else (True,):
+            make = partial(kind, config, tensor_para_size, replace(precision, keeps_fp8=keeps_fp8))
+            on_meta = partial(make, torch.device("meta"), is_cpu)
+            plan, order = _planned(on_meta, config, partition, has_head)
+            need_bytes = plan.size_bytes + 2 * plan.largest_bytes + AHEAD_BYTES * is_staged
+            if need_bytes <= free_bytes(device) // sharers:
+                break
         if not (are_made_up or config.decoder):
             _check_shards(directory, _planned(on_meta, config, Partition(range(config.num_layer)), has_head)[1])
-        need_bytes = plan.size_bytes + 2 * plan.largest_bytes + AHEAD_BYTES * is_staged
         _check_room(directory, precision, need_bytes, device, sharers)
         if staged:
             # Allocate everything once: torch caches and divides it, where the driver is slow for each tensor's memory.
@@ -92,17 +98,22 @@ def _problem(decoder: Decoder, ranks: int | None, precision: Precision) -> str:
     return (ranks_problem(decoder, ranks) if ranks else "") or (int8_problem(decoder) if precision.weights else "")
 
 
-def _kind_of_reader(directory: Path, config: ModelConfig, are_made_up: bool) -> tuple[Callable[..., Reader], bool]:
+def _kind_of_reader(
+    directory: Path, config: ModelConfig, are_made_up: bool, precision: Precision
+) -> tuple[Callable[..., Reader], bool]:
     """Return what makes the checkpoint's reader, and whether the head is there; a tied one may lack it.
 
     Raises:
-        WeightsError: tensors of a Hugging Face directory are missing, or not the model's.
+        WeightsError: tensors of a Hugging Face directory are missing, or not the model's, or have another format.
     """
     if not config.decoder:
         return Reader, not are_made_up and (directory / f"{config.head}.bin").exists()
     if are_made_up:
         return partial(HubReader, {}), False
     located = places_of_parts(config.decoder, find_model_tensors(directory, config.decoder, WeightsError))
+    problem = int8_problem(config.decoder, any(place.scales for place in located.values()))
+    if precision.weights and problem:
+        raise WeightsError(f"{directory}: {problem}")
     return partial(HubReader, located), config.head in located
 
 

@@ -25,7 +25,7 @@ from .kernels import (
     row_plan,
     sampling,
 )
-from .linear import HeadNorms, Linear, Norm
+from .linear import HeadNorms, Int8Linear, Linear, Norm
 from .logits import DrawLimits
 from .ops import Ops
 from .packed_rows import Rows
@@ -75,7 +75,7 @@ class TritonOps(Ops):
             return super().gated_linear(linear, gate, x, norm, activation)
         if norm and not norm.is_rms:
             x, norm = self.norm(x, norm), None
-        if tiling := _choose_tiling(linear, x, matrices=2):
+        if gate.has_kernels and (tiling := _choose_tiling(linear, x, matrices=2)):
             return self._by_kernel(linear, x, tiling, norm, activation, gate=gate)
         x = self.norm(x, norm) if norm else x
         if linear.joined is not None and linear.bias is gate.bias is None and not _choose_tiling(linear, x):
@@ -128,8 +128,10 @@ class TritonOps(Ops):
         gemm.multiply(flat, linear.weight, bias, linear.scales, norm, activation, added, to, folded, tiling, other)
         return y
 
-    def _matrix(self, linear: Linear) -> Tensor:
-        return linear.weight if linear.scales is None else elementwise.dequantize(linear.weight, linear.scales)
+    def _matrix(self, linear: Linear, dtype: torch.dtype) -> Tensor:
+        if isinstance(linear, Int8Linear):
+            return elementwise.dequantize(linear.weight, linear.scales)
+        return linear.matrix(dtype)
 
     def choose_experts(self, router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
         """See Ops."""
@@ -275,7 +277,7 @@ class TritonOps(Ops):
 
 def _choose_tiling(linear: Linear, x: Tensor, matrices: int = 1) -> gemm.Tiling | None:
     """Choose the tiles of a product with one or two matrices; None: cuBLASLt is faster, or the numbers are fp32."""
-    if x.dtype == torch.float32:
+    if x.dtype == torch.float32 or not linear.has_kernels:
         return None
     outputs, inputs = linear.weight.shape
     return gemm.choose(x.numel() // x.shape[-1], matrices * outputs, inputs, linear.weight.dtype)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from handover.errors import CheckpointError
 from models.architecture import beyond
-from models.checks import Checks, shown
+from models.checks import Checks, Refusal, shown
+from models.errors import ModelError
 
 QUANTIZATION, TEXT = "quantization_config", "text_config"
 FP8, MXFP4 = "FP8", "MXFP4"
@@ -80,37 +80,35 @@ class Quantization:
     blocks: tuple[Block, ...]
 
 
-def quantization_said(config: Mapping[str, Any], where: str) -> Any:
+def quantization_said(config: Mapping[str, Any], where: str, error: Refusal) -> Any:
     """Find what ``config.json`` says of it: at its top or, in some models that see images, in ``text_config``.
 
     Raises:
-        CheckpointError: it says two things.
+        The error: it says two things.
     """
     text = config.get(TEXT)
     whole, nested = config.get(QUANTIZATION), text.get(QUANTIZATION) if isinstance(text, Mapping) else None
     if whole and nested and whole != nested:
-        raise CheckpointError(
+        raise error(
             f"{where}: {QUANTIZATION} and {TEXT}.{QUANTIZATION} of config.json differ",
             "which one the files follow cannot be told: keep that one",
         )
     return whole or nested
 
 
-def read_quantization(said: Any, where: str) -> Quantization:
+def read_quantization(said: Any, where: str, error: Refusal) -> Quantization:
     """Read the value of ``quantization_config``.
 
     Raises:
-        CheckpointError: a method that is not read, or a key that changes it.
+        The error: a method that is not read, or a key that changes it.
     """
     method = said.get("quant_method") if isinstance(said, Mapping) else said
     if not isinstance(said, Mapping) or method not in _KEYS:
-        raise CheckpointError(f"{where} is quantised ({shown(method)})", _HINT)
+        raise error(f"{where} is quantised ({shown(method)})", _HINT)
     problems = _problems(said, (*_LAYERS, *_ACTIVATIONS, *_KEYS[method]), _LIMITS.get(method, {}), QUANTIZATION)
     blocks = _BLOCKS[method](said, problems) if not problems else ()
     if problems:
-        raise CheckpointError(
-            f"{where} is quantised ({method}) in a way that is not read\n  " + "\n  ".join(problems), _HINT
-        )
+        raise error(f"{where} is quantised ({method}) in a way that is not read\n  " + "\n  ".join(problems), _HINT)
     return Quantization(MXFP4 if method == "mxfp4" else FP8, str(method), blocks)
 
 
@@ -154,8 +152,8 @@ def _of_groups(said: Mapping[str, Any], problems: list[str]) -> tuple[Block, ...
 def _block(size: Any, where: str, problems: list[str]) -> tuple[Block, ...]:
     """Read rows and columns of a block."""
     try:
-        rows, columns = (Checks(CheckpointError).positive(each, where) for each in size)
-    except (CheckpointError, TypeError, ValueError):
+        rows, columns = (Checks(ModelError).positive(each, where) for each in size)
+    except (ModelError, TypeError, ValueError):
         problems.append(f"{where}: {shown(size)}  (rows and columns of a block are two positive numbers)")
         return ()
     return ((rows, columns),)

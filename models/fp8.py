@@ -1,0 +1,88 @@
+"""Weights of FP8 in a directory of Hugging Face's: numbers, and beside them the scales that they are multiplied by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from models.quantization import Block
+from models.safetensors import StoredTensor
+
+FP8_NUMBERS = "F8_E4M3"
+SCALE_TYPES = ("fp32", "fp16", "bf16")
+_ENDS = ("_scale", "_scale_inv")
+
+
+class Scales(NamedTuple):
+    """Where the scales of a weight lie.
+
+    Attributes:
+        file: that has them.
+        stored: their place in it.
+        shape: of the weight that they are for.
+        block: rows and columns of that weight which have one.
+        first_row: of what is read in that weight.
+    """
+
+    file: str
+    stored: StoredTensor
+    shape: tuple[int, ...]
+    block: Block
+    first_row: int = 0
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """How many there are along rows and columns."""
+        return _grid(self.shape, self.block)
+
+
+class Place(NamedTuple):
+    """Where a tensor lies.
+
+    Attributes:
+        file: that has it.
+        stored: its place in it.
+        scales: of numbers of FP8; None: they are what they are.
+    """
+
+    file: str
+    stored: StoredTensor
+    scales: Scales | None = None
+
+
+def with_scales(found: Mapping[str, tuple[str, StoredTensor]], blocks: Sequence[Block]) -> dict[str, Place]:
+    """Join matrices of FP8 and their scales; what has none that fit stays as it is, and so do scales of no matrix.
+
+    Args:
+        found: tensors of files.
+        blocks: that scales may be for, as ``config.json`` says.
+    """
+    places = {name: Place(*each) for name, each in found.items()}
+    for name, (_, numbers) in found.items():
+        if numbers.data_type != FP8_NUMBERS or len(numbers.shape) != 2:
+            continue
+        beside = [name + end for end in _ENDS if name + end in found]
+        for block in blocks if len(beside) == 1 else ():
+            file, scales = found[beside[0]]
+            if scales.data_type in SCALE_TYPES and _fits(scales.shape, _grid(numbers.shape, block)):
+                whole = block[0] or numbers.shape[0], block[1] or numbers.shape[1]
+                places[name] = places[name]._replace(scales=Scales(file, scales, numbers.shape, whole))
+                del places[beside[0]]
+                break
+    return places
+
+
+def _grid(shape: Sequence[int], block: Block) -> tuple[int, int]:
+    rows, columns = (-(-size // (each or size)) for size, each in zip(shape, block, strict=True))
+    return rows, columns
+
+
+def _fits(shape: tuple[int, ...], grid: tuple[int, int]) -> bool:
+    """Return whether scales have a grid's shape; writers differ in whether they have last axes of one element."""
+    return _without_ones(shape) == _without_ones(grid)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
