@@ -22,9 +22,10 @@ from deployment.openai.scores import in_batches, write_chat_scores
 from deployment.openai.service import RECORD, head
 from deployment.openai.tensors import Wanted
 from deployment.openai.texts import Texts
-from deployment.openai.tools.declared import offered
+from deployment.openai.tools.declared import Offered, offered
 from deployment.openai.tools.dialects import DIALECTS, Dialect
 from deployment.openai.tools.grammar import write_grammar
+from deployment.openai.tools.harmony import HarmonyReader, write_harmony
 from deployment.openai.tools.reading import AnswerReader, CallPart, Part
 
 _LAST = 16
@@ -49,13 +50,13 @@ class ChatForm:
     prompt: tuple[int, ...]
     is_scored: bool
     has_ids: bool
-    reader: Callable[[], AnswerReader] | None = None
+    reader: Callable[[], AnswerReader | HarmonyReader] | None = None
     ends_as_asked: bool = False
     has_reasoning: bool = True
     kind: str = "chat.completion"
     chunk_kind: str = "chat.completion.chunk"
     begins_with_scores: bool = False
-    _readers: dict[int, AnswerReader] = field(default_factory=dict)
+    _readers: dict[int, AnswerReader | HarmonyReader] = field(default_factory=dict)
 
     def choice(self, index: int, answer: Answer) -> dict[str, Any]:
         """Write a whole answer, but for its log probabilities."""
@@ -121,7 +122,7 @@ class ChatForm:
             added["tool_calls"] = [_call(each, is_streamed) for each in part.calls]
         return added
 
-    def _reason(self, reader: AnswerReader, reason: str | None) -> str | None:
+    def _reason(self, reader: AnswerReader | HarmonyReader, reason: str | None) -> str | None:
         """Return why an answer ended; one that calls ends for that."""
         return "tool_calls" if reason == STOP and reader.has_called and not self.ends_as_asked else reason
 
@@ -143,15 +144,9 @@ async def chat(request: web.Request) -> web.StreamResponse:
 def _plan(request: web.Request, values: Values, model: Model, prompts: Sequence[Prompt]) -> Generator[None, None, Plan]:
     ids, wanted = prompts[0].ids, _wanted(values)
     tools = offered(values["tools"], values["tool_choice"], values["parallel_tool_calls"])
-    thoughts, last = model.thoughts, model.texts.decode(ids[-_LAST:]).rstrip()
-    is_thinking = thoughts is not None and last.endswith(thoughts.begin)
-    if thoughts and last.endswith(thoughts.end):
-        thoughts = None  # the prompt has ended them, as templates do where a client wants none
-    if tools:
-        dialect = _dialect(model)
-        grammar = write_grammar(dialect, tools, model.special, thoughts, is_thinking)
+    reader, grammar = _reading(model, ids, tools)
+    if grammar:
         values = {**values, OF_TOOLS: ("ebnf_grammar", grammar)}
-    reader = partial(AnswerReader, model.dialect, tools, thoughts, is_thinking)
     return Plan(
         head=head(request, "chatcmpl", model, values["model"]),
         requests=(yield from plan_sequences(values, model, prompts, values["n"], wanted, request[RECORD])),
@@ -163,12 +158,27 @@ def _plan(request: web.Request, values: Values, model: Model, prompts: Sequence[
             ids,
             wanted.top is not None,
             values["return_token_ids"],
-            reader if tools or thoughts else None,
+            reader,
             tools is not None and tools.is_named,
             values["include_reasoning"],
         ),
         wants_usage=values["stream_options"],
     )
+
+
+def _reading(
+    model: Model, prompt: Sequence[int], tools: Offered | None
+) -> tuple[Callable[[], AnswerReader | HarmonyReader] | None, str]:
+    """Return what makes the reader of each answer, None where all of it is content, and what an answer must follow."""
+    if model.has_channels:
+        return partial(HarmonyReader, tools), write_harmony(tools, model.special) if tools else ""
+    thoughts, last = model.thoughts, model.texts.decode(prompt[-_LAST:]).rstrip()
+    is_thinking = thoughts is not None and last.endswith(thoughts.begin)
+    if thoughts and last.endswith(thoughts.end):
+        thoughts = None  # the prompt has ended them, as templates do where a client wants none
+    grammar = write_grammar(_dialect(model), tools, model.special, thoughts, is_thinking) if tools else ""
+    is_plain = not tools and thoughts is None
+    return None if is_plain else partial(AnswerReader, model.dialect, tools, thoughts, is_thinking), grammar
 
 
 def _dialect(model: Model) -> Dialect:

@@ -10,6 +10,7 @@ from deployment.openai.errors import ApiError
 from deployment.openai.templates import ChatTemplate
 from deployment.openai.texts import Texts
 from deployment.openai.tools.dialects import Dialect, Thoughts, dialect_named, find_dialect, find_thoughts
+from deployment.openai.tools.harmony import is_harmony
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import FileTokenizer
 from handover.chat import Chat
 from handover.errors import nearest, shortened
@@ -97,6 +98,11 @@ class Model:
         if self.tool_dialect:
             return dialect_named(self.tool_dialect)
         return find_dialect(self.chat.template) if self.chat else None
+
+    @cached_property
+    def has_channels(self) -> bool:
+        """Whether it writes harmony, whose messages have channels, in place of a dialect."""
+        return self.chat is not None and not self.tool_dialect and is_harmony(self.chat.template)
 
     @cached_property
     def thoughts(self) -> Thoughts | None:

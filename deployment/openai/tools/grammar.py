@@ -15,7 +15,8 @@ from deployment.openai.tools.declared import Offered, Tool
 from deployment.openai.tools.dialects import Dialect, Keyed, Thoughts
 
 _TEXT = r"/(.|\n)*/"
-_NOTHING = '""'
+TEXT_RULE = f"TEXT: {_TEXT}"
+"""The rule of a text that is free."""
 _WHITE_SPACE = r"[ \n\r\t]{1,32}"
 """What may stand between JSON's tokens; a model that is unsure would go on with white space for ever."""
 
@@ -48,7 +49,7 @@ def write_grammar(
             f"start: {start}",
             f"calls: {first} ({calls}) {several} {literal(dialect.closing)}",
             *writer.rules,
-            f"TEXT: {_TEXT}",
+            TEXT_RULE,
         ]
     )
 
@@ -64,16 +65,10 @@ class _Writer:
     def __init__(self, dialect: Dialect, special: Mapping[str, int]) -> None:
         self.rules = list[str]()
         self._dialect, self._special = dialect, special
-        longest_first = sorted(special, key=len, reverse=True)
-        self._names = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def literal(self, text: str) -> str:
-        """Write a fixed text; the name of a special token in it is that token."""
-        parts, end = list[str](), 0
-        for found in self._names.finditer(text):
-            parts += [_quoted(text[end : found.start()]), f"<[{self._special[found[0]]}]>"]
-            end = found.end()
-        return " ".join(filter(None, [*parts, _quoted(text[end:])]))
+        """See literal_with."""
+        return literal_with(self._special, text)
 
     def until(self, rule: str, end: str) -> str:
         """Write a free text up to the first place of its end, which is a special token or a text."""
@@ -99,17 +94,16 @@ class _Writer:
             return "OTHER | calls", self.literal(beginning)
         trigger = dialect.trigger
         rest = self.literal(beginning[len(trigger) :])
-        special = self._names.match(trigger)
-        if special and special.end() < len(trigger):
-            rest = f"{self.literal(trigger[special.end() :])} {rest}"
-            trigger = special[0]
+        special = next((name for name in self._special if trigger.startswith(name)), trigger)
+        rest = f"{self.literal(trigger[len(special) :])} {rest}"
+        trigger = special
         return "TEXT | calls", f"{self.until('trigger', trigger)} {rest}"
 
     def add_call(self, name: str, tool: Tool) -> None:
         """Write a tool's call, from its name to what ends it."""
         dialect = self._dialect
         number = '":" /[0-9]{1,3}/' if dialect.counts else ""
-        arguments = _json(tool.schema, tool) if dialect.keyed is None else self._keyed(name, tool, dialect.keyed)
+        arguments = json_rule(tool.schema, tool) if dialect.keyed is None else self._keyed(name, tool, dialect.keyed)
         between, after = self.literal(dialect.between), self.literal(dialect.after)
         self.rules.append(f"{name}: {_quoted(tool.name)} {number} {between} {arguments} {after}")
 
@@ -127,7 +121,8 @@ class _Writer:
     def _value(self, rule: str, schema: Any, after: str, tool: Tool) -> str:
         if not is_text(schema):
             definitions = {key: tool.schema[key] for key in ("$defs", "definitions") if key in tool.schema}
-            return f"{_json({**schema, **definitions} if isinstance(schema, dict) else {}, tool)} {self.literal(after)}"
+            whole = {**schema, **definitions} if isinstance(schema, dict) else {}
+            return f"{json_rule(whole, tool)} {self.literal(after)}"
         if choices := schema.get("enum"):
             return f"({' | '.join(map(_quoted, choices))}) {self.literal(after)}"
         return self.until(rule, after)
@@ -142,7 +137,18 @@ def is_text(schema: Any) -> bool:
     return schema.get("type") == "string"
 
 
-def _json(schema: Mapping[str, Any], tool: Tool) -> str:
+def literal_with(special: Mapping[str, int], text: str) -> str:
+    """Write a fixed text; the name of a special token in it is that token."""
+    parts, end = list[str](), 0
+    longest_first = sorted(special, key=len, reverse=True)
+    for found in re.finditer("|".join(map(re.escape, longest_first)) or "(?!)", text):
+        parts += [_quoted(text[end : found.start()]), f"<[{special[found[0]]}]>"]
+        end = found.end()
+    return " ".join(filter(None, [*parts, _quoted(text[end:])]))
+
+
+def json_rule(schema: Mapping[str, Any], tool: Tool) -> str:
+    """Write a value of a schema, one of a tool's."""
     guidance = {"whitespace_pattern": _WHITE_SPACE, "lenient": not tool.is_strict}
     return f"%json {json.dumps({**schema, 'x-guidance': guidance})}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from deployment.openai.tools.declared import Offered
@@ -160,9 +160,7 @@ class AnswerReader:
         assert self._dialect
         if number:
             return f"functions.{self._name}:{number}"
-        if letters := self._dialect.id_letters:
-            return "".join(secrets.choice(_LETTERS) for _ in range(letters))
-        return f"call_{secrets.token_hex(12)}"
+        return make_id(self._dialect.id_letters)
 
     def _arguments(self) -> bool:
         """Read arguments that are one JSON object."""
@@ -239,21 +237,27 @@ class AnswerReader:
         return text, found
 
     def _take_until(self, marks: list[str]) -> tuple[str, str]:
-        """Take what is before the first of some marks; without one, all that cannot be the beginning of one."""
-        places = sorted((place, mark) for mark in marks if (place := self._held.find(mark)) >= 0)
-        if places:
-            place, mark = places[0]
-            text, self._held = self._held[:place], self._held[place + len(mark) :]
-            return text, mark
-        size = 0 if self._is_last else _beginning_of(marks, self._held)
-        text, self._held = self._held[: len(self._held) - size], self._held[len(self._held) - size :]
-        return text, ""
+        text, mark, self._held = split_before(marks, self._held, self._is_last)
+        return text, mark
 
 
-def _beginning_of(marks: list[str], text: str) -> int:
-    """Return how many characters at a text's end may begin a mark."""
-    most = min(len(text), max(map(len, marks)) - 1)
-    return next((size for size in range(most, 0, -1) if any(mark.startswith(text[-size:]) for mark in marks)), 0)
+def split_before(marks: Sequence[str], text: str, is_last: bool) -> tuple[str, str, str]:
+    """Return what is before the first of some marks, that mark, and the rest.
+
+    Without one: all that cannot be the beginning of one, unless it is the last, nothing, and what can.
+    """
+    places = sorted((place, mark) for mark in marks if (place := text.find(mark)) >= 0)
+    if places:
+        place, mark = places[0]
+        return text[:place], mark, text[place + len(mark) :]
+    most = 0 if is_last else min(len(text), max(map(len, marks)) - 1)
+    size = next((size for size in range(most, 0, -1) if any(mark.startswith(text[-size:]) for mark in marks)), 0)
+    return text[: len(text) - size], "", text[len(text) - size :]
+
+
+def make_id(letters: int = 0) -> str:
+    """Make the id of a call, of that many letters and digits; 0: as OpenAI's are."""
+    return "".join(secrets.choice(_LETTERS) for _ in range(letters)) or f"call_{secrets.token_hex(12)}"
 
 
 class _JsonEnd:
