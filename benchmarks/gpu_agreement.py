@@ -66,6 +66,7 @@ _GEMMA = {"attn_logit_softcapping": 5.0, "sliding_window": 9, "query_pre_attn_sc
 _EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
 _SHARED = {"n_routed_experts": 16, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0}
 _SHARED |= {"use_qk_norm": True}
+_LATENT = {"kv_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "head_dim": 16, "v_head_dim": 24}
 # Name: model_type, section, size of a head, keys of the section's own, or of a T5's stacks and its structure; keys of
 # config.json of what has no shards.
 _FAMILIES: dict[str, tuple[Any, ...]] = {
@@ -80,6 +81,13 @@ _FAMILIES: dict[str, tuple[Any, ...]] = {
     "qwen3_moe": ("Llama", "", 32, {"model_type": "qwen3_moe", "norm_topk_prob": True, **_EXPERTS}),
     "glm4_moe": ("Llama", "", 32, {"model_type": "glm4_moe", "n_group": 4, "topk_group": 2, **_EXPERTS, **_SHARED}),
     "gpt_oss": ("Llama", "", 32, {"model_type": "gpt_oss", "num_local_experts": 16, "num_experts_per_tok": 2}),
+    "deepseek": (
+        "Llama",
+        "",
+        32,
+        {"model_type": "deepseek_v3", "first_k_dense_replace": 99, "num_key_value_heads": None, "q_lora_rank": 40}
+        | _LATENT,
+    ),
     "t5": ("T5", "", 64, "feed_forward_proj = relu\n" + _TIED, ""),
     "t5 v1.1": ("T5", "", 128, "feed_forward_proj = gated-gelu\ntie_word_embeddings = 0\n", _GATED),
     "t5 bias": ("T5", "", 64, "feed_forward_proj = gelu\n" + _TIED, "t5_with_bias = 1\n"),

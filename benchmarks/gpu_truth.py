@@ -213,7 +213,10 @@ def tight(
     config, longest = read_config(shards, model_type_of(name), tensor_para_size), shape.positions // 8
     chosen = draw_requests(shape, count * 3 // 4, seed, config.encoder is not None, LONGER_OUTPUTS, longest)
     most = max(ask.width * (len(ask.prompt) + max(LONGER_OUTPUTS) + 64) for ask in chosen)
-    token_bytes = config.num_layer * 2 * config.kv_heads * config.size_per_head * 4 // tensor_para_size
+    entry = 2 * config.kv_heads * config.size_per_head // tensor_para_size
+    if config.decoder and config.decoder.latent:
+        entry = config.decoder.latent.kv_width
+    token_bytes = config.num_layer * entry * 4
     return chosen, most * token_bytes * (2 if config.keeps_states else 1)  # states take a half at most
 
 

@@ -83,6 +83,15 @@ def _delta(shape: Shape, **more: Any) -> dict[str, Any]:
     return _llama(shape) | heads | {"linear_key_head_dim": size, "linear_value_head_dim": size} | more
 
 
+def _deepseek(shape: Shape, **more: Any) -> dict[str, Any]:
+    """Latent attention in layers that are all dense: a router's near-ties are another matter."""
+    size, scaling = shape.hidden // 8, {"mscale": 1.0, "mscale_all_dim": 1.0}
+    rope = _YARN | scaling | {"original_max_position_embeddings": shape.positions // 4}
+    latent = {"kv_lora_rank": 4 * size, "qk_nope_head_dim": size, "qk_rope_head_dim": size // 2, "v_head_dim": size}
+    dense = {"first_k_dense_replace": shape.layers, "num_key_value_heads": 8, "num_experts_per_tok": 2}
+    return _llama(shape, rope_parameters=rope, **latent) | dense | {"num_nextn_predict_layers": 0} | more
+
+
 def _opt(shape: Shape) -> dict[str, Any]:
     sizes = {"hidden_size": shape.hidden, "word_embed_proj_dim": shape.hidden, "ffn_dim": 4 * shape.hidden}
     heads = {"num_hidden_layers": shape.layers, "num_attention_heads": 8, "max_position_embeddings": shape.positions}
@@ -151,6 +160,8 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
     ),
     "nemotron": ("Nemotron", "Llama", _llama),
     "phi3": ("Phi3", "Llama", _phi3),
+    "deepseek_v3": ("DeepseekV3", "Llama", lambda s: _deepseek(s, q_lora_rank=3 * s.hidden // 4)),
+    "deepseek_v2": ("DeepseekV2", "Llama", lambda s: _deepseek(s, q_lora_rank=None, v_head_dim=s.hidden // 16)),
     "nemotron_h": ("NemotronH", "Llama", _nemotron_h),
     "falcon_h1": ("FalconH1", "Llama", _falcon_h1),
     "qwen3_5": ("Qwen3_5Text", "Llama", _delta),
@@ -223,6 +234,8 @@ def in_format(model: Any, dtype: torch.dtype, directory: Path) -> Any:
     return type(model).from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
 
 
+_EXACT = "kv_b_proj"
+"""Last word of the names of matrices that the engine keeps as they are."""
 _ROW_PARALLEL = ("c_proj", "out_proj", "o_proj", "dense", "dense_4h_to_h", "fc2", "fc_out", "down_proj", "wo", "o")
 """Last word of the names of matrices whose inputs the ranks share, in transformers' classes."""
 
@@ -240,7 +253,8 @@ def rounded_to_int8(model: Any, has_int8_head: bool, ranks: int = 1) -> Any:
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(head.weight.detach().clone())  # an embedding that is tied to it is not rounded
     for name, module in model.named_modules():
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and (has_int8_head or module is not head):
+        is_rounded = not name.endswith(_EXACT) and (has_int8_head or module is not head)
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and is_rounded:
             inputs = 0 if isinstance(module, Conv1D) else 1
             is_cut = name.rpartition(".")[2] in _ROW_PARALLEL
             parts = module.weight.data.chunk(ranks if is_cut else 1, inputs)

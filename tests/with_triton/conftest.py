@@ -19,6 +19,7 @@ if not (_HAS_TRITON and (_IS_INTERPRETED or torch.cuda.is_available())):
         "test_engine_packed_inputs.py",
         "test_engine_expert_kernels.py",
         "test_engine_grouped_kernels.py",
+        "test_engine_latent_kernels.py",
         "test_engine_row_blocks.py",
     ]
 if not (_HAS_TRITON and _IS_INTERPRETED):  # on a CPU that is taken for a GPU

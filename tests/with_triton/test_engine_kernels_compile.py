@@ -154,7 +154,17 @@ def grouped(tiles: grouped_gemm.Tiles, is_into: bool) -> dict[str, Any]:
 
 
 GROUPED_GEMM = "grouped_gemm"
+LATENT = {"turned": "*fp16", "absorbed": "*fp16"}
+
+
+def latent(heads: int, many: int, **others: Any) -> dict[str, Any]:
+    """DeepSeek's latent attention."""
+    entry = {"rotated": 64, "padded": 64, "size": 512, "width": 512, "page_tokens": 32}
+    return {"heads": heads, "many": many, **entry, "block": 32, "stages": 2, **others}
+
+
 DECODE, PREFILL = "decode_attention", "prefill_attention"
+LATENT_DECODE, LATENT_PREFILL = "latent_decode", "latent_prefill"
 GROUP_DECODE, GROUP_PREFILL = "grouped_decode", "grouped_prefill"
 # Module, function, warps, constants, what is another type than usually.
 CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
@@ -278,6 +288,15 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     ),
     "older: rows of groups": (GROUP_PREFILL, "_attend_causally", 4, causal(OLDER_SHORT, True), GROUPED),
     "older: capped rows of groups": (GROUP_PREFILL, "_attend_causally", 8, causal(OLDER, True, True, 256), GROUPED),
+    "latent heads": (LATENT_DECODE, "_attend_latent", 4, latent(16, 16), LATENT),
+    "some more latent heads": (LATENT_DECODE, "_attend_latent", 8, latent(20, 32), LATENT),
+    "many latent heads": (LATENT_DECODE, "_attend_latent", 8, latent(128, 64), LATENT),
+    "rows of latent heads": (LATENT_PREFILL, "_extend_latent", 8, latent(16, 16, tokens=4), LATENT),
+    "rows of many latent heads": (LATENT_PREFILL, "_extend_latent", 8, latent(128, 64, tokens=1), LATENT),
+    "older: latent heads": (LATENT_DECODE, "_attend_latent", 8, latent(128, 32), LATENT),
+    "older: rows of latent heads": (LATENT_PREFILL, "_extend_latent", 8, latent(16, 16, tokens=2), LATENT),
+    "older: rows of many latent heads": (LATENT_PREFILL, "_extend_latent", 8, latent(128, 32, tokens=1), LATENT),
+    "latent entries": ("latent_entries", "_keep", 4, latent(16, 16, plain=128, rotation=1), LATENT),
     "norm": ("elementwise", "_norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),
     "draw": ("sampling", "_draw", 16, {"block": 4096, "scales": None}, {"tokens": "*i64", "rows": "*i64"}),
     "draw with temperature": ("sampling", "_draw", 16, {"block": 4096}, DRAWN),
@@ -320,7 +339,8 @@ NOT_CHOSEN = [
     *((case, 80) for case in ("small m, int8", "64 rows, int8", "many rows, int8", "gated 64 rows, int8")),
     *((case, 80) for case in ("rows of wide heads", "rows of wide heads with slopes", "alibi")),
     *((case, 90) for case in ("alibi, smaller blocks", "by distance, smaller blocks")),
-    *((case, 80) for case in CASES if "rows of groups" in case and "older" not in case),
+    *((case, 80) for case in CASES if re.search("rows of (groups|(many )?latent)", case) and "older" not in case),
+    ("many latent heads", 80),
     *((case, 90) for case in CASES if "older" in case),
 ]  # see product.multiply, rows._choose, attention.attend
 

@@ -62,7 +62,7 @@ def noting(cut: Callable[..., tuple[Tensor, int]], parts: list[int]) -> Callable
     return note
 
 
-@pytest.mark.parametrize("family", ["gpt", "qwen3", "gemma2", "bloom"])
+@pytest.mark.parametrize("family", ["gpt", "qwen3", "deepseek", "gemma2", "bloom"])
 @torch.inference_mode()
 def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_checkpoint(AgreementArguments(layers=2, hidden=128, vocab=50), family, tmp_path / "1-gpu")

@@ -60,7 +60,7 @@ def take_all(steps: Steps) -> list[Tensor]:
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("gptj", "qwen3")]
 
 
-@pytest.mark.parametrize("family", ["gpt", "bloom", *LONG, "t5", "gemma2", "glm4_moe"])
+@pytest.mark.parametrize("family", ["gpt", "bloom", *LONG, "t5", "gemma2", "glm4_moe", "deepseek"])
 @torch.inference_mode()
 def test_steps_give_what_torch_gives(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_checkpoint(AgreementArguments(layers=2, hidden=128, vocab=50), family, tmp_path / "1-gpu")

@@ -225,7 +225,7 @@ class ModelConfig(Stack):
     @property
     def has_experts(self) -> bool:
         """Whether some layers are mixtures of experts."""
-        return self.decoder is not None and self.decoder.mixture is not None
+        return self.decoder is not None and any("mixture" in layer.blocks for layer in self.decoder.layers)
 
     @property
     def has_prefixes(self) -> bool:

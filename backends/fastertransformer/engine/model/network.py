@@ -49,7 +49,8 @@ class Network:
         ops: operations; None: choose_ops chooses them for the device.
 
     Attributes:
-        can_capture: whether packed inputs can be captured as CUDA graphs.
+        can_capture_decode: whether decode steps can be captured as CUDA graphs: no block of a layer reads on the host.
+        can_capture: whether packed inputs can.
         can_capture_continued: whether those that continue rows can; attention with a bias reads lengths on the host.
     """
 
@@ -78,7 +79,8 @@ class Network:
         can_mix = not config.has_experts or self.ops.can_capture_experts
         is_latent = any(spec.is_latent for spec in self._specs.values())
         can_attend = not config.keeps_states and (not is_latent or self.ops.latent.can_capture)
-        self.can_capture = self.ops.can_capture and can_mix and can_attend and not config.ia3_num_tasks
+        self.can_capture_decode = self.ops.can_capture and can_mix and can_attend
+        self.can_capture = self.can_capture_decode and not config.ia3_num_tasks
         self.can_capture_continued = self.can_capture and not config.encoder and config.positions not in _BIASED
 
     def extend(

@@ -90,7 +90,7 @@ class LatentOps:
 
     def prefill_attention(self, cache: KvCache, rows: Rows, spec: AttentionSpec, like: Tensor) -> LatentAttend:
         """Prepare attention of new rows to themselves."""
-        within = within_rows(rows, spec, like, is_causal=True)
+        within = self._within(rows, spec, like)
         pages, offsets = cache.page_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         rotate = spec.rotation(rows.positions[None], like)
         assert rotate, "latent attention rotates"
@@ -117,6 +117,10 @@ class LatentOps:
     ) -> LatentAttend:
         """Prepare attention of one token of each row."""
         return self._absorbed(self._decode(positions, tables, windows, spec, like))
+
+    def _within(self, rows: Rows, spec: AttentionSpec, like: Tensor) -> Callable[..., Tensor]:
+        """Prepare causal attention of packed rows to themselves, with keys and values of one width."""
+        return within_rows(rows, spec, like, is_causal=True)
 
     def _absorbed(self, attend_one: Attend) -> LatentAttend:
         def attend(q: Tensor, narrow: Tensor, up: LatentUp, kv: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from .packed_rows import Rows
 from .positions import Attend, AttentionSpec, CrossAttend
 from .routing import Router
 from .torch_attention import flash_rows, has_flash_kernel
+from .triton_latent import TritonLatentOps
 
 # Up to this many rows, and where both sides of the matrix are this long, cuBLASLt is faster than cuBLAS: 24 to 128 rows
 # take 2 to 7% less time in a layer's products of Llama 8B, Qwen3 14B and GPT 20B (H200, fp16, torch 2.11). Elsewhere it
@@ -47,7 +48,10 @@ class TritonOps(Ops):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.latent = Ops(device).latent
+        by_torch = Ops(device)
+        self.latent = TritonLatentOps(
+            self.norm, by_torch.kv_write, by_torch.extend_attention, by_torch.decode_attention
+        )
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """See Ops."""

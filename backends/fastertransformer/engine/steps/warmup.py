@@ -48,8 +48,8 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S, mixed: int = 0) -> str:
     _take_inputs(steps, deadline)
     if steps.network.weights.head:
         ops.warm_up_sampling(steps.config.vocab_size)
-    if steps.config.keeps_states:
-        return "steps run without graph replay: layers with states are computed by torch"
+    if not steps.network.can_capture_decode:
+        return "steps run without graph replay: some blocks of their layers are computed by torch"
     worth = _choose_tokens(steps, deadline)
     missing = []
     # The largest first: the others fit into its memory.
