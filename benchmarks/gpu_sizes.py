@@ -225,6 +225,32 @@ class LlamaSize(Size):
         return self.layers * self.hidden * (attention + 3 * self.inter)
 
 
+@dataclass(frozen=True)
+class MixtureSize(LlamaSize):
+    """A Qwen3 with experts in every layer, each of which has a middle of ``inter``.
+
+    Sizes are of the experts that one token uses; several rows together read more of them.
+
+    Attributes:
+        experts: of a layer.
+        used: by a token.
+    """
+
+    experts: int = 128
+    used: int = 8
+
+    def config(self, data_type: str) -> dict[str, Any]:
+        """See LlamaSize."""
+        experts = {"num_experts": self.experts, "num_experts_per_tok": self.used, "norm_topk_prob": True}
+        kind = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+        return {**super().config(data_type), **kind, **experts, "moe_intermediate_size": self.inter}
+
+    @property
+    def _layers_numel(self) -> int:
+        attention = 2 * (self.heads + self.kv_heads) * self.head_size
+        return self.layers * self.hidden * (attention + self.experts + 3 * self.inter * self.used)
+
+
 def torch_name(data_type: str) -> str:
     """Return transformers' name of a type of weights."""
     return next(name for name, each in NUMBER_TYPES.items() if each == data_type)
@@ -249,6 +275,7 @@ SIZES = {
     "Llama 3.1 70B": LlamaSize(80, 8192, 64, 128256, inter=28672),
     "Qwen3 0.6B": LlamaSize(28, 1024, 16, 151936, inter=3072, qk_norm=True, is_tied=True, **_QWEN3),
     "Qwen3 14B": LlamaSize(40, 5120, 40, 151936, inter=17408, qk_norm=True, **_QWEN3),
+    "Qwen3 30B-A3B": MixtureSize(48, 2048, 32, 151936, kv_heads=4, inter=768, qk_norm=True, **_QWEN3),
     "T5 11B": T5Size(24, 1024, 128, 32128, inter=65536),
     "T5 v1.1 XXL": T5Size(24, 4096, 64, 32128, head_size=64, inter=10240, is_gated=True),
 }

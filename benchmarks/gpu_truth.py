@@ -353,7 +353,8 @@ def compare(arguments: TruthArguments, name: str) -> list[Row]:
             model, shards = made(name, shape, Path(temporary), arguments.tensor_para_size)
             if "fp32" in arguments.formats:
                 rows += compare_fp32(arguments, name, model, shape, shards)
-            for way in [each for each in _FORMATS if each in arguments.formats]:
+            has_int8 = not read_config(shards, model_type_of(name), arguments.tensor_para_size).has_experts
+            for way in [each for each in _FORMATS if each in arguments.formats and (has_int8 or "int8" not in each)]:
                 rows.append(compare_format(arguments, name, way, model, shape, shards))
         if "fp32" in arguments.formats and arguments.tensor_para_size == 1 and not arguments.is_on_cpu:
             with tempfile.TemporaryDirectory(prefix="slipway-truth-") as temporary:

@@ -109,6 +109,13 @@ def _t5(shape: Shape, **more: Any) -> dict[str, Any]:
     return sizes | ids | {"num_layers": shape.layers, "num_decoder_layers": shape.layers} | more
 
 
+def _experts(shape: Shape, count: str = "num_experts", **more: Any) -> dict[str, Any]:
+    """Sixteen experts, of which a token uses four, and head norms where the class has them."""
+    own = {count: 16, "num_experts_per_tok": 4, "moe_intermediate_size": shape.hidden // 2}
+    return _llama(shape, head_dim=shape.hidden // 8, **{**own, **more})
+
+
+_GROUPS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "use_qk_norm": True}
 # Name: class of the configuration, model_type of config.pbtxt, and its keys.
 _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
     "gpt2": ("GPT2", "GPT", _gpt2),
@@ -173,6 +180,19 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
             **{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": s.hidden // 2},
             shared_expert_intermediate_size=s.hidden // 2,
         ),
+    ),
+    "mixtral": ("Mixtral", "Llama", lambda s: _experts(s, "num_local_experts", num_experts_per_tok=2)),
+    "qwen3_moe": ("Qwen3Moe", "Llama", lambda s: _experts(s, norm_topk_prob=True)),
+    "olmoe": ("Olmoe", "Llama", lambda s: _llama(s, num_experts=16, num_experts_per_tok=4)),
+    "glm4_moe": (
+        "Glm4Moe",
+        "Llama",
+        lambda s: _experts(s, "n_routed_experts", num_nextn_predict_layers=0, **_GROUPS),
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        "Llama",
+        lambda s: _llama(s, moe_num_experts=16, moe_k=4, moe_intermediate_size=s.hidden // 2),
     ),
     "t5": ("T5", "T5", lambda s: _t5(s, feed_forward_proj="relu")),
     "t5_gated": ("T5", "T5", lambda s: _t5(s, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),

@@ -21,7 +21,7 @@ from benchmarks import gpu_agreement
 from benchmarks.continuous import News, answer_all
 from benchmarks.gpu_load import mixed_asks
 from benchmarks.gpu_report import main
-from benchmarks.gpu_sizes import SIZES, LlamaSize, Size, T5Size
+from benchmarks.gpu_sizes import SIZES, LlamaSize, MixtureSize, Size, T5Size
 from handover.errors import ConfigError
 
 DECODED = """model,data_type,gpus,batch,input_length,output_length,floor_ms,compute_ms,peer_ms,first_ms,ours_ms,ratio,peer_ratio,gpu,torch,commit
@@ -129,6 +129,17 @@ def test_a_gptj_reads_as_much_as_transformers() -> None:
 def test_a_llama_reads_as_much_as_transformers(qk_norm: bool) -> None:
     size = LlamaSize(3, 64, 8, 500, kv_heads=2, head_size=16, inter=96, qk_norm=qk_norm)
     assert size.weight_bytes(2) == 2 * numel(size.peer(), "_proj.weight", "lm_head.weight")
+
+
+def test_a_mixture_reads_what_a_token_uses_of_transformers_experts() -> None:
+    sizes = {"kv_heads": 2, "head_size": 16, "inter": 96, "qk_norm": True, "experts": 6}
+    size = MixtureSize(3, 64, 8, 500, **sizes, used=2)
+    model = size.peer()
+    assert type(model).__name__ == "Qwen3MoeForCausalLM"
+    always = numel(model, "q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")
+    always += numel(model, "lm_head.weight", "mlp.gate.weight")
+    experts = numel(model, "experts.gate_up_proj", "experts.down_proj")
+    assert size.weight_bytes(2) == 2 * (always + experts // 3)
 
 
 @pytest.mark.parametrize(
