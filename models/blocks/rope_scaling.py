@@ -145,7 +145,8 @@ class Llama3(Scaling):
     Attributes:
         factor: what they are divided by.
         low_freq_factor, high_freq_factor: waves that fit into original_max_position less often than the first are
-            divided, those that fit more often than the second are not, and the others are in between.
+            divided, those that fit more often than the second are not, and the others are in between; both are one
+            number where none is, as in Llama 4 Scout.
         original_max_position: of the model before its context was extended.
     """
 
@@ -169,13 +170,13 @@ class Llama3(Scaling):
 
         def scaled(each: float) -> float:
             turns = self.original_max_position * each / (2 * pi)
-            kept = min(max((turns - low) / reach, 0.0), 1.0)
+            kept = min(max((turns - low) / reach, 0.0), 1.0) if reach else float(turns >= low)
             return each * (kept + (1 - kept) / self.factor)
 
         return [scaled(each) for each in plain]
 
     def problem(self, width: int, base: float) -> str:
-        return "" if self.low_freq_factor < self.high_freq_factor else "low_freq_factor is not below high_freq_factor"
+        return "" if self.low_freq_factor <= self.high_freq_factor else "low_freq_factor is above high_freq_factor"
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def test_what_no_rotation_can_have_is_refused_by_key() -> None:
         (yarn, 0.5, "yarn: its base is above 1"),
         ({**long, "long_factor": [1.0]}, 1e4, "longrope: short_factor and long_factor list 4 and 1 waves of 4"),
         ({**long, "short_factor": 3}, 1e4, "short_factor is 3, not a list of numbers above 0"),
-        ({"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1}, 1e4, "is not below"),
+        ({"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1}, 1e4, "above high_freq"),
     ):
         with pytest.raises(ModelError, match=problem):
             rotary_of(config_with(rope, theta, 256, 8))

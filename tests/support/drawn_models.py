@@ -22,7 +22,7 @@ def scaled_rope(rng: random.Random, kind: str, width: int) -> dict[str, Any]:
     if kind in ("llama3", "yarn", "longrope"):
         said["original_max_position_embeddings"] = rng.choice([16, 64, 4096])
     if kind == "llama3":
-        said |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        said |= {"low_freq_factor": 1.0, "high_freq_factor": rng.choice([1.0, 4.0])}
     if kind == "longrope":
         said |= {f"{name}_factor": [rng.uniform(1, 9) for _ in range(width // 2)] for name in ("short", "long")}
         said["factor"] = rng.choice([None, 1.0, 8.0])
