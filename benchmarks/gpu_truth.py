@@ -68,6 +68,7 @@ _FP32_LIMIT = 5e-3  # of a log-probability, and by how much a greedy token may b
 _RATIO_LIMIT = 1.5  # of the error in another format to transformers' own
 _SAMPLED_LIMIT = 0.03  # of requests that the CPU answers otherwise: a draw may fall at the edge of two tokens
 _BURST = 8
+_STATES = 12  # of rows that decode at once where memory is short
 _CPU_THREADS = 4  # of each engine; several families are compared at a time
 
 
@@ -216,8 +217,12 @@ def tight(
     entry = 2 * config.kv_heads * config.size_per_head // tensor_para_size
     if config.decoder and config.decoder.latent:
         entry = config.decoder.latent.kv_width
-    token_bytes = config.num_layer * entry * 4
-    return chosen, most * token_bytes * (2 if config.keeps_states else 1)  # states take a half at most
+    token_bytes, kind = config.num_layer * entry * 4, config.mamba or config.delta
+    if not (kind and config.decoder):
+        return chosen, most * token_bytes
+    attending = sum("attention" in layer.blocks for layer in config.decoder.layers)
+    states = _STATES * config.num_layer * 4 * (math.prod(kind.memory) + kind.channels * kind.conv_size)
+    return chosen, 2 * max(most * token_bytes * attending // config.num_layer, states)  # states take a half at most
 
 
 @contextmanager

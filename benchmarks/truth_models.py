@@ -77,9 +77,9 @@ def _falcon_h1(shape: Shape) -> dict[str, Any]:
 
 
 def _delta(shape: Shape, **more: Any) -> dict[str, Any]:
-    """The gated delta rule, and attention in every third layer."""
+    """The gated delta rule, and attention in every second layer."""
     size = shape.hidden // 8
-    heads = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "full_attention_interval": 3, "head_dim": size}
+    heads = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "full_attention_interval": 2, "head_dim": size}
     return _llama(shape) | heads | {"linear_key_head_dim": size, "linear_value_head_dim": size} | more
 
 

@@ -201,8 +201,12 @@ class Decoder:
         return name if is_outer else f"{place}.{name}"
 
     def for_ranks(self, ranks: int) -> Decoder:
-        """Copy heads of keys and values such that each rank has one, where there are more ranks than heads."""
-        return self.with_kv_heads(self.kv_head_num * max(1, ranks // self.kv_head_num))
+        """Copy heads of keys and values, and Mamba's groups, such that each rank has one where there are too few."""
+        copied = self.with_kv_heads(self.kv_head_num * max(1, ranks // self.kv_head_num))
+        if not self.mamba:
+            return copied
+        groups = self.mamba.group_num * max(1, ranks // self.mamba.group_num)
+        return replace(copied, mamba=replace(self.mamba, group_num=groups))
 
     def with_kv_heads(self, count: int) -> Decoder:
         """Return the same with another number of heads of keys and values."""

@@ -60,12 +60,25 @@ def ranks_problem(decoder: Decoder, ranks: int) -> str:
     heads, kv_heads, middles = decoder.head_num, decoder.kv_head_num, _middles(decoder)
     if ranks > 1 and decoder.attention.qk_norm == WHOLE:
         return f"{ranks} ranks cannot share heads that are normalised together"
-    if ranks > 1 and (decoder.mamba or decoder.delta):
-        return f"{ranks} ranks cannot share layers with a state; stages of layers can (pipeline_para_size)"
+    if problem := _states_problem(decoder, ranks):
+        return problem
     if heads % ranks == 0 == sum(each % ranks for each in middles) and (kv_heads % ranks == 0 or ranks % kv_heads == 0):
         return ""
     widths = " and ".join(map(str, middles))
     return f"{ranks} ranks cannot share {heads} heads, {kv_heads} heads of keys and values and a middle of {widths}"
+
+
+def _states_problem(decoder: Decoder, ranks: int) -> str:
+    """Return why ranks cannot share layers that keep states."""
+    mamba, delta = decoder.mamba, decoder.delta
+    if delta and delta.key_head_num % ranks:
+        return f"{ranks} ranks cannot share {delta.key_head_num} heads of keys of the gated delta rule"
+    if not mamba or (mamba.head_num % ranks == 0 == mamba.group_num % ranks):
+        return ""
+    if mamba.head_num % ranks == 0 == ranks % mamba.group_num and not mamba.has_norm:
+        return ""  # ranks have copies of what a group shares
+    together = ", which are normalised together" if mamba.has_norm else ""
+    return f"{ranks} ranks cannot share {mamba.head_num} heads of Mamba in {mamba.group_num} groups{together}"
 
 
 def _middles(decoder: Decoder) -> list[int]:

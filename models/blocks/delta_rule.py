@@ -109,6 +109,11 @@ class DeltaRule:
         """Channels of the convolution."""
         return sum(self.widths[name] for name in self.conv_sections)
 
+    @property
+    def memory(self) -> tuple[int, ...]:
+        """Shape of what every token updates, of a text."""
+        return self.value_head_num, self.key_size, self.value_size
+
     def norms(self) -> dict[str, Tensor]:
         """List the norms that are stored as those of the residual stream: its own never lacks one."""
         return {}

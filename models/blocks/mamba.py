@@ -81,6 +81,11 @@ class Mamba:
         """Channels of the convolution."""
         return sum(self.widths[name] for name in self.conv_sections)
 
+    @property
+    def memory(self) -> tuple[int, ...]:
+        """Shape of what every token updates, of a text."""
+        return self.head_num, self.size_per_head, self.state_size
+
     def norms(self) -> dict[str, Tensor]:
         """List the weights of norms that are stored as those of the residual stream, by role: its own is not."""
         return {}

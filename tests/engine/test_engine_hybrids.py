@@ -15,13 +15,19 @@ import torch
 from support.asking import CPU, ask, generated
 from support.greedy import NEVER, argmaxes, greedy
 from support.llama_models import VOCAB, save
-from support.network_runs import decode_logits, mixed_logits, open_network
-from support.paged_steps import paged_steps
+from support.network_runs import FP32, decode_logits, in_a_row, mixed_logits, open_network
+from support.paged_steps import paged_steps, poisoned_states
 from support.rank_processes import RankProcesses, answer_of
 
 from backends.fastertransformer.engine.arrays import MOST_SLOTS
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError, WeightsError
+from backends.fastertransformer.engine.model.blocks.context import LayerContext
+from backends.fastertransformer.engine.model.families import read_config
+from backends.fastertransformer.engine.model.network import Network
+from backends.fastertransformer.engine.model.weights import load_weights
+from backends.fastertransformer.engine.ops.state_rows import StateRows
+from backends.fastertransformer.engine.parallel.partition import Partition
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.rows.sequence import Job
@@ -29,19 +35,21 @@ from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.settings import Settings
 
 POSITIONS = 256
+# So that Mamba's part of a layer of Falcon-H1 is as large as attention's.
+LOUD = {"ssm_in_multiplier": 8.0, "ssm_out_multiplier": 5.0, "ssm_multipliers": [1.3, 2.5, 1.8, 1.5, 1.1]}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": ("nemotron_h", {}),
     "nemotron_h with biases": ("nemotron_h", {"use_bias": True, "use_conv_bias": False, "mlp_bias": True}),
     "nemotron_h with long steps": ("nemotron_h", {"time_step_min": 0.7}),
     "nemotron3": ("nemotron3", {}),
     "nemotron3_latent": ("nemotron3_latent", {}),
-    "falcon_h1": ("falcon_h1", {}),
+    "falcon_h1": ("falcon_h1", LOUD),
     "falcon_h1 with biases": (
         "falcon_h1",
-        dict.fromkeys(("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"), True),
+        LOUD | dict.fromkeys(("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"), True),
     ),
-    "falcon_h1_norm": ("falcon_h1_norm", {}),
-    "falcon_h1_norm before the gate": ("falcon_h1_norm", {"mamba_norm_before_gate": True}),
+    "falcon_h1_norm": ("falcon_h1_norm", LOUD),
+    "falcon_h1_norm before the gate": ("falcon_h1_norm", LOUD | {"mamba_norm_before_gate": True}),
     # A norm enlarges outputs that are next to nothing: transformers' own steps are 6e-4 from its passes with less.
     **{name: (name, {"rms_norm_eps": 1e-2}) for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe")},
 }
@@ -205,10 +213,12 @@ def test_as_many_rows_are_run_as_have_states(tmp_path: Path) -> None:
         open_engine(Settings(**vars(settings) | {"kv_cache_bytes": row_bytes}), CPU)
 
 
-def test_stages_keep_the_states_of_their_layers_and_ranks_of_a_layer_are_refused(tmp_path: Path) -> None:
-    _, settings = saved("nemotron_h", tmp_path)
+@pytest.mark.parametrize(("name", "tensor", "pipeline"), [("nemotron_h", 1, 2), ("qwen3_5", 2, 1)])
+def test_ranks_answer_as_one_process_does(name: str, tensor: int, pipeline: int, tmp_path: Path) -> None:
+    """Stages have the states of their layers, and ranks those of their heads."""
+    _, settings = saved(name, tmp_path)
     requests = [ask(lines_of(70, 5), 12, end_id=NEVER, is_return_log_probs=True)]
-    ranks = RankProcesses(tmp_path, tmp_path, 1, 2, requests, model_type="Llama", chunk_tokens=16)
+    ranks = RankProcesses(tmp_path, tmp_path, tensor, pipeline, requests, model_type="Llama", chunk_tokens=16)
     try:
         alone = open_engine(settings, CPU)
         expected = answer_of(alone, requests[0])
@@ -216,7 +226,48 @@ def test_stages_keep_the_states_of_their_layers_and_ranks_of_a_layer_are_refused
         assert set(ranks.wait(100)) == {0}, ranks.text
     finally:
         ranks.stop()
-    for name, values in expected.items():
-        np.testing.assert_allclose(ranks.answers[0][name], values, atol=1e-4, err_msg=name)
-    with pytest.raises(WeightsError, match="2 ranks cannot share layers with a state"):
-        open_engine(Settings(**vars(settings) | {"tensor_para_size": 2, "has_process_per_rank": True}), CPU)
+    for output, values in expected.items():
+        np.testing.assert_allclose(ranks.answers[0][output], values, atol=1e-4, err_msg=output)
+
+
+def mixed(directory: Path, ranks: int, rank: int | None, x: torch.Tensor) -> list[torch.Tensor]:
+    """Run what keeps a state in each layer, of one rank or of all, on the same input, [T, hidden], of two rows."""
+    config = read_config(directory, "Llama", ranks if rank is not None else 1)
+    weights = load_weights(directory, config, ranks, FP32, CPU, Partition(range(config.num_layer), rank))
+    network = Network(config, weights)
+    states, rows = poisoned_states(network, 2), in_a_row([torch.zeros(9).long(), torch.zeros(3).long()], [0, 0], [0, 1])
+    context = LayerContext(network.ops, network.comm, lambda *_: x, state_rows=StateRows(torch.tensor([1, 2]), rows))
+    assert weights.decoder
+    layers = [(layer.state_mixer, state) for layer, state in zip(weights.decoder.layers, states.layers, strict=True)]
+    return [mixer.out(mixer.inner(x[None], None, context, state)[0]) for mixer, state in layers if mixer and state]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        *(("nemotron_h", 2), ("nemotron_h with biases", 2), ("qwen3_next", 2), ("qwen3_5", 2)),
+        *(("falcon_h1", 2), ("falcon_h1 with biases", 4)),
+    ],
+)
+def test_what_ranks_compute_is_together_what_one_process_does(name: str, ranks: int, tmp_path: Path) -> None:
+    """Four ranks that share two groups have a copy of one each."""
+    saved(name, tmp_path)
+    x = torch.randn(12, 64, generator=torch.Generator().manual_seed(1))
+    of_ranks = [mixed(tmp_path, ranks, rank, x) for rank in range(ranks)]
+    for whole, *parts in zip(mixed(tmp_path, ranks, None, x), *of_ranks, strict=True):
+        assert (torch.stack(parts).sum(0) - whole).abs().max() < 1e-5 * whole.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "problem"),
+    [
+        ("nemotron_h", 4, "4 ranks cannot share 8 heads of Mamba in 2 groups, which are normalised together"),
+        ("falcon_h1", 3, "3 ranks cannot share 8 heads of Mamba in 2 groups$"),
+        ("qwen3_next", 4, "4 ranks cannot share 2 heads of keys of the gated delta rule"),
+    ],
+)
+def test_ranks_that_cannot_share_states_are_refused(name: str, ranks: int, problem: str, tmp_path: Path) -> None:
+    saved(name, tmp_path)
+    config = read_config(tmp_path, "Llama", ranks)
+    with pytest.raises(WeightsError, match=problem):
+        load_weights(tmp_path, config, ranks, FP32, CPU, Partition(range(config.num_layer), 0))

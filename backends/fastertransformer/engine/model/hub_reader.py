@@ -18,6 +18,7 @@ from ..ops.linear import Linear
 from .config import ModelConfig
 from .precision import TORCH_TYPES
 from .reader import Reader
+from .sections import sections_of
 from .shards import Piece
 
 _TYPES = {**TORCH_TYPES, FP8_NUMBERS: torch.float8_e4m3fn}
@@ -37,20 +38,36 @@ class HubReader(Reader):
         assert config.decoder, "config.json was not read"
         of_files = replace(taken_apart(config.decoder), has_tied_head=False).tensors()
         self._located, self._file_shapes = located, {name: tensor.shape for name, tensor in of_files.items()}
+        self._file_sections = sections_of(config.decoder)
 
     def _copy(self, name: str, target: Tensor) -> None:
-        part = self._part(name)
-        if scales := self._scales_of(name):
-            self._scaled(name, scales).write(target, self._precision.rounded)
-        else:
-            target.copy_(self._bring(self._piece(name, part), target.dtype))
+        parts, scales = self._parts(name), self._scales_of(name)
+        targets = torch.split(target, [len(part) for part in parts if part]) if len(parts) > 1 else (target,)
+        for part, into in zip(parts, targets, strict=True):
+            if scales:
+                self._scaled(name, scales, part).write(into, self._precision.rounded)
+            else:
+                into.copy_(self._bring(self._piece(name, part), into.dtype))
+
+    def _parts(self, name: str) -> list[range | None]:
+        """Return what of a tensor's split axis this rank has, of each of its sections; None: all of it."""
+        sections = self._tensors[name].parts
+        if self._rank is None or not sections:
+            return [self._part(name)]
+        begin, found = 0, list[range | None]()
+        for width, in_file in zip(sections, self._file_sections[name], strict=True):
+            own = width // self._tensor_para_size
+            first = begin + self._rank // (width // in_file) * own
+            found.append(range(first, first + own))
+            begin += in_file
+        return found
 
     def _scales_of(self, name: str) -> Scales | None:
         return self._located[name].scales if name in self._located else None
 
-    def _scaled(self, name: str, place: Scales) -> ScaledNumbers:
-        """Read this rank's part of a matrix of FP8, and the scales of its rows."""
-        axis, part = self._tensors[name].split_axis, self._part(name)
+    def _scaled(self, name: str, place: Scales, part: range | None) -> ScaledNumbers:
+        """Read a part of a matrix of FP8, see ``_piece``, and the scales of its rows."""
+        axis = self._tensors[name].split_axis
         numbers = self._shards(self._piece(name, part))
         dtype = _TYPES[place.stored.data_type]
         piece = Piece(f"{name}.scales", place.stored.shape, dtype, place.file, place.stored.offset)
@@ -120,7 +137,8 @@ class HubReader(Reader):
         )
         if not is_kept:
             return super()._linear(names, bias)
-        joined = ScaledNumbers.joined([self._scaled(*each) for each in found])
+        scaled = [self._scaled(name, scales, part) for name, scales in found for part in self._parts(name)]
+        joined = ScaledNumbers.joined(scaled)
         linear = Fp8Linear(joined, bias)
         self._count(linear.size_bytes)
         self.largest_bytes = max(self.largest_bytes, joined.numbers.numel() * self._precision.compute.itemsize)
@@ -130,7 +148,7 @@ class HubReader(Reader):
         """Read a tensor in fp32, whatever type is computed in."""
         target = self.empty(self._here(name), torch.float32)
         assert not self._scales_of(name), "it is no matrix"
-        target.copy_(self._shards(self._piece(name, None)))
+        target.copy_(self._shards(self._piece(name, self._part(name))))
         self._count(target.nbytes)
         return target
 

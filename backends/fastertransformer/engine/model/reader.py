@@ -43,6 +43,11 @@ class Reader:
         self.size_bytes = self.saved_bytes = self.largest_bytes = 0
         self._buffers: dict[torch.dtype, Tensor] = {}
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks share the tensors, each of which reads its part; 1: this one has all."""
+        return 1 if self._rank is None else self._tensor_para_size
+
     def __contains__(self, name: str) -> bool:
         """Whether the model has a tensor."""
         return name in self._tensors

@@ -49,9 +49,7 @@ class DeltaWeights:
     @property
     def state(self) -> StateShape:
         """See StateMixer."""
-        kind = self.kind
-        memory = kind.value_head_num, kind.key_size, kind.value_size
-        return StateShape(kind.channels, kind.conv_size - 1, memory)
+        return StateShape(self.kind.channels, self.kind.conv_size - 1, self.kind.memory)
 
     def inner(self, x: Tensor, norm: Norm | None, context: LayerContext, state: LayerState) -> Tensor:
         """Compute what ``out`` is multiplied by, [B, T, H * V], of [B, T, hidden], normed first."""

@@ -48,8 +48,7 @@ class MambaWeights:
     @property
     def state(self) -> StateShape:
         """See StateMixer."""
-        kind = self.kind
-        return StateShape(kind.channels, kind.conv_size - 1, (kind.head_num, kind.size_per_head, kind.state_size))
+        return StateShape(self.kind.channels, self.kind.conv_size - 1, self.kind.memory)
 
     def inner(self, x: Tensor, norm: Norm | None, context: LayerContext, state: LayerState) -> Tensor:
         """Compute what ``out`` is multiplied by, [B, T, H * P], of [B, T, hidden], normed first."""

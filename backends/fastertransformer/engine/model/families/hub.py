@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from ft_format.layout import StoredTensor
+from models.decoder import Decoder
 from models.described import read_directory
 from models.directory import CONFIG_FILE
 from models.engine_limits import beyond_engine, longest_text
@@ -19,6 +20,7 @@ from models.tensor import Tensor
 
 from ...errors import ConfigJsonError
 from ..config import NO_POSITION_LIMIT, Layout, ModelConfig
+from ..sections import sections_of
 from .decoder import read_stack, structure
 
 _log = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ def read(directory: Path, ranks: int) -> ModelConfig:
     layers = partial(read_stack, decoder.names["final_norm"], copied.layer_tensors)
     return ModelConfig(
         family="llama",
-        tensors={name: _stored(tensor) for name, tensor in replace(copied, has_tied_head=False).tensors().items()},
+        tensors=_tensors(replace(copied, has_tied_head=False)),
         decoder=decoder,
         layout=Layout(f"{decoder.names['embedding']}.weight", layers),
         head=f"{decoder.names['head']}.weight",
@@ -58,6 +60,11 @@ def read(directory: Path, ranks: int) -> ModelConfig:
     )
 
 
-def _stored(tensor: Tensor) -> StoredTensor:
+def _tensors(decoder: Decoder) -> dict[str, StoredTensor]:
+    parts = sections_of(decoder)
+    return {name: _stored(tensor, parts.get(name, ())) for name, tensor in decoder.tensors().items()}
+
+
+def _stored(tensor: Tensor, parts: tuple[int, ...]) -> StoredTensor:
     split_axis = None if tensor.axes[0] == "vocab_size" else tensor.split_axis  # every rank embeds all tokens
-    return StoredTensor(tensor.shape, split_axis, is_summed=False)
+    return StoredTensor(tensor.shape, split_axis, is_summed=False, parts=parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ def read_state_mixer(read: Reader, config: ModelConfig, names: Mapping[str, str]
 
 
 def _mamba(read: HubReader, config: ModelConfig, kind: Mamba, names: Mapping[str, str]) -> MambaWeights:
+    kind = replace(kind, head_num=kind.head_num // read.ranks, group_num=kind.group_num // read.ranks)
     conv, bias = f"{names['mamba_conv']}.weight", f"{names['mamba_conv']}.bias"
     norm, factors = None, config.multipliers.sections
     if kind.has_norm:
@@ -58,6 +60,8 @@ def _mamba(read: HubReader, config: ModelConfig, kind: Mamba, names: Mapping[str
 
 
 def _delta_rule(read: HubReader, config: ModelConfig, kind: DeltaRule, names: Mapping[str, str]) -> DeltaWeights:
+    heads = kind.key_head_num // read.ranks, kind.value_head_num // read.ranks
+    kind = replace(kind, key_head_num=heads[0], value_head_num=heads[1])
     norm = read.tensor(f"{names['delta_norm']}.weight", torch.float32)
     into, rates = _BY_KIND if kind.is_by_kind else _BY_KEY
     return DeltaWeights(
