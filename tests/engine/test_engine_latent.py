@@ -19,6 +19,7 @@ from support.network_runs import decode_logits, mixed_logits, open_network, pref
 from support.paged_steps import paged_steps
 
 from backends.fastertransformer.engine.errors import WeightsError
+from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.settings import Settings
 
 ENTRY = 8 + 24  # what is rotated of a key, and the latent vector
@@ -70,6 +71,15 @@ def test_a_server_gives_transformers_tokens_and_log_probabilities(
     assert engine._steps.network.weights.decoder.layers[0].attention.up.matrix.shape == (8 // ranks, 12 + 10, 24)
     check_served(engine, model, longest=50)
     engine.close()
+
+
+def test_what_a_chunk_costs_counts_the_absorbed_form(tmp_path: Path) -> None:
+    """A token's product with a cell takes one number of the entry for each of the query, and one for what comes out."""
+    model = saved("deepseek_v3", tmp_path)
+    products, with_cell = read_config(tmp_path, "Llama").attention_work
+    own = model.model.layers[0].self_attn.named_parameters()
+    assert products == sum(each.numel() for name, each in own if "norm" not in name)
+    assert with_cell == 8 * (ENTRY + 24)
 
 
 def test_rows_share_pages_and_are_set_back(tmp_path: Path) -> None:

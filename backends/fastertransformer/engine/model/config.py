@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import prod
 from typing import Any, NamedTuple
 
 from ft_format.layout import StoredTensor
@@ -122,6 +123,12 @@ class Stack:
         return self.mamba is not None or self.delta is not None
 
     @property
+    def attention_work(self) -> tuple[int, int]:
+        """Multiplications of a token in a layer's attention: with its matrices, and with a cell that the token sees."""
+        heads = self.head_num * self.size_per_head
+        return self.hidden_units * (2 * heads + 2 * self.kv_heads * self.size_per_head), 2 * heads
+
+    @property
     def attention_scale(self) -> float:
         """What q k is multiplied with."""
         root = float((self.attention_scalar or self.size_per_head) ** -0.5)
@@ -221,6 +228,15 @@ class ModelConfig(Stack):
     uses_prefixes: bool = False
     prompt_tasks: tuple[tuple[str, int], ...] = ()
     ia3_num_tasks: int = 0
+
+    @property
+    def attention_work(self) -> tuple[int, int]:
+        """See Stack; latent attention's in the absorbed form."""
+        if not (self.decoder and self.decoder.latent):
+            return super().attention_work
+        latent, size_of = self.decoder.latent, self.decoder.axis_size
+        products = sum(prod(each.sized(size_of).shape) for each in latent.tensors().values())
+        return products, self.head_num * (latent.kv_width + latent.kv_rank)
 
     @property
     def has_experts(self) -> bool:

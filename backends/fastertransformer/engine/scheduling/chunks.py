@@ -87,7 +87,6 @@ class Chunks:
 
 def _cells_like_products(config: Stack) -> float:
     """Return the cells to which a token attends in the time of its products with a layer's matrices."""
-    heads = config.head_num * config.size_per_head
-    both_ways = config.hidden_units * (2 * heads + 2 * config.kv_heads * config.size_per_head)
+    both_ways, with_cell = config.attention_work
     inner = config.hidden_units * config.inter_size * (3 if config.is_gated else 2)
-    return (both_ways + inner) / (2 * heads) / TUNING.attention_cost
+    return (both_ways + inner) / with_cell / TUNING.attention_cost
