@@ -155,6 +155,7 @@ def grouped(tiles: grouped_gemm.Tiles, is_into: bool) -> dict[str, Any]:
 
 GROUPED_GEMM = "grouped_gemm"
 LATENT = {"turned": "*fp16", "absorbed": "*fp16"}
+LATENT_FP32 = dict.fromkeys(("turned", "absorbed", "kv", "out"), "*fp32")
 
 
 def latent(heads: int, many: int, **others: Any) -> dict[str, Any]:
@@ -296,6 +297,14 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "older: latent heads": (LATENT_DECODE, "_attend_latent", 8, latent(128, 32), LATENT),
     "older: rows of latent heads": (LATENT_PREFILL, "_extend_latent", 8, latent(16, 16, tokens=2), LATENT),
     "older: rows of many latent heads": (LATENT_PREFILL, "_extend_latent", 8, latent(128, 32, tokens=1), LATENT),
+    "latent heads, fp32": (LATENT_DECODE, "_attend_latent", 4, latent(16, 16, block=16, stages=1), LATENT_FP32),
+    "rows of latent heads, fp32": (
+        LATENT_PREFILL,
+        "_extend_latent",
+        8,
+        latent(16, 16, tokens=1, block=16, stages=1),
+        LATENT_FP32,
+    ),
     "latent entries": ("latent_entries", "_keep", 4, latent(16, 16, plain=128, rotation=1), LATENT),
     "norm": ("elementwise", "_norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),
     "draw": ("sampling", "_draw", 16, {"block": 4096, "scales": None}, {"tokens": "*i64", "rows": "*i64"}),
