@@ -17,9 +17,12 @@ from support.hub_served import check_served, opened
 from support.llama_models import VOCAB, save
 from support.network_runs import decode_logits, mixed_logits, open_network, prefill_logits
 from support.paged_steps import paged_steps
+from support.quantized_models import deepseeks, save_state, to_fp8
 
 from backends.fastertransformer.engine.errors import WeightsError
+from backends.fastertransformer.engine.model import weights
 from backends.fastertransformer.engine.model.families import read_config
+from backends.fastertransformer.engine.ops.fp8 import Fp8Linear
 from backends.fastertransformer.engine.settings import Settings
 
 ENTRY = 8 + 24  # what is rotated of a key, and the latent vector
@@ -116,6 +119,31 @@ def test_predictors_of_further_tokens_are_not_read(tmp_path: Path, caplog: pytes
     save_file({**tensors, "model.layers.4.eh_proj.weight": torch.ones(64, 128)}, path)
     with pytest.raises(WeightsError, match="model.layers.4.eh_proj.weight: the model .* has none"):
         open_network(tmp_path, 1, "Llama")
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_matrices_of_fp8_are_those_that_their_scales_say(
+    is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks, as DeepSeek's; what is multiplied to queries has its scales in it, whether others are kept or not."""
+    model = saved("deepseek_v3", tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    for key in [key for key in state if "self_attn" in key and "_proj" in key]:
+        numbers, scales = to_fp8(state[key], 16, 32)
+        wide = scales.repeat_interleave(16, 0).repeat_interleave(32, 1)
+        model.get_parameter(key).data = numbers.float() * wide[: numbers.shape[0], : numbers.shape[1]]
+        state[key], state[f"{key}_scale_inv"] = numbers, scales
+    save_state(tmp_path, state, deepseeks([16, 32]))
+    if is_kept:
+        rooms = iter([0])
+        monkeypatch.setattr(weights, "free_bytes", lambda device: next(rooms, 1 << 40))
+    network, ids = open_network(tmp_path, 1, "Llama"), torch.arange(3, 40)[None]
+    layer = network.weights.decoder.layers[0].attention
+    assert [isinstance(each, Fp8Linear) for each in (layer.down, layer.query_up, layer.out)] == [is_kept] * 3
+    with torch.no_grad():
+        expected = model(ids).logits
+    assert (prefill_logits(network, ids) - expected).abs().max() < 1e-4
+    assert (decode_logits(network, ids, 30) - expected[:, 30:]).abs().max() < 1e-4
 
 
 def test_int8_weights_leave_what_is_multiplied_to_queries_as_it_is(tmp_path: Path) -> None:
