@@ -251,6 +251,49 @@ class MixtureSize(LlamaSize):
         return self.layers * self.hidden * (attention + self.experts + 3 * self.inter * self.used)
 
 
+@dataclass(frozen=True)
+class LatentSize(MixtureSize):
+    """A DeepSeek V2 whose first layer is dense; heads are counted half as wide as their queries and values together.
+
+    Attributes:
+        dense_inter: width of the first layer's middle.
+        shared: experts that every token uses.
+        latent: width of the vector that keys and values are made from.
+        plain, rotated: of a head's queries and keys.
+        value: width of a head's values.
+    """
+
+    dense_inter: int = 0
+    shared: int = 2
+    latent: int = 512
+    plain: int = 128
+    rotated: int = 64
+    value: int = 128
+
+    def config(self, data_type: str) -> dict[str, Any]:
+        """See LlamaSize."""
+        kind = {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "topk_method": "greedy"}
+        experts = {"n_routed_experts": self.experts, "n_shared_experts": self.shared, "norm_topk_prob": False}
+        sizes = {"kv_lora_rank": self.latent, "q_lora_rank": None, "intermediate_size": self.dense_inter}
+        sizes |= {"qk_nope_head_dim": self.plain, "qk_rope_head_dim": self.rotated, "head_dim": self.rotated}
+        return {
+            **super().config(data_type),
+            **kind,
+            **experts,
+            **sizes,
+            "v_head_dim": self.value,
+            "first_k_dense_replace": 1,
+        }
+
+    @property
+    def _layers_numel(self) -> int:
+        query, key_value = self.heads * (self.plain + self.rotated), self.latent + self.rotated
+        attention = self.hidden * (query + key_value + self.heads * self.value)
+        attention += self.latent * self.heads * (self.plain + self.value)
+        experts = self.hidden * (self.experts + 3 * self.inter * (self.used + self.shared))
+        return self.layers * attention + 3 * self.hidden * self.dense_inter + (self.layers - 1) * experts
+
+
 def torch_name(data_type: str) -> str:
     """Return transformers' name of a type of weights."""
     return next(name for name, each in NUMBER_TYPES.items() if each == data_type)
@@ -262,6 +305,7 @@ def for_encoder(tensors: dict[str, Array]) -> dict[str, Array]:
     return {names.get(name, name): array for name, array in tensors.items()}
 
 
+_LITE: dict[str, Any] = {"rope_theta": 10000.0, "positions": 163840}
 _QWEN3: dict[str, Any] = {"rope_theta": 1000000.0, "positions": 40960}
 SIZES = {
     "124M": Size(12, 768, 12, 50304),
@@ -276,6 +320,9 @@ SIZES = {
     "Qwen3 0.6B": LlamaSize(28, 1024, 16, 151936, inter=3072, qk_norm=True, is_tied=True, **_QWEN3),
     "Qwen3 14B": LlamaSize(40, 5120, 40, 151936, inter=17408, qk_norm=True, **_QWEN3),
     "Qwen3 30B-A3B": MixtureSize(48, 2048, 32, 151936, kv_heads=4, inter=768, qk_norm=True, **_QWEN3),
+    "DeepSeek V2 Lite": LatentSize(
+        *(27, 2048, 16, 102400), kv_heads=16, head_size=160, inter=1408, experts=64, used=6, dense_inter=10944, **_LITE
+    ),
     "T5 11B": T5Size(24, 1024, 128, 32128, inter=65536),
     "T5 v1.1 XXL": T5Size(24, 4096, 64, 32128, head_size=64, inter=10240, is_gated=True),
 }

@@ -21,7 +21,7 @@ from benchmarks import gpu_agreement
 from benchmarks.continuous import News, answer_all
 from benchmarks.gpu_load import mixed_asks
 from benchmarks.gpu_report import main
-from benchmarks.gpu_sizes import SIZES, LlamaSize, MixtureSize, Size, T5Size
+from benchmarks.gpu_sizes import SIZES, LatentSize, LlamaSize, MixtureSize, Size, T5Size
 from handover.errors import ConfigError
 
 DECODED = """model,data_type,gpus,batch,input_length,output_length,floor_ms,compute_ms,peer_ms,first_ms,ours_ms,ratio,peer_ratio,gpu,torch,commit
@@ -138,6 +138,16 @@ def test_a_mixture_reads_what_a_token_uses_of_transformers_experts() -> None:
     assert type(model).__name__ == "Qwen3MoeForCausalLM"
     always = numel(model, "q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")
     always += numel(model, "lm_head.weight", "mlp.gate.weight")
+    experts = numel(model, "experts.gate_up_proj", "experts.down_proj")
+    assert size.weight_bytes(2) == 2 * (always + experts // 3)
+
+
+def test_a_deepseek_reads_what_a_token_uses_of_transformers_experts() -> None:
+    sizes = {"latent": 24, "plain": 12, "rotated": 8, "value": 10, "dense_inter": 80, "experts": 6, "used": 2}
+    size = LatentSize(3, 64, 8, 500, kv_heads=8, inter=48, shared=2, **sizes)
+    model = size.peer()
+    assert type(model).__name__ == "DeepseekV2ForCausalLM"
+    always = numel(model, "lm_head.weight", "mlp.gate.weight", "_proj.weight", "kv_a_proj_with_mqa.weight")
     experts = numel(model, "experts.gate_up_proj", "experts.down_proj")
     assert size.weight_bytes(2) == 2 * (always + experts // 3)
 
