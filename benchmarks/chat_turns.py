@@ -44,7 +44,7 @@ from benchmarks.generate import tensors_of
 from benchmarks.gpu_models import Table
 from benchmarks.triton_overhead import MODEL
 from deployment.arguments import ServeArguments
-from deployment.processes import command_line, descendants
+from deployment.processes.linux import command_line, descendants
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository

@@ -33,7 +33,7 @@ import tritonclient.http as triton_http
 
 from benchmarks.made_up_repository import write_repository
 from deployment.arguments import ServeArguments
-from deployment.processes import command_line, descendants
+from deployment.processes.linux import command_line, descendants
 from handover.arguments import ScriptArguments
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, exit_status

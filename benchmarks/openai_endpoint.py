@@ -39,7 +39,7 @@ from benchmarks.token_overhead import Arrivals, in_process, make_prompt, medians
 from benchmarks.token_overhead import Side as AsyncSide
 from benchmarks.triton_overhead import LARGE, MODEL, TINY, OverheadArguments, deployment, open_same_engine
 from deployment.openai.arguments import OpenAIArguments
-from deployment.processes import descendants
+from deployment.processes.linux import descendants
 from handover.arguments import ScriptArguments
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, exit_status

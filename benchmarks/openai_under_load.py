@@ -27,7 +27,7 @@ import aiohttp
 import numpy as np
 
 from benchmarks.server_memory import Holdings, look, resident_mb
-from deployment.processes import command_line, descendants
+from deployment.processes.linux import command_line, descendants
 from handover.arguments import ScriptArguments
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, exit_status

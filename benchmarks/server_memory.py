@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from deployment.processes import command_line, descendants
+from deployment.processes.linux import command_line, descendants
 
 _SHARED = Path("/dev/shm")
 

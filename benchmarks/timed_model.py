@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deployment.ports import choose_ports
-from deployment.tritonserver import SLIPWAY, assemble_backends, locate
+from deployment.doors.ports import choose_ports
+from deployment.triton.installation import SLIPWAY, assemble_backends, locate
 from evaluation.client.client import Client
 from evaluation.client.request_tensors import prepare_ids
 from handover.errors import ServerError

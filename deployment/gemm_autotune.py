@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Sequence
 
 from deployment.arguments import GemmAutotuneArguments
-from deployment.served_models import ServedModel, find_served_models
+from deployment.proof.served_models import ServedModel, find_served_models
 from handover.errors import ArtefactError, ServerError, exit_status, nearest
 
 RESULT = "gemm_config.ini"

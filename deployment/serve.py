@@ -13,23 +13,23 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from deployment.address import with_address
 from deployment.arguments import ServeArguments
-from deployment.doors import is_guarded
-from deployment.files import prove_files
-from deployment.fitness import check_engine
-from deployment.gpus import visible_devices
-from deployment.kill_wait import within_kill_wait
-from deployment.leftovers import sweep_earlier, sweep_node
-from deployment.lock import lock
-from deployment.openai_process import check_packages
-from deployment.ranks import Rank, arguments_of, check_world_size, engine_environment, find_rank, rendezvous_file
-from deployment.running import Deployment, find_ports
-from deployment.served_models import ServedModel, find_served_models
-from deployment.stop_request import StopRequest
-from deployment.tritonserver import SLIPWAY, locate
-from deployment.weights import prove_weights
-from deployment.workers import take_part
+from deployment.beside.openai_process import check_packages
+from deployment.doors.address import with_address
+from deployment.doors.doors import is_guarded
+from deployment.life.kill_wait import within_kill_wait
+from deployment.life.leftovers import sweep_earlier, sweep_node
+from deployment.life.lock import lock
+from deployment.life.stop_request import StopRequest
+from deployment.proof.files import prove_files
+from deployment.proof.served_models import ServedModel, find_served_models
+from deployment.proof.weights import prove_weights
+from deployment.ranks.gpus import visible_devices
+from deployment.ranks.ranks import Rank, arguments_of, check_world_size, engine_environment, find_rank, rendezvous_file
+from deployment.ranks.workers import take_part
+from deployment.triton.fitness import check_engine
+from deployment.triton.installation import SLIPWAY, locate
+from deployment.triton.running import Deployment, find_ports
 from handover.errors import exit_status
 from handover.progress import say
 

@@ -83,8 +83,8 @@ def check_python() -> Finding:
 
 def check_tritonserver() -> Finding:
     """The server and the libraries of its Python stub."""
-    from deployment.known_faults import faults_of, find_version, reachable
-    from deployment.tritonserver import locate
+    from deployment.doors.known_faults import faults_of, find_version, reachable
+    from deployment.triton.installation import locate
 
     try:
         binary = locate("slipway").binary

@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deployment.processes import kill_all
-from deployment.sessions import mapped_regions, note_session, remove_regions, session_processes
-from deployment.stopped import STOPPED_S
-from deployment.supervised import GRACE_S, ServerDiedError, Supervised, describe
+from deployment.processes.linux import kill_all
+from deployment.processes.sessions import mapped_regions, note_session, remove_regions, session_processes
+from deployment.processes.stopped import STOPPED_S
+from deployment.processes.supervised import GRACE_S, ServerDiedError, Supervised, describe
 
 _LONGEST_PLACE = 60
 

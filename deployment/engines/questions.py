@@ -10,8 +10,8 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any
 
-from deployment.background_probe import BackgroundProbe
 from deployment.engines.table import EngineProgram
+from deployment.life.background_probe import BackgroundProbe
 from handover.errors import ServerError, shortened
 
 _PROMPT = "Hello"

@@ -1,4 +1,4 @@
-"""A deployment of another project's server while it runs; see deployment/lifecycle.py for what every one has."""
+"""A deployment of another project's server while it runs; see deployment/life/lifecycle.py for what every one has."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from deployment.address import own_address
 from deployment.arguments import EngineArguments
+from deployment.doors.address import own_address
+from deployment.doors.ports import choose_ports
 from deployment.engines.process import EngineServer, environment_of
 from deployment.engines.questions import CompletionProbe, ask_version
 from deployment.engines.table import PROGRAMS, build_argv, lasting_argv, without_secrets
-from deployment.leftovers import State
-from deployment.lifecycle import Lifecycle
-from deployment.ports import choose_ports
-from deployment.publishing import clients_host, publish, served_manifest
-from deployment.stop_request import StopRequest
+from deployment.life.leftovers import State
+from deployment.life.lifecycle import Lifecycle
+from deployment.life.publishing import clients_host, publish, served_manifest
+from deployment.life.stop_request import StopRequest
 from handover.endpoint import FLAGS, VERSIONS
 from handover.progress import say
 from handover.provenance import VERSION

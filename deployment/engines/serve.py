@@ -12,16 +12,16 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from deployment.address import with_address
 from deployment.arguments import EngineArguments
+from deployment.doors.address import with_address
 from deployment.engines.running import EngineDeployment, find_port
 from deployment.engines.table import PROGRAMS, build_argv
-from deployment.files import prove_files
-from deployment.gpus import visible_devices
-from deployment.kill_wait import within_kill_wait
-from deployment.leftovers import sweep_earlier, sweep_node
-from deployment.lock import lock
-from deployment.stop_request import StopRequest
+from deployment.life.kill_wait import within_kill_wait
+from deployment.life.leftovers import sweep_earlier, sweep_node
+from deployment.life.lock import lock
+from deployment.life.stop_request import StopRequest
+from deployment.proof.files import prove_files
+from deployment.ranks.gpus import visible_devices
 from handover.errors import ArtefactError, ServerError, exit_status, nearest
 from handover.progress import say
 

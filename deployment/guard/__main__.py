@@ -18,7 +18,7 @@ from deployment.guard.doors import Client, Door
 from deployment.guard.grpc_door import GrpcClient
 from deployment.guard.http_door import HttpClient
 from deployment.guard.limits import Memory
-from deployment.heartbeat import Beating
+from deployment.processes.heartbeat import Beating
 from handover.errors import ServerError, exit_status
 
 _BACKLOG = 1024

@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from deployment.guard.limits import RefusedError
-from deployment.processes import die_with_parent
+from deployment.processes.linux import die_with_parent
 
 SHORT_BYTES = 64 << 10
 """What describes a request is checked at once up to this size, in a few milliseconds at most."""

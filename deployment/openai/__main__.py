@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 
 from deployment.openai.arguments import OpenAIArguments
-from deployment.openai.processes import run_processes
-from deployment.openai.server import serve
+from deployment.openai.listening.processes import run_processes
+from deployment.openai.listening.server import serve
 from handover.errors import exit_status
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from deployment.openai.arguments import OpenAIArguments
-from deployment.openai.offered_models import Model, Models
-from deployment.openai.texts import Texts, load_texts
+from deployment.openai.engine.triton import Triton
+from deployment.openai.texts.offered_models import Model, Models
+from deployment.openai.texts.texts import Texts, load_texts
 from deployment.openai.tools.dialects import dialect_named
-from deployment.openai.triton import Triton
-from deployment.served_models import PUBLISHED_PARAMETERS, ServedModel, find_served_models
+from deployment.proof.served_models import PUBLISHED_PARAMETERS, ServedModel, find_served_models
 from export_scripts.repository.names import ENGINE, ENSEMBLE, PREPROCESSING
 from handover.chat import Chat, read_chat
 from handover.endpoint import MODEL_DIGEST, Endpoint

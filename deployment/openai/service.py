@@ -13,11 +13,11 @@ from typing import Any
 from aiohttp import web
 
 from deployment.openai.arguments import OpenAIArguments
+from deployment.openai.engine.triton import Triton
 from deployment.openai.errors import ApiError
-from deployment.openai.offered_models import Model, Models
-from deployment.openai.preparing import BodyLimits
-from deployment.openai.text_pool import TextPool
-from deployment.openai.triton import Triton
+from deployment.openai.texts.offered_models import Model, Models
+from deployment.openai.texts.preparing import BodyLimits
+from deployment.openai.texts.text_pool import TextPool
 from deployment.openai.turns import Turns
 from handover.errors import ArtefactError
 

@@ -13,8 +13,8 @@ from support.t5_models import huggingface_t5
 from support.tokenizer_directories import IDENTITY, START, STOP, byte_pairs, pieces
 from tokenizers import Tokenizer, models
 
-from deployment.openai.templates import ChatTemplate
-from deployment.openai.texts import load_texts
+from deployment.openai.texts.templates import ChatTemplate
+from deployment.openai.texts.texts import load_texts
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert

@@ -11,8 +11,8 @@ import sentencepiece
 from support.tokenizer_directories import Directory, of_descriptions, of_pairs, of_pieces
 from transformers import AutoTokenizer
 
-from deployment.openai.templates import ChatTemplate
-from deployment.openai.texts import load_texts
+from deployment.openai.texts.templates import ChatTemplate
+from deployment.openai.texts.texts import load_texts
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.tokenizers.huggingface import find_tokenizer
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import FileTokenizer

@@ -15,13 +15,14 @@ import pytest
 
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.parallel.rank import LAUNCHER_VARIABLES, read_ranks, refuse_unassigned_rank
-from deployment import ports, tritonserver
 from deployment.arguments import ServeArguments
-from deployment.doors import Doors
-from deployment.ports import Ports, choose_ports
-from deployment.ranks import Rank, arguments_of, check_world_size, engine_environment, find_rank
-from deployment.served_models import ServedModel
-from deployment.tritonserver import Installation, assemble_backends, build_argv, link_repository, locate
+from deployment.doors import ports
+from deployment.doors.doors import Doors
+from deployment.doors.ports import Ports, choose_ports
+from deployment.proof.served_models import ServedModel
+from deployment.ranks.ranks import Rank, arguments_of, check_world_size, engine_environment, find_rank
+from deployment.triton import installation
+from deployment.triton.installation import Installation, assemble_backends, build_argv, link_repository, locate
 from handover.errors import ServerError
 
 DOORS = Doors("127.0.0.1", Ports(1, 2, 3), False)
@@ -250,7 +251,7 @@ def test_an_unknown_engine_is_refused_with_the_nearest() -> None:
 
 
 def test_a_container_without_server_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tritonserver, "_CONTAINER_BINARY", tmp_path / "tritonserver")
+    monkeypatch.setattr(installation, "_CONTAINER_BINARY", tmp_path / "tritonserver")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServerError, match="there is no tritonserver"):
         locate("fastertransformer")
@@ -267,7 +268,7 @@ def test_a_stub_that_cannot_load_is_found_before_the_start(tmp_path: Path) -> No
     broken.write_bytes(stub.read_bytes().replace(b"libpython3.", b"libnopyth3."))
     broken.chmod(0o755)
     with pytest.raises(ServerError) as refused:
-        tritonserver._stub_environment(broken, {**os.environ, "LD_LIBRARY_PATH": str(_shipped_libraries(stub))})
+        installation._stub_environment(broken, {**os.environ, "LD_LIBRARY_PATH": str(_shipped_libraries(stub))})
     assert "libnopyth3" in refused.value.problem
     assert "apt-get install libpython3" in refused.value.hint
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from deployment.address import listening_host, slurm_job
+from deployment.doors.address import listening_host, slurm_job
 from handover.errors import ServerError
 
 IN_JOB = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "localhost", "SLURM_JOB_NODELIST": "node[1-2]"}

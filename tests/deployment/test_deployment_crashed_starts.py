@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from deployment.arguments import ServeArguments
-from deployment.leftovers import State
-from deployment.lifecycle import Lifecycle
-from deployment.stop_request import StopRequest
-from deployment.supervise import Server
-from deployment.supervised import ServerDiedError
+from deployment.life.leftovers import State
+from deployment.life.lifecycle import Lifecycle
+from deployment.life.stop_request import StopRequest
+from deployment.processes.supervised import ServerDiedError
+from deployment.triton.server import Server
 from handover.errors import ServerError
 
 STUB_ENDS = """

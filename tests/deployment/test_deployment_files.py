@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.ft_checkpoint_maker import make_ft_checkpoint
 
-from deployment.files import prove_files
-from deployment.served_models import find_served_models
+from deployment.proof.files import prove_files
+from deployment.proof.served_models import find_served_models
 from export_scripts.arguments import ExportArguments
 from export_scripts.repository.model_repository import build_repository
 from handover.errors import ArtefactError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployment.gpus import visible_devices
+from deployment.ranks.gpus import visible_devices
 from handover.errors import ServerError
 
 

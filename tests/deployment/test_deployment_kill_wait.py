@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from deployment.arguments import ServeArguments
-from deployment.kill_wait import within_kill_wait
-from deployment.supervise import Server
+from deployment.life.kill_wait import within_kill_wait
+from deployment.triton.server import Server
 
 SAID = "KeepAliveTime           = SYSTEM_DEFAULT\nKillOnBadExit           = 1\nKillWait                = {} sec\nx = 1"
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from deployment import leftovers
 from deployment.arguments import ServeArguments
-from deployment.leftovers import create_state, read_state, state_file, sweep_earlier
-from deployment.lock import lock
-from deployment.processes import command_line, descendants, look_up
+from deployment.life import leftovers
+from deployment.life.leftovers import create_state, read_state, state_file, sweep_earlier
+from deployment.life.lock import lock
+from deployment.processes.linux import command_line, descendants, look_up
 from handover.errors import ServerError
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -194,7 +194,7 @@ def test_processes_are_found_by_program_and_prefix_only(endpoint: Path, tmp_path
 
 def test_the_helper_sweeps_when_its_supervisor_is_killed(endpoint: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from deployment.leftovers import Sweeper, create_state\n"
+        "import sys, time; from pathlib import Path; from deployment.life.leftovers import Sweeper, create_state\n"
         "state = create_state(Path(sys.argv[1])); Path('/dev/shm', state.prefix + 'region').write_bytes(b'x')\n"
         "sweeper = Sweeper(state); print(state.prefix, flush=True); time.sleep(60)"
     )
@@ -268,7 +268,7 @@ def test_only_ones_own_endpoint_file_is_removed(endpoint: Path) -> None:
 LOCKING = """
 import sys, time
 from pathlib import Path
-from deployment.lock import lock
+from deployment.life.lock import lock
 with lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

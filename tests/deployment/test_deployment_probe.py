@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
-from deployment.probe import Probe
-from deployment.served_models import ServedModel
+from deployment.proof.served_models import ServedModel
+from deployment.triton.probe import Probe
 from handover.errors import ServerError
 
 

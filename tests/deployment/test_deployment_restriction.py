@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from deployment.processes import blank_argument, command_line
-from deployment.restriction import Restriction, header_file, known_flags
-from deployment.tritonserver import locate
+from deployment.doors.restriction import Restriction, header_file, known_flags
+from deployment.processes.linux import blank_argument, command_line
+from deployment.triton.installation import locate
 from handover.errors import ServerError
 
 BOTH = "--http-restricted-api <<string>:<string>=<string>>\n\tSpecify\n  --grpc-restricted-protocol <...>\n"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from deployment import stopped
-from deployment.leftovers import processes_of
-from deployment.processes import look_up
-from deployment.supervise import Server
-from deployment.supervised import ServerDiedError, last_lines
+from deployment.life.leftovers import processes_of
+from deployment.processes import stopped
+from deployment.processes.linux import look_up
+from deployment.processes.supervised import ServerDiedError, last_lines
+from deployment.triton.server import Server
 from handover.errors import ServerError
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -174,7 +174,7 @@ def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
 def test_a_server_does_not_outlive_its_supervisor(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from deployment.supervise import Server\n"
+        "import sys, time; from pathlib import Path; from deployment.triton.server import Server\n"
         "path = Path(sys.argv[1]); program = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
         "print(Server(program, {}, path, path / 'log', 'slipway-0123456789ab-').pid, flush=True); time.sleep(60)"
     )

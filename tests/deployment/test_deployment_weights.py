@@ -16,9 +16,9 @@ from support.random_t5 import random_t5
 from transformers import T5EncoderModel
 
 from backends.fastertransformer.engine.settings import find_checkpoint
-from deployment import weights
-from deployment.served_models import ServedModel, find_served_models, read_config
-from deployment.weights import prove_weights
+from deployment.proof import weights
+from deployment.proof.served_models import ServedModel, find_served_models, read_config
+from deployment.proof.weights import prove_weights
 from export_scripts.arguments import ExportArguments
 from export_scripts.repository.model_repository import build_repository
 from ft_format.config_ini import ConfigIni, render

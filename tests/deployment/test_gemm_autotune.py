@@ -8,7 +8,7 @@ import pytest
 from support.ft_checkpoint_maker import make_ft_checkpoint
 
 from deployment.gemm_autotune import gemm_sizes, main
-from deployment.served_models import ServedModel
+from deployment.proof.served_models import ServedModel
 from export_scripts.arguments import ExportArguments
 from export_scripts.repository.model_repository import build_repository
 from handover.errors import ArtefactError, ServerError

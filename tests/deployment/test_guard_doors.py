@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from deployment.arguments import ServeArguments
-from deployment.doors import find_doors, is_guarded
+from deployment.doors.doors import find_doors, is_guarded
+from deployment.doors.known_faults import FAULTS, describe, faults_of, find_version, reachable
+from deployment.doors.ports import Ports
 from deployment.guard.frames import BrokenConnectionError
 from deployment.guard.headers import NAME, HeaderWatch
-from deployment.known_faults import FAULTS, describe, faults_of, find_version, reachable
-from deployment.ports import Ports
-from deployment.tritonserver import locate
+from deployment.triton.installation import locate
 from handover.errors import ServerError
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -15,9 +15,9 @@ from support.fake_triton import T5_INPUTS, FakeTriton, RefusalError, Tensors, co
 from support.openai_endpoint import application_of
 from tokenizers import Tokenizer, models
 
-from deployment.openai.body import check_fields
+from deployment.openai.bodies.body import check_fields
+from deployment.openai.bodies.fields import CHAT, COMPLETIONS, NEUTRAL, REFUSED
 from deployment.openai.errors import ApiError
-from deployment.openai.fields import CHAT, COMPLETIONS, NEUTRAL, REFUSED
 
 INPUTS = ("input_ids", "input_lengths", "request_output_len", "stop_words_list")
 

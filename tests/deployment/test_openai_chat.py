@@ -15,8 +15,8 @@ from support.llama_state import core_state
 from support.tokenizer_directories import chat_tokenizer
 
 from deployment.openai.errors import ApiError
-from deployment.openai.templates import ChatTemplate
-from deployment.openai.texts import load_texts
+from deployment.openai.texts.templates import ChatTemplate
+from deployment.openai.texts.texts import load_texts
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 from handover.chat import CHAT_FILE, Chat, read_chat

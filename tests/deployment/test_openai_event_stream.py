@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from deployment.openai.event_stream import EventStream
+from deployment.openai.answers.event_stream import EventStream
 from deployment.openai.service import begin_record
 
 EVENTS = (b"data: one\n\n", b"data: two\n\n")

@@ -18,7 +18,7 @@ import pytest
 from support.fake_triton import FakeTriton, count_up
 from support.openai_endpoint import OpenAIEndpoint, openai_endpoint
 
-from deployment.openai.fields import CHAT, COMPLETIONS, DETOKENIZE, REFUSED, TOKENIZE
+from deployment.openai.bodies.fields import CHAT, COMPLETIONS, DETOKENIZE, REFUSED, TOKENIZE
 
 INPUTS = ("input_ids", "input_lengths", "request_output_len", "stop_words_list")
 KEY, PLANTED = "sk-planted-0123456789", "plantedprompt"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployment.openai.fields import CHAT, COMPLETIONS, REFUSED, Field
+from deployment.openai.bodies.fields import CHAT, COMPLETIONS, REFUSED, Field
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "openai.md").read_text()
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| `")]

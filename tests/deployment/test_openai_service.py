@@ -26,11 +26,11 @@ from support.openai_endpoint import OpenAIEndpoint, application_of, openai_endpo
 from support.served import wait_for
 from tritonclient.grpc import service_pb2 as pb
 
-from deployment.openai.access import read_keys
-from deployment.openai.connections import Connections
-from deployment.openai.shares import Share
-from deployment.openai.streams import Streams
-from deployment.processes import list_processes, look_up
+from deployment.openai.answers.shares import Share
+from deployment.openai.engine.streams import Streams
+from deployment.openai.listening.access import read_keys
+from deployment.openai.listening.connections import Connections
+from deployment.processes.linux import list_processes, look_up
 from evaluation.speed.prompts.workload import LoadPrompt
 from evaluation.speed.tables.record import RequestRecord
 from evaluation.speed.transport.openai_wire import Dialect, OpenAIWire

@@ -12,8 +12,8 @@ from support.tokenizer_directories import END, START, STOP, Directory, byte_pair
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from deployment.openai.errors import ApiError
-from deployment.openai.templates import ChatTemplate
-from deployment.openai.texts import load_texts
+from deployment.openai.texts.templates import ChatTemplate
+from deployment.openai.texts.texts import load_texts
 from deployment.openai.values import messages as read_messages
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.tokenizers.huggingface import find_tokenizer

@@ -21,15 +21,15 @@ from support.fake_triton import FakeTriton, count_up
 from support.openai_endpoint import application_of
 from support.served import wait_for
 
-from deployment.heartbeat import Heartbeat, ending
-from deployment.openai import text_pool
 from deployment.openai.errors import ApiError
-from deployment.openai.offered_models import Model, Models
-from deployment.openai.preparing import BodyLimits, Prompt
-from deployment.openai.text_pool import TextPool
-from deployment.openai.text_process import LANES
-from deployment.openai.texts import load_texts
-from deployment.processes import command_line, descendants, look_up
+from deployment.openai.texts import text_pool
+from deployment.openai.texts.offered_models import Model, Models
+from deployment.openai.texts.preparing import BodyLimits, Prompt
+from deployment.openai.texts.text_pool import TextPool
+from deployment.openai.texts.text_process import LANES
+from deployment.openai.texts.texts import load_texts
+from deployment.processes.heartbeat import Heartbeat, ending
+from deployment.processes.linux import command_line, descendants, look_up
 from handover.chat import Chat
 
 INPUTS = ("input_ids", "input_lengths", "request_output_len", "stop_words_list")
@@ -77,7 +77,7 @@ async def chat(client: TestClient[Any, Any], text: str) -> tuple[int, Any]:
 
 def text_processes() -> list[int]:
     below = descendants([os.getpid()])
-    return [each.pid for each in below if "deployment.openai.text_process" in command_line(each.pid)]
+    return [each.pid for each in below if "deployment.openai.texts.text_process" in command_line(each.pid)]
 
 
 def has_ended(pid: int) -> bool:
@@ -168,7 +168,7 @@ def test_a_text_is_refused_by_length_only_where_it_can_have_no_fewer_tokens(lett
 
 
 BEATING = """import asyncio, time
-from deployment.heartbeat import Beating
+from deployment.processes.heartbeat import Beating
 async def main():
     asyncio.create_task(Beating().go_on())
     await asyncio.sleep(0.2)
@@ -180,7 +180,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("how", ["stopped", "busy", "well"])
 def test_a_process_that_stands_still_is_killed(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployment.heartbeat.STOPPED_S", 1.5)
+    monkeypatch.setattr("deployment.processes.heartbeat.STOPPED_S", 1.5)
     code = BEATING.format(then="time.sleep(60)" if how == "busy" else "await asyncio.sleep(60)")
     heartbeat = Heartbeat()
     process = subprocess.Popen(

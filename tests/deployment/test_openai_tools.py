@@ -18,10 +18,10 @@ from llguidance import LLMatcher, LLTokenizer
 from support.tokenizer_directories import chat_tokenizer
 
 from backends.fastertransformer.engine.grammar.library import Vocabulary, compile_written, write
-from deployment.openai.body import check_fields
+from deployment.openai.bodies.body import check_fields
+from deployment.openai.bodies.fields import CHAT
 from deployment.openai.errors import ApiError
-from deployment.openai.fields import CHAT
-from deployment.openai.templates import ChatTemplate
+from deployment.openai.texts.templates import ChatTemplate
 from deployment.openai.tools.declared import AUTO, REQUIRED, offered, read_tools
 from deployment.openai.tools.dialects import DIALECTS, Thoughts, find_dialect, find_thoughts
 from deployment.openai.tools.grammar import write_grammar

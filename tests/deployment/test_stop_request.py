@@ -10,7 +10,7 @@ import time
 
 ASKED_AGAIN_AND_AGAIN = """
 import os, signal
-from deployment.stop_request import StopRequest
+from deployment.life.stop_request import StopRequest
 with StopRequest().listening() as first:
     print("listening", flush=True)
     for _ in range(2_000):

@@ -21,8 +21,8 @@ from backends.fastertransformer.direct.server import DirectServer
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.rows.answer import Answer, Failure, Tokens
 from backends.fastertransformer.engine.settings import Settings
-from deployment.openai.direct import ClosingError, Connection, Direct, DirectError
-from deployment.openai.outputs import Outputs
+from deployment.openai.engine.direct import ClosingError, Connection, Direct, DirectError
+from deployment.openai.engine.outputs import Outputs
 from ft_format.socket_messages import HANDSHAKE, Asked, Kind, frame, pack, socket_name
 
 IDS, COUNT = [5, 6, 7, 8], 12

@@ -11,9 +11,9 @@ from support.llama_hub_models import save_llama
 
 from backends.fastertransformer.engine.errors import ConfigIniError
 from backends.fastertransformer.engine.model.families import read_config
-from deployment.fitness import check_engine
-from deployment.served_models import find_served_models
-from deployment.weights import prove_weights
+from deployment.proof.served_models import find_served_models
+from deployment.proof.weights import prove_weights
+from deployment.triton.fitness import check_engine
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.convert import convert

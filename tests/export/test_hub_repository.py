@@ -17,11 +17,11 @@ from support.llama_hub_models import save_llama
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.settings import read_settings
-from deployment.files import prove_files
-from deployment.fitness import check_engine
-from deployment.openai.texts import load_texts
-from deployment.served_models import find_served_models
-from deployment.weights import prove_weights
+from deployment.openai.texts.texts import load_texts
+from deployment.proof.files import prove_files
+from deployment.proof.served_models import find_served_models
+from deployment.proof.weights import prove_weights
+from deployment.triton.fitness import check_engine
 from evaluation.client.tokenizer import load_tokenizer
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.conversion.write.journal import GROWING

@@ -12,7 +12,7 @@ import pytest
 
 from backends.fastertransformer.engine.errors import ConfigIniError as EngineRefusal
 from backends.fastertransformer.engine.model.families import read_config
-from deployment import served_models
+from deployment.proof import served_models
 from evaluation.client.served_model import inspect_endpoint
 from evaluation.tasks.prompt_learning import read_task
 from export_scripts.arguments import ExportArguments

@@ -36,10 +36,10 @@ from tritonclient.grpc.service_pb2 import (
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from benchmarks.made_up_repository import write_repository
+from deployment.doors.known_faults import FAULTS, find_version
 from deployment.guard import frames
-from deployment.known_faults import FAULTS, find_version
-from deployment.processes import command_line, descendants
-from deployment.tritonserver import locate
+from deployment.processes.linux import command_line, descendants
+from deployment.triton.installation import locate
 from handover.endpoint import Endpoint
 
 MOST_BYTES = 2 << 20

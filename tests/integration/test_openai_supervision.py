@@ -17,7 +17,7 @@ import pytest
 from support.served import Deployment, wait_for
 
 from benchmarks.made_up_repository import write_repository
-from deployment.processes import command_line, descendants
+from deployment.processes.linux import command_line, descendants
 from handover.endpoint import Endpoint
 
 LONG = 900

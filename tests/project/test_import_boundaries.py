@@ -109,6 +109,14 @@ FLOORS = {
         *("convert", "export", "export_vllm", "inspect"),
     ],
     "export_scripts.conversion": ["move", "write", "plan", "job"],
+    "deployment": [
+        *("arguments", "processes", "doors", "life", "proof", "guard", "openai", "beside", "triton", "ranks"),
+        *("engines", "gemm_autotune", "serve"),
+    ],
+    "deployment.openai": [
+        *("arguments", "errors", "values", "tools", "bodies", "texts", "engine", "models", "turns", "service"),
+        *("answers", "listening", "__main__"),
+    ],
 }
 # What a model repository carries is imported below it too, and imports nothing of the project.
 CARRIED = {("export_scripts.checkpoints.tokenizers.chat", "repository")}

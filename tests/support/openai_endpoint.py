@@ -15,12 +15,12 @@ from urllib.request import Request, urlopen
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from deployment.openai.access import read_keys
-from deployment.openai.application import build_application
 from deployment.openai.arguments import OpenAIArguments
+from deployment.openai.engine.triton import Triton
+from deployment.openai.listening.access import read_keys
+from deployment.openai.listening.application import build_application
 from deployment.openai.models import find_models
 from deployment.openai.service import Service
-from deployment.openai.triton import Triton
 from handover.endpoint import Endpoint
 from support.served import PROJECT, wait_for
 

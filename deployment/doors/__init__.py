@@ -1,0 +1,1 @@
+"""Where a deployment listens, and what is open there."""

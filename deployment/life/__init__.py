@@ -1,0 +1,1 @@
+"""The life of a deployment, whatever serves: started, proved, watched, ended, with nothing left of it."""

@@ -1,0 +1,1 @@
+"""The paths of the API, and how their answers are written."""

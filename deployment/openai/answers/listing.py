@@ -1,0 +1,93 @@
+"""What can be asked about the endpoint itself: models, tokens, health, version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from deployment.openai.answers.reading import read_asked, read_body, send_json
+from deployment.openai.errors import ApiError
+from deployment.openai.service import Service, service_of
+from deployment.openai.texts.offered_models import Model
+from handover.provenance import VERSION
+
+
+async def list_models(request: web.Request) -> web.Response:
+    """Answer ``GET /v1/models``."""
+    service = service_of(request)
+    models = [_described(service, model, name) for model in service.models.all for name in model.names]
+    return web.json_response({"object": "list", "data": models})
+
+
+async def show_model(request: web.Request) -> web.Response:
+    """Answer ``GET /v1/models/{id}``."""
+    service, name = service_of(request), request.match_info["id"]
+    return web.json_response(_described(service, service.models.find(name), name))
+
+
+def _described(service: Service, model: Model, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "slipway",
+        "root": model.engine,
+        "parent": None,
+        "max_model_len": model.max_positions,
+        "is_encoder_decoder": model.is_encoder_decoder,
+        "settings": model.settings,
+    }
+
+
+async def tokenize(request: web.Request) -> web.StreamResponse:
+    """Answer ``POST /tokenize``: the tokens of a text."""
+    return await _written(request, "tokenize")
+
+
+async def detokenize(request: web.Request) -> web.StreamResponse:
+    """Answer ``POST /detokenize``: the text of tokens."""
+    return await _written(request, "detokenize")
+
+
+async def _written(request: web.Request, name: str) -> web.StreamResponse:
+    """Answer with what reading the request has made."""
+    service, body = service_of(request), await read_body(request)
+    with service.admitted():
+        _, _, written = await read_asked(service, name, body)
+    assert not isinstance(written, tuple)
+    return await send_json(request, written)
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """Answer ``GET /tokenizer_info``: what a client needs to tokenize by itself."""
+    model = service_of(request).models.find(request.query.get("model"))
+    texts = model.texts
+    start = texts.decode(texts.ids.before[:1]) if texts.ids.before else None
+    end = texts.decode([texts.end_id])
+    named = {} if model.chat is None else model.chat.tokens
+    content = {
+        "tokenizer_class": type(texts.tokenizer).__name__,
+        "bos_token": start or named.get("bos_token"),
+        "eos_token": end,
+        "pad_token": named.get("pad_token", end),
+        "eos_token_id": texts.end_id,
+        "vocab_size": model.vocab_size,
+        "model_max_length": model.max_positions,
+        "add_bos_token": bool(texts.ids.before),
+        "chat_template": None if model.chat is None else model.chat.template,
+    }
+    return web.json_response(content)
+
+
+async def health(request: web.Request) -> web.Response:
+    """Answer ``GET /health``: whether the models take requests."""
+    service = service_of(request)
+    if await service.triton.is_ready([model.engine for model in service.models.all]):
+        return web.Response()
+    raise ApiError("the server behind this endpoint is not ready", "see its log", status=503)
+
+
+async def version(request: web.Request) -> web.Response:
+    """Answer ``GET /version``."""
+    return web.json_response({"version": VERSION})

@@ -1,0 +1,1 @@
+"""What a request's body may hold, and how it is read."""

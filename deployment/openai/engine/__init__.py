@@ -1,0 +1,1 @@
+"""How the engine is asked for an answer, and what it gives."""

@@ -1,0 +1,1 @@
+"""Texts and tokens: tokenizers, chat templates, and the processes that read requests with them."""

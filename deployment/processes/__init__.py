@@ -1,0 +1,1 @@
+"""Processes of a deployment: found, started, watched, ended."""

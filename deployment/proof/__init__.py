@@ -1,0 +1,1 @@
+"""What is served, and that it is what was written."""

@@ -1,0 +1,1 @@
+"""A tritonserver: found, started, asked, watched."""
