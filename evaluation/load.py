@@ -22,9 +22,8 @@ from evaluation.speed.exports import write_point, write_summary
 from evaluation.speed.load_arguments import LoadArguments, check_arguments
 from evaluation.speed.load_requests import LoadTarget
 from evaluation.speed.probe import CLIENT_LAG, longest_probe
-from evaluation.speed.prompts.common_words import CommonWords
 from evaluation.speed.prompts.prompt_file import read_prompt_file
-from evaluation.speed.prompts.tokens import RandomIds, Words
+from evaluation.speed.prompts.tokens import CommonWords, RandomIds, Words
 from evaluation.speed.prompts.trace import Trace, read_trace
 from evaluation.speed.prompts.workload import LoadPrompt, Tokens
 from evaluation.speed.rate_search import RateSearch, search_rates, write_found

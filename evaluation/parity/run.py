@@ -8,9 +8,12 @@ Writes ``metrics.json`` (figures, verdict, what computed the source), ``summary.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 from evaluation.client.connecting import connect
 from evaluation.client.model_connection import ModelFiles, Query
@@ -19,16 +22,17 @@ from evaluation.client.served_identity import check_unchanged
 from evaluation.client.served_model import DeployedModel, Target, open_target
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.parity.arguments import ParityArguments, check_arguments, served_precision
-from evaluation.parity.comparison import ParityOutcome, Position, Served, compare, decide
+from evaluation.parity.comparison import GENERATED, ParityOutcome, Position, Served, compare, decide, summarise
 from evaluation.parity.distances import PassageFindings, joined
 from evaluation.parity.numbers import compare_numbers
 from evaluation.parity.prompts import Ids, encode_prompts, read_prompts
 from evaluation.parity.references import HuggingFaceReference, Reference, open_reference
-from evaluation.parity.results import write_results
 from evaluation.parity.survey import served_formats, survey
+from evaluation.tasks import outcome as files
 from evaluation.tasks.metric import FAILS, INCONCLUSIVE
 from evaluation.tasks.scoring import Scorer
 from export_scripts.checkpoints.user_files import GivenFiles
+from handover.digests import file_digest
 from handover.errors import ConfigError, ServerError
 from handover.progress import Progress
 
@@ -176,3 +180,58 @@ def _lines(outcome: ParityOutcome, reference: Reference, notes: Sequence[str]) -
     yield from (f"  {reason}" for reason in outcome.reasons)
     if outcome.first_difference:
         yield "  first differing token: prompt {}, token {}".format(*outcome.first_difference)
+
+
+TASK = "parity"
+
+
+def write_results(
+    arguments: ParityArguments,
+    target: Target,
+    positions: Sequence[Position],
+    outcome: ParityOutcome,
+    source: Mapping[str, Any],
+    findings: PassageFindings,
+) -> None:
+    """Write everything into the output directory, the manifest last; ``source`` describes the reference."""
+    metrics = (*summarise(positions), *findings.metrics)
+    tables: dict[str, Sequence[Any]] = {"positions.csv": positions, "prompts.csv": list(_by_prompt(positions))}
+    if findings.scales:
+        tables["scales.csv"] = findings.scales
+    first = outcome.first_difference
+    verdict = {
+        "verdict": outcome.verdict,
+        "reasons": list(outcome.reasons),
+        "first_difference": None if first is None else {"prompt": first[0], "token": first[1]},
+    }
+    data, model = _describe_data(arguments.data_path), target.identity
+    served_model = {key: model[key] for key in ("model", "engine", "model_digest")}
+    prompts = len({position.prompt for position in positions})
+    files.write_results(
+        arguments.output,
+        tables,
+        {**verdict, **{metric.name: metric.value for metric in metrics}, "source": source, **served_model},
+        files.describe_results(TASK, metrics, prompts, 0, {"data": data, "model": model, "source": source, **verdict}),
+        {"data": data, "model": model, "source": source},
+    )
+
+
+def _describe_data(file: Path | None) -> dict[str, str]:
+    if file is None:
+        return {"file": "prompts of the configuration", "sha256": ""}
+    return {"file": file.name, "sha256": file_digest(file).removeprefix("sha256:")}
+
+
+def _by_prompt(positions: Sequence[Position]) -> Iterable[dict[str, Any]]:
+    """Yield a row for each prompt; the first differing token is empty without one."""
+    for number, group in groupby(positions, key=lambda position: position.prompt):
+        rows = list(group)
+        figures = {metric.name: metric.value for metric in summarise(rows)}
+        generated = [row for row in rows if row.part == GENERATED]
+        yield {
+            "prompt": number,
+            "scored_tokens": len(rows),
+            "generated_tokens": len(generated),
+            "first_differing_token": next((row.place for row in generated if not row.agrees), None),
+            **{name: figures[name] for name in figures if name != "identical_continuations"},
+        }

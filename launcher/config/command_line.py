@@ -1,16 +1,22 @@
-"""The words of main.py's command line, before Hydra reads them."""
+"""The words of main.py's command line, before Hydra reads them.
+
+Those that it would read as numbers, and that stand for a key whose value is a text, stay texts.
+"""
 
 from __future__ import annotations
 
 import re
+import types
+import typing
 from collections.abc import Sequence
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from handover.errors import ConfigError
+from launcher.config.schema_help import type_of
 from launcher.config.secrets import check_command_line
-from launcher.config.text_values import with_texts
 
 _FLAG_IN_A_LIST = re.compile(r"(?<=[\[,])(\s*)(--?[^\s=,\[\]{}'\"]+=[^,\[\]{}'\"]*)(?=[,\]])")
 _RERUN = "--experimental-rerun"
@@ -46,3 +52,63 @@ def _is_legal(word: str) -> bool:
     except (HydraException, ValueError, RecursionError):
         return False
     return True
+
+
+_ASSIGNMENT = re.compile(r"(\+{0,2})([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
+_PARTS = re.compile(
+    r"""(?P<quoted>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\$\{[^}]*\}|(?P<bare>[^\s,\[\](){}"'$][^,\[\](){}"'$]*)"""
+)
+_OF_NUMBERS = re.compile(r"\s*(?:range|interval|glob|int|float|bool)\(")
+_FLAGS = "cluster.additional_parameters"
+"""Where ``true`` is the value of an option that takes none."""
+_COMMA_LISTS = re.compile(r"cluster\.partition|(?:cluster\.additional_parameters|env_vars)\.[\w-]+")
+"""Texts in which several names with commas, and ranges of nodes, are usual."""
+_NAMES = re.compile(r"(?=.*[,\[])[\w.*/-][\w.,:*/\[\]-]*")
+
+
+def with_texts(word: str, is_sweep: bool) -> str:
+    """Quote what is a text by its key: ``1e5`` is a legal name, and would become ``100000.0``.
+
+    Args:
+        word: of the command line.
+        is_sweep: the command line asks for one: commas then part the values of several runs.
+    """
+    found = _ASSIGNMENT.fullmatch(word)
+    if not found or not _is_text(type_of(found[2])) or _OF_NUMBERS.match(found[3]) or "\\" in found[3]:
+        return word
+    sign, key, value = found.groups()
+    if _COMMA_LISTS.fullmatch(key) and _NAMES.fullmatch(value) and not is_sweep:
+        return f'{sign}{key}="{value}"'
+    is_mapping, keeps_flags = value.lstrip().startswith("{"), key.startswith(_FLAGS)
+    quoted = _PARTS.sub(lambda part: _quoted(part, is_mapping, keeps_flags), value)
+    return f"{sign}{key}={quoted}" if quoted != value and _parsed(f"{key}={quoted}") is not None else word
+
+
+def _is_text(hint: Any) -> bool:
+    """Whether a key's value is a text, or holds texts; of a key without a type of its own it may be."""
+    if hint in (str, Any):
+        return True
+    origin, arms = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return all(_is_text(arm) for arm in arms if arm is not type(None))
+    return origin in (list, dict) and _is_text(arms[-1])
+
+
+def _quoted(part: re.Match[str], is_mapping: bool, keeps_flags: bool) -> str:
+    """Quote one value; of a mapping, ``{NAME: 1e5}``, what follows the name."""
+    text: str | None = part["bare"]
+    if text is None:
+        return part[0]
+    name, colon, own = text.rpartition(":") if is_mapping else ("", "", text)
+    value = _parsed(f"key={own.strip()}")
+    is_changed = isinstance(value, (int, float)) and str(value) != own.strip()
+    if not is_changed or (keeps_flags and isinstance(value, bool)):
+        return text
+    return f'{name}{colon}"{own.strip()}"'
+
+
+def _parsed(word: str) -> Any:
+    try:
+        return OverridesParser.create().parse_override(word).value()
+    except (HydraException, ValueError, RecursionError):
+        return None

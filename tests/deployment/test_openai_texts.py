@@ -15,8 +15,8 @@ from hypothesis import strategies as some
 from support.ft_checkpoint_maker import make_ft_checkpoint
 from transformers import GPT2Tokenizer, GPT2TokenizerFast
 
+from deployment.openai.engine.generation import StopStrings
 from deployment.openai.engine.scores import CompletionScores, Score, write_chat_scores
-from deployment.openai.engine.stops import StopStrings
 from deployment.openai.texts.texts import Detokenizer, load_texts
 
 TEXTS = ["the world", " the the\n\nworld's  end ", "Grüße, 世界! 👍 ende", "👍👍👍", "don't 12345"]

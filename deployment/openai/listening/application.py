@@ -14,12 +14,12 @@ from deployment.openai.answers.listing import (
     detokenize,
     health,
     list_models,
+    metrics,
     show_model,
     tokenize,
     tokenizer_info,
     version,
 )
-from deployment.openai.answers.metrics import metrics
 from deployment.openai.errors import ApiError
 from deployment.openai.listening.access import AccessLog, Handler, check_key
 from deployment.openai.listening.connections import Connection

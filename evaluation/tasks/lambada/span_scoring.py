@@ -3,9 +3,9 @@
 The drop-in engine scores every token of a text in one forward pass (``is_return_context_log_probs``), so each sequence
 is sent once. FasterTransformer cannot do so: a span is generated greedily, and its log probability is that of the whole
 sequence minus that of what precedes it (``is_return_context_cum_log_probs``). Both work through ``fastertransformer``
-and, as text, through ``ensemble``; see ``evaluation.client.token_queries``. For an encoder-decoder, what precedes the
-span is the encoder's input and the span the decoder's (``decoder_input_ids``), which FasterTransformer does not take.
-An OpenAI API scores a sequence by ``echo`` with ``logprobs``; one without it generates the spans, and has no log
+and, as text, through ``ensemble``; see ``client/triton_connection.py``. For an encoder-decoder, what precedes the span
+is the encoder's input and the span the decoder's (``decoder_input_ids``), which FasterTransformer does not take. An
+OpenAI API scores a sequence by ``echo`` with ``logprobs``; one without it generates the spans, and has no log
 probabilities of them.
 """
 
