@@ -1,6 +1,8 @@
 """The tables of FasterTransformer's own families, both ways: what transformers saved is read and written again.
 
-Oracles are transformers' state dicts: a table names each of their tensors, in their shapes, and no other.
+Oracles are transformers' state dicts: a table names each of their tensors, in their shapes, and no other. That what is
+read is the right tensor of the family is shown by logits, in test_convert_huggingface.py; here, that what is written is
+its inverse, at any size.
 """
 
 from __future__ import annotations
