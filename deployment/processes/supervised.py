@@ -53,7 +53,7 @@ class Supervised(ABC):
     ) -> None:
         adopt_orphans()
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._title, self._log, self._stopped = title, log, StoppedProcesses()
+        self._title, self._log = title, log
         with log.open("ab" if is_again else "wb") as stream:
             self._log_read_bytes = stream.tell()
             try:
@@ -69,7 +69,7 @@ class Supervised(ABC):
                 )
             except OSError as error:
                 raise ServerError(f"{title} cannot be started: {argv[0]}: {error.strerror}", hint) from error
-        self.pid = self._process.pid
+        self.pid, self._stopped = self._process.pid, StoppedProcesses()
 
     @abstractmethod
     def check(self) -> None:
