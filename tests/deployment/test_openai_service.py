@@ -434,7 +434,7 @@ def test_a_process_that_dies_is_replaced_three_times(slow: SlowTriton, letters: 
 )
 def test_a_connection_that_does_not_ask_in_time_is_closed(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_REQUEST_S", "IDLE_S"):
-        monkeypatch.setattr(f"deployment.openai.connections.{name}", 0.3)
+        monkeypatch.setattr(f"deployment.openai.listening.connections.{name}", 0.3)
 
     async def inside() -> bytes:
         runner = web.AppRunner(web.Application())
