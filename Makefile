@@ -115,8 +115,10 @@ $(VENV)/.tests: requirements-test.lock requirements.lock | $(VENV)/bin/python
 INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
   $$(realpath $(@D))/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $<
 
+# Megatron-Bridge asks for packages that are built for GPUs, which its tables of weights do without.
 .venv-nemo/.ready: tests/with_nemo/requirements.txt
 	$(INSTALL)
+	.venv-nemo/bin/python -m pip install --quiet --no-deps megatron-bridge==0.3.1
 	touch $@
 
 .venv-lm-eval/.ready: tests/with_lm_eval/requirements.txt
