@@ -80,7 +80,8 @@ class Decoder:
         mamba: its layers with a state; None: it has none.
         multipliers: numbers within its layers; None: they are ones.
         delta: its layers with the gated delta rule; None: it has none.
-        predictor_num: layers behind the last that predict one more token each.
+        predictor_num: predictors of further tokens, each behind the one before.
+        predictor_blocks: blocks of each layer of one; empty: it has one layer, of the last one's kind.
     """
 
     hidden_units: int
@@ -103,6 +104,7 @@ class Decoder:
     multipliers: Multipliers | None = None
     delta: DeltaRule | None = None
     predictor_num: int = 0
+    predictor_blocks: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def of(cls, said: Fields, **own: Any) -> Decoder:
@@ -172,7 +174,7 @@ class Decoder:
     def tensors(self) -> dict[str, Tensor]:
         """List every tensor by the name that transformers saves, with its shape."""
         found = {f"{self.names['embedding']}.weight": _VOCABULARY}
-        for index in range(self.num_layer + self.predictor_num):
+        for index in range(self.num_layer + len(self._behind)):
             found |= {self.name_of(role, index): tensor for role, tensor in self.layer(index).items()}
         found |= {self.name_of(role): tensor for role, tensor in self.norms.tensors("final_norm").items()}
         if not self.has_tied_head:
@@ -197,7 +199,7 @@ class Decoder:
         place = self.names["layer"].format(layer=layer)
         is_outer = part in ("embedding", "final_norm", "head")
         if isinstance(layer, int) and layer >= self.num_layer and (own := self.names["predictor.layer"]):
-            place, is_outer = own.format(predictor=layer - self.num_layer), is_outer or part.startswith("predictor.")
+            place, is_outer = own.format(predictor=layer - self.num_layer), is_outer or name.startswith(predictor.OUTER)
         return name if is_outer else f"{place}.{name}"
 
     def for_ranks(self, ranks: int) -> Decoder:
@@ -218,9 +220,21 @@ class Decoder:
 
     def layer(self, index: int = 0) -> dict[str, Tensor]:
         """List the tensors of a layer by role, or of a predictor behind the last one."""
-        own = predictor.TENSORS if index >= self.num_layer else {}
-        own = {role: tensor for role, tensor in own.items() if self.names[role.rpartition(".")[0]]}
-        return {**own, **self._by_kind[self.layers[min(index, self.num_layer - 1)].blocks]}
+        if index < self.num_layer:
+            return self._by_kind[self.layers[index].blocks]
+        place, last = (index - self.num_layer) % len(self._predictor_layers), len(self._predictor_layers) - 1
+        there = predictor.roles(is_first=place == 0, is_last=place == last)
+        own = {role: predictor.TENSORS[role] for role in there if self.names[role.rpartition(".")[0]]}
+        return {**own, **self._by_kind[self._predictor_layers[place]]}
+
+    @property
+    def _predictor_layers(self) -> tuple[tuple[str, ...], ...]:
+        return self.predictor_blocks or (self.layers[-1].blocks,)
+
+    @property
+    def _behind(self) -> tuple[tuple[str, ...], ...]:
+        """The blocks of every layer behind the last."""
+        return self._predictor_layers * self.predictor_num
 
     @property
     def roles(self) -> dict[str, Tensor]:
@@ -230,10 +244,10 @@ class Decoder:
     @property
     def norm_names(self) -> set[str]:
         """Name the weights of the norms of the residual stream, and of those that are stored as they are."""
-        blocks = {name: getattr(self, name) for layer in self.layers for name in layer.blocks}
+        blocks = {name: getattr(self, name) for kind in self._by_kind for name in kind}
         own = [role for block in blocks.values() for role in block.norms()]
         roles = {*(f"{role}.weight" for role in self.norms.roles()), *own, *predictor.NORMS}
-        layers = range(self.num_layer + self.predictor_num)
+        layers = range(self.num_layer + len(self._behind))
         return {self.name_of("final_norm.weight")} | {
             self.name_of(role, index) for index in layers for role in roles & self.layer(index).keys()
         }
@@ -241,7 +255,8 @@ class Decoder:
     @cached_property
     def _by_kind(self) -> dict[tuple[str, ...], dict[str, Tensor]]:
         """The tensors of each kind of layer, by its blocks."""
-        return {blocks: self._of_blocks(blocks) for blocks in dict.fromkeys(layer.blocks for layer in self.layers)}
+        kinds = dict.fromkeys((*(layer.blocks for layer in self.layers), *self.predictor_blocks))
+        return {blocks: self._of_blocks(blocks) for blocks in kinds}
 
     def _of_blocks(self, names: tuple[str, ...]) -> dict[str, Tensor]:
         halves = [any(name not in FEED_FORWARDS for name in names), any(name in FEED_FORWARDS for name in names)]
@@ -254,7 +269,7 @@ class Decoder:
 
     def spellings(self, is_apart: bool = False) -> tuple[Spelling, ...]:
         """List how trainings keep the tensors of layers; ``is_apart``: gate and up in two matrices."""
-        used = dict.fromkeys(name for layer in self.layers for name in layer.blocks)
+        used = dict.fromkeys(name for kind in self._by_kind for name in kind)
         blocks = (getattr(self, name).spellings(is_apart) for name in used)
         return (*norms.SPELLINGS, *(each for block in blocks for each in block))
 

@@ -60,7 +60,7 @@ def table(prefix: str, keys: Collection[str], dims: Decoder) -> SourceMap:
     rules = _outer(prefix, head, dims) | _final_norm(f"{prefix}decoder.", dims)
     rules |= _layers(f"{prefix}decoder.layers.{{layer}}.", keys, dims)
     for number in range(dims.predictor_num):
-        rules |= _predictor(f"{prefix}mtp.layers.{number}.", keys, dims, dims.num_layer + number)
+        rules |= _predictor(f"{prefix}mtp.layers.{number}.", keys, dims, number)
     rules = _with_cut_down(rules, keys) if dims.latent else rules
     dropped = {head: TIED_COPY} if dims.has_tied_head else {}
     of_images = dict.fromkeys((f"{name}.*" for name in OF_IMAGES), "of images") if prefix == OF_TEXT else {}
@@ -129,10 +129,18 @@ def _with_cut_down(rules: dict[Sources, Rules], keys: Collection[str]) -> dict[S
     }
 
 
-def _predictor(base: str, keys: Collection[str], dims: Decoder, layer: int) -> dict[Sources, Rules]:
-    """Write the spellings of a predictor out: what is its own, and its layer: disk and memory name it differently."""
-    rules = _spelled(base, predictor.SPELLINGS, predictor.TENSORS, dims, layer)
-    for place in predictor.LAYERS:
+def _predictor(base: str, keys: Collection[str], dims: Decoder, number: int) -> dict[Sources, Rules]:
+    """Write the spellings of a predictor out: what is its own, and its layers.
+
+    Disk and memory name a single layer differently; those of a hybrid are listed.
+    """
+    count = len(dims.predictor_blocks) or 1
+    first = dims.num_layer + number * count
+    *into, out_of = predictor.SPELLINGS
+    rules = _spelled(base, into, predictor.TENSORS, dims, first)
+    rules |= _spelled(base, (out_of,), predictor.TENSORS, dims, first + count - 1)
+    places = {f"{predictor.LISTED}.{place}": first + place for place in range(len(dims.predictor_blocks))}
+    for place, layer in (places or dict.fromkeys(predictor.LAYERS, first)).items():
         rules |= _layers(f"{base}{place}.", keys, dims, layer)
     return rules
 

@@ -6,7 +6,7 @@ Keys and defaults: transformers, ``configuration_nemotron_h.py``. Files have the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from models.architecture import Architecture
@@ -14,6 +14,7 @@ from models.blocks import mamba, mixture
 from models.blocks.attention import Heads
 from models.blocks.feed_forward import Function
 from models.blocks.mixture import SIGMOID, Experts, Groups
+from models.blocks.predictor import WITHIN, PredictorPattern
 from models.checks import quoted
 from models.config_json import MOST_LAYERS, ConfigJson
 from models.errors import ModelError
@@ -21,7 +22,7 @@ from models.keys import Constants, Fields, Key, Keys, OfBlock, flag
 
 SYMBOLS = {"M": ("mamba",), "*": ("attention",), "-": ("feed_forward",), "E": ("mixture",)}
 """Blocks of a layer by the letter that stands for it, of the hub's pattern and of megatron-core's."""
-_LETTERS = {blocks: letter for letter, blocks in SYMBOLS.items()}
+_LETTERS: Mapping[tuple[str, ...], str] = {blocks: letter for letter, blocks in SYMBOLS.items()}
 _WORDS = {
     **{"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*"},
     **{"mlp": "-", "moe": "E"},
@@ -134,6 +135,7 @@ NEMOTRON_H = Architecture(
         Key("layer_norm_epsilon", "norms.eps", ConfigJson.epsilon),
         OfLayers("mamba", mamba.KEYS),
         OfLayers("mixture", _EXPERTS),
+        PredictorPattern(_LETTERS),
         Constants({"attention_bias": False, "tie_word_embeddings": False, "mamba_hidden_act": "silu"}),
     ),
     has={
@@ -148,6 +150,7 @@ NEMOTRON_H = Architecture(
         **{"query": "mixer.q_proj", "key": "mixer.k_proj", "value": "mixer.v_proj", "attention_output": "mixer.o_proj"},
         **{"up": "mixer.up_proj", "down": "mixer.down_proj"},
         **{role: name.replace("mlp.", "mixer.") for role, name in mixture.NAMES.items()},
+        **WITHIN,
     },
     defaults={
         **{"vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 21504, "max_position_embeddings": 4096},

@@ -7,6 +7,7 @@ Qwen3-Next have one predictor beside the layers, which transformers' class passe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,6 +32,13 @@ BESIDE = {
     **dict.fromkeys(("predictor.embedding", "predictor.head"), ""),
 }
 """Whole names of Qwen3-Next's, whose layer has a name of its own; what has an empty one is not there."""
+WITHIN = {
+    **{"predictor.layer": BESIDE["predictor.layer"], "predictor.norm": "final_layernorm"},
+    **dict.fromkeys(("predictor.embedding", "predictor.head"), ""),
+}
+"""Names of Nemotron 3's, in its first layer and its last."""
+OUTER = "mtp."
+"""What a whole name begins with."""
 _VOCABULARY, _WIDTH = Tensor(("vocab_size", "hidden_units"), 0), Tensor(("hidden_units",))
 COPIES = {"embedding": "predictor.embedding.weight", "head": "predictor.head.weight"}
 """What of a predictor is the model's, by the role of that."""
@@ -50,6 +58,14 @@ SPELLINGS = (
 """megatron-core's, below ``mtp.layers.<n>``."""
 LAYERS = ("transformer_layer", "mtp_model_layer")
 """Where megatron-core has a predictor's layer: on disk, and in memory and rank files."""
+LISTED = "mtp_model_layer.layers"
+"""Where a hybrid has a predictor's layers."""
+_LAST = "predictor.norm"
+
+
+def roles(is_first: bool, is_last: bool) -> tuple[str, ...]:
+    """List what the layers of a predictor have beside their blocks: what leads into it, and out of it."""
+    return tuple(role for role in TENSORS if (is_last if role.startswith(_LAST) else is_first))
 
 
 @dataclass(frozen=True)
@@ -74,3 +90,25 @@ class PredictorBeside(Keys):
         if not count or (count == 1 and "attention" in last):
             return []
         return [f"{self.says[0]}: {count}, of a layer with {'+'.join(last)}  (it has one, with attention)"]
+
+
+class PredictorPattern(Keys):
+    """Predictors of several layers, each a letter; of a directory they are passed over."""
+
+    says: ClassVar[tuple[str, ...]] = ("predictor_num", "predictor_blocks")
+    _COUNT, _PATTERN = "num_nextn_predict_layers", "mtp_hybrid_override_pattern"
+
+    def __init__(self, letters: Mapping[tuple[str, ...], str]) -> None:
+        self._letters = letters
+
+    def read(self, config: ConfigJson) -> dict[str, Any]:
+        return dict(zip(self.says, (0, ()), strict=True))
+
+    def write(self, fields: Fields) -> dict[str, Any]:
+        count, blocks = (fields[name] for name in self.says)
+        return {self._COUNT: count, self._PATTERN: "".join(self._letters[each] for each in blocks)} if count else {}
+
+    def lacks(self, fields: Fields) -> list[str]:
+        count, blocks = (fields[name] for name in self.says)
+        is_known = blocks and all(each in self._letters for each in blocks)
+        return [] if is_known or not count else [f"{self.says[0]}: {count}  (its layers are not listed)"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from support.hybrid_models import (
     arrays,
     hybrid,
     predictor,
+    with_predictor,
     write_bridge,
     write_hub,
     write_megatron_lm_fsdp,
@@ -108,8 +110,32 @@ def test_what_no_block_computes_is_refused_by_name(changes: dict[str, Any], word
     assert not (tmp_path / "out").exists()
 
 
+_BLOCK = "M*E"
+
+
 @pytest.mark.parametrize(
-    "changes", [{"hybrid_layer_pattern": "ME*E/M*"}, {"mtp_num_layers": 1, "mtp_use_repeated_layer": True}]
+    ("form", "changes"),
+    [
+        (write_bridge, {"hybrid_layer_pattern": f"ME*E/{_BLOCK}"}),
+        (write_bridge, {"mtp_num_layers": 2, "mtp_use_repeated_layer": True, "mtp_hybrid_override_pattern": _BLOCK}),
+        (write_ranks, {"hybrid_layer_pattern": f"ME*E/{_BLOCK}"}),
+    ],
+)
+def test_a_predictor_becomes_that_of_the_hubs_files(
+    form: Callable[..., Path], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Which transformers' class passes over when it loads them."""
+    plain, out = hybrid("nemotron3"), tmp_path / "out"
+    source = replace(plain, tensors=with_predictor(plain, _BLOCK))
+    path = form(tmp_path / "run", source, 2, **changes)
+    convert(ConvertArguments(path, out, weight_data_type="fp32", format="huggingface"))
+    assert_same_model(out, source)
+    about = json.loads((out / "config.json").read_text())
+    assert (about["num_nextn_predict_layers"], about["mtp_hybrid_override_pattern"]) == (1, _BLOCK)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hybrid_layer_pattern": "ME*E/M*/*M"}, {"mtp_num_layers": 1, "mtp_use_repeated_layer": True}]
 )
 def test_predictors_of_a_training_are_left_out_and_named(changes: dict[str, Any], tmp_path: Path) -> None:
     source, out = hybrid("nemotron3"), tmp_path / "out"

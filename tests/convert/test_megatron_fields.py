@@ -211,6 +211,7 @@ TOGETHER: dict[str, dict[str, Any]] = {  # what counts beside another alone
     **{f"mamba_{name}": {**_HYBRID, f"mamba_{name}": 4} for name in ("num_heads", "head_dim", "num_groups")},
     **{f"mamba_{name}": {**_HYBRID, f"mamba_{name}": 6} for name in ("state_dim", "chunk_size")},
     **{f"linear_{name}": {**_DELTA, f"linear_{name}": value} for name, value in _LINEAR.items()},
+    "mtp_hybrid_override_pattern": {**_HYBRID, "mtp_num_layers": 1, "mtp_hybrid_override_pattern": "M"},
     **{name: {**_FALCON, name: False} for name in ("use_mamba", "use_attention", "use_mlp", "conv_bias", "rmsnorm")},
     **{name: {**_FALCON, name: True} for name in ("D_has_hdim", "norm_before_gate")},
     **{name: {**_FALCON, name: 3} for name in ("d_conv", "expand", "chunk_size")},
@@ -253,6 +254,7 @@ def test_an_honoured_field_changes_what_a_model_becomes(field: str) -> None:
 OF_MEGATRON_LM: dict[str, tuple[Any, dict[str, Any]]] = {
     **{f"linear_{name}": (value, _DELTA) for name, value in _LINEAR.items()},
     **{f"mamba_{name}": (4, _HYBRID) for name in ("num_heads", "head_dim", "num_groups", "state_dim", "chunk_size")},
+    "mtp_hybrid_override_pattern": ("M", {**_HYBRID, "mtp_num_layers": 1}),
     "num_query_groups": (2, {"group_query_attention": True}),
     "group_query_attention": (False, {}),
     "max_position_embeddings": (7, {}),

@@ -24,7 +24,7 @@ from support.llama_models import Saved, build, logits, tensors
 from support.llama_state import State, merged_qkv
 
 LETTERS = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
-_ROWS = ("embedding.", "output_layer.", "linear_qkv.weight", "linear_fc1.weight", "mixer.norm.weight")
+_ROWS = ("embedding.", "output_layer.", "linear_qkv.weight", "linear_fc1.weight", "mixer.norm.weight", "eh_proj.weight")
 _BY_HEAD = ("A_log", "D", "dt_bias")
 _ALWAYS_FP32 = (*_BY_HEAD, "e_score_correction_bias")
 
@@ -72,11 +72,47 @@ def module_state(source: Saved, padded: int) -> State:
         own = {key.removeprefix(prefix): value for key, value in kept.items() if key.startswith(prefix)}
         made = {"M": _mamba, "*": _attention, "-": _mlp, "E": _experts}[letter](own, config)
         state |= {f"decoder.layers.{layer}.{key}": value for key, value in made.items()}
+    state |= _predictor_state(kept, config)
     for name, key in (("embedding.word_embeddings", "backbone.embeddings"), ("output_layer", "lm_head")):
         weight = kept[f"{key}.weight"]
         more = torch.full((padded - weight.shape[0], weight.shape[1]), 0.5, dtype=weight.dtype)
         state[f"{name}.weight"] = torch.cat([weight, more])
     return {**state, "decoder.final_norm.weight": kept["backbone.norm_f.weight"]}
+
+
+def with_predictor(source: Saved, letters: str) -> State:
+    """Add a predictor as the hub's files have it: layers as the model's, changed, and what leads in and out."""
+    width, norm = source.config.hidden_size, source.tensors["backbone.norm_f.weight"]
+    made: State = {}
+    for number, letter in enumerate(letters):
+        prefix = f"backbone.layers.{pattern(source.config).index(letter)}."
+        for key, value in source.tensors.items():
+            if key.startswith(prefix):
+                made[f"mtp.layers.{number}.{key.removeprefix(prefix)}"] = value.flip(0).contiguous()
+    rows = torch.arange(width * 2 * width, dtype=norm.dtype).reshape(width, -1)
+    made["mtp.layers.0.eh_proj.weight"] = rows / rows.numel()
+    made |= {f"mtp.layers.0.{name}.weight": norm.roll(place) for place, name in enumerate(("enorm", "hnorm"), 1)}
+    made[f"mtp.layers.{len(letters) - 1}.final_layernorm.weight"] = norm.flip(0).contiguous()
+    return {**source.tensors, **made}
+
+
+def _predictor_state(kept: State, config: Any) -> State:
+    """What megatron-core has of it: its layers are a stack of their own, and the rest is beside that."""
+    state: State = {}
+    own: dict[str, State] = {}
+    for key, value in kept.items():
+        if key.startswith("mtp.layers."):
+            number, _, name = key.removeprefix("mtp.layers.").partition(".")
+            own.setdefault(number, {})[name] = value
+    for number, layer in own.items():
+        kinds = {"mixer.A_log": _mamba, "mixer.q_proj.weight": _attention, "mixer.gate.weight": _experts}
+        make = next((each for mark, each in kinds.items() if mark in layer), _mlp)
+        outer = {f"{name}.weight" for name in ("eh_proj", "enorm", "hnorm", "final_layernorm")}
+        inner = {key: each for key, each in layer.items() if key not in outer}
+        state |= {f"mtp.layers.0.{key}": layer[key] for key in outer & layer.keys()}
+        place = f"mtp.layers.0.mtp_model_layer.layers.{number}"
+        state |= {f"{place}.{key}": each for key, each in make(inner, config).items()}
+    return state
 
 
 def _mamba(own: State, config: Any) -> State:

@@ -152,7 +152,10 @@ _OF_MIXTURES = (
     *("moe_router_group_topk", "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor"),
     *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate", "moe_latent_size", "moe_apply_probs_on_input"),
 )
-OF_HYBRIDS = ("mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads", "mamba_chunk_size")
+OF_HYBRIDS = (
+    *("mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads", "mamba_chunk_size"),
+    "mtp_hybrid_override_pattern",
+)
 OF_DELTA = (
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
     "linear_conv_kernel_dim",

@@ -91,7 +91,7 @@ WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     ),
     _LOSS: (
         *("calculate_per_token_loss", "fp16_lm_cross_entropy", "moe_aux_loss_coeff", "moe_z_loss_coeff"),
-        *("mtp_loss_scaling_factor", "mtp_hybrid_override_pattern", "mtp_detach_heads"),
+        *("mtp_loss_scaling_factor", "mtp_detach_heads"),
         *("mtp_hsm", "mtp_block_spec", "mtp_layer_types", "mtp_sliding_windows", "grad_scale_func", "no_sync_func"),
         *("grad_sync_func", "param_sync_func", "finalize_model_grads_func", "moe_grad_scale_func"),
         *("mtp_grad_scale_func", "experimental_attention_variant_loss_scale_func", "moe_router_bias_update_rate"),

@@ -22,6 +22,7 @@ _PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
 _RATIOS = ("hybrid_attention_ratio", "hybrid_mlp_ratio")
 HYBRID_KEYS = ("is_hybrid_model", *_PATTERNS, *_RATIOS)
 _STAGE, _FURTHER = "|", "/"
+_PREDICTOR = "mtp_hybrid_override_pattern"
 _NO_POSITIONS = "none"
 
 
@@ -70,11 +71,25 @@ def hybrid_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     if not is_hybrid(config):
         return {}
     pattern = pattern_of(config)
-    found: dict[str, Any] = {"layers.blocks": tuple(SYMBOLS[each] for each in pattern)}
+    found = {"layers.blocks": tuple(SYMBOLS[each] for each in pattern), **_predictor_fields(config, pattern)}
     if config.get("position_embedding_type") == _NO_POSITIONS:
         found["layers.rotary"] = (None,) * len(pattern)
     sizes = mamba_sizes(config) if "M" in pattern else {}
     return found | {f"mamba.{name}": value for name, value in sizes.items()}
+
+
+def _predictor_fields(config: Mapping[str, Any], pattern: str) -> dict[str, Any]:
+    """Read the predictors of further tokens: a pattern each, or one that is repeated, in the pattern or beside it.
+
+    Those that differ, and those with blocks that the model has not, are none that files have, and are left out.
+    """
+    whole = next((str(config[key]) for key in _PATTERNS if config.get(key)), "")
+    said = [each for each in whole.split(_FURTHER)[1:] if each] or [str(config.get(_PREDICTOR) or "")]
+    count = len(said) if _FURTHER in whole else config.get("mtp_num_layers") or 0
+    if not count or len({*said}) > 1 or not said[0] or {*said[0]} - {*pattern}:
+        return {"predictor_num": 0}
+    physical = 1 if config.get("mtp_use_repeated_layer") else bounded(count, f"{_FILE}: mtp_num_layers", LARGEST)
+    return {"predictor_num": physical, "predictor_blocks": tuple(SYMBOLS[each] for each in said[0])}
 
 
 def mamba_sizes(config: Mapping[str, Any], times: int = 2) -> dict[str, Any]:

@@ -235,7 +235,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
 
 def _with_written_predictors(decoder: Decoder) -> Decoder:
     """Leave predictors of further tokens out that no class of transformers has, and has the model without them."""
-    alone = replace(decoder, predictor_num=0)
+    alone = replace(decoder, predictor_num=0, predictor_blocks=())
 
     def is_written(model: Decoder) -> bool:
         return any(not each.lacks(model) for each in models.ARCHITECTURES)
