@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from deployment.openai.arguments import OpenAIArguments
+from deployment.openai.conversations import StoredConversations
 from deployment.openai.engine.triton import Triton
 from deployment.openai.errors import ApiError
 from deployment.openai.texts.offered_models import Model, Models
@@ -41,6 +42,7 @@ class Service:
         limits: of each request's body.
         texts: reads requests beside the event loop.
         turns: for long work on the event loop.
+        conversations: that clients may continue by an answer's id.
     """
 
     arguments: OpenAIArguments
@@ -53,6 +55,7 @@ class Service:
     limits: BodyLimits = field(init=False)
     texts: TextPool = field(init=False)
     turns: Turns = field(default_factory=Turns)
+    conversations: StoredConversations = field(default_factory=StoredConversations)
 
     def __post_init__(self) -> None:
         self.limits = BodyLimits(self.arguments.max_body_bytes, self.arguments.max_sequences)

@@ -15,6 +15,7 @@ import jsonschema
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from support.spoilt_bodies import spoilt
 from support.tokenizer_directories import chat_tokenizer
 
 from backends.fastertransformer.engine.grammar.library import Vocabulary, compile_written, write
@@ -286,37 +287,6 @@ def test_a_dialect_is_found_by_the_template(template: str, name: str) -> None:
     assert is_harmony(template) == ("<|channel|>" in template)
     assert find_thoughts("{{ m.content.split('</think>')[-1] }}") == THOUGHTS
     assert find_thoughts(template) is None
-
-
-SPOILS: list[Any] = [
-    None,
-    0,
-    -1,
-    1e308,
-    "",
-    "\ud800",
-    "a" * 300,
-    [],
-    {},
-    [[]],
-    {"a": None},
-    True,
-    "<tool_call>",
-    {"type": 3},
-]
-
-
-def spoilt(value: Any, draw: random.Random) -> Any:
-    """The value with one place of it replaced, left out or doubled."""
-    if isinstance(value, dict) and value and draw.random() < 0.85:
-        key = draw.choice(list(value))
-        if draw.random() < 0.15:
-            return {name: each for name, each in value.items() if name != key}
-        return {**value, key: spoilt(value[key], draw)}
-    if isinstance(value, list) and value and draw.random() < 0.85:
-        index = draw.randrange(len(value))
-        return [*value[:index], spoilt(value[index], draw), *value[index + draw.randint(0, 1) :]]
-    return draw.choice(SPOILS)
 
 
 def test_spoilt_tools_and_histories_are_refused_in_words(template: ChatTemplate) -> None:

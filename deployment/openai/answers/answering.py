@@ -24,7 +24,8 @@ from deployment.openai.turns import Turns
 _ANY_TEXT = "\ue000"
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _SPACED = json.JSONEncoder()
-_CUT = ApiError("the endpoint ends, and this answer with it", "send the request again", status=503)
+CUT = ApiError("the endpoint ends, and this answer with it", "send the request again", status=503)
+"""Why an answer that has begun is not complete."""
 
 
 @dataclass
@@ -131,7 +132,10 @@ class Plan:
 
     def usage(self, answers: Sequence[Answer]) -> dict[str, int]:
         """Count the tokens of the request and of what was generated."""
-        made = sum(len(answer.tokens) for answer in answers)
+        return self.usage_of(sum(len(answer.tokens) for answer in answers))
+
+    def usage_of(self, made: int) -> dict[str, int]:
+        """Count the tokens of the request, and those that were generated."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": made,
@@ -197,7 +201,7 @@ async def answer_stream(
     except asyncio.CancelledError:  # the endpoint ends, unless it is the client who has gone
         if stream.has_begun:
             with contextlib.suppress(ConnectionError):
-                stream.cut(_event(_JSON.encode(_CUT.body)))
+                stream.cut(_event(_JSON.encode(CUT.body)))
         raise
     usage = plan.usage([each.answer for each in answers])
     await stream.write_eof((answers[0].write_usage(usage) if plan.wants_usage else b"") + _event("[DONE]"))

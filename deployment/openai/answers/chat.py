@@ -138,10 +138,13 @@ def _call(part: CallPart, is_streamed: bool) -> dict[str, Any]:
 
 async def chat(request: web.Request) -> web.StreamResponse:
     """Answer ``POST /v1/chat/completions``."""
-    return await respond(request, "chat", _plan)
+    return await respond(request, "chat", plan_chat)
 
 
-def _plan(request: web.Request, values: Values, model: Model, prompts: Sequence[Prompt]) -> Generator[None, None, Plan]:
+def plan_chat(
+    request: web.Request, values: Values, model: Model, prompts: Sequence[Prompt]
+) -> Generator[None, None, Plan]:
+    """Plan the answers to a conversation."""
     ids, wanted = prompts[0].ids, _wanted(values)
     tools = offered(values["tools"], values["tool_choice"], values["parallel_tool_calls"])
     reader, grammar = _reading(model, ids, tools)

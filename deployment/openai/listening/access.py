@@ -55,7 +55,8 @@ def check_key(request: web.Request, keys: Sequence[bytes]) -> None:
     if not keys or request.path in _OPEN:
         return
     scheme, _, given = request.headers.get("Authorization", "").strip().partition(" ")
-    key = given.strip().encode("utf-8", "surrogateescape") if scheme.lower() == _SCHEME else b""
+    given = given.strip() if scheme.lower() == _SCHEME else request.headers.get("x-api-key", "").strip()
+    key = given.encode("utf-8", "surrogateescape")
     if not any([hmac.compare_digest(key, each) for each in keys]):  # a list: every key is compared
         raise ApiError(
             "the API key is wrong" if key else "an API key is missing",

@@ -8,6 +8,8 @@ from contextlib import nullcontext
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from deployment.openai.agents.messages import messages
+from deployment.openai.agents.responses import responses
 from deployment.openai.answers.chat import chat
 from deployment.openai.answers.completions import complete
 from deployment.openai.answers.listing import (
@@ -39,6 +41,8 @@ def build_application(service: Service) -> web.Application:
     application.on_cleanup.append(_end_processes)
     application.router.add_post("/v1/completions", complete)
     application.router.add_post("/v1/chat/completions", chat)
+    application.router.add_post("/v1/responses", responses)
+    application.router.add_post("/v1/messages", messages)
     application.router.add_get("/v1/models", list_models)
     application.router.add_get("/v1/models/{id:.+}", show_model)
     application.router.add_post("/tokenize", tokenize)
