@@ -75,20 +75,23 @@ def run_experts(experts: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> 
         [N, hidden].
     """
     activate = ACTIVATIONS[experts.activation]
-    used, flat = chosen.shape[1], chosen.flatten()
-    order = flat.argsort(stable=True)
-    rows = flat.bincount(minlength=experts.into.count).tolist()
-    busy = [(expert, count) for expert, count in enumerate(rows) if count]
-    inner = _grouped(experts.into, x[order // used], busy)
+    used, flat, order = chosen.shape[1], chosen.flatten(), None
+    if len(chosen) == 1:  # there is nothing to sort
+        rows, busy = x.expand(used, -1), [(expert, 1) for expert in flat.tolist()]
+    else:
+        order = flat.argsort(stable=True)
+        rows, every = x[order // used], flat.bincount(minlength=experts.into.count).tolist()
+        busy = [(expert, count) for expert, count in enumerate(every) if count]
+    inner = _grouped(experts.into, rows, busy)
     if experts.is_gated:
         first, second = inner.chunk(2, -1)
         clamped = experts.clamped
         inner = clamped(first, second) if clamped else activate(first.contiguous()).mul_(second)
     else:
         inner = activate(inner)
-    sorted_results = _grouped(experts.out, inner, busy)
-    results = torch.empty_like(sorted_results)
-    results[order] = sorted_results
+    results = _grouped(experts.out, inner, busy)
+    if order is not None:
+        results = torch.empty_like(results).index_copy_(0, order, results)
     summed = torch.bmm(counts[:, None], results.view(*chosen.shape, -1).float())
     return summed[:, 0].to(x.dtype)
 
