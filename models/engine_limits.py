@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.blocks.attention import UNIT, WHOLE
+from models.blocks.attention import UNIT
 from models.blocks.rope_scaling import Dynamic, LongRope, Scaling
 from models.decoder import Decoder
 
@@ -58,8 +58,6 @@ def int8_problem(decoder: Decoder, are_fp8: bool = False) -> str:
 def ranks_problem(decoder: Decoder, ranks: int) -> str:
     """Return why ranks cannot share a model's layers; empty: they can, each with a head of keys and values at least."""
     heads, kv_heads, middles = decoder.head_num, decoder.kv_head_num, _middles(decoder)
-    if ranks > 1 and decoder.attention.qk_norm == WHOLE:
-        return f"{ranks} ranks cannot share heads that are normalised together"
     if problem := _states_problem(decoder, ranks):
         return problem
     if heads % ranks == 0 == sum(each % ranks for each in middles) and (kv_heads % ranks == 0 or ranks % kv_heads == 0):

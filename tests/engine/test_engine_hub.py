@@ -271,7 +271,6 @@ def test_models_that_the_engine_does_not_compute_are_refused(
     ("name", "ranks", "words"),
     [
         ("llama", 3, "3 ranks cannot share 8 heads, 4 heads of keys and values and a middle of 96$"),
-        ("olmo2", 2, "2 ranks cannot share heads that are normalised together$"),
     ],
 )
 def test_ranks_that_cannot_share_a_layer_are_refused(name: str, ranks: int, words: str, tmp_path: Path) -> None:

@@ -201,12 +201,13 @@ def test_an_encoder_decoder_over_ranks_gives_what_one_process_gives(
     ("name", "tensor", "pipeline"),
     [
         *[("gemma2", 4, 1), ("gemma2", 1, 2), ("starcoder2", 2, 1), ("qwen3", 2, 2)],
-        *[("glm4_moe", 4, 1), ("qwen3_moe", 2, 2), ("gpt_oss", 2, 1)],
+        *[("glm4_moe", 4, 1), ("qwen3_moe", 2, 2), ("gpt_oss", 2, 1), ("minimax_m2", 4, 1)],
     ],
 )
 def test_a_llama_over_ranks_gives_what_one_process_gives(name: str, tensor: int, pipeline: int, tmp_path: Path) -> None:
     """Norms behind the sum over ranks, a tied head, windows; biases; shared key heads; experts; sinks."""
-    shards, _ = served_of(name, tmp_path, tensor)
+    shared = {"num_key_value_heads": 2} if name == "minimax_m2" else {}
+    shards, _ = served_of(name, tmp_path, tensor, **shared)
     requests = [
         *REQUESTS,
         sampled(REQUESTS[0]),

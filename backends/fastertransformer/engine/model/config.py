@@ -67,6 +67,7 @@ class Stack:
         is_gated: whether a second product with the MLP's input is multiplied in.
         positions: learned (a table that is added), rotary, alibi, relative (a bias by bucketed distance) or none.
         rotary_dim: how many numbers of each head are rotated, where ``ropes`` do not say it.
+        norms_heads_together: whether norms of queries and keys are of all heads of a token together, else of each.
         rotates_pairs: whether neighbours are rotated with each other (GPT-J), else the two halves (GPT-NeoX).
         has_output_gate: whether what a head gives is multiplied by a sigmoid, made behind its query.
         ropes: of each layer; empty: angles of waves whose lengths have a base of 10000.
@@ -95,6 +96,7 @@ class Stack:
     is_gated: bool = False
     positions: str = "learned"
     rotary_dim: int = 0
+    norms_heads_together: bool = False
     rotates_pairs: bool = False
     has_output_gate: bool = False
     ropes: tuple[Rope, ...] = ()

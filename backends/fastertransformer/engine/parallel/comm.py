@@ -93,6 +93,13 @@ class Comm:
         x += part
         return x
 
+    def average(self, x: Tensor) -> Tensor:
+        """Average numbers of one shape over the processes that share a layer, in place."""
+        if self.is_split:
+            dist.all_reduce(x, group=self._neighbours)
+            x /= self._tensor_size
+        return x
+
     def send_output(self, x: Tensor) -> Tensor:
         """Send this stage's output to the next stage, and the last one's to the first, which returns it."""
         if not self._group or self._stages == 1:

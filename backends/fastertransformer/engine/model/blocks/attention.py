@@ -6,6 +6,7 @@ a head.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from ...cache.sizing import Entry
 from ...ops.linear import HeadNorms, Linear, Norm
-from ...ops.ops import Ops
 from .context import LayerContext
 
 
@@ -53,8 +53,8 @@ class GroupedWeights:
         out: heads * head_size -> hidden.
         size_per_head: width of a head.
         group: heads of queries that share a head of keys and values.
-        query_norm, key_norm: of each head's query and key before they are rotated, or of all heads' together where
-            they are as wide; None: there is none.
+        query_norm, key_norm: of each head's query and key before they are rotated; None: there is none.
+        norms_together: whether they are of all heads together, those of other processes too.
         ia3: what k and v, and after them others, are multiplied with, [tasks, ...] each; None: nothing is.
         sinks: fp32 [heads], see positions.Attend; None: there is none.
         is_gated: whether what a head gives is multiplied by a sigmoid of its gate.
@@ -66,6 +66,7 @@ class GroupedWeights:
     group: int = 1
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    norms_together: bool = False
     ia3: tuple[Tensor, ...] | None = None
     sinks: Tensor | None = None
     is_gated: bool = False
@@ -92,8 +93,8 @@ class GroupedWeights:
         """Norm, and attend; the result has q's shape."""
         ops = context.ops
         if self.query_norm and self.key_norm:
-            if len(self.query_norm.weight) > self.size_per_head:
-                q, k = (_norm_together(ops, *pair) for pair in ((q, self.query_norm), (k, self.key_norm)))
+            if self.norms_together:
+                q, k = _norm_together(context, (q, self.query_norm), (k, self.key_norm))
                 return context.attend(q, k, v, kv, sinks=self.sinks)
             if self.query_norm.is_rms and not self.ia3:
                 return context.attend(q, k, v, kv, HeadNorms(self.query_norm, self.key_norm), self.sinks)
@@ -109,10 +110,18 @@ class GroupedWeights:
         return q, k, v
 
 
-def _norm_together(ops: Ops, x: Tensor, norm: Norm) -> Tensor:
-    """Norm the heads of a token together, [B, H, T, D]."""
-    (normed,) = split_heads(ops.norm(join_heads(x), norm), 1, x.shape[-1])
-    return normed
+def _norm_together(context: LayerContext, *pairs: tuple[Tensor, Norm]) -> Iterator[Tensor]:
+    """Norm the heads of a token together, of each [B, H, T, D] those of all processes that share the layer."""
+    wide, sizes = [join_heads(x) for x, _ in pairs], [x.shape[-1] for x, _ in pairs]
+    if context.comm.is_split:
+        # Copies of a head of keys count as often as there are, in the sum and in the number alike.
+        squares = torch.stack([x.float().square().mean(-1, keepdim=True) for x in wide])
+        for x, square, (_, norm), size in zip(wide, context.comm.average(squares), pairs, sizes, strict=True):
+            normed = x.float() * torch.rsqrt(square + norm.eps) * norm.weight
+            yield split_heads(normed.to(x.dtype), 1, size)[0]
+    else:
+        for x, (_, norm), size in zip(wide, pairs, sizes, strict=True):
+            yield split_heads(context.ops.norm(x, norm), 1, size)[0]
 
 
 def split_heads(x: Tensor, parts: int, size: int) -> tuple[Tensor, ...]:

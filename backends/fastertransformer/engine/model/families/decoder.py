@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from models.blocks.attention import WHOLE
 from models.blocks.latent import NORM_EPS
 from models.blocks.multipliers import Multipliers
 from models.blocks.norms import RMS_NORM
@@ -51,6 +52,7 @@ def structure(decoder: Decoder) -> dict[str, Any]:
         "has_zero_centred_norms": norms.is_zero_centred,
         "windows": tuple(layer.window for layer in decoder.layers),
         "positions": "rotary",
+        "norms_heads_together": attention.qk_norm == WHOLE,
         "rotates_pairs": decoder.latent.is_interleaved if decoder.latent else attention.rotates_neighbours,
         "has_output_gate": attention.has_output_gate,
         "ropes": tuple(_rope(layer.rotary, decoder.max_positions) for layer in decoder.layers),
@@ -127,6 +129,7 @@ def _grouped(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> Gro
         group=config.group,
         query_norm=_norm(read, config, names, "query_norm"),
         key_norm=_norm(read, config, names, "key_norm"),
+        norms_together=config.norms_heads_together,
         sinks=read.tensor(names["sinks"], torch.float32) if "sinks" in names else None,
         is_gated=config.has_output_gate,
     )
