@@ -22,7 +22,7 @@ from support.quantized_models import CASES, LEFT_OUT, compressed, deepseeks, sav
 from support.quantized_record import RECORD, digest_of
 from torch import Tensor
 
-from backends.fastertransformer.engine.errors import WeightsError
+from backends.fastertransformer.engine.errors import EngineError, WeightsError
 from backends.fastertransformer.engine.model import weights as loading
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.precision import Precision
@@ -167,6 +167,39 @@ def test_a_matrix_that_is_kept_gives_what_its_products_give(dtype: torch.dtype) 
         (ops.partial_linear(kept, x), ops.partial_linear(full, x)),
     ):
         torch.testing.assert_close(found, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_are_rounded_by_token_where_that_is_asked_for(dtype: torch.dtype) -> None:
+    """Against both roundings done by hand, in fp64; torch gives the product in bf16."""
+    torch.manual_seed(0)
+    numbers, scales = to_fp8(torch.randn(48, 80), 1, 80)
+    scaled, bias = ScaledNumbers(numbers, scales, 80), torch.randn(48).to(dtype)
+    x = (torch.randn(2, 3, 80) * torch.tensor([1e-3, 1.0, 50.0])[:, None]).to(dtype)
+    x[0, 0] = 0
+    by_token = (x.double().abs().amax(-1, keepdim=True) / 448).clamp(min=1e-30)
+    rounded = (x.double() / by_token).float().to(torch.float8_e4m3fn).double() * by_token
+    expected = rounded @ (numbers.double() * scales.double()).T + bias.double()
+    found = Fp8Linear(scaled, bias, rounds=True)(x)
+    assert found.dtype == dtype and found.shape == (2, 3, 48)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+    exact = Fp8Linear(scaled, bias)(x)
+    assert 1e-3 < (found - exact).abs().max() / exact.abs().max() < 0.1
+    for other in (
+        ScaledNumbers(*to_fp8(torch.randn(48, 80), 48, 40), 40),
+        ScaledNumbers(numbers[:47], scales[:47], 80),
+    ):
+        grid = other._replace(scales=other.scales.expand(len(other.numbers), -1))
+        plainly, asked = (Fp8Linear(grid, None, rounds)(x) for rounds in (False, True))
+        assert torch.equal(asked, plainly)
+
+
+def test_activations_are_rounded_on_a_gpu_alone(tmp_path: Path) -> None:
+    save_case("fp8, blocks", tmp_path)
+    with pytest.raises(EngineError, match="fp8_activations = 1 needs a GPU of compute capability 8.9 or later"):
+        opened(tmp_path, rounds_activations=True)
+    save("llama", tmp_path / "plain")
+    assert "fp8_activations = 1, and no matrix is FP8" in refusal(tmp_path / "plain", rounds_activations=True)
 
 
 def refusal(directory: Path, **precision: Any) -> str:

@@ -6,7 +6,7 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -112,6 +112,7 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
     device = device or choose_device()
     begin_thread(_threads(settings, group), device)
     _check_kernels(settings, device)
+    _check_rounding(settings, device)
     with torch.inference_mode():
         part = _Part(settings, device, group)
         ops = choose_ops(device)
@@ -137,7 +138,8 @@ class _Part:
         self._settings, self._device, self._group = settings, device, group
         ranks = settings.tensor_para_size if group else 1
         self.config = config = read_config(settings.checkpoint, settings.model_type, ranks)
-        self._precision = choose_precision(settings.data_type, device, settings.weights)
+        precision = choose_precision(settings.data_type, device, settings.weights)
+        self._precision = replace(precision, rounds_activations=settings.rounds_activations)
         encoder_layers = config.encoder.num_layer if config.encoder else 0
         whole = Partition(range(config.num_layer))
         self.partition = group.partition(config.num_layer, encoder_layers) if group else whole
@@ -229,6 +231,15 @@ def _check_kernels(settings: Settings, device: torch.device) -> None:
         )
     words = "the GPU kernels cannot be compiled for %s, so generation takes about six times as long: %s; %s"
     _log.error(words, device, problem, advice)
+
+
+def _check_rounding(settings: Settings, device: torch.device) -> None:
+    """Raise an EngineError if activations are to be rounded to FP8 and the device multiplies none."""
+    if not settings.rounds_activations:
+        return
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
+        raise EngineError(f"fp8_activations = 1 needs a GPU of compute capability 8.9 or later, and {device} is none")
+    _log.warning("activations are rounded to FP8 by token; this way was not seen on a GPU yet")
 
 
 def choose_budget(settings: Settings, free: int, device: torch.device) -> int:

@@ -37,6 +37,7 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {  # by Settings' fie
     "max_queue_length": ("max_queue_length", INDEX),
     "max_queue_s": ("max_queue_s", seconds),
     "allows_torch_kernels": ("torch_kernels", _FLAG),
+    "rounds_activations": ("fp8_activations", _FLAG),
 }
 _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {  # of the environment, for what config.pbtxt leaves out
     "cpu_threads": ("SLIPWAY_CPU_THREADS", INDEX),
@@ -76,6 +77,8 @@ class Settings:
     # Whether a GPU for which this engine's kernels cannot be compiled is used with torch's, which take six times as
     # long.
     allows_torch_kernels: bool = False
+    # Whether activations are rounded to FP8, by token, where FP8 weights have a scale a row. No GPU has run it yet.
+    rounds_activations: bool = False
 
     @property
     def world_size(self) -> int:

@@ -139,7 +139,7 @@ class HubReader(Reader):
             return super()._linear(names, bias)
         scaled = [self._scaled(name, scales, part) for name, scales in found for part in self._parts(name)]
         joined = ScaledNumbers.joined(scaled)
-        linear = Fp8Linear(joined, bias)
+        linear = Fp8Linear(joined, bias, self._precision.rounds_activations)
         self._count(linear.size_bytes)
         self.largest_bytes = max(self.largest_bytes, joined.numbers.numel() * self._precision.compute.itemsize)
         return linear

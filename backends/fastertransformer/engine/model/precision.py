@@ -30,6 +30,7 @@ class Precision:
         note: one line for a log.
         weights: format of the layers' matrices, and on a GPU of the head's too (see linear.py).
         keeps_fp8: whether matrices that the files have in FP8 stay so; else they are as all others once they are read.
+        rounds_activations: whether what these are multiplied with is rounded to FP8 too.
     """
 
     rounded: torch.dtype
@@ -37,6 +38,7 @@ class Precision:
     note: str
     weights: WeightFormat = NONE
     keeps_fp8: bool = False
+    rounds_activations: bool = False
 
 
 def choose_precision(data_type: str, device: torch.device, weights: WeightFormat = NONE) -> Precision:

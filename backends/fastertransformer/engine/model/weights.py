@@ -21,7 +21,7 @@ import torch
 
 from ft_format.weight_format import INT8, KEY
 from models.decoder import Decoder
-from models.described import find_model_tensors
+from models.described import find_model_tensors, fp8_blocks
 from models.engine_limits import int8_problem, ranks_problem
 from models.fused import places_of_parts
 
@@ -106,6 +106,8 @@ def _kind_of_reader(
     Raises:
         WeightsError: tensors of a Hugging Face directory are missing, or not the model's, or have another format.
     """
+    if precision.rounds_activations and not (config.decoder and fp8_blocks(directory, WeightsError)):
+        raise WeightsError(f"{directory}: fp8_activations = 1, and no matrix is FP8")
     if not config.decoder:
         return Reader, not are_made_up and (directory / f"{config.head}.bin").exists()
     if are_made_up:

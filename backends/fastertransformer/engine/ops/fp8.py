@@ -1,4 +1,8 @@
-"""Matrices whose numbers are FP8 (E4M3), each multiplied by a scale that it shares with others of its row or block."""
+"""Matrices whose numbers are FP8 (E4M3), each multiplied by a scale that it shares with others of its row or block.
+
+They are multiplied with activations as these are; or, where that was asked for and each row has one scale, with
+activations that are rounded to FP8 by token, on a GPU's tensor cores.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from torch import Tensor
 from .linear import Linear
 
 _MOST_AT_ONCE = 1 << 22  # numbers that are multiplied at a time on a CPU: 16 MiB in fp32
+_LARGEST, _EVEN = 448.0, 16  # of E4M3; what both sides of a matrix are multiples of for torch._scaled_mm
 
 
 class ScaledNumbers(NamedTuple):
@@ -49,20 +54,35 @@ class ScaledNumbers(NamedTuple):
 
 
 class Fp8Linear(Linear):
-    """A matrix that is kept as FP8, and multiplied in the type that is computed in."""
+    """A matrix that is kept as FP8, and multiplied in the type that is computed in.
+
+    Args:
+        scaled: numbers and scales.
+        bias: [out] or None.
+        rounds: whether activations are rounded to FP8, by token, if the matrix can be multiplied so.
+    """
 
     has_kernels = False
     scales: Tensor
 
-    def __init__(self, scaled: ScaledNumbers, bias: Tensor | None = None) -> None:
+    def __init__(self, scaled: ScaledNumbers, bias: Tensor | None = None, rounds: bool = False) -> None:
         self.bias, self.folded, self._zeros = bias, {}, None
         self._scaled, self.weight, self.scales = scaled, scaled.numbers, scaled.scales
+        has_row_scales, is_even = scaled.scales.shape[1] == 1, not any(n % _EVEN for n in scaled.numbers.shape)
+        self._rounds = rounds and has_row_scales and is_even
         self.size_bytes = sum(each.nbytes for each in (self.weight, self.scales, bias) if each is not None)
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
-        """See Linear."""
+        """Return the products, [out, in]."""
         return self._scaled.write(torch.empty(self.weight.shape, dtype=dtype, device=self.weight.device), dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], same type."""
-        return F.linear(x, self.matrix(x.dtype), self.bias)
+        return self._by_token(x) if self._rounds else F.linear(x, self.matrix(x.dtype), self.bias)
+
+    def _by_token(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        scales = rows.abs().amax(1, keepdim=True).float().clamp_(min=1e-12).div_(_LARGEST)
+        codes = (rows / scales).to(torch.float8_e4m3fn)  # in fp32, for the scales are
+        y = torch._scaled_mm(codes, self.weight.T, scales, self.scales.T, out_dtype=torch.bfloat16).to(x.dtype)
+        return (y if self.bias is None else y.add_(self.bias)).view(*x.shape[:-1], len(self.weight))

@@ -70,7 +70,7 @@ class Linear:
 
     Attributes:
         weight: [out, in], packed on a CPU.
-        has_kernels: whether our kernels multiply it.
+        has_kernels: whether our kernels and cuBLAS multiply it; else it does so itself.
         scales: [out] of an int8 weight; None: the weight is not int8.
         size_bytes: of weight and bias.
         folded: what kernels have computed once of this weight and a norm, by the norm's weight; see gemm.fold.
@@ -91,10 +91,6 @@ class Linear:
         else:
             self.weight = weight.clone(memory_format=torch.contiguous_format) if is_lent else weight.contiguous()
         self.size_bytes = sum(each.numel() * each.dtype.itemsize for each in (weight, bias) if each is not None)
-
-    def matrix(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight in the type that is computed in, [out, in]."""
-        return self.weight
 
     def bias_or_zeros(self, x: Tensor) -> Tensor:
         """Return the bias, or zeros of x's type, for operations that must have one."""
@@ -125,10 +121,6 @@ class Int8Linear(Linear):
         self.weight, self.scales = quantize(weight)
         kept = (self.weight, self.scales, bias)
         self.size_bytes = sum(each.numel() * each.dtype.itemsize for each in kept if each is not None)
-
-    def matrix(self, dtype: torch.dtype) -> Tensor:
-        """See Linear."""
-        return self.weight * self.scales[:, None]
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], same type."""

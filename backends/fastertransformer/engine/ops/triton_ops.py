@@ -25,7 +25,7 @@ from .kernels import (
     row_plan,
     sampling,
 )
-from .linear import HeadNorms, Int8Linear, Linear, Norm
+from .linear import HeadNorms, Linear, Norm
 from .logits import DrawLimits
 from .ops import Ops
 from .packed_rows import Rows
@@ -132,10 +132,8 @@ class TritonOps(Ops):
         gemm.multiply(flat, linear.weight, bias, linear.scales, norm, activation, added, to, folded, tiling, other)
         return y
 
-    def _matrix(self, linear: Linear, dtype: torch.dtype) -> Tensor:
-        if isinstance(linear, Int8Linear):
-            return elementwise.dequantize(linear.weight, linear.scales)
-        return linear.matrix(dtype)
+    def _matrix(self, linear: Linear) -> Tensor:
+        return linear.weight if linear.scales is None else elementwise.dequantize(linear.weight, linear.scales)
 
     def choose_experts(self, router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
         """See Ops."""
