@@ -48,6 +48,7 @@ from .truth_models import (
     FAMILIES,
     Shape,
     in_format,
+    meant_by_fp8,
     model_type_of,
     rounded_to_int8,
     save_model,
@@ -57,6 +58,8 @@ from .truth_models import (
 from .truth_requests import LONGER_OUTPUTS, Ask, Told, draw_requests, serve, tokens_of
 
 _FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp16 int8": torch.float16}
+_FP8 = ("bf16 fp8", "bf16 fp8_block")  # the directories that convert makes of a hub directory
+_FORMATS |= dict.fromkeys(_FP8, torch.bfloat16)
 _WAYS: dict[str, dict[str, Any]] = {
     "served": {},
     "whole": {"prefill_chunk_tokens": 0, "has_prefix_cache": False},
@@ -256,6 +259,9 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
 def compare_format(arguments: TruthArguments, name: str, way: str, model: Any, shape: Shape, shards: Path) -> Row:
     """Serve in another format, and compare the errors of log-probabilities with transformers' own."""
     exact, ranks = model, 1 if arguments.is_on_cpu else arguments.tensor_para_size  # a CPU's are one process
+    if way in _FP8:
+        shards = made_fp8(way.partition(" ")[2], shape, shards.parent)
+        exact = meant_by_fp8(shards, shards.parent / "meant")
     if "int8" in way:
         exact = rounded_to_int8(model, has_int8_head=not arguments.is_on_cpu, ranks=ranks)
     oracle = Oracle(exact, arguments.device)
@@ -349,6 +355,25 @@ def made(name: str, shape: Shape, directory: Path, tensor_para_size: int) -> tup
     return model, served
 
 
+def _formats_of(arguments: TruthArguments, name: str, shards: Path) -> list[str]:
+    """List the formats that a family is served in: experts are not quantized when they are loaded, nor are arrays."""
+    config = read_config(shards, model_type_of(name), arguments.tensor_para_size)
+    has_arrays = bool(config.decoder and config.decoder.mixture and config.decoder.mixture.is_in_arrays)
+    lacking = ("fp16 int8",) * config.has_experts + _FP8 * (has_arrays or model_type_of(name) != "Llama")
+    return [way for way in _FORMATS if way in arguments.formats and way not in lacking]
+
+
+def made_fp8(quantization: str, shape: Shape, directory: Path) -> Path:
+    """Quantize the model of a directory -> what is served."""
+    from export_scripts.convert import convert
+
+    served = directory / quantization / "served"
+    given = {"format": "huggingface", "quantization": quantization}
+    convert(ConvertArguments(directory / "hub", served, 1, "fp32", **given))
+    write_vocabulary(shape.vocab, served)
+    return served
+
+
 def compare(arguments: TruthArguments, name: str) -> list[Row]:
     """Compare one family in all ways."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -358,8 +383,7 @@ def compare(arguments: TruthArguments, name: str) -> list[Row]:
             model, shards = made(name, shape, Path(temporary), arguments.tensor_para_size)
             if "fp32" in arguments.formats:
                 rows += compare_fp32(arguments, name, model, shape, shards)
-            has_int8 = not read_config(shards, model_type_of(name), arguments.tensor_para_size).has_experts
-            for way in [each for each in _FORMATS if each in arguments.formats and (has_int8 or "int8" not in each)]:
+            for way in _formats_of(arguments, name, shards):
                 rows.append(compare_format(arguments, name, way, model, shape, shards))
         if "fp32" in arguments.formats and arguments.tensor_para_size == 1 and not arguments.is_on_cpu:
             with tempfile.TemporaryDirectory(prefix="slipway-truth-") as temporary:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 _SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -116,6 +118,15 @@ def _experts(shape: Shape, count: str = "num_experts", **more: Any) -> dict[str,
 
 
 _GROUPS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "use_qk_norm": True}
+
+
+def _gpt_oss(shape: Shape) -> dict[str, Any]:
+    """Every second layer has a window; the gate's limit is one that is reached."""
+    rope = {**_YARN, "original_max_position_embeddings": shape.positions // 4, "truncate": False}
+    experts = {"num_local_experts": 16, "num_experts_per_tok": 4, "swiglu_limit": 0.5}
+    return _llama(shape, head_dim=shape.hidden // 8, sliding_window=shape.window, rope_parameters=rope, **experts)
+
+
 # Name: class of the configuration, model_type of config.pbtxt, and its keys.
 _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
     "gpt2": ("GPT2", "GPT", _gpt2),
@@ -183,6 +194,7 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
     ),
     "mixtral": ("Mixtral", "Llama", lambda s: _experts(s, "num_local_experts", num_experts_per_tok=2)),
     "qwen3_moe": ("Qwen3Moe", "Llama", lambda s: _experts(s, norm_topk_prob=True)),
+    "gpt_oss": ("GptOss", "Llama", _gpt_oss),
     "olmoe": ("Olmoe", "Llama", lambda s: _llama(s, num_experts=16, num_experts_per_tok=4)),
     "glm4_moe": (
         "Glm4Moe",
@@ -256,6 +268,30 @@ def in_format(model: Any, dtype: torch.dtype, directory: Path) -> Any:
 
 _EXACT = "kv_b_proj"
 """Last word of the names of matrices that the engine keeps as they are."""
+
+
+def meant_by_fp8(directory: Path, beside: Path) -> Any:
+    """Load what a directory of FP8 means: each number times its scale, in fp32."""
+    import transformers
+
+    shutil.copytree(directory, beside)
+    config = json.loads((directory / "config.json").read_text())
+    del config["quantization_config"]
+    (beside / "config.json").write_text(json.dumps(config))
+    for path in beside.glob("*.safetensors"):
+        tensors = load_file(path)
+        found = {name: each.float() for name, each in tensors.items() if not name.endswith(tuple(_FP8_ENDS))}
+        for name, end in ((name, end) for name in found for end in _FP8_ENDS if name + end in tensors):
+            rows, columns = ((each or size) for each, size in zip(_FP8_ENDS[end], found[name].shape, strict=True))
+            scales = tensors[name + end].float().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+            found[name] *= scales[: found[name].shape[0], : found[name].shape[1]]
+        save_file(found, path, {"format": "pt"})
+    given = {"dtype": torch.float32, "attn_implementation": "eager"}
+    return transformers.AutoModelForCausalLM.from_pretrained(beside, **given).eval()
+
+
+_FP8_ENDS = {"_scale": (1, 0), "_scale_inv": (128, 128)}
+"""Ends of the names of scales, and rows and columns that share one; 0: all."""
 _ROW_PARALLEL = ("c_proj", "out_proj", "o_proj", "dense", "dense_4h_to_h", "fc2", "fc_out", "down_proj", "wo", "o")
 """Last word of the names of matrices whose inputs the ranks share, in transformers' classes."""
 
