@@ -26,6 +26,7 @@ from backends.fastertransformer.engine.model.blocks.context import LayerContext
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.weights import load_weights
+from backends.fastertransformer.engine.ops import state_rows
 from backends.fastertransformer.engine.ops.state_rows import StateRows
 from backends.fastertransformer.engine.parallel.partition import Partition
 from backends.fastertransformer.engine.request.parse import parse_request
@@ -89,6 +90,22 @@ def test_chunks_and_steps_give_the_logits_of_a_whole_pass(name: str, tmp_path: P
     short = ids[:, :24]
     for first in (1, 5):
         assert (decode_logits(network, short, first) - expected[:, first:24]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["falcon_h1_norm", "qwen3_5"])
+def test_blocks_of_a_pass_change_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows lie in one block, or in several, and a block ends within a row, or with it."""
+    saved(name, tmp_path)
+    network, ids, cuts = (
+        open_network(tmp_path, 1, "Llama"),
+        torch.tensor(lines_of(*[200] * 4)),
+        [[190], [2], [64], [130]],
+    )
+    expected = mixed_logits(network, ids, cuts)
+    for tokens in (64, 100, 192, 256):
+        monkeypatch.setattr(state_rows, "_BLOCK_TOKENS", tokens)
+        for found, whole in zip(mixed_logits(network, ids, cuts), expected, strict=True):
+            assert (found - whole).abs().max() < 1e-6
 
 
 def test_a_server_gives_transformers_tokens_and_log_probabilities(opened: tuple[Any, Settings]) -> None:

@@ -6,7 +6,7 @@ convolution sees.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -21,6 +21,7 @@ from .packed_rows import Rows
 CHUNK = 64  # tokens that a scan computes together
 _ROUNDED = 16  # a row's last chunk is padded to a multiple of it, and shares a product with those of its size alone
 _MOST_TOKENS = 4096  # of the chunks of one product
+_BLOCK_TOKENS = 2048  # that a layer computes at a time: what it needs of memory is fp32, and several times its input
 
 
 class Chunk(NamedTuple):
@@ -71,6 +72,35 @@ class StateRows:
         """Which rows begin, bool [B]: their first token is at position 0."""
         assert self._rows
         return self._rows.positions[self._rows.ends[:-1].long()] == 0
+
+    def in_blocks(self, x: Tensor, run: Callable[[Tensor, StateRows], Tensor]) -> Tensor:
+        """Run a function of tokens, [B, T, ...], and their rows on some of them at a time."""
+        if not self.is_packed or x.shape[1] <= _BLOCK_TOKENS:
+            return run(x, self)
+        return torch.cat([run(x[:, tokens], rows) for tokens, rows in self._blocks], 1)
+
+    @cached_property
+    def _blocks(self) -> list[tuple[slice, StateRows]]:
+        """Cut the tokens into blocks; a row is cut between two chunks, so that its numbers stay the same."""
+        found, begin, room = list[tuple[slice, StateRows]](), 0, _BLOCK_TOKENS
+        of_block: dict[int, int] = {}  # row -> tokens
+        for row, left in enumerate(self._lengths.tolist()):
+            while left:
+                taken = min(left, room)
+                taken -= taken % CHUNK if taken < left else 0
+                of_block |= {row: taken} if taken else {}
+                left, room = left - taken, room - taken
+                if left or not room:
+                    found.append(self._block(begin, of_block))
+                    begin, room, of_block = found[-1][0].stop, _BLOCK_TOKENS, {}
+        return [*found, self._block(begin, of_block)] if of_block else found
+
+    def _block(self, begin: int, lengths: dict[int, int]) -> tuple[slice, StateRows]:
+        assert self._rows
+        tokens, rows = slice(begin, begin + sum(lengths.values())), slice(min(lengths), max(lengths) + 1)
+        ends = upload(np.cumsum([0, *lengths.values()]).astype(np.int32), self.states.device)
+        ids, positions, slots = self._rows.ids[tokens], self._rows.positions[tokens], self._rows.slots[tokens]
+        return tokens, StateRows(self.states[rows], Rows(ids, positions, slots, ends, list(lengths.values())))
 
     def read(self, part: Tensor) -> Tensor:
         """Read a part of the rows' states, [B, ...]; zeros of rows that begin."""

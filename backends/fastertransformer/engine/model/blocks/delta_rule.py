@@ -17,6 +17,8 @@ from models.blocks.delta_rule import DeltaRule
 from ...cache.states import LayerState, StateShape
 from ...ops.delta_scan import DeltaRecurrence
 from ...ops.linear import Linear, Norm
+from ...ops.ops import Ops
+from ...ops.state_rows import StateRows
 from .context import LayerContext
 from .mamba import cut
 
@@ -53,10 +55,13 @@ class DeltaWeights:
 
     def inner(self, x: Tensor, norm: Norm | None, context: LayerContext, state: LayerState) -> Tensor:
         """Compute what ``out`` is multiplied by, [B, T, H * V], of [B, T, hidden], normed first."""
-        kind, rows = self.kind, context.state_rows
-        assert rows, "the cache keeps no states"
-        normed = context.ops.norm(x, norm) if norm else x
-        projected, rates = (context.ops.linear(each, normed).flatten(0, 1).float() for each in (self.into, self.rates))
+        assert context.state_rows, "the cache keeps no states"
+        return context.state_rows.in_blocks(x, lambda part, rows: self._run(part, norm, context.ops, rows, state))
+
+    def _run(self, x: Tensor, norm: Norm | None, ops: Ops, rows: StateRows, state: LayerState) -> Tensor:
+        kind = self.kind
+        normed = ops.norm(x, norm) if norm else x
+        projected, rates = (ops.linear(each, normed).flatten(0, 1).float() for each in (self.into, self.rates))
         mixed, gate = self._split(projected)
         rate, forgotten = (each.flatten(1) for each in (rates if kind.is_by_kind else self._by_key(rates)).chunk(2, -1))
         widths = [kind.key_head_num * kind.key_size] * 2 + [kind.value_head_num * kind.value_size]

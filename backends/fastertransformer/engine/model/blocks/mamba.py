@@ -17,6 +17,8 @@ from models.blocks.mamba import Mamba
 from ...cache.states import LayerState, StateShape
 from ...ops.linear import Linear, Norm
 from ...ops.mamba_scan import MambaRecurrence
+from ...ops.ops import Ops
+from ...ops.state_rows import StateRows
 from .context import LayerContext
 
 
@@ -52,9 +54,12 @@ class MambaWeights:
 
     def inner(self, x: Tensor, norm: Norm | None, context: LayerContext, state: LayerState) -> Tensor:
         """Compute what ``out`` is multiplied by, [B, T, H * P], of [B, T, hidden], normed first."""
-        kind, rows = self.kind, context.state_rows
-        assert rows, "the cache keeps no states"
-        projected = context.ops.linear(self.into, x, norm).flatten(0, 1).float()
+        assert context.state_rows, "the cache keeps no states"
+        return context.state_rows.in_blocks(x, lambda part, rows: self._run(part, norm, context.ops, rows, state))
+
+    def _run(self, x: Tensor, norm: Norm | None, ops: Ops, rows: StateRows, state: LayerState) -> Tensor:
+        kind = self.kind
+        projected = ops.linear(self.into, x, norm).flatten(0, 1).float()
         if self.sections is not None:
             projected = projected * self.sections
         gate, convolved, step = torch.split(projected, [kind.inter_size, kind.channels, kind.head_num], -1)
