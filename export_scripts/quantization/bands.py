@@ -1,4 +1,4 @@
-"""Quantize a few rows at a time, in memory that stays in the second-level cache."""
+"""Quantize a few rows at a time, in memory that stays in the cache."""
 
 from __future__ import annotations
 
@@ -9,39 +9,36 @@ import numpy as np
 
 from export_scripts.tensors.dtypes import Array, widen
 
-_ELEMENTS = 1 << 16
-"""Numbers of a band: four arrays of them in fp32 fit the cache."""
+_ELEMENTS = 1 << 17
+"""Numbers of a band: so many that a call costs little beside them, and so few that four arrays in fp32 stay near."""
 
 
 class Band:
     """Some rows in fp32 and memory for what is made of them.
 
     Args:
-        shape: of a band at most.
+        shape: of a band.
 
     Attributes:
         values: the rows.
         scaled, rounded, spare: of the same shape, for whoever quantizes.
+        signs: of the same shape.
     """
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.values, self.scaled, self.rounded, self.spare = (np.empty(shape, np.float32) for _ in range(4))
-
-    def first(self, rows: int) -> Band:
-        """Return a band of fewer rows in the same memory."""
-        cut = Band((0, 0))
-        cut.values, cut.scaled, cut.rounded, cut.spare = (each[:rows] for each in vars(self).values())
-        return cut
+        self.signs = np.empty(shape, np.bool_)
 
 
 def bands(values: Array, data_type: str) -> Iterator[tuple[slice, Band]]:
     """Yield bands of a matrix's rows, in fp32; each is valid until the next is asked for."""
     rows, columns = values.shape
     most = max(1, min(rows, _ELEMENTS // max(1, columns)))
-    memory = Band((most, columns))
+    band = Band((most, columns))
     for start in range(0, rows, most):
         place = slice(start, min(start + most, rows))
-        band = memory.first(place.stop - start)
+        if place.stop - start < most:
+            band = Band((place.stop - start, columns))
         if data_type == "bf16":
             bits = band.values.view(np.uint32)
             np.copyto(bits, values[place])
@@ -67,8 +64,29 @@ def largest(values: Array, data_type: str, axis: int) -> Array:
     return widen(found.view(values.dtype), data_type)
 
 
-def in_bytes(codes: Array) -> Array:
+def in_bytes(codes: Array, result: Array) -> None:
     """Put two numbers of 4 bits into a byte, the first into its lower half."""
     pairs = codes.view("<u2")
     pairs |= pairs >> np.uint16(4)
-    return pairs.astype(np.uint8)
+    np.copyto(result, pairs, casting="unsafe")
+
+
+class Errors:
+    """Sums of squares of each row, band by band: of what the numbers that come back differ by, and of the numbers.
+
+    Args:
+        rows: of all bands.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._sums = np.empty((2, rows, 1, 1), np.float32)
+
+    def add(self, place: slice, errors: Array, values: Array) -> None:
+        """Sum the squares of a band's rows up."""
+        for sums, each in zip(self._sums[:, place], (errors, values), strict=True):
+            np.matmul(each[:, None, :], each[:, :, None], out=sums)
+
+    def of(self, units: Array | None = None) -> Array:
+        """Return both, [2, rows]; ``units`` are what a row's numbers were divided by."""
+        sums = self._sums[:, :, 0, 0].astype(np.float64)
+        return sums if units is None else sums * np.square(units, dtype=np.float64)

@@ -35,21 +35,21 @@ class SmallFloat:
     least_exponent: int
     largest: float
 
-    def encoded(self, band: Band, peak: float) -> Array:
-        """Return the bits of the numbers nearest to ``band.scaled``, the sign first, as uint8.
+    def encode(self, band: Band, peak: float, codes: Array) -> None:
+        """Write the bits of the numbers nearest to ``band.scaled``, the sign first, into ``codes``.
 
         Args:
             band: what the numbers differ by goes to its ``rounded``.
             peak: the largest magnitude; it may be more than this type's.
+            codes: bytes of the band's shape.
         """
         self._round(band.scaled, band.rounded, band.spare)
         if peak > self.largest * (1 + 2.0**-_SURELY):
             shape = band.rounded.shape
             np.minimum(band.rounded, filled(shape, self.largest), out=band.rounded)
             np.maximum(band.rounded, filled(shape, -self.largest), out=band.rounded)
-        codes = self._codes(band.rounded, band.scaled, band.spare)
+        self._write_codes(band, codes)
         band.rounded -= band.scaled
-        return codes
 
     def _round(self, values: Array, result: Array, spare: Array) -> None:
         """Find the nearest numbers with this type's digits; zeros lose their sign."""
@@ -61,19 +61,16 @@ class SmallFloat:
         np.add(values, spare, out=result)
         result -= spare
 
-    def _codes(self, rounded: Array, values: Array, spare: Array) -> Array:
-        """Return the bits of numbers of this type; ``values`` have their sign."""
+    def _write_codes(self, band: Band, codes: Array) -> None:
+        """Write the bits of numbers of this type, which are rounded already; zeros have lost their sign."""
         # So small, fp32 has as few digits left as this type has below its least exponent: its bits are these bits.
-        np.multiply(rounded, np.float32(2.0 ** (1 - _BIAS - self.least_exponent)), out=spare)
-        bits = spare.view(np.uint32)
+        np.multiply(band.rounded, np.float32(2.0 ** (1 - _BIAS - self.least_exponent)), out=band.spare)
+        bits, signs = band.spare.view(np.uint32), band.signs.view(np.uint8)
         bits >>= np.uint32(_DIGITS - self.digits)
-        width = self.digits + self.exponent_bits
-        result = bits.astype(np.uint8)
-        result &= np.uint8((1 << width) - 1)
-        sign = np.signbit(values).view(np.uint8)
-        sign <<= np.uint8(width)
-        result |= sign
-        return result
+        np.copyto(codes, bits, casting="unsafe")  # the sign lies beyond the lowest byte
+        np.signbit(band.scaled, out=band.signs)
+        signs <<= np.uint8(self.digits + self.exponent_bits)
+        codes |= signs
 
 
 E4M3 = SmallFloat(3, 4, -6, 448.0)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.quantization.bands import bands, largest
+from export_scripts.quantization.bands import Errors, bands, largest
 from export_scripts.quantization.compressed import quantization_config, scales
 from export_scripts.quantization.float_rounding import E4M3
-from export_scripts.quantization.record import WORDS, Encoded, Output, Quantization, Shape, squared_sums
+from export_scripts.quantization.record import WORDS, Encoded, Output, Quantization, Shape
 from export_scripts.tensors.dtypes import Array, item_bytes, widen
 
 
@@ -31,15 +31,13 @@ class Fp8(Quantization):
         peaks = largest(values, data_type, 1)
         stored = scales(peaks, E4M3.largest, data_type)
         scale = widen(stored, data_type)
-        codes = np.empty(values.shape, np.uint8)
-        errors, squares = np.empty((2, len(values)), np.float64)
+        codes, errors = np.empty(values.shape, np.uint8), Errors(len(values))
+        peak = float((peaks / scale).max())
         for rows, band in bands(values, data_type):
-            by = scale[rows, None]
-            np.divide(band.values, by, out=band.scaled)
-            codes[rows] = E4M3.encoded(band, float((peaks[rows] / scale[rows]).max()))
-            units = np.square(by[:, 0], dtype=np.float64)
-            errors[rows], squares[rows] = (squared_sums(each) * units for each in (band.rounded, band.scaled))
-        return Encoded((codes, stored[:, None]), errors, squares)
+            np.divide(band.values, scale[rows, None], out=band.scaled)
+            E4M3.encode(band, peak, codes[rows])
+            errors.add(rows, band.rounded, band.scaled)
+        return Encoded((codes, stored[:, None]), *errors.of(scale))
 
     def config(self, stays: Sequence[str]) -> dict[str, Any]:
         number = {"num_bits": 8, "type": "float", "symmetric": True}

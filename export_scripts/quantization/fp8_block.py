@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.quantization.bands import bands, largest
+from export_scripts.quantization.bands import Errors, bands, largest
 from export_scripts.quantization.float_rounding import E4M3
-from export_scripts.quantization.record import Encoded, Output, Quantization, Shape, squared_sums
+from export_scripts.quantization.record import Encoded, Output, Quantization, Shape
 from export_scripts.tensors.dtypes import Array
 
 _SIDE = 128
@@ -32,8 +32,7 @@ class Fp8Block(Quantization):
 
     def encode(self, values: Array, data_type: str) -> Encoded:
         rows, columns = values.shape
-        codes = np.empty(values.shape, np.uint8)
-        errors, squares = np.empty((2, rows), np.float64)
+        codes, errors = np.empty(values.shape, np.uint8), Errors(rows)
         starts = range(0, rows, _SIDE)
         stored = np.empty((len(starts), -(-columns // _SIDE)), np.float32)
         for number, start in enumerate(starts):
@@ -44,10 +43,10 @@ class Fp8Block(Quantization):
             for inner, band in bands(values[block], data_type):
                 place = slice(start + inner.start, start + inner.stop)
                 np.divide(band.values, by, out=band.scaled)
-                codes[place] = E4M3.encoded(band, E4M3.largest)
+                E4M3.encode(band, E4M3.largest, codes[place])
                 band.rounded *= by
-                errors[place], squares[place] = squared_sums(band.rounded), squared_sums(band.values)
-        return Encoded((codes, stored), errors, squares)
+                errors.add(place, band.rounded, band.values)
+        return Encoded((codes, stored), *errors.of())
 
     @staticmethod
     def _scales(values: Array, data_type: str) -> Array:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.quantization.bands import bands, filled, in_bytes, largest
+from export_scripts.quantization.bands import Errors, bands, filled, in_bytes, largest
 from export_scripts.quantization.compressed import quantization_config, scales
-from export_scripts.quantization.record import WORDS, Encoded, Output, Quantization, Shape, squared_sums
+from export_scripts.quantization.record import WORDS, Encoded, Output, Quantization, Shape
 from export_scripts.tensors.dtypes import Array, item_bytes, widen
 
 _GROUP, _IN_A_WORD = 128, 8
@@ -38,23 +38,24 @@ class Int4(Quantization):
         rows, columns = values.shape
         grouped = values.reshape(-1, _GROUP)
         # Half of all the numbers that four bits have, though the type has one more below zero than above.
-        stored = scales(largest(grouped, data_type, 1), (_LARGEST - _LEAST) / 2, data_type)
+        peaks = largest(grouped, data_type, 1)
+        stored = scales(peaks, (_LARGEST - _LEAST) / 2, data_type)
         scale = widen(stored, data_type)
-        packed = np.empty((len(grouped), _GROUP // 2), np.uint8)
-        errors, squares = np.empty((2, len(grouped)), np.float64)
+        peak = float((peaks / scale).max())
+        packed, errors = np.empty((len(grouped), _GROUP // 2), np.uint8), Errors(len(grouped))
         for place, band in bands(grouped, data_type):
-            by = scale[place, None]
-            np.divide(band.values, by, out=band.scaled)
+            np.divide(band.values, scale[place, None], out=band.scaled)
             np.rint(band.scaled, out=band.rounded)
             np.minimum(band.rounded, filled(band.rounded.shape, _LARGEST), out=band.rounded)
-            np.maximum(band.rounded, filled(band.rounded.shape, _LEAST), out=band.rounded)
-            np.subtract(band.rounded, np.float32(_LEAST), out=band.spare)
-            packed[place] = in_bytes(band.spare.astype(np.uint8))
+            if peak > -_LEAST + 0.5:
+                np.maximum(band.rounded, filled(band.rounded.shape, _LEAST), out=band.rounded)
+            codes = band.rounded.astype(np.int8).view(np.uint8)
+            codes -= np.uint8(_LEAST % 256)
+            in_bytes(codes, packed[place])
             band.rounded -= band.scaled
-            units = np.square(by[:, 0], dtype=np.float64)
-            errors[place], squares[place] = (squared_sums(each) * units for each in (band.rounded, band.scaled))
+            errors.add(place, band.rounded, band.scaled)
         contents = packed.reshape(rows, -1), stored.reshape(rows, -1)
-        return Encoded(contents, *(each.reshape(rows, -1).sum(1) for each in (errors, squares)))
+        return Encoded(contents, *errors.of(scale).reshape(2, rows, -1).sum(2))
 
     def config(self, stays: Sequence[str]) -> dict[str, Any]:
         weights = {

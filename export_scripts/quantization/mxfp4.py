@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.quantization.bands import bands, in_bytes, largest
+from export_scripts.quantization.bands import Errors, bands, in_bytes, largest
 from export_scripts.quantization.float_rounding import E2M1
-from export_scripts.quantization.record import Encoded, Output, Quantization, Shape, squared_sums
+from export_scripts.quantization.record import Encoded, Output, Quantization, Shape
 from export_scripts.tensors.dtypes import Array
 
 _GROUP = 32
@@ -53,16 +53,16 @@ class Mxfp4(Quantization):
         peaks = largest(grouped, data_type, 1).astype(np.float32)
         exponents = ((peaks.view(np.uint32) + _ROUNDED_UP) >> 23).astype(np.int32) - _LARGEST_EXPONENT
         np.maximum(exponents, 0, out=exponents)
-        packed = np.empty((len(grouped), _GROUP // 2), np.uint8)
-        errors, squares = np.empty((2, len(grouped)), np.float64)
+        scale = np.ldexp(np.float32(1), exponents - 127)
+        packed, errors = np.empty((len(grouped), _GROUP // 2), np.uint8), Errors(len(grouped))
         for place, band in bands(grouped, data_type):
-            by = np.ldexp(np.float32(1), exponents[place] - 127)[:, None]
-            np.divide(band.values, by, out=band.scaled)
-            packed[place] = in_bytes(E2M1.encoded(band, 2 * E2M1.largest))
-            units = np.square(by[:, 0], dtype=np.float64)
-            errors[place], squares[place] = (squared_sums(each) * units for each in (band.rounded, band.scaled))
+            np.divide(band.values, scale[place, None], out=band.scaled)
+            codes = np.empty(band.scaled.shape, np.uint8)
+            E2M1.encode(band, 2 * E2M1.largest, codes)
+            in_bytes(codes, packed[place])
+            errors.add(place, band.rounded, band.scaled)
         contents = (each.reshape(experts, rows, -1) for each in (packed, exponents.astype(np.uint8)))
-        return *contents, *(each.reshape(experts, rows, -1).sum(2) for each in (errors, squares))
+        return *contents, *errors.of(scale).reshape(2, experts, rows, -1).sum(3)
 
     def config(self, stays: Sequence[str]) -> dict[str, Any]:
         return {

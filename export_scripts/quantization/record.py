@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
-import numpy as np
-
 from export_scripts.tensors.dtypes import Array
 
 Shape = tuple[int, ...]
@@ -104,9 +102,3 @@ class Quantization(ABC):
     def problem(self, shape: Shape) -> str:
         """Return why a tensor cannot be quantized; empty: it can."""
         return ""
-
-
-def squared_sums(values: Array) -> Array:
-    """Sum the squares of each row up."""
-    sums: Array = np.matmul(values[:, None, :], values[:, :, None])
-    return sums[:, 0, 0].astype(np.float64)
