@@ -54,7 +54,9 @@ def read_header(stream: IO[bytes], size_bytes: int, where: str, error: Refusal) 
     """
     content, base = _header(stream, size_bytes, where, error)
     content.pop(_METADATA, None)
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # equal ones are one
     tensors = {key: _tensor(base, entry, f"{where}: {key[:200]}", error) for key, entry in content.items()}
+    tensors = {key: each._replace(shape=shapes.setdefault(each.shape, each.shape)) for key, each in tensors.items()}
     end = base
     for tensor in sorted(tensors.values(), key=lambda each: (each.offset, each.size_bytes)):
         if tensor.offset != end:

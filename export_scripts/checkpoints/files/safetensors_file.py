@@ -16,7 +16,7 @@ from handover.errors import CheckpointError
 from models.safetensors import read_header
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SafeTensor:
     """One tensor of a safetensors file.
 

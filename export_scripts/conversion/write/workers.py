@@ -55,6 +55,8 @@ def run_all(processes: int, count: int, work: Callable[[int, Advance], Result], 
         for number in range(count):
             yield work(number, advance)
         return
+    with suppress(OSError, AttributeError):  # not glibc's
+        ctypes.CDLL(None).malloc_trim(0)  # what planning has freed, and a library of tokenizers
     context = multiprocessing.get_context("fork")
     _Inherited.work, _Inherited.written = work, context.Value("q")
     gc.freeze()  # the collector skips inherited objects: visiting them would copy their pages
