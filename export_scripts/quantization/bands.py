@@ -10,7 +10,7 @@ import numpy as np
 from export_scripts.tensors.dtypes import Array, widen
 
 _ELEMENTS = 1 << 17
-"""Numbers of a band: so many that a call costs little beside them, and so few that four arrays in fp32 stay near."""
+"""Numbers of a band: a call costs little beside them, and four arrays of them in fp32 stay in the cache."""
 
 
 class Band:
