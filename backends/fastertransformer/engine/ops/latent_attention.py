@@ -125,9 +125,10 @@ class LatentOps:
     def _absorbed(self, attend_one: Attend) -> LatentAttend:
         def attend(q: Tensor, narrow: Tensor, up: LatentUp, kv: Tensor) -> Tensor:
             entries = self._entries(narrow, up)
-            query = torch.cat((q[..., up.plain_size :], q[..., : up.plain_size] @ up.keys), -1)  # [B, H, T, R + N]
+            absorbed = _by_head(q[..., : up.plain_size], up.keys)
+            query = torch.cat((q[..., up.plain_size :], absorbed), -1)  # [B, H, T, R + N]
             attended = attend_one(query, entries, entries, kv)
-            return attended[..., -up.matrix.shape[2] :] @ up.values.mT
+            return _by_head(attended[..., -up.matrix.shape[2] :], up.values.mT)
 
         return attend
 
@@ -135,6 +136,12 @@ class LatentOps:
         """Make entries of the cache, not yet rotated: [B, T, N + R] -> [B, 1, T, R + N]."""
         width = up.matrix.shape[2]
         return torch.cat((narrow[..., width:], self._norm(narrow[..., :width], up.norm)), -1)[:, None]
+
+
+def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
+    """Multiply what each head has, [B, H, T, n], by its matrix, [H, n, m]; torch's own way copies it for each row."""
+    heads = x.transpose(0, 1)
+    return torch.bmm(heads.flatten(1, 2), matrices).view(*heads.shape[:3], -1).transpose(0, 1)
 
 
 def _rotated_first(q: Tensor, up: LatentUp) -> Tensor:
