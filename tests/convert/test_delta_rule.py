@@ -75,7 +75,8 @@ def test_a_predictor_becomes_that_of_the_hubs_files(name: str, form: str, tmp_pa
     model.save_pretrained(tmp_path / "hub")
     source = Saved(model.config, with_predictor(tensors(tmp_path / "hub"), 2), logits(model))
     write = write_bridge_of_images if form == "of images" else FORMS[form]
-    path, out = write(tmp_path / "run", source, 2, mtp_num_layers=1), tmp_path / "out"
+    said = {"mtp_num_layers": 2, "mtp_use_repeated_layer": True} if form == "of images" else {"mtp_num_layers": 1}
+    path, out = write(tmp_path / "run", source, 2, **said), tmp_path / "out"
     convert(ConvertArguments(path, out, weight_data_type="fp32", format="huggingface"))
     assert_same_model(out, source)
     about = json.loads((out / "config.json").read_text())
@@ -127,7 +128,6 @@ def test_a_directory_of_the_hub_is_read_and_predictors_are_written_as_they_are(t
         ({"activation_func": {"_target_": "torch.nn.functional.gelu", "_call_": False}}, "activation: gated gelu"),
         ({"mtp_num_layers": 1}, "mtp_num_layers: 1  .its layer is as the last, which has no attention"),
         ({"mtp_num_layers": 2}, "mtp_num_layers: 2  .there is one beside the layers"),
-        ({"mtp_num_layers": 1, "mtp_use_repeated_layer": True}, "mtp_use_repeated_layer: True  .a predictor has"),
     ],
 )
 def test_what_no_block_computes_is_refused_by_name(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

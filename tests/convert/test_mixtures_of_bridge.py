@@ -53,10 +53,11 @@ def test_ling_2_becomes_the_class_that_computes_the_same(tmp_path: Path) -> None
     assert plan.source.dims.attention.qk_norm == BY_HEAD
 
 
-def test_glms_predictors_are_those_of_its_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", [{"mtp_num_layers": 1}, {"mtp_num_layers": 3, "mtp_use_repeated_layer": True}])
+def test_glms_predictors_are_those_of_its_files(said: dict[str, Any], tmp_path: Path) -> None:
     source = saved("glm4_moe")
     wanted = with_predictor(source.tensors)
-    weights = write_bridge_tree(tmp_path / "run", bridge(source.config) | {"mtp_num_layers": 1})
+    weights = write_bridge_tree(tmp_path / "run", bridge(source.config) | said)
     state = core_state(wanted, source.config, padded_vocabulary(source.config, 1))
     write_torch_dist(weights, chunked(state, 1, is_stacked=False), "", {"iteration": 7})
     for path, out in ((tmp_path / "run", tmp_path / "hf"), (tmp_path / "hf", tmp_path / "again")):
@@ -70,7 +71,8 @@ def test_glms_predictors_are_those_of_its_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["exaone_moe", "qwen3_moe"])
 def test_predictors_that_no_class_has_are_left_out_and_named(name: str, tmp_path: Path) -> None:
     source = saved(name)
-    weights = write_bridge_tree(tmp_path / "run", bridge(source.config) | {"mtp_num_layers": 1})
+    said = {"mtp_num_layers": 2, "mtp_use_repeated_layer": True}
+    weights = write_bridge_tree(tmp_path / "run", bridge(source.config) | said)
     state = core_state(source.tensors, source.config, padded_vocabulary(source.config, 1))
     state["mtp.layers.0.enorm.weight"] = source.tensors["model.norm.weight"]
     write_torch_dist(weights, chunked(state, 1, is_stacked=False), "", {"iteration": 7})

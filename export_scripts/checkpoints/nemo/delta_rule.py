@@ -60,9 +60,8 @@ def delta_problems(config: Mapping[str, Any]) -> list[str]:
 
 def _predictor_problems(config: Mapping[str, Any]) -> list[str]:
     """List why predictors of further tokens are none of Qwen3-Next's files, one line each."""
-    count, repeated = config[_PREDICTORS], config.get(_REPEATED)
-    found = [f"{_REPEATED}: {shown(repeated)}  (a predictor has a layer of its own)"] if repeated else []
-    if count != 1:
+    count, found = config[_PREDICTORS], []
+    if count != 1 and not config.get(_REPEATED):
         found.append(f"{_PREDICTORS}: {shown(count)}  (there is one beside the layers)")
     if _linear(config[_FREQUENCY], config["num_layers"])[-1]:
         found.append(f"{_PREDICTORS}: {shown(count)}  (its layer is as the last, which has no attention)")
@@ -93,9 +92,7 @@ def delta_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[s
     blocks = fields.get("layers.blocks") or (DENSE_LAYER,) * layers
     return {
         "attention.has_output_gate": bool(config.get(_GATE)),
-        "predictor_num": bounded(config[_PREDICTORS], f"{_FILE}: {_PREDICTORS}", LARGEST)
-        if config.get(_PREDICTORS)
-        else 0,
+        "predictor_num": 1 if config.get(_PREDICTORS) else 0,
         "layers.blocks": tuple(
             ("delta", own[1]) if is_linear else own for own, is_linear in zip(blocks, linear, strict=True)
         ),

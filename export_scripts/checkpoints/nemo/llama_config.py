@@ -142,8 +142,6 @@ def _router_problems(config: Mapping[str, Any]) -> list[str]:
     """List what a mixture of experts has that none here has, one line each."""
     if not experts_of(config):
         return []
-    if is_hybrid(config):  # whose predictors are left out
-        config = {key: value for key, value in config.items() if key != PREDICTORS}
     found = mixture_problems(config) + mixture_problems(customization(config), f"{CUSTOMIZATION}.")
     capacity = is_leaving_out(config)
     return [*found, capacity] if capacity and config.get(AS_CORE) else found

@@ -55,8 +55,6 @@ def mixture_problems(config: Mapping[str, Any], where: str = "") -> list[str]:
     is_ernies = config.get("rotary_interleaved") and not config.get("moe_apply_probs_on_input")
     if is_ernies and config.get(_SCORING) == SIGMOID:
         found.append(f"{where}{_SCORING}: {SIGMOID}  ({_OF_ERNIE})")
-    if config.get(PREDICTORS) and config.get(_REPEATED):
-        found.append(f"{where}{_REPEATED}: {shown(config[_REPEATED])}  (each predictor has a layer of its own)")
     return found
 
 
@@ -99,10 +97,17 @@ def mixture_fields(config: Mapping[str, Any], layers: int, is_gated: bool, has_b
         "mixture.is_group_of_two": groups == 1 or chosen // chosen_groups == 2,
         "mixture.shared_inter_size": bounded(shared, f"{_FILE}: shared experts", LARGEST) if shared else 0,
         "mixture.has_shared_gate": bool(shared and config.get("moe_shared_expert_gate")),
-        "predictor_num": _positive(config, PREDICTORS, None) if config.get(PREDICTORS) else 0,
+        "predictor_num": _predictors(config),
         "mixture.latent_size": bounded(latent, f"{_FILE}: {_LATENT}", LARGEST) if latent else 0,
         "layers.blocks": tuple(SPARSE_LAYER if each else DENSE_LAYER for each in _sparse(config, layers)),
     }
+
+
+def _predictors(config: Mapping[str, Any]) -> int:
+    """Count the predictors of further tokens; one that is used again and again is there once."""
+    if not config.get(PREDICTORS):
+        return 0
+    return 1 if config.get(_REPEATED) else _positive(config, PREDICTORS, None)
 
 
 def _sparse(config: Mapping[str, Any], layers: int) -> list[bool]:
