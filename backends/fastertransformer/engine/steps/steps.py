@@ -111,9 +111,10 @@ class Steps(Collective):
 
     @property
     def can_chunk(self) -> bool:
-        """Whether a prompt may be run in chunks: not an encoder's, and not where a GPU would continue it by torch."""
+        """Whether a prompt may be run in chunks: not an encoder's, and not where a GPU would attend to it by torch."""
         network = self.network
-        return not self.config.encoder and (not network.ops.can_capture or network.can_capture_continued)
+        is_fast = not network.ops.can_capture or network.can_capture_continued or self.config.keeps_states
+        return not self.config.encoder and is_fast
 
     def can_mix(self, rows: int, tokens: int, contexts: int = 1) -> bool:
         """Return whether a step in which some rows decode, and others run some tokens, is best taken as one pass.
