@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from support.faked_gpu import fake_gpu
+from support.network_runs import FP32, load_for_kernels
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
@@ -23,7 +24,6 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import CacheShape
 from backends.fastertransformer.engine.model.network import Network
-from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.ops.kernels import gemm, launch, sampling
 from backends.fastertransformer.engine.ops.linear import Norm
@@ -76,7 +76,9 @@ def take_steps(steps: Steps, lengths: Sequence[int], more: int) -> None:
 def open_steps(family: str, directory: Path) -> Steps:
     arguments = AgreementArguments(layers=1, hidden=256, vocab=50)
     config = write_checkpoint(arguments, family, directory / "1-gpu")
-    whole = Network(config, load_weights(directory / "1-gpu", config, 1, choose_precision("fp32", CPU), CPU))
+    root = directory / "1-gpu"
+    weights = load_for_kernels(root, config) if config.has_experts else load_weights(root, config, 1, FP32, CPU)
+    whole = Network(config, weights)
     has_cross = config.encoder is not None
     shape = CacheShape(whole.weights.decoder.entries, torch.float32, has_cross, is_head_major=True)
     return Steps(whole, KvCache(shape, CPU, 1 << 26, config.max_pos_seq_len))
@@ -122,7 +124,7 @@ def test_large_inputs_that_keep_the_gpu_busy_are_not_captured(
         assert max(warmup._choose_tokens(steps, 99.0)) == most
 
 
-@pytest.mark.parametrize("family", ["gpt", "bloom", "gptj", "gptneox", "t5", "llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["gpt", "bloom", "gptj", "gptneox", "t5", "llama", "qwen3", "gemma2", "glm4_moe"])
 @torch.inference_mode()
 def test_no_request_needs_what_was_not_warmed_up(family: str, tmp_path: Path, variants: Variants) -> None:
     steps = open_steps(family, tmp_path)
