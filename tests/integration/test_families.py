@@ -1,4 +1,4 @@
-"""GPT-J, Gemma 2 and Ernie 4.5 with experts, from the hub to the report as a user runs them, against transformers."""
+"""Models of several families, from the hub to the report as a user runs them, against transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXTS = [json.loads(line)["text"] for line in SUBSET.read_text(encoding="utf-8")
 SAMPLES = 5
 
 
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("gptj", "gemma2")]
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("gptj", "gemma2", "deepseek_v3")]
 
 
 @pytest.fixture(scope="module", params=[*LONG, "ernie4_5_moe"])
