@@ -26,10 +26,10 @@ class DeltaRecurrence:
         """See Recurrence."""
         query, key, value, fading, rate = given
         query, key = (of_heads(_unit(each), value.shape[1]) for each in (query, key))
-        memory = fading.exp()[..., None, None] * memory
-        learnt = rate[..., None] * (value - (memory * key[..., None]).sum(-2))
-        memory += key[..., None] * learnt[..., None, :]
-        return (memory * query[..., None]).sum(-2) * key.shape[-1] ** -0.5, memory
+        memory.mul_(fading.exp()[..., None, None])
+        learnt = rate[..., None] * (value - (key[..., None, :] @ memory).squeeze(-2))
+        memory.addcmul_(key[..., None], learnt[..., None, :])
+        return (query[..., None, :] @ memory).squeeze(-2) * key.shape[-1] ** -0.5, memory
 
     def run_chunk(self, given: Sequence[Tensor], is_there: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """See Recurrence."""

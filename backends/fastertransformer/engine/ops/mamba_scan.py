@@ -32,9 +32,9 @@ class MambaRecurrence:
         """See Recurrence."""
         x, step, into, out_of = given
         into, out_of = (of_heads(each, x.shape[1]) for each in (into, out_of))
-        memory = torch.exp(self.decay * step)[..., None, None] * memory
-        memory += (step[..., None] * x)[..., None] * into[:, :, None]
-        return (memory * out_of[:, :, None]).sum(-1) + self.skip[:, None] * x, memory
+        memory.mul_(torch.exp(self.decay * step)[..., None, None])
+        memory.addcmul_((step[..., None] * x)[..., None], into[:, :, None])
+        return (memory @ out_of[..., None]).squeeze(-1) + self.skip[:, None] * x, memory
 
     def run_chunk(self, given: Sequence[Tensor], is_there: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """See Recurrence."""

@@ -44,7 +44,7 @@ class Recurrence(Protocol):
     """How a memory goes from token to token, of a layer."""
 
     def step(self, given: Sequence[Tensor], memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Run one token of each row: of what is given, [B, ...], and the memory before; returns outputs, and after."""
+        """Run one token of each row, [B, ...], on a memory, which may be overwritten; returns outputs and memory."""
 
     def run_chunk(self, given: Sequence[Tensor], is_there: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Run a chunk of each row, [b, L, ...], of which padding, see Chunk, leaves the memory as it is."""
