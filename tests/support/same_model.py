@@ -11,8 +11,12 @@ import torch
 from support.llama_models import VOCAB, Saved, logits, tensors
 
 
-def assert_same_model(root: Path, source: Saved) -> None:
-    """Compare names, types and bytes of all tensors, and transformers' logits after loading without a complaint."""
+def assert_same_model(root: Path, source: Saved) -> float:
+    """Compare names, types and bytes of all tensors, and transformers' logits after loading without a complaint.
+
+    Returns:
+        The largest difference of the logits.
+    """
     from transformers import AutoModelForCausalLM
 
     made = tensors(root)
@@ -26,4 +30,6 @@ def assert_same_model(root: Path, source: Saved) -> None:
     assert not any(loading.values()), loading
     model.set_attn_implementation("eager")
     assert type(model.config) is type(source.config)
-    assert np.abs(logits(model.eval()) - source.logits).max() < 1e-5
+    difference = float(np.abs(logits(model.eval()) - source.logits).max())
+    assert difference < 1e-5
+    return difference
