@@ -46,7 +46,7 @@ from handover.progress import Progress
 
 KIND = "huggingface"
 # Written into the journal: work of an older layout is not continued.
-_LAYOUT_VERSION = 1
+_LAYOUT_VERSION = 2
 
 
 def convert_to_huggingface(arguments: ConvertArguments) -> Manifest:
