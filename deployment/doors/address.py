@@ -32,7 +32,7 @@ def listening_host(host: str, environment: Mapping[str, str]) -> str:
     name = environment.get("SLURMD_NODENAME") or socket.gethostname()
     try:
         return socket.gethostbyname(name)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ServerError(f"this node's name '{name}' has no address: {error}", "set deployment.host") from error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
@@ -11,6 +10,7 @@ from deployment.arguments import ServeArguments
 from deployment.doors.address import own_address
 from deployment.doors.ports import Ports, choose_ports
 from handover.errors import ServerError, nearest
+from handover.host_names import addresses_of
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 GUARDS = (AUTO, ALWAYS, NEVER)
@@ -77,7 +77,7 @@ def is_guarded(arguments: ServeArguments) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether only this host reaches a server that listens there."""
     try:
-        found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+        found = {entry[4][0] for entry in addresses_of(host)}
     except OSError:
         return False
     return all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)

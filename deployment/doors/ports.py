@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handover.errors import ServerError
+from handover.host_names import addresses_of
 
 _LARGEST = 65535
 _FIRST_FREE = 10_000  # below are the ports that services are known by
@@ -57,7 +58,7 @@ def _hold(host: str, service: str, port: int) -> socket.socket:
     if not 0 <= port <= _LARGEST:  # getaddrinfo would take it modulo 65536
         raise ServerError(f"port {port} cannot be used for {service}: ports end at {_LARGEST}")
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, _, _, _, address = addresses_of(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
         raise ServerError(f"cannot listen on host '{host}', port {port} ({service}): {error}") from error
     for candidate in _free_ports() if port == 0 else ():

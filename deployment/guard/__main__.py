@@ -51,9 +51,9 @@ async def serve(arguments: GuardArguments) -> None:
         )
         try:
             await loop.create_server(lambda: make(door), arguments.host, port, backlog=_BACKLOG)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise ServerError(
-                f"port {port} on {arguments.host} cannot be used for {name}: {error.strerror or error}",
+                f"port {port} on {arguments.host} cannot be used for {name}: {getattr(error, 'strerror', '') or error}",
                 f"choose another deployment.{name}_port, or 0 for a free one",
             ) from error
         doors.append(door)

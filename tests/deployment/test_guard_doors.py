@@ -10,7 +10,7 @@ import pytest
 from deployment.arguments import ServeArguments
 from deployment.doors.doors import find_doors, is_guarded
 from deployment.doors.known_faults import FAULTS, describe, faults_of, find_version, reachable
-from deployment.doors.ports import Ports
+from deployment.doors.ports import Ports, choose_ports
 from deployment.guard.frames import BrokenConnectionError
 from deployment.guard.headers import NAME, HeaderWatch
 from deployment.triton.installation import locate
@@ -66,6 +66,13 @@ def test_what_would_open_a_way_around_the_guard_is_refused_before_the_start(sett
     assert refused.value.hint
     if settings.get("guard") != "sometimes":
         assert is_guarded(arguments(**{**settings, "guard": "never"})) is False
+
+
+def test_a_name_that_no_host_can_have_is_refused_as_an_unknown_one_is() -> None:
+    for host in ("a" * 100, "a..b"):
+        assert is_guarded(arguments(host=host))
+        with pytest.raises(ServerError, match="cannot listen on host"):
+            choose_ports(host, {"http": 0})
 
 
 def test_a_name_is_found_wherever_a_connection_states_or_repeats_it() -> None:

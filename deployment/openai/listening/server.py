@@ -23,6 +23,7 @@ from deployment.openai.service import Service
 from deployment.processes.heartbeat import Beating
 from handover.endpoint import Endpoint
 from handover.errors import ServerError
+from handover.host_names import addresses_of
 
 _BACKLOG = 1024
 
@@ -83,7 +84,7 @@ async def _run(runner: web.AppRunner, arguments: OpenAIArguments) -> None:
 def _bind(arguments: OpenAIArguments) -> socket.socket:
     """Take the port; ServerError: that cannot be done."""
     try:
-        found = socket.getaddrinfo(arguments.host, arguments.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = addresses_of(arguments.host, arguments.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, number, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
         listening = socket.socket(family, kind, number)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

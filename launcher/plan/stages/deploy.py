@@ -151,7 +151,7 @@ def _check_ports(config: Config) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
-            except (OSError, OverflowError) as error:
+            except (OSError, OverflowError, UnicodeError) as error:
                 raise ConfigError(
                     f"deployment.{name}={port} cannot be used on {host}: {error}",
                     "take another port, or 0 for a free one",
