@@ -103,8 +103,11 @@ class Architecture:
     def unsaid(self, config: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
         """Write the keys of a model that a configuration leaves out: engines read more of them than transformers.
 
-        A rotation's scaling has two keys of which one counts; the other one is not added.
+        A rotation's scaling has two keys of which one counts; the other one is not added. A configuration whose model
+        the architecture cannot write, as that of a class of the checkpoint's own, stays as it is.
         """
+        if self.lacks(decoder):
+            return {}
         said = {key: value for key, value in self.write(decoder).items() if value is not None}
         return {key: value for key, value in said.items() if config.get(key) is None and key not in ROPE_KEYS}
 
