@@ -207,9 +207,10 @@ def test_what_is_missing_is_named(gpt2: GPT2LMHeadModel, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("saved", "words"),
     [
-        ({"model0": {}, "model1": {}}, "holds model0, model1 instead of a model"),
-        ({"weights": 1}, "holds something else instead of a model"),
-        ([1], "holds something else instead of a model"),
+        ({"model0": {}, "model1": {}}, "has no position embeddings"),
+        ({"model1": {}}, "holds model1 instead of model"),
+        ({"weights": 1}, "holds something else instead of model"),
+        ([1], "holds something else instead of model"),
     ],
 )
 def test_contents_of_another_kind(saved: Any, words: str, gpt2: GPT2LMHeadModel, tmp_path: Path) -> None:

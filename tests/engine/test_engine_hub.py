@@ -250,7 +250,7 @@ def test_weights_that_are_damaged_or_elsewhere_are_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("nemotron_h", {}, "Mamba  .it keeps keys and values, and no state"),
+        ("llama4", {}, "norms without weights  .queries and keys are normalised by weights"),
         ("llama", {"model_type": "gpt_bigcode"}, "model_type is 'gpt_bigcode'; known are llama, mistral"),
         ("llama", {"num_attention_heads": 7}, "num_key_value_heads 4 does not divide 7 heads"),
         ("llama", {"bos_token_id": "x"}, "bos_token_id is 'x', not a number"),
