@@ -10,8 +10,7 @@ from urllib.request import Request, urlopen
 
 import openai
 import pytest
-from integration.test_openai_tools import TEMPLATE
-from support.llama_endpoint import MODEL, llama_endpoint
+from support.llama_endpoint import MODEL, TOOLS_TEMPLATE, llama_endpoint
 
 CITY = {
     "type": "object",
@@ -23,7 +22,7 @@ CITY = {
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with llama_endpoint(tmp_path_factory.mktemp("agents"), TEMPLATE) as endpoint:
+    with llama_endpoint(tmp_path_factory.mktemp("agents"), TOOLS_TEMPLATE) as endpoint:
         yield endpoint.url
 
 

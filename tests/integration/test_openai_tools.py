@@ -11,18 +11,7 @@ import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, Field
-from support.llama_endpoint import MODEL, llama_endpoint
-
-TEMPLATE = """{%- if tools %}{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}{% endif %}
-{%- for m in messages %}{{ m.role }}: {{ m.content or '' }}
-{%- for call in m.tool_calls or [] %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{% endfor %}
-{% endfor %}{% if add_generation_prompt %}assistant: <think>
-{% if not enable_thinking %}</think>
-{% endif %}{% endif %}"""
+from support.llama_endpoint import MODEL, TOOLS_TEMPLATE, llama_endpoint
 
 
 class Unit(str, Enum):
@@ -51,7 +40,7 @@ ASKED: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    with llama_endpoint(tmp_path_factory.mktemp("tools"), TEMPLATE) as endpoint:
+    with llama_endpoint(tmp_path_factory.mktemp("tools"), TOOLS_TEMPLATE) as endpoint:
         yield openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0)
 
 

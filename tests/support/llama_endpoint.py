@@ -18,6 +18,17 @@ from support.served import Deployment
 LLAMA = Path(__file__).resolve().parents[2] / "examples" / "llama_demo" / "checkpoints"
 MODEL = "llama"
 TEMPLATE = "{% for each in messages %}{{ each.content }}{% endfor %}"
+TOOLS_TEMPLATE = """{%- if tools %}{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}{% endif %}
+{%- for m in messages %}{{ m.role }}: {{ m.content or '' }}
+{%- for call in m.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}
+{% endfor %}{% if add_generation_prompt %}assistant: <think>
+{% if not enable_thinking %}</think>
+{% endif %}{% endif %}"""
+"""Writes tools and calls in the form of Hermes, and begins thoughts, or ends them where they are not wanted."""
 COUNTED = ("request_success_total", "generation_tokens_total", "prompt_tokens_total")
 
 
