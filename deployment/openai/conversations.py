@@ -20,6 +20,8 @@ class StoredConversations:
     def keep(self, identity: str, messages: list[dict[str, Any]]) -> None:
         """Keep a conversation."""
         written = json.dumps(messages).encode()
+        _, replaced = self._by_id.pop(identity, (0.0, b""))
+        self._size_bytes -= len(replaced)
         self._by_id[identity] = time.monotonic() + _KEPT_S, written
         self._size_bytes += len(written)
         self._drop()

@@ -113,8 +113,9 @@ def test_blocks_begin_and_end_in_order() -> None:
 def test_stored_conversations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployment.openai.conversations._MOST", 2)
     stored = StoredConversations()
-    for name in "abc":
+    for name in "abcc":
         stored.keep(name, [{"role": "user", "content": name}])
+    assert stored._size_bytes == 2 * len('[{"role": "user", "content": "b"}]')
     assert stored.find("a") is None and stored.find("c") == [{"role": "user", "content": "c"}]
     monkeypatch.setattr("deployment.openai.conversations.time.monotonic", lambda: float("inf"))
     assert stored.find("c") is None

@@ -54,6 +54,28 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]:
     return status, dict(line.split(": ", 1) for line in lines)
 
 
+def test_a_stream_without_last_events_ends_once() -> None:
+    async def send_all(request: web.Request) -> web.StreamResponse:
+        begin_record(request)
+        stream = EventStream(request)
+        stream.get_ready()
+        stream.send(EVENTS[0])
+        await stream.write_eof()
+        return stream
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for path in ("events", "whole"):
+            writer.write(f"GET /{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            status, _ = await read_head(reader)
+            assert status == "HTTP/1.1 200 OK"
+            if path == "events":
+                size = int(await reader.readline(), 16)
+                assert await reader.readexactly(size + 2) == EVENTS[0] + b"\r\n"
+                assert await reader.readexactly(5) == b"0\r\n\r\n"
+
+    converse(send_all, client)
+
+
 def test_a_stream_has_the_head_of_other_answers_and_leaves_its_connection_open() -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(2):

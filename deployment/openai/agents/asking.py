@@ -98,7 +98,7 @@ async def answer(request: web.Request, api: Api, is_streamed: bool) -> web.Strea
         except ApiError as error:
             if stream is None or not stream.has_begun:
                 raise
-            stream.send(written(api.fail(error)))
+            stream.hold(written(api.fail(error)))
         except asyncio.CancelledError:
             if stream is not None and stream.has_begun:
                 with contextlib.suppress(ConnectionError):
@@ -152,14 +152,13 @@ class _Sink:
             if is_last:
                 for change in self.blocks.end():
                     events += self._api.change(change)
-                events += self._api.end(self.blocks.all, self.ended)
-        if self._stream is None or not events:
+        if self._stream is None:
             return False
-        content = b"".join(map(written, events))
-        if pieces and pieces[-1].finish_reason is not None:
-            self._stream.hold(content)  # the end of the response follows at once
-            return False
-        return self._stream.send(content)
+        if self._last is None or self._last.finish_reason is None:
+            return bool(events) and self._stream.send(b"".join(map(written, events)))
+        events += self._api.end(self.blocks.all, self.ended)
+        self._stream.hold(b"".join(map(written, events)))  # the end of the response follows at once
+        return False
 
     async def catch_up(self) -> None:
         """Wait until the client is no more behind."""

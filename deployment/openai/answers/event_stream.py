@@ -103,5 +103,6 @@ class EventStream(web.StreamResponse):
         self._has_ended = True
         data = self._held + data
         if self._is_chunked:
-            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+            chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""  # an empty one is the end
+            data = chunk + b"0\r\n\r\n"
         self._write(data)
