@@ -13,7 +13,8 @@ from handover.regular_file import SETTINGS_BYTES, read_text
 
 CHAT_FILE = "chat.json"
 _TEMPLATE, _TEMPLATE_JSON, _CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
-TOKENIZERS_FILES = (_TEMPLATE, _TEMPLATE_JSON, _CONFIG, "special_tokens_map.json")
+TOOL_USE_FILE = "additional_chat_templates/tool_use.jinja"
+TOKENIZERS_FILES = (_TEMPLATE, TOOL_USE_FILE, _TEMPLATE_JSON, _CONFIG, "special_tokens_map.json")
 """Files of a tokenizer of transformers that say it; what the first says goes before the others."""
 TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens that every tokenizer of transformers may have, in its order."""
@@ -26,16 +27,24 @@ class Chat:
     Attributes:
         template: empty: the model's conversations have no known form.
         tokens: special tokens that a template may name, such as ``bos_token``.
+        tool_template: takes its place where tools are given, as ``tool_use`` does in transformers; empty: none does.
     """
 
     template: str = ""
     tokens: Mapping[str, str] = field(default_factory=dict)
+    tool_template: str = ""
+
+    @property
+    def all_templates(self) -> tuple[str, ...]:
+        """The template, and the one for tools where that is another."""
+        return tuple(filter(None, (self.template, self.tool_template)))
 
     def files(self) -> dict[str, bytes]:
         """Render the file, by its name; nothing where there is no template."""
         if not self.template:
             return {}
         content = {"template": self.template, "tokens": dict(self.tokens)}
+        content |= {"tool_template": self.tool_template} if self.tool_template else {}
         return {CHAT_FILE: f"{json.dumps(content, ensure_ascii=False, indent=1)}\n".encode()}
 
 
@@ -59,17 +68,19 @@ def of_chat_file(content: bytes) -> Chat:
     """Read what ``Chat.files`` rendered; ValueError, KeyError, TypeError or AttributeError: it is damaged."""
     values = json.loads(content)
     tokens = {str(key): _text(text, key) for key, text in values["tokens"].items()}
-    return Chat(_text(values["template"], "template"), tokens)
+    for_tools = _text(values.get("tool_template", ""), "tool_template")
+    return Chat(_text(values["template"], "template"), tokens, for_tools)
 
 
 def of_tokenizer(files: Mapping[str, bytes]) -> Chat:
     """Read the files of a tokenizer of transformers, by name; ValueError: one is damaged."""
     config = _parsed(files, _CONFIG)
-    named = {**_parsed(files, "special_tokens_map.json"), **config}
-    tokens = {name: _token(named[name], name) for name in TOKENS if named.get(name)}
+    given = {**_parsed(files, "special_tokens_map.json"), **config}
+    tokens = {name: _token(given[name], name) for name in TOKENS if given.get(name)}
     if _TEMPLATE in files:
-        return Chat(files[_TEMPLATE].decode(), tokens)
-    return Chat(_template(_parsed(files, _TEMPLATE_JSON)) or _template(config), tokens)
+        return Chat(files[_TEMPLATE].decode(), tokens, files.get(TOOL_USE_FILE, b"").decode())
+    named = _templates(_parsed(files, _TEMPLATE_JSON)) or _templates(config)
+    return Chat(named.get("default", ""), tokens, named.get("tool_use", ""))
 
 
 def _parsed(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
@@ -79,14 +90,13 @@ def _parsed(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     return content
 
 
-def _template(content: Mapping[str, Any]) -> str:
-    """Read the template; of several by name, the default."""
+def _templates(content: Mapping[str, Any]) -> dict[str, str]:
+    """Read the templates by name; one alone is the default."""
     value = content.get("chat_template")
     if isinstance(value, list):
         value = {_text(each["name"], "a template's name"): each["template"] for each in value}
-    if isinstance(value, dict):
-        value = value.get("default")
-    return "" if value is None else _text(value, "chat_template")
+    named = value if isinstance(value, dict) else {} if value is None else {"default": value}
+    return {name: _text(each, "chat_template") for name, each in named.items() if each is not None}
 
 
 def _token(value: Any, name: str) -> str:

@@ -119,7 +119,7 @@ def _settings(config: Any, keys: Mapping[str, str]) -> dict[str, str]:
 def _load_chat(texts: Texts, arguments: OpenAIArguments) -> Chat | None:
     chat = read_chat(texts.directory) if texts.directory.is_dir() else Chat()
     if arguments.chat_template is not None:
-        chat = replace(chat, template=read_text(arguments.chat_template, SETTINGS_BYTES))
+        chat = replace(chat, template=read_text(arguments.chat_template, SETTINGS_BYTES), tool_template="")
     chat = replace(chat, tokens=texts.special or chat.tokens)
     return chat if chat.template else None
 

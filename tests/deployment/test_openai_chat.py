@@ -115,4 +115,6 @@ def test_templates_by_name_offer_the_default(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
     config = {"chat_template": named, "bos_token": {"content": "<s>"}, "eos_token": None}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert read_chat(tmp_path) == Chat("yes", {"bos_token": "<s>"})
+    assert read_chat(tmp_path) == Chat("yes", {"bos_token": "<s>"}, "no")
+    (tmp_path / CHAT_FILE).write_bytes(read_chat(tmp_path).files()[CHAT_FILE])
+    assert read_chat(tmp_path) == Chat("yes", {"bos_token": "<s>"}, "no")

@@ -224,7 +224,7 @@ def test_what_is_no_template_is_named(files: dict[str, Any], words: str) -> None
 
 def test_templates_by_name_may_be_an_object() -> None:
     files = {"tokenizer_config.json": json.dumps({"chat_template": {"tool_use": "no", "default": "yes"}}).encode()}
-    assert of_tokenizer(files) == Chat("yes")
+    assert of_tokenizer(files) == Chat("yes", {}, "no")
 
 
 def test_a_text_on_which_the_library_panics_is_refused(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class Model:
         """How it writes tool calls; None: that is not known."""
         if self.tool_dialect:
             return dialect_named(self.tool_dialect)
-        return find_dialect(self.chat.template) if self.chat else None
+        return find_dialect(self.chat.all_templates[-1]) if self.chat else None
 
     @cached_property
     def has_channels(self) -> bool:
@@ -107,7 +107,7 @@ class Model:
     @cached_property
     def thoughts(self) -> Thoughts | None:
         """How it marks what it thinks before it answers; None: not at all."""
-        return find_thoughts(self.chat.template) if self.chat else None
+        return find_thoughts("\n".join(self.chat.all_templates)) if self.chat else None
 
     @cached_property
     def template(self) -> ChatTemplate | None:

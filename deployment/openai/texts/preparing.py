@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -128,25 +128,23 @@ def _encode_messages(
             param="messages",
             code="no_chat_template",
         )
-    tools = values["tools"] if has_tools else None
-    further = _template_values(template, values)
-    rendered = template.render(
-        values["messages"], add_generation_prompt, tools or None, values["documents"] or None, further
-    )
+    tools = values["tools"] or None if has_tools else None
+    further = _template_values(template.variables(tools is not None), values)
+    rendered = template.render(values["messages"], add_generation_prompt, tools, values["documents"] or None, further)
     model.check_length(rendered, "messages")
     return template.encode(rendered)
 
 
-def _template_values(template: ChatTemplate, values: Values) -> dict[str, Any]:
+def _template_values(takes: Collection[str], values: Values) -> dict[str, Any]:
     """Return what else the chat template is given; ApiError: it does not take the effort that is asked for."""
     further, effort = dict(values["chat_template_kwargs"] or {}), values["reasoning_effort"]
     if effort is None:
         return further
-    if "reasoning_effort" in template.variables:
+    if "reasoning_effort" in takes:
         return {"reasoning_effort": effort, **further}
     if effort != "none":
         raise ApiError("this model's chat template takes no reasoning_effort", "leave it out", param="reasoning_effort")
-    return {**({"enable_thinking": False} if "enable_thinking" in template.variables else {}), **further}
+    return {**({"enable_thinking": False} if "enable_thinking" in takes else {}), **further}
 
 
 def read_template(model: Model) -> ChatTemplate | None:

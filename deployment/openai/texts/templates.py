@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Template
 
@@ -51,7 +51,6 @@ class ChatTemplate:
     Attributes:
         source: the template.
         tokens: special tokens by the name that a template gives them.
-        variables: names of all values that the template takes.
 
     Raises:
         ArtefactError: the template is no Jinja.
@@ -59,15 +58,20 @@ class ChatTemplate:
 
     def __init__(self, chat: Chat, directory: Path, plain: Any, tokenizer: FileTokenizer | None = None) -> None:
         try:
-            self._template, self._takes_parts, self.variables = _compiled(chat.template)
+            compiled = [_compiled(template) for template in chat.all_templates]
         except (ChatTemplateError, RecursionError) as error:
             raise ArtefactError(
                 f"the chat template of {directory} cannot be used: {error}", "give another with --chat-template"
             ) from error
+        self._default, self._for_tools = compiled[0], compiled[-1]
         self.source, self.tokens, self._plain = chat.template, chat.tokens, plain
         file = directory / _PIPELINE
         self._tokenizer = tokenizer or (FileTokenizer(file) if file.is_file() else None)
         self._names = _Names(self._tokenizer.special if self._tokenizer else ())
+
+    def variables(self, has_tools: bool) -> frozenset[str]:
+        """Return the names of all values that the template takes, with tools or without."""
+        return (self._for_tools if has_tools else self._default).variables
 
     def render(
         self,
@@ -89,15 +93,15 @@ class ChatTemplate:
         Raises:
             ApiError: the template refuses the conversation, or names a further value itself.
         """
-        broken = self._names.broken
+        broken, template = self._names.broken, self._default if tools is None else self._for_tools
         given = {
-            "messages": [self._given(message) for message in messages],
+            "messages": [self._given(message, template.takes_parts) for message in messages],
             "add_generation_prompt": add_generation_prompt,
             "tools": broken(tools),
             "documents": broken(documents),
             **self.tokens,
         }
-        takes = sorted(self.variables - given.keys())
+        takes = sorted(template.variables - given.keys())
         for name in further or ():
             if name not in takes:
                 known = f"it takes {', '.join(takes)}" if takes else "it takes no further value"
@@ -107,7 +111,7 @@ class ChatTemplate:
                     param="chat_template_kwargs",
                 )
         try:
-            return self._template.render(given, **broken(dict(further or {})))
+            return template.program.render(given, **broken(dict(further or {})))
         except (ApiError, MemoryError):
             raise
         except Exception as error:  # a template may do anything, and raise anything
@@ -130,20 +134,34 @@ class ChatTemplate:
         except TextError as error:
             raise ApiError(str(error), "write another text", param="messages") from error
 
-    def _given(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _given(self, message: Mapping[str, Any], takes_parts: bool) -> dict[str, Any]:
         """Return a message in the form that the template expects; every text but the role is the client's."""
         content = message.get("content")
-        if isinstance(content, str) and self._takes_parts:
+        if isinstance(content, str) and takes_parts:
             content = [{"type": "text", "text": content}]
-        elif isinstance(content, list) and not self._takes_parts:
+        elif isinstance(content, list) and not takes_parts:
             content = "\n".join(part["text"] for part in content)
         texts = {**message, "content": content}
         return {key: value if key == "role" else self._names.broken(value) for key, value in texts.items()}
 
 
+class _Compiled(NamedTuple):
+    """A template that can be rendered.
+
+    Attributes:
+        program: renders it.
+        takes_parts: whether it takes contents as parts.
+        variables: names of all values that it takes.
+    """
+
+    program: Template
+    takes_parts: bool
+    variables: frozenset[str]
+
+
 @lru_cache(maxsize=16)
-def _compiled(source: str) -> tuple[Template, bool, frozenset[str]]:
-    """Compile a template; returns whether it takes contents as parts, and its variables.
+def _compiled(source: str) -> _Compiled:
+    """Compile a template.
 
     Raises:
         ChatTemplateError: it is none.
@@ -152,7 +170,7 @@ def _compiled(source: str) -> tuple[Template, bool, frozenset[str]]:
     environment.filters["tojson"] = _to_json
     template = compile_template(environment, source)
     tree = environment.parse(source)
-    return template, takes_parts(tree), variables(tree) - environment.globals.keys()
+    return _Compiled(template, takes_parts(tree), variables(tree) - environment.globals.keys())
 
 
 class _Names:

@@ -27,7 +27,8 @@ def find_chat(source: Source) -> Chat:
             f"{archive.path}: the tokenizer's chat template cannot be read: {error}",
             f"correct or remove {', '.join(TOKENIZERS_FILES)}",
         ) from error
-    return Chat(chat.template or source.chat_template, source.tokenizer.special or chat.tokens)
+    tokens = source.tokenizer.special or chat.tokens
+    return Chat(chat.template or source.chat_template, tokens, chat.tool_template)
 
 
 def about_chat(chat: Chat) -> str:
@@ -38,6 +39,6 @@ def about_chat(chat: Chat) -> str:
         from export_scripts.repository.tokenizer_models.chat_environment import try_template
     except ImportError:  # an image without Jinja; the endpoint has it, and tries the template when it starts
         return ""
-    if not (problem := try_template(chat.template)):
+    if not (problem := next(filter(None, map(try_template, chat.all_templates)), "")):
         return ""
     return f"the chat template cannot be used, so that the endpoint will refuse conversations: {problem}"
