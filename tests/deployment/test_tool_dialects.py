@@ -5,6 +5,7 @@ llguidance itself draws the answers, by chance among the tokens that it allows; 
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -28,13 +29,14 @@ from deployment.openai.tools.dialects import DIALECTS, Thoughts, find_dialect, f
 from deployment.openai.tools.grammar import write_grammar
 from deployment.openai.tools.harmony import HarmonyReader, is_harmony, write_harmony
 from deployment.openai.tools.reading import AnswerReader, Part
-from handover.chat import Chat
+from handover.chat import Chat, read_chat
 
 THOUGHTS = Thoughts("<think>", "</think>")
 SPECIAL = [
     "[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
     "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>", "<｜tool▁calls▁begin｜>",
-    "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+    "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<start_function_call>",
+    "<end_function_call>", "<escape>", "<|tool_call>", "<tool_call|>",
 ]  # fmt: skip
 LETTERS = [bytes([code]) for code in range(256)]
 END = len(LETTERS) + len(SPECIAL)
@@ -44,6 +46,11 @@ VALUES: list[Any] = [
     {"type": "object", "properties": {"in": {"type": "string", "maxLength": 5}}, "required": ["in"],
      "additionalProperties": False},
     {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "null"}]}, {"$ref": "#/$defs/one"},
+    {"type": "string", "minLength": 2, "maxLength": 6}, {"type": "string", "pattern": r"^\d{2}[a-f/]+$"},
+    {"type": ["boolean", "null"]}, {"const": {"a": [True, None, "x"]}},
+    {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+    {"type": "object", "properties": {"a b": {"type": "boolean"}, "c": {"enum": [None, 1.5, "d"]}},
+     "required": ["c"], "additionalProperties": False},
 ]  # fmt: skip
 
 
@@ -73,10 +80,12 @@ def tokenizer() -> LLTokenizer:
     return found
 
 
-def drawn_tools(draw: random.Random) -> tuple[dict[str, Any], ...]:
+def drawn_tools(
+    draw: random.Random, keys: Sequence[str] = ("a", "city", "x-y", "größe", "in_it")
+) -> tuple[dict[str, Any], ...]:
     tools = []
     for index in range(draw.randint(1, 4)):
-        names = draw.sample(["a", "city", "x-y", "größe", "in_it"], draw.randint(0, 4))
+        names = draw.sample(keys, draw.randint(0, 4))
         schema = {
             "type": "object",
             "properties": {name: draw.choice(VALUES) for name in names},
@@ -143,12 +152,11 @@ def test_every_complete_call_matches_its_schema(name: str, must_call: bool, toke
         before = "" if must_call or dialect.begins_answer else draw.choice(["", "Well: "])
         text = thought + before
         if not must_call:  # which a model's weights make probable, and chance does not
-            text = text * (not dialect.begins_answer) + dialect.opening + dialect.before
+            name_too = "" if dialect.before else given.tools[0].name + dialect.between  # for a bracket begins texts too
+            text += dialect.opening + dialect.before + name_too
         matcher = matcher_of(write_grammar(dialect, given, special, thoughts, is_thinking), tokenizer)
         consume(matcher, text)
         rest, is_complete = drawn_answer(matcher, draw)
-        if dialect.begins_answer and not must_call:
-            thoughts, thought, is_thinking = None, "", False
         whole = AnswerReader(dialect, given, thoughts, is_thinking).feed(text + rest, is_last=True)
         parts = list(read_in_pieces(AnswerReader(dialect, given, thoughts, is_thinking), text + rest, draw))
         assert joined(parts) == joined([whole])
@@ -161,6 +169,94 @@ def test_every_complete_call_matches_its_schema(name: str, must_call: bool, toke
             for called, arguments in calls:
                 jsonschema.validate(json.loads(arguments), dict(schemas[called]))
     assert complete >= 5
+
+
+def test_calls_in_python_are_python(tokenizer: LLTokenizer) -> None:
+    """Python's own parser reads the same values."""
+    draw, read = random.Random(11), 0
+    for _ in range(15):
+        given = offered(drawn_tools(draw, ["a", "city", "größe", "in_it"]), (REQUIRED, ""), has_several=True)
+        assert given
+        matcher = matcher_of(write_grammar(DIALECTS["pythonic"], given, {}, None, False), tokenizer)
+        text, is_complete = drawn_answer(matcher, draw)
+        if is_complete:
+            part = AnswerReader(DIALECTS["pythonic"], given, None).feed(text, is_last=True)
+            (calls,) = [each.value for each in ast.parse(text).body if isinstance(each, ast.Expr)]
+            assert isinstance(calls, ast.List)
+            for call, expected in zip(calls.elts, part.calls, strict=True):
+                assert isinstance(call, ast.Call) and ast.unparse(call.func) == expected.name
+                values = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+                assert values == json.loads(expected.arguments)
+                read += 1
+    assert read >= 5
+
+
+GEMMA_TEMPLATE = """{%- macro written(value) -%}
+{%- if value is string -%}<escape>{{ value }}<escape>
+{%- elif value is boolean or value is none -%}{{ value | tojson }}
+{%- elif value is mapping -%}{ {%- for k, v in value | dictsort %}{{ k }}:{{ written(v) }}
+{{- ',' if not loop.last }}{% endfor -%} }
+{%- elif value is sequence -%}[{% for v in value %}{{ written(v) }}{{ ',' if not loop.last }}{% endfor %}]
+{%- else -%}{{ value }}{%- endif -%}
+{%- endmacro -%}
+{% if tools %}tools{% endif %}{% for call in messages[0].tool_calls -%}
+<start_function_call>call:{{ call.function.name }}{{ written(call.function.arguments) }}<end_function_call>
+{%- endfor %}"""
+
+
+def test_calls_of_gemma_are_read_as_its_template_writes_them(library: Any) -> None:
+    draw, name = random.Random(2), "f"
+    given = offered(read_tools([{"type": "function", "function": {"name": name}}], "tools"), None, has_several=True)
+    assert find_dialect(GEMMA_TEMPLATE) == DIALECTS["functiongemma"] and given
+
+    def drawn(depth: int) -> Any:
+        plain = ["", "a,b:{c}", 'say "x"\n', "]", 7, -1.5, 1e22, True, False, None]
+        more: Any = [] if depth > 2 else [{key: drawn(depth + 1) for key in draw.sample("abcd", 2)}, [drawn(depth + 1)]]
+        return draw.choice([*plain, *more, *more])
+
+    for _ in range(200):
+        calls = [{key: drawn(0) for key in draw.sample(["a", "b", "größe"], draw.randint(0, 3))} for _ in range(2)]
+        listed = [{"type": "function", "function": {"name": name, "arguments": each}} for each in calls]
+        message = {"role": "assistant", "content": None, "tool_calls": listed}
+        text = library.apply_chat_template([message], chat_template=GEMMA_TEMPLATE, tools=[{}], tokenize=False)
+        parts = list(read_in_pieces(AnswerReader(DIALECTS["functiongemma"], given, None), text[5:], draw))
+        content, _, read = joined(parts)
+        assert (content, [json.loads(arguments) for _, arguments in read]) == ("", calls)
+
+
+def test_a_text_in_brackets_is_no_call() -> None:
+    given = offered(read_tools([{"type": "function", "function": {"name": "f"}}], "tools"), None, has_several=True)
+    for text in ("[1] as they say (page two)", "[", "[f", "[]", "[f2()]", " [g(a=1)]", "[ff(x)]"):
+        reader = AnswerReader(DIALECTS["pythonic"], given, None)
+        parts = [reader.feed(letter, is_last=index == len(text) - 1) for index, letter in enumerate(text)]
+        assert joined(parts) == (text.lstrip(), "", [])
+    part = AnswerReader(DIALECTS["pythonic"], given, None).feed("[f(), f()]", is_last=True)
+    assert [(call.name, call.arguments) for call in part.calls] == [("f", "{}"), ("f", "{}")]
+
+
+NOT_EXPRESSED: list[Any] = [
+    {"not": {"type": "null"}}, {"type": "object", "patternProperties": {}}, {"type": "string", "format": "date"},
+    {"oneOf": [{"type": "null"}]}, {"type": "array", "uniqueItems": True}, {"type": "string", "pattern": "^a|b$"},
+]  # fmt: skip
+
+
+def grammar_of(name: str, properties: dict[str, Any], is_strict: bool = False) -> str:
+    function = {"name": "f", "parameters": {"properties": properties}, "strict": is_strict}
+    given = offered(read_tools([{"type": "function", "function": function}], "tools"), None, has_several=True)
+    assert given
+    return write_grammar(DIALECTS[name], given, {}, None, False)
+
+
+def test_what_literals_cannot_be_held_to_is_refused(tokenizer: LLTokenizer) -> None:
+    """By name where the tool is strict; else it has no effect."""
+    for schema in NOT_EXPRESSED:
+        with pytest.raises(ApiError, match="tool 'f' is strict and has a schema with"):
+            grammar_of("gemma4", {"a": schema}, is_strict=True)
+        matcher_of(grammar_of("gemma4", {"a": schema}), tokenizer)
+    impossible: list[Any] = [{"a b": {}}, {"a": {"$ref": "http://x"}}, {"a": False}, {"a": {"type": "text"}}]
+    for properties in impossible:
+        with pytest.raises(ApiError, match="tool 'f' (has a|refers to)"):
+            grammar_of("pythonic", properties)
 
 
 def consume(matcher: LLMatcher, text: str, names: Sequence[str] = SPECIAL) -> None:
@@ -227,6 +323,25 @@ def test_tools_and_calls_become_what_transformers_makes_of_them(library: Any, te
     assert values["messages"] == tuple(messages)
 
 
+@pytest.mark.parametrize("is_one_file", [True, False])
+def test_the_template_for_tools_is_taken_as_transformers_takes_it(tmp_path: Path, is_one_file: bool) -> None:
+    """Saved by transformers itself: in the tokenizer's configuration, as it once was, or in files by name."""
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    library = chat_tokenizer(tmp_path, plain)
+    library.chat_template = {"default": plain, "tool_use": TEMPLATE, "rag": "no"}
+    library.save_pretrained(tmp_path, save_jinja_files=not is_one_file)
+    assert (tmp_path / "additional_chat_templates" / "tool_use.jinja").exists() != is_one_file
+    (tmp_path / "chat_template.jinja").unlink() if is_one_file else None
+    library, chat = type(library).from_pretrained(tmp_path), read_chat(tmp_path)
+    template = ChatTemplate(chat, tmp_path, None)
+    messages = [{"role": "user", "content": "a"}]
+    for tools in (None, drawn_tools(random.Random(3))):
+        given = {"tools": list(tools) if tools else None, "tokenize": True, "return_dict": False}
+        expected = library.apply_chat_template(messages, **given)
+        assert list(template.encode(template.render(messages, False, tools))) == expected
+    assert "enable_thinking" in template.variables(True) and "enable_thinking" not in template.variables(False)
+
+
 def call_of(function: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {**function, "arguments": json.dumps(function["arguments"])}}
 
@@ -278,6 +393,9 @@ def test_a_cut_answer_keeps_what_it_has() -> None:
         ("{% if tools %}[TOOL_CALLS][{% endif %}", "mistral"),
         ("{% if tools %}<｜tool▁calls▁begin｜>```json{% endif %}", "deepseek_v3"),
         ("{% if tools %}<｜tool▁calls▁begin｜>{% endif %}", "deepseek_v3_1"),
+        ("{% if tools %}Respond as [func_name1(params_name1=1), func_name2(params)]{% endif %}", "pythonic"),
+        ("{% if tools %}<|tool_call>call:{% endif %}", "gemma4"),
+        ("{% if tools %}<|tool_call|>[{% endif %}", "granite"),
         ("{% for m in messages %}<tool_call>{% endfor %}", ""),
         ("{% if tools %}<|channel|>commentary<|message|>{% endif %}", ""),
     ],

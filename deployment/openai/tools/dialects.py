@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from deployment.openai.tools.literals import Literals
 from handover.errors import ConfigError, nearest, shortened
 
 
@@ -37,7 +38,7 @@ class Dialect:
         before, between, after: of a call.
         opening, closing: of all calls together.
         separator: between two calls.
-        keyed: how arguments are written one by one; None: as a JSON object.
+        form: how arguments are written one by one; None: as a JSON object.
         counts: whether the name is followed by a colon and the call's number, which are its id together.
         begins_answer: whether calls are the whole answer, so that one that begins otherwise has none.
         id_letters: letters of a call's id, where the template counts them; 0: any number.
@@ -50,7 +51,7 @@ class Dialect:
     opening: str = ""
     closing: str = ""
     separator: str = ""
-    keyed: Keyed | None = None
+    form: Keyed | Literals | None = None
     counts: bool = False
     begins_answer: bool = False
     id_letters: int = 0
@@ -68,7 +69,7 @@ DIALECTS: Mapping[str, Dialect] = {
         between=">\n",
         after="</function>\n</tool_call>",
         separator="\n",
-        keyed=Keyed("<parameter=", ">\n", "\n</parameter>\n"),
+        form=Keyed("<parameter=", ">\n", "\n</parameter>\n"),
     ),
     "glm": Dialect(
         marks=("<tool_call>", "<arg_key>"),
@@ -76,7 +77,21 @@ DIALECTS: Mapping[str, Dialect] = {
         between="\n",
         after="</tool_call>",
         separator="\n",
-        keyed=Keyed("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+        form=Keyed("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+    ),
+    "functiongemma": Dialect(
+        marks=("<start_function_call>",),
+        before="<start_function_call>call:",
+        between="{",
+        after="}<end_function_call>",
+        form=Literals(assign=":", comma=",", colon=":", mark="<escape>", is_sorted=True),
+    ),
+    "gemma4": Dialect(
+        marks=("<|tool_call>",),
+        before="<|tool_call>call:",
+        between="{",
+        after="}<tool_call|>",
+        form=Literals(assign=":", comma=",", colon=":", mark='<|"|>', is_sorted=True),
     ),
     "hermes": Dialect(
         marks=("<tool_call>",),
@@ -146,6 +161,17 @@ DIALECTS: Mapping[str, Dialect] = {
         after="}",
         separator=", ",
         closing="]",
+    ),
+    "pythonic": Dialect(
+        marks=("[func_name1(",),
+        opening="[",
+        before="",
+        between="(",
+        after=")",
+        separator=", ",
+        closing="]",
+        form=Literals(assign="=", comma=", ", colon=": ", true="True", false="False", null="None"),
+        begins_answer=True,
     ),
     "llama3_json": Dialect(
         marks=('"parameters": dictionary of argument name and its value',),

@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from deployment.openai.tools.declared import Offered
-from deployment.openai.tools.dialects import Dialect, Thoughts
+from deployment.openai.tools.dialects import Dialect, Keyed, Thoughts
 from deployment.openai.tools.grammar import is_text
+from deployment.openai.tools.json_end import JsonEnd
+from deployment.openai.tools.literals import Literals, read_argument
 
 _LETTERS = string.ascii_letters + string.digits
 
@@ -67,7 +69,7 @@ class AnswerReader:
         self._schemas = {tool.name: tool.schema for tool in offered.tools} if offered else {}
         self._held, self._is_last, self._part = "", False, Part()
         self._is_blank = True  # so far, of the content or of the thoughts
-        self._name, self._count, self._end = "", 0, _JsonEnd()
+        self._name, self._count, self._end = "", 0, JsonEnd()
         self._beginning = dialect.opening + dialect.before if dialect else ""
         self._step: Callable[[], bool] = self._begin if thoughts else self._free
         if thoughts and is_thinking:
@@ -120,7 +122,7 @@ class AnswerReader:
         return bool(mark)
 
     def _begins_with_call(self, dialect: Dialect) -> bool:
-        begun, beginning = self._held.lstrip(), dialect.opening + dialect.before
+        begun, beginning = self._held.lstrip(" \n\r\t"), dialect.opening + dialect.before
         if self._is_blank and begun.startswith(beginning):
             self._held, self._step = begun, self._before_first
             return True
@@ -141,19 +143,24 @@ class AnswerReader:
     def _called(self) -> bool:
         """Read a call's name."""
         assert self._dialect
-        name, mark = self._take_whole(self._dialect.between)
+        between = self._dialect.between
+        name, mark = self._take_whole(between)
         if not mark:
-            return False
+            if self._dialect.before or self._count:
+                return False
+            if not self._is_last and any(f"{each}{between}".startswith(self._held) for each in self._schemas):
+                return False
+            name, self._held = self._held, ""
         self._name, number = name, ""
         if self._dialect.counts:
             self._name, _, number = name.rpartition(":")
-        if self._name not in self._schemas:
+        if not mark or self._name not in self._schemas:
             self._held = f"{self._beginning}{name}{mark}{self._held}"
             self._dialect, self._step = None, self._free
             return True
         self._part.calls.append(CallPart(self._count, "", self._make_id(number), self._name))
         self._count, self.has_called = self._count + 1, True
-        self._end, self._step = _JsonEnd(), self._argument if self._dialect.keyed else self._arguments
+        self._end, self._step = JsonEnd(), self._argument if self._dialect.form else self._arguments
         return True
 
     def _make_id(self, number: str) -> str:
@@ -173,20 +180,33 @@ class AnswerReader:
 
     def _argument(self) -> bool:
         """Read one of the arguments that stand one by one, or their end."""
-        assert self._dialect and self._dialect.keyed
-        keyed, is_first = self._dialect.keyed, not self._end.depth
+        assert self._dialect
+        is_first = not self._end.depth
         if self._held.startswith(self._dialect.after):
             self._add_arguments("{}" if is_first else "}")
             self._step = self._after
             return True
+        form = self._dialect.form
+        read = self._keyed(form) if isinstance(form, Keyed) else self._literal(form, is_first) if form else None
+        if read is None:
+            return False
+        key, value, self._held = read
+        self._end.depth = 1
+        self._add_arguments(f"{'{' if is_first else ', '}{json.dumps(key, ensure_ascii=False)}: {value}")
+        return True
+
+    def _keyed(self, keyed: Keyed) -> tuple[str, str, str] | None:
         rest = self._held.removeprefix(keyed.before)
         key, found_key, value = rest.partition(keyed.between)
         value, found_value, rest = value.partition(keyed.after)
         if not (self._held.startswith(keyed.before) and found_key and found_value):
-            return False
-        self._held, self._end.depth = rest, 1
-        self._add_arguments(f"{'{' if is_first else ', '}{json.dumps(key)}: {self._valued(key, value)}")
-        return True
+            return None
+        return key, self._valued(key, value), rest
+
+    def _literal(self, literals: Literals, is_first: bool) -> tuple[str, str, str] | None:
+        if not is_first and not self._held.startswith(literals.comma):
+            return None
+        return read_argument(literals, self._held if is_first else self._held[len(literals.comma) :])
 
     def _valued(self, key: str, value: str) -> str:
         schema = (self._schemas.get(self._name, {}).get("properties") or {}).get(key)
@@ -258,33 +278,3 @@ def split_before(marks: Sequence[str], text: str, is_last: bool) -> tuple[str, s
 def make_id(letters: int = 0) -> str:
     """Make the id of a call, of that many letters and digits; 0: as OpenAI's are."""
     return "".join(secrets.choice(_LETTERS) for _ in range(letters)) or f"call_{secrets.token_hex(12)}"
-
-
-class _JsonEnd:
-    """Looks for the end of a JSON object that comes in pieces.
-
-    Attributes:
-        depth: of brackets that are open.
-        is_reached: whether the end was found.
-    """
-
-    def __init__(self) -> None:
-        self.depth, self.is_reached = 0, False
-        self._is_in_text = self._is_escaped = False
-
-    def find(self, piece: str) -> int:
-        """Return how many characters of a piece belong to the object."""
-        for index, letter in enumerate(piece):
-            if self._is_in_text:
-                self._is_in_text = letter != '"' or self._is_escaped
-                self._is_escaped = letter == "\\" and not self._is_escaped
-            elif letter == '"':
-                self._is_in_text = True
-            elif letter in "{[":
-                self.depth += 1
-            elif letter in "}]":
-                self.depth -= 1
-                if not self.depth:
-                    self.is_reached = True
-                    return index + 1
-        return len(piece)
