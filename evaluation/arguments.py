@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from handover.arguments import ScriptArguments, option
+from handover.arguments import ScriptArguments, option, same
 from handover.ranges import BATCH, BEAMS, COUNT, IDS, IN_FLIGHT, PRICE, REPEATS, SEED, TOKENS, UNCOUNTED, WEEK_S
 
 
@@ -91,7 +91,7 @@ class TextPairArguments(TaskArguments):
 class BenchmarkArguments(ScriptArguments):
     """Measure latency and throughput of a running deployment, point by point."""
 
-    endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
+    endpoint: str = same(TaskArguments, "endpoint")
     output: Path = field(metadata={"help": "directory for benchmark.csv"})
     model: str = option("fastertransformer", "model to ask")
     batch_sizes: tuple[int, ...] = option((1, 2, 4, 8, 16, 32, 64, 128, 256), "JSON list", BATCH)
@@ -103,13 +103,13 @@ class BenchmarkArguments(ScriptArguments):
     max_batch_size: int = option(256, "larger batch sizes are left out", BATCH)
     seed: int = option(0, "of the random prompts", SEED)
     vocab_size: int | None = option(None, "of the random ids; by default the served model's", IDS)
-    model_digest: str | None = option(None, "digest of the model that must be served")
-    model_repository: Path | None = option(None, "the repository that must be served; its manifest says the digest")
-    timeout_s: float = option(600.0, "limit of one request in seconds", WEEK_S)
+    model_digest: str | None = same(TaskArguments, "model_digest")
+    model_repository: Path | None = same(TaskArguments, "model_repository")
+    timeout_s: float = same(TaskArguments, "timeout_s")
     gpu_hour_price: float | None = option(None, "of one GPU, in any currency, for the cost of a million tokens", PRICE)
     gpus: int | None = option(None, "GPUs that serve; by default what the deployment says", COUNT)
     label: str | None = option(None, "name of the deployment in tables and reports")
-    endpoint_key_env: str | None = option(None, "environment variable with the bearer key of an OpenAI API")
+    endpoint_key_env: str | None = same(TaskArguments, "endpoint_key_env")
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 
+from evaluation.arguments import TaskArguments
 from ft_format.weight_format import FORMATS, INT8, WeightFormat
-from handover.arguments import ScriptArguments, option
+from handover.arguments import ScriptArguments, option, same
 from handover.errors import ConfigError, nearest
 from handover.ranges import (
-    BATCH,
     COUNT,
     NATS,
     PASSAGE_TOKENS,
@@ -19,7 +19,6 @@ from handover.ranges import (
     SCALE_ERROR,
     SHARE,
     TOKENS,
-    WEEK_S,
     check_ranges,
     number,
 )
@@ -48,7 +47,7 @@ class ParityArguments(ScriptArguments):
     """Compare a running deployment with the checkpoint that it was made from."""
 
     needs_scores: ClassVar[bool] = False
-    endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
+    endpoint: str = same(TaskArguments, "endpoint")
     output: Path = field(metadata={"help": "directory for metrics.json, summary.json, prompts.csv and positions.csv"})
     checkpoint: Path = field(metadata={"help": "what was converted: the source of the served model"})
     adapter: Path | None = option(None, "LoRA adapter that was merged into it")
@@ -70,12 +69,12 @@ class ParityArguments(ScriptArguments):
     limits: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = option(
         (), "JSON list of [precision, [[limit, number], ...]]", section=dict[str, ParityLimits]
     )
-    batch_size: int = option(16, "prompts a request", BATCH)
+    batch_size: int = same(TaskArguments, "batch_size")
     model: str = option("fastertransformer", "model to ask; it must take token ids")
-    tokenizer: Path | None = option(None, "tokenizer files, if not beside the shards")
-    model_repository: Path | None = option(None, "the repository that must be served; its manifest says the digest")
-    timeout_s: float = option(600.0, "limit of one request in seconds", WEEK_S)
-    endpoint_key_env: str | None = option(None, "environment variable with the bearer key of an OpenAI API")
+    tokenizer: Path | None = same(TaskArguments, "tokenizer")
+    model_repository: Path | None = same(TaskArguments, "model_repository")
+    timeout_s: float = same(TaskArguments, "timeout_s")
+    endpoint_key_env: str | None = same(TaskArguments, "endpoint_key_env")
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -5,21 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from evaluation.arguments import BenchmarkArguments
 from evaluation.speed.prompts.workload import WORKLOAD_HINT, Workload
 from evaluation.speed.tables.figures import LATENCIES
 from evaluation.speed.tables.slo_verdict import fewest_requests
-from handover.arguments import ScriptArguments, option
+from handover.arguments import ScriptArguments, option, same
 from handover.errors import ConfigError, nearest
 from handover.ranges import (
-    COUNT,
     DAY_MS,
     DAY_S,
-    IDS,
     IN_FLIGHT,
     MOST_SHARE,
     PERCENTILE,
     PRECISION,
-    PRICE,
     RATE,
     RELATIVE,
     REPEATS,
@@ -38,7 +36,7 @@ ARRIVALS = ("poisson", "constant")
 class LoadArguments(ScriptArguments):
     """Put a running deployment under load, point by point."""
 
-    endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
+    endpoint: str = same(BenchmarkArguments, "endpoint")
     output: Path = field(metadata={"help": "directory for load.csv, summary.json and a directory a point"})
     model: str = option("fastertransformer", "model to ask; takes token ids, or text")
     lengths: tuple[str, ...] = option(
@@ -88,14 +86,14 @@ class LoadArguments(ScriptArguments):
         (), 'JSON list of [name, ms]: "ttft", "tpot", "e2e" of a request that is good', DAY_MS
     )
     seed: int = option(0, "of prompts, lengths and arrivals", SEED)
-    vocab_size: int | None = option(None, "of the random ids; by default the served model's", IDS)
-    model_digest: str | None = option(None, "digest of the model that must be served")
-    model_repository: Path | None = option(None, "the repository that must be served; its manifest says the digest")
-    timeout_s: float = option(600.0, "limit of one request in seconds", WEEK_S)
-    gpu_hour_price: float | None = option(None, "of one GPU, in any currency, for the cost of a million tokens", PRICE)
-    gpus: int | None = option(None, "GPUs that serve; by default what the deployment says", COUNT)
-    label: str | None = option(None, "name of the deployment in tables and reports")
-    endpoint_key_env: str | None = option(None, "environment variable with the bearer key of an OpenAI API")
+    vocab_size: int | None = same(BenchmarkArguments, "vocab_size")
+    model_digest: str | None = same(BenchmarkArguments, "model_digest")
+    model_repository: Path | None = same(BenchmarkArguments, "model_repository")
+    timeout_s: float = same(BenchmarkArguments, "timeout_s")
+    gpu_hour_price: float | None = same(BenchmarkArguments, "gpu_hour_price")
+    gpus: int | None = same(BenchmarkArguments, "gpus")
+    label: str | None = same(BenchmarkArguments, "label")
+    endpoint_key_env: str | None = same(BenchmarkArguments, "endpoint_key_env")
 
 
 def check_arguments(arguments: LoadArguments) -> None:
