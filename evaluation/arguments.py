@@ -12,6 +12,8 @@ from typing import ClassVar
 from handover.arguments import ScriptArguments, option, same
 from handover.ranges import BATCH, BEAMS, COUNT, IDS, IN_FLIGHT, PRICE, REPEATS, SEED, TOKENS, UNCOUNTED, WEEK_S
 
+ENDPOINT = {"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"}
+
 
 @dataclass(frozen=True)
 class TaskArguments(ScriptArguments):
@@ -23,7 +25,7 @@ class TaskArguments(ScriptArguments):
 
     needs_scores: ClassVar[bool] = False
 
-    endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
+    endpoint: str = field(metadata=ENDPOINT)
     output: Path = field(metadata={"help": "directory for metrics.json and samples.csv"})
     data_path: Path = field(metadata={"help": "the task's data file"})
     samples: int | None = option(None, "take the first ones; all by default", COUNT)
@@ -91,7 +93,7 @@ class TextPairArguments(TaskArguments):
 class BenchmarkArguments(ScriptArguments):
     """Measure latency and throughput of a running deployment, point by point."""
 
-    endpoint: str = same(TaskArguments, "endpoint")
+    endpoint: str = field(metadata=ENDPOINT)
     output: Path = field(metadata={"help": "directory for benchmark.csv"})
     model: str = option("fastertransformer", "model to ask")
     batch_sizes: tuple[int, ...] = option((1, 2, 4, 8, 16, 32, 64, 128, 256), "JSON list", BATCH)

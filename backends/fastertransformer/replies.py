@@ -6,11 +6,11 @@ later through Triton's response sender, which non-decoupled models may use too (
 One thread owns all senders. Sending takes 0.04 to 0.3 ms and polling a client 0.08 to 0.25 ms (measured, Triton 2.51),
 for which the engine's steps must not wait. A sender must not be polled once its final answer is sent: Triton has freed
 the memory that it would read. (With several threads that send and another that polls, tritonserver died under the load
-of ``benchmarks/under_load.py``.) Requests take turns. If tokens are generated faster than Triton sends them, an answer
-that has waited for long is skipped: the newest one holds all its tokens. While answers to other requests wait this is
-so much earlier, and the engine does not make more of them, for each answer takes Python's lock from its steps. The
-empty response that ends a stream takes a turn of its own: where many streams end in one step, their last tokens do not
-wait for it.
+of ``benchmarks.serving.under_load``.) Requests take turns. If tokens are generated faster than Triton sends them, an
+answer that has waited for long is skipped: the newest one holds all its tokens. While answers to other requests wait
+this is so much earlier, and the engine does not make more of them, for each answer takes Python's lock from its steps.
+The empty response that ends a stream takes a turn of its own: where many streams end in one step, their last tokens do
+not wait for it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 
-from evaluation.arguments import TaskArguments
+from evaluation.arguments import ENDPOINT, TaskArguments
 from ft_format.weight_format import FORMATS, INT8, WeightFormat
 from handover.arguments import ScriptArguments, option, same
 from handover.errors import ConfigError, nearest
@@ -47,7 +47,7 @@ class ParityArguments(ScriptArguments):
     """Compare a running deployment with the checkpoint that it was made from."""
 
     needs_scores: ClassVar[bool] = False
-    endpoint: str = same(TaskArguments, "endpoint")
+    endpoint: str = field(metadata=ENDPOINT)
     output: Path = field(metadata={"help": "directory for metrics.json, summary.json, prompts.csv and positions.csv"})
     checkpoint: Path = field(metadata={"help": "what was converted: the source of the served model"})
     adapter: Path | None = option(None, "LoRA adapter that was merged into it")

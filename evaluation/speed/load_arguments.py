@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evaluation.arguments import BenchmarkArguments
+from evaluation.arguments import ENDPOINT, BenchmarkArguments
 from evaluation.speed.prompts.workload import WORKLOAD_HINT, Workload
 from evaluation.speed.tables.figures import LATENCIES
 from evaluation.speed.tables.slo_verdict import fewest_requests
@@ -36,7 +36,7 @@ ARRIVALS = ("poisson", "constant")
 class LoadArguments(ScriptArguments):
     """Put a running deployment under load, point by point."""
 
-    endpoint: str = same(BenchmarkArguments, "endpoint")
+    endpoint: str = field(metadata=ENDPOINT)
     output: Path = field(metadata={"help": "directory for load.csv, summary.json and a directory a point"})
     model: str = option("fastertransformer", "model to ask; takes token ids, or text")
     lengths: tuple[str, ...] = option(

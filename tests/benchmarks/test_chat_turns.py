@@ -1,4 +1,4 @@
-"""benchmarks.chat_turns: what its conversations send, and its figures by hand."""
+"""benchmarks.engine.chat_turns: what its conversations send, and its figures by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chat_turns import ChatTurnsArguments, Figures, Reply, converse, main, read_prefix_counts, rows_of
+from benchmarks.engine.chat_turns import ChatTurnsArguments, Figures, Reply, converse, main, read_prefix_counts, rows_of
 
 ARGUMENTS = ChatTurnsArguments(turns=4, question=5, answer=3, vocab_size=1000)
 

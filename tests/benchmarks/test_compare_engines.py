@@ -1,4 +1,4 @@
-"""benchmarks.compare: its workloads and figures by hand, and a whole run against a stand-in for vLLM."""
+"""benchmarks.peers.compare: its workloads and figures by hand, and a whole run against a stand-in for vLLM."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ import torch
 import transformers
 from support.vllm_stand_in import VERSION, write_package
 
-from benchmarks import compare
-from benchmarks.compare_models import hugging_face_config, made_up_model
-from benchmarks.compare_table import agreement_of, comparison_rows
-from benchmarks.compare_vllm import engine_settings
-from benchmarks.compare_workloads import (
+from benchmarks.gpu.load import mixed_asks
+from benchmarks.gpu.sizes import SIZES, LlamaSize, Size, find_size
+from benchmarks.peers import compare
+from benchmarks.peers.models import hugging_face_config, made_up_model
+from benchmarks.peers.table import agreement_of, comparison_rows
+from benchmarks.peers.vllm import engine_settings
+from benchmarks.peers.workloads import (
     Ask,
     Job,
     Record,
@@ -30,8 +32,6 @@ from benchmarks.compare_workloads import (
     steady_tokens_per_s,
     stream_figures,
 )
-from benchmarks.gpu_load import mixed_asks
-from benchmarks.gpu_sizes import SIZES, LlamaSize, Size, find_size
 from handover.errors import ConfigError, ServerError
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.event_streams import Target, through_events
-from benchmarks.token_overhead import Arrivals
+from benchmarks.serving.event_streams import Target, through_events
+from benchmarks.serving.token_overhead import Arrivals
 from handover.errors import ServerError
 
 TOKENS, WAIT_S = 4, 0.02

@@ -17,11 +17,11 @@ from backends.fastertransformer.engine.model.reader import Reader
 from backends.fastertransformer.engine.model.shards import planned
 from backends.fastertransformer.engine.model.weights import read_model
 from backends.fastertransformer.engine.parallel.partition import Partition
-from benchmarks import gpu_agreement
-from benchmarks.continuous import News, answer_all
-from benchmarks.gpu_load import mixed_asks
-from benchmarks.gpu_report import main
-from benchmarks.gpu_sizes import SIZES, LatentSize, LlamaSize, MixtureSize, Size, T5Size
+from benchmarks.engine.continuous import News, answer_all
+from benchmarks.gpu import agreement as gpu_agreement
+from benchmarks.gpu.load import mixed_asks
+from benchmarks.gpu.report import main
+from benchmarks.gpu.sizes import SIZES, LatentSize, LlamaSize, MixtureSize, Size, T5Size
 from handover.errors import ConfigError
 
 DECODED = """model,data_type,gpus,batch,input_length,output_length,floor_ms,compute_ms,peer_ms,first_ms,ours_ms,ratio,peer_ratio,gpu,torch,commit

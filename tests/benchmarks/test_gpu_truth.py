@@ -1,4 +1,4 @@
-"""benchmarks.gpu_truth on a CPU: what is right is found right, and a planted fault is found."""
+"""benchmarks.gpu.truth on a CPU: what is right is found right, and a planted fault is found."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_truth
-from benchmarks.gpu_truth import Row, TruthArguments, compare_format, compare_fp32, made
-from benchmarks.truth_requests import KINDS, Told, draw_requests
+from benchmarks.gpu import truth as gpu_truth
+from benchmarks.gpu.truth import Row, TruthArguments, compare_format, compare_fp32, made
+from benchmarks.gpu.truth_requests import KINDS, Told, draw_requests
 
 SHAPE = gpu_truth._TINY
 ARGUMENTS = TruthArguments(device="cpu", requests=len(KINDS))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load_client_figures import (
+from benchmarks.clients.figures import (
     E2E,
     ITL,
     PARTS,
@@ -20,9 +20,9 @@ from benchmarks.load_client_figures import (
     parts_of,
     pauses_ms,
 )
-from benchmarks.load_client_peers import PerfAnalyzer, _of_record
-from benchmarks.load_clients import ask, times_of
-from benchmarks.timed_openai import MODEL, Exchange, timed_api
+from benchmarks.clients.load_clients import ask, times_of
+from benchmarks.clients.peers import PerfAnalyzer, _of_record
+from benchmarks.clients.timed_openai import MODEL, Exchange, timed_api
 from evaluation.speed.prompts.workload import LoadPrompt
 from evaluation.speed.transport.openai_wire import Dialect
 from handover.endpoint import Endpoint

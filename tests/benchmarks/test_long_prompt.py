@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_sizes, long_prompt
+from benchmarks.engine import long_prompt
+from benchmarks.gpu import sizes as gpu_sizes
 
 
 def test_rows_wait_less_for_chunks_than_for_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

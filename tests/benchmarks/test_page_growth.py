@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from benchmarks.page_growth import main
+from benchmarks.engine.page_growth import main
 
 
 def test_both_lengths_are_measured_on_the_same_tokens(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_sizes, structured
+from benchmarks.engine import structured
+from benchmarks.gpu import sizes as gpu_sizes
 
 
 def test_each_line_has_the_ratio_of_both_sides(

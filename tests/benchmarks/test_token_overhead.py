@@ -7,8 +7,8 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from benchmarks.made_up_repository import EMPTY, write_empty_models, write_repository
-from benchmarks.token_overhead import Arrivals, make_prompt, medians, prompts_of
+from benchmarks.serving.made_up_repository import EMPTY, write_empty_models, write_repository
+from benchmarks.serving.token_overhead import Arrivals, make_prompt, medians, prompts_of
 from evaluation.speed.prompts.workload import LoadPrompt
 
 

@@ -15,7 +15,7 @@ from support.parity_runs import T5_INPUTS, limits, run, serve, shards_of
 from support.t5_models import huggingface_t5
 
 from backends.fastertransformer.engine.model import precision
-from benchmarks.parity_planted import PLANTED, open_shards
+from benchmarks.parity.planted import PLANTED, open_shards
 from evaluation.parity.twin import LEAST_Z
 from evaluation.tasks.metric import FAILS, HOLDS, INCONCLUSIVE
 
@@ -86,7 +86,7 @@ def test_a_norm_that_is_two_percent_too_large_is_named_in_every_format_and_a_sou
 
 @pytest.mark.parametrize("defect", SHARE)
 def test_planted_defects_are_found_in_the_coarsest_format(defect: str, source: Path, tmp_path: Path) -> None:
-    """All of them, on the demonstration checkpoint in each format: ``benchmarks.parity_limits --defects=planted``."""
+    """All of them, on the demonstration checkpoint in each format: ``benchmarks.parity.limits --defects=planted``."""
     shards = shutil.copytree(source / "bf16", tmp_path / "damaged")
     planted = PLANTED[defect]
     planted.damage(open_shards(shards))

@@ -35,7 +35,7 @@ from tritonclient.grpc.service_pb2 import (
 )
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from benchmarks.made_up_repository import write_repository
+from benchmarks.serving.made_up_repository import write_repository
 from deployment.doors.known_faults import FAULTS, find_version
 from deployment.guard import frames
 from deployment.processes.linux import command_line, descendants

@@ -13,8 +13,8 @@ import tritonclient.grpc as triton_grpc
 from support.gpt2_checkpoint import random_gpt2, write_shards
 from support.served import Deployment, infer, wait_for
 
-from benchmarks.load_unload import cycle
-from benchmarks.server_memory import look
+from benchmarks.serving.load_unload import cycle
+from benchmarks.serving.server_memory import look
 from handover.endpoint import Endpoint
 
 IDS, COUNT = [5, 6, 7], 8

@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 import pytest
 from support.served import Deployment, wait_for
 
-from benchmarks.made_up_repository import write_repository
+from benchmarks.serving.made_up_repository import write_repository
 from deployment.processes.linux import command_line, descendants
 from handover.endpoint import Endpoint
 

@@ -1,4 +1,4 @@
-"""Seconds of what ``benchmarks/openai_under_load.py`` does for minutes."""
+"""Seconds of what ``benchmarks/serving/openai_under_load.py`` does for minutes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from support.served import Deployment
 
-from benchmarks.made_up_repository import write_repository
-from benchmarks.openai_under_load import OpenAIUnderLoadArguments, rise_mb, run
+from benchmarks.serving.made_up_repository import write_repository
+from benchmarks.serving.openai_under_load import OpenAIUnderLoadArguments, rise_mb, run
 
 
 def test_no_answer_of_the_openai_endpoint_is_wrong_under_load(tmp_path: Path) -> None:

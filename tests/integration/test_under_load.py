@@ -1,4 +1,4 @@
-"""Seconds of what ``benchmarks/under_load.py`` does for minutes."""
+"""Seconds of what ``benchmarks/serving/under_load.py`` does for minutes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from support.llama_shards import shards_of
 from support.served import Deployment
 
-from benchmarks.under_load import UnderLoadArguments, run, write_models
+from benchmarks.serving.under_load import UnderLoadArguments, run, write_models
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 from ft_format.families import gpt, llama

@@ -1,4 +1,4 @@
-"""A stand-in for vLLM in tests of benchmarks.compare: the part of vLLM's Python API that the benchmark uses.
+"""A stand-in for vLLM in tests of benchmarks.peers.compare: the part of vLLM's Python API that the benchmark uses.
 
 Whole answers are transformers' greedy ones, an independent computation; streams are made-up tokens at a steady pace.
 """

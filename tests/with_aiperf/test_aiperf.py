@@ -14,8 +14,8 @@ from urllib.request import urlopen
 import pytest
 from support.served import Deployment
 
-from benchmarks.load_client_peers import write_tokenizer
-from benchmarks.made_up_repository import write_repository
+from benchmarks.clients.peers import write_tokenizer
+from benchmarks.serving.made_up_repository import write_repository
 from handover.endpoint import Endpoint
 
 REQUESTS, AT_ONCE = 24, 4

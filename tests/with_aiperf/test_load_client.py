@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load_client_figures import E2E, ITL, RATE, TOKEN_RATE, TTFT, WHOLE_RATE, Figures, figures_of
-from benchmarks.load_client_peers import AiPerf, PerfAnalyzer
-from benchmarks.load_clients import ask, times_of
-from benchmarks.timed_openai import MODEL, timed_api
+from benchmarks.clients.figures import E2E, ITL, RATE, TOKEN_RATE, TTFT, WHOLE_RATE, Figures, figures_of
+from benchmarks.clients.load_clients import ask, times_of
+from benchmarks.clients.peers import AiPerf, PerfAnalyzer
+from benchmarks.clients.timed_openai import MODEL, timed_api
 from evaluation.speed.prompts.workload import LoadPrompt
 from evaluation.speed.tables.figures import FigureContext, compute_figures
 from evaluation.speed.transport.openai_wire import Dialect

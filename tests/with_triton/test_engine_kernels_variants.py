@@ -29,7 +29,7 @@ from backends.fastertransformer.engine.ops.kernels import gemm, launch, sampling
 from backends.fastertransformer.engine.ops.linear import Norm
 from backends.fastertransformer.engine.steps import graphs, warmup
 from backends.fastertransformer.engine.steps.steps import Steps
-from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
+from benchmarks.gpu.agreement import AgreementArguments, write_checkpoint
 
 CPU = torch.device("cpu")
 Variants = set[tuple[Any, ...]]

@@ -30,7 +30,7 @@ from backends.fastertransformer.engine.scheduling.tuning import TUNING
 from backends.fastertransformer.engine.steps import graphs, warmup
 from backends.fastertransformer.engine.steps.graphs import StepGraphs
 from backends.fastertransformer.engine.steps.steps import Steps
-from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
+from benchmarks.gpu.agreement import AgreementArguments, write_checkpoint
 
 BUDGET, NEVER = 8, 4000
 

@@ -16,7 +16,7 @@ from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.ops.ops import Ops
 from backends.fastertransformer.engine.ops.packed_rows import NumberedRows
-from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
+from benchmarks.gpu.agreement import AgreementArguments, write_checkpoint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

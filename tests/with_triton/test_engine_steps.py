@@ -21,7 +21,7 @@ from backends.fastertransformer.engine.ops.packed_rows import NumberedRows
 from backends.fastertransformer.engine.steps import warmup
 from backends.fastertransformer.engine.steps.graphs import StepGraphs
 from backends.fastertransformer.engine.steps.steps import Steps
-from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
+from benchmarks.gpu.agreement import AgreementArguments, write_checkpoint
 
 CPU = torch.device("cpu")
 

@@ -172,7 +172,7 @@ def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Tiling |
     """Choose the tiles of a product with a matrix [outputs, inputs]; None: torch's own product is faster.
 
     By what was fastest on an H200 for the matrices of GPTs of 1.3B, 5B and 20B, at 1, 8, 64 and 225 rows, of some 30
-    tilings; benchmarks/gpu_kernels.py measures them.
+    tilings; benchmarks/gpu/kernels.py measures them.
     """
     is_int8 = dtype == torch.int8
     if not 1 <= rows <= (_MOST_ROWS_INT8 if is_int8 else _MOST_ROWS):

@@ -1,0 +1,1 @@
+"""Load generators: the client's own limits, and other tools on the same endpoint."""

@@ -1,0 +1,1 @@
+"""Conversions: their time beside ``cp``, their memory, and the largest models."""

@@ -1,0 +1,188 @@
+r"""Convert DeepSeek-V3 (671 B) and Kimi K2 (1 T) on a machine that has room for neither, and measure.
+
+    python3 -m benchmarks.convert.largest                                       # both, whole: 1.4 and 2.1 TB
+    python3 -m benchmarks.convert.largest --models='["kimi_k2"]' --seconds=300  # all of the plan, and what 300 s write
+    python3 -m benchmarks.convert.largest --layers=5                            # the first five layers
+
+The source is one of Megatron-Bridge with every name, shape and chunk, whose weights are holes in files. The conversion
+is ``export_scripts.convert``, unchanged. It writes into a tmpfs that is mounted for the benchmark alone, larger than
+the memory; blocks of zeros, which all its weights are, are made holes there as soon as they are found, so that no byte
+of the result changes and little of it is kept. Reading holes costs no disk: the processor's time is what is measured,
+not a storage's. Run it as root, or where user namespaces are allowed (``unshare --map-root-user --mount``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.convert.speed import MemorySampler, _machine, _out, _tree
+from handover.arguments import ScriptArguments
+from handover.errors import exit_status
+from handover.manifest import Manifest
+from handover.progress import human_bytes
+
+_MOUNTED = "--mounted"
+_BLOCK_BYTES = 1 << 20
+_ZEROS = bytes(_BLOCK_BYTES)
+_EVERY_S = 0.2
+_PUNCH = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class LargestArguments(ScriptArguments):
+    """What to convert, and how long."""
+
+    models: tuple[str, ...] = field(default=("deepseek_v3", "kimi_k2"), metadata={"help": "deepseek_v3, kimi_k2"})
+    layers: int = field(default=0, metadata={"help": "of each model; 0: all"})
+    seconds: int = field(default=0, metadata={"help": "stop each conversion then; 0: at its end"})
+    processes: int = field(default=2, metadata={"help": "parallel workers"})
+    directory: Path | None = field(default=None, metadata={"help": "where the source is; default: the temporary one"})
+
+
+class Discarder:
+    """Makes holes of the blocks of zeros that a conversion has written, every now and then.
+
+    Attributes:
+        discarded_bytes: so far.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.discarded_bytes = 0
+        self._folder = folder
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Discarder:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._discard()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_EVERY_S):
+            self._discard()
+
+    def _discard(self) -> None:
+        for path in self._folder.glob("*.safetensors*"):
+            try:
+                descriptor = os.open(path, os.O_RDWR)
+            except FileNotFoundError:  # it has got its name
+                continue
+            try:
+                self._discard_in(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _discard_in(self, descriptor: int) -> None:
+        """Go through what a file has of data; the first block has the header, and stays."""
+        at = _BLOCK_BYTES
+        while True:
+            try:
+                begin = os.lseek(descriptor, at, os.SEEK_DATA) // _BLOCK_BYTES * _BLOCK_BYTES
+            except OSError:  # no more data
+                return
+            at = begin + _BLOCK_BYTES
+            if os.pread(descriptor, _BLOCK_BYTES, begin) == _ZEROS:
+                offset, length = ctypes.c_int64(begin), ctypes.c_int64(_BLOCK_BYTES)
+                if _LIBC.fallocate(descriptor, _PUNCH, offset, length):
+                    raise OSError(ctypes.get_errno(), "no hole can be made")
+                self.discarded_bytes += _BLOCK_BYTES
+
+
+def measure(name: str, arguments: LargestArguments, source: Path, output: Path) -> None:
+    """Convert one model and print what it took."""
+    making = [sys.executable, "-m", "benchmarks.convert.largest", "--write-only", name, str(arguments.layers)]
+    subprocess.run([*making, str(source)], check=True)
+    argv = [sys.executable, "-m", "export_scripts.convert", f"--checkpoint={source}", f"--output={output}"]
+    argv += ["--format=huggingface", "--weight-data-type=bf16", f"--processes={arguments.processes}"]
+    started, planned, while_planning, spent_s = time.monotonic(), 0.0, 0, 0.0
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(argv, stdout=said, stderr=said)
+        with MemorySampler(process.pid) as memory, Discarder(output) as discarder:
+            while process.poll() is None:
+                spent_s = max(spent_s, _cpu_s(process.pid))
+                if not planned and any(output.glob("*.safetensors*")):
+                    planned, while_planning = time.monotonic() - started, memory.peak_bytes
+                if arguments.seconds and time.monotonic() - started > arguments.seconds:
+                    process.terminate()
+                    process.wait()
+                time.sleep(_EVERY_S / 10)
+        elapsed_s = time.monotonic() - started
+        is_whole = process.returncode == 0
+        if not is_whole and (not arguments.seconds or not planned):
+            said.seek(0)
+            raise RuntimeError(f"the conversion ended with status {process.returncode}\n{said.read()[-2000:]}")
+    headers = [_names(path) for path in output.glob("*.safetensors*")]
+    tensors = sum(len(header) for header in headers)
+    source_bytes = sum(path.stat().st_size for path in source.rglob("*.distcp"))
+    _out(f"\n{name}: {human_bytes(source_bytes)}, {len(headers)} files of {tensors} tensors")
+    _out(f"planned after {planned:.1f} s with {human_bytes(while_planning)} at most")
+    written = discarder.discarded_bytes
+    how_far = "all of it" if is_whole else f"stopped after {arguments.seconds} s"
+    _out(f"written {human_bytes(written)}, {how_far}, in {elapsed_s:.0f} s; {spent_s:.0f} s of processor")
+    _out(f"{spent_s / (written / 1e9):.2f} s of processor a GB, {written / 1e9 / elapsed_s:.2f} GB/s")
+    most = 200_000_000 + 100 * tensors
+    _out(
+        f"peak {human_bytes(memory.peak_bytes)}, without pages of files {human_bytes(memory.peak_private_bytes)}; "
+        f"200 MB and 100 bytes a tensor are {human_bytes(most)}"
+    )
+    if is_whole:
+        Manifest.read(output)
+
+
+def _cpu_s(pid: int) -> float:
+    """Sum the processor's time of a process and of its descendants, which one that is stopped does not report."""
+    spent = 0
+    for each in _tree(pid):
+        with suppress(OSError):
+            spent += sum(map(int, Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return spent / os.sysconf("SC_CLK_TCK")
+
+
+def _names(path: Path) -> list[str]:
+    """List the tensors of a safetensors file."""
+    with path.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    return [name for name in header if name != "__metadata__"]
+
+
+def main(argv: Sequence[str]) -> None:
+    """Mount the target in a namespace of its own, and measure each model."""
+    if argv[:1] == ["--write-only"]:
+        from benchmarks.convert.largest_sources import write_largest
+
+        write_largest(argv[1], int(argv[2]), Path(argv[3]))
+        return
+    arguments = LargestArguments.from_argv([each for each in argv if each != _MOUNTED], description=__doc__)
+    if _MOUNTED not in argv:
+        with tempfile.TemporaryDirectory(prefix="slipway-largest-") as target:
+            mount = f'mount -t tmpfs -o size=8T tmpfs "{target}" && exec "$@"'
+            again = [sys.executable, "-m", "benchmarks.convert.largest", *argv, _MOUNTED]
+            environment = {**os.environ, "SLIPWAY_LARGEST_TARGET": target}
+            wrapped = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh", *again]
+            subprocess.run(wrapped, check=True, env=environment)
+        return
+    target = Path(os.environ["SLIPWAY_LARGEST_TARGET"])
+    _out(_machine(target))
+    for name in arguments.models:
+        with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="slipway-largest-") as folder:
+            measure(name, arguments, Path(folder) / name, target / name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "benchmarks.convert.largest"))

@@ -1,0 +1,1 @@
+"""Parity's limits held against sound and damaged models."""

@@ -1,0 +1,1 @@
+"""The engine and vLLM on the same GPUs, by turns."""
