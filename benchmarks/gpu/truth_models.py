@@ -121,9 +121,9 @@ _GROUPS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "use_qk_
 
 
 def _gpt_oss(shape: Shape) -> dict[str, Any]:
-    """Every second layer has a window; the gate's limit is one that is reached."""
+    """Every second layer has a window."""
     rope = {**_YARN, "original_max_position_embeddings": shape.positions // 4, "truncate": False}
-    experts = {"num_local_experts": 16, "num_experts_per_tok": 4, "swiglu_limit": 0.5}
+    experts = {"num_local_experts": 16, "num_experts_per_tok": 4}
     return _llama(shape, head_dim=shape.hidden // 8, sliding_window=shape.window, rope_parameters=rope, **experts)
 
 
@@ -230,8 +230,20 @@ def save_model(name: str, shape: Shape, directory: Path) -> Any:
     model = auto.from_config(config, attn_implementation="eager").float().eval()
     if has_encoder and not config.tie_word_embeddings:  # else one token had all of the probability
         model.lm_head.weight.data /= shape.hidden**0.5 / 2
+    _draw_the_rest(model, config)
     model.save_pretrained(directory)
     return model
+
+
+def _draw_the_rest(model: Any, config: Any) -> None:
+    """Draw what some releases of transformers leave at zero, so that nothing ties; raise gates to a limit they have."""
+    for name, numbers in [*model.named_parameters(), *model.named_buffers()]:
+        if name.endswith("correction_bias"):
+            numbers.data.normal_(std=0.1)
+        elif name.endswith((".gate.weight", ".router.weight")):
+            numbers.data.normal_(std=config.initializer_range)
+        elif config.model_type == "gpt_oss" and name.endswith("gate_up_proj"):
+            numbers.data *= 3  # one in thirty is beyond 7, which not every release reads from the configuration
 
 
 def write_vocabulary(vocab: int, directory: Path) -> None:
