@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.arguments import LambadaArguments, SquadArguments, TaskArguments, TextPairArguments
+from evaluation.divergence import arguments as divergence
 from evaluation.parity import arguments as parity
 from evaluation.tasks.lambada import data as lambada
 from evaluation.tasks.squad import data as squad
@@ -29,7 +30,7 @@ class Task:
             checkpoint's place if that was to be converted before this run, and None if this run converts.
     """
 
-    arguments: type[TaskArguments | parity.ParityArguments]
+    arguments: type[TaskArguments | parity.ParityArguments | divergence.DivergenceArguments]
     check_files: Callable[[Any, Path | None], None]
 
 
@@ -39,4 +40,5 @@ TASKS: Mapping[str, Task] = {
     "translation": Task(TextPairArguments, pairs.check_files),
     "summarization": Task(TextPairArguments, pairs.check_files),
     "parity": Task(parity.ParityArguments, parity.check_files),
+    "divergence": Task(divergence.DivergenceArguments, divergence.check_files),
 }

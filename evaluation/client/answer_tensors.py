@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ class Generation:
         prompt_log_probs: natural log probability of each prompt token but the first or, of an encoder-decoder, of each
             token of the decoder's input; None if not requested or not returned.
         prompt_argmax: argmax at each of these positions; None as for ``prompt_log_probs``.
+        prompt_top: log probabilities of the most probable tokens at each of these positions; None if not requested.
     """
 
     tokens: tuple[int, ...]
@@ -49,6 +50,7 @@ class Generation:
     log_probs: tuple[float, ...] | None = None
     prompt_log_probs: tuple[float, ...] | None = None
     prompt_argmax: tuple[int, ...] | None = None
+    prompt_top: tuple[Mapping[int, float], ...] | None = None
 
 
 def read_completions(rows: int, answer: triton.InferResult, is_encoder_decoder: bool = False) -> list[Completion]:
@@ -101,8 +103,11 @@ def read_generations(request: IdsRequest, answer: triton.InferResult) -> list[Ge
     return generations
 
 
+_TOP = ("context_top_ids", "context_top_log_probs")
+
+
 def _score_arrays(answer: triton.InferResult) -> list[npt.NDArray[Any] | None]:
-    names = ("cum_log_probs", "output_log_probs", "context_log_probs", "context_argmax_ids")
+    names = ("cum_log_probs", "output_log_probs", "context_log_probs", "context_argmax_ids", *_TOP)
     return [answer.as_numpy(name) for name in names]
 
 
@@ -124,11 +129,15 @@ def _scores(
         given: number of tokens before the generated ones; None for the whole length of the tensor.
         first: index of the first of these that has a log probability.
     """
-    cum_log_probs, log_probs, scores, best = arrays
+    cum_log_probs, log_probs, scores, best, top_ids, top = arrays
+    places = range(first, scores.shape[1] if given is None else given) if scores is not None else range(0)
     return Generation(
         tokens,
         None if cum_log_probs is None else float(cum_log_probs[row].reshape(-1)[0]),
         None if log_probs is None else tuple(map(float, log_probs[row, 0, :generated])),
         None if scores is None else tuple(map(float, scores[row, first:given])),
         None if best is None else tuple(map(int, best[row, first:given])),
+        None
+        if top_ids is None or top is None
+        else tuple(dict(zip(map(int, top_ids[row, at]), map(float, top[row, at]), strict=True)) for at in places),
     )

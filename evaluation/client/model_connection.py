@@ -28,6 +28,7 @@ class Query:
         wants_each: whether the log probability of each prompt token is requested; for an encoder-decoder, of each
             token in ``begun``.
         wants_log_probs: whether the log probability of each generated token is requested.
+        top: with ``wants_each``, how many of the most probable tokens are requested in each place.
     """
 
     output_length: int
@@ -36,6 +37,7 @@ class Query:
     wants_sum: bool = False
     wants_each: bool = False
     wants_log_probs: bool = False
+    top: int = 0
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class OpenAIConnection:
         if is_scored:
             fields["echo"] = True
         if is_scored or kind.wants_log_probs:
-            fields |= {"logprobs": 1, **self._names}
+            fields |= {"logprobs": max(1, kind.top), **self._names}
         if self._can.ignores_end and length:
             fields["ignore_eos"] = True
         prompts: Sequence[Any] = [
@@ -134,6 +134,7 @@ class OpenAIConnection:
             made,
             prompt_scores if query.wants_each else None,
             self._argmax(query.prompt, choice) if query.wants_each else None,
+            tuple(_by_id(top[at]) for at in range(1, given)) if query.top else None,
         )
 
     def _argmax(self, prompt: Ids, choice: Choice) -> Ids:
@@ -173,6 +174,11 @@ def most_probable(token: int, name: str, log_prob: float, top: Mapping[str, floa
         return token if log_prob > others[best] else _number(best)
     # Names may be equal where tokens are not: then the log probability under that name is another token's.
     return token if top.get(name, log_prob) <= log_prob else OTHER_TOKEN
+
+
+def _by_id(top: Mapping[str, float] | None) -> dict[int, float]:
+    """Return what a place's most probable tokens have; those whose names are texts are left out."""
+    return {token: value for name, value in (top or {}).items() if (token := _number(name)) != OTHER_TOKEN}
 
 
 def _number(name: str) -> int:

@@ -18,6 +18,7 @@ from ft_format.tensors import ARGMAX_NUCLEUS, INPUTS
 
 _GPT_LENGTHS = ("input_lengths", "request_output_len")
 _T5_LENGTHS = ("sequence_length", "max_output_len")
+PROMPT_TOP_INPUT = "num_context_top_log_probs"
 _P_TUNING = 3
 """FasterTransformer's ``request_prompt_type`` of p-tuning and prompt tuning."""
 
@@ -90,6 +91,7 @@ def prepare_ids(
     log_probs: bool = False,
     context_log_probs: bool = False,
     prompt_log_probs: bool = False,
+    prompt_top: int = 0,
     stop_words: Sequence[Sequence[Sequence[int]]] = (),
     is_encoder_decoder: bool = False,
     begun: Sequence[Sequence[int]] = (),
@@ -106,6 +108,7 @@ def prepare_ids(
         context_log_probs: add the prompt's tokens to the sum in cum_log_prob; implies log_probs.
         prompt_log_probs: request the log probability of each prompt token or, of an encoder-decoder, of each token of
             the decoder's input; only the drop-in engine returns them.
+        prompt_top: most probable tokens to request in the place of each of these; only the drop-in engine returns them.
         stop_words: for each row, token sequences that end it; none by default.
         is_encoder_decoder: whether the model is a T5, whose length tensors have other names.
         begun: for each row, the decoder's input of an encoder-decoder; only the drop-in engine takes it.
@@ -122,6 +125,8 @@ def prepare_ids(
         *_sampling_tensors(sampling or Sampling(), rows),
     ]
     inputs += _answer_tensors(rows, end_id, context_log_probs, prompt_log_probs, log_probs)
+    if prompt_top:
+        inputs.append(_column(PROMPT_TOP_INPUT, [prompt_top] * rows))
     if any(stop_words):
         inputs.append(_tensor("stop_words_list", lay_out_words(stop_words)))
     if learnt is not None:

@@ -52,6 +52,7 @@ class Asker:
                 log_probs=queries[0].wants_log_probs,
                 context_log_probs=queries[0].wants_sum,
                 prompt_log_probs=queries[0].wants_each,
+                prompt_top=queries[0].top,
                 is_encoder_decoder=self._interface.is_encoder_decoder,
                 begun=[query.begun for query in queries] if self._interface.is_encoder_decoder else (),
             )

@@ -22,7 +22,7 @@ def read_prompts(arguments: ParityArguments) -> list[str | Ids]:
     Raises:
         ConfigError: the file is missing or damaged, or has fewer prompts than requested.
     """
-    prompts: list[str | Ids] = [*arguments.prompts, *(_lines(arguments.data_path) if arguments.data_path else ())]
+    prompts: list[str | Ids] = [*arguments.prompts, *(read_lines(arguments.data_path) if arguments.data_path else ())]
     wanted = arguments.samples
     if not prompts or not all(prompts) or (wanted is not None and len(prompts) < wanted):
         raise ConfigError(f"parity: {len(prompts)} prompts, {wanted or 'at least 1'} are asked for, and none is empty")
@@ -53,7 +53,8 @@ def encode_prompts(
     return encoded
 
 
-def _lines(path: Path) -> Iterator[str | Ids]:
+def read_lines(path: Path) -> Iterator[str | Ids]:
+    """Yield the text or the token ids of each JSON line; ConfigError where a line has neither."""
     try:
         lines = [line for line in read_text(path).split("\n") if line.strip()]
     except OSError as error:

@@ -9,7 +9,7 @@ FasterTransformer does not support.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evaluation.client.answer_tensors import Generation
@@ -33,10 +33,12 @@ class TokenScores:
     Attributes:
         log_probs: natural log probability of each token given its predecessors, without temperature and penalties.
         argmax: the most probable token at each of these positions.
+        top: log probabilities of the most probable tokens there; empty if they were not asked for.
     """
 
     log_probs: tuple[float, ...]
     argmax: tuple[int, ...]
+    top: tuple[Mapping[int, float], ...] = ()
 
 
 class Scorer:
@@ -94,11 +96,12 @@ class Scorer:
         self.score([((token,), (token,))])
         return self._spare if self._may_score else 1
 
-    def score(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[TokenScores]:
+    def score(self, pairs: Sequence[tuple[Ids, Ids]], top: int = 0) -> list[TokenScores]:
         """Score the tokens of targets given their contexts.
 
         Args:
             pairs: token ids of context and target; an encoder's context ends with its end token.
+            top: most probable tokens to ask for in each place, of a model that takes token ids.
 
         Raises:
             ConfigError: no served model scores tokens, or some texts cannot be scored.
@@ -110,15 +113,15 @@ class Scorer:
         for start in range(0, len(pairs), self._batch_size):
             part = [(tuple(context), tuple(target)) for context, target in pairs[start : start + self._batch_size]]
             scores: list[TokenScores | None] = [None] * len(part)
-            if self._texts:
+            if self._texts and not top:
                 scores = _in_one_pass(self._texts, part, self._is_t5)
             if missing := [row for row, each in enumerate(scores) if each is None]:
-                for row, each in zip(missing, self._by_ids([part[row] for row in missing]), strict=True):
+                for row, each in zip(missing, self._by_ids([part[row] for row in missing], top), strict=True):
                     scores[row] = each
             found += [each for each in scores if each is not None]
         return found
 
-    def _by_ids(self, pairs: Sequence[Pair]) -> Sequence[TokenScores]:
+    def _by_ids(self, pairs: Sequence[Pair], top: int) -> Sequence[TokenScores]:
         if self._ids is None:
             raise ConfigError(
                 f"{len(pairs)} texts cannot be scored: the model takes texts, it has no tensors for scores or these are"
@@ -126,7 +129,7 @@ class Scorer:
                 f"serve the ensemble's models side by side, as {PROGRAM} stages=[export,deploy] does",
             )
         if self._may_score or self._is_api:  # an API that cannot says so in its own words
-            scores = [each for each in _in_one_pass(self._ids, pairs, self._is_t5) if each is not None]
+            scores = [each for each in _in_one_pass(self._ids, pairs, self._is_t5, top) if each is not None]
             if len(scores) == len(pairs) or self._is_api:
                 return scores
             self._may_score = False  # FasterTransformer ignores the input
@@ -145,16 +148,18 @@ class Scorer:
         return TokenScores(log_probs, tuple(answer.tokens[0] for answer in answers[:-1]))
 
 
-def _in_one_pass(asker: ModelConnection, pairs: Sequence[Pair], is_t5: bool) -> list[TokenScores | None]:
+def _in_one_pass(asker: ModelConnection, pairs: Sequence[Pair], is_t5: bool, top: int = 0) -> list[TokenScores | None]:
     """Score pairs in one request; None where the model cannot."""
     given = [(context, target) if is_t5 else (context + target, ()) for context, target in pairs]
-    answers = asker.ask([Query(0, prompt, begun, wants_each=True) for prompt, begun in given])
+    answers = asker.ask([Query(0, prompt, begun, wants_each=True, top=top) for prompt, begun in given])
     found: list[TokenScores | None] = []
     for answer, (_, target) in zip(answers, pairs, strict=True):
         if answer is None or answer.prompt_log_probs is None or answer.prompt_argmax is None:
             found.append(None)
         else:
-            found.append(TokenScores(answer.prompt_log_probs[-len(target) :], answer.prompt_argmax[-len(target) :]))
+            scored = slice(-len(target), None)
+            best = (answer.prompt_top or ())[scored]
+            found.append(TokenScores(answer.prompt_log_probs[scored], answer.prompt_argmax[scored], best))
     return found
 
 

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.task_table import TASKS
+
 PROJECT = Path(__file__).resolve().parents[2]
 OURS = {"models", "ft_format", "handover", "launcher", "export_scripts", "deployment", "evaluation"}
 PROGRAMS = {
     "convert": ["export_scripts.convert"],
     "export": ["export_scripts.export"],
     "deploy": ["deployment.serve", "deployment.gemm_autotune"],
-    "evaluate": [*(f"evaluation.{name}" for name in ("lambada", "squad", "translation", "summarization", "parity"))],
+    "evaluate": [f"evaluation.{name}" for name in TASKS],
     "benchmark": ["evaluation.benchmark", "evaluation.load"],
     "report, gate": ["evaluation.report", "evaluation.sweep_report", "evaluation.gate"],
 }

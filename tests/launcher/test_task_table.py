@@ -62,7 +62,10 @@ def test_a_task_has_keys_a_plan_and_help_by_two_places(extended: Path) -> None:
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("$ ") and "evaluation.toy" in line]
     assert f"--data-path={extended}/text.txt" in line and "--longest=3" in line and """'--words=["a", "b"]'""" in line
     assert "--stop-words" not in line and "--batch-size=16 " in line
-    assert "evaluation: lambada, parity, squad, summarization, toy, translation" in start(extended, "--help").stdout
+    assert (
+        "evaluation: divergence, lambada, parity, squad, summarization, toy, translation"
+        in start(extended, "--help").stdout
+    )
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,10 @@ ALLOWED = {
         *("models", "ft_format", "handover", "evaluation", "export_scripts", "backends"),
         *("numpy", "torch", "transformers", "yaml"),
     },
+    "evaluation/divergence": {
+        *("models", "ft_format", "handover", "evaluation", "export_scripts", "backends"),
+        *("numpy", "torch"),
+    },
     "backends/fastertransformer": {
         "models",
         "ft_format",
@@ -96,6 +100,7 @@ ROOMS_OF_EVALUATION = {
     "tasks": {"client", "speed", "tasks"},
     "report": {"speed", "tasks", "report"},
     "parity": {"client", "speed", "tasks", "parity"},
+    "divergence": {"client", "speed", "tasks", "parity", "divergence"},
 }
 # What lies below a package, from the ground up: each imports what stands before it, and nothing after it.
 FLOORS = {

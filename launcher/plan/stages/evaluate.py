@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from evaluation.arguments import TaskArguments
+from evaluation.divergence.arguments import DivergenceArguments
 from evaluation.parity.arguments import ParityArguments
 from evaluation.task_table import TASKS
 from evaluation.tasks.check import check_scores
@@ -49,7 +50,9 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     return [_plan(config, paths, name, task) for name, task in config.evaluation.tasks.items()]
 
 
-def task_arguments(config: Config, paths: RunPaths, name: str, task: Any) -> TaskArguments | ParityArguments:
+def task_arguments(
+    config: Config, paths: RunPaths, name: str, task: Any
+) -> TaskArguments | ParityArguments | DivergenceArguments:
     """Arguments of one evaluation; what is a file is absolute."""
     kind = TASKS[name].arguments
     batch_size = config.evaluation.model.eval_batch_size or task.batch_size

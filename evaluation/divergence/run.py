@@ -1,0 +1,221 @@
+"""Compare a deployment with its source over a corpus: ``python3 -m evaluation.divergence --endpoint=... --output=...``.
+
+Writes ``metrics.json`` (figures, verdict, cause), ``summary.json`` (the verdict alone), ``figures.csv`` (a row a
+figure, with its interval), ``places.csv`` (a row a token), ``by_position.csv``, ``by_length.csv``, ``passages.csv``,
+``layers.csv`` where a cause was looked for, and ``manifest.json``. The exit status is 1 where divergence fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluation.client.served_identity import check_unchanged
+from evaluation.client.served_model import Target, open_target
+from evaluation.client.tokenizer import Tokenizer
+from evaluation.divergence.arguments import DivergenceArguments, check_files
+from evaluation.divergence.cause import Cause, find_cause
+from evaluation.divergence.corpus import Ids, digest_of, make_passages, read_documents
+from evaluation.divergence.figures import Divergence, Interval, by_groups, compare, intervals, metrics, octave
+from evaluation.divergence.reference import CheckpointReference, open_reference
+from evaluation.divergence.served import ask_scores, find_top
+from evaluation.divergence.stage import Numbers
+from evaluation.divergence.streamed import Scores
+from evaluation.divergence.verdict import Places, Verdict, decide
+from evaluation.parity.arguments import served_precision
+from evaluation.parity.survey import served_formats
+from evaluation.tasks import outcome as files
+from evaluation.tasks.metric import FAILS, INCONCLUSIVE
+from evaluation.tasks.scoring import Scorer
+from evaluation.tasks.target import find_tokenizer
+from export_scripts.checkpoints.user_files import GivenFiles
+from ft_format.weight_format import INT8, NONE
+from handover.errors import ConfigError, ServerError
+
+TASK = "divergence"
+_REFERENCES = "references"
+_GUESSED = "bf16"  # what servers compute in, most of them
+
+
+def main(argv: Sequence[str]) -> None:
+    """Ask the server, compute the reference, compare, write, and fail where divergence fails."""
+    arguments = DivergenceArguments.from_argv(argv, description=__doc__)
+    check_files(arguments, None)
+    documents = read_documents(arguments.data_path)
+    target = _open(arguments)
+    given = GivenFiles(arguments.adapter, arguments.checkpoint_tokenizer)
+    directory = arguments.references or arguments.output.parent / _REFERENCES
+    reference = open_reference(arguments.checkpoint, directory, given)
+    with Scorer(target, arguments.timeout_s) as scorer:
+        passages = _passages(arguments, target, scorer, documents)
+        top = min(find_top(scorer, target, arguments.top), target.served.vocab_size or arguments.top)
+        served = ask_scores(scorer, passages, top, target.batch_size)
+    check_unchanged(arguments.endpoint, target.served.endpoint, arguments.model)
+    comparison = _Comparison(arguments, target, reference, passages, served, max(top, 1))
+    try:
+        verdict, cause = comparison.judge()
+    finally:
+        reference.close()
+    comparison.write(verdict, cause)
+    sys.stdout.write("\n".join(comparison.lines(verdict, cause)) + "\n")
+    if verdict.verdict == FAILS:
+        raise ServerError(
+            f"the served model diverges from its source {arguments.checkpoint}: {'; '.join(verdict.reasons)}",
+            f"{cause.evidence if cause else ''}; look at {arguments.output / 'by_position.csv'}",
+        )
+
+
+def _open(arguments: DivergenceArguments) -> Target:
+    rows, repository = arguments.batch_size, arguments.model_repository
+    target = open_target(
+        arguments.endpoint, arguments.model, repository=repository, batch_size=rows, key_env=arguments.endpoint_key_env
+    )
+    if target.capabilities:
+        sys.stdout.write(f"{target.capabilities.line()}\n")
+    if not target.interface.takes_ids or target.interface.is_encoder_decoder:
+        raise ConfigError(
+            f"model '{arguments.model}' takes no token ids of texts that it continues",
+            "take model=fastertransformer; an encoder-decoder is compared with evaluation=parity",
+        )
+    return target
+
+
+def _passages(
+    arguments: DivergenceArguments, target: Target, scorer: Scorer, documents: Sequence[str | Ids]
+) -> list[Ids]:
+    tokenizer: Tokenizer | None = None
+    if any(isinstance(each, str) for each in documents):
+        tokenizer = find_tokenizer(target, arguments.tokenizer)
+    positions, longest = target.served.max_positions, arguments.longest_passage
+    if positions is not None:
+        longest = min(longest, positions - scorer.spare_positions(1))
+    limits = (target.served.vocab_size, target.served.first_prompt_id)
+    vocab_size = min((each for each in limits if each), default=2**31)
+    return make_passages(documents, tokenizer, longest, arguments.samples, vocab_size)
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """What is compared.
+
+    Attributes:
+        arguments: of the command.
+        target: the served model.
+        reference: the checkpoint.
+        passages: token ids.
+        served: the server's scores.
+        top: log probabilities of a place that the server told; what the reference is cut to where formats are compared.
+    """
+
+    arguments: DivergenceArguments
+    target: Target
+    reference: CheckpointReference
+    passages: Sequence[Ids]
+    served: Scores
+    top: int
+
+    @property
+    def tokens(self) -> Places:
+        """The scored tokens."""
+        return np.concatenate([row[1:] for row in self.passages]).astype(np.int64)
+
+    @property
+    def numbers_of_passages(self) -> Places:
+        """The number of each place's passage."""
+        return np.repeat(np.arange(len(self.passages)), [len(row) - 1 for row in self.passages])
+
+    @property
+    def formats(self) -> tuple[Numbers, bool]:
+        """The served number formats, and whether they are known or named."""
+        formats = served_formats(self.target)
+        is_known = formats.are_known or self.arguments.precision is not None
+        said = served_precision(formats.weight_data_type, formats.data_type, formats.weights)
+        precision = self.arguments.precision or said
+        if precision != INT8.name:
+            return Numbers(precision, NONE), is_known
+        return Numbers(formats.data_type or "fp16", INT8), is_known
+
+    def source_scores(self, numbers: Numbers) -> Scores:
+        """Compute the source's scores in number formats, or read them where they are kept."""
+        return self.reference.scores(self.passages, self.arguments.reference_top, numbers)
+
+    def divergence(self, scores: Scores) -> Divergence:
+        """Compare scores with the source's in fp32."""
+        return compare(self._source, scores, self.tokens)
+
+    @cached_property
+    def _source(self) -> Scores:
+        return self.source_scores(Numbers())
+
+    def judge(self) -> tuple[Verdict, Cause | None]:
+        """Decide by the number formats; by the usual ones too where they are not known and fp32 does not fit."""
+        numbers, is_known = self.formats
+        verdict = self._decide(numbers)
+        if verdict.verdict != FAILS:
+            return verdict, None
+        if not is_known and (usual := self._decide(Numbers(_GUESSED))).verdict != FAILS:
+            said = f"number format: the server does not tell it, and {usual.reasons[0]}"
+            hint = f"give evaluation.divergence.precision={_GUESSED} if that is what is served"
+            return Verdict(INCONCLUSIVE, (said, hint)), None
+        directory = self.arguments.served_weights or self.target.served.directory
+        engine = self.target.served.endpoint.engine
+        return verdict, find_cause(self.reference, directory, engine, self.passages)
+
+    def _decide(self, numbers: Numbers) -> Verdict:
+        rounding = self.divergence(self.source_scores(numbers).cut(self.top))
+        limits = self.arguments.most_ratio, self.arguments.most_tail_ratio
+        return decide(self.divergence(self.served), rounding, self.numbers_of_passages, *limits, str(numbers))
+
+    def write(self, verdict: Verdict, cause: Cause | None) -> None:
+        """Write everything into the output directory, the manifest last."""
+        found, of_passage = self.divergence(self.served), self.numbers_of_passages
+        known = intervals(found, of_passage)
+        figures = metrics(known, len(of_passage))
+        said: dict[str, Any] = {"verdict": verdict.verdict, "reasons": list(verdict.reasons)}
+        if cause:
+            said |= {"cause": cause.name, "evidence": cause.evidence}
+        source = {"checkpoint": str(self.arguments.checkpoint), "digest": self.reference.digest}
+        source |= {"computed_by": f"the drop-in engine in fp32, streamed from {self.reference.source.source_map.name}"}
+        source |= {"served_formats": str(self.formats[0]), "log_probabilities_of_a_place": str(self.top)}
+        data, model = self._data(), self.target.identity
+        about = {"data": data, "model": model, "source": source}
+        files.write_results(
+            self.arguments.output,
+            self._tables(found, known, cause),
+            {**said, **{metric.name: metric.value for metric in figures}, "source": source, "model": model["model"]},
+            files.describe_results(TASK, figures, len(self.passages), 0, {**about, **said}),
+            about,
+        )
+
+    def _tables(
+        self, found: Divergence, known: Mapping[str, Interval], cause: Cause | None
+    ) -> dict[str, Sequence[Any]]:
+        of_passage, lengths = self.numbers_of_passages, np.array(list(map(len, self.passages)))
+        positions = np.concatenate([np.arange(1, length) for length in lengths])
+        columns = (of_passage, positions, self.tokens, found.served, found.reference, found.kl, found.rest, found.flips)
+        names = ("passage", "position", "token", "served_log_prob", "source_log_prob", "kl", "untold_mass", "flips")
+        tables: dict[str, Sequence[Any]] = {
+            "figures.csv": [{"figure": name, **asdict(each)} for name, each in known.items()],
+            "places.csv": [
+                dict(zip(names, (each.item() for each in row), strict=True)) for row in zip(*columns, strict=True)
+            ],
+            "by_position.csv": by_groups(found, octave(positions), "from_position"),
+            "by_length.csv": by_groups(found, lengths[of_passage], "tokens"),
+            "passages.csv": by_groups(found, of_passage, "passage"),
+        }
+        return tables | ({"layers.csv": cause.layers} if cause and cause.layers else {})
+
+    def _data(self) -> dict[str, str]:
+        file: Path | None = self.arguments.data_path
+        return {"file": file.name if file else "the package's texts", "sha256": digest_of(self.passages)}
+
+    def lines(self, verdict: Verdict, cause: Cause | None) -> Sequence[str]:
+        """Return what is printed."""
+        found = [f"divergence {'is ' * (verdict.verdict == INCONCLUSIVE)}{verdict.verdict}", *verdict.reasons]
+        return [*found, *([f"cause: {cause.name}: {cause.evidence}"] if cause else [])]

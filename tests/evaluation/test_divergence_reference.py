@@ -1,0 +1,175 @@
+"""The reference that is streamed layer by layer out of a checkpoint, against transformers' logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from support import huggingface_models, llama_models
+
+from backends.fastertransformer.engine.model.config import ModelConfig
+from backends.fastertransformer.engine.model.weights import load_weights
+from evaluation.divergence import stage, streamed
+from evaluation.divergence.reference import open_reference
+from evaluation.divergence.stage import LayeredModel, Numbers, Stage
+from export_scripts.checkpoints.user_files import NOTHING_GIVEN
+from handover.errors import ConfigError
+
+CONVERTED = ("gpt2", "opt", "bloom", "gptj", "gpt_neox")
+# What layers consist of: heads, windows and caps, experts, latent attention, states, sinks. By night all architectures.
+READ = ("llama32", "gemma2", "deepseek_v3", "falcon_h1", "qwen3_next", "gpt_oss")
+REFUSED = "llama4"  # its layers are beyond the engine
+FP32 = Numbers()
+
+
+def rows_of(vocab: int, *lengths: int) -> list[tuple[int, ...]]:
+    rng = np.random.default_rng(3)
+    return [tuple(rng.integers(3, vocab, length).tolist()) for length in lengths]
+
+
+def expected(model: Any, rows: Sequence[tuple[int, ...]]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """transformers' log probabilities: of the tokens, and of the whole vocabulary."""
+    own, whole = [], []
+    with torch.no_grad():
+        for row in rows:
+            log_probs = model(torch.tensor([row])).logits[0, :-1].double().log_softmax(-1)
+            whole.append(log_probs)
+            own.append(log_probs.gather(1, torch.tensor(row[1:])[:, None])[:, 0])
+    return torch.cat(own).numpy(), torch.cat(whole).numpy()
+
+
+def check(model: Any, checkpoint: Path, directory: Path, vocab: int, *lengths: int) -> None:
+    reference = open_reference(checkpoint, directory, NOTHING_GIVEN)
+    most = reference.open(FP32).config.max_pos_seq_len  # with longrope transformers' angles are others beyond
+    rows = rows_of(vocab, *(min(length, most) for length in lengths))
+    found = reference.scores(rows, vocab, FP32)
+    own, whole = expected(model, rows)
+    assert np.abs(found.log_probs - own).max() < 1e-4
+    assert np.abs(np.take_along_axis(whole, found.top_ids.astype(int), 1) - found.top).max() < 1e-4
+    assert (found.top_ids[:, 0] == whole.argmax(1)).mean() > 0.99 and found.top.shape == (len(own), whole.shape[1])
+    reference.close()
+    assert not (reference.directory / "weights").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in READ else pytest.mark.long)
+        for name in sorted(llama_models.MODELS)
+        if not name.startswith(REFUSED)
+    ],
+)
+def test_every_architecture_is_streamed_as_transformers_computes_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "BATCH_TOKENS", 40)  # several batches of a layer
+    model = llama_models.save(name, tmp_path / "source")
+    check(model, tmp_path / "source", tmp_path / "references", llama_models.VOCAB, 33, 2, 17, 20)
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name == "gpt2" else pytest.mark.long) for name in CONVERTED]
+)
+def test_what_the_engine_does_not_read_in_place_is_converted_and_removed(family: str, tmp_path: Path) -> None:
+    model = huggingface_models.save(family, tmp_path / "source")
+    check(model, tmp_path / "source", tmp_path / "references", huggingface_models.VOCAB, 24, 9, 2)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    llama_models.save("llama", tmp_path / "source")
+    return tmp_path / "source"
+
+
+def test_a_killed_run_goes_on_behind_its_last_layer(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed in the middle of a layer, when some of the passages have been through it."""
+    monkeypatch.setattr(stage, "BATCH_TOKENS", 20)
+    rows = rows_of(llama_models.VOCAB, 20, 20, 20)
+    reference = open_reference(llama, tmp_path / "references", NOTHING_GIVEN)
+    whole = reference.scores(rows, 8, FP32)
+    run, opened, calls = Stage.run, list[int](), list[int]()
+    open_stage = LayeredModel.open
+
+    def killed(self: Stage, given: Any, hidden: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return run(self, given, hidden)
+
+    def noted(self: LayeredModel, number: int, given: Any) -> Stage:
+        opened.append(number)
+        return open_stage(self, number, given)
+
+    monkeypatch.setattr(Stage, "run", killed)
+    again = open_reference(llama, tmp_path / "others", NOTHING_GIVEN)
+    with pytest.raises(KeyboardInterrupt):
+        again.scores(rows, 8, FP32)
+    monkeypatch.setattr(Stage, "run", run)
+    monkeypatch.setattr(LayeredModel, "open", noted)
+    found = again.scores(rows, 8, FP32)
+    assert opened[0] == 2  # the embedding and the first layer were whole
+    assert (found.top == whole.top).all() and (found.log_probs == whole.log_probs).all()
+    opened.clear()
+    assert (again.scores(rows, 8, FP32).top == whole.top).all() and not opened  # it is kept
+    assert not list((tmp_path / "others").rglob("*.f32"))
+
+
+def test_another_checkpoint_has_another_reference(llama: Path, tmp_path: Path) -> None:
+    first = open_reference(llama, tmp_path / "references", NOTHING_GIVEN)
+    file = next(llama.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    second = open_reference(llama, tmp_path / "references", NOTHING_GIVEN)
+    assert first.digest != second.digest and first.directory != second.directory
+
+
+def test_one_layer_is_in_memory_at_a_time(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+
+    def noted(*given: Any) -> Any:
+        weights = load_weights(*given)
+        held.append(weights.size_bytes)
+        return weights
+
+    monkeypatch.setattr(stage, "load_weights", noted)
+    reference = open_reference(llama, tmp_path / "references", NOTHING_GIVEN)
+    reference.scores(rows_of(llama_models.VOCAB, 9), 4, FP32)
+    config: ModelConfig = reference.open(FP32).config
+    whole = 4 * sum(int(np.prod(tensor.shape)) for tensor in config.tensors.values())
+    assert len(held) == config.num_layer + 2 and max(held) < whole / 2
+
+
+def test_what_it_takes_is_said_before(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reference = open_reference(llama, tmp_path / "references", NOTHING_GIVEN)
+    reference.scores(rows_of(llama_models.VOCAB, 9), 4, FP32)
+    said = capsys.readouterr().err
+    stages = reference.open(FP32).config.num_layer + 2
+    assert f"reference in fp32: about 0:00:00 for 9 tokens through {stages} of {stages} layers" in said
+    assert f"9 tokens through 2 of {stages} layers" in streamed.estimate(reference.open(FP32), 9, 2)
+
+
+def test_a_network_that_the_engine_does_not_compute_is_refused_by_name(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=4, vocab_size=64)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    huggingface_models.write_tokenizer(tmp_path / "t5")
+    with pytest.raises(ConfigError, match="encoder-decoder"):
+        open_reference(tmp_path / "t5", tmp_path / "references", NOTHING_GIVEN)
+    llama_models.save(REFUSED, tmp_path / "llama4")
+    reference = open_reference(tmp_path / "llama4", tmp_path / "references", NOTHING_GIVEN)
+    with pytest.raises(ConfigError, match="norms without weights"):
+        reference.open(FP32)
+    model = llama_models.save("phi3", tmp_path / "longrope")
+    reference = open_reference(tmp_path / "longrope", tmp_path / "references", NOTHING_GIVEN)
+    most = model.config.rope_parameters["original_max_position_embeddings"]
+    with pytest.raises(ConfigError, match=f"up to {most + 1} tokens, and the reference is computed up to {most}"):
+        reference.scores(rows_of(llama_models.VOCAB, most + 1), 4, FP32)
