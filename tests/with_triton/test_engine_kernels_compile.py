@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from backends.fastertransformer.engine.ops.kernels import grouped_gemm, grouped_prefill
+from backends.fastertransformer.engine.ops.kernels import few_experts, grouped_gemm, grouped_prefill
 from backends.fastertransformer.engine.ops.kernels import prefill_attention as row_kernels
 
 KERNELS = "backends.fastertransformer.engine.ops.kernels"
@@ -343,6 +343,20 @@ for name, tiles in {"few": grouped_gemm._FEW, "some": grouped_gemm._SOME, "many"
         f"into experts, {name} rows": (GROUPED_GEMM, "_grouped", tiles.warps, grouped(tiles, is_into=True), EXPERTS),
         f"out of experts, {name} rows": (GROUPED_GEMM, "_grouped", tiles.warps, grouped(tiles, is_into=False), EXPERTS),
     }
+
+for name, cut, own in [
+    ("into", few_experts._INTO, {"is_gated": True, "activation": "silu", "is_clamped": False, "steps": 4}),
+    ("out of", few_experts._OUT, {"used": 8, "steps": 1}),
+]:
+    tiling = {"block_n": cut[0], "block_k": cut[1], "has_bias": False, "uses_pdl": True, "is_native": True}
+    of_few = (
+        "few_experts",
+        "_into" if name == "into" else "_out",
+        cut[2],
+        {**tiling, **own},
+        {"chosen": "*i64", **EXPERTS},
+    )
+    CASES[f"{name} the experts of few rows"] = of_few
 
 NOT_CHOSEN = [
     *((case, 80) for case in ("small m, int8", "64 rows, int8", "many rows, int8", "gated 64 rows, int8")),

@@ -119,6 +119,18 @@ def gated(y, activation: tl.constexpr):
 
 
 @triton.jit
+def combined(gate, up, activation: tl.constexpr, is_clamped: tl.constexpr, factor, offset, limit):
+    """Multiply what is activated by the other; see gates.ClampedGate."""
+    if is_clamped:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit) + offset
+        gate = gate * tl.sigmoid(factor * gate)
+    else:
+        gate = activated(gate, activation)
+    return gate * up
+
+
+@triton.jit
 def cos_sin(angle):
     """Return cosine and sine of angles of at most 2^17, in fp32 and with an error of some 1e-7.
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..experts import ExpertMatrices, Experts
-from .elements import activated
+from .elements import activated, combined
 from .expert_choice import sort_by_expert
 
 
@@ -50,18 +50,6 @@ def _find_rows(ends, block, experts, width: tl.constexpr, block_m: tl.constexpr)
     first = tl.sum(tl.where(is_own, begin + (block - before) * block_m, 0), 0)
     last = tl.sum(tl.where(is_own, end, 0), 0)
     return found, first, last
-
-
-@triton.jit
-def _combined(gate, up, activation: tl.constexpr, is_clamped: tl.constexpr, factor, offset, limit):
-    """Multiply what is activated by the other; see gates.ClampedGate."""
-    if is_clamped:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit) + offset
-        gate = gate * tl.sigmoid(factor * gate)
-    else:
-        gate = activated(gate, activation)
-    return gate * up
 
 
 @triton.jit
@@ -104,7 +92,7 @@ def _grouped(
             if is_gated:
                 others += tl.load(bias_at + outputs, is_n, 0).to(tl.float32)[None, :]
         if is_gated:
-            sums = _combined(sums, others, activation, is_clamped, factor, offset, limit)
+            sums = combined(sums, others, activation, is_clamped, factor, offset, limit)
         elif is_into:
             sums = activated(sums, activation)
         if is_into:

@@ -1,0 +1,119 @@
+"""The experts of a few tokens: each pair of token and expert is a matrix times one row, as in gemv.
+
+Pairs need not be sorted, and the sum over a token's experts is a part of the second product. A matrix is read once for
+each pair: that is what must be read where few pairs share an expert.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ..experts import Experts
+from .elements import activated, combined, converted
+from .launch import uses_pdl
+
+_SHARE = 4  # experts for each pair from which on two pairs seldom have the same
+_INTO, _OUT = (8, 512, 4), (4, 1024, 4)  # outputs and inputs of a tile, warps
+
+
+def is_few(layer: Experts, rows: int, used: int) -> bool:
+    """Return whether these rows have so few pairs that most have an expert of their own."""
+    return rows == 1 or rows * used * _SHARE <= layer.into.count
+
+
+@triton.jit
+def _row_times(
+    at, x, inputs, steps: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, is_native: tl.constexpr
+):
+    """Multiply the rows of a matrix, of which ``at`` points to the first numbers, by x [inputs] -> fp32 [block_n]."""
+    sums = tl.zeros([block_n, block_k], tl.float32)
+    for step in tl.static_range(steps):  # whose loads all begin before the first sum
+        k = step * block_k + tl.arange(0, block_k)
+        tile = tl.load(at[:, None] + k[None, :], (k < inputs)[None, :], 0, eviction_policy="evict_first")
+        sums += converted(tile, tl.float32, is_native) * tl.load(x + k, k < inputs, 0).to(tl.float32)[None, :]
+    return tl.sum(sums, 1)
+
+
+@triton.jit
+def _into(
+    y, x, weight, bias, chosen, outputs, inputs, used, factor, offset, limit,
+    is_gated: tl.constexpr, has_bias: tl.constexpr, activation: tl.constexpr, is_clamped: tl.constexpr,
+    steps: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, uses_pdl: tl.constexpr,
+    is_native: tl.constexpr,
+):  # fmt: skip
+    """Multiply each pair's row by its expert's matrix, and activate: x [N, inputs] -> y [pairs, outputs]."""
+    if uses_pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    pair = tl.program_id(1)
+    expert = tl.load(chosen + pair)
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    is_n = n < outputs
+    matrix_rows = outputs * 2 if is_gated else outputs
+    row = expert * matrix_rows + tl.minimum(n, outputs - 1)  # int64, as chosen is
+    token = x + (pair // used).to(tl.int64) * inputs
+    first = _row_times(weight + row * inputs, token, inputs, steps, block_n, block_k, is_native)
+    if has_bias:
+        first += tl.load(bias + row).to(tl.float32)
+    if is_gated:
+        second = _row_times(weight + (row + outputs) * inputs, token, inputs, steps, block_n, block_k, is_native)
+        if has_bias:
+            second += tl.load(bias + row + outputs).to(tl.float32)
+        result = combined(first, second, activation, is_clamped, factor, offset, limit)
+    else:
+        result = activated(first, activation)
+    tl.store(y + pair.to(tl.int64) * outputs + n, result.to(y.dtype.element_ty), is_n)
+
+
+@triton.jit
+def _out(
+    y, x, weight, bias, chosen, counts, outputs, inputs,
+    used: tl.constexpr, has_bias: tl.constexpr, steps: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
+    uses_pdl: tl.constexpr, is_native: tl.constexpr,
+):  # fmt: skip
+    """Sum over a token's pairs what each counts * its expert's matrix @ x [pairs, inputs] -> y [N, outputs]."""
+    if uses_pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    is_n = n < outputs
+    total = tl.zeros([block_n], tl.float32)
+    for place in tl.static_range(used):
+        pair = token * used + place
+        row = tl.load(chosen + pair) * outputs + tl.minimum(n, outputs - 1)
+        result = _row_times(weight + row * inputs, x + pair * inputs, inputs, steps, block_n, block_k, is_native)
+        if has_bias:
+            result += tl.load(bias + row).to(tl.float32)
+        total += result * tl.load(counts + pair)
+    tl.store(y + token * outputs + n, total.to(y.dtype.element_ty), is_n)
+
+
+def run_experts(layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
+    """Sum what each token's experts compute of it; see experts.run_experts."""
+    into, out = layer.into.weight, layer.out.weight
+    assert into is not None and out is not None
+    (rows, used), (_, hidden, inter), clamped = chosen.shape, out.shape, layer.clamped
+    inner = torch.empty(rows * used, inter, dtype=x.dtype, device=x.device)
+    y = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
+    gate = (clamped.factor, clamped.up_offset, clamped.limit or float("inf")) if clamped else (1.0, 0.0, 0.0)
+    has_pdl = uses_pdl(x.device)
+    flags = {"uses_pdl": has_pdl, "is_native": x.device.type == "cuda", "launch_pdl": has_pdl}
+    block_n, block_k, warps = _INTO
+    steps = triton.cdiv(into.shape[2], block_k)
+    _into[(triton.cdiv(inter, block_n), rows * used)](
+        inner, x.contiguous(), into, layer.into.bias, chosen, inter, into.shape[2], used, *gate,
+        is_gated=layer.is_gated, has_bias=layer.into.bias is not None, activation=layer.activation,
+        is_clamped=clamped is not None, steps=steps, block_n=block_n, block_k=block_k, num_warps=warps, **flags,
+    )  # fmt: skip
+    block_n, block_k, warps = _OUT
+    steps = triton.cdiv(inter, block_k)
+    _out[(triton.cdiv(hidden, block_n), rows)](
+        y, inner, out, layer.out.bias, chosen, counts, hidden, inter, used=used,
+        has_bias=layer.out.bias is not None, steps=steps, block_n=block_n, block_k=block_k, num_warps=warps, **flags,
+    )  # fmt: skip
+    return y
