@@ -142,8 +142,8 @@ class TritonOps(Ops):
 
     def run_experts(self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
         """See Ops."""
-        products = few_experts if few_experts.is_few(layer, *chosen.shape) else grouped_gemm
-        return products.run_experts(layer, x, chosen, counts)
+        is_few = few_experts.is_few(layer, *chosen.shape)
+        return (few_experts.run_experts if is_few else grouped_gemm.run_experts)(layer, x, chosen, counts)
 
     def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, table: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See Ops; on a GPU both tables have the type of the result."""
