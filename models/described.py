@@ -13,8 +13,9 @@ from models.checks import Refusal
 from models.decoder import Decoder
 from models.directory import CONFIG_FILE, GENERATION_FILE, SpecialIds, find_tensors, read_json, special_ids
 from models.errors import ModelError
-from models.fp8 import FP8_NUMBERS, Place, with_scales
+from models.fp8 import FP8_NUMBERS, Place, grid_of, with_scales
 from models.quantization import FP8, Block, quantization_said, read_quantization
+from models.safetensors import StoredTensor
 from models.tensor import Tensor
 
 NUMBER_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -102,6 +103,17 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal) -> dic
         lines = "\n  ".join(problems[:_MOST_LISTED] + more)
         raise error(f"{len(problems)} {noun} unusable in {directory}:\n  {lines}", "convert or copy it again")
     return found
+
+
+def made_up_fp8(directory: Path, decoder: Decoder, error: Refusal) -> dict[str, Place]:
+    """List the matrices that are FP8 by ``config.json`` alone, in files without a name: for random numbers."""
+    blocks, found = fp8_blocks(directory, error), dict[str, tuple[str, StoredTensor]]()
+    for name, tensor in decoder.tensors().items() if blocks else ():
+        if _may_be_fp8(tensor):
+            grid, size_bytes = grid_of(tensor.shape, blocks[0]), tensor.shape[0] * tensor.shape[1]
+            found[name] = "", StoredTensor(FP8_NUMBERS, tensor.shape, 0, size_bytes)
+            found[f"{name}_scale"] = "", StoredTensor("fp32", grid, 0, 4 * grid[0] * grid[1])
+    return with_scales(found, blocks)
 
 
 def _may_be_fp8(tensor: Tensor) -> bool:

@@ -33,7 +33,7 @@ class Scales(NamedTuple):
     @property
     def grid(self) -> tuple[int, int]:
         """How many there are along rows and columns."""
-        return _grid(self.shape, self.block)
+        return grid_of(self.shape, self.block)
 
 
 class Place(NamedTuple):
@@ -64,7 +64,7 @@ def with_scales(found: Mapping[str, tuple[str, StoredTensor]], blocks: Sequence[
         beside = [name + end for end in _ENDS if name + end in found]
         for block in blocks if len(beside) == 1 else ():
             file, scales = found[beside[0]]
-            if scales.data_type in SCALE_TYPES and _fits(scales.shape, _grid(numbers.shape, block)):
+            if scales.data_type in SCALE_TYPES and _fits(scales.shape, grid_of(numbers.shape, block)):
                 whole = block[0] or numbers.shape[0], block[1] or numbers.shape[1]
                 places[name] = places[name]._replace(scales=Scales(file, scales, numbers.shape, whole))
                 del places[beside[0]]
@@ -72,7 +72,8 @@ def with_scales(found: Mapping[str, tuple[str, StoredTensor]], blocks: Sequence[
     return places
 
 
-def _grid(shape: Sequence[int], block: Block) -> tuple[int, int]:
+def grid_of(shape: Sequence[int], block: Block) -> tuple[int, int]:
+    """Return how many blocks a matrix has along rows and columns."""
     rows, columns = (-(-size // (each or size)) for size, each in zip(shape, block, strict=True))
     return rows, columns
 

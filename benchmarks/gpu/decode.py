@@ -24,7 +24,17 @@ import torch
 
 from backends.fastertransformer.engine.model.precision import TORCH_TYPES
 from benchmarks.engine.generate import Ask, generate_by_transformers
-from benchmarks.gpu.models import Rates, Table, engine_of, find_size, kernel_times, measure_rates, need_gpu, peer_of
+from benchmarks.gpu.models import (
+    KINDS,
+    Rates,
+    Table,
+    engine_of,
+    find_size,
+    kernel_times,
+    measure_rates,
+    need_gpu,
+    peer_of,
+)
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status
 
@@ -43,6 +53,7 @@ class DecodeArguments(ScriptArguments):
     batches: tuple[int, ...] = field(default=(1, 8), metadata={"help": "JSON list of rows of a request"})
     data_type: str = field(default="fp16", metadata={"help": "fp16 or bf16, on both sides"})
     int8_mode: int = field(default=0, metadata={"help": "of the engine"})
+    kinds: tuple[str, ...] = field(default=("",), metadata={"help": f"JSON list of the engine's numbers: {KINDS}"})
     peer: str = field(default="dynamic", metadata={"help": "transformers' cache: dynamic, static (compiled), or none"})
     peer_output: int = field(
         default=200, metadata={"help": "longest output that transformers is timed with; it is slow"}
@@ -104,15 +115,15 @@ def time_peer(arguments: DecodeArguments, name: str, cases: Sequence[Case]) -> d
     return found
 
 
-def measure(arguments: DecodeArguments, name: str, rates: Rates, table: Table) -> None:
-    """Fill the table's rows of one model."""
+def measure(arguments: DecodeArguments, name: str, kind: str, rates: Rates, table: Table) -> None:
+    """Fill the table's rows of one model, whose numbers are of a kind."""
     size, gpus = find_size(name), arguments.tensor_para_size
     cases = [(batch, *lengths) for lengths, batch in product(arguments.lengths, arguments.batches)]
     theirs = time_peer(arguments, name, cases)
     item_bytes, is_int8 = TORCH_TYPES[arguments.data_type].itemsize, bool(arguments.int8_mode)
-    token_ms = 1000 * size.weight_bytes(item_bytes, is_int8) / rates.read_bytes / gpus
+    token_ms = 1000 * size.weight_bytes(item_bytes, is_int8, "fp8" in kind) / rates.read_bytes / gpus
     once_ms = 1000 * size.once_bytes(item_bytes, is_int8) / rates.read_bytes / gpus
-    with engine_of(size, arguments.data_type, arguments.int8_mode, tensor_para_size=gpus) as engine:
+    with engine_of(size, arguments.data_type, arguments.int8_mode, kind, tensor_para_size=gpus) as engine:
         print(engine.description, flush=True)
         for case in cases:
             tensors = size.tensors(asks_of(case, size.vocab))
@@ -120,7 +131,7 @@ def measure(arguments: DecodeArguments, name: str, rates: Rates, table: Table) -
             floor_ms = once_ms + token_ms * case[2]
             row = Row(
                 name,
-                arguments.data_type + "+int8" * is_int8,
+                arguments.data_type + "+int8" * is_int8 + f"+{kind}" * bool(kind),
                 gpus,
                 *case,
                 floor_ms=floor_ms,
@@ -140,17 +151,17 @@ def measure(arguments: DecodeArguments, name: str, rates: Rates, table: Table) -
 def main(argv: Sequence[str]) -> None:
     """Measure the GPU, then each model."""
     arguments = DecodeArguments.from_argv(argv, description=__doc__)
-    if arguments.peer not in _PEERS or arguments.data_type not in ("fp16", "bf16"):
+    if arguments.peer not in _PEERS or arguments.data_type not in ("fp16", "bf16") or set(arguments.kinds) - {*KINDS}:
         raise ConfigError(
-            f"peer {arguments.peer}, data_type {arguments.data_type}",
-            f"peer is one of {_PEERS}, data_type fp16 or bf16",
+            f"peer {arguments.peer}, data_type {arguments.data_type}, kinds {arguments.kinds}",
+            f"peer is one of {_PEERS}, data_type fp16 or bf16, kinds are of {KINDS}",
         )
     need_gpu()
     rates = measure_rates(arguments.data_type)
     print(f"reads {rates.read_bytes / 1e12:.4f} TB/s, multiplies at {rates.operations / 1e12:.0f} TFLOP/s", flush=True)
     table = Table(arguments.csv, arguments.commit)
-    for name in arguments.sizes:
-        measure(arguments, name, rates, table)
+    for name, kind in product(arguments.sizes, arguments.kinds):
+        measure(arguments, name, kind, rates, table)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import numpy as np
 from backends.fastertransformer.engine.arrays import Array
 from benchmarks.engine.continuous import EngineServer, PeerServer, Server, answer_all, peer_manager, sampling_options
 from benchmarks.engine.generate import Ask
-from benchmarks.gpu.models import Table, engine_of, find_size, need_gpu
+from benchmarks.gpu.models import KINDS, Table, engine_of, find_size, need_gpu
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status
 
@@ -53,6 +53,7 @@ class LoadArguments(ScriptArguments):
     )
     data_type: str = field(default="fp16", metadata={"help": "fp16 or bf16"})
     int8_mode: int = field(default=0, metadata={"help": "of the engine"})
+    kinds: tuple[str, ...] = field(default=("",), metadata={"help": f"JSON list of the engine's numbers: {KINDS}"})
     csv: Path | None = field(default=None, metadata={"help": "file to write"})
     commit: str = field(default="", metadata={"help": "what is measured, for the file"})
 
@@ -111,7 +112,7 @@ def loads_of(arguments: LoadArguments, server: str, vocab: int) -> Iterator[Load
 
 
 @contextmanager
-def serving(arguments: LoadArguments, name: str, server: str) -> Iterator[Callable[[Load], Server]]:
+def serving(arguments: LoadArguments, name: str, server: str, kind: str) -> Iterator[Callable[[Load], Server]]:
     """Open a server around a model of that size; give what makes it ready for a load."""
     size = find_size(name)
     if server == "transformers":
@@ -119,16 +120,18 @@ def serving(arguments: LoadArguments, name: str, server: str) -> Iterator[Callab
             yield lambda load: PeerServer(manager, load.asks, load.is_streaming)
         return
     is_inflight = server == "inflight"
-    with engine_of(size, arguments.data_type, arguments.int8_mode, has_inflight_batching=is_inflight) as engine:
+    with engine_of(size, arguments.data_type, arguments.int8_mode, kind, has_inflight_batching=is_inflight) as engine:
         print(engine.description, flush=True)
         yield lambda load: EngineServer(engine, load.asks, load.is_streaming, _CHOICES[load.choice])
 
 
-def measure(arguments: LoadArguments, name: str, server: str, table: Table) -> None:
-    """Fill the table's rows of one model and server."""
+def measure(arguments: LoadArguments, name: str, server: str, numbers: str, table: Table) -> None:
+    """Fill the table's rows of one model and server, whose numbers are of a kind."""
     loads = list(loads_of(arguments, server, find_size(name).vocab))
-    kind = arguments.data_type + "+int8" * bool(arguments.int8_mode and server != "transformers")
-    with serving(arguments, name, server) as ready:
+    kind = arguments.data_type
+    if server != "transformers":
+        kind += "+int8" * bool(arguments.int8_mode) + f"+{numbers}" * bool(numbers)
+    with serving(arguments, name, server, numbers) as ready:
         for load in loads:
             runs = [answer_all(ready(load), len(load.asks), load.clients) for _ in range(load.repeats)]
             seconds, gaps = statistics.median_low(run[0] for run in runs), runs[-1][1]
@@ -140,14 +143,14 @@ def measure(arguments: LoadArguments, name: str, server: str, table: Table) -> N
 def main(argv: Sequence[str]) -> None:
     """Measure each model on each server."""
     arguments = LoadArguments.from_argv(argv, description=__doc__)
-    for given, known in ((arguments.servers, _SERVERS), (arguments.choices, _CHOICES)):
+    for given, known in ((arguments.servers, _SERVERS), (arguments.choices, _CHOICES), (arguments.kinds, KINDS)):
         if unknown := set(given) - set(known):
             raise ConfigError(f"there is no {', '.join(sorted(unknown))}", f"there are {', '.join(known)}")
     need_gpu()
     table = Table(arguments.csv, arguments.commit)
-    for name, server in itertools.product(arguments.sizes, arguments.servers):
-        if server != "transformers" or arguments.clients:
-            measure(arguments, name, server, table)
+    for name, server, kind in itertools.product(arguments.sizes, arguments.servers, arguments.kinds):
+        if server != "transformers" or (arguments.clients and kind == arguments.kinds[0]):
+            measure(arguments, name, server, kind, table)
 
 
 if __name__ == "__main__":

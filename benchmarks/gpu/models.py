@@ -21,11 +21,14 @@ import torch
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.model.precision import TORCH_TYPES
 from backends.fastertransformer.engine.settings import Settings
+from benchmarks.gpu.sizes import QUANTIZATIONS as QUANTIZATIONS
 from benchmarks.gpu.sizes import SIZES as SIZES
 from benchmarks.gpu.sizes import Size as Size
 from benchmarks.gpu.sizes import find_size as find_size
 from handover.errors import ConfigError
 
+KINDS = ("", *QUANTIZATIONS, *(f"{each} activations" for each in QUANTIZATIONS))
+"""What a model's numbers are: of the data type, or matrices are FP8, or activations that these multiply are too."""
 _PROBE_BYTES = 8 << 30
 _PROBE_WIDTH = 8192
 
@@ -83,17 +86,18 @@ def median_seconds(work: Callable[[], object], repeats: int) -> float:
 
 
 @contextmanager
-def engine_of(size: Size, data_type: str, int8_mode: int = 0, **settings: Any) -> Iterator[Engine]:
-    """Open the engine, as it is served, around random weights; settings: others of Settings.
+def engine_of(size: Size, data_type: str, int8_mode: int = 0, kind: str = "", **settings: Any) -> Iterator[Engine]:
+    """Open the engine, as it is served, around random weights; kind: see KINDS; settings: others of Settings.
 
     But for its prefix cache: most benchmarks send the same requests again and again, which it would answer in part.
     """
     tidy()
     with tempfile.TemporaryDirectory(prefix="slipway-gpu-") as directory:
-        size.write(Path(directory))
+        size.write(Path(directory), quantization=next((each for each in kind.split() if each in QUANTIZATIONS), ""))
         ranks = {"tensor_para_size": 1, "pipeline_para_size": 1, "has_prefix_cache": False} | settings
-        kind = {"data_type": data_type, "model_type": size.model_type, "int8_mode": int8_mode}
-        engine = open_engine(Settings(Path(directory), has_made_up_weights=True, **kind, **ranks))
+        types = {"data_type": data_type, "model_type": size.model_type, "int8_mode": int8_mode}
+        types["rounds_activations"] = "activations" in kind
+        engine = open_engine(Settings(Path(directory), has_made_up_weights=True, **types, **ranks))
     try:
         yield engine
     finally:

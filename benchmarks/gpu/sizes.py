@@ -18,6 +18,12 @@ from models.directory import CONFIG_FILE
 _POSITIONS = 2049  # the longest input of benchmarks.gpu.prefill, and one more
 _ROTARY = 64  # numbers of each of GPT-J's heads that are turned
 
+QUANTIZATIONS: dict[str, dict[str, Any]] = {
+    "fp8": {"quant_method": "fbgemm_fp8"},
+    "fp8_block": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+"""Weights of FP8 with a scale a row, or for blocks, as ``config.json`` says it."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -39,9 +45,10 @@ class Size:
     model_type: str = "GPT"
     positions: int = _POSITIONS
 
-    def weight_bytes(self, item_bytes: int, is_int8: bool = False) -> int:
+    def weight_bytes(self, item_bytes: int, is_int8: bool = False, is_fp8: bool = False) -> int:
         """Return the size of the matrices that every token needs: the layers', and the table that is the head."""
-        return (self._layers_numel + self.vocab * self.hidden) * (1 if is_int8 else item_bytes)
+        head_bytes = self.vocab * self.hidden * (1 if is_int8 else item_bytes)
+        return self._layers_numel * (1 if is_int8 or is_fp8 else item_bytes) + head_bytes
 
     def once_bytes(self, item_bytes: int, is_int8: bool = False) -> int:
         """Return the size of the matrices that a request needs once."""
@@ -56,8 +63,14 @@ class Size:
         """Count the operations up to the first token: of the products, and of attention to what each token may see."""
         return self.operations(batch, length, 1) + batch * self.layers * 2 * length**2 * self.hidden
 
-    def write(self, directory: Path, data_type: str = "fp32") -> None:
-        """Describe it as FasterTransformer's converters do, with weights of a type."""
+    def write(self, directory: Path, data_type: str = "fp32", quantization: str = "") -> None:
+        """Describe it as FasterTransformer's converters do, with weights of a type.
+
+        Raises:
+            ConfigError: FasterTransformer's layers have no quantized weights.
+        """
+        if quantization:
+            raise ConfigError(f"{self.model_type} in {quantization}", "sizes of Llama's relatives have it")
         (directory / CONFIG_INI).write_text(f"{self._config_ini()}weight_data_type = {data_type}\n")
 
     def _config_ini(self) -> str:
@@ -184,9 +197,10 @@ class LlamaSize(Size):
         """See Size."""
         return self.operations(batch, length, 1) + batch * self.layers * 2 * length**2 * self.heads * self.head_size
 
-    def write(self, directory: Path, data_type: str = "fp32") -> None:
+    def write(self, directory: Path, data_type: str = "fp32", quantization: str = "") -> None:
         """Describe it as transformers does."""
-        (directory / CONFIG_FILE).write_text(json.dumps(self.config(data_type), indent=1))
+        quantized = {"quantization_config": QUANTIZATIONS[quantization]} if quantization else {}
+        (directory / CONFIG_FILE).write_text(json.dumps(self.config(data_type) | quantized, indent=1))
 
     def config(self, data_type: str) -> dict[str, Any]:
         """Return its ``config.json``."""

@@ -122,11 +122,19 @@ def _problem(directory: Path, piece: Piece) -> str:
 
 
 def made_up(dtype: torch.dtype, device: torch.device) -> Shards:
-    """Make random numbers, the same for a piece every time: norms' weights around 1, other tensors around 0."""
+    """Make random numbers, the same for a piece every time: norms' weights around 1, other tensors around 0.
+
+    Those of FP8 are larger, and the scales of all of them are the same.
+    """
 
     def shard(piece: Piece) -> Tensor:
         generator = torch.Generator(device).manual_seed(zlib.crc32(piece.name.encode()))
         mean = 1.0 if len(piece.shape) == 1 and "weight" in piece.name.split(".") else 0.0
-        return torch.empty(piece.shape, dtype=dtype, device=device).normal_(mean, _STD, generator=generator)
+        numbers = torch.empty(piece.shape, dtype=dtype, device=device)
+        if piece.name.endswith(".scales"):
+            return numbers.fill_(_STD)
+        if piece.dtype == torch.float8_e4m3fn:
+            return numbers.normal_(generator=generator).to(piece.dtype)
+        return numbers.normal_(mean, _STD, generator=generator)
 
     return shard

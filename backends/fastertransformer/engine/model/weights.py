@@ -21,7 +21,7 @@ import torch
 
 from ft_format.weight_format import INT8, KEY
 from models.decoder import Decoder
-from models.described import find_model_tensors, fp8_blocks
+from models.described import find_model_tensors, fp8_blocks, made_up_fp8
 from models.engine_limits import int8_problem, ranks_problem
 from models.fused import places_of_parts
 
@@ -111,7 +111,8 @@ def _kind_of_reader(
     if not config.decoder:
         return Reader, not are_made_up and (directory / f"{config.head}.bin").exists()
     if are_made_up:
-        return partial(HubReader, {}), False
+        places = made_up_fp8(directory, config.decoder, WeightsError)
+        return partial(HubReader, places_of_parts(config.decoder, places) if places else {}), False
     located = places_of_parts(config.decoder, find_model_tensors(directory, config.decoder, WeightsError))
     problem = int8_problem(config.decoder, any(place.scales for place in located.values()))
     if precision.weights and problem:
