@@ -17,7 +17,7 @@ from support.asking import CPU
 from support.dequantized import dequantized
 from support.hub_served import check_served, opened
 from support.llama_models import save
-from support.network_runs import FP32
+from support.network_runs import FP32, load_for_kernels, prefill_logits, some_ids
 from support.quantized_models import CASES, LEFT_OUT, compressed, deepseeks, save_case, save_state, to_fp8
 from support.quantized_record import RECORD, digest_of
 from torch import Tensor
@@ -25,12 +25,14 @@ from torch import Tensor
 from backends.fastertransformer.engine.errors import EngineError, WeightsError
 from backends.fastertransformer.engine.model import weights as loading
 from backends.fastertransformer.engine.model.families import read_config
+from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import Precision
 from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.ops.fp8 import Fp8Linear, ScaledNumbers
 from backends.fastertransformer.engine.ops.linear import Linear
 from backends.fastertransformer.engine.ops.ops import Ops
 from backends.fastertransformer.engine.parallel.partition import Partition
+from benchmarks.gpu.sizes import QUANTIZATIONS
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 from ft_format.weight_format import INT8
@@ -150,6 +152,47 @@ def test_ranks_have_their_parts_of_numbers_and_scales(
         assert weights.size_bytes < load_weights(tmp_path, config, 2, FP32, CPU, Partition(range(2), rank)).size_bytes
 
 
+@pytest.mark.parametrize("rank", [None, 0, 1])
+def test_a_gpu_keeps_experts_as_they_are(rank: int | None, tmp_path: Path) -> None:
+    """Blocks end within the ranks' slices of the middle; what these give together is what transformers does."""
+    state = save_case("fp8, experts", tmp_path / "fp8")
+    means = plain(state, (16, 32))
+    model = oracle(tmp_path / "fp8", means, tmp_path / "plain")
+    config = read_config(tmp_path / "fp8", "Llama", 1 if rank is None else 2)
+    weights = load_for_kernels(tmp_path / "fp8", config, 2, rank)
+    assert weights.decoder
+    block: Any = weights.decoder.layers[1].feed_forward
+    into, out = block.experts.into, block.experts.out
+    assert into.weight.dtype == out.weight.dtype == torch.float8_e4m3fn
+    assert into.size_bytes == into.weight.nbytes + into.scales.nbytes
+    for expert in range(3):
+        name = f"model.layers.1.mlp.experts.{expert}"
+        gate, up, down = (means[f"{name}.{role}_proj.weight"] for role in ("gate", "up", "down"))
+        if rank is not None:
+            gate, up, down = gate.chunk(2)[rank], up.chunk(2)[rank], down.chunk(2, 1)[rank]
+        assert torch.equal(into.multiply(expert, torch.eye(gate.shape[1])), torch.cat((gate, up)).T)
+        assert torch.equal(out.multiply(expert, torch.eye(down.shape[1])), down.T)
+    if rank is None:
+        ids = some_ids(2, 9)
+        expected = model(ids).logits
+        assert (prefill_logits(Network(config, weights), ids) - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_made_up_numbers_are_fp8_as_the_description_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save("phi3", tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    (tmp_path / "model.safetensors").unlink()
+    said = json.loads((tmp_path / "config.json").read_text())
+    for quantization in QUANTIZATIONS.values():
+        (tmp_path / "config.json").write_text(json.dumps(said | {"quantization_config": quantization}))
+        keep_fp8(monkeypatch)
+        config = read_config(tmp_path, "Llama", 2)
+        weights = load_weights(tmp_path, config, 2, FP32, CPU, Partition(range(1), 1), are_made_up=True)
+        found = [each for each in matrices(weights) if isinstance(each, Fp8Linear)]
+        assert len(found) == 3
+        for each in found:
+            assert each.scales.unique().tolist() == [pytest.approx(0.02)] and 0.9 < each.weight.float().std() < 1.1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_matrix_that_is_kept_gives_what_its_products_give(dtype: torch.dtype) -> None:
     """In each operation that a layer has; rounded once, as a matrix that is stored in the type."""
@@ -188,6 +231,7 @@ def test_activations_are_rounded_by_token_where_that_is_asked_for(dtype: torch.d
     for other in (
         ScaledNumbers(*to_fp8(torch.randn(48, 80), 48, 40), 40),
         ScaledNumbers(numbers[:47], scales[:47], 80),
+        ScaledNumbers(*to_fp8(torch.randn(48, 80), 48, 64), 64),
     ):
         grid = other._replace(scales=other.scales.expand(len(other.numbers), -1))
         plainly, asked = (Fp8Linear(grid, None, rounds)(x) for rounds in (False, True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,11 +40,14 @@ def open_network(directory: Path, tensor_para_size: int, model_type: str = "GPT"
     return Network(config, load_weights(directory, config, tensor_para_size, FP32, CPU))
 
 
-def load_for_kernels(directory: Path, config: ModelConfig, ranks: int = 1, rank: int | None = None) -> ModelWeights:
-    """Load a Hugging Face directory as a GPU has it: the experts of a layer are one tensor."""
+def load_for_kernels(
+    directory: Path, config: ModelConfig, ranks: int = 1, rank: int | None = None, precision: Precision = FP32
+) -> ModelWeights:
+    """Load a Hugging Face directory as a GPU has it: the experts of a layer are one tensor, and FP8 stays so."""
     assert config.decoder
     located = find_model_tensors(directory, config.decoder, WeightsError)
-    reader = HubReader(located, config, ranks, FP32, CPU, False, rank, mapped(directory))
+    precision = replace(precision, keeps_fp8=True)
+    reader = HubReader(located, config, ranks, precision, CPU, False, rank, mapped(directory))
     return read_model(reader, config, Partition(range(config.num_layer), rank), has_head=config.head in located)
 
 

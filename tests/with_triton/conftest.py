@@ -18,6 +18,7 @@ if not (_HAS_TRITON and (_IS_INTERPRETED or torch.cuda.is_available())):
         "test_engine_context_kernels.py",
         "test_engine_packed_inputs.py",
         "test_engine_expert_kernels.py",
+        "test_engine_fp8_kernels.py",
         "test_engine_grouped_kernels.py",
         "test_engine_latent_kernels.py",
         "test_engine_row_blocks.py",
@@ -46,3 +47,19 @@ def language_is_replaced_once() -> None:
         return unchanged()
 
     interpreter._patch_lang = replace_once
+
+
+@pytest.fixture(scope="session", autouse=_HAS_TRITON and _IS_INTERPRETED)
+def fp8_is_rounded_to_nearest() -> None:
+    """Let the interpreter round to FP8 as GPUs do: it cuts small numbers off, and halves some that carry."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    usual = interpreter._convert_float
+
+    def convert(numbers: Any, kind: Any, target: Any, mode: Any) -> Any:
+        if target != tl.float8e4nv or kind.primitive_bitwidth <= 8:
+            return usual(numbers, kind, target, mode)
+        return torch.tensor(numbers).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    interpreter._convert_float = convert

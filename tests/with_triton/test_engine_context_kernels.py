@@ -83,7 +83,7 @@ def test_int8_becomes_the_numbers_that_it_stands_for(outputs: int, inputs: int, 
     weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, device=DEVICE)
     scales = torch.rand(outputs, device=DEVICE).to(dtype)
     expected = (weight.double() * scales.double()[:, None]).to(dtype)
-    assert torch.equal(dequantize(weight, scales), expected)
+    assert torch.equal(dequantize(weight, scales, dtype), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -136,7 +136,7 @@ def test_what_is_gated_is_what_torch_gives(rows: int) -> None:
     activated, gate = (Linear(drawn(48, 64, dtype=half, seed=seed) / 8) for seed in (2, 3))
     gate.bias = drawn(48, dtype=half, seed=4)
     joined = [Linear(drawn(48, 64, dtype=half, seed=seed) / 8) for seed in (2, 3)]
-    joined[0].joined = torch.cat([each.weight for each in joined])  # as join does on a GPU
+    joined[0].joined = Linear(torch.cat([each.weight for each in joined]))  # as join does on a GPU
     gain, shift = drawn(2, 64, dtype=half, seed=6).unbind()
     for norm in (None, Norm(gain, None, 1e-5, is_rms=True), Norm(gain, shift, 1e-5)):
         for pair in ((activated, gate), joined):

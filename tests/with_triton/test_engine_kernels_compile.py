@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from backends.fastertransformer.engine.ops.kernels import few_experts, grouped_gemm, grouped_prefill
+from backends.fastertransformer.engine.ops.kernels import few_experts, fp8_rows, grouped_gemm, grouped_prefill
 from backends.fastertransformer.engine.ops.kernels import prefill_attention as row_kernels
 
 KERNELS = "backends.fastertransformer.engine.ops.kernels"
@@ -68,7 +68,7 @@ def attention(block: int, is_cut: bool, kind: int = 0, rotation: int = 0, size: 
 
 PEERS = {"size": 4, "padded": 4, "patience": 1 << 25}
 SUMS = PEERS | {"block": 256, "programs": 32}
-DEQUANTIZE = {"block_n": 8, "block_k": 1024, "is_native": True}
+DEQUANTIZE = {"block_n": 8, "block_k": 1024, "is_native": True, "scale_width": 0}
 
 
 def keeping(rotation: int) -> dict[str, Any]:
@@ -84,6 +84,11 @@ DRAWN = {"tokens": "*i64", "rows": "*i64", "scales": "*fp32"}
 SINGLE: dict[str, Any] = {"is_gated": False, "other": None, "other_scales": None, "other_bias": None}
 GATED = {"is_gated": True, "has_bias": False, "has_residual": False, "activation": "silu"}
 INT8 = {"weight": "*i8", "other": "*i8"}
+SCALES = {"scales": "*fp32", "other_scales": "*fp32"}
+FP8 = {"weight": "*fp8e4nv", "other": "*fp8e4nv", **SCALES}
+BYTES = {"weight": "*u8", "other": "*u8", **SCALES}
+"""What a GPU without FP8 takes its numbers as."""
+BLOCKS = {"has_scales": True, "scale_width": 128}
 
 
 def paired(constants: dict[str, Any]) -> dict[str, Any]:
@@ -94,15 +99,18 @@ def paired(constants: dict[str, Any]) -> dict[str, Any]:
 def product(norm: str, ahead: int, is_int8: bool, block_n: int = 8) -> dict[str, Any]:
     tiles = {"block_n": block_n, "block_k": 2048 if is_int8 else 1024, "ahead": ahead, "is_whole": True}
     kind = {"norm": norm, "activation": "gelu" if norm else "", "has_residual": not norm, "has_bias": True}
+    kind["scale_width"] = 0
     return {**tiles, **kind, "is_native": True, "has_scales": is_int8, "is_split": is_int8, "maxnreg": 128, **SINGLE}
 
 
 BF16 = dict.fromkeys(("x", "y", "weight", "other", "gain", "residual"), "*bf16")
+BF16_ROWS = dict.fromkeys(("x", "y", "gain", "residual"), "*bf16")
+ROUNDED = {"norm": "rms", "has_shift": False, "shift": None, "block": 4096}
 
 
 def products(padded: int, stages: int, splits: int, is_split: bool) -> dict[str, Any]:
     tiles = {"block_n": 64, "block_k": 128, "stages": stages, "splits": splits, "padded": padded}
-    kind = {"has_scales": is_split, "has_bias": True, "activation": "gelu", "has_residual": True}
+    kind = {"has_scales": is_split, "has_bias": True, "activation": "gelu", "has_residual": True, "scale_width": 0}
     return {**tiles, **kind, "is_split": is_split, "is_native": True, **SINGLE}
 
 
@@ -150,7 +158,7 @@ def grouped(tiles: grouped_gemm.Tiles, is_into: bool) -> dict[str, Any]:
     """Products of 128 experts, into the middle with a clamped gate and biases, or out of it."""
     cut = {"block_m": tiles.rows, "block_n": tiles.outputs, "block_k": tiles.inputs, "stages": tiles.stages}
     kind = {"is_into": is_into, "is_gated": is_into, "has_bias": is_into, "is_clamped": is_into, "activation": ""}
-    return {**cut, **kind, "width": 128}
+    return {**cut, **kind, "width": 128, "scale_width": 0, "has_scales": False, "is_native": True}
 
 
 GROUPED_GEMM = "grouped_gemm"
@@ -337,12 +345,55 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "gate": ("elementwise", "_gate", 4, {"activation": "silu", "block": 1024}, {"gate": "*fp16"}),
     "gemv, int8, norm": ("gemv", "gemv", 4, product("layer", 2, True), {"weight": "*i8"}),
     "gemv, int8": ("gemv", "gemv", 8, product("", 4, True, 4), {"weight": "*i8"}),
+    "rounded rows": ("fp8_rows", "_round_rows", 8, {**ROUNDED, "group": 0}, {"codes": "*fp8e4nv", "scales": "*fp32"}),
+    "rounded blocks": (
+        "fp8_rows",
+        "_round_rows",
+        8,
+        {**ROUNDED, "group": 128},
+        {"codes": "*fp8e4nv", "scales": "*fp32"},
+    ),
 }
+for name, numbers in {"fp8": FP8, "bytes": BYTES}.items():
+    for kind, more in {"": {"has_scales": True}, " by block": BLOCKS}.items():
+        one = {**product("rms", 2, True), "is_split": False, **more}
+        few, many = ({**products(padded, 4, 2, False), **more} for padded in (8, 64))
+        CASES |= {
+            f"gemv, {name}{kind}": ("gemv", "gemv", 4, one, numbers | BF16_ROWS),
+            f"gemv, fp16, {name}{kind}": ("gemv", "gemv", 4, one, numbers),
+            f"gated gemv, {name}{kind}": ("gemv", "gemv", 4, paired(one), numbers | BF16_ROWS),
+            f"small m, {name}{kind}": ("small_m_gemm", "small_m_gemm", 4, few, numbers | BF16_ROWS),
+            f"gated small m, {name}{kind}": ("small_m_gemm", "small_m_gemm", 4, paired(few), numbers | BF16_ROWS),
+            f"64 rows, {name}{kind}": ("small_m_gemm", "small_m_gemm", 4, many, numbers | BF16_ROWS),
+            f"128 rows, {name}{kind}": (
+                "small_m_gemm",
+                "small_m_gemm",
+                8,
+                {**many, "stages": 3, "block_n": 128},
+                numbers | BF16_ROWS,
+            ),
+            f"dequantize, {name}{kind}": (
+                "elementwise",
+                "_dequantize",
+                4,
+                {**DEQUANTIZE, "scale_width": 128 if kind else 0},
+                numbers | {"out": "*bf16"},
+            ),
+        }
+for name, cut in {"few": fp8_rows._FEW, "some": fp8_rows._SOME, "many": fp8_rows._MANY}.items():
+    given = {"block_m": cut.rows, "block_n": cut.outputs, "width": 128, "stages": cut.stages}
+    pointers = {"x": "*fp8e4nv", **FP8, "y": "*bf16"}
+    CASES[f"rounded, {name} rows"] = ("fp8_rows", "_multiply_blocks", cut.warps, given, pointers)
 for name, tiles in {"few": grouped_gemm._FEW, "some": grouped_gemm._SOME, "many": grouped_gemm._MANY}.items():
     CASES |= {
         f"into experts, {name} rows": (GROUPED_GEMM, "_grouped", tiles.warps, grouped(tiles, is_into=True), EXPERTS),
         f"out of experts, {name} rows": (GROUPED_GEMM, "_grouped", tiles.warps, grouped(tiles, is_into=False), EXPERTS),
     }
+    scaled = EXPERTS | FP8 | BF16_ROWS | {"bias": "*bf16"}
+    for kind, more in {"": {"has_scales": True}, " by block": BLOCKS}.items():
+        for where, is_into in {"into": True, "out of": False}.items():
+            given = {**grouped(tiles, is_into), "has_bias": False, "is_clamped": False, **more}
+            CASES[f"{where} experts, fp8{kind}, {name} rows"] = (GROUPED_GEMM, "_grouped", tiles.warps, given, scaled)
 
 for name, cut, own in [
     ("into", few_experts._INTO, {"is_gated": True, "activation": "silu", "is_clamped": False, "steps": 4}),
@@ -364,7 +415,8 @@ NOT_CHOSEN = [
     *((case, 90) for case in ("alibi, smaller blocks", "by distance, smaller blocks")),
     *((case, 80) for case in CASES if re.search("rows of (groups|(many )?latent)", case) and "older" not in case),
     ("many latent heads", 80),
-    *((case, 90) for case in CASES if "older" in case),
+    *((case, 90) for case in CASES if "older" in case or "bytes" in case),
+    *((case, 80) for case in CASES if "fp8" in case or "rounded" in case),
 ]  # see product.multiply, rows._choose, attention.attend
 
 
@@ -382,13 +434,16 @@ def resources(binary: bytes, directory: Path) -> str:
 COMPILED = [each for each in itertools.product(CASES, CAPABILITIES) if each not in NOT_CHOSEN]
 
 
+def is_like_another(case: str, capability: int) -> bool:
+    """Whether it is compiled of a source that is compiled for the newer GPU too, or with scales by block."""
+    is_one_scale = re.search("(fp8|bytes)(?! by block)", case) is not None
+    return is_one_scale or (capability == 80 and (case, 90) in COMPILED)
+
+
 @pytest.mark.parametrize(
     ("case", "capability"),
     # What is compiled for the newer GPU is the same source, and a launch of dependents more.
-    [
-        pytest.param(*each, marks=pytest.mark.long if each[1] == 80 and (each[0], 90) in COMPILED else ())
-        for each in COMPILED
-    ],
+    [pytest.param(*each, marks=pytest.mark.long if is_like_another(*each) else ()) for each in COMPILED],
 )
 def test_a_kernel_compiles_and_spills_no_register(case: str, capability: int, tmp_path: Path) -> None:
     from triton.backends.compiler import GPUTarget

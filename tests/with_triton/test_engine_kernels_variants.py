@@ -25,8 +25,8 @@ from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import CacheShape
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.weights import load_weights
-from backends.fastertransformer.engine.ops.kernels import gemm, launch, sampling
-from backends.fastertransformer.engine.ops.linear import Norm
+from backends.fastertransformer.engine.ops.kernels import fp8_rows, gemm, launch, sampling
+from backends.fastertransformer.engine.ops.linear import Blocks, Norm
 from backends.fastertransformer.engine.steps import graphs, warmup
 from backends.fastertransformer.engine.steps.steps import Steps
 from benchmarks.gpu.agreement import AgreementArguments, write_checkpoint
@@ -162,20 +162,29 @@ def test_what_is_larger_than_what_was_captured_says_so_once(
     ]
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_no_number_of_rows_of_a_product_needs_what_was_not_warmed_up(is_int8: bool, variants: Variants) -> None:
+@pytest.mark.parametrize(
+    ("kind", "most", "blocks"),
+    [
+        (torch.float16, 16, None),
+        (torch.int8, 512, None),
+        (torch.float8_e4m3fn, 128, None),
+        (torch.float8_e4m3fn, 128, Blocks(128, 0)),
+    ],
+)
+def test_no_number_of_rows_of_a_product_needs_what_was_not_warmed_up(
+    kind: torch.dtype, most: int, blocks: Blocks | None, variants: Variants
+) -> None:
     """Products of fp16 with more than a few rows are torch's."""
     norm = Norm(torch.ones(4096, dtype=torch.float16), None, 1e-5)
-    kind, most = (torch.int8, 512) if is_int8 else (torch.float16, 16)
     shapes = [(3 * 4096, 4096), (4096, 4096), (4 * 4096, 4096), (4096, 4 * 4096)]
     matrices = [torch.empty(shape, dtype=kind) for shape in shapes]
-    scales = torch.ones(4 * 4096, dtype=torch.float16) if is_int8 else None
+    columns = (lambda inputs: inputs // blocks.width) if blocks else (lambda _: 1)
+    scales = [None if kind == torch.float16 else torch.ones(rows, columns(inputs)) for rows, inputs in shapes]
 
     def run(count: int) -> None:
-        for matrix in matrices:
-            outputs, inputs = matrix.shape
-            x, given = torch.empty(count, inputs, dtype=torch.float16), None if scales is None else scales[:outputs]
-            gemm.multiply(x, matrix, scales=given, norm=norm if inputs == 4096 else None)
+        for matrix, given in zip(matrices, scales, strict=True):
+            x = torch.empty(count, matrix.shape[1], dtype=torch.float16)
+            gemm.multiply(x, matrix, scales=given, norm=norm if len(x[0]) == 4096 else None, blocks=blocks)
 
     for size in sorted({*graphs.ROWS, *graphs.TOKENS}):
         if size <= most:
@@ -185,3 +194,21 @@ def test_no_number_of_rows_of_a_product_needs_what_was_not_warmed_up(is_int8: bo
     for count in range(1, most + 1):
         run(count)
     assert variants - known == set()
+
+
+def test_no_number_of_rounded_rows_needs_what_was_not_warmed_up(variants: Variants) -> None:
+    numbers, scales = torch.empty(4096, 1024, dtype=torch.float8_e4m3fn), torch.ones(4096, 8)
+    norm = Norm(torch.ones(1024), None, 1e-5, is_rms=True)
+
+    def run(count: int) -> None:
+        x = torch.empty(count, 1024, dtype=torch.float16)
+        codes, units = fp8_rows.round_rows(x, norm, Blocks(128, 0))
+        fp8_rows.multiply_blocks(codes, units, numbers, scales, x.dtype)
+
+    for size in sorted({*graphs.ROWS, *graphs.TOKENS}):
+        run(size)
+    known = set(variants)
+    assert len(known) == 4  # one that rounds, and three kinds of tiles
+    for count in (*range(17, 600), *range(600, 9000, 77)):
+        run(count)
+    assert variants == known

@@ -77,7 +77,7 @@ class Settings:
     # Whether a GPU for which this engine's kernels cannot be compiled is used with torch's, which take six times as
     # long.
     allows_torch_kernels: bool = False
-    # Whether activations are rounded to FP8, by token, where FP8 weights have a scale a row. No GPU has run it yet.
+    # Whether activations of many rows are rounded to FP8 where weights are FP8, see ops/fp8.py. No GPU has run it yet.
     rounds_activations: bool = False
 
     @property

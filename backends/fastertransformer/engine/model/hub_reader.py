@@ -130,15 +130,21 @@ class HubReader(Reader):
             self._copy(name, part)
         return target
 
-    def _linear(self, names: Sequence[str], bias: Tensor | None) -> Linear:
+    def _keeps_fp8(self, names: Sequence[str]) -> bool:
+        """Return whether matrices are FP8 and stay so: their scales are for as many columns."""
+        widths = {scales.block[1] if (scales := self._scales_of(name)) else 0 for name in names}
+        return self._precision.keeps_fp8 and len(widths) == 1 and 0 not in widths
+
+    def _kept(self, names: Sequence[str]) -> ScaledNumbers:
+        """Read matrices of FP8 behind each other."""
         found = [(name, scales) for name in names if (scales := self._scales_of(name))]
-        is_kept = (
-            self._precision.keeps_fp8 and len(found) == len(names) and len({each.block[1] for _, each in found}) == 1
-        )
-        if not is_kept:
+        parts = [self._scaled(name, scales, part) for name, scales in found for part in self._parts(name)]
+        return ScaledNumbers.joined(parts)
+
+    def _linear(self, names: Sequence[str], bias: Tensor | None) -> Linear:
+        if not self._keeps_fp8(names):
             return super()._linear(names, bias)
-        scaled = [self._scaled(name, scales, part) for name, scales in found for part in self._parts(name)]
-        joined = ScaledNumbers.joined(scaled)
+        joined = self._kept(names)
         linear = Fp8Linear(joined, bias, self._precision.rounds_activations)
         self._count(linear.size_bytes)
         self.largest_bytes = max(self.largest_bytes, joined.numbers.numel() * self._precision.compute.itemsize)
@@ -154,13 +160,27 @@ class HubReader(Reader):
 
     def experts(self, names: Sequence[Sequence[str]]) -> ExpertMatrices:
         """Read the matrices of experts that are tensors of their own: several of one expert lie behind each other."""
+        weights = [[f"{name}.weight" for name in own] for own in names]
+        if not self._is_cpu and self._keeps_fp8([name for own in weights for name in own]):
+            return self._kept_experts(weights)
 
         def fill(expert: int, target: Tensor) -> None:
-            for name, part in zip(names[expert], target.chunk(len(names[expert])), strict=True):
-                self._copy(f"{name}.weight", part)
+            for name, part in zip(weights[expert], target.chunk(len(weights[expert])), strict=True):
+                self._copy(name, part)
 
-        rows, columns = self._here(f"{names[0][0]}.weight")
+        rows, columns = self._here(weights[0][0])
         return self._expert_matrices(len(names), (len(names[0]) * rows, columns), fill, None)
+
+    def _kept_experts(self, weights: Sequence[Sequence[str]]) -> ExpertMatrices:
+        """Read the matrices of experts as FP8; all have scales for as many columns."""
+        first = self._kept(weights[0])
+        numbers, scales = (each.new_empty((len(weights), *each.shape)) for each in first[:2])
+        for expert, own in enumerate(weights):
+            numbers[expert], scales[expert] = (self._kept(own) if expert else first)[:2]
+        size_bytes = numbers.nbytes + scales.nbytes
+        self.size_bytes += size_bytes
+        self.largest_bytes = max(self.largest_bytes, size_bytes // len(weights))
+        return ExpertMatrices(size_bytes, (), numbers, None, scales, first.blocks)
 
     def expert_arrays(self, name: str, bias: str, taking_turns: int) -> ExpertMatrices:
         """Read the matrices of experts that are one tensor, [experts, in, out].

@@ -1,6 +1,7 @@
 """The products of experts: rows sorted by expert, and each expert's rows multiplied by its matrices.
 
-Only the matrices of experts that have rows are read. On a CPU each matrix is packed by itself, as linear.py says.
+Only the matrices of experts that have rows are read. On a CPU each matrix is packed by itself, as linear.py says; on a
+GPU those of FP8 stay so.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from .fp8 import Fp8Linear, ScaledNumbers
 from .gates import ClampedGate
-from .linear import ACTIVATIONS, Linear
+from .linear import ACTIVATIONS, Blocks, Linear
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,16 @@ class ExpertMatrices:
         packed: each by itself, on a CPU; empty: they are in ``weight``.
         weight: [experts, out, in], on a GPU.
         bias: [experts, out] beside ``weight``; None: there is none.
+        scales: of FP8, fp32 [experts, out, blocks]; None: the numbers are what they are.
+        blocks: of columns that have one scale each; None: all of a row have.
     """
 
     size_bytes: int
     packed: tuple[Linear, ...] = ()
     weight: Tensor | None = None
     bias: Tensor | None = None
+    scales: Tensor | None = None
+    blocks: Blocks | None = None
 
     @property
     def count(self) -> int:
@@ -40,7 +46,10 @@ class ExpertMatrices:
         """[rows, in] -> [rows, out], by one expert's matrix."""
         if self.weight is None:
             return self.packed[expert](x)
-        return F.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
+        matrix = self.weight[expert]
+        if self.scales is not None:
+            matrix = Fp8Linear(ScaledNumbers.of(matrix, self.scales[expert], self.blocks)).matrix(x.dtype)
+        return F.linear(x, matrix, None if self.bias is None else self.bias[expert])
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,27 @@
 """Matrices whose numbers are FP8 (E4M3), each multiplied by a scale that it shares with others of its row or block.
 
-They are multiplied with activations as these are; or, where that was asked for and each row has one scale, with
-activations that are rounded to FP8 by token, on a GPU's tensor cores.
+They are multiplied with activations as these are; or, where that was asked for, with activations that are rounded to
+FP8, on a GPU's tensor cores: by token where each row has one scale, else by token and block of columns. Few rows are
+not rounded: their products take as long as the matrix takes to be read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from .linear import Linear
+from .linear import Blocks, Linear
 
 _MOST_AT_ONCE = 1 << 22  # numbers that are multiplied at a time on a CPU: 16 MiB in fp32
-_LARGEST, _EVEN = 448.0, 16  # of E4M3; what both sides of a matrix are multiples of for torch._scaled_mm
+LARGEST = 448.0  # of E4M3
+_LEAST_SCALE = 1e-12
+_EVEN = 16  # both sides of a matrix are multiples of it for torch._scaled_mm
+_ROUNDED_BLOCKS = (64, 128)
 
 
 class ScaledNumbers(NamedTuple):
@@ -45,6 +50,16 @@ class ScaledNumbers(NamedTuple):
             target[rows] = self.numbers[rows].float().mul_(scales).to(rounded)
         return target
 
+    @property
+    def blocks(self) -> Blocks | None:
+        """Which columns share a scale; None: all of a row."""
+        return Blocks(self.width, self.first) if self.scales.shape[-1] > 1 else None
+
+    @classmethod
+    def of(cls, numbers: Tensor, scales: Tensor, blocks: Blocks | None) -> ScaledNumbers:
+        """Put numbers and their scales together."""
+        return cls(numbers, scales, *(blocks or (numbers.shape[1], 0)))
+
     @classmethod
     def joined(cls, parts: Sequence[ScaledNumbers]) -> ScaledNumbers:
         """Put matrices whose columns share scales alike behind each other, in memory of their own."""
@@ -54,35 +69,63 @@ class ScaledNumbers(NamedTuple):
 
 
 class Fp8Linear(Linear):
-    """A matrix that is kept as FP8, and multiplied in the type that is computed in.
+    """A matrix that is kept as FP8.
 
     Args:
         scaled: numbers and scales.
         bias: [out] or None.
-        rounds: whether activations are rounded to FP8, by token, if the matrix can be multiplied so.
+        rounds: whether activations are rounded to FP8, if the matrix can be multiplied so.
     """
 
-    has_kernels = False
     scales: Tensor
 
     def __init__(self, scaled: ScaledNumbers, bias: Tensor | None = None, rounds: bool = False) -> None:
         self.bias, self.folded, self._zeros = bias, {}, None
-        self._scaled, self.weight, self.scales = scaled, scaled.numbers, scaled.scales
-        has_row_scales, is_even = scaled.scales.shape[1] == 1, not any(n % _EVEN for n in scaled.numbers.shape)
-        self._rounds = rounds and has_row_scales and is_even
+        self._keep(scaled)
+        self.rounds = rounds and _can_round(scaled.numbers, self.blocks)
         self.size_bytes = sum(each.nbytes for each in (self.weight, self.scales, bias) if each is not None)
 
+    def _keep(self, scaled: ScaledNumbers) -> None:
+        self._scaled, self.weight, self.scales, self.blocks = scaled, scaled.numbers, scaled.scales, scaled.blocks
+
     def matrix(self, dtype: torch.dtype) -> Tensor:
-        """Return the products, [out, in]."""
+        """See Linear."""
         return self._scaled.write(torch.empty(self.weight.shape, dtype=dtype, device=self.weight.device), dtype)
+
+    def join(self, other: Linear) -> None:
+        """See Linear."""
+        if self.weight.is_cuda and isinstance(other, Fp8Linear) and self.blocks == other.blocks:
+            joined, outputs = ScaledNumbers.joined((self._scaled, other._scaled)), len(self.weight)
+            self.joined = Fp8Linear(joined, None, self.rounds)
+            for each, rows in ((self, slice(outputs)), (other, slice(outputs, None))):
+                each._keep(joined._replace(numbers=joined.numbers[rows], scales=joined.scales[rows]))
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], same type."""
-        return self._by_token(x) if self._rounds else F.linear(x, self.matrix(x.dtype), self.bias)
-
-    def _by_token(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        scales = rows.abs().amax(1, keepdim=True).float().clamp_(min=1e-12).div_(_LARGEST)
-        codes = (rows / scales).to(torch.float8_e4m3fn)  # in fp32, for the scales are
+        if not self.rounds:
+            return F.linear(x, self.matrix(x.dtype), self.bias)
+        codes, scales = round_rows(x.reshape(-1, x.shape[-1]), self.blocks)
+        if self.blocks:
+            return F.linear((codes.float() * scales).view(x.shape).to(x.dtype), self.matrix(x.dtype), self.bias)
         y = torch._scaled_mm(codes, self.weight.T, scales, self.scales.T, out_dtype=torch.bfloat16).to(x.dtype)
         return (y if self.bias is None else y.add_(self.bias)).view(*x.shape[:-1], len(self.weight))
+
+
+def round_rows(x: Tensor, blocks: Blocks | None) -> tuple[Tensor, Tensor]:
+    """Round rows to FP8: numbers, [rows, in], or a row for each block, and scales, fp32 [..., 1], for their largest."""
+    rows = x.view(-1, blocks.width) if blocks else x
+    scales = rows.abs().amax(1, keepdim=True).float().clamp_(min=_LEAST_SCALE).div_(LARGEST)
+    return (rows / scales).to(torch.float8_e4m3fn), scales  # in fp32, for the scales are
+
+
+def block_of(blocks: Blocks) -> int:
+    """Return how many columns from each multiple of that number on share a scale: a power of two."""
+    both = gcd(*blocks)
+    return both & -both
+
+
+def _can_round(numbers: Tensor, blocks: Blocks | None) -> bool:
+    outputs, inputs = numbers.shape
+    if blocks:
+        return blocks.width in _ROUNDED_BLOCKS and not blocks.first and not inputs % blocks.width
+    return not outputs % _EVEN and not inputs % _EVEN

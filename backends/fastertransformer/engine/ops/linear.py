@@ -60,6 +60,18 @@ class HeadNorms(NamedTuple):
     key: Norm
 
 
+class Blocks(NamedTuple):
+    """Which columns of a matrix share a scale.
+
+    Attributes:
+        width: how many.
+        first: of the columns in the first of these blocks; a rank's part may begin within one.
+    """
+
+    width: int
+    first: int
+
+
 class Linear:
     """A matrix and a bias on their device.
 
@@ -71,15 +83,19 @@ class Linear:
     Attributes:
         weight: [out, in], packed on a CPU.
         has_kernels: whether our kernels and cuBLAS multiply it; else it does so itself.
-        scales: [out] of an int8 weight; None: the weight is not int8.
+        scales: what a weight of 8 bits is multiplied by, [out], or [out, blocks]; None: the weight has more bits.
+        blocks: of columns that have one scale each; None: all columns have one.
+        rounds: whether it is multiplied with activations of 8 bits, where a GPU has many rows of them.
         size_bytes: of weight and bias.
         folded: what kernels have computed once of this weight and a norm, by the norm's weight; see gemm.fold.
-        joined: this weight and another one after it, [out + other's out, in]; see join.
+        joined: this matrix and another one after it, [out + other's out, in], without biases; see join.
     """
 
     has_kernels = True
     scales: Tensor | None = None
-    joined: Tensor | None = None
+    blocks: Blocks | None = None
+    rounds = False
+    joined: Linear | None = None
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, is_lent: bool = False) -> None:
         self.bias, self.folded = bias, dict[Tensor, Any]()
@@ -91,6 +107,20 @@ class Linear:
         else:
             self.weight = weight.clone(memory_format=torch.contiguous_format) if is_lent else weight.contiguous()
         self.size_bytes = sum(each.numel() * each.dtype.itemsize for each in (weight, bias) if each is not None)
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """Return what is multiplied, [out, in], in a type; of one that is not packed."""
+        return self.weight
+
+    def join(self, other: Linear) -> None:
+        """Lay the weight of another product with the same input beside this one, on a GPU: one product is faster there.
+
+        On an H200 two of 3072 x 1024 take 12 us for 24 to 256 rows and both at once 7 to 8; of 14336 x 4096, 195 and
+        171 us for 512 rows.
+        """
+        if self.weight.is_cuda and type(self) is type(other) is Linear:
+            self.joined, outputs = Linear(torch.cat((self.weight, other.weight))), len(self.weight)
+            self.weight, other.weight = self.joined.weight[:outputs], self.joined.weight[outputs:]
 
     def bias_or_zeros(self, x: Tensor) -> Tensor:
         """Return the bias, or zeros of x's type, for operations that must have one."""
@@ -122,6 +152,10 @@ class Int8Linear(Linear):
         kept = (self.weight, self.scales, bias)
         self.size_bytes = sum(each.numel() * each.dtype.itemsize for each in kept if each is not None)
 
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """See Linear."""
+        return self.weight * self.scales[:, None]
+
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], same type."""
         y = F.linear(x, self.weight.to(x.dtype)) * self.scales
@@ -130,17 +164,6 @@ class Int8Linear(Linear):
 
 PACKED: dict[WeightFormat, type[Linear]] = {NONE: Linear, INT8: Int8Linear}
 """What keeps and multiplies a matrix of each format."""
-
-
-def join(first: Linear, second: Linear) -> None:
-    """Lay two weights of products with one input side by side, on a GPU: one product of both is faster there.
-
-    On an H200 two of 3072 x 1024 take 12 us for 24 to 256 rows and both at once 7 to 8; of 14336 x 4096, 195 and 171
-    us for 512 rows.
-    """
-    if first.weight.is_cuda and first.scales is None and second.scales is None:
-        first.joined, outputs = torch.cat((first.weight, second.weight)), len(first.weight)
-        first.weight, second.weight = first.joined[:outputs], first.joined[outputs:]
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -82,11 +82,11 @@ class Ops:
             residual: [..., out], contiguous; is overwritten with the result. None: nothing is added.
         """
         x = self.norm(x, norm) if norm else x
-        if not (self._has_cublas and linear.has_kernels) or x.dtype == torch.float32:
+        if not (self._has_cublas and linear.has_kernels) or x.dtype == torch.float32 or linear.rounds:
             y = ACTIVATIONS[activation](linear(x))
         elif residual is not None and linear.bias is None and not activation:
             rows = residual.view(-1, len(linear.weight))
-            torch.addmm(rows, x.reshape(-1, x.shape[-1]), self._matrix(linear).T, out=rows)
+            torch.addmm(rows, x.reshape(-1, x.shape[-1]), self._matrix(linear, x.dtype).T, out=rows)
             return residual
         else:
             y = self._by_cublas(linear, x, activation)
@@ -114,16 +114,16 @@ class Ops:
 
     def _by_cublas(self, linear: Linear, x: Tensor, activation: str) -> Tensor:
         """Compute activation(linear(x)); cuBLASLt applies gelu or relu before it rounds."""
-        flat, matrix = x.reshape(-1, x.shape[-1]), self._matrix(linear)
+        flat, matrix = x.reshape(-1, x.shape[-1]), self._matrix(linear, x.dtype)
         if activation in ("gelu", "relu"):
             y = torch._addmm_activation(linear.bias_or_zeros(x), flat, matrix.T, use_gelu=activation == "gelu")
         else:
             y = ACTIVATIONS[activation](F.linear(flat, matrix, linear.bias))
         return y.view(*x.shape[:-1], len(matrix))
 
-    def _matrix(self, linear: Linear) -> Tensor:
-        """Return the weight in x's type, [out, in]."""
-        return linear.weight if linear.scales is None else linear.weight * linear.scales[:, None]
+    def _matrix(self, linear: Linear, dtype: torch.dtype) -> Tensor:
+        """Return what is multiplied, [out, in], in a type."""
+        return linear.matrix(dtype)
 
     def partial_linear(self, linear: Linear, x: Tensor) -> Tensor:
         """Compute one rank's summand of a row-parallel product: in fp32 where that costs nothing, else in x's type."""
@@ -143,7 +143,7 @@ class Ops:
             y = linear(x.float())
             return y if out is None else out.copy_(y)
         flat, to = x.reshape(-1, x.shape[-1]), None if out is None else out.view(-1, out.shape[-1])
-        y = torch.mm(flat, self._matrix(linear).T, out_dtype=torch.float32, out=to).view(*x.shape[:-1], -1)
+        y = torch.mm(flat, self._matrix(linear, x.dtype).T, out_dtype=torch.float32, out=to).view(*x.shape[:-1], -1)
         return y if linear.bias is None else y.add_(linear.bias)
 
     def choose_experts(self, router: Router, x: Tensor) -> tuple[Tensor, Tensor]:

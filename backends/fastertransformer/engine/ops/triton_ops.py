@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
@@ -16,7 +12,6 @@ from .kernels import (
     elementwise,
     expert_choice,
     few_experts,
-    gemm,
     grouped_decode,
     grouped_gemm,
     grouped_prefill,
@@ -26,7 +21,7 @@ from .kernels import (
     row_plan,
     sampling,
 )
-from .linear import HeadNorms, Linear, Norm
+from .linear import HeadNorms
 from .logits import DrawLimits
 from .ops import Ops
 from .packed_rows import Rows
@@ -34,14 +29,10 @@ from .positions import Attend, AttentionSpec, CrossAttend
 from .routing import Router
 from .torch_attention import flash_rows, has_flash_kernel
 from .triton_latent import TritonLatentOps
-
-# Up to this many rows, and where both sides of the matrix are this long, cuBLASLt is faster than cuBLAS: 24 to 128 rows
-# take 2 to 7% less time in a layer's products of Llama 8B, Qwen3 14B and GPT 20B (H200, fp16, torch 2.11). Elsewhere it
-# is as fast or slower.
-_LT_ROWS, _LT_WIDTH = 128, 4096
+from .triton_products import TritonProducts
 
 
-class TritonOps(Ops):
+class TritonOps(TritonProducts):
     """See Ops for what each method does."""
 
     can_capture = can_capture_experts = True
@@ -54,95 +45,13 @@ class TritonOps(Ops):
             self.norm, by_torch.kv_write, by_torch.extend_attention, by_torch.decode_attention
         )
 
-    def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        """See Ops."""
-        return elementwise.normalize(x.reshape(-1, x.shape[-1]).contiguous(), norm).view(x.shape)
-
-    def linear(
-        self,
-        linear: Linear,
-        x: Tensor,
-        norm: Norm | None = None,
-        activation: str = "",
-        residual: Tensor | None = None,
-    ) -> Tensor:
-        """See Ops."""
-        if tiling := _choose_tiling(linear, x):
-            return self._by_kernel(linear, x, tiling, norm, activation, residual)
-        with _faster_library(x, linear.weight):
-            return super().linear(linear, x, norm, activation, residual)
-
-    def gated_linear(
-        self, linear: Linear, gate: Linear, x: Tensor, norm: Norm | None = None, activation: str = ""
-    ) -> Tensor:
-        """See Ops."""
-        if x.dtype == torch.float32:
-            return super().gated_linear(linear, gate, x, norm, activation)
-        if norm and not norm.is_rms:
-            x, norm = self.norm(x, norm), None
-        if gate.has_kernels and (tiling := _choose_tiling(linear, x, matrices=2)):
-            return self._by_kernel(linear, x, tiling, norm, activation, gate=gate)
-        x = self.norm(x, norm) if norm else x
-        if linear.joined is not None and linear.bias is gate.bias is None and not _choose_tiling(linear, x):
-            with _faster_library(x, linear.joined):
-                y = F.linear(x, linear.joined)
-            return elementwise.gate_halves(y, activation)
-        y = self.linear(linear, x)
-        elementwise.multiply_activated(y, self.linear(gate, x), activation)
-        return y
-
-    def partial_linear(self, linear: Linear, x: Tensor) -> Tensor:
-        """See Ops."""
-        if tiling := _choose_tiling(linear, x):
-            return self._by_kernel(linear, x, tiling, dtype=torch.float32)
-        return super().partial_linear(linear, x)
-
-    def linear_fp32(self, linear: Linear, x: Tensor, norm: Norm | None = None, out: Tensor | None = None) -> Tensor:
-        """See Ops."""
-        if tiling := _choose_tiling(linear, x):
-            return self._by_kernel(linear, x, tiling, norm, dtype=torch.float32, out=out)
-        return super().linear_fp32(linear, x, norm, out)
-
-    def _by_kernel(
-        self,
-        linear: Linear,
-        x: Tensor,
-        tiling: gemm.Tiling,
-        norm: Norm | None = None,
-        activation: str = "",
-        residual: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        gate: Linear | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        outputs = len(linear.weight)
-        y = out if residual is None else residual
-        if y is None:
-            y = torch.empty(*x.shape[:-1], outputs, dtype=dtype or x.dtype, device=x.device)
-        flat, to = x.reshape(-1, x.shape[-1]).contiguous(), y.view(-1, outputs)
-        folded = None
-        if norm and len(flat) == 1:  # computed once: the warm-up is the first to need it
-            if norm.weight not in linear.folded:
-                linear.folded[norm.weight] = gemm.fold(linear.weight, linear.bias, linear.scales, norm)
-            folded = linear.folded[norm.weight]
-        added, bias, other = None if residual is None else to, linear.bias, None
-        if gate:
-            has_bias = linear.bias is not None or gate.bias is not None
-            bias, gate_bias = (each.bias_or_zeros(x) if has_bias else None for each in (linear, gate))
-            other = gemm.Gate(gate.weight, gate_bias, gate.scales)
-        gemm.multiply(flat, linear.weight, bias, linear.scales, norm, activation, added, to, folded, tiling, other)
-        return y
-
-    def _matrix(self, linear: Linear) -> Tensor:
-        return linear.weight if linear.scales is None else elementwise.dequantize(linear.weight, linear.scales)
-
     def choose_experts(self, router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
         """See Ops."""
         return expert_choice.choose(router, self.linear_fp32(router.linear, x))
 
     def run_experts(self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
         """See Ops."""
-        is_few = few_experts.is_few(layer, *chosen.shape)
+        is_few = layer.into.scales is None and few_experts.is_few(layer, *chosen.shape)
         return (few_experts.run_experts if is_few else grouped_gemm.run_experts)(layer, x, chosen, counts)
 
     def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, table: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -277,29 +186,6 @@ class TritonOps(Ops):
     def warm_up_sampling(self, vocab_size: int) -> None:
         """See Ops."""
         sampling.warm_up(vocab_size, self._device)
-
-
-def _choose_tiling(linear: Linear, x: Tensor, matrices: int = 1) -> gemm.Tiling | None:
-    """Choose the tiles of a product with one or two matrices; None: cuBLASLt is faster, or the numbers are fp32."""
-    if x.dtype == torch.float32 or not linear.has_kernels:
-        return None
-    outputs, inputs = linear.weight.shape
-    return gemm.choose(x.numel() // x.shape[-1], matrices * outputs, inputs, linear.weight.dtype)
-
-
-@contextmanager
-def _faster_library(x: Tensor, matrix: Tensor) -> Iterator[None]:
-    """Have torch multiply x, [..., in], by a matrix, [out, in], by the faster one of its two libraries."""
-    is_light = x.is_cuda and x.numel() // x.shape[-1] <= _LT_ROWS and min(matrix.shape) >= _LT_WIDTH
-    if not is_light:
-        yield
-        return
-    usual = torch.backends.cuda.preferred_blas_library()
-    torch.backends.cuda.preferred_blas_library("cublaslt")
-    try:
-        yield
-    finally:
-        torch.backends.cuda.preferred_blas_library(usual)
 
 
 def _pack(rows: Rows, longest: int) -> row_blocks.PackedRows:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ...ops.linear import ACTIVATIONS, Linear, Norm, join
+from ...ops.linear import ACTIVATIONS, Linear, Norm
 from .context import LayerContext
 
 
@@ -49,7 +49,7 @@ class DenseWeights:
     def __post_init__(self) -> None:
         """Prepare the products of a gate."""
         if self.gate:
-            join(self.into, self.gate)
+            self.into.join(self.gate)
 
     @property
     def step_bytes(self) -> int:

@@ -31,8 +31,26 @@ def moments(x, inputs, eps, is_rms: tl.constexpr, block: tl.constexpr):
 def converted(tile, dtype: tl.constexpr, is_native: tl.constexpr):
     """Convert a tile to another type; int8 by putting its bytes into the mantissa of 1024 or 2**23.
 
-    The usual conversion of integers runs at a quarter of the rate that the memory delivers them at.
+    The usual conversion of integers runs at a quarter of the rate that the memory delivers them at. uint8 is what a
+    GPU without FP8 takes its bytes (E4M3) as: they become the upper bits of numbers that are then 2**120 too small.
     """
+    if (tile.dtype == tl.float8e4nv or tile.dtype == tl.uint8) and dtype == tl.bfloat16 and is_native:
+        return tl.inline_asm_elementwise(
+            """{ .reg .b32 low, high, sign, up, zero; mov.b32 up, 0x7B807B80; mov.b32 zero, 0x80008000;
+            prmt.b32 low, $2, 0, 0x1404; prmt.b32 high, $2, 0, 0x3424;
+            and.b32 sign, low, 0x80008000; shr.b32 low, low, 4; and.b32 low, low, 0x07F007F0; or.b32 low, low, sign;
+            and.b32 sign, high, 0x80008000; shr.b32 high, high, 4; and.b32 high, high, 0x07F007F0;
+            or.b32 high, high, sign; fma.rn.bf16x2 $0, low, up, zero; fma.rn.bf16x2 $1, high, up, zero; }""",
+            "=r,=r,r",
+            [tile.to(tl.uint8, bitcast=True)],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=4,
+        )
+    if tile.dtype == tl.uint8:
+        bits = tile.to(tl.int32)
+        bits = ((bits & 127) << 20) | ((bits & 128) << 24)
+        return (bits.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)
     if tile.dtype == tl.bfloat16 and dtype == tl.float32 and is_native:
         # The upper half of each number; two stay in one register until they are needed.
         return tl.inline_asm_elementwise(

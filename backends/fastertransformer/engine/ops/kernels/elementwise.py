@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..linear import Norm
+from ..linear import Blocks, Norm
 from .elements import activated, converted, moments
-from .launch import norm_block, uses_pdl
+from .launch import bytes_of, norm_block, scales_of, uses_pdl
 
 _BLOCK, _DEQUANTIZE_N, _DEQUANTIZE_K = 1024, 8, 1024
 
@@ -83,25 +83,32 @@ def normalize(x: Tensor, norm: Norm) -> Tensor:
 
 @triton.jit
 def _dequantize(
-    out, weight, scales, outputs, inputs, block_n: tl.constexpr, block_k: tl.constexpr, is_native: tl.constexpr
-):
+    out, weight, scales, outputs, inputs, scale_first, scale_count, scale_width: tl.constexpr,
+    block_n: tl.constexpr, block_k: tl.constexpr, is_native: tl.constexpr,
+):  # fmt: skip
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
     k = tl.program_id(1) * block_k + tl.arange(0, block_k)
     at = n[:, None].to(tl.int64) * inputs + k[None, :]
     is_in = (n < outputs)[:, None] & (k < inputs)[None, :]
-    tile = converted(tl.load(weight + at, is_in, 0), tl.float32, is_native)
-    scale = tl.load(scales + n, n < outputs, 0).to(tl.float32)
-    tl.store(out + at, (tile * scale[:, None]).to(out.dtype.element_ty), is_in)
+    tile = converted(tl.load(weight + at, is_in, 0.0), tl.float32, is_native)
+    if scale_width:
+        scale = tl.load(scales + n[:, None] * scale_count + (scale_first + k[None, :]) // scale_width, is_in, 0)
+    else:
+        scale = tl.load(scales + n, n < outputs, 0).to(tl.float32)[:, None]
+    tl.store(out + at, (tile * scale).to(out.dtype.element_ty), is_in)
 
 
-def dequantize(weight: Tensor, scales: Tensor) -> Tensor:
-    """Dequantize a weight, int8 [out, in], by its scales, [out], to their type, for products that cuBLASLt makes."""
+def dequantize(weight: Tensor, scales: Tensor, dtype: torch.dtype, blocks: Blocks | None = None) -> Tensor:
+    """Dequantize a weight of 8 bits, [out, in], to a type, for products that cuBLASLt makes; see linear.Linear."""
     outputs, inputs = weight.shape
-    out = torch.empty(weight.shape, dtype=scales.dtype, device=weight.device)
+    out = torch.empty(weight.shape, dtype=dtype, device=weight.device)
     grid = (triton.cdiv(outputs, _DEQUANTIZE_N), triton.cdiv(inputs, _DEQUANTIZE_K))
     is_native = weight.device.type == "cuda"
     tile = {"block_n": _DEQUANTIZE_N, "block_k": _DEQUANTIZE_K}
-    _dequantize[grid](out, weight, scales, outputs, inputs, **tile, is_native=is_native, num_warps=4)
+    grouped = scales_of(scales, blocks)
+    _dequantize[grid](
+        out, bytes_of(weight), scales, outputs, inputs, *grouped, **tile, is_native=is_native, num_warps=4
+    )
     return out
 
 

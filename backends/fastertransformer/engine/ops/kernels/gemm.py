@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -10,14 +10,16 @@ import torch
 import triton
 from torch import Tensor
 
-from ..linear import Norm
+from ..fp8 import block_of
+from ..linear import Blocks, Norm
 from .elementwise import normalize
 from .gemv import gemv
 from .int8 import split_rows
-from .launch import norm_kind, scratch_of, uses_pdl
+from .launch import bytes_of, norm_kind, scales_of, scratch_of, uses_pdl
 from .small_m_gemm import small_m_gemm
 
-_MOST_ROWS, _MOST_ROWS_INT8 = 16, 512
+SMALL_M = 16
+_MOST_ROWS = {torch.int8: 512, torch.float8_e4m3fn: 128}  # by type of the weight
 _BUSY_TILES = 192  # keep the GPU busy
 
 
@@ -64,7 +66,7 @@ class Folded:
     """The parts of a product with a norm that do not depend on x; see gemv.
 
     Attributes:
-        gain_sums: weight @ the norm's weight, fp32 [out].
+        gain_sums: weight @ the norm's weight, fp32 [out]; the weight with its scales where it has them by block.
         bias: bias + scales * (weight @ the norm's bias), fp32 [out], or None.
     """
 
@@ -72,12 +74,14 @@ class Folded:
     bias: Tensor | None
 
 
-def fold(weight: Tensor, bias: Tensor | None, scales: Tensor | None, norm: Norm) -> Folded:
+def fold(
+    weight: Tensor, bias: Tensor | None, scales: Tensor | None, norm: Norm, blocks: Blocks | None = None
+) -> Folded:
     """Compute what multiply needs of a weight and a norm."""
     gain_sums, folded = torch.empty(2, 1, len(weight), dtype=torch.float32, device=weight.device).unbind()
-    multiply(norm.weight[None], weight, out=gain_sums)
+    multiply(norm.weight[None], weight, scales=scales if blocks else None, out=gain_sums, blocks=blocks)
     if norm.bias is not None:
-        return Folded(gain_sums, multiply(norm.bias[None], weight, bias, scales, out=folded))
+        return Folded(gain_sums, multiply(norm.bias[None], weight, bias, scales, out=folded, blocks=blocks))
     return Folded(gain_sums, bias)
 
 
@@ -93,6 +97,7 @@ def multiply(
     folded: Folded | None = None,
     tiling: Tiling | None = None,
     gate: Gate | None = None,
+    blocks: Blocks | None = None,
 ) -> Tensor:
     """Return residual + activation(scales * (norm(x) @ weight.T) + bias), summed in fp32 and rounded once.
 
@@ -101,9 +106,9 @@ def multiply(
 
     Args:
         x: [rows, in], contiguous; as many rows as choose allows.
-        weight: [out, in], contiguous; fp32, fp16, bf16, or int8 with scales.
+        weight: [out, in], contiguous; fp32, fp16, bf16, or int8 or FP8 with scales.
         bias: [out].
-        scales: [out].
+        scales: [out], or [out, blocks].
         norm: of x.
         activation: gelu (by tanh), exact_gelu, relu, squared_relu, silu or nothing.
         residual: [rows, out], contiguous; may be ``out``.
@@ -111,15 +116,18 @@ def multiply(
         folded: see fold; None: it is computed if it is needed.
         tiling: None: by shape.
         gate: None, or what the result is multiplied by; then there is no residual, and the norm is an RMS norm.
+        blocks: of columns that have one scale each; None: a row has one.
     """
     rows, (outputs, inputs) = x.shape[0], weight.shape
     y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if out is None else out
     matrix_rows = outputs if gate is None else 2 * outputs
     tiling = tiling or choose(rows, matrix_rows, inputs, weight.dtype)
     assert tiling, f"a product with {rows} rows is torch's"
+    if blocks and tiling.splits:
+        tiling = replace(tiling, block_k=min(tiling.block_k, block_of(blocks)))
     is_native, has_pdl = x.device.type == "cuda", uses_pdl(x.device)  # Triton's interpreter is not native
     # An int8 weight may be multiplied as integers, with x split into digits; see int8.py.
-    is_split = scales is not None and x.dtype != torch.float32 and not inputs % 16
+    is_split = weight.dtype == torch.int8 and x.dtype != torch.float32 and not inputs % 16
     flags: dict[str, Any] = {
         "has_scales": scales is not None,
         "activation": activation,
@@ -135,11 +143,12 @@ def multiply(
     if tiling.registers:
         flags["maxnreg"] = tiling.registers
     tiles = triton.cdiv(matrix_rows, tiling.block_n)
-    others = (gate.weight, gate.scales, gate.bias) if gate else (None, None, None)
+    others = (bytes_of(gate.weight), gate.scales, gate.bias) if gate else (None, None, None)
+    given, weight, grouped = weight, bytes_of(weight), scales_of(scales, blocks)
     if not tiling.splits:
         gain = gain_sums = None
         if norm:
-            folded = folded or fold(weight, bias, scales, norm)
+            folded = folded or fold(given, bias, scales, norm, blocks)
             gain, gain_sums = norm.weight, folded.gain_sums
             bias = bias if gate else folded.bias
         ahead = min(tiling.stages, triton.cdiv(inputs, tiling.block_k))
@@ -147,12 +156,12 @@ def multiply(
         flags |= {"ahead": ahead, "is_whole": ahead * tiling.block_k >= inputs}
         eps = norm.eps if norm else 0.0
         vectors = scales, bias, gain, gain_sums, residual, *others
-        gemv[(tiles,)](y, x, weight, *vectors, outputs, inputs, eps, **flags)
+        gemv[(tiles,)](y, x, weight, *vectors, outputs, inputs, eps, *grouped, **flags)
         return y
     units = None
     # Splitting few rows takes longer than converting the matrix, and tensor cores before compute capability 9.0 need
     # integers in another order.
-    if is_split := is_split and rows > _MOST_ROWS and (has_pdl or not is_native):
+    if is_split := is_split and rows > SMALL_M and (has_pdl or not is_native):
         x, units = split_rows(x, norm)
     elif norm:
         x = normalize(x, norm)
@@ -162,7 +171,7 @@ def multiply(
     flags |= {"has_bias": bias is not None, "padded": padded}
     flags |= {"stages": tiling.stages, "splits": tiling.splits, "is_split": is_split}
     small_m_gemm[(tiles, tiling.splits)](
-        y, x, units, weight, scales, bias, residual, *others, parts, arrivals, rows, outputs, inputs, **flags
+        y, x, units, weight, scales, bias, residual, *others, parts, arrivals, rows, outputs, inputs, *grouped, **flags
     )
     return y
 
@@ -174,15 +183,15 @@ def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Tiling |
     By what was fastest on an H200 for the matrices of GPTs of 1.3B, 5B and 20B, at 1, 8, 64 and 225 rows, of some 30
     tilings; benchmarks/gpu/kernels.py measures them.
     """
-    is_int8 = dtype == torch.int8
-    if not 1 <= rows <= (_MOST_ROWS_INT8 if is_int8 else _MOST_ROWS):
+    is_8_bits = dtype in _MOST_ROWS
+    if not 1 <= rows <= _MOST_ROWS.get(dtype, SMALL_M):
         return None
     if rows > 64:
         return _many_rows_tiling(triton.cdiv(rows, 64), outputs, inputs)
     if rows > 1:
-        share = (512 if is_int8 and rows <= _MOST_ROWS else 256) // triton.cdiv(outputs, 64)  # keeps the GPU busy
+        share = (512 if is_8_bits and rows <= SMALL_M else 256) // triton.cdiv(outputs, 64)  # keeps the GPU busy
         splits = max(1, min(8, 1 << max(0, share.bit_length() - 1), inputs // 256))
-        return Tiling(64, 128, 4, 4 if is_int8 else 6, splits)
+        return Tiling(64, 128, 4, 4 if is_8_bits else 6, splits)
     return _gemv_tiling(outputs, inputs, dtype.itemsize)
 
 

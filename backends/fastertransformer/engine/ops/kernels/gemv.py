@@ -27,7 +27,7 @@ def _load_tile(weight_rows, start, inputs, block_k: tl.constexpr, is_split: tl.c
         k, end = start // 4 + tl.arange(0, width), inputs // 4
     else:
         k, end = start + tl.arange(0, block_k), inputs
-    return tl.load(weight_rows + k[None, :], (k < end)[None, :], 0, eviction_policy="evict_first")
+    return tl.load(weight_rows + k[None, :], (k < end)[None, :], 0.0, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -52,6 +52,16 @@ def _load_gains(gain, start, inputs, norm: tl.constexpr, block_k: tl.constexpr, 
 
 
 @triton.jit
+def _load_factors(scale_rows, start, inputs, first, width: tl.constexpr, block_k: tl.constexpr, piece: tl.constexpr):
+    """Load what the sums of a tile's pieces are multiplied by; 1 where a row has one scale, or none."""
+    factors = 1.0
+    if width:
+        k = start + tl.arange(0, block_k // piece) * piece
+        factors = tl.load(scale_rows + ((first + k) // width)[None, :], (k < inputs)[None, :], 0.0)
+    return factors
+
+
+@triton.jit
 def _sum_pieces(v, piece: tl.constexpr):
     """Sum the numbers that a thread holds side by side: [..., k] -> [..., k / piece]."""
     return tl.sum(tl.reshape(v, v.shape[:-1] + (v.shape[len(v.shape) - 1] // piece, piece)), len(v.shape))
@@ -59,7 +69,7 @@ def _sum_pieces(v, piece: tl.constexpr):
 
 @triton.jit
 def _accumulate(
-    sums, ones, squares, tile, gains, x, start, inputs,
+    sums, ones, squares, tile, factors, gains, x, start, inputs,
     norm: tl.constexpr, block_k: tl.constexpr, piece: tl.constexpr, is_native: tl.constexpr, is_split: tl.constexpr,
 ):  # fmt: skip
     """Add a tile's part to the sums of products, of x, and of its squares."""
@@ -84,13 +94,14 @@ def _accumulate(
         if norm != "":
             squares += _sum_pieces(v * v, piece)
             v *= gains[0].to(tl.float32)
-        sums += _sum_pieces(converted(tile, tl.float32, is_native) * v[None, :], piece)
+        sums += _sum_pieces(converted(tile, tl.float32, is_native) * v[None, :], piece) * factors
     return sums, ones, squares
 
 
 @triton.jit
 def gemv(  # noqa: C901 (one kernel)
     y, x, weight, scales, bias, gain, gain_sums, residual, other, other_scales, other_bias, outputs, inputs, eps,
+    scale_first, scale_count, scale_width: tl.constexpr,
     has_scales: tl.constexpr, has_bias: tl.constexpr, norm: tl.constexpr, activation: tl.constexpr,
     has_residual: tl.constexpr, is_split: tl.constexpr, is_native: tl.constexpr, uses_pdl: tl.constexpr,
     block_n: tl.constexpr, block_k: tl.constexpr, ahead: tl.constexpr, is_whole: tl.constexpr,
@@ -101,6 +112,8 @@ def gemv(  # noqa: C901 (one kernel)
     If it is gated, y is instead activation(...) * the same of the other matrix; there is no residual.
 
     The bias has scales * (weight @ the norm's bias) in it; gain is the norm's weight, gain_sums is weight @ gain.
+    scale_width: of blocks of columns that have a scale each, [outputs, scale_count], and are ``scale_first`` columns
+    further on; 0: a row has one.
     ahead: tiles that are loaded before x is complete; is_whole: whether there are no more tiles.
     """
     n, is_other = rows_of(block_n, tl.program_id(0) * block_n, is_gated)
@@ -116,34 +129,46 @@ def gemv(  # noqa: C901 (one kernel)
         weight_rows = tl.where(is_other[:, None], others + row_at, weight_rows + row_at)
     else:
         weight_rows += row_at
-    tiles, gains = (), ()
+    piece: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth  # GROUP, if is_split
+    scale_rows = scales
+    if scale_width:
+        scale_at = tl.minimum(n, outputs - 1)[:, None] * scale_count
+        scale_rows = scales + scale_at
+        if is_gated:
+            scale_rows = tl.where(is_other[:, None], other_scales + scale_at, scale_rows)
+    tiles, gains, scaled = (), (), ()
     for step in tl.static_range(ahead):
         tiles += (_load_tile(weight_rows, step * block_k, inputs, block_k, is_split),)  # type: ignore[assignment]
     for step in tl.static_range(ahead):
         gains += (_load_gains(gain, step * block_k, inputs, norm, block_k, is_split),)  # type: ignore[assignment]
-    factors = load_vector(scales, other_scales, n, is_other, is_n, is_gated) if has_scales else 1.0
+    for step in tl.static_range(ahead):
+        scaled += (_load_factors(scale_rows, step * block_k, inputs, scale_first, scale_width, block_k, piece),)  # type: ignore[assignment]
+    factors = 1.0
+    if has_scales and not scale_width:
+        factors = load_vector(scales, other_scales, n, is_other, is_n, is_gated)
     shift = load_vector(bias, other_bias, n, is_other, is_n, is_gated) if has_bias else 0.0
     gain_sum = tl.load(gain_sums + n, is_n, 0) if norm == "layer" else 0.0
     if uses_pdl:
         gdc_launch_dependents()  # the next kernel may load what it needs too
         gdc_wait()
     before = tl.load(residual + n, is_n, 0).to(tl.float32) if has_residual else 0.0
-    piece: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth  # GROUP, if is_split
     sums = tl.zeros([block_n, block_k // piece], tl.float32)
     ones = tl.zeros([block_k // piece], tl.float32)
     squares = ones
     for step in tl.static_range(ahead):
         sums, ones, squares = _accumulate(
-            sums, ones, squares, tiles[step], gains[step], x, step * block_k, inputs,
+            sums, ones, squares, tiles[step], scaled[step], gains[step], x, step * block_k, inputs,
             norm, block_k, piece, is_native, is_split,
         )  # fmt: skip
     if not is_whole:
         for start in range(ahead * block_k, inputs, block_k):
             tile = _load_tile(weight_rows, start, inputs, block_k, is_split)
             some = _load_gains(gain, start, inputs, norm, block_k, is_split)
+            others_scaled = _load_factors(scale_rows, start, inputs, scale_first, scale_width, block_k, piece)
             sums, ones, squares = _accumulate(
-                sums, ones, squares, tile, some, x, start, inputs, norm, block_k, piece, is_native, is_split
-            )
+                sums, ones, squares, tile, others_scaled, some, x, start, inputs,
+                norm, block_k, piece, is_native, is_split,
+            )  # fmt: skip
     total = tl.sum(sums, 1)
     if norm != "":
         mean = tl.sum(ones, 0) / inputs

@@ -14,8 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..experts import ExpertMatrices, Experts
-from .elements import activated, combined
+from ..fp8 import block_of
+from .elements import activated, combined, converted
 from .expert_choice import sort_by_expert
+from .launch import bytes_of, scales_of
 
 
 class Tiles(NamedTuple):
@@ -53,8 +55,19 @@ def _find_rows(ends, block, experts, width: tl.constexpr, block_m: tl.constexpr)
 
 
 @triton.jit
-def _grouped(
-    y, x, weight, bias, order, ends, counts, experts, outputs, inputs, used, factor, offset, limit,
+def _add_product(sums, values, tile, scales, first, scale_width: tl.constexpr):
+    """Add a product to sums, multiplied by the scales of its columns, from ``first`` on, where a block has its own."""
+    if scale_width:
+        sums += tl.dot(values, tile, input_precision="ieee") * tl.load(scales + first // scale_width)[None, :]
+    else:
+        sums = tl.dot(values, tile, sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit
+def _grouped(  # noqa: C901 (one kernel)
+    y, x, weight, bias, scales, order, ends, counts, experts, outputs, inputs, used, factor, offset, limit,
+    scale_first, scale_count, scale_width: tl.constexpr, has_scales: tl.constexpr, is_native: tl.constexpr,
     is_into: tl.constexpr, is_gated: tl.constexpr, has_bias: tl.constexpr, activation: tl.constexpr,
     is_clamped: tl.constexpr, width: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
     block_k: tl.constexpr, stages: tl.constexpr,
@@ -63,6 +76,7 @@ def _grouped(
 
     is_into: x has a row a token, [N, inputs], and y one a sorted pair, activated. Else x has one a sorted pair, and y
     one a pair, [pairs, outputs], multiplied by what the pair counts. is_gated: the matrix is twice as long.
+    scale_width: see gemv.
     """
     expert, first, last = _find_rows(ends, tl.program_id(1), experts, width, block_m)
     if first < last:
@@ -75,17 +89,26 @@ def _grouped(
         matrix_rows = outputs * 2 if is_gated else outputs
         at = weight + expert.to(tl.int64) * matrix_rows * inputs + tl.where(is_n, n, 0)[None, :].to(tl.int64) * inputs
         rows = x + source[:, None] * inputs
+        scale_at = scales
+        if has_scales:
+            scale_at = scales + (expert.to(tl.int64) * matrix_rows + tl.where(is_n, n, 0)) * scale_count
         sums = tl.zeros([block_m, block_n], tl.float32)
         others = tl.zeros([block_m, block_n], tl.float32)
         for start in tl.range(0, inputs, block_k, num_stages=stages):
             k = start + tl.arange(0, block_k)
             is_k = k < inputs
             values = tl.load(rows + k[None, :], is_row[:, None] & is_k[None, :], 0)
-            tile = tl.load(at + k[:, None], is_k[:, None], 0)
-            sums = tl.dot(values, tile, sums, input_precision="ieee")
+            tile = converted(tl.load(at + k[:, None], is_k[:, None], 0.0), values.dtype, is_native)
+            sums = _add_product(sums, values, tile, scale_at, scale_first + start, scale_width)
             if is_gated:
-                tile = tl.load(at + outputs.to(tl.int64) * inputs + k[:, None], is_k[:, None], 0)
-                others = tl.dot(values, tile, others, input_precision="ieee")
+                tile = tl.load(at + outputs.to(tl.int64) * inputs + k[:, None], is_k[:, None], 0.0)
+                tile = converted(tile, values.dtype, is_native)
+                place = outputs * scale_count * scale_width + scale_first + start
+                others = _add_product(others, values, tile, scale_at, place, scale_width)
+        if has_scales and not scale_width:
+            sums *= tl.load(scale_at)[None, :]
+            if is_gated:
+                others *= tl.load(scale_at + outputs)[None, :]
         if has_bias:
             bias_at = bias + expert * matrix_rows + n
             sums += tl.load(bias_at, is_n, 0).to(tl.float32)[None, :]
@@ -136,11 +159,13 @@ def _launch(
     experts, clamped = len(weight), function.clamped if function else None
     most = min(pairs, (pairs + min(pairs, experts) * (tiles.rows - 1)) // tiles.rows)
     gate = (clamped.factor, clamped.up_offset, clamped.limit or float("inf")) if clamped else (1.0, 0.0, 0.0)
+    block_k = min(tiles.inputs, block_of(matrices.blocks)) if matrices.blocks else tiles.inputs
     _grouped[(triton.cdiv(outputs, tiles.outputs), most)](
-        y, x, weight, matrices.bias, order, ends, counts, experts, outputs, weight.shape[2], used, *gate,
-        is_into=function is not None, is_gated=bool(function and function.is_gated),
+        y, x, bytes_of(weight), matrices.bias, matrices.scales, order, ends, counts, experts, outputs, weight.shape[2],
+        used, *gate, *scales_of(matrices.scales, matrices.blocks), has_scales=matrices.scales is not None,
+        is_native=x.is_cuda, is_into=function is not None, is_gated=bool(function and function.is_gated),
         has_bias=matrices.bias is not None, activation=function.activation if function else "",
         is_clamped=clamped is not None, width=triton.next_power_of_2(experts), block_m=tiles.rows,
-        block_n=tiles.outputs, block_k=tiles.inputs, stages=max(1, tiles.stages * 2 // x.element_size()),
+        block_n=tiles.outputs, block_k=block_k, stages=max(1, tiles.stages * 2 // x.element_size()),
         num_warps=tiles.warps,
     )  # fmt: skip

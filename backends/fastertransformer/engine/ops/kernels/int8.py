@@ -107,7 +107,8 @@ def sums_of_groups(weights, low, high, is_native: tl.constexpr):
 
 
 @triton.jit
-def _normed(x, gain, shift, k, inputs, mean, scale, norm: tl.constexpr, has_shift: tl.constexpr):
+def normed(x, gain, shift, k, inputs, mean, scale, norm: tl.constexpr, has_shift: tl.constexpr):
+    """Load columns of a row, and normalize them; those behind the row's end are 0."""
     v = tl.load(x + k, k < inputs, 0).to(tl.float32)
     if norm != "":
         v = (v - mean) * scale * tl.load(gain + k, k < inputs, 0).to(tl.float32)
@@ -138,14 +139,14 @@ def _split_rows(
     most = tl.full([block], 1e-30, tl.float32)
     fault = tl.zeros([block], tl.float32)
     for start in range(0, inputs, block):
-        v = _normed(x, gain, shift, start + tl.arange(0, block), inputs, mean, scale, norm, has_shift)
+        v = normed(x, gain, shift, start + tl.arange(0, block), inputs, mean, scale, norm, has_shift)
         most = tl.maximum(most, tl.abs(v))
         fault += v * 0.0
     highest = tl.max(most, 0)
     tl.store(units + row, highest / _MOST + tl.sum(fault, 0))
     for start in range(0, inputs, block):
         k = start + tl.arange(0, block)
-        v = _normed(x, gain, shift, k, inputs, mean, scale, norm, has_shift)
+        v = normed(x, gain, shift, k, inputs, mean, scale, norm, has_shift)
         # Rounded to an integer by adding a number so large that there are no fractions beside it.
         q = (v * (_MOST / highest) + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000 + 128
         at = digits + row.to(tl.int64) * inputs + k

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..linear import Norm
+from ..linear import Blocks, Norm
 from ..positions import AttentionSpec
 from .elements import LOG2_E
 
@@ -22,6 +22,23 @@ _NUMBERS, _COUNTERS = 4 << 20, 1 << 16  # of scratch memory at first
 def uses_pdl(device: torch.device) -> bool:
     """Return whether a kernel may begin before the one before it has ended: programmatic dependent launch."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@lru_cache
+def has_fp8(device: torch.device) -> bool:
+    """Return whether kernels know FP8 numbers: from compute capability 8.9 on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def bytes_of(weight: Tensor) -> Tensor:
+    """Return a weight as kernels take it: FP8 as bytes where they do not know it; see elements.converted."""
+    is_unknown = weight.dtype == torch.float8_e4m3fn and not has_fp8(weight.device)
+    return weight.view(torch.uint8) if is_unknown else weight
+
+
+def scales_of(scales: Tensor | None, blocks: Blocks | None) -> tuple[int, int, int]:
+    """Return where the first column is in its block, and how many blocks and columns of one there are; 0: no blocks."""
+    return (blocks.first, scales.shape[-1], blocks.width) if blocks and scales is not None else (0, 1, 0)
 
 
 class Scratch:

@@ -16,12 +16,12 @@ from .elements import activated, converted, gated, load_vector, rows_of
 @triton.jit(do_not_specialize=["rows"])
 def small_m_gemm(  # noqa: C901 (one kernel)
     y, x, units, weight, scales, bias, residual, other, other_scales, other_bias, parts, arrivals,
-    rows, outputs, inputs,
+    rows, outputs, inputs, scale_first, scale_count, scale_width: tl.constexpr,
     has_scales: tl.constexpr, has_bias: tl.constexpr, activation: tl.constexpr, has_residual: tl.constexpr,
     is_split: tl.constexpr, is_native: tl.constexpr, uses_pdl: tl.constexpr, padded: tl.constexpr,
     splits: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, is_gated: tl.constexpr,
 ):  # fmt: skip
-    """Compute y [rows, outputs] = residual + activation(scales * (x @ weight.T) + bias); for is_gated, see gemv.
+    """Compute y [rows, outputs] = residual + activation(scales * (x @ weight.T) + bias); for the others, see gemv.
 
     x: [rows, inputs], or its digits, int8 [2, rows, inputs], times units, fp32 [rows].
     padded: rows that a program multiplies, as many as the tensor cores take. parts: fp32 [splits, rows, outputs], any
@@ -34,6 +34,12 @@ def small_m_gemm(  # noqa: C901 (one kernel)
     weight_rows = weight + row_at
     if is_gated:
         weight_rows = tl.where(is_other[:, None], other + row_at, weight_rows)
+    scale_rows = scales
+    if scale_width:
+        scale_at = tl.minimum(n, outputs - 1)[:, None] * scale_count
+        scale_rows = scales + scale_at
+        if is_gated:
+            scale_rows = tl.where(is_other[:, None], other_scales + scale_at, scale_rows)
     steps = tl.cdiv(inputs, block_k * splits)
     first = tl.program_id(1) * steps * block_k
     if uses_pdl:
@@ -46,10 +52,14 @@ def small_m_gemm(  # noqa: C901 (one kernel)
     for step in tl.range(0, steps, num_stages=stages):
         k = first + step * block_k + tl.arange(0, block_k)
         is_k = k < inputs
-        tile = tl.load(weight_rows + k[None, :], is_k[None, :], 0, eviction_policy="evict_first")
+        tile = tl.load(weight_rows + k[None, :], is_k[None, :], 0.0, eviction_policy="evict_first")
         v = tl.load(x + k[:, None], is_row & is_k[:, None], 0)
         if is_split:
             sums = tl.dot(tile, v, sums, out_dtype=tl.int32)
+        elif scale_width:
+            k = first + step * block_k
+            factor = tl.load(scale_rows + (scale_first + k) // scale_width, k < inputs, 0.0)
+            sums += tl.dot(converted(tile, v.dtype, is_native), v, input_precision="ieee") * factor
         else:
             sums = tl.dot(converted(tile, v.dtype, is_native), v, sums, input_precision="ieee")
     if uses_pdl:  # not earlier: its programs would crowd where this one's have ended first
@@ -74,7 +84,7 @@ def small_m_gemm(  # noqa: C901 (one kernel)
                 total += tl.load(parts + split * rows * columns + outputs_at, is_valid, 0.0, cache_modifier=".cg")
             tl.store(arrivals + tl.program_id(0), 0)
     if is_last:
-        if has_scales:
+        if has_scales and not scale_width:
             total *= load_vector(scales, other_scales, n, is_other, n < outputs, is_gated)[None, :]
         if has_bias:
             total += load_vector(bias, other_bias, n, is_other, n < outputs, is_gated)[None, :]
