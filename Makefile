@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-# Three processes for two cores: a test that waits for a server or a deadline leaves its core to another. How tests are
+# Four processes for two cores: a test that waits for a server or a deadline leaves its core to others. How tests are
 # shared out: tests/conftest.py.
-SHARED_OUT := --numprocesses=3 --dist=loadgroup
+SHARED_OUT := --numprocesses=4 --dist=loadgroup
 # Of thousands of modules few are imported: these are compiled then, and pip compiles none (--no-compile).
 # It is called by the place that a link to it names, as its programs are: .ci/run keeps environments elsewhere.
 PIP = $$(realpath $(VENV))/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
@@ -12,7 +12,7 @@ PIP = $$(realpath $(VENV))/bin/python -m pip install --quiet --disable-pip-versi
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo demo-llama test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-compressed-tensors test-kernels test-kernels-interpreted test-kernels-compiled \
-  test-kernels-compiled-3.6 test-lm-eval-decoder test-lm-eval-encoder-decoder environments check docs format golden lock clean
+  test-kernels-compiled-3.6 test-aiperf-counts test-aiperf-clocks test-lm-eval-decoder test-lm-eval-encoder-decoder environments check docs format golden lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -24,7 +24,7 @@ demo-llama: $(VENV)/.runtime ## the same with a checkpoint of the Llama family
 	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]' 'benchmark.lengths=[[60,20]]' \
 	  export.run.model_train_name=llama_demo
 
-test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in three processes
+test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in four processes
 	tests/install
 	$(RUN) -m pytest $(SHARED_OUT)
 
@@ -48,8 +48,13 @@ test-lm-eval-decoder: .venv-lm-eval/.ready
 test-lm-eval-encoder-decoder: .venv-lm-eval/.ready
 	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval/test_encoder_decoder.py
 
-test-aiperf: $(VENV)/.tests .venv-aiperf/.ready ## drive a deployment's OpenAI endpoint by NVIDIA's aiperf, in a virtual environment of its own
-	AIPERF=.venv-aiperf/bin/aiperf $(RUN) -m pytest tests/with_aiperf
+test-aiperf: test-aiperf-counts test-aiperf-clocks ## drive a deployment's OpenAI endpoint by NVIDIA's aiperf, in a virtual environment of its own
+
+test-aiperf-counts: $(VENV)/.tests .venv-aiperf/.ready
+	AIPERF=.venv-aiperf/bin/aiperf $(RUN) -m pytest tests/with_aiperf/test_aiperf.py
+
+test-aiperf-clocks: $(VENV)/.tests .venv-aiperf/.ready
+	AIPERF=.venv-aiperf/bin/aiperf $(RUN) -m pytest tests/with_aiperf/test_load_client.py
 
 test-vllm: $(VENV)/.tests .venv-vllm/.ready ## serve by vLLM itself on the CPU, in a virtual environment of its own (3.4 GB)
 	VLLM=$(CURDIR)/.venv-vllm/bin/vllm $(RUN) -m pytest tests/with_vllm

@@ -88,8 +88,9 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.fixture
-def served(directory: Path, tmp_path: Path) -> Iterator[Served]:
-    deployment = Served(directory, tmp_path / "it's here", restart=1, exit_timeout_s=0.5)
+def served(directory: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    how = getattr(request, "param", "counts")
+    deployment = Served(directory, tmp_path / "it's here", how, restart=1, exit_timeout_s=0.5)
     yield deployment
     if deployment.process.poll() is None:
         deployment.process.kill()
@@ -103,6 +104,7 @@ def complete(url: str, **body: Any) -> Any:
         return json.loads(answer.read())
 
 
+@pytest.mark.parametrize("served", ["computes"], indirect=True)
 def test_it_serves_the_weights_says_so_and_leaves_nothing(served: Served, directory: Path) -> None:
     endpoint = served.wait()
     manifest = json.loads((directory / "manifest.json").read_text())

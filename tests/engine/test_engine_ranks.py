@@ -334,7 +334,7 @@ def test_a_stranger_cannot_reach_the_store_of_ranks_on_several_hosts(tmp_path: P
     assert listening and len(reachable) == 1  # rank 0's listener, where this host's name has no address but loopback
     for port in reachable:
         with pytest.raises(Exception, match="(?i)connect|reset|store|ping failed|timed out|timeout"):
-            TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=4)).num_keys()
+            TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=1)).num_keys()
     assert [each.poll() for each in ranks.processes] == [None, None]
 
 

@@ -1,7 +1,7 @@
 """Several ranks on this machine: processes of their own, told by SLIPWAY_RANKS what each is.
 
 Run as a program it is rank 0 without Triton: it answers the requests that a file holds, one after another. Processes
-are forked from one that has imported torch, which takes longer than what most tests ask.
+are forked from one that has imported torch and the engine, which takes longer than what most tests ask.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CACHE_BYTES = 1 << 26  # tests side by side share GPUs
 Tensors = dict[str, np.ndarray[Any, Any]]
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch"])
+_FORKS.set_forkserver_preload(["torch", "backends.fastertransformer.engine.engine"])
 
 
 class Program:
