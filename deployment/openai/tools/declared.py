@@ -13,6 +13,11 @@ from deployment.openai.values import boolean, checked_texts, object_of, refuse, 
 _MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_OPEN = frozenset(
+    ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties", "$ref")
+    + ("allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependentRequired", "dependencies")
+)
+"""What says of a schema whether, or which, other properties there are."""
 NONE, AUTO, REQUIRED, NAMED = "none", "auto", "required", "function"
 Choice = tuple[str, str]
 """What an answer does with the tools: one of these four, and the name of a function, which is empty but for NAMED."""
@@ -129,4 +134,11 @@ def offered(declared: Sequence[Mapping[str, Any]] | None, choice: Choice | None,
 def _read(declared: Mapping[str, Any]) -> Tool:
     function = declared["function"]
     schema = function.get("parameters") or _NO_ARGUMENTS
-    return Tool(function["name"], {**schema, "type": "object"}, bool(function.get("strict")))
+    return Tool(function["name"], {**schema, "type": "object", **_closing(schema)}, bool(function.get("strict")))
+
+
+def _closing(schema: Mapping[str, Any]) -> dict[str, bool]:
+    """Return what keeps a model to the arguments that are declared, where the schema leaves others open."""
+    declared = list(schema.get("properties") or ())
+    is_plain = declared and all(key in declared for key in schema.get("required") or ())
+    return {"additionalProperties": False} if is_plain and schema.keys().isdisjoint(_OPEN) else {}

@@ -21,8 +21,10 @@ _INEXPRESSIBLE = frozenset("bBDSWpPuxck123456789")
 
 
 def fields_of(schema: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool]]:
-    """Yield an object's keys in their order, each with its schema and whether it must be there."""
+    """Return an object's keys in order, each with its schema and whether it is required; ApiError: it has none."""
     declared, required = schema.get("properties") or {}, schema.get("required") or []
+    if not isinstance(declared, Mapping) or not isinstance(required, list):
+        raise ApiError("a tool has a schema whose properties or required are none", "see JSON Schema", param="tools")
     names = [*declared, *(key for key in required if isinstance(key, str) and key not in declared)]
     return [(key, declared.get(key, {}), key in required) for key in names]
 
