@@ -229,7 +229,8 @@ def _content(value: Any, name: str) -> str | list[dict[str, str]]:
     """Take a text, or parts of text; the chat template decides which of the two it is given."""
     if not isinstance(value, list):
         return text(value, name)
-    parts = [object_of(part, f"{name}[{index}]", ("type", "text")) for index, part in enumerate(value)]
+    keys = ("type", "text", "cache_control")  # prefixes are cached without being told to
+    parts = [object_of(part, f"{name}[{index}]", keys) for index, part in enumerate(value)]
     for index, part in enumerate(parts):
         if part.get("type") != "text":
             raise refuse(f"{name}[{index}].type", part.get("type"), "'text': the models take nothing else")

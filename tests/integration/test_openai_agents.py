@@ -119,8 +119,8 @@ def test_what_a_response_cannot_be_is_refused_by_name(client: openai.OpenAI, giv
         client.responses.create(**{"model": MODEL, "input": "a", **given})
 
 
-def post(url: str, body: dict[str, Any]) -> tuple[int, str]:
-    request = Request(f"{url}/v1/messages", json.dumps(body).encode(), {"Content-Type": "application/json"})
+def post(url: str, body: dict[str, Any], path: str = "messages") -> tuple[int, str]:
+    request = Request(f"{url}/v1/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urlopen(request, timeout=60) as answer:
             return answer.status, answer.read().decode()
@@ -180,3 +180,109 @@ def test_what_a_message_cannot_be_is_refused_by_name(url: str, given: dict[str, 
     status, content = post(url, body)
     error = json.loads(content)
     assert status in (400, 404) and error["type"] == "error" and said in error["error"]["message"]
+
+
+def events_of(answer: tuple[int, str]) -> list[dict[str, Any]]:
+    assert answer[0] == 200, answer[1]
+    lines = answer[1].splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+def schema_of(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+READ, RUN = (
+    schema_of(path={"enum": ["a.py", "b.py"]}),
+    schema_of(command={"type": "array", "items": {"enum": ["ls", "-l"]}}),
+)
+
+
+def test_a_terminal_agent_goes_on_by_responses(url: str) -> None:
+    """As Codex does it: every turn sends the whole conversation again, with thoughts, calls and what they gave."""
+    body: dict[str, Any] = {
+        "model": MODEL, "instructions": "You are an agent in a terminal.", "tool_choice": "auto", "store": False,
+        "parallel_tool_calls": False, "reasoning": {"effort": "none", "summary": "auto"}, "stream": True,
+        "include": ["reasoning.encrypted_content"], "prompt_cache_key": "0198", "temperature": 0,
+        "tools": [{"type": "function", "name": "shell", "description": "Runs", "strict": False, "parameters": RUN}],
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandbox: read only"}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "<cwd>/w</cwd>"}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "What is here?"}]},
+            {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None},
+        ],
+        "max_output_tokens": 200,
+    }  # fmt: skip
+    for turn in range(2):
+        events = events_of(post(url, {**body, "tool_choice": "required"}, "responses"))
+        assert events[-1]["type"] in ("response.completed", "response.incomplete")
+        (item,) = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+        assert item["type"] == "function_call" and item["name"] == "shell"
+        assert set(json.loads(item["arguments"])["command"]) <= {"ls", "-l"}
+        result = {"type": "function_call_output", "call_id": item["call_id"], "output": f"a.py {turn}"}
+        body["input"] += [{key: item[key] for key in ("type", "name", "arguments", "call_id")}, result]
+    last = events_of(post(url, {**body, "tools": [], "max_output_tokens": 4}, "responses"))
+    (item,) = [event["item"] for event in last if event["type"] == "response.output_item.done"]
+    assert item["type"] == "message" and last[-1]["response"]["usage"]["output_tokens"] == 4
+
+
+def test_a_coding_agent_goes_on_by_messages(url: str) -> None:
+    """As Claude Code does it: marks for caches, adaptive thinking, and the tokens counted beforehand."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    body: dict[str, Any] = {
+        "model": MODEL, "max_tokens": 200, "stream": True, "temperature": 0, "metadata": {"user_id": "user_1"},
+        "system": [{"type": "text", "text": "An agent.", **mark}, {"type": "text", "text": "Be short.", **mark}],
+        "tools": [{"name": "Read", "input_schema": READ, "eager_input_streaming": True, **mark}],
+        "thinking": {"type": "adaptive"}, "service_tier": "auto", "output_config": {},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "messages": [{"role": "user", "content": [
+            {"type": "text", "text": "<reminder>no</reminder>"}, {"type": "text", "text": "Read a file", **mark},
+        ]}],
+    }  # fmt: skip
+    for turn in range(2):
+        asked = {**body, "tool_choice": {"type": "tool", "name": "Read"}}
+        events = events_of(post(url, asked, "messages?beta=true"))
+        counted = json.loads(post(url, {**asked, "stream": False}, "messages/count_tokens?beta=true")[1])
+        assert counted == {"input_tokens": events[0]["message"]["usage"]["input_tokens"]}
+        pieces = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+        started = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+        assert [block["type"] for block in started] == ["tool_use"] and events[-1]["type"] == "message_stop"
+        assert json.loads("".join(pieces))["path"] in ("a.py", "b.py")
+        call = {**started[0], "input": json.loads("".join(pieces))}
+        result = {"type": "tool_result", "tool_use_id": call["id"], "content": "x = 1", "is_error": bool(turn), **mark}
+        thought = {"type": "thinking", "thinking": "So.", "signature": ""}
+        body["messages"] += [{"role": "assistant", "content": [thought, call]}, {"role": "user", "content": [result]}]
+    last = json.loads(post(url, {**body, "stream": False, "tools": [], "max_tokens": 4})[1])
+    assert last["content"][0]["type"] == "text" and last["usage"]["output_tokens"] == 4
+    status, content = post(url, {**body, "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}})
+    assert status == 400 and "context_management.edits[0].keep" in content
+
+
+def test_a_loop_of_tools_goes_on_by_chat_completions(url: str) -> None:
+    """As OpenHands and others do it, through LiteLLM: null fields, results with a name, parts with marks for caches."""
+    function = {"name": "execute", "description": "Runs", "parameters": RUN}
+    body: dict[str, Any] = {
+        "model": MODEL, "max_completion_tokens": 200, "temperature": 0, "top_p": 1.0, "stop": None, "seed": None,
+        "tools": [{"type": "function", "function": function}], "service_tier": None, "safety_identifier": "me",
+        "messages": [
+            {"role": "system", "content": [{"type": "text", "text": "Act.", "cache_control": {"type": "ephemeral"}}]},
+            {"role": "user", "content": [{"type": "text", "text": "What is here?"}]},
+        ],
+    }  # fmt: skip
+    for _ in range(2):
+        status, content = post(url, {**body, "tool_choice": "required"}, "chat/completions")
+        assert status == 200, content
+        (choice,) = json.loads(content)["choices"]
+        calls = choice["message"]["tool_calls"]
+        assert calls[0]["function"]["name"] == "execute" and choice["message"]["content"] is None
+        whole = calls if choice["finish_reason"] == "tool_calls" else calls[:-1]
+        assert all(set(json.loads(call["function"]["arguments"])["command"]) <= {"ls", "-l"} for call in whole)
+        calls = calls[:1]
+        calls[0]["function"]["arguments"] = '{"command": ["ls"]}'
+        said = {"role": "assistant", "content": None, "tool_calls": calls, "function_call": None, "refusal": None}
+        text = [{"type": "text", "text": "a.py", "cache_control": {"type": "ephemeral"}}]
+        body["messages"] += [said, {"role": "tool", "tool_call_id": calls[0]["id"], "name": "execute", "content": text}]
+    status, content = post(url, {**body, "tools": None, "max_completion_tokens": 4, "store": True}, "chat/completions")
+    assert status == 400 and "/v1/responses keeps" in content
+    status, content = post(url, {**body, "tool_choice": "none", "max_completion_tokens": 4}, "chat/completions")
+    assert json.loads(content)["choices"][0]["message"]["content"]

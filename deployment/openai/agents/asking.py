@@ -74,6 +74,16 @@ async def read_json(request: web.Request) -> Any:
     return parse(content)
 
 
+async def count(request: web.Request, api: Api) -> int:
+    """Return how many tokens the conversation of a request has; ApiError: it is refused."""
+    service = service_of(request)
+    with service.admitted():
+        _, model, prompts = await read_asked(service, "chat", Body(json.dumps(api.chat).encode()))
+        assert isinstance(prompts, tuple)
+        request[RECORD].model = model.names[0]
+        return len(prompts[0].ids)
+
+
 async def answer(request: web.Request, api: Api, is_streamed: bool) -> web.StreamResponse:
     """Answer a request whose body was read.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from deployment.openai.agents.asking import Ended, Event, answer, read_json
+from deployment.openai.agents.asking import Ended, Event, answer, count, read_json
 from deployment.openai.agents.blocks import TEXT, THOUGHTS, Block, Change
 from deployment.openai.agents.translating import Translated, take_list, take_text, take_texts
 from deployment.openai.errors import ApiError
@@ -16,9 +16,10 @@ from deployment.openai.values import object_of, refuse
 
 _FIELDS = (
     "model", "messages", "system", "max_tokens", "stop_sequences", "stream", "temperature", "top_p", "top_k", "tools",
-    "tool_choice", "thinking", "metadata",
+    "tool_choice", "thinking", "output_config", "context_management", "metadata", "service_tier", "cache_control",
 )  # fmt: skip
 _SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
+_TOOL_KEYS = ("name", "description", "input_schema", "type", "strict")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -27,6 +28,15 @@ async def messages(request: web.Request) -> web.StreamResponse:
     try:
         given = object_of(await read_json(request), "the body", _FIELDS)
         return await answer(request, Messages(given), bool(given.get("stream")))
+    except ApiError as error:
+        return web.json_response(_failure(error), status=error.status, headers=error.headers)
+
+
+async def count_tokens(request: web.Request) -> web.StreamResponse:
+    """Answer ``POST /v1/messages/count_tokens``."""
+    try:
+        given = object_of(await read_json(request), "the body", _FIELDS)
+        return web.json_response({"input_tokens": await count(request, Messages({**given, "max_tokens": 1}))})
     except ApiError as error:
         return web.json_response(_failure(error), status=error.status, headers=error.headers)
 
@@ -63,8 +73,8 @@ class Messages:
             self.chat["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(listed)]
         if "tool_choice" in given:
             self.chat |= _choice(given["tool_choice"])
-        if object_of(given.get("thinking", {}), "thinking", ("type", "budget_tokens")).get("type") == "disabled":
-            self.chat["reasoning_effort"] = "none"
+        self.chat |= _effort(given) | _format(given)
+        _check_edits(given.get("context_management") or {})
         self._head: dict[str, Any] = {}
 
     def begin(self, identity: str, model: str, prompt_tokens: int) -> Iterable[Event]:
@@ -118,8 +128,44 @@ def _written(block: Block) -> dict[str, Any]:
     return {"type": "tool_use", "id": block.id, "name": block.name, "input": given}
 
 
+def _effort(given: Mapping[str, Any]) -> dict[str, Any]:
+    thinking = object_of(given.get("thinking") or {}, "thinking", ("type", "budget_tokens", "display"))
+    kind = thinking.get("type", "enabled")
+    if kind not in ("enabled", "adaptive", "disabled"):
+        raise refuse("thinking.type", kind, "'enabled', 'adaptive' or 'disabled'")
+    if kind == "disabled":
+        return {"reasoning_effort": "none"}
+    effort = _output_config(given).get("effort")
+    return {} if effort is None else {"reasoning_effort": effort}
+
+
+def _format(given: Mapping[str, Any]) -> dict[str, Any]:
+    form = _output_config(given).get("format")
+    if form is None:
+        return {}
+    asked = object_of(form, "output_config.format", ("type", "schema"))
+    if asked.get("type") != "json_schema":
+        raise refuse("output_config.format.type", asked.get("type"), "'json_schema'")
+    schema = {"name": "output", "schema": asked.get("schema"), "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _output_config(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    return object_of(given.get("output_config") or {}, "output_config", ("effort", "format"))
+
+
+def _check_edits(value: Any) -> None:
+    """Refuse edits of the conversation that would leave something out of it."""
+    edits = object_of(value, "context_management", ("edits",)).get("edits") or []
+    for index, edit in enumerate(take_list(edits, "context_management.edits")):
+        name = f"context_management.edits[{index}]"
+        kept = object_of(edit, name, ("type", "keep")).get("keep")
+        if kept != "all":
+            raise refuse(f"{name}.keep", kept, "'all': send the conversation as the model is to read it")
+
+
 def _tool(value: Any, name: str) -> dict[str, Any]:
-    given = object_of(value, name, ("name", "description", "input_schema", "type", "cache_control", "strict"))
+    given = object_of(value, name, (*_TOOL_KEYS, "cache_control", "eager_input_streaming"))
     if given.get("type", "custom") != "custom":
         raise refuse(f"{name}.type", given["type"], "'custom', or left out: tools of the server's own are not offered")
     renamed = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}

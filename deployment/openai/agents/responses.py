@@ -17,7 +17,8 @@ from deployment.openai.values import boolean, object_of, refuse
 
 _SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user")
 _NEUTRAL = {
-    "truncation": ("disabled",), "background": (False,), "include": ([],), "service_tier": ("auto", "default"),
+    "truncation": ("disabled",), "background": (False,), "service_tier": ("auto", "default"),
+    "include": ([], ["reasoning.encrypted_content"]),  # thoughts are given as they are, so that nothing is encrypted
     "top_logprobs": (0,), "max_tool_calls": (), "prompt": (), "conversation": (), "stream_options": ({},),
 }  # fmt: skip
 """Fields that are refused but for these values and null."""
@@ -245,7 +246,7 @@ def _add(made: Translated, value: Any, name: str) -> None:
     elif kind == "function_call_output":
         made.result(given.get("call_id"), take_texts(given.get("output"), f"{name}.output", _TEXTS))
     elif kind == "reasoning":
-        for index, part in enumerate(take_list(given.get("content", []), f"{name}.content")):
+        for index, part in enumerate(take_list(given.get("content") or [], f"{name}.content")):
             thought = object_of(part, f"{name}.content[{index}]", ("type", "text"))
             made.think(take_text(thought.get("text"), f"{name}.content[{index}].text"))
     else:

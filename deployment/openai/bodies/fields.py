@@ -116,7 +116,7 @@ _COMMON: Mapping[str, Field] = {
     "guided_grammar": _guide(guides.grammar, "grammar in GBNF or Lark's form"),
     "beam_width": _integer(_BEAMS, 1, "beam_width"),
     "return_token_ids": _boolean(),
-    "user": Field(text, "text", "", UNUSED),
+    **dict.fromkeys(("user", "prompt_cache_key", "safety_identifier"), Field(text, "text", "", UNUSED)),
 }
 COMPLETIONS: Mapping[str, Field] = {
     "prompt": Field(prompts, "text, list of texts, list of token ids, or list of lists of token ids"),
@@ -172,6 +172,10 @@ REFUSED: Mapping[str, str] = {
     "bad_words": "give logit_bias with -100 for each token that must not come",
     "prompt_logprobs": "give echo with logprobs, to /v1/completions",
     "truncate_prompt_tokens": "shorten the prompt; /tokenize says how many tokens it has",
+    "store": "/v1/responses keeps its answers where they are asked to be kept",
+    "metadata": "it belongs to stored answers; X-Request-Id names a request in the logs",
+    "service_tier": "there is one",
+    "verbosity": "say in the prompt how long an answer should be",
     "priority": "requests are served as they come, those of one moment by the largest max_tokens first",
 }
 """Fields of OpenAI or vLLM that are refused where no table has them: name and what to do instead."""
@@ -185,5 +189,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "length_penalty": (1, 1.0),
     "priority": (0,),
+    "service_tier": ("auto", "default"),
+    "verbosity": ("medium",),
 }
 """Values with which a refused field asks for what is so anyhow, beside those that ask for nothing of any."""

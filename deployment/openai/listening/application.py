@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from deployment.openai.agents.messages import messages
+from deployment.openai.agents.messages import count_tokens, messages
 from deployment.openai.agents.responses import responses
 from deployment.openai.answers.chat import chat
 from deployment.openai.answers.completions import complete
@@ -43,6 +43,7 @@ def build_application(service: Service) -> web.Application:
     application.router.add_post("/v1/chat/completions", chat)
     application.router.add_post("/v1/responses", responses)
     application.router.add_post("/v1/messages", messages)
+    application.router.add_post("/v1/messages/count_tokens", count_tokens)
     application.router.add_get("/v1/models", list_models)
     application.router.add_get("/v1/models/{id:.+}", show_model)
     application.router.add_post("/tokenize", tokenize)
