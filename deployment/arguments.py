@@ -21,6 +21,7 @@ from handover.ranges import (
     UNCOUNTED,
     WEEK_S,
 )
+from handover.signatures.arguments import TrustArguments
 
 NODE = "node"
 """As host: the address of the node, where Slurm starts the server for clients on other nodes."""
@@ -37,7 +38,7 @@ class GemmAutotuneArguments(ScriptArguments):
 
 
 @dataclass(frozen=True)
-class ServeArguments(ScriptArguments):
+class ServeArguments(TrustArguments):
     """Start tritonserver on a model repository, prove that it generates, supervise it."""
 
     model_repository: Path = field(metadata={"help": "Triton model repository"})
@@ -78,7 +79,7 @@ class ServeArguments(ScriptArguments):
 
 
 @dataclass(frozen=True)
-class EngineArguments(ScriptArguments):
+class EngineArguments(TrustArguments):
     """Start another project's server on a Hugging Face directory, prove that it generates, supervise it."""
 
     engine: str = field(metadata={"help": "vllm, sglang or trtllm_serve"})

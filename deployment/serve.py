@@ -32,6 +32,8 @@ from deployment.triton.installation import SLIPWAY, locate
 from deployment.triton.running import Deployment, find_ports
 from handover.errors import exit_status
 from handover.progress import say
+from handover.signatures.hashed import FileDigests
+from handover.signatures.trust import verify
 
 
 def main(argv: Sequence[str]) -> None:
@@ -87,7 +89,7 @@ def prepare(arguments: ServeArguments) -> tuple[list[ServedModel], list[str]]:
         What is to be served, and which files of the repository were edited.
 
     Raises:
-        ArtefactError: the weights or other files are not what they must be.
+        ArtefactError: the weights or other files are not what they must be, or not signed as they must be.
         ServerError: a port is in use, or a deployment with the same endpoint file is running.
     """
     if sweep_earlier(arguments.endpoint):
@@ -99,6 +101,8 @@ def prepare(arguments: ServeArguments) -> tuple[list[ServedModel], list[str]]:
     if arguments.openai_port is not None:
         check_packages()
     find_ports(arguments)  # before the long part: a port in use is said at once
+    if signed := verify(arguments.model_repository, arguments, FileDigests()):
+        say(f"signature  {signed}")
     models = find_served_models(arguments.model_repository, follows_moves=arguments.engine == SLIPWAY)
     for model in models:
         check_engine(model, arguments.engine)

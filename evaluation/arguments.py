@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from handover.arguments import ScriptArguments, option, same
 from handover.ranges import BATCH, BEAMS, COUNT, IDS, IN_FLIGHT, PRICE, REPEATS, SEED, TOKENS, UNCOUNTED, WEEK_S
+from handover.signatures.arguments import SigningArguments
 
 ENDPOINT = {"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"}
 
@@ -122,7 +123,7 @@ class RecomputeArguments(ScriptArguments):
 
 
 @dataclass(frozen=True)
-class ReportArguments(ScriptArguments):
+class ReportArguments(SigningArguments):
     """Write report.md and report.html over what a run produced."""
 
     results: Path = field(metadata={"help": "results directory of the run"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from handover.arguments import ScriptArguments, option
+from handover.arguments import option
 from handover.errors import ConfigError
 from handover.ranges import (
     BATCH,
@@ -28,13 +28,14 @@ from handover.ranges import (
     TOKENS,
     YEAR_S,
 )
+from handover.signatures.arguments import SigningArguments
 
 FASTERTRANSFORMER, HUGGINGFACE, PEFT = FORMATS = ("fastertransformer", "huggingface", "peft")
 """What a conversion writes."""
 
 
 @dataclass(frozen=True)
-class ConvertArguments(ScriptArguments):
+class ConvertArguments(SigningArguments):
     """From a training checkpoint to FasterTransformer shards, or to a directory of Hugging Face."""
 
     checkpoint: Path = field(metadata={"help": "archive, unpacked directory, or directory that holds one of them"})
@@ -91,7 +92,7 @@ class ConvertArguments(ScriptArguments):
 
 
 @dataclass(frozen=True)
-class ExportArguments(ScriptArguments):
+class ExportArguments(SigningArguments):
     """From an FT checkpoint, or a Hugging Face directory, to a Triton model repository."""
 
     ft_checkpoint: Path = field(metadata={"help": "the <T>-gpu directory, or a conversion's Hugging Face one"})
@@ -123,7 +124,7 @@ class ExportArguments(ScriptArguments):
 
 
 @dataclass(frozen=True)
-class ExportVllmArguments(ScriptArguments):
+class ExportVllmArguments(SigningArguments):
     """From a Hugging Face directory to a model repository for Triton's vLLM backend."""
 
     huggingface: Path = field(metadata={"help": "the directory that the conversion made"})

@@ -24,7 +24,9 @@ from export_scripts.checkpoints.tokenizers.chat import find_chat
 from export_scripts.conversion.job import (
     SPARE_BYTES,
     check_apart,
+    check_signed,
     check_unchanged,
+    finish,
     given_files,
     interrupts_say,
     mappable,
@@ -50,6 +52,7 @@ from handover.digests import SummedRange
 from handover.errors import exit_status
 from handover.manifest import RANDOM_WEIGHTS, FileRecord, Manifest
 from handover.progress import Progress
+from handover.signatures.sealing import Seal
 
 # What a plan is made of, hundreds of thousands of small objects, is needed to the end: looking for garbage among them
 # took a tenth of a second of one that started alone.
@@ -58,20 +61,26 @@ _COLLECTED_EVERY = 50_000
 _LAYOUT_VERSION = 2
 
 
-def convert(arguments: ConvertArguments) -> Manifest:
+def convert(arguments: ConvertArguments, opened: Seal | None = None) -> Manifest:
     """Convert a checkpoint and write the manifest last.
+
+    Args:
+        arguments: of the conversion.
+        opened: what signs the result, if it is open already.
 
     Raises:
         CheckpointError: the checkpoint cannot be converted; see ``check.inspect_source``.
         ArtefactError: the disk is full or the output directory holds foreign files.
     """
+    seal = opened or Seal.open(arguments)
     if arguments.format == HUGGINGFACE:
-        return convert_to_huggingface(arguments)
+        return convert_to_huggingface(arguments, seal)
     if arguments.format == PEFT:
-        return convert_to_peft(arguments)
+        return convert_to_peft(arguments, seal)
     conversion = _plan(arguments)
     archive = conversion.archive
     check_apart(archive, arguments.output)
+    check_signed(seal, archive, arguments)
     made_from = origin(archive, conversion.source.source_map.name, arguments)
     journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION}, _names(conversion))
     try:
@@ -94,7 +103,7 @@ def convert(arguments: ConvertArguments) -> Manifest:
     # The digest is no part of what the journal compares: a killed run may not have come so far.
     made_from |= proof or {"checkpoint_digest": crc32_of(archive, workers_of(arguments.processes), read_sums)}
     manifest = Manifest("ft_checkpoint", tuple(sorted(records, key=lambda record: record.path)), made_from)
-    manifest.write(arguments.output)
+    finish(seal, manifest, archive, arguments)
     journal.remove()
     return manifest
 
@@ -196,11 +205,12 @@ def main(argv: Sequence[str]) -> None:
     """Run the conversion that the arguments name."""
     gc.set_threshold(_COLLECTED_EVERY)
     arguments = ConvertArguments.from_argv(argv, description=__doc__)
+    seal = Seal.open(arguments)
     if arguments.hub_name:
         fetch(
             arguments.hub_name, arguments.checkpoint, say=lambda line: print(f"convert: note: {line}", file=sys.stderr)
         )
-    convert(arguments)
+    convert(arguments, seal)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python3 -m export_scripts.inspect gpt.nemo
     python3 -m export_scripts.inspect results/gpt3_demo/export/1-gpu
+    python3 -m export_scripts.inspect --trusted=keys.pem --require results/gpt3_demo/export/model_repo
 
 Of a checkpoint: its format, FasterTransformer's family for it, dimensions, tokenizer, and every key with its shape,
 data type and what it becomes; layers are counted, not repeated. Of an FT checkpoint also: that ``config.ini`` fits the
@@ -34,10 +35,16 @@ from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import LazyTensor, split_layer
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.layout import Dims
-from handover.errors import exit_status
+from handover.errors import ArtefactError, exit_status
 from handover.manifest import FILE_NAME as MANIFEST
 from handover.manifest import Manifest
 from handover.progress import human_bytes
+from handover.signatures.arguments import TrustArguments
+from handover.signatures.hashed import FileDigests
+from handover.signatures.trust import verify as verify_signature
+
+_CHECKPOINTS = ("ft_checkpoint", "huggingface", "peft")
+"""Kinds of directories that are read as checkpoints; of other artefacts the files are compared."""
 
 
 def describe(source: Source) -> Iterator[str]:
@@ -121,14 +128,42 @@ def verify(source: Source) -> Iterator[str]:
     yield f"  verified    {len(source.tensors)} tensors: shapes of {CONFIG_INI}, every value finite; no manifest"
 
 
+def artefact(path: Path) -> Iterator[str]:
+    """Yield the lines that describe what a stage has written and no conversion reads, such as a repository.
+
+    Raises:
+        ArtefactError: a file is missing or other than it was.
+    """
+    manifest = Manifest.read(path) if (path / MANIFEST).is_file() else None
+    if manifest is None or manifest.kind in _CHECKPOINTS:
+        return
+    if problems := manifest.problems(path):
+        raise ArtefactError(f"{path} is not as its manifest records it\n  " + "\n  ".join(problems), "make it again")
+    yield f"{path}  {manifest.kind}, {human_bytes(manifest.size_bytes)}"
+    yield f"  verified    {len(manifest.files)} files: sizes, digests; {manifest.digest}"
+
+
 def main(argv: Sequence[str]) -> None:
-    """Describe the checkpoint that a path means; raise where it cannot be converted or is damaged."""
+    """Describe the checkpoint that a path means; raise where it cannot be converted, is damaged, or not signed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a directory that holds exactly one")
     parser.add_argument("--sha256", action="store_true", help="read all of it, and print what checkpoint_sha256 pins")
     parser.add_argument("--adapter", type=Path, help="LoRA adapter that is merged: a .nemo, or a directory of PEFT")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer in the place of the checkpoint's own")
+    parser.add_argument("--trusted", type=Path, help="PEM file of public keys and certificates: verify the signature")
+    parser.add_argument("--require", action="store_true", help="refuse what has no signature")
     arguments = parser.parse_args(list(argv))
+    trust = TrustArguments(signing_trusted=arguments.trusted, signing_require=arguments.require or None)
+    if signed := verify_signature(arguments.checkpoint, trust, FileDigests()):
+        sys.stdout.write(f"  signature   {signed}\n")
+    if lines := list(artefact(arguments.checkpoint)):
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        return
+    describe_checkpoint(arguments)
+
+
+def describe_checkpoint(arguments: argparse.Namespace) -> None:
+    """Describe a checkpoint, and verify what it says of itself; raise where it cannot be converted or is damaged."""
     archive = find_archive(arguments.checkpoint, GivenFiles(arguments.adapter, arguments.tokenizer))
     if CONFIG_INI in archive and (manifest := read_manifest(archive)):  # all that differs, before its reader stops
         check_manifest(archive, manifest, are_weights_read=True)

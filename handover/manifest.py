@@ -20,6 +20,9 @@ from handover.durable import is_temporary, sync_tree, write_atomically
 from handover.errors import ArtefactError
 
 FILE_NAME = "manifest.json"
+SIGNATURE, PROVENANCE, BILL = SIGNED_NAMES = ("model.sig", "provenance.intoto.json", "bom.cdx.json")
+"""Files at an artefact's root by which it is signed. They are no part of its content, and in no manifest: what is
+signed twice is the same model. See ``handover.signatures``."""
 WORK_FILE = ".slipway-work.json"
 """Lies in the directory of an artefact that is being made: whoever finds it there knows that the directory is ours."""
 REPLACED = ".replaced-"
@@ -190,9 +193,14 @@ def _problem(root: Path, record: FileRecord, is_read: Callable[[Path, FileRecord
 
 
 def artefact_files(root: Path) -> list[str]:
-    """List what a directory holds, relative to it: not its manifest, nor what stands there only while it is made."""
+    """List what a directory holds, relative to it.
+
+    Left out are its manifest, the signatures over it, and what stands there only while it is made.
+    """
     found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    return sorted(name for name in found if name not in (FILE_NAME, WORK_FILE) and not _is_unfinished(name))
+    return sorted(
+        name for name in found if name not in (FILE_NAME, WORK_FILE, *SIGNED_NAMES) and not _is_unfinished(name)
+    )
 
 
 def _is_unfinished(name: str) -> bool:

@@ -24,6 +24,8 @@ from deployment.proof.files import prove_files
 from deployment.ranks.gpus import visible_devices
 from handover.errors import ArtefactError, ServerError, exit_status, nearest
 from handover.progress import say
+from handover.signatures.hashed import FileDigests
+from handover.signatures.trust import verify
 
 _CONFIG = "config.json"
 
@@ -47,7 +49,7 @@ def prepare(arguments: EngineArguments) -> list[str]:
         Which files of the directory were edited.
 
     Raises:
-        ArtefactError: the directory's files are not what they must be.
+        ArtefactError: the directory's files are not what they must be, or not signed as they must be.
         ServerError: there is no such engine or program, a port is in use, or a deployment with the same endpoint file
             is running.
     """
@@ -64,6 +66,8 @@ def prepare(arguments: EngineArguments) -> list[str]:
             f"{arguments.model_repository} is no directory of Hugging Face: it has no {_CONFIG}",
             "give the directory that stages=[export] with this engine made",
         )
+    if signed := verify(arguments.model_repository, arguments, FileDigests()):
+        say(f"signature  {signed}")
     proved, edited = prove_files(arguments.model_repository, (), arguments.edited_files)
     if proved or edited:
         say(f"files      {proved} are as they were written, the weights too")

@@ -21,11 +21,13 @@ from evaluation.report.document import describe_report
 from evaluation.report.judgement import judge
 from evaluation.report.page import render_page
 from evaluation.report.published import PARTIAL
+from evaluation.report.reported import card_figures, reported_files
 from evaluation.report.tables import LOAD, brief_tables, failed_points
 from evaluation.report.text import ACCURACY_COLUMNS, accuracy_cells, relative_path
 from handover.durable import write_atomically
 from handover.manifest import Manifest, record_files
 from handover.provenance import read_commit
+from handover.signatures.sealing import Seal
 
 MARKDOWN_NAME = "report.md"
 HTML_NAME = "report.html"
@@ -35,6 +37,7 @@ _WIDTH_IN_A_LOG = 110
 def main(argv: Sequence[str]) -> None:
     """Collect, write both files and the manifest, and print the tables."""
     arguments = ReportArguments.from_argv(argv, description=__doc__)
+    seal = Seal.open(arguments)
     findings = collect_findings(arguments.results, arguments.title, arguments.stages)
     judgement = judge(arguments.results, arguments.baseline, arguments.thresholds)
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -42,7 +45,8 @@ def main(argv: Sequence[str]) -> None:
     for name in (MARKDOWN_NAME, HTML_NAME):
         write_atomically(arguments.output / name, render_page(name, **described))
     made_from = {"results": str(arguments.results), "title": arguments.title}
-    Manifest("report", record_files(arguments.output), made_from, {"commit": read_commit()}).write(arguments.output)
+    manifest = Manifest("report", record_files(arguments.output), made_from, {"commit": read_commit()})
+    seal.finish("report", arguments.output, manifest, reported_files(arguments.results), card_figures(findings))
     print_tables(_console(), findings, arguments.results)
     # The runner renames the directory when the report is complete; the path after that is what helps.
     published = arguments.output.with_name(arguments.output.name.removesuffix(PARTIAL))

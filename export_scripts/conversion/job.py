@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.checkpoints.digests import UNPROVED, check_pinned, check_published, unproved
+from export_scripts.checkpoints.digests import UNPROVED, check_pinned, check_published, files_of, unproved
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.user_files import GivenFiles
 from export_scripts.conversion.plan.random_weights import are_random
 from export_scripts.conversion.write.shard_file import full_disk_explained
 from export_scripts.weights.schema import LazyTensor
+from handover.digests import SHA256
 from handover.durable import temporary_beside
 from handover.errors import CheckpointError
-from handover.manifest import RANDOM_WEIGHTS, FileRecord
+from handover.identity import files_of as files_below
+from handover.manifest import RANDOM_WEIGHTS, FileRecord, Manifest
+from handover.signatures.sealing import Seal
+from handover.signatures.trust import signature_of, verify
 
 # Room for the files that are not weights, the manifest and the file system's own bookkeeping.
 SPARE_BYTES = 16 << 20
@@ -53,7 +57,7 @@ def origin(archive: Archive, source_format: str, arguments: ConvertArguments) ->
     return made_from
 
 
-def check_unchanged(archive: Archive, made_from: dict[str, object]) -> None:
+def check_unchanged(archive: Archive, made_from: Mapping[str, object]) -> None:
     """Refuse a source that was written to meanwhile."""
     if archive.identity() != made_from["checkpoint_identity"]:
         raise CheckpointError(f"{archive.path} was changed while it was converted", "convert again, from the start")
@@ -82,6 +86,33 @@ def prove(archive: Archive, sources: Sequence[LazyTensor], arguments: ConvertArg
         sys.stderr.write(f"convert: note: {UNPROVED}\n")
         return {}
     return {"checkpoint_published": published} if published else {"checkpoint_checksums": "compared"}
+
+
+def check_signed(seal: Seal, archive: Archive, arguments: ConvertArguments) -> None:
+    """Verify the signatures of the checkpoint, and of what is given beside it, before anything is written.
+
+    Raises:
+        ArtefactError: a signature is required and missing, of none who is trusted, or something was changed since.
+    """
+    places = archive.path, arguments.checkpoint  # a training's directory may be signed as a whole
+    signed = next((place for place in places if signature_of(place).is_file()), archive.path)
+    for path in filter(None, (signed, arguments.adapter, arguments.tokenizer)):
+        if remark := verify(path, arguments, seal.digests):
+            sys.stderr.write(f"convert: note: {remark}\n")
+
+
+def finish(seal: Seal, manifest: Manifest, archive: Archive, arguments: ConvertArguments) -> None:
+    """Sign what a conversion has written, where a key is given, and write its manifest."""
+    materials = files_of(archive)
+    for name, digest in dict(manifest.made_from.get("checkpoint_published", {})).items():
+        seal.digests.know(materials[name], digest.removeprefix(f"{SHA256}:"))
+    for kind, path in (("adapter", arguments.adapter), ("tokenizer", arguments.tokenizer)):
+        if path is not None and path != archive.path:
+            materials |= {f"{kind}/{name or path.name}": file for name, file in files_below(path).items()}
+    if seal.key is not None:
+        seal.digests.of(materials)
+        check_unchanged(archive, manifest.made_from)
+    seal.finish("convert", arguments.output, manifest, materials)
 
 
 @contextmanager

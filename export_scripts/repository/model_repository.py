@@ -34,6 +34,7 @@ from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import ORIGIN, RANDOM_WEIGHTS, FileRecord, Manifest, artefact_files
 from handover.progress import Progress
 from handover.provenance import made_by
+from handover.signatures.sealing import Seal
 
 KIND = "model_repository"
 _SOURCES = Path(__file__).parent / "tokenizer_models"
@@ -52,8 +53,10 @@ def build_repository(arguments: ExportArguments) -> Manifest:
         ArtefactError: see ``open_checkpoint``; or the output directory holds foreign files.
     """
     check_model_name(arguments.model_name)
+    seal = Seal.open(arguments)
     opened = open_checkpoint(arguments)
     checkpoint, serving = opened.manifest, _serving(arguments, opened)
+    seal.take_up(opened.root)
     repository = _Repository(arguments.output, opened)
     interface = t5 if serving.family.is_encoder_decoder else gpt
     identity = {WEIGHTS_DIGEST: checkpoint.digest}
@@ -71,7 +74,7 @@ def build_repository(arguments: ExportArguments) -> Manifest:
     repository.add_tokenizer_model(_form(interface.preprocessing(serving), arguments), _SOURCES / "preprocessing.py")
     repository.add_tokenizer_model(_form(interface.postprocessing(serving), arguments), _SOURCES / "postprocessing.py")
     repository.add_ensemble(_form(replace(interface.ensemble(serving), parameters=identity), arguments))
-    return repository.seal(arguments)
+    return repository.finish(arguments, seal)
 
 
 def _form(spec: ModelSpec, arguments: ExportArguments) -> ModelSpec:
@@ -124,7 +127,7 @@ class _Repository:
         for name, content in self.opened.made.items():
             self._write(f"{spec.name}/1/{name}", content)
 
-    def seal(self, arguments: ExportArguments) -> Manifest:
+    def finish(self, arguments: ExportArguments, seal: Seal) -> Manifest:
         self._refuse_foreign_files()
         settings = {
             name: getattr(arguments, name)
@@ -143,7 +146,7 @@ class _Repository:
             made_from[RANDOM_WEIGHTS] = True
         records = tuple(self.records[path] for path in sorted(self.records))
         manifest = Manifest(KIND, records, made_from=made_from, made_by=made_by())
-        manifest.write(self.root)
+        seal.finish("export", self.root, manifest, source_files(self.checkpoint, self.opened.root))
         return manifest
 
     def _link(self, record: FileRecord, path: str) -> None:
@@ -177,6 +180,11 @@ class _Repository:
                 f"{self.root} holds {len(foreign)} files that export did not write:{listed}",
                 "give an empty directory, or move them away",
             )
+
+
+def source_files(manifest: Manifest, root: Path) -> dict[str, Path]:
+    """Name the files that an export is made from, for its provenance."""
+    return {record.path: root / record.path for record in manifest.files}
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -17,12 +17,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from export_scripts.arguments import ExportVllmArguments
-from export_scripts.repository.model_repository import link_or_copy, reopen
+from export_scripts.repository.model_repository import link_or_copy, reopen, source_files
 from export_scripts.repository.names import check_model_name
 from handover.digests import file_digest
 from handover.errors import ArtefactError
 from handover.manifest import ORIGIN, FileRecord, Manifest, artefact_files
 from handover.provenance import made_by
+from handover.signatures.sealing import Seal
 
 KIND = "vllm_repository"
 WEIGHTS = "1/huggingface"
@@ -39,10 +40,12 @@ def build_vllm_repository(arguments: ExportVllmArguments) -> Manifest:
         ArtefactError: the Hugging Face directory is incomplete, or the output directory holds foreign files.
     """
     check_model_name(arguments.model_name)
+    seal = Seal.open(arguments)
     source = Manifest.read(arguments.huggingface)
     if problems := source.problems(arguments.huggingface, check_digests=False):
         listed = "\n  ".join(problems)
         raise ArtefactError(f"{arguments.huggingface} is not what its manifest says:\n  {listed}", "convert again")
+    seal.take_up(arguments.huggingface)
     root, model = arguments.output, arguments.model_name
     reopen(root, KIND)
     records = []
@@ -67,7 +70,7 @@ def build_vllm_repository(arguments: ExportVllmArguments) -> Manifest:
         "data_type": arguments.data_type,
     }
     manifest = Manifest(KIND, tuple(sorted(records, key=lambda record: record.path)), made_from, made_by())
-    manifest.write(root)
+    seal.finish("export", root, manifest, source_files(source, arguments.huggingface))
     return manifest
 
 

@@ -20,6 +20,7 @@ from evaluation.task_table import TASKS
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from handover.arguments import same
 from handover.ranges import BATCH, DAY_MS, DAY_S, GPUS, PARALLEL, PROCESSES, WEEK_S, number
+from handover.signatures.arguments import SigningArguments
 from launcher.config.choices import (
     AdapterFormat,
     BenchmarkKind,
@@ -280,6 +281,17 @@ class BenchmarkConfig:
 
 
 @dataclass
+class SigningConfig:
+    """Who signs what the stages write, and whose signatures count; see docs/signatures.md."""
+
+    key: str | None = same(SigningArguments, "signing_key")
+    password_env: str | None = same(SigningArguments, "signing_password_env")
+    certificates: str | None = same(SigningArguments, "signing_certificates")
+    trusted: str | None = same(SigningArguments, "signing_trusted")
+    require: bool | None = same(SigningArguments, "signing_require")
+
+
+@dataclass
 class Config:
     """conf/config.yaml: the whole run."""
 
@@ -299,6 +311,7 @@ class Config:
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
+    signing: SigningConfig = field(default_factory=SigningConfig)
 
 
 def register() -> None:

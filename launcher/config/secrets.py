@@ -23,7 +23,8 @@ _PLACES = ("PATH", "FILE", "DIR", "URL")  # a name that ends so says where a sec
 _ASSIGNMENT = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=(?=[\"']?([^\s,;'\"]+))")
 _BY_NAME = re.compile(r"\$\{oc\.env:\w+\}")
 _ENVIRONMENT = "env_vars"
-_KEY_NAME = "deployment.endpoint_key_env"
+_KEY_NAMES = ("deployment.endpoint_key_env", "signing.password_env")
+"""Keys that name the variable with a secret."""
 
 
 def is_secret(name: str) -> bool:
@@ -42,8 +43,9 @@ def check_command_line(words: Sequence[str]) -> None:
         ConfigError: one is written there.
     """
     for word in words:
-        if word.lstrip("+").startswith(f"{_KEY_NAME}="):
-            _check_key_name(word.partition("=")[2].strip("'\""))
+        key, _, value = word.lstrip("+").partition("=")
+        if key in _KEY_NAMES:
+            _check_key_name(key, value.strip("'\""))
         if _ENVIRONMENT not in word:
             continue
         try:
@@ -53,12 +55,12 @@ def check_command_line(words: Sequence[str]) -> None:
         _check_variables(dict(_variables(override.key_or_group, override.value())), is_written=True)
 
 
-def _check_key_name(name: str) -> None:
+def _check_key_name(key: str, name: str) -> None:
     """Refuse what is not the name of a variable that is set: it may be the key itself, which is not shown."""
     if name not in ("", "null") and name not in os.environ:
         raise ConfigError(
-            f"{_KEY_NAME} does not name a variable of this environment",
-            f"export the key, and give the variable's name: export API_KEY=...; {_KEY_NAME}=API_KEY",
+            f"{key} does not name a variable of this environment",
+            f"export the secret, and give the variable's name: export API_KEY=...; {key}=API_KEY",
         )
 
 
@@ -83,9 +85,9 @@ def plain_variables(config: Config) -> dict[str, str]:
 
 def passed_by_name(config: Config) -> list[str]:
     """Flags that have a container of docker, which inherits nothing, take secrets from the environment of the job."""
-    key = config.deployment.endpoint_key_env
+    keys = config.deployment.endpoint_key_env, config.signing.password_env
     contained = config.cluster.container_runtime is ContainerRuntime.docker
-    named = {name for name in config.env_vars if is_secret(name)} | ({key} if key else set())
+    named = {name for name in config.env_vars if is_secret(name)} | set(filter(None, keys))
     return [f"--env={name}" for name in sorted(named)] if contained else []
 
 

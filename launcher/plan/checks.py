@@ -9,6 +9,7 @@ from pathlib import Path
 
 from export_scripts.repository.names import check_model_name
 from handover.errors import ConfigError, SlipwayError
+from handover.signatures.sealing import Seal
 from launcher.clusters.table import cluster_of
 from launcher.config.choices import ContainerRuntime, Engine, Stage
 from launcher.config.schema import Config
@@ -16,7 +17,7 @@ from launcher.plan.adapter_checks import writes_adapter
 from launcher.plan.mounts import check_mountable, usual_mounts
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages import convert, report
-from launcher.plan.stages.settings import Known, serving_topology
+from launcher.plan.stages.settings import Known, serving_topology, signing
 from launcher.plan.stages.table import STAGES
 from launcher.plan.time_limit import limit_s
 from launcher.plan.topology import Topology
@@ -30,6 +31,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     _check_cluster(config)
     _check_mounts(config, paths)
     _check_format(config, stages)
+    _check_signing(config)
     known = Known()
     for stage in stages:
         STAGES[stage].check(config, paths, stages, known)
@@ -60,6 +62,15 @@ def _check_format(config: Config, stages: Collection[Stage]) -> None:
             f"export.model.random_weights=true with {why}: weights are made up for FasterTransformer's shards alone",
             "take export.model.format=fastertransformer and deployment.engine=slipway",
         )
+
+
+def _check_signing(config: Config) -> None:
+    """Open the key and read who is trusted, where the stages will: on another host, and in a container, they do so."""
+    given = signing(config)
+    given.check_signing()
+    contained = config.container and config.cluster.container_runtime is not ContainerRuntime.none
+    if not config.dry_run and cluster_of(config).runs_here and not contained:
+        Seal.open(given)
 
 
 def _check_quantization(config: Config, stages: Collection[Stage]) -> None:

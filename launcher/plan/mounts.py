@@ -57,7 +57,8 @@ def _given_files(config: Config) -> Iterator[Path]:
     """Files that a stage is told by name without needing them in order to start."""
     gate, load = config.evaluation.gate, config.benchmark.load
     asked = config.deployment.endpoint, config.deployment.endpoint_tokenizer
-    for text in (*asked, gate.thresholds, gate.baseline, load.prompt_file, load.trace):
+    signing = config.signing.key, config.signing.certificates, config.signing.trusted
+    for text in (*asked, *signing, gate.thresholds, gate.baseline, load.prompt_file, load.trace):
         if text and (path := Path(text).expanduser().absolute()).exists():
             yield path
 

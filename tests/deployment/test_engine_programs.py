@@ -23,7 +23,7 @@ from deployment.arguments import EngineArguments
 from deployment.engines.serve import check_program
 from deployment.engines.table import PROGRAMS, build_argv, without_secrets
 from export_scripts.arguments import ConvertArguments
-from export_scripts.targets.huggingface.convert import convert_to_huggingface
+from export_scripts.convert import convert
 from handover.endpoint import Endpoint
 from handover.errors import ServerError
 
@@ -35,7 +35,7 @@ CHECKPOINT = PROJECT / "examples" / "llama_demo" / "checkpoints"
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demonstration Llama as a Hugging Face directory."""
     output = tmp_path_factory.mktemp("llama") / "hf_fp32"
-    convert_to_huggingface(ConvertArguments(CHECKPOINT, output, weight_data_type="fp32", format="huggingface"))
+    convert(ConvertArguments(CHECKPOINT, output, weight_data_type="fp32", format="huggingface"))
     return output
 
 

@@ -32,7 +32,7 @@ from evaluation.speed.tables.record import RequestRecord
 from evaluation.speed.transport.openai_dialect import find_dialect
 from evaluation.speed.transport.openai_wire import Dialect, OpenAIWire
 from export_scripts.arguments import ConvertArguments
-from export_scripts.targets.huggingface.convert import convert_to_huggingface
+from export_scripts.convert import convert
 from handover.endpoint import Endpoint
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -77,7 +77,7 @@ class Oracle:
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     directory = tmp_path_factory.mktemp("llama") / "hf_fp32"
-    convert_to_huggingface(ConvertArguments(LLAMA, directory, weight_data_type="fp32", format="huggingface"))
+    convert(ConvertArguments(LLAMA, directory, weight_data_type="fp32", format="huggingface"))
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     return Oracle(directory, model, transformers.AutoTokenizer.from_pretrained(directory))
 

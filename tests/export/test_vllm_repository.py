@@ -11,9 +11,9 @@ import torch
 import transformers
 
 from export_scripts.arguments import ConvertArguments, ExportVllmArguments
+from export_scripts.convert import convert
 from export_scripts.repository.pbtxt import parse
 from export_scripts.repository.vllm_repository import build_vllm_repository
-from export_scripts.targets.huggingface.convert import convert_to_huggingface
 from handover.errors import ArtefactError
 from handover.manifest import Manifest
 
@@ -23,7 +23,7 @@ CHECKPOINT = Path(__file__).resolve().parents[2] / "examples" / "llama_demo" / "
 @pytest.fixture
 def arguments(tmp_path: Path) -> ExportVllmArguments:
     directory = tmp_path / "hf_fp16"
-    convert_to_huggingface(ConvertArguments(CHECKPOINT, directory, weight_data_type="fp16", format="huggingface"))
+    convert(ConvertArguments(CHECKPOINT, directory, weight_data_type="fp16", format="huggingface"))
     root = tmp_path / "it's here"
     return ExportVllmArguments(directory, root, root, "mine", "bf16", tensor_para_size=2, max_model_len=512)
 

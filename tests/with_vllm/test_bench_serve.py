@@ -21,7 +21,7 @@ from evaluation import load
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.tables.table import LOAD_TABLE
 from export_scripts.arguments import ConvertArguments
-from export_scripts.targets.huggingface.convert import convert_to_huggingface
+from export_scripts.convert import convert
 
 PATHS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 REQUESTS, AT_ONCE, GIVEN, WANTED = 20, 4, 32, 12
@@ -44,7 +44,7 @@ class Served(LlamaEndpoint):
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("bench")
     huggingface = root / "hf_fp32"
-    convert_to_huggingface(ConvertArguments(LLAMA, huggingface, weight_data_type="fp32", format="huggingface"))
+    convert(ConvertArguments(LLAMA, huggingface, weight_data_type="fp32", format="huggingface"))
     with llama_endpoint(root) as endpoint:
         yield Served(endpoint.url, huggingface)
 

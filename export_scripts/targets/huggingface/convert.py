@@ -15,7 +15,9 @@ from export_scripts.checkpoints.formats import find_archive
 from export_scripts.conversion.job import (
     SPARE_BYTES,
     check_apart,
+    check_signed,
     check_unchanged,
+    finish,
     given_files,
     interrupts_say,
     mappable,
@@ -43,13 +45,14 @@ from handover.digests import SummedRange
 from handover.errors import CheckpointError, nearest
 from handover.manifest import QUANTIZED, FileRecord, Manifest
 from handover.progress import Progress
+from handover.signatures.sealing import Seal
 
 KIND = "huggingface"
 # Written into the journal: work of an older layout is not continued.
 _LAYOUT_VERSION = 2
 
 
-def convert_to_huggingface(arguments: ConvertArguments) -> Manifest:
+def convert_to_huggingface(arguments: ConvertArguments, seal: Seal) -> Manifest:
     """Convert a checkpoint and write the manifest last.
 
     Raises:
@@ -59,6 +62,7 @@ def convert_to_huggingface(arguments: ConvertArguments) -> Manifest:
     wish = wish_of(arguments)
     archive = find_archive(arguments.checkpoint, given_files(arguments))
     check_apart(archive, arguments.output)
+    check_signed(seal, archive, arguments)
     plan = plan_huggingface(archive, replace(wish, asks_nemo=True))
     made_from = {
         **origin(archive, plan.source.source_map.name, arguments),
@@ -68,7 +72,9 @@ def convert_to_huggingface(arguments: ConvertArguments) -> Manifest:
     }
     del made_from["tensor_para_size"]
     sys.stderr.write(f"convert: note: {plan.source.source_map.name}, for transformers' {plan.architecture}\n")
-    return write_directory(KIND, plan, archive, made_from, arguments, lambda unpacked: plan_huggingface(unpacked, wish))
+    return write_directory(
+        KIND, plan, archive, made_from, arguments, seal, lambda unpacked: plan_huggingface(unpacked, wish)
+    )
 
 
 def write_directory(
@@ -77,6 +83,7 @@ def write_directory(
     archive: Archive,
     made_from: dict[str, object],
     arguments: ConvertArguments,
+    seal: Seal,
     plan_again: Callable[[Archive], HuggingFacePlan],
 ) -> Manifest:
     """Write what is planned, and the manifest last.
@@ -87,6 +94,7 @@ def write_directory(
         archive: what its bytes are from.
         made_from: for the manifest and the journal.
         arguments: of the conversion.
+        seal: signs it.
         plan_again: plans it for the same files, unpacked.
 
     Raises:
@@ -112,7 +120,7 @@ def write_directory(
     if journal.costs:
         made_from[QUANTIZED] = report(journal.costs.values())
     manifest = Manifest(kind, tuple(sorted(records, key=lambda record: record.path)), made_from)
-    manifest.write(arguments.output)
+    finish(seal, manifest, archive, arguments)
     journal.remove()
     return manifest
 

@@ -7,17 +7,18 @@ import sys
 from export_scripts.arguments import PEFT, ConvertArguments
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.formats import find_archive
-from export_scripts.conversion.job import check_apart, given_files, origin
+from export_scripts.conversion.job import check_apart, check_signed, given_files, origin
 from export_scripts.targets.huggingface.convert import wish_of, write_directory
 from export_scripts.targets.huggingface.plan import HuggingFacePlan
 from export_scripts.targets.peft.plan import adapter_in, plan_peft
 from handover.errors import CheckpointError
 from handover.manifest import Manifest
+from handover.signatures.sealing import Seal
 
 _OF_THE_MODEL = ("checkpoint_sha256", "start_id", "end_id")
 
 
-def convert_to_peft(arguments: ConvertArguments) -> Manifest:
+def convert_to_peft(arguments: ConvertArguments, seal: Seal) -> Manifest:
     """Write the adapter's directory and its manifest last; of the model, nothing but its configuration is read.
 
     Raises:
@@ -28,6 +29,7 @@ def convert_to_peft(arguments: ConvertArguments) -> Manifest:
     adapter = adapter_in(archive)
     for each in (archive, adapter):
         check_apart(each, arguments.output)
+    check_signed(seal, adapter, arguments)
     made_from = {
         **origin(adapter, plan.source.source_map.name, arguments),
         "model": str(archive.path),
@@ -36,7 +38,7 @@ def convert_to_peft(arguments: ConvertArguments) -> Manifest:
     }
     del made_from["tensor_para_size"]
     sys.stderr.write(f"convert: note: an adapter for transformers' {plan.architecture}\n")
-    return write_directory(PEFT, plan, adapter, made_from, arguments, lambda unpacked: plan)
+    return write_directory(PEFT, plan, adapter, made_from, arguments, seal, lambda unpacked: plan)
 
 
 def inspect_peft(arguments: ConvertArguments) -> HuggingFacePlan:

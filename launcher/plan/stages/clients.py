@@ -16,7 +16,7 @@ from launcher.plan.stages import deploy
 from launcher.plan.stages.settings import environment
 
 _OPERATION = re.compile(
-    r"--(?:model-repository|endpoint|log|host|\w+-port|api-keys-file|openai-[\w-]+|\w+-timeout-s|restart|open-apis)="
+    r"--(?:model-repository|endpoint|log|host|\w+-port|api-keys-file|openai-[\w-]+|\w+-timeout-s|restart|open-apis|signing-[\w-]+)="
 )
 """Arguments of a server that change nothing of what is measured."""
 _TOKENIZERS = "tokenizer.json", "vocab.json", "gpt2-vocab.json", "tokenizer.model"

@@ -29,7 +29,7 @@ from launcher.plan.adapter_checks import check_adapter, writes_adapter
 from launcher.plan.engine_checks import check_ranks, check_served
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
-from launcher.plan.stages.settings import Known, environment, resources
+from launcher.plan.stages.settings import Known, environment, resources, signing
 from models.directory import CONFIG_FILE
 from models.engine_limits import beyond_engine, int8_problem, ranks_problem
 
@@ -168,6 +168,7 @@ def _arguments(config: Config, paths: RunPaths) -> ConvertArguments:
         tokenizer=paths.tokenizer,
         format=PEFT if writes_adapter(config) else HUGGINGFACE if is_huggingface else None,
         base_model=config.export.adapter.base_model,
+        **vars(signing(config)),
     )
 
 

@@ -18,7 +18,7 @@ from launcher.config.schema import Config
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, python_module
 from launcher.plan.stages import deploy_program
-from launcher.plan.stages.settings import Known, environment, resources, serving_topology
+from launcher.plan.stages.settings import Known, environment, resources, serving_topology, trust
 
 _OF_OPENAI = (
     "api_keys_file",
@@ -93,6 +93,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         log=paths.deployment / "server.log",
         host=deployment.host or ("127.0.0.1" if has_clients else NODE),
         cuda_devices=layout.cuda_devices or "",
+        **trust(config),
     )
     files = arguments.api_keys_file, arguments.openai_chat_template
     gpus_per_node, tasks_per_node = layout.gpus // layout.nodes, _tasks_per_node(config)

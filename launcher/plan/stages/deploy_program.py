@@ -13,7 +13,7 @@ from launcher.config.schema import Config
 from launcher.plan.engine_checks import check_engine, command_of
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, python_module
-from launcher.plan.stages.settings import environment, resources, serving_topology
+from launcher.plan.stages.settings import environment, resources, serving_topology, trust
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
@@ -46,6 +46,7 @@ def plan(config: Config, paths: RunPaths) -> StagePlan:
         tensor_para_size=config.export.model.tensor_model_parallel_size,
         pipeline_para_size=config.export.triton_deployment.pipeline_model_parallel_size,
         cuda_devices=layout.cuda_devices or "",
+        **trust(config),
     )
     return StagePlan(
         stage="deploy",

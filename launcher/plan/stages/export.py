@@ -12,7 +12,7 @@ from launcher.config.schema import Config
 from launcher.plan.engine_checks import check_engine
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
-from launcher.plan.stages.settings import Known, environment, resources
+from launcher.plan.stages.settings import Known, environment, resources, signing
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
@@ -51,6 +51,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         model_name=run.model_train_name,
         tensor_para_size=config.export.model.tensor_model_parallel_size,
         pipeline_para_size=triton.pipeline_model_parallel_size,
+        **vars(signing(config)),
     )
     stage = StagePlan(
         stage="export",
@@ -78,6 +79,7 @@ def _for_vllm(config: Config, paths: RunPaths) -> StagePlan:
         data_type=str(config.export.triton_deployment.data_type),
         tensor_para_size=config.export.model.tensor_model_parallel_size,
         pipeline_para_size=config.export.triton_deployment.pipeline_model_parallel_size,
+        **vars(signing(config)),
     )
     return StagePlan(
         stage="export",

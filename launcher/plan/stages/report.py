@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from evaluation.arguments import GateArguments, ReportArguments, SweepReportArguments
 from evaluation.report.thresholds import read_thresholds
@@ -10,7 +11,7 @@ from handover.errors import ConfigError
 from launcher.config.schema import Config
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import VERDICT_FILE, StagePlan, partial, python_module
-from launcher.plan.stages.settings import environment, resources
+from launcher.plan.stages.settings import environment, resources, signing
 
 
 def check(config: Config) -> None:
@@ -49,6 +50,7 @@ def _report(config: Config, paths: RunPaths, sweep: Path | None) -> StagePlan:
         output=partial(paths.report),
         title=report_title(config),
         stages=paths.stages,
+        **vars(signing(config)),
         **_held_against(config),
     )
     commands = [python_module("evaluation.report", arguments)]
@@ -85,7 +87,7 @@ def _gate(config: Config, paths: RunPaths) -> StagePlan:
     )
 
 
-def _held_against(config: Config) -> dict[str, Path]:
+def _held_against(config: Config) -> dict[str, Any]:
     given = config.evaluation.gate
     named = {"thresholds": given.thresholds, "baseline": given.baseline}
     return {name: Path(path).expanduser().absolute() for name, path in named.items() if path}

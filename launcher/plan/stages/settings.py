@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from handover.signatures.arguments import PKCS11, SigningArguments, TrustArguments
 from launcher.config.choices import ContainerRuntime
-from launcher.config.schema import Config
+from launcher.config.options import filled
+from launcher.config.schema import Config, SigningConfig
 from launcher.config.secrets import plain_variables
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Resources
 from launcher.plan.topology import Topology, topology
+
+
+@dataclass
+class _Signing:
+    signing: SigningConfig
 
 
 @dataclass
@@ -40,6 +50,20 @@ def resources(
     if config.cluster.container_runtime is ContainerRuntime.none:
         container = None
     return Resources(nodes, gpus_per_node, time_limit, container, mounts)
+
+
+def signing(config: Config) -> SigningArguments:
+    """Return by which key stages sign, and whose signatures count; what is a file is absolute."""
+    key = config.signing.key
+    if key is not None and not key.startswith(PKCS11):
+        key = os.path.abspath(os.path.expanduser(key))
+    return filled(SigningArguments, _Signing(config.signing), signing_key=key)
+
+
+def trust(config: Config) -> dict[str, Any]:
+    """Return what of it a stage is told that signs nothing."""
+    given = signing(config)
+    return {entry.name: getattr(given, entry.name) for entry in dataclasses.fields(TrustArguments)}
 
 
 def serving_topology(config: Config) -> Topology:
