@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # of a product's result,
     "squared_relu": lambda x: F.relu(x).square(),
     "silu": lambda x: F.silu(x, inplace=True),
 }
-_LEAST_ROWS = 4  # of a product of packed weights with more than one
+LEAST_ROWS = 4  # of a product of packed weights with more than one
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def padded_rows(rows: int) -> int:
     if rows < 2:
         return rows
     step = 1 << max(0, (rows - 1).bit_length() - 4)
-    return max(_LEAST_ROWS, -(-rows // step) * step)
+    return max(LEAST_ROWS, -(-rows // step) * step)
 
 
 def _multiplied(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
