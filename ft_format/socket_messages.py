@@ -7,11 +7,13 @@ of the request (uint32, chosen by the endpoint, new on its connection), and the 
 | --- | --- | --- |
 | REQUEST | endpoint | fields and arrays, see ``pack``; the fields are those of ``Asked`` |
 | CANCEL | endpoint | empty |
+| ADAPTERS | endpoint | fields: ``action``, and what it is done to; see ``AdapterWish`` |
 | TOKENS, LAST_TOKENS | engine | uint32 token ids that the answer before did not have |
 | ARRAYS, LAST_ARRAYS | engine | fields, empty, and the arrays that were asked for, with all tokens so far |
+| ADAPTERS | engine | fields: ``adapters``, those that requests may name now: by name ``path`` and ``rank`` |
 | FAILURE | engine | fields: ``problem`` and ``code``, a name of pb_utils.TritonError, or CLOSING |
 
-``LAST_...`` and FAILURE end the answer.
+``LAST_...``, ADAPTERS and FAILURE end the answer.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ Array = npt.NDArray[Any]
 
 DIRECTORY_VARIABLE = "SLIPWAY_DIRECT_DIRECTORY"
 """Environment variable of the server: the directory of the sockets, which its owner alone may enter."""
-HANDSHAKE = b"slipway direct 2\n"
+HANDSHAKE = b"slipway direct 3\n"
 CLOSING = "CLOSING"
 """Code of the failure of a request that came when the model was being unloaded: ask again, through Triton."""
 _HEAD = struct.Struct("<IBI")
@@ -56,6 +58,7 @@ class Kind(IntEnum):
     ARRAYS = 5
     LAST_ARRAYS = 6
     FAILURE = 7
+    ADAPTERS = 8
 
 
 class Scalar(NamedTuple):
@@ -118,6 +121,35 @@ class Asked:
         return pack(vars(self), tensors)
 
 
+@dataclass(frozen=True)
+class AdapterWish:
+    """What the endpoint wants of a model's adapters.
+
+    Attributes:
+        action: LIST, LOAD or UNLOAD.
+        name: of the adapter; LIST has none.
+        path: of its directory; LOAD alone has one.
+    """
+
+    action: str
+    name: str = ""
+    path: str = ""
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> AdapterWish:
+        """Take the fields of an endpoint's ADAPTERS; MessageError: they are not what it wants."""
+        wanted = _WISHES.get(str(fields.get("action")))
+        if wanted is None or set(fields) != wanted or not all(isinstance(each, str) for each in fields.values()):
+            raise MessageError(f"what is wanted of adapters is {', '.join(map(str, fields))}")
+        return cls(**fields)
+
+    def pack(self) -> bytes:
+        """Return the body of the ADAPTERS."""
+        return pack({name: getattr(self, name) for name in sorted(_WISHES[self.action])}, {})
+
+
+LIST, LOAD, UNLOAD = "list", "load", "unload"
+_WISHES = {LIST: {"action"}, LOAD: {"action", "name", "path"}, UNLOAD: {"action", "name"}}
 _ASKED: Mapping[str, Any] = {
     "name": str,
     "outputs": list,

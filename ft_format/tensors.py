@@ -128,6 +128,7 @@ BEYOND_INPUTS = (
     Tensor("num_context_top_log_probs", UINT, "K of context_top_log_probs", default=0, legal=_TOP, is_ours=True),
     _beyond("guided_decoding_guide_type", TEXT, "kind of the guide, empty for none (TensorRT-LLM)"),
     _beyond("guided_decoding_guide", TEXT, "what the output must follow (TensorRT-LLM)"),
+    Tensor("lora_name", TEXT, "adapter of the row; empty: none (vLLM)", families=DECODERS, is_ours=True),
 )
 """What the OpenAI API has beyond FasterTransformer."""
 SESSION = (

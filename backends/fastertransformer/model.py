@@ -49,7 +49,7 @@ from fastertransformer.published_metrics import PublishedMetrics  # noqa: E402
 from fastertransformer.replies import Replies, Reply  # noqa: E402
 
 from ft_format.arrival import arrival_s, credible_s  # noqa: E402
-from ft_format.socket_messages import DIRECTORY_VARIABLE, socket_name  # noqa: E402
+from ft_format.socket_messages import DIRECTORY_VARIABLE, LOAD, UNLOAD, AdapterWish, socket_name  # noqa: E402
 
 faulthandler.enable()  # a stub that a signal kills prints its stack to the server's log
 
@@ -157,6 +157,13 @@ class TritonPythonModel:
             name=reply.name,
         )
 
+    def _change_adapters(self, wish: AdapterWish) -> Mapping[str, Mapping[str, str | int]]:
+        if wish.action == LOAD:
+            self._engine.load_adapter(wish.name, Path(wish.path))
+        elif wish.action == UNLOAD:
+            self._engine.unload_adapter(wish.name)
+        return self._engine.adapters()
+
     def _listen(self, args: Mapping[str, str]) -> DirectServer | None:
         """Listen on a socket for the OpenAI endpoint, where the deployment wants one and requests stand for themselves.
 
@@ -168,7 +175,8 @@ class TritonPythonModel:
         path = Path(directory) / socket_name(args["model_name"], args["model_version"], _instance_number(args))
         try:
             limit_s = self._settings.request_timeout_s or math.inf
-            return DirectServer(path, self._engine.announce, self._submit_direct, self._replies.note_end, limit_s)
+            ways = self._engine.announce, self._submit_direct, self._change_adapters, self._replies.note_end
+            return DirectServer(path, *ways, limit_s)
         except OSError as error:  # the endpoint then asks through Triton
             pb_utils.Logger.log_warn(f"{args['model_name']}: no socket for the OpenAI endpoint: {error}")
             return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import sys
 import threading
 import time
@@ -19,8 +20,25 @@ import pytest
 import torch
 from support.fake_pb_utils import FakePbUtils, FakeRequest
 from support.gpt2_checkpoint import random_gpt2, write_shards
+from support.llama_models import save
+from support.low_rank import draw, write
 from support.rank_processes import rank_environment
 from transformers import GPT2LMHeadModel
+
+from ft_format.socket_messages import (
+    DIRECTORY_VARIABLE,
+    HANDSHAKE,
+    LIST,
+    LOAD,
+    UNLOAD,
+    AdapterWish,
+    Frames,
+    Kind,
+    frame,
+    pack,
+    socket_name,
+    unpack,
+)
 
 MODEL_PY = Path(__file__).resolve().parent.parent.parent / "backends" / "fastertransformer" / "model.py"
 INPUTS = ["input_ids", "input_lengths", "request_output_len", "runtime_top_k", "beam_width", "is_return_log_probs"]
@@ -320,3 +338,50 @@ def test_an_instance_that_is_alone_ends_without_more_ado(instance: Any) -> None:
     assert instance.finalize() is None
     assert not instance._engine._thread.is_alive()  # other tests' engines may be
     assert not [thread for thread in threading.enumerate() if thread.name == "replies"]
+
+
+def test_adapters_come_and_go_through_the_socket(backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint alone can reach it; whoever asks through Triton names what is loaded."""
+    hub, sockets = tmp_path / "1/huggingface", tmp_path / "s"
+    llama = save("llama", hub)
+    write(hub / "adapters/first", draw(llama, 0))
+    later = write(tmp_path / "later", draw(llama, 1))
+    sockets.mkdir()
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(sockets))
+    model = backend.TritonPythonModel()
+    told = {"tensor_para_size": "1", "model_checkpoint_path": "1/huggingface", "model_type": "Llama"}
+    model.initialize(arguments(tmp_path, **told, max_adapters="2"))
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(str(sockets / socket_name("fastertransformer", "1", "0")))
+        asking.settimeout(30)
+        assert asking.recv(len(HANDSHAKE)) == HANDSHAKE
+        frames = Frames()
+
+        def change(number: int, **wish: str) -> tuple[int, Any]:
+            asking.sendall(frame(Kind.ADAPTERS, number, AdapterWish(**wish).pack()))
+            while not (found := list(frames.feed(asking.recv(1 << 16)))):
+                pass
+            assert found[0].number == number
+            return found[0].kind, unpack(found[0].body)[0]
+
+        first = {"path": str(hub / "adapters/first"), "rank": 4}
+        assert change(1, action=LIST) == (Kind.ADAPTERS, {"adapters": {"first": first}})
+        both = {"first": first, "second": {"path": str(later), "rank": 4}}
+        assert change(2, action=LOAD, name="second", path=str(later)) == (Kind.ADAPTERS, {"adapters": both})
+        kind, failed = change(3, action=LOAD, name="third", path=str(tmp_path / "absent"))
+        assert (
+            kind == Kind.FAILURE and failed["code"] == "INVALID_ARG" and "no adapter_config.json" in failed["problem"]
+        )
+        tokens = []
+        for name in ("", "first", "second"):
+            request = FakeRequest(ask([[5, 6, 7]], 6, lora_name=np.array([[name]], object)))
+            model.execute([request])
+            tokens.append(request.wait().outputs["output_ids"].tolist())
+        assert len({str(each) for each in tokens}) == 3
+        assert change(4, action=UNLOAD, name="first")[1]["adapters"].keys() == {"second"}
+        request = FakeRequest(ask([[5, 6, 7]], 6, lora_name=np.array([[b"first"]], object)))
+        model.execute([request])
+        assert "lora_name is 'first' in row 0; it must be one of second" in request.wait().error.text
+        asking.sendall(frame(Kind.ADAPTERS, 5, pack({"action": "grow"}, {})))
+        assert asking.recv(1) == b""
+    model.finalize()

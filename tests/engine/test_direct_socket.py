@@ -23,7 +23,7 @@ from backends.fastertransformer.engine.rows.answer import Answer, Failure, Token
 from backends.fastertransformer.engine.settings import Settings
 from deployment.openai.engine.direct import ClosingError, Connection, Direct, DirectError
 from deployment.openai.engine.outputs import Outputs
-from ft_format.socket_messages import HANDSHAKE, Asked, Kind, frame, pack, socket_name
+from ft_format.socket_messages import HANDSHAKE, LOAD, UNLOAD, AdapterWish, Asked, Kind, frame, pack, socket_name
 
 IDS, COUNT = [5, 6, 7, 8], 12
 TOKENS = ("output_ids", "sequence_length")
@@ -50,7 +50,7 @@ class Served:
     def __init__(self, engine: Engine, directory: Path, version: str = "1", limit_s: float = 60) -> None:
         self.engine, self.ends = engine, list[Answer]()
         self.path = directory / socket_name(MODEL, version, "0")
-        ways = engine.announce, self._take, lambda _, content: self.ends.append(content)
+        ways = engine.announce, self._take, self._change, lambda _, content: self.ends.append(content)
         self.server = DirectServer(self.path, *ways, limit_s)
 
     def _take(self, tensors: dict[str, Any], reply: DirectReply) -> None:
@@ -60,6 +60,13 @@ class Served:
         parsed = self.engine.parse(tensors)
         ways = reply.has_gone, None, None, reply.is_behind, reply.wants_tokens_alone(parsed)
         self.engine.submit(parsed, answer, reply.asked.is_streamed, *ways)
+
+    def _change(self, wish: AdapterWish) -> Any:
+        if wish.action == LOAD:
+            self.engine.load_adapter(wish.name, Path(wish.path))
+        elif wish.action == UNLOAD:
+            self.engine.unload_adapter(wish.name)
+        return self.engine.adapters()
 
     def close(self) -> None:
         self.server.refuse_more()
@@ -399,7 +406,7 @@ def test_another_programs_socket_is_left_alone(directory: Path) -> None:
             asked = asyncio.create_task(direct.connection(MODEL))
             accepted, _ = await asyncio.to_thread(other.accept)
             with accepted:
-                accepted.sendall(b"slipway direct 3\n")
+                accepted.sendall(b"slipway direct 4\n")
                 return await asked
 
         assert run(directory, connect) is None

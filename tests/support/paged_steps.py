@@ -20,7 +20,7 @@ def paged_steps(settings: Settings, pages: int = 200) -> Steps:
     for block in cache.kv:
         block.fill_(1e4)  # what an earlier row left must not matter
         block[:, 0] = float("nan")  # and this page is never read
-    return Steps(steps.network, cache)
+    return Steps(steps.network, cache, adapters=steps.adapters)
 
 
 def poisoned_states(network: Network, count: int) -> States:

@@ -33,7 +33,9 @@ class RememberingNetwork:
         self.weights = SimpleNamespace(decoder=None, encoder=None, like=torch.zeros(1), head=True)
         self.comm = SimpleNamespace(is_split=False, argmax=self.ops.argmax_step, broadcast=lambda tokens: tokens)
 
-    def extend(self, rows: Rows, cache: KvCache, embeddings: Any = None, longest: int = 0) -> Tensor:
+    def extend(
+        self, rows: Rows, cache: KvCache, embeddings: Any = None, longest: int = 0, adapted: Any = None
+    ) -> Tensor:
         self._write(rows.ids, rows.positions, rows.slots, cache)
         self.extended += len(rows.ids)
         hidden = torch.zeros(len(rows.ids), self.config.vocab_size)
@@ -41,7 +43,7 @@ class RememberingNetwork:
             hidden[end] = self._next(int(rows.slots[end]), int(rows.positions[end]), cache)
         return hidden
 
-    def decode(self, ids: Tensor, positions: Tensor, slots: slice, cache: KvCache) -> Tensor:
+    def decode(self, ids: Tensor, positions: Tensor, slots: slice, cache: KvCache, adapted: Any = None) -> Tensor:
         places = torch.arange(slots.start, slots.stop)
         self._write(ids, positions, places, cache)
         return torch.stack(

@@ -161,6 +161,7 @@ def grouped(tiles: grouped_gemm.Tiles, is_into: bool) -> dict[str, Any]:
     return {**cut, **kind, "width": 128, "scale_width": 0, "has_scales": False, "is_native": True}
 
 
+ADAPTERS = {"order": "*i32", **dict.fromkeys(("h",), "*fp32"), **dict.fromkeys(("down", "up"), "*fp16")}
 GROUPED_GEMM = "grouped_gemm"
 LATENT = {"turned": "*fp16", "absorbed": "*fp16"}
 LATENT_FP32 = dict.fromkeys(("turned", "absorbed", "kv", "out"), "*fp32")
@@ -200,6 +201,34 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         CHOICE,
     ),
     "pairs by expert": ("expert_choice", "_sort", 4, {"width": 256, "block": 128}, {"order": "*i32", "chosen": "*i64"}),
+    "adapters of few rows": (
+        "low_rank",
+        "_narrow",
+        4,
+        {"width": 16, "block_m": 16, "block_r": 64, "block_k": 128, "parts": 8},
+        ADAPTERS,
+    ),
+    "adapters of many rows": (
+        "low_rank",
+        "_narrow",
+        4,
+        {"width": 16, "block_m": 64, "block_r": 64, "block_k": 128, "parts": 1},
+        ADAPTERS,
+    ),
+    "what adapters add to few rows": (
+        "low_rank",
+        "_widen",
+        4,
+        {"width": 16, "block_m": 16, "block_n": 256, "block_r": 16, "parts": 8, "matrices": 2},
+        ADAPTERS,
+    ),
+    "what adapters add to many rows": (
+        "low_rank",
+        "_widen",
+        8,
+        {"width": 64, "block_m": 64, "block_n": 128, "block_r": 32, "parts": 1, "matrices": 3},
+        ADAPTERS,
+    ),
     "argmax": ("sampling", "_argmax_step", 4, {"parts": 32, "block": 1024}, {"tokens": "*i64", "lost": "i32"}),
     "limits of draws": ("sampling", "_draw_limits", 1, {"block": 32}, LIMITS),
     "limits of draws without temperatures": (

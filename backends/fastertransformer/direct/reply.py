@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from ft_format.socket_messages import Asked, Kind, frame, pack, pack_tokens
 
@@ -12,6 +14,21 @@ from ..engine.request.parse import Request
 from ..engine.rows.answer import Answer, Failure, Tensors, Tokens
 
 _LONGEST_WAIT_S = 5e-3  # of an answer, before the engine makes no more of them for a while
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model's adapters; see AdapterWish.
+
+    Attributes:
+        adapters: by name their ``path`` and ``rank``.
+    """
+
+    adapters: Mapping[str, Mapping[str, str | int]]
+    is_final: ClassVar[bool] = True
+
+
+Sent = Answer | Described
 
 
 class DirectReply:
@@ -29,7 +46,7 @@ class DirectReply:
         self.name = asked.name
         self.is_cancelled = False
         self._announce, self._deadline, self._lock = announce, deadline, threading.Lock()
-        self._newest: tuple[float, Answer] | None = None  # when the first of those not taken came
+        self._newest: tuple[float, Sent] | None = None  # when the first of those not taken came
         self._sent = 0  # tokens, behind those that the client has already
 
     def wants_tokens_alone(self, request: Request) -> bool:
@@ -51,7 +68,7 @@ class DirectReply:
         newest = self._newest
         return newest is not None and time.monotonic() - newest[0] > _LONGEST_WAIT_S
 
-    def send(self, answer: Answer) -> None:
+    def send(self, answer: Sent) -> None:
         """Leave an answer to be sent."""
         with self._lock:
             before = self._newest
@@ -59,7 +76,7 @@ class DirectReply:
         if before is None:
             self._announce(self)
 
-    def take(self) -> Answer:
+    def take(self) -> Sent:
         """Return the answer that is to be sent."""
         with self._lock:
             assert self._newest is not None
@@ -67,9 +84,11 @@ class DirectReply:
             self._newest = None
         return answer
 
-    def write(self, answer: Answer) -> bytes:
+    def write(self, answer: Sent) -> bytes:
         """Return the frame of an answer."""
         match answer:
+            case Described(adapters):
+                return frame(Kind.ADAPTERS, self.number, pack({"adapters": adapters}, {}))
             case Failure(problem, code):
                 return frame(Kind.FAILURE, self.number, pack({"problem": problem, "code": code}, {}))
             case Tensors(tensors, is_final) if self.asked.shown is None:

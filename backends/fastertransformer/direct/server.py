@@ -20,15 +20,27 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from ft_format.socket_messages import CLOSING, HANDSHAKE, Array, Asked, Frame, Frames, Kind, MessageError, unpack
+from ft_format.socket_messages import (
+    CLOSING,
+    HANDSHAKE,
+    AdapterWish,
+    Array,
+    Asked,
+    Frame,
+    Frames,
+    Kind,
+    MessageError,
+    unpack,
+)
 
 from ..engine.errors import EngineError
 from ..engine.rows.answer import INVALID, Answer, Failure
 from ..engine.scheduling.arrivals import Source
-from .reply import DirectReply
+from .reply import Described, DirectReply
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 18
@@ -45,6 +57,7 @@ class DirectServer:
         path: of the socket; one that is there is replaced.
         announce: has the engine's thread pull what waits in a connection.
         take: passes a request's tensors on to the engine. It may raise an EngineError: the request is invalid.
+        change_adapters: does what is wanted of the model's adapters, and describes those that there are then.
         note_end: is told how each request has ended: its reply, and the last answer.
         limit_s: a request has at most; see settings.request_timeout_s.
 
@@ -57,10 +70,12 @@ class DirectServer:
         path: Path,
         announce: Callable[[Source], None],
         take: Callable[[dict[str, Array], DirectReply], None],
+        change_adapters: Callable[[AdapterWish], Mapping[str, Any]],
         note_end: Callable[[DirectReply, Answer], None],
         limit_s: float = math.inf,
     ) -> None:
         self.announce, self.take, self.note_end, self.limit_s = announce, take, note_end, limit_s
+        self.change_adapters = change_adapters
         self.is_closing = False
         self._connections = set[_Connection]()
         self._listener = _listen(path)
@@ -211,10 +226,11 @@ class _Connection:
             if (reply := self._replies.get(given.number)) is not None:
                 reply.is_cancelled = True
             return
-        if given.kind != Kind.REQUEST:
+        if given.kind not in (Kind.REQUEST, Kind.ADAPTERS):
             raise MessageError(f"a frame of kind {given.kind}")
         fields, tensors = unpack(given.body)
-        asked = Asked.read(fields)
+        wish = AdapterWish.read(fields) if given.kind == Kind.ADAPTERS else None
+        asked = Asked(wish.action, (), None, False, 0) if wish else Asked.read(fields)
         if given.number in self._replies:
             raise MessageError(f"a second request of number {given.number}")
         reply = DirectReply(self.announce, given.number, asked, time.monotonic() + self._server.limit_s)
@@ -223,7 +239,10 @@ class _Connection:
             reply.send(_REFUSED)
             return
         try:
-            self._server.take(tensors, reply)
+            if wish:
+                reply.send(Described(self._server.change_adapters(wish)))
+            else:
+                self._server.take(tensors, reply)
         except EngineError as error:
             reply.send(Failure(str(error), INVALID))
         except Exception as error:
@@ -252,7 +271,7 @@ class _Connection:
             reply.is_cancelled = True
             written = reply.write(answer)
         if answer.is_final:
-            if answer is not _REFUSED:
+            if answer is not _REFUSED and not isinstance(answer, Described):
                 self._server.note_end(reply, answer)
             self._replies.pop(reply.number, None)
         return written

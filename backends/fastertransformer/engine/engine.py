@@ -8,7 +8,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from pathlib import Path
 
 import torch
 
@@ -21,10 +22,11 @@ from .loading import Loaded, load
 from .model.config import ModelConfig
 from .model.precision import choose_device
 from .parallel.group import Group
+from .request.adapters import Adapters, listed
 from .request.parse import Request, parse_request
 from .rows.answer import Answer, Failure, Tensors
 from .rows.sequence import Job
-from .scheduling.arrivals import Arrivals, Source
+from .scheduling.arrivals import Arrivals, Source, Unparsed
 from .scheduling.metrics import EngineMetrics
 from .scheduling.scheduler import Scheduler
 from .scheduling.sessions import Session
@@ -46,10 +48,10 @@ class Engine:
         pages: of the KV cache.
     """
 
-    def __init__(self, loaded: Loaded, settings: Settings, max_rows: int) -> None:
+    def __init__(self, loaded: Loaded, settings: Settings, adapters: Adapters, max_rows: int) -> None:
         self.config: ModelConfig = loaded.steps.config
         self._settings, self._max_rows, self._prompts = settings, max_rows, loaded.prompts
-        self._device = loaded.steps.device
+        self._device, self._adapters = loaded.steps.device, adapters
         self._arrivals = Arrivals()
         self._is_closed = False
         self._sessions: dict[int | str, Session] = {}
@@ -83,7 +85,50 @@ class Engine:
 
     def parse(self, tensors: Mapping[str, Array]) -> Request:
         """Check one request; see request.parse_request."""
-        return parse_request(tensors, self.config, self._prompts)
+        return parse_request(tensors, self.config, self._prompts, self._adapters)
+
+    def adapters(self) -> dict[str, dict[str, str | int]]:
+        """Describe the LoRA adapters that requests may name: by name their directory ("path"), and their "rank"."""
+        return listed(dict(self._adapters.known))
+
+    def load_adapter(self, name: str, path: Path) -> None:
+        """Load a LoRA adapter, while requests run; any thread may call it.
+
+        Raises:
+            EngineError: the name is taken, or the adapter is damaged, does not fit, or has a larger rank than
+                max_adapter_rank.
+        """
+        self._between_steps(lambda: self._adapters.load(name, path))
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse an adapter to new requests; rows that have it end well. See load_adapter.
+
+        Raises:
+            EngineError: there is none of this name.
+        """
+        self._between_steps(lambda: self._adapters.unload(name))
+
+    def _between_steps(self, change: Callable[[], None]) -> None:
+        """Have the engine's thread make a change between two steps, and wait for it; that thread makes it at once."""
+        if threading.current_thread() is self._thread:
+            change()
+            return
+        made = Future[None]()
+
+        def make() -> None:
+            try:
+                with torch.inference_mode():
+                    change()
+                made.set_result(None)
+            except Exception as error:
+                made.set_exception(error)
+
+        self._arrivals.announce(Unparsed([make]))
+        while not made.done() and self._thread.is_alive():
+            wait([made], timeout=1.0)
+        if not made.done():
+            raise EngineError(CLOSED)
+        made.result()
 
     def submit(
         self,
@@ -153,6 +198,7 @@ class Engine:
             self._arrivals.wake()
             self._thread.join()
             self._loaded.close()
+            self._adapters.leave_steps()
             del self._scheduler, self._loaded, self._steps
             self._sessions.clear()
             self._free_memory()
@@ -189,6 +235,7 @@ class Engine:
         if not self._loaded.workers:
             return
         self._loaded.abandon()
+        self._adapters.leave_steps()
         del self._scheduler, self._loaded, self._steps
         if loaded := self._reload():
             self._use(loaded)
@@ -206,7 +253,7 @@ class Engine:
         for attempt in range(1, _LOAD_ATTEMPTS + 1):
             self._free_memory()
             try:
-                return load(self._settings, self._device)
+                return load(self._settings, self._device, self._adapters)
             except EngineError as error:
                 _log.error("reloading failed (attempt %d of %d): %s", attempt, _LOAD_ATTEMPTS, error)
                 time.sleep(_PAUSE_S)
@@ -234,4 +281,5 @@ def open_engine(
     device = device or choose_device()
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    return Engine(load(settings, device, group), settings, max_rows)
+    adapters = Adapters()
+    return Engine(load(settings, device, adapters, group), settings, adapters, max_rows)

@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from ft_format.weight_format import INT8, KEY
+from models.peft import LARGEST_RANK, MOST_ADAPTERS, adapters_in, read_adapter
 
 from .arrays import Array
 from .cache.kv_cache import KvCache
 from .cache.sizing import CacheShape, free_bytes
 from .cache.states import LEAST_STATES, States, bytes_of, choose_count
-from .errors import EngineError
+from .errors import EngineError, WeightsError
+from .model.adapters import AdapterPlaces
 from .model.families import read_config
 from .model.network import Network
 from .model.precision import choose_device, choose_precision
@@ -28,6 +30,7 @@ from .parallel.comm import Comm
 from .parallel.group import Group
 from .parallel.partition import Partition
 from .parallel.workers import WorkerProcesses, needs_workers
+from .request.adapters import Adapters
 from .request.prompts import read_prompt_tables
 from .settings import Settings
 from .steps.ranks import RankZeroSteps
@@ -36,6 +39,7 @@ from .steps.threads import begin_thread, choose_threads
 from .steps.warmup import warm_up
 
 _log = logging.getLogger(__name__)
+_USUAL_RANK = 16  # of adapters that come later
 _SPARE_BYTES = 1 << 30  # of a GPU, for intermediate results of contexts and captured steps
 
 
@@ -65,7 +69,7 @@ class Loaded:
             self.group.close()
 
 
-def load(settings: Settings, device: torch.device, group: Group | None = None) -> Loaded:
+def load(settings: Settings, device: torch.device, adapters: Adapters, group: Group | None = None) -> Loaded:
     """Load a checkpoint, start the worker processes if no launcher has, and warm up; see engine.open_engine."""
     workers = None
     with ExitStack() as undo:
@@ -81,6 +85,7 @@ def load(settings: Settings, device: torch.device, group: Group | None = None) -
         with ThreadPoolExecutor(1, "loading", begin_thread, (threads, device)) as loading:
             try:
                 steps, description = loading.submit(load_steps, settings, device, group).result()
+                loading.submit(adapters.use, steps, steps.config.decoder, settings.checkpoint).result()
                 note = loading.submit(warm_up, steps, mixed=settings.prefill_chunk_tokens).result()
             except torch.OutOfMemoryError as error:
                 raise EngineError(_out_of_memory(settings, device, error)) from None
@@ -119,16 +124,19 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         config, like = part.config, part.weights.like
         comm = Comm(ops, like, vocab_size=config.vocab_size, width=config.hidden_units, group=group)
         network = Network(config, part.weights, comm, ops)
-        prefixes = part.read_prefixes()
+        prefixes, adapters = part.read_prefixes(), part.reserve_adapters()
         cache = part.reserve_cache(ops.is_head_major)
     description = part.describe(cache)
+    if adapters:
+        room = f"{adapters.count} adapters of rank {adapters.rank} at once, {adapters.size_bytes / 1e9:.3g} GB"
+        description += f"; room for {room}"
     if group:
         description += f"; rank {group.rank} of {group.ranks.world_size}, layers {part.partition.layers}"
         description += f", {comm.note}" if comm.is_split else ""
     _log.info(description)
     if group and group.rank == 0:
-        return RankZeroSteps(network, cache, prefixes, group), description
-    return Steps(network, cache, prefixes), description
+        return RankZeroSteps(network, cache, prefixes, adapters, group), description
+    return Steps(network, cache, prefixes, adapters), description
 
 
 class _Part:
@@ -161,6 +169,31 @@ class _Part:
         """Read this process's part of every task's prefix prompt."""
         settings, ranks = self._settings, self._settings.tensor_para_size
         return read_prefixes(settings.checkpoint, self.config, ranks, self._precision, self._device, self.partition)
+
+    def reserve_adapters(self) -> AdapterPlaces | None:
+        """Reserve the places of adapters on the device; None: rows cannot have any.
+
+        Raises:
+            EngineError: the model cannot have adapters, or there are to be more, or of a larger rank, than are served.
+        """
+        settings, decoder = self._settings, self.config.decoder
+        found = adapters_in(settings.checkpoint)
+        count = min(len(found), MOST_ADAPTERS) if settings.max_adapters is None else settings.max_adapters
+        if not count:
+            return None
+        if not decoder:
+            raise EngineError(
+                f"{settings.checkpoint} has no config.json of a decoder, and adapters are for such models"
+            )
+        rank = settings.max_adapter_rank
+        if rank is None:
+            every = [update for path in found.values() for update in read_adapter(path, decoder, WeightsError).values()]
+            rank = max((update.rank for update in every), default=_USUAL_RANK)
+        if count > MOST_ADAPTERS or rank > LARGEST_RANK:
+            raise EngineError(
+                f"max_adapters = {count} of max_adapter_rank = {rank}: the most are {MOST_ADAPTERS} of {LARGEST_RANK}"
+            )
+        return AdapterPlaces(self.weights.matrices, decoder, count, rank, self.weights.like)
 
     def reserve_cache(self, is_head_major: bool) -> KvCache:
         """Reserve the KV cache in the free memory: for the same number of tokens in all processes of a group."""

@@ -32,6 +32,8 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {  # by Settings' fie
     "kv_cache_bytes": ("kv_cache_bytes", INDEX),
     "has_prefix_cache": ("enable_prefix_cache", _FLAG),
     "prefill_chunk_tokens": ("prefill_chunk_tokens", INDEX),
+    "max_adapters": ("max_adapters", INDEX),
+    "max_adapter_rank": ("max_adapter_rank", COUNT),
     "has_process_per_rank": ("process_per_rank", _FLAG),
     "request_timeout_s": ("request_timeout_s", seconds),
     "max_queue_length": ("max_queue_length", INDEX),
@@ -64,6 +66,9 @@ class Settings:
     # Of a step in which rows decode and a prompt is run in part; 0: prompts are run whole. On an H200 a pass of 256
     # tokens in fp16 takes about as long as a decode step of a few rows.
     prefill_chunk_tokens: int = 256
+    # LoRA adapters on the device at once; others wait on the host. None: as many as the checkpoint has, 64 at most.
+    max_adapters: int | None = None
+    max_adapter_rank: int | None = None  # that they have room for; None: the largest of the checkpoint's, or 16
     session_idle_s: float = 60.0  # until an idle session is dropped; config.pbtxt's max_sequence_idle_microseconds
     # Until an unfinished request is cancelled; 0: never. Triton does not notice that an HTTP client has disconnected.
     request_timeout_s: float = 0.0

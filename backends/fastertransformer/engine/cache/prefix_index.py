@@ -34,7 +34,7 @@ class PageKey(NamedTuple):
     """What a page holds.
 
     Attributes:
-        before: number of the content of the page before it; 0: it is a row's first.
+        before: number of the content of the page before it; of a row's first the row's root, which is not above 0.
         tokens: its ids, as bytes.
     """
 
@@ -87,10 +87,17 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._unused)
 
-    def find(self, ids: Array) -> list[int]:
-        """Return the known pages of the longest beginning of some tokens, int64 [n]; 0 in place of those not needed."""
+    def find(self, ids: Array, root: int = 0) -> list[int]:
+        """Return the known pages of the longest beginning of some tokens, int64 [n]; 0 in place of those not needed.
+
+        Rows with different roots share no page: other weights have made their keys and values.
+        """
         pages: list[int] = []
-        before = best = present = 0  # content, pages of the best beginning, and how many of the last ones are there
+        before, best, present = (
+            root,
+            0,
+            0,
+        )  # content, pages of the best beginning, and how many of the last ones are there
         for length, tokens in enumerate(_cut(ids), 1):
             key = PageKey(before, tokens)
             page = self._pages.get(key, 0)
@@ -114,12 +121,12 @@ class PrefixIndex:
             self._known[page].uses += 1
             self._unused.pop(page, None)
 
-    def add(self, pages: Sequence[int], ids: Array, is_fresh: bool = False) -> None:
+    def add(self, pages: Sequence[int], ids: Array, root: int = 0, is_fresh: bool = False) -> None:
         """Make the full pages of a row known, whose tokens are these, int64 [n]; content that is known stays.
 
         Pages that the row does not have any more are 0.
         """
-        before = 0
+        before = root
         for page, tokens in zip(pages, _cut(ids), strict=False):
             key = PageKey(before, tokens)
             known = self._pages.get(key)

@@ -15,6 +15,7 @@ from models.fused import taken_apart
 from ..ops.experts import ExpertMatrices
 from ..ops.fp8 import Fp8Linear, ScaledNumbers
 from ..ops.linear import Linear
+from .adapters import Matrix
 from .config import ModelConfig
 from .precision import TORCH_TYPES
 from .reader import Reader
@@ -39,6 +40,25 @@ class HubReader(Reader):
         of_files = replace(taken_apart(config.decoder), has_tied_head=False).tensors()
         self._located, self._file_shapes = located, {name: tensor.shape for name, tensor in of_files.items()}
         self._file_sections = sections_of(config.decoder)
+
+    def column_parallel(self, *names: str) -> Linear:
+        """See Reader."""
+        return self._placed(super().column_parallel(*names), *names)
+
+    def row_parallel(self, name: str, *biases: str) -> Linear:
+        """See Reader."""
+        return self._placed(super().row_parallel(name, *biases), name)
+
+    def _placed(self, linear: Linear, *names: str) -> Linear:
+        """Note where the matrices of a linear layer are, for adapters."""
+        first = 0
+        for name in names:
+            key = f"{name}.weight"
+            shape, axis = self._here(key), self._tensors[key].split_axis
+            cut = [part for part in self._parts(key) if part is not None]
+            self.matrices[name] = Matrix(linear, first, shape[0], axis if cut else None, cut)
+            first += shape[0]
+        return linear
 
     def _copy(self, name: str, target: Tensor) -> None:
         parts, scales = self._parts(name), self._scales_of(name)

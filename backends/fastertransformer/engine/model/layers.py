@@ -82,8 +82,8 @@ def _add_product(
     """
     multiplier = stack.residual_multiplier * factor
     if not norm and multiplier == 1:
-        return context.comm.all_reduce_add(x, linear, inner)
-    added = context.comm.all_reduce_add(torch.zeros_like(x), linear, inner)
+        return context.comm.all_reduce_add(x, linear, inner, context.ops)
+    added = context.comm.all_reduce_add(torch.zeros_like(x), linear, inner, context.ops)
     return x.add_(context.ops.norm(added, norm) if norm else added, alpha=multiplier)
 
 
@@ -99,8 +99,8 @@ def _run_parallel(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerCo
         attention_norm = second = first if is_fused else None
     attended = layer.attention.inner(normed, attention_norm, context, kv)
     inner = layer.feed_forward.inner(normed, second, context)
-    x = context.comm.all_reduce_add(x, layer.attention.out, attended)
-    return context.comm.all_reduce_add(x, layer.feed_forward.out, inner)
+    x = context.comm.all_reduce_add(x, layer.attention.out, attended, context.ops)
+    return context.comm.all_reduce_add(x, layer.feed_forward.out, inner, context.ops)
 
 
 def _attend_source(stack: Stack, cross: CrossWeights, x: Tensor, context: LayerContext, kv: Tensor) -> Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ..cache.sizing import NOTHING, Entry
 from ..cache.states import StateShape
 from ..ops.linear import Linear, Norm
+from .adapters import Matrix
 from .blocks.attention import SelfAttention
 from .blocks.context import StateMixer
 from .blocks.feed_forward import FeedForward
@@ -104,6 +106,7 @@ class ModelWeights:
         like: an empty tensor on the device, of the type that is computed in.
         size_bytes: of all tensors.
         saved_bytes: how much larger they would be without int8.
+        matrices: those that adapters may change, by name.
     """
 
     token_embedding: Tensor
@@ -115,3 +118,4 @@ class ModelWeights:
     like: Tensor
     size_bytes: int = 0
     saved_bytes: int = 0
+    matrices: Mapping[str, Matrix] = field(default_factory=dict)

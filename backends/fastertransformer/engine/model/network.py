@@ -22,8 +22,10 @@ from torch import Tensor
 from ..cache.kv_cache import PAGE, KvCache
 from ..cache.states import LayerState
 from ..ops import choose_ops
+from ..ops.adapted import AdaptedOps
 from ..ops.latent_attention import LatentAttend, LatentOps
 from ..ops.linear import Norm
+from ..ops.low_rank import AdaptedRows
 from ..ops.ops import Ops
 from ..ops.packed_rows import Rows
 from ..ops.positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies
@@ -89,6 +91,7 @@ class Network:
         cache: KvCache,
         embeddings: Tensor | None = None,
         longest: int = 0,
+        adapted: AdaptedRows | None = None,
     ) -> Tensor:
         """Run several tokens of every row.
 
@@ -97,6 +100,7 @@ class Network:
             cache: is written to.
             embeddings: [T, hidden] in place of the token embeddings; a token whose first number is NaN keeps its own.
             longest: at least the entries of the cache that a row has afterwards; 0: all are new rows, which is faster.
+            adapted: which adapters the tokens have; None: no token has any.
 
         Returns:
             [T, hidden], before the final norm.
@@ -109,9 +113,16 @@ class Network:
             return ops.prefill_attention(cache, rows, spec, self._like)
 
         x = self._embed(rows, embeddings)
-        return self.comm.send_output(self._decoder(x, prepare, rows.slots, cache, rows))[0]
+        return self.comm.send_output(self._decoder(x, prepare, rows.slots, cache, rows, adapted))[0]
 
-    def decode(self, ids: Tensor, positions: Tensor, slots: Tensor | slice, cache: KvCache) -> Tensor:
+    def decode(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Tensor | slice,
+        cache: KvCache,
+        adapted: AdaptedRows | None = None,
+    ) -> Tensor:
         """Run one token of every row.
 
         Args:
@@ -119,6 +130,7 @@ class Network:
             positions: [B], each token's position in its row.
             slots: of each row; a slice is faster than indices.
             cache: holds the keys and values of the tokens before, and is written to.
+            adapted: see extend.
 
         Returns:
             [B, hidden], before the final norm.
@@ -129,7 +141,7 @@ class Network:
             return self._attention_of(spec).decode_attention(positions, tables, windows, spec, self._like)
 
         x = self.comm.recv_input(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
-        return self.comm.send_output(self._decoder(x, prepare, slots, cache))[:, 0]
+        return self.comm.send_output(self._decoder(x, prepare, slots, cache, adapted=adapted))[:, 0]
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V], or this process's part of the vocabulary.
@@ -208,6 +220,7 @@ class Network:
         slots: Tensor | slice,
         cache: KvCache,
         rows: Rows | None = None,
+        adapted: AdaptedRows | None = None,
     ) -> Tensor:
         """Run this process's layers of the decoder.
 
@@ -217,6 +230,7 @@ class Network:
             slots: of x.
             cache: keys and values, and states.
             rows: packed rows that x is of; None: each has one token, and goes on.
+            adapted: see extend.
         """
         config, weights = self.config, self.weights.decoder
         assert weights, "there is no decoder"
@@ -229,8 +243,9 @@ class Network:
         if cache.states:
             of_rows = cache.states.of_slots[rows.slots[rows.ends[:-1].long()] if rows else slots]
             state_rows, states = StateRows(of_rows, rows), cache.states.layers
+        ops = AdaptedOps(self.ops, adapted) if adapted else self.ops
         contexts = {
-            kind: LayerContext(self.ops, self.comm, prepare(spec), tasks_here, attend_source, state_rows)
+            kind: LayerContext(ops, self.comm, prepare(spec), tasks_here, attend_source, state_rows)
             for kind, spec in self._specs.items()
         }
         for layer, kind, kv, state in zip(weights.layers, self._kinds, cache.kv, states, strict=True):

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..ops.linear import PACKED, Linear, Norm
 from ..ops.positions import alibi_slopes
 from ..parallel.partition import vocabulary_part
+from .adapters import Matrix
 from .config import ModelConfig, Stack
 from .precision import TORCH_TYPES, Precision
 from .shards import Piece, Shards
@@ -23,6 +24,7 @@ class Reader:
         size_bytes: of what was read, as it is stored.
         saved_bytes: how much larger that would be without int8.
         largest_bytes: of the largest tensor.
+        matrices: those that adapters may change, by name.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Reader:
         self._tensors, self._dtype = config.tensors, TORCH_TYPES[config.weight_data_type]
         self.head_type = torch.float32 if is_cpu else precision.compute
         self.size_bytes = self.saved_bytes = self.largest_bytes = 0
+        self.matrices: dict[str, Matrix] = {}
         self._buffers: dict[torch.dtype, Tensor] = {}
 
     @property

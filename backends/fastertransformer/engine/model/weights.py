@@ -206,4 +206,5 @@ def read_model(read: Reader, config: ModelConfig, partition: Partition, has_head
         like=read.empty((0, 0)),
         size_bytes=read.size_bytes,
         saved_bytes=read.saved_bytes,
+        matrices=read.matrices,
     )

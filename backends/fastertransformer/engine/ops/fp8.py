@@ -94,9 +94,11 @@ class Fp8Linear(Linear):
 
     def join(self, other: Linear) -> None:
         """See Linear."""
-        if self.weight.is_cuda and isinstance(other, Fp8Linear) and self.blocks == other.blocks:
+        has_bias = self.bias is not None or other.bias is not None
+        if self.weight.is_cuda and isinstance(other, Fp8Linear) and self.blocks == other.blocks and not has_bias:
             joined, outputs = ScaledNumbers.joined((self._scaled, other._scaled)), len(self.weight)
-            self.joined = Fp8Linear(joined, None, self.rounds)
+            whole = Fp8Linear(joined, None, self.rounds)
+            self.joined, other.joined, other.joined_at = whole, whole, outputs
             for each, rows in ((self, slice(outputs)), (other, slice(outputs, None))):
                 each._keep(joined._replace(numbers=joined.numbers[rows], scales=joined.scales[rows]))
 

@@ -25,6 +25,8 @@ from torch import Tensor
 
 from ft_format.weight_format import INT8, NONE, WeightFormat
 
+from .low_rank import LowRank
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # of a product's result, which may be overwritten
     "": lambda x: x,
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
@@ -89,6 +91,8 @@ class Linear:
         size_bytes: of weight and bias.
         folded: what kernels have computed once of this weight and a norm, by the norm's weight; see gemm.fold.
         joined: this matrix and another one after it, [out + other's out, in], without biases; see join.
+        joined_at: the first row of this matrix there.
+        low_rank: what adapters add to it, or to ``joined`` where there is one; None: they add nothing.
     """
 
     has_kernels = True
@@ -96,6 +100,8 @@ class Linear:
     blocks: Blocks | None = None
     rounds = False
     joined: Linear | None = None
+    joined_at = 0
+    low_rank: LowRank | None = None
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, is_lent: bool = False) -> None:
         self.bias, self.folded = bias, dict[Tensor, Any]()
@@ -118,9 +124,10 @@ class Linear:
         On an H200 two of 3072 x 1024 take 12 us for 24 to 256 rows and both at once 7 to 8; of 14336 x 4096, 195 and
         171 us for 512 rows.
         """
-        if self.weight.is_cuda and type(self) is type(other) is Linear:
-            self.joined, outputs = Linear(torch.cat((self.weight, other.weight))), len(self.weight)
-            self.weight, other.weight = self.joined.weight[:outputs], self.joined.weight[outputs:]
+        if self.weight.is_cuda and type(self) is type(other) is Linear and self.bias is other.bias is None:
+            whole, outputs = Linear(torch.cat((self.weight, other.weight))), len(self.weight)
+            self.joined, other.joined, other.joined_at = whole, whole, outputs
+            self.weight, other.weight = whole.weight[:outputs], whole.weight[outputs:]
 
     def bias_or_zeros(self, x: Tensor) -> Tensor:
         """Return the bias, or zeros of x's type, for operations that must have one."""

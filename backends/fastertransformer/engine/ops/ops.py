@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from ..arrays import Array
 from ..cache.kv_cache import PAGE, KvCache
 from . import cached_attention, experts, torch_attention
 from .cached_attention import WithoutNorms
@@ -30,6 +31,7 @@ from .logits import (
     narrow_to_top_k,
     scale_of,
 )
+from .low_rank import AdaptedRows, GroupedRows
 from .packed_rows import Rows
 from .positions import Attend, AttentionSpec, CrossAttend
 from .routing import Router, choose
@@ -111,6 +113,21 @@ class Ops:
         y = self.linear(linear, x, activation=activation)
         y *= self.linear(gate, x)
         return y
+
+    def gate_halves(self, y: Tensor, activation: str) -> Tensor:
+        """Compute activation(first half) * second half of the last axis; y may be overwritten."""
+        first, second = y.chunk(2, -1)
+        return ACTIVATIONS[activation](first) * second
+
+    def adapted_rows(self, adapters: Tensor, count: int, known: Array | None = None) -> AdaptedRows:
+        """Sort the tokens of a call by adapter.
+
+        Args:
+            adapters: int64 [T], place of each token's adapter; ``count``: it has none.
+            count: places.
+            known: the same on the host; None while a step is captured.
+        """
+        return GroupedRows(adapters.cpu().numpy() if known is None else known, count, adapters.device)
 
     def _by_cublas(self, linear: Linear, x: Tensor, activation: str) -> Tensor:
         """Compute activation(linear(x)); cuBLASLt applies gelu or relu before it rounds."""

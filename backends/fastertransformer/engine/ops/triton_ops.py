@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..arrays import Array
 from ..cache.kv_cache import PAGE, KvCache
 from .experts import Experts
 from .kernels import (
@@ -16,6 +17,7 @@ from .kernels import (
     grouped_gemm,
     grouped_prefill,
     kv_write,
+    low_rank,
     prefill_attention,
     row_blocks,
     row_plan,
@@ -23,6 +25,7 @@ from .kernels import (
 )
 from .linear import HeadNorms
 from .logits import DrawLimits
+from .low_rank import AdaptedRows
 from .ops import Ops
 from .packed_rows import Rows
 from .positions import Attend, AttentionSpec, CrossAttend
@@ -44,6 +47,10 @@ class TritonOps(TritonProducts):
         self.latent = TritonLatentOps(
             self.norm, by_torch.kv_write, by_torch.extend_attention, by_torch.decode_attention
         )
+
+    def adapted_rows(self, adapters: Tensor, count: int, known: Array | None = None) -> AdaptedRows:
+        """See Ops."""
+        return low_rank.SortedRows(adapters, count)
 
     def choose_experts(self, router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
         """See Ops."""

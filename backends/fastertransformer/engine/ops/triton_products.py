@@ -55,12 +55,16 @@ class TritonProducts(Ops):
         is_alike = gate.has_kernels and gate.blocks == linear.blocks and gate.weight.dtype == linear.weight.dtype
         if is_alike and (tiling := _choose_tiling(linear, x, matrices=2)):
             return self._by_kernel(linear, x, tiling, norm, activation, gate=gate)
-        if linear.joined is not None and linear.bias is gate.bias is None and not _choose_tiling(linear, x):
-            return elementwise.gate_halves(self.linear(linear.joined, x, norm), activation)
+        if linear.joined and not _choose_tiling(linear, x):
+            return self.gate_halves(self.linear(linear.joined, x, norm), activation)
         x = self.norm(x, norm) if norm else x
         y = self.linear(linear, x)
         elementwise.multiply_activated(y, self.linear(gate, x), activation)
         return y
+
+    def gate_halves(self, y: Tensor, activation: str) -> Tensor:
+        """See Ops."""
+        return elementwise.gate_halves(y, activation)
 
     def partial_linear(self, linear: Linear, x: Tensor) -> Tensor:
         """See Ops."""

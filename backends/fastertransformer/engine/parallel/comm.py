@@ -79,14 +79,15 @@ class Comm:
         dist.recv(x, self._group.rank - self._tensor_size)
         return x
 
-    def all_reduce_add(self, x: Tensor, linear: Linear | None, inner: Tensor) -> Tensor:
+    def all_reduce_add(self, x: Tensor, linear: Linear | None, inner: Tensor, ops: Ops | None = None) -> Tensor:
         """Add a product to x in place: the sum of all processes' parts of it, through peer memory if it is small.
 
-        Where there is no product, ``inner`` is this process's part.
+        Where there is no product, ``inner`` is this process's part. ``ops`` are the call's, if not this process's.
         """
+        ops = ops or self._ops
         if not self.is_split:
-            return self._ops.linear(linear, inner, residual=x) if linear else x.add_(inner)
-        part = self._ops.partial_linear(linear, inner) if linear else inner
+            return ops.linear(linear, inner, residual=x) if linear else x.add_(inner)
+        part = ops.partial_linear(linear, inner) if linear else inner
         if self._peer_memory and self._peer_memory.has_room_for(part):
             return self._peer_memory.all_reduce_add(x, part)
         dist.all_reduce(part, group=self._neighbours)

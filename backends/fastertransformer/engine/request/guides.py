@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..errors import RequestError
-from .schema import GUIDES, Inputs, checked
+from .schema import GUIDES, Inputs, texts
 
 TYPE, GUIDE = GUIDES
 KINDS = ("json", "json_schema", "regex", "ebnf_grammar", "choice")
@@ -38,9 +36,9 @@ def parse_guides(sent: Inputs, vocab_size: int) -> list[Guide | None]:
         if GUIDE in sent.tensors:
             raise RequestError(f"{GUIDE} comes without {TYPE}; send both, or only the type for 'json'")
         return [None] * sent.batch
-    kinds = _texts(TYPE, sent)
-    texts = _texts(GUIDE, sent) if GUIDE in sent.tensors else [""] * sent.batch
-    guides = [_guide(row, kind, text) for row, (kind, text) in enumerate(zip(kinds, texts, strict=True))]
+    kinds = texts(TYPE, sent)
+    given_texts = texts(GUIDE, sent) if GUIDE in sent.tensors else [""] * sent.batch
+    guides = [_guide(row, kind, text) for row, (kind, text) in enumerate(zip(kinds, given_texts, strict=True))]
     given = [row for row, guide in enumerate(guides) if guide]
     if given and (sent.scalars["beam_width"] > 1).any():
         raise RequestError(f"{TYPE}: a beam search does not apply it; leave it out, or send beam_width 1")
@@ -63,16 +61,3 @@ def _guide(row: int, kind: str, text: str) -> Guide | None:
     if len(text) > _MOST_BYTES:
         raise RequestError(f"{GUIDE} has {len(text)} characters in row {row}; at most {_MOST_BYTES} are compiled")
     return Guide(kind, "" if kind == "json" else text)
-
-
-def _texts(name: str, sent: Inputs) -> list[str]:
-    array = sent.tensors[name]
-    values = checked(name, array[:, None] if array.ndim == 1 else array, (np.object_,), sent.batch, 1)[:, 0]
-    return [_text(name, row, value) for row, value in enumerate(values.tolist())]
-
-
-def _text(name: str, row: int, value: str | bytes) -> str:
-    try:
-        return value.decode() if isinstance(value, bytes) else str(value)
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{name} is no UTF-8 in row {row}, byte {error.start}") from None

@@ -17,6 +17,7 @@ from ft_format.tensors import INPUTS
 from ..arrays import Array as Array
 from ..errors import RequestError
 from ..model.config import ModelConfig
+from .adapters import Adapter, Adapters, parse_adapters
 from .prompts import Context, place_prompts
 from .sampling_params import SamplingParams, sampling_params
 from .schema import INPUT_SCHEMAS, SCALARS, Inputs, InputSchema, checked, refuse_rows
@@ -32,6 +33,7 @@ class Row:
     context: Context  # what its generation starts from, prompts included
     shown: Array  # int64 [n], the input as answers show it: without prompts; of an encoder-decoder the decoder's input
     source: Context | None  # the encoder's input; None: there is no encoder
+    adapter: Adapter | None = None  # what is added to the model's weights; None: nothing
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,12 @@ class Request:
         return max(row.sampling.max_tokens for row in self.rows)
 
 
-def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Sequence[Array] | None = None) -> Request:
+def parse_request(
+    tensors: Mapping[str, Array],
+    config: ModelConfig,
+    prompts: Sequence[Array] | None = None,
+    adapters: Adapters | None = None,
+) -> Request:
     """Check the tensors of one request, by FasterTransformer's names; for ``prompts`` see prompts.read_prompt_tables.
 
     Absent optional tensors take FasterTransformer's defaults: greedy, temperature 1, no penalty, seed 0, end_id and
@@ -87,8 +94,8 @@ def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Se
         sources = [replace(context, ia3_task=task) for (context, _), task in zip(begun, tasks, strict=True)]
         begun = [(context, context.ids[1:]) for context in _decoder_contexts(sent, config)]
     sampling = sampling_params(sent, config.vocab_size)
-    starts = zip(sampling, begun, sources, strict=True)
-    rows = [Row(params, context, shown, source) for params, (context, shown), source in starts]
+    starts = zip(sampling, begun, sources, parse_adapters(sent, adapters), strict=True)
+    rows = [Row(params, context, shown, source, adapter) for params, (context, shown), source, adapter in starts]
     _check_lengths(rows, config, schema)
     return Request(
         rows,

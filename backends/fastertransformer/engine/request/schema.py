@@ -91,6 +91,20 @@ class Inputs:
         return len(self.ids)
 
 
+def texts(name: str, sent: Inputs) -> list[str]:
+    """Return a text of each row."""
+    array = sent.tensors[name]
+    values = checked(name, array[:, None] if array.ndim == 1 else array, (np.object_,), sent.batch, 1)[:, 0]
+    return [_text(name, row, value) for row, value in enumerate(values.tolist())]
+
+
+def _text(name: str, row: int, value: str | bytes) -> str:
+    try:
+        return value.decode() if isinstance(value, bytes) else str(value)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{name} is no UTF-8 in row {row}, byte {error.start}") from None
+
+
 @dataclass(frozen=True)
 class InputSchema:
     """The names of a family's inputs."""

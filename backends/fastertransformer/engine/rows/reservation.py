@@ -63,7 +63,7 @@ class Reservation:
         is_wanted = row.width == 1 if row.count else not row.needs_hidden  # later, its beams differ
         if not (is_wanted and self._is_shareable):
             return []
-        known = allocator.prefixes.find(self._entries[:-1])
+        known = allocator.prefixes.find(self._entries[:-1], row.root)
         if allocator.window and self._pages_for(known) > allocator.free:  # to run all of it may take fewer
             return []
         return known if len(known) * PAGE > row.start else []
@@ -148,7 +148,7 @@ class Reservation:
         if not self._is_shareable:
             return
         if allocator.prefixes.fresh.isdisjoint(known):
-            allocator.prefixes.add(self.rows[0].pages, self._entries[:entries], is_fresh=True)
+            allocator.prefixes.add(self.rows[0].pages, self._entries[:entries], row.root, is_fresh=True)
         else:
             self.stage = Stage.SHARING
 
@@ -202,7 +202,7 @@ class Reservation:
             entries = self._entries
             if row.count:  # its last token has not been run
                 entries = entries[: -1 if row.width == 1 else -row.count]
-            self._allocator.prefixes.add(self.rows[0].pages, entries)
+            self._allocator.prefixes.add(self.rows[0].pages, entries, row.root)
 
     def grow(self) -> bool:
         """Take the pages that the next launched token needs; false: there are too few."""

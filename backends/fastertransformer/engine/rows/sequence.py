@@ -128,6 +128,7 @@ class Sequence(Transcript):
         context_outputs: its outputs that depend on its context alone, by name; see scheduling/contexts.py.
         due: when it is its turn to join the batch; see scheduling/turns.py.
         times: for the metrics.
+        holds_place: whether it holds the place of its adapter on the device.
     """
 
     def __init__(self, job: Job, row: int, allocator: PageAllocator) -> None:
@@ -138,7 +139,7 @@ class Sequence(Transcript):
         self.chunks: list[Tensor] = []
         self.has_failed, self.isolate_until = False, 0
         self.context_outputs: dict[str, Array] = {}
-        self.due, self.times = 0.0, RowTimes()
+        self.due, self.times, self.holds_place = 0.0, RowTimes(), False
         self._enter(State.WAITING)
 
     def _enter(self, state: State) -> None:
@@ -159,6 +160,11 @@ class Sequence(Transcript):
         self.due = due
 
     @property
+    def place(self) -> int:
+        """The place of its adapter on the device; -1: it has none."""
+        return -1 if self.adapter is None or self.adapter.place is None else self.adapter.place
+
+    @property
     def skipped(self) -> int:
         """Tokens of its context that need not be run: the cache has them."""
         return self.reservation.skipped
@@ -174,6 +180,9 @@ class Sequence(Transcript):
         Raises:
             EngineError: there are too few.
         """
+        if self.adapter and not self.holds_place:
+            self.adapter.hold()
+            self.holds_place = True
         self._enter(State.PREFILLING)
         self.job.has_begun, self.due = True, AT_ONCE
         self.reservation.take(tokens)
@@ -224,6 +233,9 @@ class Sequence(Transcript):
 
     def leave(self) -> None:
         """Free its pages and slots; what it has generated stays."""
+        if self.adapter and self.holds_place:
+            self.adapter.release()
+            self.holds_place = False
         self.reservation.release()
         self.slots, self.chunks = [], []
         if not self.is_done:

@@ -39,6 +39,8 @@ class Transcript:
         context: what its generation starts from.
         shown: int64 [n], what its answer begins with: the session so far, and the input without prompts.
         source: the encoder's input; None: there is no encoder.
+        adapter: what is added to the model's weights; None: nothing.
+        root: what the prefix cache's pages of it begin with.
         start: entries of the cache before its context: a session's, or a prefix prompt's.
         window: entries of the cache that are kept at most.
         session_row: the row of a session that it continues; see sessions.py.
@@ -53,6 +55,7 @@ class Transcript:
     def __init__(self, row: Row, grammar: Grammar | None) -> None:
         self._row = row
         self.sampling, self.context, self.shown, self.source = row.sampling, row.context, row.shown, row.source
+        self.adapter, self.root = row.adapter, row.adapter.root if row.adapter else 0
         self.width, self.max_tokens, self.end_id = row.sampling.beam_width, row.sampling.max_tokens, row.sampling.end_id
         self.start, self.window = self.context.prefix_length, UNBOUNDED
         self.session_row: SessionRow | None = None

@@ -64,6 +64,7 @@ class Batch:
             np.array([sequence.window for sequence, _ in rows]),
             np.array([-1 if beam or sequence.skipped else sequence.context.prefix for sequence, beam in rows]),
             np.array([sequence.inputs(beam)[-1] for sequence, beam in rows]) if new[0].source else None,
+            np.array([sequence.place for sequence, _ in rows]) if self._steps.places else None,
         )
         self._assign_slots()
         hidden = run_contexts(self._steps, rows, first, extend)
@@ -85,7 +86,8 @@ class Batch:
         self._upload_changes()
         position, window = np.array([sequence.position]), np.array([sequence.window])
         task = np.array([-1 if sequence.skipped else sequence.context.prefix])
-        self._steps.slots.allocate(first, sequence.reservation.rows, position, window, task)
+        place = np.array([sequence.place]) if self._steps.places else None
+        self._steps.slots.allocate(first, sequence.reservation.rows, position, window, task, None, place)
         run_chunk(extend, sequence, count, first)
         # A decode step's padding writes to slots that follow its rows.
         self._steps.slots.free(first + 1, first, nothing, nothing)

@@ -99,6 +99,7 @@ class Scheduler:
             return
         try:
             job.sequences = [Sequence(job, row, self._steps.cache.allocator) for row in range(len(job.request.rows))]
+            _note_adapters(job, 1)
             self.sessions.join(job)
             for sequence in job.sequences:
                 self._check_need(sequence)
@@ -299,6 +300,7 @@ class Scheduler:
         self._waiting.remove([sequence for sequence in self._waiting if sequence.job is job])
         self.sessions.finish(job, has_failed=answer is None or code not in ("", CANCELLED, INVALID))
         _end_grammars(job)
+        _note_adapters(job, -1)
         if answer:
             _send(job, answer)
 
@@ -318,6 +320,19 @@ def _end_grammars(job: Job) -> None:
     for grammar, rows in Counter(filter(None, job.grammars)).items():
         grammar.forget(rows)
     job.grammars = ()
+
+
+def _note_adapters(job: Job, more: int) -> None:
+    """Count the rows of a request that comes, or is answered, by adapter.
+
+    Raises:
+        RequestError: an adapter was unloaded since the request was read.
+    """
+    adapters = [each.adapter for each in job.sequences if each.adapter]
+    for adapter in adapters:
+        adapter.note_rows(more)
+    if more > 0 and (gone := [each.name for each in adapters if not each.is_known]):
+        raise RequestError(f"the adapter '{gone[0]}' was unloaded")
 
 
 def _is_cancelled(job: Job) -> bool:

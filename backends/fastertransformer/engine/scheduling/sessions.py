@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import RequestError
+from ..request.adapters import Adapter
 from ..request.parse import Request
 from ..request.prompts import Context
 from ..rows.sequence import Job, Sequence
@@ -30,6 +31,7 @@ class Session:
     rows: list[SessionRow]  # one for each row of its requests
     session_len: int  # the most tokens of a row; 0: as many as the model has positions
     memory_len: int  # tokens whose keys and values are kept; 0: all
+    adapters: list[Adapter | None]  # of its rows
     is_busy: bool = False  # whether a request is in progress
     used_s: float = 0.0  # when the last request ended
 
@@ -78,12 +80,16 @@ class Sessions:
         if known and known.is_busy:
             raise RequestError(f"session {job.session} has not answered its last request yet")
         if request.starts_session:
-            known = Session([SessionRow() for _ in contexts], request.session_len, request.memory_len)
+            adapters = [sequence.adapter for sequence in job.sequences]
+            known = Session([SessionRow() for _ in contexts], request.session_len, request.memory_len, adapters)
         if known is None:
             why = f"it did not begin with START, has ended, failed, or was idle for {self._idle_s:g} s"
             raise RequestError(f"session {job.session} does not exist: {why}")
         if len(known.rows) != len(contexts):
             raise RequestError(f"session {job.session} has {len(known.rows)} rows, the request {len(contexts)}")
+        if [sequence.adapter for sequence in job.sequences] != known.adapters:
+            names = ", ".join(each.name if each else "none" for each in known.adapters)
+            raise RequestError(f"session {job.session} began with the adapters {names}; its rows keep them")
         for sequence, row in zip(job.sequences, known.rows, strict=True):
             _check_lengths(sequence, row, known, self._steps.config.max_pos_seq_len)
         if request.starts_session:

@@ -258,6 +258,8 @@ class _Room:
         """Return whether one more sequence fits."""
         if self._rows and (self._is_held or sequence.is_isolated):
             return False
+        if sequence.adapter and sequence.state is State.WAITING and not sequence.adapter.fits:
+            return False
         has_slots = self._rows < self._max_rows and self._slots + sequence.width <= self._allocator.most_rows
         return has_slots and sequence.reservation.pages_to_begin + self._spare_pages <= self._allocator.free
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from copy import copy
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor
 from ..arrays import MOST_SLOTS, upload
 from ..cache.kv_cache import KvCache
 from ..model.network import Network
+from ..ops.low_rank import AdaptedRows
 from ..ops.packed_rows import NumberedRows, Rows
 
 Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the argmax tokens, see logits.argmax
@@ -96,23 +98,50 @@ class StepGraphs:
         largest_step: rows of the largest captured decode step; 0: none is captured.
     """
 
-    def __init__(self, network: Network, cache: KvCache, decode: Callable[[int, Tensor | None], Chosen]) -> None:
-        self._network, self._cache = network, cache
-        pool, head = torch.cuda.graph_pool_handle(), network.weights.head
+    def __init__(
+        self, network: Network, cache: KvCache, decode: Callable[[int, Tensor | None, AdaptedRows | None], Chosen]
+    ) -> None:
+        self._network, self._cache, self._run_decode = network, cache, decode
+        self._adapters: Tensor | None = None  # of each slot; see of_adapted
+        self._places = 0
+        self._pool, head = torch.cuda.graph_pool_handle(), network.weights.head
         # A step decodes at most once, so all graphs write their logits to the same memory: with a vocabulary of 256,000
         # those of all sizes would take 6 GB.
         self._device = cache.page_tables.device
         self._logits = torch.empty(ROWS[-1], len(head.weight), device=self._device) if head else None
-        self._decode = Graphs(lambda rows: decode(rows, self._logits_of(rows)), pool)
-        self._begin = Graphs(self._run_contexts, pool)
-        self._continue, self._mix = Graphs(self._continue_contexts, pool), Graphs(self._run_mixed, pool)
+        self._begin_graphs()
         # Id, position and slot of padding; slot MOST_SLOTS is never allocated.
         self._padding = np.array([[0], [0], [MOST_SLOTS]])
         self._tokens = upload(np.repeat(self._padding, TOKENS[-1], 1), self._device)
         most = max(most_rows(TOKENS[-1]), ROWS[-1] + _MIXED_CONTEXTS)
         self._ends = torch.zeros(most + 2, dtype=torch.int32, device=self._device)
-        self.largest_input, self.largest_step = 0, 0
         self._warned: set[str] = set()  # kinds of steps that ran without a CUDA graph
+
+    def _begin_graphs(self) -> None:
+        decode = self._run_decode
+        self._decode = Graphs(
+            lambda rows: decode(rows, self._logits_of(rows), self._adapted(slice(0, rows))), self._pool
+        )
+        self._begin = Graphs(self._run_contexts, self._pool)
+        self._continue, self._mix = Graphs(self._continue_contexts, self._pool), Graphs(self._run_mixed, self._pool)
+        self.largest_input, self.largest_step = 0, 0
+
+    def of_adapted(self, adapters: Tensor, places: int) -> StepGraphs:
+        """Return graphs of calls some of whose rows have adapters; they share this one's memory.
+
+        Args:
+            adapters: int64, place of each slot's adapter; ``places``: it has none.
+            places: how many there are.
+        """
+        found = copy(self)
+        found._adapters, found._places = adapters, places
+        found._begin_graphs()
+        return found
+
+    def _adapted(self, slots: Tensor | slice) -> AdaptedRows | None:
+        if self._adapters is None:
+            return None
+        return self._network.ops.adapted_rows(self._adapters[slots], self._places)
 
     def capture(self, rows: int, tokens: int, continued: int, mixed: int) -> None:
         """Capture a decode step of some rows, inputs of some tokens, inputs that continue rows, or a mixed step."""
@@ -202,15 +231,20 @@ class StepGraphs:
             )
 
     def _run_contexts(self, size: int) -> Tensor:
-        run = self._network.encode if self._cache.shape.has_cross else self._network.extend
-        return run(self._rows_of(size), self._cache)
+        rows = self._rows_of(size)
+        if self._cache.shape.has_cross:
+            return self._network.encode(rows, self._cache)
+        return self._network.extend(rows, self._cache, adapted=self._adapted(rows.slots))
 
     def _continue_contexts(self, size: int) -> Tensor:
-        return self._network.extend(self._rows_of(size), self._cache, longest=self._cache.most_entries)
+        rows = self._rows_of(size)
+        longest = self._cache.most_entries
+        return self._network.extend(rows, self._cache, longest=longest, adapted=self._adapted(rows.slots))
 
     def _run_mixed(self, size: int) -> tuple[Tensor, Tensor | None]:
         rows = self._rows_of(size, mixed_rows(size) + _MIXED_CONTEXTS)._replace(contexts=_MIXED_CONTEXTS + 1)  # padding
-        hidden = self._network.extend(rows, self._cache, longest=self._cache.most_entries)
+        longest = self._cache.most_entries
+        hidden = self._network.extend(rows, self._cache, longest=longest, adapted=self._adapted(rows.slots))
         logits = self._logits_of(mixed_rows(size))
         return hidden, None if logits is None else self._network.logits(hidden[: mixed_rows(size)], logits)
 

@@ -17,6 +17,7 @@ import torch
 
 from ..cache.kv_cache import KvCache
 from ..errors import GroupLostError
+from ..model.adapters import AdapterPlaces
 from ..model.network import Network
 from ..model.prefixes import Prefix
 from ..parallel.control import ControlChannel
@@ -37,8 +38,15 @@ class RankZeroSteps(Steps):
     Group.survive_losses.
     """
 
-    def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix], group: Group) -> None:
-        super().__init__(network, cache, prefixes)
+    def __init__(
+        self,
+        network: Network,
+        cache: KvCache,
+        prefixes: Sequence[Prefix],
+        adapters: AdapterPlaces | None,
+        group: Group,
+    ) -> None:
+        super().__init__(network, cache, prefixes, adapters)
         self.group = group
         self.announce = self.slots.announce = self.predictions.announce = self._announce
 

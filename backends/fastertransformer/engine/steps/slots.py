@@ -25,18 +25,22 @@ class RowSlots(Collective):
         network: all of it, or this process's part.
         cache: of this process.
         prefixes: of this process's layers and heads, by task.
+        places: of adapters on the device.
 
     Attributes:
         ids: int64 [MOST_SLOTS], on the device: the next input token of each slot.
         positions: int64 [MOST_SLOTS], on the device: the position of that token.
         count: slots in use, which are the first ones.
+        adapters: int64 [MOST_SLOTS + 1], on the device: the place of each slot's adapter; ``places``: it has none.
     """
 
-    def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix] = ()) -> None:
+    def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix] = (), places: int = 0) -> None:
         self.network, self.cache, self._prefixes = network, cache, prefixes
         self.device = network.weights.like.device
         self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
         self.count = 0
+        self._places, self._adapters = places, np.full(MOST_SLOTS + 1, places)
+        self.adapters = upload(self._adapters, self.device)
 
     def allocate(
         self,
@@ -46,6 +50,7 @@ class RowSlots(Collective):
         windows: Array | None = None,
         tasks: Array | None = None,
         ids: Array | None = None,
+        adapters: Array | None = None,
     ) -> None:
         """Allocate the slots from ``first`` on to new rows; arrays are int64 [n].
 
@@ -56,11 +61,12 @@ class RowSlots(Collective):
             windows: how many tokens each row keeps; None: all.
             tasks: whose prefix each row begins with; -1, or None: no prefix.
             ids: next input token of rows that begin with a decode step; None: contexts are run first.
+            adapters: the place of each row's adapter; -1, or None: it has none.
         """
         most = np.full(len(rows), UNBOUNDED) if windows is None else windows
         tables, source_tables = table_of([row.listed for row in rows]), table_of([row.source for row in rows])
         states = np.array([row.state for row in rows])
-        self.place(first, tables, source_tables, positions, most, tasks, ids, states)
+        self.place(first, tables, source_tables, positions, most, tasks, ids, states, adapters)
 
     @collective_step
     def place(
@@ -73,6 +79,7 @@ class RowSlots(Collective):
         tasks: Array | None,
         ids: Array | None,
         states: Array,
+        adapters: Array | None = None,
     ) -> None:
         """Write the page tables, int32 [n, pages], and the state of new rows; see allocate."""
         self.cache.place(first, tables, source_tables, windows, states)
@@ -80,6 +87,10 @@ class RowSlots(Collective):
         self.positions[first : first + len(tables)] = upload(positions, self.device)
         if ids is not None:
             self.ids[first : first + len(tables)] = upload(ids, self.device)
+        if self._places:
+            own = self._adapters[first : first + len(tables)]
+            own[:] = self._places if adapters is None else np.where(adapters < 0, self._places, adapters)
+            self.adapters[first : first + len(tables)] = upload(own.copy(), self.device)
         for row, task in enumerate(() if tasks is None else tasks.tolist()):
             if task >= 0:
                 self.cache.restore(tables[row], self._prefixes[task])
@@ -104,6 +115,16 @@ class RowSlots(Collective):
         if len(targets):
             to, of = upload(np.stack((targets, sources)), self.device)
             self.ids[to], self.positions[to] = self.ids[of], self.positions[of]
+            if self._places:
+                self.adapters[to] = self.adapters[of]
+                self._adapters[targets] = self._adapters[sources]
+
+    def adapters_of(self, slots: Array | slice) -> Array | None:
+        """Return the places of the slots' adapters as the host knows them; None: no slot has any."""
+        if not self._places:
+            return None
+        found: Array = self._adapters[slots]
+        return found if (found < self._places).any() else None
 
     @contextmanager
     def hidden(self, first: int, end: int) -> Iterator[None]:

@@ -7,14 +7,17 @@ step's arguments are numbers and numpy arrays, and its result stays on the devic
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from ..arrays import Array, upload
 from ..cache.kv_cache import KvCache
+from ..model.adapters import AdapterPlaces
 from ..model.network import Network
 from ..model.prefixes import Prefix
+from ..ops.low_rank import AdaptedRows
 from ..ops.packed_rows import NumberedRows, Rows
 from .collective import Collective, collective_step
 from .graphs import Chosen, StepGraphs
@@ -30,20 +33,30 @@ class Steps(Collective):
         network: all of it, or this process's part.
         cache: of this process.
         prefixes: of this process's layers and heads, by task.
+        adapters: of this process; None: rows cannot have any.
 
     Attributes:
         slots: what is in them.
         predictions: logits.
         config: of the network.
         device: of the network and the cache.
+        places: of adapters on the device.
     """
 
-    def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix] = ()) -> None:
-        self.network, self.cache = network, cache
+    def __init__(
+        self,
+        network: Network,
+        cache: KvCache,
+        prefixes: Sequence[Prefix] = (),
+        adapters: AdapterPlaces | None = None,
+    ) -> None:
+        self.network, self.cache, self.adapters = network, cache, adapters
+        self.places = adapters.count if adapters else 0
         self.config, self.device = network.config, network.weights.like.device
-        self.slots, self.predictions = RowSlots(network, cache, prefixes), Predictions(network)
+        self.slots, self.predictions = RowSlots(network, cache, prefixes, self.places), Predictions(network)
         self._threads = StepThreads(network)
         self._graphs: StepGraphs | None = None
+        self._adapted_graphs: StepGraphs | None = None  # of calls some of whose rows have adapters
 
     def raise_if_rank_lost(self) -> None:
         """Raise GroupLostError if another process was lost: the device's results are then invalid."""
@@ -102,12 +115,20 @@ class Steps(Collective):
         rows, longest = NumberedRows.of(ids, starts, lengths, first), 0
         if starts.any():
             longest = self.cache.longest(first, starts + lengths)
-        if self._graphs and embeddings is None and not self.config.encoder:
+        adapters = self.slots.adapters_of(rows.tokens[2])
+        graphs = self._graphs if adapters is None else self._adapted_graphs
+        if graphs and embeddings is None and not self.config.encoder:
             is_captured = not (longest and self.cache.has_windows)
-            run = self._graphs.extend if longest else self._graphs.begin
+            run = graphs.extend if longest else graphs.begin
             if is_captured and (hidden := run(rows)) is not None:
                 return hidden
-        return self.network.extend(*self._uploaded(rows, embeddings), longest)
+        return self.network.extend(*self._uploaded(rows, embeddings), longest, self._adapted(adapters))
+
+    def _adapted(self, adapters: Array | None) -> AdaptedRows | None:
+        """Prepare the products of adapters, given the place of each token's; None: no token has any."""
+        if adapters is None:
+            return None
+        return self.network.ops.adapted_rows(upload(adapters, self.device), self.places, adapters)
 
     @property
     def can_chunk(self) -> bool:
@@ -144,7 +165,8 @@ class Steps(Collective):
         every = np.concatenate((ones, lengths))
         rows = NumberedRows.of(np.concatenate((nothing, ids)), np.concatenate((nothing, starts)), every, 0)
         own_ids, positions = self.slots.ids[:first], self.slots.positions[:first]
-        found = self._graphs.mix(rows, own_ids, positions) if self._graphs else None
+        graphs = self._graphs if self.slots.adapters_of(rows.tokens[2]) is None else self._adapted_graphs
+        found = graphs.mix(rows, own_ids, positions) if graphs else None
         hidden, logits = found or self._mix(rows, own_ids, positions)
         chosen = self._choose(hidden[:first], logits, first)
         self.predictions.decoded = chosen[0]
@@ -153,7 +175,8 @@ class Steps(Collective):
     def _mix(self, rows: NumberedRows, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         placed, cache, _ = self._uploaded(rows, None)
         placed.ids[: len(ids)], placed.positions[: len(ids)] = ids, positions
-        hidden = self.network.extend(placed, cache, longest=cache.most_entries)
+        adapted = self._adapted(self.slots.adapters_of(rows.tokens[2]))
+        hidden = self.network.extend(placed, cache, longest=cache.most_entries, adapted=adapted)
         return hidden, self.network.logits(hidden[: len(ids)]) if self.network.weights.head else None
 
     def _uploaded(self, rows: NumberedRows, embeddings: Array | None) -> tuple[Rows, KvCache, Tensor | None]:
@@ -171,20 +194,20 @@ class Steps(Collective):
             Logits and argmax tokens, where this process predicts: valid until the next step. The tokens are the next
             step's input, unless set_tokens sets others.
         """
-        chosen = None
-        if self._graphs:
+        chosen, adapters = None, self.slots.adapters_of(slice(0, count))
+        if graphs := self._graphs if adapters is None else self._adapted_graphs:
             # Its padding would write to rows that have joined.
-            with self.slots.hidden(count, self._graphs.rows_of_step(count)):
-                chosen = self._graphs.decode(count)
-        chosen = chosen or self._decode(count)
+            with self.slots.hidden(count, graphs.rows_of_step(count)):
+                chosen = graphs.decode(count)
+        chosen = chosen or self._decode(count, None, self._adapted(adapters))
         self.predictions.decoded = chosen[0]
         return chosen
 
-    def _decode(self, count: int, out: Tensor | None = None) -> Chosen:
+    def _decode(self, count: int, out: Tensor | None = None, adapted: AdaptedRows | None = None) -> Chosen:
         self._threads.fit(count)
         rows = slice(0, count)
         ids, positions = self.slots.ids[rows], self.slots.positions[rows]
-        hidden = self.network.decode(ids, positions, rows, self.cache)
+        hidden = self.network.decode(ids, positions, rows, self.cache, adapted)
         return self._choose(hidden, self.network.logits(hidden, out) if self.network.weights.head else None, count)
 
     def _choose(self, hidden: Tensor, logits: Tensor | None, count: int) -> Chosen:
@@ -196,7 +219,7 @@ class Steps(Collective):
         return logits, self.network.comm.argmax(logits, ids, positions)
 
     @collective_step
-    def capture(self, rows: int, tokens: int, continued: int = 0, mixed: int = 0) -> None:
+    def capture(self, rows: int, tokens: int, continued: int = 0, mixed: int = 0, is_adapted: int = 0) -> None:
         """Capture a step as a CUDA graph; all slots must be free.
 
         Args:
@@ -204,17 +227,41 @@ class Steps(Collective):
             tokens: of inputs of new rows; 0: the next.
             continued: tokens of inputs that continue rows; 0: the next.
             mixed: tokens of steps in which some rows decode and one is continued.
+            is_adapted: whether rows may have adapters.
         """
         if self._graphs is None:
             self._graphs = StepGraphs(self.network, self.cache, self._decode)
-        self._graphs.capture(rows, tokens, continued, mixed)
+        graphs = self._graphs
+        if is_adapted:
+            self._adapted_graphs = graphs = self._adapted_graphs or self._graphs.of_adapted(
+                self.slots.adapters, self.places
+            )
+        graphs.capture(rows, tokens, continued, mixed)
         self.slots.positions.zero_()
         self.cache.clear_sources()
 
     def release_graphs(self) -> None:
         """Release the CUDA graphs: NCCL does not close its connections while a graph uses them. No step follows."""
-        if self._graphs:
-            self._graphs.release()
+        for graphs in filter(None, (self._graphs, self._adapted_graphs)):
+            graphs.release()
+
+    @collective_step
+    def read_adapter(self, number: int, path: Array) -> None:
+        """Read an adapter to the host of each process, under a number; its path is UTF-8, uint8 [n]."""
+        assert self.adapters, "there are places"
+        self.adapters.read(number, Path(path.tobytes().decode()))
+
+    @collective_step
+    def place_adapter(self, number: int, place: int) -> None:
+        """Write an adapter to a place of each device."""
+        assert self.adapters, "there are places"
+        self.adapters.place(number, place)
+
+    @collective_step
+    def drop_adapter(self, number: int) -> None:
+        """Forget an adapter that no row has any more."""
+        assert self.adapters, "there are places"
+        self.adapters.drop(number)
 
     def close(self) -> None:
         """End the steps; none follows."""

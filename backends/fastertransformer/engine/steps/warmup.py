@@ -61,9 +61,10 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S, mixed: int = 0) -> str:
     )
     sizes = [(0, 0, 0, tokens) for tokens in sorted(of_mixed, reverse=True) if tokens <= min(most, TOKENS[-1])]
     sizes += [*((rows, 0, 0, 0) for rows in reversed(ROWS)), *((0, tokens, 0, 0) for tokens in reversed(worth))]
-    for size in [*sizes, *((0, 0, more, 0) for more in reversed(continued))]:
+    sizes += ((0, 0, more, 0) for more in reversed(continued))
+    for size, is_adapted in [(size, is_adapted) for is_adapted in range(1 + (steps.places > 0)) for size in sizes]:
         if time.perf_counter() < deadline:
-            steps.capture(*size)
+            steps.capture(*size, is_adapted)
         else:
             names = "rows", "tokens", "continuing tokens", "mixed tokens"
             missing += [f"{count} {name}" for count, name in zip(size, names, strict=True) if count]

@@ -48,7 +48,7 @@ class DenseWeights:
 
     def __post_init__(self) -> None:
         """Prepare the products of a gate."""
-        if self.gate:
+        if self.gate and self.factor == 1:
             self.into.join(self.gate)
 
     @property

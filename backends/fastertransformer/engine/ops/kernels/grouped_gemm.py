@@ -40,7 +40,7 @@ _FEW, _SOME, _MANY = Tiles(16, 32, 128, 4, 4), Tiles(32, 64, 64, 4, 4), Tiles(12
 
 
 @triton.jit
-def _find_rows(ends, block, experts, width: tl.constexpr, block_m: tl.constexpr):
+def find_rows(ends, block, experts, width: tl.constexpr, block_m: tl.constexpr):
     """Find the expert of a block of rows, and the first of these and behind the last; none: both are the same."""
     expert = tl.arange(0, width)
     end = tl.load(ends + expert, expert < experts, 0)
@@ -78,7 +78,7 @@ def _grouped(  # noqa: C901 (one kernel)
     one a pair, [pairs, outputs], multiplied by what the pair counts. is_gated: the matrix is twice as long.
     scale_width: see gemv.
     """
-    expert, first, last = _find_rows(ends, tl.program_id(1), experts, width, block_m)
+    expert, first, last = find_rows(ends, tl.program_id(1), experts, width, block_m)
     if first < last:
         row = first + tl.arange(0, block_m)
         is_row = row < last

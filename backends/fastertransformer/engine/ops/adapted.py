@@ -1,0 +1,70 @@
+"""The operations of a call some of whose tokens have adapters; calls without any take the others, and lose nothing."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .experts import Experts
+from .linear import ACTIVATIONS, Linear, Norm
+from .low_rank import AdaptedRows
+from .ops import Ops
+from .routing import Router
+
+
+class AdaptedOps(Ops):
+    """Operations that add what adapters do; see Ops for what each method does.
+
+    Args:
+        ops: of the device.
+        rows: the call's tokens.
+    """
+
+    def __init__(self, ops: Ops, rows: AdaptedRows) -> None:
+        self._ops, self._rows, self.latent = ops, rows, ops.latent
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """See Ops."""
+        return self._ops.norm(x, norm)
+
+    def linear(
+        self,
+        linear: Linear,
+        x: Tensor,
+        norm: Norm | None = None,
+        activation: str = "",
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """See Ops."""
+        if not linear.low_rank:
+            return self._ops.linear(linear, x, norm, activation, residual)
+        x = self._ops.norm(x, norm) if norm else x
+        y = self._ops.linear(linear, x, residual=None if activation else residual)
+        self._rows.add(y, x, linear.low_rank)
+        if not activation:
+            return y
+        y = ACTIVATIONS[activation](y)
+        return y if residual is None else residual.add_(y)
+
+    def gated_linear(
+        self, linear: Linear, gate: Linear, x: Tensor, norm: Norm | None = None, activation: str = ""
+    ) -> Tensor:
+        """See Ops."""
+        x = self._ops.norm(x, norm) if norm else x
+        if linear.joined:
+            return self._ops.gate_halves(self.linear(linear.joined, x), activation)
+        return self.linear(linear, x, activation=activation).mul_(self.linear(gate, x))
+
+    def partial_linear(self, linear: Linear, x: Tensor) -> Tensor:
+        """See Ops."""
+        y = self._ops.partial_linear(linear, x)
+        if linear.low_rank:
+            self._rows.add(y, x, linear.low_rank)
+        return y
+
+    def choose_experts(self, router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See Ops."""
+        return self._ops.choose_experts(router, x)
+
+    def run_experts(self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
+        """See Ops."""
+        return self._ops.run_experts(layer, x, chosen, counts)

@@ -1,0 +1,236 @@
+"""LoRA adapters as PEFT saves them: what a directory adds to which linear layers of a decoder.
+
+Files, keys and scaling: PEFT, ``utils/save_and_load.py`` and ``tuners/lora/config.py``: ``W + s B A`` with ``s`` alpha
+/ r, or alpha / sqrt(r) with ``use_rslora``. Fields of ``LoraConfig`` that change anything else are refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import sqrt
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from models.checks import Checks, Refusal, quoted
+from models.decoder import Decoder
+from models.described import NUMBER_TYPES
+from models.directory import read_json
+from models.fused import PARTS, taken_apart
+from models.safetensors import StoredTensor, read_header
+
+DIRECTORY, CONFIG_FILE, WEIGHTS_FILE = "adapters", "adapter_config.json", "adapter_model.safetensors"
+"""Where a served model's directory has its adapters, by name, and the files of each."""
+PREFIX = "base_model.model."
+KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+MOST_ADAPTERS, LARGEST_RANK = 64, 256
+"""On a device at once, and of a served adapter."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PATTERN = re.compile(r"[\w.]+")
+# What the sum does not depend on, or what is read below. The keys of the weights say which modules there are.
+_HARMLESS = (
+    *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_type"),
+    *("peft_version", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out"),
+    *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save"),
+    *("runtime_config", "megatron_core", "qalora_group_size", "init_lora_weights", "bias", "ensure_weight_tying"),
+    "eva_config",
+)
+_REASONS = {
+    "use_dora": "its weights are also scaled by a vector",
+    "alora_invocation_tokens": "it is at work only behind these tokens",
+    "layer_replication": "it makes layers of its own",
+    "trainable_token_indices": "single rows of the embedding are trained",
+    "target_parameters": "parameters beside linear layers are trained",
+    "lora_bias": "the second matrix has a bias",
+}
+# Others, such as pissa and olora, change the model before training: the adapter fits what is left of its weights.
+_UNCHANGED_BASE = ("gaussian", "eva", "orthogonal")
+_ROLES = (
+    *("query", "key", "value", "query_key_value", "attention_output", "gate", "up", "gate_up", "down"),
+    *("latent.query", "latent.query_down", "latent.query_up", "latent.kv_down", "latent.output"),
+    *("shared.gate", "shared.up", "shared.down"),
+)
+_MOST_LISTED = 8
+
+
+class Rows(NamedTuple):
+    """A matrix of ``taken_apart(decoder)``, and its rows in the linear layer that has them."""
+
+    name: str
+    first: int
+    outputs: int
+
+
+class LinearLayer(NamedTuple):
+    """A linear layer that an adapter may change.
+
+    Attributes:
+        outputs, inputs: of its weight.
+        rows: the matrices that it is taken apart into; most are one.
+    """
+
+    outputs: int
+    inputs: int
+    rows: tuple[Rows, ...]
+
+
+class Update(NamedTuple):
+    """What an adapter adds to one linear layer: scale * up @ down.
+
+    Attributes:
+        down, up: [rank, inputs] and [outputs, rank], in the file of weights.
+        scale: of the product.
+    """
+
+    down: StoredTensor
+    up: StoredTensor
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        """Rank of the product."""
+        return self.up.shape[1]
+
+
+def check_name(name: str, error: Refusal) -> str:
+    """Return the name of an adapter; ``error`` makes the exception for one that is no name of a directory."""
+    if not _NAME.fullmatch(name):
+        raise error(
+            f"{quoted(name)} is no name of an adapter", "take 1 to 64 letters, digits, '.', '_' and '-', no mark first"
+        )
+    return name
+
+
+def adapters_in(directory: Path) -> dict[str, Path]:
+    """Find the adapters of a model's directory by name."""
+    found = directory / DIRECTORY
+    return {each.name: each for each in sorted(found.iterdir()) if each.is_dir()} if found.is_dir() else {}
+
+
+def linear_layers(decoder: Decoder) -> dict[str, LinearLayer]:
+    """List the linear layers that a served adapter may change, by transformers' name."""
+    apart, found = taken_apart(decoder), dict[str, LinearLayer]()
+    shapes = {name: tensor.shape for name, tensor in apart.tensors().items()}
+    for index in range(decoder.num_layer):
+        names, parts = decoder.layer_tensors(index), apart.layer_tensors(index)
+        for role in (each for each in _ROLES if each in names):
+            own = [parts[part] for part in PARTS.get(role, (role,))]
+            rows, first = list[Rows](), 0
+            for name in own:
+                rows.append(Rows(name, first, shapes[f"{name}.weight"][0]))
+                first += rows[-1].outputs
+            found[names[role]] = LinearLayer(first, shapes[f"{own[0]}.weight"][1], tuple(rows))
+    return found
+
+
+def read_adapter(directory: Path, decoder: Decoder, error: Refusal) -> dict[str, Update]:
+    """Read what an adapter adds to a decoder's linear layers, by their names; of the numbers nothing is read.
+
+    Args:
+        directory: with the two files.
+        decoder: that it is for.
+        error: makes the exception for what is damaged, does not fit, or is more than such sums.
+    """
+    config = read_json(directory / CONFIG_FILE, error)
+    if not config:
+        raise error(f"{directory} has no {CONFIG_FILE}", "it is no adapter as PEFT's save_pretrained() writes it")
+    where = str(directory / CONFIG_FILE)
+    if beyond := [*beyond_sums(config, where, error), *_beyond_served(config)]:
+        listed = "\n  ".join(beyond)
+        raise error(f"{where} describes an adapter that is not served\n  {listed}", "merge it into a model of its own")
+    layers, sides, problems = linear_layers(decoder), dict[str, dict[str, StoredTensor]](), list[str]()
+    for key, stored in _header(directory, error).items():
+        if found := KEY.fullmatch(key):
+            sides.setdefault(found["module"].removeprefix(PREFIX), {})[found["side"]] = stored
+        else:
+            problems.append(f"{key}: no matrix of a linear layer's update")
+    updates = dict[str, Update]()
+    for name, pair in sides.items():
+        rank, scale = rank_and_scale(config, where, name, error)
+        if problem := _problem(name, pair, rank, layers.get(name)):
+            problems.append(problem)
+        else:
+            updates[name] = Update(pair["A"], pair["B"], scale)
+    if problems or not updates:
+        more = [f"... and {len(problems) - _MOST_LISTED} more"] if len(problems) > _MOST_LISTED else []
+        lines = "\n  ".join(problems[:_MOST_LISTED] + more or ["it has no matrices"])
+        raise error(f"{directory} does not fit the model\n  {lines}", "take an adapter of this very model")
+    return updates
+
+
+def _header(directory: Path, error: Refusal) -> dict[str, StoredTensor]:
+    path = directory / WEIGHTS_FILE
+    try:
+        with path.open("rb") as stream:
+            return read_header(stream, path.stat().st_size, str(path), error)
+    except OSError as problem:
+        hint = "PEFT's save_pretrained(safe_serialization=True) writes it; pickles (.bin) are not served"
+        raise error(f"{path} cannot be read: {problem.strerror}", hint) from None
+
+
+def _problem(name: str, pair: Mapping[str, StoredTensor], rank: int, layer: LinearLayer | None) -> str:
+    """Return what is wrong with the two matrices of a module, if anything."""
+    if absent := [side for side in "AB" if side not in pair]:
+        return f"{name}.lora_{absent[0]}.weight: missing"
+    if layer is None:
+        return f"{name}: the model has no such linear layer whose adapters are served"
+    if rank > LARGEST_RANK:
+        return f"{name}: rank {rank}; the most is {LARGEST_RANK}"
+    wanted = {"A": (rank, layer.inputs), "B": (layer.outputs, rank)}
+    for side, stored in pair.items():
+        if stored.shape != wanted[side]:
+            return f"{name}.lora_{side}.weight: {list(stored.shape)}, expected {list(wanted[side])}"
+        if stored.data_type not in NUMBER_TYPES.values():
+            return (
+                f"{name}.lora_{side}.weight: of type {stored.data_type}; legal are {', '.join(NUMBER_TYPES.values())}"
+            )
+    return ""
+
+
+def beyond_sums(config: Mapping[str, Any], where: str, error: Refusal) -> list[str]:
+    """List what of a configuration makes more than sums of a weight and a product, ``key: value  (reason)`` a line."""
+    if config.get("peft_type") != "LORA":
+        raise error(f"{where}: peft_type is {quoted(config.get('peft_type'))}", "adapters of type LORA are read")
+    found = [
+        f"{key}: {quoted(value)}  ({_REASONS.get(key, 'it is not known here')})"
+        for key, value in config.items()
+        if key not in _HARMLESS and value not in (None, False, "", {}, [])
+    ]
+    if config.get("bias", "none") != "none":
+        found.append(f"bias: {quoted(config['bias'])}  (the model's biases are trained with it)")
+    started = config.get("init_lora_weights", True)
+    if isinstance(started, str) and started not in _UNCHANGED_BASE:
+        found.append(f"init_lora_weights: {quoted(started)}  (it belongs to weights that were changed before training)")
+    return found
+
+
+def _beyond_served(config: Mapping[str, Any]) -> list[str]:
+    """List what can be merged into a model, and is not served beside it."""
+    found = []
+    if config.get("modules_to_save"):
+        found.append(f"modules_to_save: {quoted(config['modules_to_save'])}  (whole tensors are the model's)")
+    if config.get("fan_in_fan_out"):
+        found.append("fan_in_fan_out: True  (the linear layers of a decoder that is served are [out, in])")
+    return found
+
+
+def rank_and_scale(config: Mapping[str, Any], where: str, module: str, error: Refusal) -> tuple[int, float]:
+    """Return the rank of a module's product, and what it is multiplied by."""
+    checks = Checks(error)
+    rank = checks.positive(_of_module(config, where, "rank_pattern", module, config.get("r", 8), error), f"{where}: r")
+    alpha = _of_module(config, where, "alpha_pattern", module, config.get("lora_alpha", 8), error)
+    scale = checks.number(alpha, f"{where}: lora_alpha") / (sqrt(rank) if config.get("use_rslora") else rank)
+    return rank, scale
+
+
+def _of_module(config: Mapping[str, Any], where: str, key: str, module: str, default: Any, error: Refusal) -> Any:
+    """Take a module's own value out of a pattern, whose names are ends of modules' names."""
+    pattern = config.get(key) or {}
+    if not isinstance(pattern, Mapping):
+        raise error(f"{where}: {key} is {quoted(pattern)}, not an object", "")
+    for name in pattern:
+        if not _PATTERN.fullmatch(name):
+            raise error(f"{where}: {key} holds {quoted(name)}", "names of modules are read")
+        if f".{module}".endswith(f".{name}"):
+            return pattern[name]
+    return default

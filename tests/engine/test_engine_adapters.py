@@ -1,0 +1,382 @@
+"""LoRA adapters in the engine, against transformers' models with the adapters merged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.asking import ask, generated
+from support.few_pages import spoiled
+from support.greedy import NEVER, argmaxes
+from support.hub_served import opened
+from support.llama_models import VOCAB, save
+from support.low_rank import ALL, PREFIX, draw, merged, write
+from support.page_reading_ops import captured_steps
+from support.paged_steps import paged_steps
+from support.quantized_models import deepseeks, save_state, to_fp8
+
+from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.request.adapters import Adapters
+from backends.fastertransformer.engine.request.parse import parse_request
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
+from backends.fastertransformer.engine.rows.sequence import Job
+from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
+from backends.fastertransformer.engine.settings import Settings
+
+
+def lines(count: int, longest: int = 30, seed: int = 0) -> list[list[int]]:
+    generator = np.random.default_rng(seed)
+    return [generator.integers(3, VOCAB, int(n)).tolist() for n in generator.integers(2, longest, count)]
+
+
+def adapted(name: str, directory: Path, count: int = 2, **changes: Any) -> dict[str, Any]:
+    """Save a tiny model with adapters; returns the models that they make by name, the plain one among them."""
+    model = save(name, directory, **changes)
+    models = {"": model}
+    for number in range(count):
+        pairs = draw(model, number, rank=2 + 3 * number)
+        write(directory / f"adapters/a{number}", pairs, lora_alpha=2 * (2 + 3 * number))
+        models[f"a{number}"] = merged(model, pairs, 2.0)
+    return models
+
+
+def check_rows(engine: Any, models: dict[str, Any], names: list[str], count: int = 8, **told: Any) -> None:
+    """Compare rows of one request, each with its adapter: tokens, and log-probabilities of prompts and answers."""
+    rows = lines(len(names))
+    settings = {"end_id": NEVER, "is_return_log_probs": True, "is_return_context_log_probs": True, **told}
+    given = ask(rows, count, lora_name=np.array(names, object), **settings)
+    (outputs,) = engine.generate([engine.parse(given)])
+    for row, (line, name) in enumerate(zip(rows, names, strict=True)):
+        found = generated(outputs, row)
+        whole = torch.tensor([*line, *found])
+        with torch.no_grad():
+            logits = models[name](whole[None]).logits[0, :-1]
+        assert found == logits[len(line) - 1 :].argmax(-1).tolist()
+        known = logits.log_softmax(-1).gather(1, whole[1:, None])[:, 0].numpy()
+        assert np.abs(outputs["context_log_probs"][row, 1 : len(line)] - known[: len(line) - 1]).max(initial=0) < 1e-4
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(1, 1), (2, 1), (1, 2)])
+def test_rows_with_different_adapters_share_a_batch(ranks: int, stages: int, tmp_path: Path) -> None:
+    models = adapted("llama", tmp_path)
+    engine = opened(tmp_path, ranks, stages)
+    assert "room for 2 adapters of rank 5" in engine.description
+    check_rows(engine, models, ["a0", "", "a1", "a0", "a1", ""])
+    with pytest.raises(EngineError, match="lora_name is 'b' in row 0; it must be one of a0, a1, or left out"):
+        engine.parse(ask([[5]], 1, lora_name=np.array(["b"], object)))
+    engine.close()
+
+
+@pytest.mark.parametrize("case", ["phi3_plain", "gemma2", "qwen3_moe_alike", "deepseek_v3", "falcon_h1"])
+def test_layers_of_other_families_have_adapters(case: str, tmp_path: Path) -> None:
+    """Fused matrices, norms behind, shared experts, latent attention, factors before the activation."""
+    targets = {
+        "phi3_plain": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+        "qwen3_moe_alike": ALL[:4],
+        "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    }
+    model = save(case, tmp_path)
+    pairs = {
+        name: pair
+        for name, pair in draw(model, 3, targets=targets.get(case, ALL)).items()
+        if ".experts." not in name and "mamba" not in name
+    }
+    write(tmp_path / "adapters/only", pairs, lora_alpha=6)
+    engine = opened(tmp_path)
+    check_rows(engine, {"": model, "only": merged(model, pairs, 1.5)}, ["only", "", "only"])
+    engine.close()
+
+
+def test_scales_are_peft_s_own_by_module(tmp_path: Path) -> None:
+    """Ranks and alphas of some modules, and the root of the rank."""
+    model = save("llama", tmp_path)
+    pairs = draw(model, 5, rank=4, ranks={"o_proj": 2, "up_proj": 9})
+    told = {"rank_pattern": {"o_proj": 2, "mlp.up_proj": 9}, "alpha_pattern": {"o_proj": 3, "q_proj": 1}}
+    write(tmp_path / "adapters/a", pairs, lora_alpha=6, **told)
+    write(tmp_path / "adapters/roots", pairs, lora_alpha=6, use_rslora=True, **told)
+    plain = merged(model, pairs, 1.5, {"o_proj": 1.5, "up_proj": 6 / 9, "q_proj": 1 / 4})
+    roots = merged(model, pairs, 3.0, {"o_proj": 3 / 2**0.5, "up_proj": 2.0, "q_proj": 0.5})
+    engine = opened(tmp_path)
+    check_rows(engine, {"a": plain, "roots": roots}, ["a", "roots"])
+    engine.close()
+
+
+def answered(adapters: Adapters, steps: Any, scheduler: Scheduler, name: str, line: list[int], **told: Any) -> Any:
+    """Submit a request of an adapter; returns its answers, as they come."""
+    answers = list[Answer]()
+    tensors = ask([line], told.pop("count", 12), end_id=NEVER, lora_name=np.array([name], object), **told)
+    scheduler.add(Job(parse_request(tensors, steps.config, None, adapters), answers.append))
+    return answers
+
+
+@pytest.mark.parametrize(("chunk_tokens", "pages", "places"), [(0, 400, None), (64, 400, 2), (64, 12, None)])
+def test_mixed_traffic_gets_what_each_adapter_gives(
+    chunk_tokens: int, pages: int, places: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs, chunks, mixed steps, pages that are known, rows set back, adapters that make way; pages are poisoned."""
+    models = adapted("llama", tmp_path, 3, max_position_embeddings=512)
+    settings = Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22, max_adapters=places)
+    steps, adapters = captured_steps(settings, pages, monkeypatch, 64, 256, 768), Adapters()
+    adapters.use(steps, steps.config.decoder, tmp_path)
+    for sizes in ((16, 0, 0, 0), (0, 0, 64, 0), (0, 0, 0, 256)):
+        steps.capture(*sizes, 1)
+    scheduler, generator = (
+        Scheduler(steps, 16, steps_ahead=True, chunk_tokens=chunk_tokens),
+        np.random.default_rng(pages),
+    )
+    shared, asked = generator.integers(3, VOCAB, 70).tolist(), []
+    with spoiled(steps):
+        for place in range(20):
+            own = generator.integers(3, VOCAB, int(generator.choice([1, 31, 64, 120]))).tolist()
+            line, name = (shared if place % 3 else []) + own, ["", "a0", "a1", "a2"][int(generator.integers(4))]
+            count = int(generator.choice([5, 40, 90]))
+            asked.append((line, name, count, answered(adapters, steps, scheduler, name, line, count=count)))
+            for _ in range(2 * (place % 3)):
+                scheduler.step()
+        while not scheduler.is_idle:
+            scheduler.step()
+    for line, name, count, (answer,) in asked:
+        assert not isinstance(answer, Failure), answer
+        found = generated(answer.tensors)
+        assert len(found) == count and found == argmaxes(models[name], line, found)
+    assert steps.cache.allocator.prefixes.found >= 64
+    assert (scheduler.metrics.preemptions > 0) == (pages < 100)
+    assert not any(adapter.holders or adapter.rows for adapter in adapters.known.values())
+
+
+def test_pages_belong_to_their_adapter(tmp_path: Path) -> None:
+    """The same content under another name finds them; another adapter, or none, does not."""
+    adapted("llama", tmp_path)
+    shutil.copytree(tmp_path / "adapters/a0", tmp_path / "adapters/twin")
+    steps, adapters = paged_steps(Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)), Adapters()
+    adapters.use(steps, steps.config.decoder, tmp_path)
+    scheduler, line, found = Scheduler(steps, 4), [*range(3, 43)], steps.cache.allocator.prefixes
+    known = []
+    for name in ("a0", "twin", "a1", "a1", ""):
+        before = found.found
+        answered(adapters, steps, scheduler, name, line, count=2)
+        while not scheduler.is_idle:
+            scheduler.step()
+        known.append(found.found - before)
+    assert known == [0, 32, 0, 32, 0]
+
+
+def test_beams_and_streams_have_adapters(tmp_path: Path) -> None:
+    models = adapted("llama", tmp_path)
+    engine = opened(tmp_path)
+    for name in ("a1", ""):
+        beside = ask([lines(1)[0]] * 2, 6, end_id=NEVER, beam_width=3, lora_name=np.array([name, "a0"], object))
+        (together,) = engine.generate([engine.parse(beside)])
+        plain = tmp_path / f"merged-{name}"
+        models[name].save_pretrained(plain)
+        alone_engine = opened(plain)
+        (alone,) = alone_engine.generate([alone_engine.parse(ask([lines(1)[0]], 6, end_id=NEVER, beam_width=3))])
+        alone_engine.close()
+        assert (together["output_ids"][0] == alone["output_ids"][0]).all()
+    texts, done = list[list[int]](), threading.Event()
+
+    def note(answer: Any) -> None:
+        texts.append(generated(answer.tensors))
+        if answer.is_final:
+            done.set()
+
+    line = lines(1, seed=2)[0]
+    request = engine.parse(ask([line], 9, end_id=NEVER, lora_name=np.array(["a0"], object)))
+    engine.submit(request, note, is_streaming=True)
+    assert done.wait(30) and len(texts) > 1 and texts[-1] == argmaxes(models["a0"], line, texts[-1])
+    engine.close()
+
+
+def test_adapters_come_and_go_while_rows_run(tmp_path: Path) -> None:
+    """A row whose adapter is unloaded ends well; its name is free at once, for other matrices too."""
+    models = adapted("llama", tmp_path, max_position_embeddings=2048)
+    pairs = draw(models[""], 9)
+    engine = opened(tmp_path, max_adapters=3)
+    assert set(engine.adapters()) == {"a0", "a1"} and engine.adapters()["a1"]["rank"] == 5
+    line, answers, begun, done = lines(1)[0], list[Any](), threading.Event(), threading.Event()
+
+    def note(answer: Any) -> None:
+        answers.append(answer)
+        begun.set()
+        if answer.is_final:
+            done.set()
+
+    told = {"end_id": NEVER, "lora_name": np.array(["a0"], object)}
+    engine.submit(engine.parse(ask([line], 400, **told)), note, is_streaming=True)
+    begun.wait(30)
+    engine.unload_adapter("a0")
+    with pytest.raises(EngineError, match="lora_name is 'a0' in row 0; it must be one of a1"):
+        engine.parse(ask([line], 1, **told))
+    with pytest.raises(EngineError, match="lora_name is 'a0'; it must be one of a1"):
+        engine.unload_adapter("a0")
+    engine.load_adapter("a0", write(tmp_path / "other", pairs))
+    with pytest.raises(EngineError, match="'a0' is loaded already"):
+        engine.load_adapter("a0", tmp_path / "other")
+    check_rows(engine, models | {"a0": merged(models[""], pairs)}, ["a0", "a1"])
+    assert not done.is_set() or len(generated(answers[-1].tensors)) == 400
+    assert done.wait(60)
+    found = generated(answers[-1].tensors)
+    assert len(found) == 400 and found == argmaxes(models["a0"], line, found)
+    late = engine.parse(ask([line], 1, **told))
+    engine.unload_adapter("a0")
+    with pytest.raises(EngineError, match="the adapter 'a0' was unloaded"):
+        engine.generate([late])
+    assert len(engine._steps.adapters._host) == 1
+    engine.close()
+
+
+def test_more_adapters_than_places_take_turns(tmp_path: Path) -> None:
+    models = adapted("llama", tmp_path, 4)
+    engine = opened(tmp_path, max_adapters=1)
+    check_rows(engine, models, ["a0", "a3", "", "a1", "a2", "a0"])
+    engine.close()
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8"])
+def test_weights_of_few_bits_have_adapters(form: str, tmp_path: Path) -> None:
+    """The oracle is transformers with the weights that the numbers and their scales mean."""
+    model = save("llama", tmp_path)
+    pairs = draw(model, 1)
+    state = load_file(tmp_path / "model.safetensors")
+    for key in [key for key in state if "_proj" in key]:
+        if form == "int8":
+            scales = state[key].abs().amax(1, keepdim=True) / 127
+            model.get_parameter(key).data = (state[key] / scales).round() * scales
+        else:
+            numbers, scales = to_fp8(state[key], 16, 32)
+            wide = scales.repeat_interleave(16, 0).repeat_interleave(32, 1)
+            model.get_parameter(key).data = numbers.float() * wide[: numbers.shape[0], : numbers.shape[1]]
+            state[key], state[f"{key}_scale_inv"] = numbers, scales
+    if form == "fp8":
+        save_state(tmp_path, state, deepseeks([16, 32]))
+    write(tmp_path / "adapters/a", pairs)
+    engine = opened(tmp_path, int8_mode=int(form == "int8"))
+    check_rows(engine, {"": model, "a": merged(model, pairs)}, ["a", "", "a"])
+    engine.close()
+
+
+def test_a_session_keeps_its_adapter(tmp_path: Path) -> None:
+    models = adapted("llama", tmp_path)
+    steps, adapters = paged_steps(Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)), Adapters()
+    adapters.use(steps, steps.config.decoder, tmp_path)
+    scheduler, said = Scheduler(steps, 4), list[int]()
+    for turn, (name, line) in enumerate([("a0", [5, 9, 13]), ("a1", [8]), ("a0", [8])]):
+        tensors = ask([line], 6, end_id=NEVER, lora_name=np.array([name], object))
+        answers = list[Any]()
+        request = parse_request({**tensors, "START": np.array([turn == 0], np.int32)}, steps.config, None, adapters)
+        scheduler.add(Job(request, answers.append, session="s"))
+        while not scheduler.is_idle:
+            scheduler.step()
+        if name == "a1":
+            assert "session s began with the adapters a0" in answers[0].problem
+            continue
+        said += line
+        found = generated(answers[-1].tensors)[-6:]
+        assert found == argmaxes(models["a0"], said, found)
+        said += found
+
+
+ONE = torch.ones(4, 4)
+HOSTILE: dict[str, tuple[Any, str]] = {
+    "no file of weights": (lambda a: (a / "adapter_model.safetensors").unlink(), "cannot be read: No such file"),
+    "no configuration": (lambda a: (a / "adapter_config.json").unlink(), "no adapter_config.json"),
+    "a pickle": (
+        lambda a: (a / "adapter_model.safetensors").rename(a / "adapter_model.bin"),
+        r"pickles \(.bin\) are not served",
+    ),
+    "cut off": (
+        lambda a: (a / "adapter_model.safetensors").write_bytes((a / "adapter_model.safetensors").read_bytes()[:-9]),
+        "truncated",
+    ),
+    "another type": (lambda a: settings(a, peft_type="IA3"), "peft_type is 'IA3'"),
+    "dora": (lambda a: settings(a, use_dora=True), "use_dora: True  .its weights are also scaled by a vector"),
+    "bias": (lambda a: settings(a, bias="lora_only"), "bias: 'lora_only'"),
+    "whole modules": (lambda a: settings(a, modules_to_save=["lm_head"]), "modules_to_save: .'lm_head'."),
+    "another rank": (lambda a: settings(a, r=3), r"lora_A.weight: \[4, 64\], expected \[3, 64\]"),
+    "no rank": (lambda a: settings(a, r=0), "r is 0, not a positive number"),
+    "a huge rank": (lambda a: settings(a, r=1 << 40), f"rank {1 << 40}; the most is 256"),
+    "no alpha": (lambda a: settings(a, lora_alpha="inf"), "lora_alpha is 'inf', not a number"),
+    "a pattern": (lambda a: settings(a, rank_pattern={".*": 2}), r"rank_pattern holds '\.\*'"),
+    "an unknown module": (
+        lambda a: tensors(a, lambda found: {**found, f"{PREFIX}model.layers.9.mlp.up_proj.lora_A.weight": ONE}),
+        "model.layers.9.mlp.up_proj.lora_B.weight: missing",
+    ),
+    "the head": (
+        lambda a: tensors(a, lambda found: {**found, **{f"{PREFIX}lm_head.lora_{n}.weight": ONE + 0 for n in "AB"}}),
+        "lm_head: the model has no such linear layer",
+    ),
+    "no matrix": (lambda a: tensors(a, lambda found: {**found, "other": ONE}), "other: no matrix"),
+    "nothing": (lambda a: tensors(a, lambda found: {}), "it has no matrices"),
+    "nan": (
+        lambda a: tensors(a, lambda found: {name: each * float("nan") for name, each in found.items()}),
+        "has numbers that are not finite",
+    ),
+    "integers": (
+        lambda a: tensors(a, lambda found: {name: each.int() for name, each in found.items()}),
+        "of type I32; legal are",
+    ),
+    "another model's": (
+        lambda a: tensors(a, lambda found: {name: each[:, :3].contiguous() for name, each in found.items()}),
+        r"expected \[4, 64\]",
+    ),
+}
+
+
+def settings(adapter: Path, **changes: Any) -> None:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def tensors(adapter: Path, change: Any) -> None:
+    path = adapter / "adapter_model.safetensors"
+    save_file(change(load_file(path)), path)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
+    directory = tmp_path_factory.mktemp("running")
+    model = save("llama", directory)
+    engine = opened(directory, max_adapters=2, max_adapter_rank=4)
+    yield engine, write(directory / "whole", draw(model, 0))
+    engine.close()
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_damaged_adapter_is_refused_and_nothing_changes(case: str, running: tuple[Any, Path], tmp_path: Path) -> None:
+    engine, whole = running
+    shutil.copytree(whole, tmp_path / "a")
+    damage, problem = HOSTILE[case]
+    damage(tmp_path / "a")
+    with pytest.raises(EngineError, match=problem):
+        engine.load_adapter("a", tmp_path / "a")
+    assert engine.adapters() == {}
+
+
+def test_names_and_ranks_have_limits(running: tuple[Any, Path], tmp_path: Path) -> None:
+    engine, whole = running
+    for name in ("", "../a", "a/b", ".a", "a" * 65, "a b", "ä"):
+        with pytest.raises(EngineError, match="is no name of an adapter"):
+            engine.load_adapter(name, whole)
+    model = save("llama", tmp_path / "model")
+    with pytest.raises(EngineError, match="has rank 5, and there is room for 4; set max_adapter_rank"):
+        engine.load_adapter("wide", write(tmp_path / "wide", draw(model, 1, rank=5)))
+    for limits in ({"max_adapters": 65}, {"max_adapters": 2, "max_adapter_rank": 257}):
+        with pytest.raises(EngineError, match="the most are 64 of 256"):
+            opened(tmp_path / "model", **limits)
+    with pytest.raises(EngineError, match="this model has no adapters; leave it out"):
+        engine.parse(ask([[5]], 1, lora_name=np.array(["a"], object)))
+    plain = opened(tmp_path / "model")
+    with pytest.raises(EngineError, match="no adapter can be loaded: max_adapters is 0"):
+        plain.load_adapter("a", whole)
+    plain.close()
+    write(tmp_path / "model/adapters/bad", draw(model, 1), bias="all")
+    with pytest.raises(EngineError, match="adapters/bad/adapter_config.json describes an adapter that is not served"):
+        opened(tmp_path / "model")
