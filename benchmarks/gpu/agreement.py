@@ -36,6 +36,7 @@ from torch import Tensor
 from backends.fastertransformer.engine.arrays import Array
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import CacheShape
+from backends.fastertransformer.engine.cache.states import States
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.model.config import ModelConfig
 from backends.fastertransformer.engine.model.families import read_config
@@ -67,6 +68,9 @@ _EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size"
 _SHARED = {"n_routed_experts": 16, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0}
 _SHARED |= {"use_qk_norm": True}
 _LATENT = {"kv_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "head_dim": 16, "v_head_dim": 24}
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_n_groups": 2, "mamba_d_state": 16}
+_DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "full_attention_interval": 2, "rms_norm_eps": 1e-2}
+_DELTA |= {"linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4}
 # Name: model_type, section, size of a head, keys of the section's own, or of a T5's stacks and its structure; keys of
 # config.json of what has no shards.
 _FAMILIES: dict[str, tuple[Any, ...]] = {
@@ -88,6 +92,8 @@ _FAMILIES: dict[str, tuple[Any, ...]] = {
         {"model_type": "deepseek_v3", "first_k_dense_replace": 99, "num_key_value_heads": None, "q_lora_rank": 40}
         | _LATENT,
     ),
+    "falcon_h1": ("Llama", "", 32, {"model_type": "falcon_h1", **_MAMBA}),
+    "qwen3_5": ("Llama", "", 32, {"model_type": "qwen3_5_text", **_DELTA}),
     "t5": ("T5", "", 64, "feed_forward_proj = relu\n" + _TIED, ""),
     "t5 v1.1": ("T5", "", 128, "feed_forward_proj = gated-gelu\ntie_word_embeddings = 0\n", _GATED),
     "t5 bias": ("T5", "", 64, "feed_forward_proj = gelu\n" + _TIED, "t5_with_bias = 1\n"),
@@ -159,7 +165,8 @@ def open_steps(directory: Path, config: ModelConfig, kind: str, device: torch.de
     assert network.weights.decoder, "there is no decoder"
     entries, has_cross = network.weights.decoder.entries, config.encoder is not None
     shape = CacheShape(entries, precision.compute, has_cross, network.ops.is_head_major)
-    steps = Steps(network, KvCache(shape, device, 1 << 30, 96))
+    states = States(network.weights.decoder.states, 8, device) if config.keeps_states else None
+    steps = Steps(network, KvCache(shape, device, 1 << 30, 96, states=states))
     for rows, tokens in ((4, 0), (0, 128)) if how != "eager" and network.ops.can_capture else ():
         steps.capture(rows, tokens)
     return steps

@@ -26,8 +26,6 @@ from backends.fastertransformer.engine.model.blocks.context import LayerContext
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.weights import load_weights
-from backends.fastertransformer.engine.ops import state_rows
-from backends.fastertransformer.engine.ops.ops import Ops
 from backends.fastertransformer.engine.ops.state_rows import StateRows
 from backends.fastertransformer.engine.parallel.partition import Partition
 from backends.fastertransformer.engine.request.parse import parse_request
@@ -35,7 +33,6 @@ from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.settings import Settings
-from backends.fastertransformer.engine.steps.warmup import warm_up
 
 POSITIONS = 256
 # So that Mamba's part of a layer of Falcon-H1 is as large as attention's.
@@ -105,7 +102,7 @@ def test_blocks_of_a_pass_change_nothing(name: str, tmp_path: Path, monkeypatch:
     )
     expected = mixed_logits(network, ids, cuts)
     for tokens in (64, 100, 192, 256):
-        monkeypatch.setattr(state_rows, "_BLOCK_TOKENS", tokens)
+        monkeypatch.setattr(StateRows, "block_tokens", tokens)
         for found, whole in zip(mixed_logits(network, ids, cuts), expected, strict=True):
             assert (found - whole).abs().max() < 1e-6
 
@@ -127,14 +124,10 @@ def test_a_server_gives_transformers_tokens_and_log_probabilities(opened: tuple[
         assert np.abs(outputs["output_log_probs"][row, 0] - known[len(line) - 1 :]).max() < 1e-4
 
 
-def test_rows_that_come_go_and_are_set_back_get_what_transformers_gives_each(
-    opened: tuple[Any, Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_come_go_and_are_set_back_get_what_transformers_gives_each(opened: tuple[Any, Settings]) -> None:
     """As on a GPU: a step is launched before the last tokens are read, so a row that has ended takes a surplus one."""
-    monkeypatch.setattr(Ops, "can_capture", True)
     model, settings = opened
     steps = paged_steps(settings, pages=18)
-    assert warm_up(steps).startswith("steps run without graph replay") and steps.can_chunk
     allocator = steps.cache.allocator
     scheduler, answers = Scheduler(steps, 8, steps_ahead=True, chunk_tokens=16), list[list[Answer]]()
     generator = np.random.default_rng(3)
@@ -152,6 +145,17 @@ def test_rows_that_come_go_and_are_set_back_get_what_transformers_gives_each(
         assert len(found) == count and found == argmaxes(model, line, found)
     assert scheduler.metrics.preemptions > 2 and allocator.free == 18
     assert sorted(allocator._states) == list(range(1, allocator.most_rows + 2))
+
+
+def test_padding_of_a_captured_step_has_the_state_of_no_row(opened: tuple[Any, Settings]) -> None:
+    """Rows that have just joined are behind those that decode, where padding is."""
+    steps = paged_steps(opened[1])
+    rows, states = [steps.cache.allocator.take(9) for _ in range(3)], steps.cache.states
+    steps.slots.allocate(0, rows, np.full(3, 9))
+    assert states
+    with steps.slots.hidden(1, 4):
+        assert states.of_slots[:4].tolist() == [rows[0].state, 0, 0, 0]
+    assert states.of_slots[:4].tolist() == [*(row.state for row in rows), 0]
 
 
 def test_beams_have_states_of_their_own(opened: tuple[Any, Settings]) -> None:

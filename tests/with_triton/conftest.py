@@ -22,6 +22,7 @@ if not (_HAS_TRITON and (_IS_INTERPRETED or torch.cuda.is_available())):
         "test_engine_grouped_kernels.py",
         "test_engine_latent_kernels.py",
         "test_engine_row_blocks.py",
+        "test_engine_state_kernels.py",
     ]
 if not (_HAS_TRITON and _IS_INTERPRETED):  # on a CPU that is taken for a GPU
     collect_ignore_glob += ["test_engine_steps.py", "test_engine_mixed_steps.py"]

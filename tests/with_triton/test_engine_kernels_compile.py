@@ -14,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from backends.fastertransformer.engine.ops.kernels import few_experts, fp8_rows, grouped_gemm, grouped_prefill
+from backends.fastertransformer.engine.ops.kernels import (
+    delta_scan,
+    few_experts,
+    fp8_rows,
+    grouped_gemm,
+    grouped_prefill,
+    mamba_scan,
+)
 from backends.fastertransformer.engine.ops.kernels import prefill_attention as row_kernels
 
 KERNELS = "backends.fastertransformer.engine.ops.kernels"
@@ -173,6 +180,23 @@ def latent(heads: int, many: int, **others: Any) -> dict[str, Any]:
     return {"heads": heads, "many": many, **entry, "block": 32, "stages": 2, **others}
 
 
+STATES = {"states": "*i64", "rows": "*i64", "columns": "*i32", "learnt": "*i32", "forgotten": "*i32"}
+STATES |= dict.fromkeys(("weight", "bias", "convolved", "past", "memory", "step_bias", "decay", "skip", "out"), "*fp32")
+STATES |= dict.fromkeys(("solved", "scores", "gain"), "*fp32") | dict.fromkeys(("given", "rates", "x"), "*bf16")
+STATES |= {"least_step": "fp32"}
+CONVOLUTION = {"taps": 3, "has_bias": True, "block": 256}
+MAMBA = {"head_size": 64, "memory_size": 128, "block": 32, "width": 128}
+WIDE_MAMBA = {"head_size": 128, "memory_size": 256, "block": 32, "width": 256}
+DELTA = {"key_size": 128, "value_size": 128, "block": 32, "width": 128}
+
+
+def scan(tiles: mamba_scan.ScanTiles) -> dict[str, Any]:
+    """Scans of packed rows."""
+    return {"chunk": tiles.chunk, "block": tiles.block, "precision": tiles.precision, "num_stages": 1}
+
+
+MAMBA_TILES, DELTA_TILES, EXACT, OLDER_SCAN = mamba_scan._NEWER, delta_scan._NEWER, mamba_scan.EXACT, mamba_scan.OLDER
+CONV, SCAN, DELTA_SCAN, NORM = "state_conv", "mamba_scan", "delta_scan", "gated_norm"
 DECODE, PREFILL = "decode_attention", "prefill_attention"
 LATENT_DECODE, LATENT_PREFILL = "latent_decode", "latent_prefill"
 GROUP_DECODE, GROUP_PREFILL = "grouped_decode", "grouped_prefill"
@@ -343,6 +367,29 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         LATENT_FP32,
     ),
     "latent entries": ("latent_entries", "_keep", 4, latent(16, 16, plain=128, rotation=1), LATENT),
+    "convolution of a token": (CONV, "_convolve_step", 2, CONVOLUTION, STATES),
+    "convolution of rows": (CONV, "_convolve_rows", 8, {**CONVOLUTION, "many": 16}, STATES),
+    "last inputs": (CONV, "_keep_last", 2, CONVOLUTION, STATES),
+    "step of Mamba": (SCAN, "_step", 4, MAMBA, STATES),
+    "step of a wide Mamba": (SCAN, "_step", 4, {**WIDE_MAMBA, "block": 16}, STATES),
+    "rows of Mamba": (SCAN, "_scan", MAMBA_TILES.warps, MAMBA | scan(MAMBA_TILES), STATES),
+    "older: rows of Mamba": (SCAN, "_scan", OLDER_SCAN.warps, MAMBA | scan(OLDER_SCAN), STATES),
+    "rows of a wide Mamba": (SCAN, "_scan", OLDER_SCAN.warps, WIDE_MAMBA | scan(OLDER_SCAN), STATES),
+    "rows of Mamba, fp32": (SCAN, "_scan", EXACT.warps, MAMBA | scan(EXACT), STATES),
+    "step of the delta rule": (DELTA_SCAN, "_step", 4, DELTA, STATES),
+    "chunks of the delta rule": (DELTA_SCAN, "_solve", DELTA_TILES.warps, DELTA | scan(DELTA_TILES), STATES),
+    "chunks of the delta rule, fp32": (DELTA_SCAN, "_solve", EXACT.warps, DELTA | scan(EXACT), STATES),
+    "rows of the delta rule": (DELTA_SCAN, "_scan", DELTA_TILES.warps, DELTA | scan(DELTA_TILES), STATES),
+    "rows of the delta rule, fp32": (DELTA_SCAN, "_scan", EXACT.warps, DELTA | scan(EXACT), STATES),
+    "older: chunks of the delta rule": (DELTA_SCAN, "_solve", OLDER_SCAN.warps, DELTA | scan(OLDER_SCAN), STATES),
+    "older: rows of the delta rule": (DELTA_SCAN, "_scan", OLDER_SCAN.warps, DELTA | scan(OLDER_SCAN), STATES),
+    "gated norm": (
+        NORM,
+        "_gate_groups",
+        4,
+        {"has_norm": True, "is_behind": False, "is_shared": False, "many": 1, "width": 1024},
+        STATES | {"x": "*fp32", "out": "*bf16"},
+    ),
     "norm": ("elementwise", "_norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),
     "draw": ("sampling", "_draw", 16, {"block": 4096, "scales": None}, {"tokens": "*i64", "rows": "*i64"}),
     "draw with temperature": ("sampling", "_draw", 16, {"block": 4096}, DRAWN),
@@ -443,7 +490,11 @@ NOT_CHOSEN = [
     *((case, 80) for case in ("rows of wide heads", "rows of wide heads with slopes", "alibi")),
     *((case, 90) for case in ("alibi, smaller blocks", "by distance, smaller blocks")),
     *((case, 80) for case in CASES if re.search("rows of (groups|(many )?latent)", case) and "older" not in case),
-    ("many latent heads", 80),
+    *(
+        (case, 80)
+        for case in ("many latent heads", "rows of Mamba", "chunks of the delta rule", "rows of the delta rule")
+    ),
+    ("chunks of the delta rule, fp32", 80),  # spills some there, where fp32 is for tests
     *((case, 90) for case in CASES if "older" in case or "bytes" in case),
     *((case, 80) for case in CASES if "fp8" in case or "rounded" in case),
 ]  # see product.multiply, rows._choose, attention.attend

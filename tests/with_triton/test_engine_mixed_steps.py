@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.asking import CPU, Tensors, ask, prompts
 from support.faked_gpu import fake_gpu, launch_few_programs
+from support.paged_steps import poisoned_states
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
@@ -62,7 +63,7 @@ def noting(cut: Callable[..., tuple[Tensor, int]], parts: list[int]) -> Callable
     return note
 
 
-@pytest.mark.parametrize("family", ["gpt", "qwen3", "deepseek", "gemma2", "bloom"])
+@pytest.mark.parametrize("family", ["gpt", "qwen3", "deepseek", "gemma2", "bloom", "qwen3_5"])
 @torch.inference_mode()
 def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_checkpoint(AgreementArguments(layers=2, hidden=128, vocab=50), family, tmp_path / "1-gpu")
@@ -72,7 +73,8 @@ def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, m
     def steps() -> Steps:
         network = Network(config, weights)
         own = replace(shape, is_head_major=network.ops.is_head_major)
-        return Steps(network, KvCache(own, CPU, 1 << 24, 128))
+        states = poisoned_states(network, 8) if config.keeps_states else None
+        return Steps(network, KvCache(own, CPU, 1 << 24, 128, states=states))
 
     expected = answers_of(steps(), 0)
     fake_gpu(monkeypatch)

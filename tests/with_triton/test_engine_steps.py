@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.faked_gpu import fake_gpu, launch_few_programs
 from support.network_runs import load_for_kernels
+from support.paged_steps import poisoned_states
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
@@ -56,11 +57,12 @@ def take_all(steps: Steps) -> list[Tensor]:
     return found
 
 
-# A GPT-J's steps are a GPT's but for rotations by pairs, which the kernels' own tests make, and a Qwen3's are GLM's.
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("gptj", "qwen3")]
+# A GPT-J's steps are a GPT's but for rotations by pairs, which the kernels' own tests make, a Qwen3's are GLM's, and
+# a Qwen3.5's are in the mixed steps.
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("gptj", "qwen3", "qwen3_5")]
 
 
-@pytest.mark.parametrize("family", ["gpt", "bloom", *LONG, "t5", "gemma2", "glm4_moe", "deepseek"])
+@pytest.mark.parametrize("family", ["gpt", "bloom", *LONG, "t5", "gemma2", "glm4_moe", "deepseek", "falcon_h1"])
 @torch.inference_mode()
 def test_steps_give_what_torch_gives(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_checkpoint(AgreementArguments(layers=2, hidden=128, vocab=50), family, tmp_path / "1-gpu")
@@ -74,7 +76,8 @@ def test_steps_give_what_torch_gives(family: str, tmp_path: Path, monkeypatch: p
     def steps() -> Steps:
         network = Network(config, weights)
         own = replace(shape, is_head_major=network.ops.is_head_major)
-        return Steps(network, KvCache(own, CPU, 1 << 24, 128))
+        states = poisoned_states(network, 8) if config.keeps_states else None
+        return Steps(network, KvCache(own, CPU, 1 << 24, 128, states=states))
 
     expected = take_all(steps())
     fake_gpu(monkeypatch)

@@ -29,7 +29,6 @@ from ..ops.low_rank import AdaptedRows
 from ..ops.ops import Ops
 from ..ops.packed_rows import Rows
 from ..ops.positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies
-from ..ops.state_rows import StateRows
 from ..parallel.comm import Comm
 from .blocks.attention import scale_by_task, split_heads
 from .blocks.context import LayerContext
@@ -80,7 +79,7 @@ class Network:
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=weights.like.dtype))
         can_mix = not config.has_experts or self.ops.can_capture_experts
         is_latent = any(spec.is_latent for spec in self._specs.values())
-        can_attend = not config.keeps_states and (not is_latent or self.ops.latent.can_capture)
+        can_attend = not is_latent or self.ops.latent.can_capture
         self.can_capture_decode = self.ops.can_capture and can_mix and can_attend
         self.can_capture = self.can_capture_decode and not config.ia3_num_tasks
         self.can_capture_continued = self.can_capture and not config.encoder and config.positions not in _BIASED
@@ -241,8 +240,9 @@ class Network:
             tasks_here = tasks.view(x.shape[:2]) if config.ia3_num_tasks else None
         state_rows, states = None, self._no_states
         if cache.states:
-            of_rows = cache.states.of_slots[rows.slots[rows.ends[:-1].long()] if rows else slots]
-            state_rows, states = StateRows(of_rows, rows), cache.states.layers
+            if rows:  # those without tokens, of a CUDA graph, may be behind all
+                slots = rows.slots[rows.ends[:-1].long().clamp(max=len(rows.slots) - 1)]
+            state_rows, states = self.ops.state_rows(cache.states.of_slots[slots], rows), cache.states.layers
         ops = AdaptedOps(self.ops, adapted) if adapted else self.ops
         contexts = {
             kind: LayerContext(ops, self.comm, prepare(spec), tasks_here, attend_source, state_rows)

@@ -35,6 +35,7 @@ from .low_rank import AdaptedRows, GroupedRows
 from .packed_rows import Rows
 from .positions import Attend, AttentionSpec, CrossAttend
 from .routing import Router, choose
+from .state_rows import StateRows
 
 
 class Ops:
@@ -170,6 +171,10 @@ class Ops:
     def run_experts(self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
         """Sum what each token's experts compute of it; see experts.run_experts."""
         return experts.run_experts(layer, x, chosen, counts)
+
+    def state_rows(self, states: Tensor, rows: Rows | None) -> StateRows:
+        """Return the states of a call's rows, for all layers; see StateRows."""
+        return StateRows(states, rows)
 
     def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, table: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Look up the next token of each row and its position, and add them.

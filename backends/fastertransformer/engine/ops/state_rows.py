@@ -16,12 +16,12 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..arrays import Array, upload
+from ..cache.states import LayerState
 from .packed_rows import Rows
 
 CHUNK = 64  # tokens that a scan computes together
 _ROUNDED = 16  # a row's last chunk is padded to a multiple of it, and shares a product with those of its size alone
 _MOST_TOKENS = 4096  # of the chunks of one product
-_BLOCK_TOKENS = 2048  # that a layer computes at a time: what it needs of memory is fp32, and several times its input
 
 
 class Chunk(NamedTuple):
@@ -50,13 +50,25 @@ class Recurrence(Protocol):
         """Run a chunk of each row, [b, L, ...], of which padding, see Chunk, leaves the memory as it is."""
 
 
+class Mixing(Protocol):
+    """What a layer computes between its products, in torch."""
+
+    def mix(self, rows: StateRows, given: Sequence[Tensor], state: LayerState) -> Tensor:
+        """Compute an output of each token, fp32 [T, width], of products, [T, ...] each; the rows' states go on."""
+
+
 class StateRows:
     """The states of a call's rows.
 
     Args:
         states: int64 [B], on the device.
         rows: packed rows; None: each has one token, and goes on.
+
+    Attributes:
+        block_tokens: that a layer computes at a time: what it needs of memory is fp32, and several times its input.
     """
+
+    block_tokens = 2048
 
     def __init__(self, states: Tensor, rows: Rows | None = None) -> None:
         self.states, self._rows = states, rows
@@ -75,14 +87,14 @@ class StateRows:
 
     def in_blocks(self, x: Tensor, run: Callable[[Tensor, StateRows], Tensor]) -> Tensor:
         """Run a function of tokens, [B, T, ...], and their rows on some of them at a time."""
-        if not self.is_packed or x.shape[1] <= _BLOCK_TOKENS:
+        if not self.is_packed or x.shape[1] <= self.block_tokens:
             return run(x, self)
         return torch.cat([run(x[:, tokens], rows) for tokens, rows in self._blocks], 1)
 
     @cached_property
     def _blocks(self) -> list[tuple[slice, StateRows]]:
         """Cut the tokens into blocks; a row is cut between two chunks, so that its numbers stay the same."""
-        found, begin, room = list[tuple[slice, StateRows]](), 0, _BLOCK_TOKENS
+        found, begin, room = list[tuple[slice, StateRows]](), 0, self.block_tokens
         of_block: dict[int, int] = {}  # row -> tokens
         for row, left in enumerate(self._lengths.tolist()):
             while left:
@@ -92,7 +104,7 @@ class StateRows:
                 left, room = left - taken, room - taken
                 if left or not room:
                     found.append(self._block(begin, of_block))
-                    begin, room, of_block = found[-1][0].stop, _BLOCK_TOKENS, {}
+                    begin, room, of_block = found[-1][0].stop, self.block_tokens, {}
         return [*found, self._block(begin, of_block)] if of_block else found
 
     def _block(self, begin: int, lengths: dict[int, int]) -> tuple[slice, StateRows]:
@@ -100,7 +112,11 @@ class StateRows:
         tokens, rows = slice(begin, begin + sum(lengths.values())), slice(min(lengths), max(lengths) + 1)
         ends = upload(np.cumsum([0, *lengths.values()]).astype(np.int32), self.states.device)
         ids, positions, slots = self._rows.ids[tokens], self._rows.positions[tokens], self._rows.slots[tokens]
-        return tokens, StateRows(self.states[rows], Rows(ids, positions, slots, ends, list(lengths.values())))
+        return tokens, type(self)(self.states[rows], Rows(ids, positions, slots, ends, list(lengths.values())))
+
+    def mix(self, mixing: Mixing, given: Sequence[Tensor], state: LayerState, dtype: torch.dtype) -> Tensor:
+        """Compute what is between a layer's products, see Mixing, of products and in a type."""
+        return mixing.mix(self, given, state).to(dtype)
 
     def read(self, part: Tensor) -> Tensor:
         """Read a part of the rows' states, [B, ...]; zeros of rows that begin."""
@@ -196,3 +212,8 @@ class StateRows:
         places = firsts[:, None] + np.minimum(offsets, lengths[:, None] - 1)
         targets = np.where(is_there, places, total)
         return Chunk(*(upload(each, self.states.device) for each in (rows, places, targets, is_there[..., None])))
+
+
+def cut(x: Tensor, count: int) -> Tensor:
+    """Cut the last axis into parts of one size, [..., n] -> [..., count, n / count]."""
+    return x.view(*x.shape[:-1], count, -1)

@@ -33,6 +33,7 @@ from .routing import Router
 from .torch_attention import flash_rows, has_flash_kernel
 from .triton_latent import TritonLatentOps
 from .triton_products import TritonProducts
+from .triton_states import TritonStateRows
 
 
 class TritonOps(TritonProducts):
@@ -60,6 +61,10 @@ class TritonOps(TritonProducts):
         """See Ops."""
         is_few = layer.into.scales is None and few_experts.is_few(layer, *chosen.shape)
         return (few_experts.run_experts if is_few else grouped_gemm.run_experts)(layer, x, chosen, counts)
+
+    def state_rows(self, states: Tensor, rows: Rows | None) -> TritonStateRows:
+        """See Ops."""
+        return TritonStateRows(states, rows)
 
     def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, table: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See Ops; on a GPU both tables have the type of the result."""

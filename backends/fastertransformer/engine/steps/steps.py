@@ -134,7 +134,7 @@ class Steps(Collective):
     def can_chunk(self) -> bool:
         """Whether a prompt may be run in chunks: not an encoder's, and not where a GPU would attend to it by torch."""
         network = self.network
-        is_fast = not network.ops.can_capture or network.can_capture_continued or self.config.keeps_states
+        is_fast = not network.ops.can_capture or network.can_capture_continued
         return not self.config.encoder and is_fast
 
     def can_mix(self, rows: int, tokens: int, contexts: int = 1) -> bool:

@@ -11,7 +11,9 @@ from torch import Tensor
 from models.blocks.delta_rule import DeltaRule
 from models.blocks.mamba import Mamba
 
+from ...ops.delta_mixing import DeltaMixing
 from ...ops.linear import Norm
+from ...ops.mamba_mixing import MambaMixing
 from ...ops.mamba_scan import MambaRecurrence
 from ..blocks.context import StateMixer
 from ..blocks.delta_rule import DeltaWeights
@@ -46,17 +48,15 @@ def _mamba(read: HubReader, config: ModelConfig, kind: Mamba, names: Mapping[str
     if any(factor != 1 for factor in factors):
         rows = [read.empty((kind.widths[name],), torch.float32) for name in kind.in_sections]
         sections = torch.cat([part.fill_(factor) for part, factor in zip(rows, factors, strict=True)])
-    return MambaWeights(
-        into=into,
+    mixing = MambaMixing(
         conv=read.tensor(conv, torch.float32).flatten(1),
         conv_bias=read.tensor(bias, torch.float32) if bias in read else None,
         recurrence=MambaRecurrence(_decay(read, names["mamba_decay"]), read.exact(names["mamba_skip"])),
         step_bias=read.exact(names["mamba_step"]),
         norm=norm,
-        out=read.row_parallel(names["mamba_output"]),
         kind=kind,
-        sections=sections,
     )
+    return MambaWeights(into, mixing, read.row_parallel(names["mamba_output"]), sections)
 
 
 def _delta_rule(read: HubReader, config: ModelConfig, kind: DeltaRule, names: Mapping[str, str]) -> DeltaWeights:
@@ -64,16 +64,15 @@ def _delta_rule(read: HubReader, config: ModelConfig, kind: DeltaRule, names: Ma
     kind = replace(kind, key_head_num=heads[0], value_head_num=heads[1])
     norm = read.tensor(f"{names['delta_norm']}.weight", torch.float32)
     into, rates = _BY_KIND if kind.is_by_kind else _BY_KEY
-    return DeltaWeights(
-        into=read.column_parallel(*(names[role] for role in into)),
-        rates=read.column_parallel(*(names[role] for role in rates)),
+    mixing = DeltaMixing(
         conv=read.tensor(f"{names['delta_conv']}.weight", torch.float32).flatten(1),
         decay=_decay(read, names["delta_decay"]),
         step_bias=read.exact(names["delta_step"]),
         norm=Norm(norm, None, config.layernorm_eps, is_rms=True),
-        out=read.row_parallel(names["delta_output"]),
         kind=kind,
     )
+    first, second = (read.column_parallel(*(names[role] for role in roles)) for roles in (into, rates))
+    return DeltaWeights(first, second, mixing, read.row_parallel(names["delta_output"]))
 
 
 def _decay(read: HubReader, name: str) -> Tensor:

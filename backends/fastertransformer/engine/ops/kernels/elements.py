@@ -194,3 +194,14 @@ def rotary_factors(dims, position, rotary_size, frequencies, factor, rotation: t
 def capped(scores, cap):
     """Return cap * tanh(scores / cap), where scores are already multiplied by 2 * log2(e) / cap."""
     return cap - 2.0 * cap / (1.0 + tl.exp2(scores))
+
+
+@triton.jit
+def softplus(x):
+    """Return log(1 + exp(x)), by a series of log(1 + small), whose digits a logarithm of the sum would lose."""
+    small = tl.exp(-tl.abs(x))
+    ratio = small / (2.0 + small)
+    square = ratio * ratio
+    series = square * (1.0 / 9 + square * (1.0 / 11 + square * (1.0 / 13 + square * (1.0 / 15))))
+    series = 1.0 + square * (1.0 / 3 + square * (1.0 / 5 + square * (1.0 / 7 + series)))
+    return tl.maximum(x, 0.0) + 2.0 * ratio * series

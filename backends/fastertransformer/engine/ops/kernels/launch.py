@@ -41,6 +41,11 @@ def scales_of(scales: Tensor | None, blocks: Blocks | None) -> tuple[int, int, i
     return (blocks.first, scales.shape[-1], blocks.width) if blocks and scales is not None else (0, 1, 0)
 
 
+def is_older(device: torch.device) -> bool:
+    """Return whether a GPU has fewer registers for a product than Hopper, whose products read shared memory."""
+    return device.type == "cuda" and not uses_pdl(device)
+
+
 class Scratch:
     """Memory that all launches of a stream share, one after another; and the device's number of processors."""
 
