@@ -130,7 +130,8 @@ class RowSlots(Collective):
     def hidden(self, first: int, end: int) -> Iterator[None]:
         """Make the rows in the slots from ``first`` to ``end`` look like free ones to the device for a while."""
         slots = slice(first, min(end, self.count))
-        state = self.ids[slots], self.positions[slots], self.cache.page_tables[slots]
+        state = [self.ids[slots], self.positions[slots], self.cache.page_tables[slots]]
+        state += [self.cache.states.of_slots[slots]] if self.cache.states else []
         before = [part.clone() for part in state] if slots.stop > first else []
         for part in state[: len(before)]:
             part.zero_()
