@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from backends.fastertransformer.engine.ops.experts import ExpertMatrices, Experts
 from backends.fastertransformer.engine.ops.experts import run_experts as run_in_torch
 from backends.fastertransformer.engine.ops.gates import ClampedGate
-from backends.fastertransformer.engine.ops.linear import Linear
+from backends.fastertransformer.engine.ops.linear import Linear, Norm
 from backends.fastertransformer.engine.ops.routing import Router
 from backends.fastertransformer.engine.ops.routing import choose as choose_in_torch
 
@@ -87,6 +88,12 @@ def test_experts_compute_what_torch_does(
         return Experts(first, last, is_gated, activation, clamped)
 
     expected = run_in_torch(layer(torch.float64), x.to(dtype).double(), chosen, counts)
+    norm = Norm((drawn(hidden, seed=7) + 1).to(dtype), None, 1e-5, is_rms=True)
+    if rows <= 6:
+        normed = F.rms_norm(x.to(dtype).double(), (hidden,), norm.weight.double(), norm.eps)
+        exact = run_in_torch(layer(torch.float64), normed, chosen, counts)
+        found = few_experts.run_experts(layer(dtype), x.to(dtype), chosen, counts, norm)
+        assert (found.double() - exact).norm() / exact.norm() < LIMITS[dtype]
     for kernels in (few_experts, grouped_gemm)[rows > 6 :]:
         found = kernels.run_experts(layer(dtype), x.to(dtype), chosen, counts)
         assert found.dtype == dtype and found.shape == (rows, hidden)

@@ -472,7 +472,11 @@ for name, tiles in {"few": grouped_gemm._FEW, "some": grouped_gemm._SOME, "many"
             CASES[f"{where} experts, fp8{kind}, {name} rows"] = (GROUPED_GEMM, "_grouped", tiles.warps, given, scaled)
 
 for name, cut, own in [
-    ("into", few_experts._INTO, {"is_gated": True, "activation": "silu", "is_clamped": False, "steps": 4}),
+    (
+        "into",
+        few_experts._INTO,
+        {"is_gated": True, "activation": "silu", "is_clamped": False, "steps": 4, "has_norm": True},
+    ),
     ("out of", few_experts._OUT, {"used": 8, "steps": 1}),
 ]:
     tiling = {"block_n": cut[0], "block_k": cut[1], "has_bias": False, "uses_pdl": True, "is_native": True}

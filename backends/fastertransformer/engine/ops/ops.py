@@ -47,12 +47,14 @@ class Ops:
     Attributes:
         can_capture: whether steps can be captured as CUDA graphs: no operation reads a value on the host.
         can_capture_experts: whether those of experts can, which torch's sort of rows by expert needs counts for.
+        has_norms_in_products: whether a product of one row norms its input at no cost.
         is_head_major: how the cache lays out a page, see cache.sizing.CacheShape.
         latent: latent attention.
     """
 
     can_capture = False
     can_capture_experts = False
+    has_norms_in_products = False
     is_head_major = False
 
     def __init__(self, device: torch.device) -> None:
@@ -164,13 +166,15 @@ class Ops:
         y = torch.mm(flat, self._matrix(linear, x.dtype).T, out_dtype=torch.float32, out=to).view(*x.shape[:-1], -1)
         return y if linear.bias is None else y.add_(linear.bias)
 
-    def choose_experts(self, router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose the experts of rows, [N, hidden]; see routing.choose."""
-        return choose(router, self.linear_fp32(router.linear, x))
+    def choose_experts(self, router: Router, x: Tensor, norm: Norm | None = None) -> tuple[Tensor, Tensor]:
+        """Choose the experts of rows, [N, hidden], normed first; see routing.choose."""
+        return choose(router, self.linear_fp32(router.linear, x, norm))
 
-    def run_experts(self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
-        """Sum what each token's experts compute of it; see experts.run_experts."""
-        return experts.run_experts(layer, x, chosen, counts)
+    def run_experts(
+        self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor, norm: Norm | None = None
+    ) -> Tensor:
+        """Sum what each token's experts compute of it, normed first; see experts.run_experts."""
+        return experts.run_experts(layer, self.norm(x, norm) if norm else x, chosen, counts)
 
     def state_rows(self, states: Tensor, rows: Rows | None) -> StateRows:
         """Return the states of a call's rows, for all layers; see StateRows."""

@@ -23,7 +23,7 @@ from .kernels import (
     row_plan,
     sampling,
 )
-from .linear import HeadNorms
+from .linear import HeadNorms, Norm
 from .logits import DrawLimits
 from .low_rank import AdaptedRows
 from .ops import Ops
@@ -40,7 +40,7 @@ class TritonOps(TritonProducts):
     """See Ops for what each method does."""
 
     can_capture = can_capture_experts = True
-    is_head_major = True
+    is_head_major = has_norms_in_products = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -53,14 +53,20 @@ class TritonOps(TritonProducts):
         """See Ops."""
         return low_rank.SortedRows(adapters, count)
 
-    def choose_experts(self, router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
+    def choose_experts(self, router: Router, x: Tensor, norm: Norm | None = None) -> tuple[Tensor, Tensor]:
         """See Ops."""
-        return expert_choice.choose(router, self.linear_fp32(router.linear, x))
+        return expert_choice.choose(router, self.linear_fp32(router.linear, x, norm))
 
-    def run_experts(self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
+    def run_experts(
+        self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor, norm: Norm | None = None
+    ) -> Tensor:
         """See Ops."""
         is_few = layer.into.scales is None and few_experts.is_few(layer, *chosen.shape)
-        return (few_experts.run_experts if is_few else grouped_gemm.run_experts)(layer, x, chosen, counts)
+        if norm and not (is_few and norm.is_rms):
+            x, norm = self.norm(x, norm), None
+        if is_few:
+            return few_experts.run_experts(layer, x, chosen, counts, norm)
+        return grouped_gemm.run_experts(layer, x, chosen, counts)
 
     def state_rows(self, states: Tensor, rows: Rows | None) -> TritonStateRows:
         """See Ops."""

@@ -46,15 +46,17 @@ class MixtureWeights:
     def inner(self, x: Tensor, norm: Norm | None, context: LayerContext) -> Tensor:
         """Compute this process's part of the sum over a token's experts, [B, T, hidden]."""
         ops = context.ops
-        x = ops.norm(x, norm) if norm else x
-        rows = x.reshape(-1, x.shape[-1])
-        chosen, counts = ops.choose_experts(self.router, rows)
-        rows = ops.linear(self.latent_in, rows) if self.latent_in else rows
-        mixed = ops.run_experts(self.experts, rows, chosen, counts)
+        if norm and not (ops.has_norms_in_products and x.shape[:2] == (1, 1)):
+            x, norm = ops.norm(x, norm), None
+        rows, first = x.reshape(-1, x.shape[-1]), norm
+        chosen, counts = ops.choose_experts(self.router, rows, norm)
+        if self.latent_in:
+            rows, first = ops.linear(self.latent_in, rows, norm), None
+        mixed = ops.run_experts(self.experts, rows, chosen, counts, first)
         mixed = (ops.linear(self.latent_out, mixed) if self.latent_out else mixed).view(x.shape)
         if not self.shared:
             return mixed
-        inner = self.shared.inner(x, None, context)
+        inner = self.shared.inner(x, norm, context)
         if self.shared_gate:
-            inner *= torch.sigmoid(ops.linear(self.shared_gate, x))
+            inner *= torch.sigmoid(ops.linear(self.shared_gate, x, norm))
         return ops.linear(self.shared.out, inner, residual=mixed)

@@ -9,8 +9,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..routing import LEAST_SUM, Router
+from .launch import uses_pdl
 
 _BLOCK = 128  # of pairs
 
@@ -20,9 +22,12 @@ def _choose(
     chosen, counts, products, choice_bias, experts, group_size, scale, least_sum,
     used: tl.constexpr, padded: tl.constexpr, width: tl.constexpr, is_sigmoid: tl.constexpr,
     has_choice_bias: tl.constexpr, is_normalised: tl.constexpr, groups: tl.constexpr, groups_used: tl.constexpr,
-    is_group_of_two: tl.constexpr,
+    is_group_of_two: tl.constexpr, uses_pdl: tl.constexpr,
 ):  # fmt: skip
     """Choose a token's experts; see routing.choose. Products are fp32, padded is a power of two from ``used`` on."""
+    if uses_pdl:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, width)
     is_expert = expert < experts
@@ -99,12 +104,13 @@ def choose(router: Router, products: Tensor) -> tuple[Tensor, Tensor]:
     rows, experts = products.shape
     chosen = torch.empty(rows, router.used, dtype=torch.long, device=products.device)
     counts = torch.empty(rows, router.used, dtype=torch.float32, device=products.device)
+    has_pdl = uses_pdl(products.device)
     _choose[(rows,)](
         chosen, counts, products, router.choice_bias, experts, experts // router.groups, router.scale, LEAST_SUM,
         used=router.used, padded=triton.next_power_of_2(router.used), width=triton.next_power_of_2(experts),
         is_sigmoid=router.is_sigmoid, has_choice_bias=router.choice_bias is not None,
         is_normalised=router.is_normalised, groups=router.groups, groups_used=router.groups_used,
-        is_group_of_two=router.is_group_of_two, num_warps=1,
+        is_group_of_two=router.is_group_of_two, num_warps=1, uses_pdl=has_pdl, launch_pdl=has_pdl,
     )  # fmt: skip
     return chosen, counts
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..experts import Experts
+from ..linear import Norm
 from .elements import activated, combined, converted
 from .launch import uses_pdl
 
@@ -27,25 +28,37 @@ def is_few(layer: Experts, rows: int, used: int) -> bool:
 
 @triton.jit
 def _row_times(
-    at, x, inputs, steps: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, is_native: tl.constexpr
-):
-    """Multiply the rows of a matrix, of which ``at`` points to the first numbers, by x [inputs] -> fp32 [block_n]."""
+    at, x, gain, inputs, has_norm: tl.constexpr, steps: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
+    is_native: tl.constexpr,
+):  # fmt: skip
+    """Multiply the rows of a matrix, of which ``at`` points to the first numbers, by x [inputs], times a norm's weight.
+
+    Returns the products, fp32 [block_n], and the sum of x's squares.
+    """
     sums = tl.zeros([block_n, block_k], tl.float32)
+    squares = tl.zeros([block_k], tl.float32)
     for step in tl.static_range(steps):  # whose loads all begin before the first sum
         k = step * block_k + tl.arange(0, block_k)
         tile = tl.load(at[:, None] + k[None, :], (k < inputs)[None, :], 0, eviction_policy="evict_first")
-        sums += converted(tile, tl.float32, is_native) * tl.load(x + k, k < inputs, 0).to(tl.float32)[None, :]
-    return tl.sum(sums, 1)
+        v = tl.load(x + k, k < inputs, 0).to(tl.float32)
+        if has_norm:
+            squares += v * v
+            v *= tl.load(gain + k, k < inputs, 0).to(tl.float32)
+        sums += converted(tile, tl.float32, is_native) * v[None, :]
+    return tl.sum(sums, 1), tl.sum(squares, 0)
 
 
 @triton.jit
 def _into(
-    y, x, weight, bias, chosen, outputs, inputs, used, factor, offset, limit,
-    is_gated: tl.constexpr, has_bias: tl.constexpr, activation: tl.constexpr, is_clamped: tl.constexpr,
-    steps: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, uses_pdl: tl.constexpr,
-    is_native: tl.constexpr,
+    y, x, gain, weight, bias, chosen, outputs, inputs, used, eps, factor, offset, limit,
+    has_norm: tl.constexpr, is_gated: tl.constexpr, has_bias: tl.constexpr, activation: tl.constexpr,
+    is_clamped: tl.constexpr, steps: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
+    uses_pdl: tl.constexpr, is_native: tl.constexpr,
 ):  # fmt: skip
-    """Multiply each pair's row by its expert's matrix, and activate: x [N, inputs] -> y [pairs, outputs]."""
+    """Multiply each pair's row by its expert's matrix, and activate: x [N, inputs] -> y [pairs, outputs].
+
+    With a norm, x is divided by its root mean square and multiplied by ``gain`` first.
+    """
     if uses_pdl:
         gdc_launch_dependents()
         gdc_wait()
@@ -56,11 +69,16 @@ def _into(
     matrix_rows = outputs * 2 if is_gated else outputs
     row = expert * matrix_rows + tl.minimum(n, outputs - 1)  # int64, as chosen is
     token = x + (pair // used).to(tl.int64) * inputs
-    first = _row_times(weight + row * inputs, token, inputs, steps, block_n, block_k, is_native)
+    at = weight + row * inputs
+    first, squares = _row_times(at, token, gain, inputs, has_norm, steps, block_n, block_k, is_native)
+    scale = tl.rsqrt(squares / inputs + eps) if has_norm else 1.0
+    first *= scale
     if has_bias:
         first += tl.load(bias + row).to(tl.float32)
     if is_gated:
-        second = _row_times(weight + (row + outputs) * inputs, token, inputs, steps, block_n, block_k, is_native)
+        at = weight + (row + outputs) * inputs
+        second, _ = _row_times(at, token, gain, inputs, has_norm, steps, block_n, block_k, is_native)
+        second *= scale
         if has_bias:
             second += tl.load(bias + row + outputs).to(tl.float32)
         result = combined(first, second, activation, is_clamped, factor, offset, limit)
@@ -86,15 +104,16 @@ def _out(
     for place in tl.static_range(used):
         pair = token * used + place
         row = tl.load(chosen + pair) * outputs + tl.minimum(n, outputs - 1)
-        result = _row_times(weight + row * inputs, x + pair * inputs, inputs, steps, block_n, block_k, is_native)
+        at = weight + row * inputs
+        result, _ = _row_times(at, x + pair * inputs, x, inputs, False, steps, block_n, block_k, is_native)
         if has_bias:
             result += tl.load(bias + row).to(tl.float32)
         total += result * tl.load(counts + pair)
     tl.store(y + token * outputs + n, total.to(y.dtype.element_ty), is_n)
 
 
-def run_experts(layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
-    """Sum what each token's experts compute of it; see experts.run_experts."""
+def run_experts(layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor, norm: Norm | None = None) -> Tensor:
+    """Sum what each token's experts compute of it, after a norm by root mean square; see experts.run_experts."""
     into, out = layer.into.weight, layer.out.weight
     assert into is not None and out is not None
     (rows, used), (_, hidden, inter), clamped = chosen.shape, out.shape, layer.clamped
@@ -106,9 +125,10 @@ def run_experts(layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Te
     block_n, block_k, warps = _INTO
     steps = triton.cdiv(into.shape[2], block_k)
     _into[(triton.cdiv(inter, block_n), rows * used)](
-        inner, x.contiguous(), into, layer.into.bias, chosen, inter, into.shape[2], used, *gate,
-        is_gated=layer.is_gated, has_bias=layer.into.bias is not None, activation=layer.activation,
-        is_clamped=clamped is not None, steps=steps, block_n=block_n, block_k=block_k, num_warps=warps, **flags,
+        inner, x.contiguous(), norm and norm.weight, into, layer.into.bias, chosen, inter, into.shape[2], used,
+        norm.eps if norm else 0.0, *gate, has_norm=norm is not None, is_gated=layer.is_gated,
+        has_bias=layer.into.bias is not None, activation=layer.activation, is_clamped=clamped is not None, steps=steps,
+        block_n=block_n, block_k=block_k, num_warps=warps, **flags,
     )  # fmt: skip
     block_n, block_k, warps = _OUT
     steps = triton.cdiv(inter, block_k)
