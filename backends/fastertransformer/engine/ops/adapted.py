@@ -61,10 +61,12 @@ class AdaptedOps(Ops):
             self._rows.add(y, x, linear.low_rank)
         return y
 
-    def choose_experts(self, router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
+    def choose_experts(self, router: Router, x: Tensor, norm: Norm | None = None) -> tuple[Tensor, Tensor]:
         """See Ops."""
-        return self._ops.choose_experts(router, x)
+        return self._ops.choose_experts(router, x, norm)
 
-    def run_experts(self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
+    def run_experts(
+        self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor, norm: Norm | None = None
+    ) -> Tensor:
         """See Ops."""
-        return self._ops.run_experts(layer, x, chosen, counts)
+        return self._ops.run_experts(layer, x, chosen, counts, norm)
