@@ -2,7 +2,7 @@
 
 Writes ``metrics.json`` (figures, verdict, cause), ``summary.json`` (the verdict alone), ``figures.csv`` (a row a
 figure, with its interval), ``places.csv`` (a row a token), ``by_position.csv``, ``by_length.csv``, ``passages.csv``,
-``layers.csv`` where a cause was looked for, and ``manifest.json``. The exit status is 1 where divergence fails.
+``layers.csv`` where the served weights are on this machine, and ``manifest.json``. The exit status is 1 where it fails.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from evaluation.client.served_identity import check_unchanged
 from evaluation.client.served_model import Target, open_target
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.divergence.arguments import DivergenceArguments, check_files
-from evaluation.divergence.cause import Cause, find_cause
 from evaluation.divergence.corpus import Ids, digest_of, make_passages, read_documents
 from evaluation.divergence.figures import Divergence, Interval, by_groups, compare, intervals, metrics, octave
 from evaluation.divergence.reference import CheckpointReference, open_reference
 from evaluation.divergence.served import ask_scores, find_top
 from evaluation.divergence.stage import Numbers
 from evaluation.divergence.streamed import Scores
-from evaluation.divergence.verdict import Places, Verdict, decide
+from evaluation.divergence.verdict import FORMAT, Places, Verdict, conclude, decide
+from evaluation.divergence.weights import WeightsFound, compare_weights
 from evaluation.parity.arguments import served_precision
 from evaluation.parity.survey import served_formats
 from evaluation.tasks import outcome as files
@@ -59,15 +59,16 @@ def main(argv: Sequence[str]) -> None:
     check_unchanged(arguments.endpoint, target.served.endpoint, arguments.model)
     comparison = _Comparison(arguments, target, reference, passages, served, max(top, 1))
     try:
-        verdict, cause = comparison.judge()
+        verdict, weights = comparison.judge()
     finally:
         reference.close()
-    comparison.write(verdict, cause)
-    sys.stdout.write("\n".join(comparison.lines(verdict, cause)) + "\n")
+    comparison.write(verdict, weights)
+    is_ = "is " * (verdict.verdict == INCONCLUSIVE)
+    sys.stdout.write("\n".join([f"divergence {is_}{verdict.verdict}", *verdict.reasons]) + "\n")
     if verdict.verdict == FAILS:
         raise ServerError(
             f"the served model diverges from its source {arguments.checkpoint}: {'; '.join(verdict.reasons)}",
-            f"{cause.evidence if cause else ''}; look at {arguments.output / 'by_position.csv'}",
+            f"look at {arguments.output / 'by_position.csv'} and layers.csv; export again with force=[convert,export]",
         )
 
 
@@ -153,33 +154,29 @@ class _Comparison:
     def _source(self) -> Scores:
         return self.source_scores(Numbers())
 
-    def judge(self) -> tuple[Verdict, Cause | None]:
-        """Decide by the number formats; by the usual ones too where they are not known and fp32 does not fit."""
+    def judge(self) -> tuple[Verdict, WeightsFound]:
+        """Decide by the number formats, and by the served weights where they are on this machine."""
+        directory = self.arguments.served_weights or self.target.served.directory
+        weights = compare_weights(self.reference, directory, self.passages)
         numbers, is_known = self.formats
         verdict = self._decide(numbers)
-        if verdict.verdict != FAILS:
-            return verdict, None
-        if not is_known and (usual := self._decide(Numbers(_GUESSED))).verdict != FAILS:
-            said = f"number format: the server does not tell it, and {usual.reasons[0]}"
+        if verdict.verdict == FAILS and not is_known and (usual := self._decide(Numbers(_GUESSED))).verdict != FAILS:
             hint = f"give evaluation.divergence.precision={_GUESSED} if that is what is served"
-            return Verdict(INCONCLUSIVE, (said, hint)), None
-        directory = self.arguments.served_weights or self.target.served.directory
-        engine = self.target.served.endpoint.engine
-        return verdict, find_cause(self.reference, directory, engine, self.passages)
+            said = f"the server does not tell its number format, and {usual.reasons[0]}: {hint}"
+            verdict = Verdict(INCONCLUSIVE, (said,), FORMAT)
+        return conclude(verdict, weights, self.target.served.endpoint.engine), weights
 
     def _decide(self, numbers: Numbers) -> Verdict:
         rounding = self.divergence(self.source_scores(numbers).cut(self.top))
         limits = self.arguments.most_ratio, self.arguments.most_tail_ratio
         return decide(self.divergence(self.served), rounding, self.numbers_of_passages, *limits, str(numbers))
 
-    def write(self, verdict: Verdict, cause: Cause | None) -> None:
+    def write(self, verdict: Verdict, weights: WeightsFound) -> None:
         """Write everything into the output directory, the manifest last."""
         found, of_passage = self.divergence(self.served), self.numbers_of_passages
         known = intervals(found, of_passage)
         figures = metrics(known, len(of_passage))
-        said: dict[str, Any] = {"verdict": verdict.verdict, "reasons": list(verdict.reasons)}
-        if cause:
-            said |= {"cause": cause.name, "evidence": cause.evidence}
+        said: dict[str, Any] = {"verdict": verdict.verdict, "reasons": list(verdict.reasons), "cause": verdict.cause}
         source = {"checkpoint": str(self.arguments.checkpoint), "digest": self.reference.digest}
         source |= {"computed_by": f"the drop-in engine in fp32, streamed from {self.reference.source.source_map.name}"}
         source |= {"served_formats": str(self.formats[0]), "log_probabilities_of_a_place": str(self.top)}
@@ -187,14 +184,14 @@ class _Comparison:
         about = {"data": data, "model": model, "source": source}
         files.write_results(
             self.arguments.output,
-            self._tables(found, known, cause),
+            self._tables(found, known, weights),
             {**said, **{metric.name: metric.value for metric in figures}, "source": source, "model": model["model"]},
             files.describe_results(TASK, figures, len(self.passages), 0, {**about, **said}),
             about,
         )
 
     def _tables(
-        self, found: Divergence, known: Mapping[str, Interval], cause: Cause | None
+        self, found: Divergence, known: Mapping[str, Interval], weights: WeightsFound
     ) -> dict[str, Sequence[Any]]:
         of_passage, lengths = self.numbers_of_passages, np.array(list(map(len, self.passages)))
         positions = np.concatenate([np.arange(1, length) for length in lengths])
@@ -209,13 +206,8 @@ class _Comparison:
             "by_length.csv": by_groups(found, lengths[of_passage], "tokens"),
             "passages.csv": by_groups(found, of_passage, "passage"),
         }
-        return tables | ({"layers.csv": cause.layers} if cause and cause.layers else {})
+        return tables | ({"layers.csv": weights.layers} if weights.layers else {})
 
     def _data(self) -> dict[str, str]:
         file: Path | None = self.arguments.data_path
         return {"file": file.name if file else "the package's texts", "sha256": digest_of(self.passages)}
-
-    def lines(self, verdict: Verdict, cause: Cause | None) -> Sequence[str]:
-        """Return what is printed."""
-        found = [f"divergence {'is ' * (verdict.verdict == INCONCLUSIVE)}{verdict.verdict}", *verdict.reasons]
-        return [*found, *([f"cause: {cause.name}: {cause.evidence}"] if cause else [])]

@@ -43,10 +43,12 @@ class Numbers:
     Attributes:
         data_type: fp32, fp16 or bf16: to which weights are rounded, and in which is computed, on a CPU too.
         weights: format of the layers' matrices.
+        stored: to which weights are rounded where it is another; empty: it is not.
     """
 
     data_type: str = "fp32"
     weights: WeightFormat = NONE
+    stored: str = ""
 
     def __str__(self) -> str:
         """Return what a report calls them."""
@@ -83,7 +85,9 @@ class LayeredModel:
         Raises:
             WeightsError: weights are missing or damaged, or the stage does not fit into memory.
         """
-        precision = Precision(self.dtype, self.dtype, f"{self.numbers} on {self.device}", self.numbers.weights)
+        numbers = self.numbers
+        rounded = TORCH_TYPES[numbers.stored or numbers.data_type]
+        precision = Precision(rounded, self.dtype, f"{numbers} on {self.device}", numbers.weights)
         return Stage(self, self.stages[number], precision, rows)
 
     @property

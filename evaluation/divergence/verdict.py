@@ -1,4 +1,4 @@
-"""The verdict: is the served model as near to its source as its number formats allow?
+"""The verdict: is the served model as near to its source as its number formats allow, and if not, what is the cause?
 
 The limits are measured, not chosen: the same network, streamed out of the same checkpoint in the served number formats,
 says on the same texts what rounding alone does. The served model may diverge ``most_ratio`` times as much in the mean,
@@ -8,17 +8,19 @@ and ``most_tail_ratio`` times in the 99.9th percentile; another engine rounds in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from evaluation.divergence.figures import TAIL, Divergence, Floats, Interval, bootstrap
+from evaluation.divergence.weights import WeightsFound
 from evaluation.tasks.metric import FAILS, HOLDS, INCONCLUSIVE
 
 _OfNats = Callable[[Floats], float]
 _TAIL = f"{TAIL}th percentile"
 Places = npt.NDArray[np.int64]
+WEIGHTS, KERNELS, FORMAT, UNKNOWN = "weights", "kernels", "number format", "unknown"
 FLOOR, TAIL_FLOOR = 1e-6, 1e-5  # nats, that fp32 in another order makes; see docs/accuracy.md
 _FLIPS_FLOOR, _ERRORS = 0.001, 3.0  # share of places that are ties, nearly; standard errors of a share
 
@@ -30,10 +32,12 @@ class Verdict:
     Attributes:
         verdict: HOLDS, FAILS or INCONCLUSIVE.
         reasons: limits that are exceeded; or, where it holds, all figures with their limits.
+        cause: WEIGHTS, KERNELS, FORMAT or UNKNOWN where it does not hold; empty where it does.
     """
 
     verdict: str
     reasons: tuple[str, ...]
+    cause: str = ""
 
 
 def decide(
@@ -74,6 +78,25 @@ def decide(
     if doubts:
         return Verdict(INCONCLUSIVE, (*doubts, "give more passages: evaluation.divergence.samples"))
     return Verdict(HOLDS, tuple(shown))
+
+
+def conclude(verdict: Verdict, weights: WeightsFound, engine: str) -> Verdict:
+    """Add what is known of the weights: others fail whatever they do to these texts, and sound ones leave the kernels.
+
+    Args:
+        verdict: of the divergence.
+        weights: that are served.
+        engine: name of what serves them.
+    """
+    reasons = verdict.reasons if verdict.verdict != HOLDS or weights.are_sound is not False else ()
+    if weights.are_sound is False:
+        return Verdict(FAILS, (*reasons, f"the cause is the weights: {weights.evidence}"), WEIGHTS)
+    if verdict.verdict != FAILS:
+        return replace(verdict, reasons=(*reasons, weights.evidence))
+    if weights.are_sound is None:
+        return replace(verdict, reasons=(*reasons, f"weights or kernels: {weights.evidence}"), cause=UNKNOWN)
+    said = f"the cause is what {engine or 'the server'} computes: {weights.evidence}"
+    return replace(verdict, reasons=(*reasons, said), cause=KERNELS)
 
 
 def _mean(kl: Floats) -> float:

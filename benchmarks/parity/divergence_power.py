@@ -1,0 +1,264 @@
+"""What divergence, and LAMBADA, find of planted defects, and how often a sound model is called a damaged one.
+
+    python3 -m benchmarks.parity.divergence_power --csv=power.csv                # all models, formats and defects
+    python3 -m benchmarks.parity.divergence_power --models='["demo"]' --formats='["bf16"]'
+
+``demo`` is the demonstration checkpoint with the 26 defects of ``benchmarks.parity.planted``, scored on the package's
+texts; what parity finds of them is in ``results/reference/parity``. The others are made up (``planted_hub``), scored on
+random tokens. The engine runs in this process, on a GPU if there is one. A sound model is looked at on several draws of
+the passages. Every row is what ``evaluation=divergence`` would say, by 20 log probabilities of a place.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.model.precision import choose_device
+from backends.fastertransformer.engine.settings import Settings
+from benchmarks.parity.models import DEMO
+from benchmarks.parity.planted import PLANTED, open_shards
+from benchmarks.parity.planted_hub import LONGEST, MODELS, VOCAB, rewrite
+from evaluation.client.tokenizer import load_tokenizer
+from evaluation.divergence.corpus import make_passages, read_documents
+from evaluation.divergence.figures import bootstrap, compare
+from evaluation.divergence.reference import CheckpointReference, open_reference
+from evaluation.divergence.stage import Ids, Numbers
+from evaluation.divergence.streamed import Scores
+from evaluation.divergence.verdict import conclude, decide
+from evaluation.divergence.weights import compare_weights
+from evaluation.tasks.metric import FAILS, HOLDS
+from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.user_files import NOTHING_GIVEN
+from export_scripts.convert import convert
+from ft_format.weight_format import FORMATS, INT8, NONE
+from handover.arguments import ScriptArguments
+from handover.errors import exit_status
+
+_DEMO, _SOUND, TOP, REFERENCE_TOP = "demo", "sound", 20, 256
+_MOST_RATIO, _MOST_TAIL = 2.0, 4.0  # conf/evaluation/divergence.yaml's
+_LAMBADA = Path(__file__).parents[2] / "examples" / "data" / "lambada_subset.jsonl"
+_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_ROWS = 16
+
+
+@dataclass(frozen=True)
+class PowerArguments(ScriptArguments):
+    """What is looked at."""
+
+    models: tuple[str, ...] = field(default=(_DEMO, *MODELS), metadata={"help": "JSON list"})
+    formats: tuple[str, ...] = field(default=("fp32", "fp16", "bf16", "int8"), metadata={"help": "JSON list"})
+    passages: int = field(default=64, metadata={"help": "of up to 256 tokens"})
+    sound: int = field(default=3, metadata={"help": "draws of passages for each sound model"})
+    csv: Path | None = field(default=None, metadata={"help": "file to write"})
+
+
+@dataclass(frozen=True)
+class Row:
+    """What divergence makes of a model; ``should`` is what it ought to say."""
+
+    model: str
+    format: str
+    state: str
+    mean_kl: float
+    kl_of_format: float
+    ratio: float
+    ratio_low: float
+    flips: float
+    by_texts: str
+    by_all: str
+    cause: str
+    evidence: str
+    lambada: str
+    should: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in one number format: its source, what is served of it, and the texts.
+
+    Attributes:
+        name: of the model.
+        numbers: the served formats.
+        reference: of the source.
+        served: directory.
+        states: by name what is done to a copy of it, and whether it is sound then.
+        draw: the passages of a draw.
+        texts: of LAMBADA, tokens with the number of those of the last word; none without a tokenizer.
+    """
+
+    name: str
+    numbers: Numbers
+    reference: CheckpointReference
+    served: Path
+    states: dict[str, tuple[Callable[[Path], None], bool]]
+    draw: Callable[[int], list[Ids]]
+    texts: Sequence[tuple[Ids, int]] = ()
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print a row for each model, format and state; the last line counts what is wrong."""
+    arguments = PowerArguments.from_argv(argv, description=__doc__)
+    rows: list[Row] = []
+    for name in arguments.models:
+        for number_format in arguments.formats:
+            if name != _DEMO and number_format == INT8.name:
+                continue  # experts and states are served as they are stored
+            with tempfile.TemporaryDirectory() as directory:
+                for row in _look_at(_open(name, number_format, arguments, Path(directory)), arguments, Path(directory)):
+                    rows.append(row)
+                    wrong = "" if (row.by_all == FAILS) == (row.should == FAILS) else "  WRONG"
+                    said = f"{row.mean_kl:.3g} / {row.kl_of_format:.3g} = {row.ratio:.3g} flips {row.flips:.2%}"
+                    verdicts = f"{row.by_texts} {row.by_all} {row.cause} lambada {row.lambada}{wrong}"
+                    sys.stdout.write(f"{row.model:<28} {row.format:<5} {row.state:<38} {said} {verdicts}\n")
+                    sys.stdout.flush()
+                    _write(arguments.csv, rows)
+    wrong = sum((row.by_all == FAILS) != (row.should == FAILS) for row in rows)
+    alarms = [row for row in rows if row.should == HOLDS]
+    false = sum(row.by_all == FAILS for row in alarms)
+    sys.stdout.write(f"{wrong} of {len(rows)} verdicts are wrong; false alarms {false} of {len(alarms)}\n")
+
+
+def _open(name: str, number_format: str, arguments: PowerArguments, directory: Path) -> Subject:
+    source, served = directory / "source", directory / "served"
+    data_type = "fp16" if number_format == INT8.name else number_format
+    numbers = Numbers(data_type, INT8 if number_format == INT8.name else NONE)
+    states: dict[str, tuple[Callable[[Path], None], bool]] = {_SOUND: (lambda shards: None, True)}
+    if name == _DEMO:
+        convert(ConvertArguments(DEMO, served, 1, data_type, 2))
+        for state, defect in PLANTED.items():
+            states[state] = (partial(_plant, defect.damage), defect.is_harmless)
+        tokenizer = load_tokenizer(served)
+        documents = [tuple(tokenizer.encode(str(text))) for text in read_documents(None)]
+        reference = open_reference(DEMO, directory / "references", NOTHING_GIVEN)
+        texts = []
+        for line in _LAMBADA.read_text().splitlines():
+            text = json.loads(line)["text"]
+            before = tokenizer.encode(text.rsplit(" ", 1)[0])
+            texts.append((tuple(tokenizer.encode(text)), len(tokenizer.encode(text)) - len(before)))
+    else:
+        model = MODELS[name]
+        model.save(source)
+        shutil.copytree(source, served)
+        rewrite(served, lambda files: files.update({key: x.to(_TYPES[data_type]) for key, x in files.items()}))
+        states |= {state: (damage, False) for state, damage in model.defects.items()}
+        rng = np.random.default_rng(1)
+        documents = [tuple(rng.integers(2, VOCAB, 60_000).tolist())]
+        reference, texts = open_reference(source, directory / "references", NOTHING_GIVEN), []
+
+    def draw(number: int) -> list[Ids]:
+        own = [each[number * 20_000 // len(documents) :] for each in documents]
+        return make_passages(own, None, min(256, LONGEST), arguments.passages, 1 << 30)
+
+    return Subject(name, numbers, reference, served, states, draw, texts)
+
+
+def _plant(damage: Callable[..., None], shards: Path) -> None:
+    damage(open_shards(shards))
+
+
+def _look_at(subject: Subject, arguments: PowerArguments, directory: Path) -> Iterator[Row]:
+    usual: list[bool] | None = None
+    for state, (damage, is_sound) in subject.states.items():
+        copied = shutil.copytree(subject.served, directory / "damaged")
+        damage(copied)
+        numbers = subject.numbers
+        settings = Settings(copied, 1, 1, numbers.data_type, 0, subject.reference.model_type, numbers.weights.mode)
+        engine = open_engine(settings, choose_device())
+        hits = _last_words(engine, subject.texts)
+        usual = hits if usual is None else usual
+        lambada = _fallen(usual, hits) if hits else ""
+        for number in range(arguments.sound if state == _SOUND else 1):
+            yield _judge(subject, state, engine, copied, subject.draw(number), (lambada, is_sound))
+        engine.close()
+        shutil.rmtree(copied)
+
+
+def _judge(
+    subject: Subject, state: str, engine: Engine, served: Path, passages: list[Ids], known: tuple[str, bool]
+) -> Row:
+    source = subject.reference.scores(passages, REFERENCE_TOP, Numbers())
+    rounded = subject.reference.scores(passages, REFERENCE_TOP, subject.numbers).cut(TOP)
+    tokens = np.concatenate([row[1:] for row in passages]).astype(np.int64)
+    of_passage = np.repeat(np.arange(len(passages)), [len(row) - 1 for row in passages])
+    found, floor = (compare(source, each, tokens) for each in (_scores(engine, passages), rounded))
+    verdict = decide(found, floor, of_passage, _MOST_RATIO, _MOST_TAIL, str(subject.numbers))
+    ratio = bootstrap(lambda at: float(found.kl[at].mean() / (floor.kl[at].mean() + 1e-6)), of_passage)
+    weights = compare_weights(subject.reference, served, passages)
+    by_all = conclude(verdict, weights, "the engine")
+    return Row(
+        subject.name,
+        subject.numbers.weights.name if subject.numbers.weights in FORMATS[1:] else subject.numbers.data_type,
+        state,
+        float(found.kl.mean()),
+        float(floor.kl.mean()),
+        ratio.value,
+        ratio.low,
+        float(found.flips.mean()),
+        verdict.verdict,
+        by_all.verdict,
+        by_all.cause,
+        weights.evidence.replace(str(served), "the served directory"),
+        known[0],
+        HOLDS if known[1] else FAILS,
+    )
+
+
+def _scores(engine: Engine, passages: Sequence[Ids]) -> Scores:
+    """Passages' log probabilities as a server tells them."""
+    found: list[Scores] = []
+    for row in passages:
+        tensors = {
+            "input_ids": np.array([row], np.uint32),
+            "input_lengths": np.array([[len(row)]], np.uint32),
+            "request_output_len": np.zeros((1, 1), np.uint32),
+            "is_return_context_log_probs": np.array([[True]]),
+            "num_context_top_log_probs": np.array([[TOP]], np.uint32),
+        }
+        told = engine.generate([engine.parse(tensors)])[0]
+        ids, top = (told[f"context_top_{what}"][0, 1:] for what in ("ids", "log_probs"))
+        found.append(Scores(told["context_log_probs"][0, 1:], ids.astype(np.int32), top))
+    return Scores(
+        *(np.concatenate([getattr(each, name) for each in found]) for name in ("log_probs", "top_ids", "top"))
+    )
+
+
+def _last_words(engine: Engine, texts: Sequence[tuple[Ids, int]]) -> list[bool]:
+    """Return of each text of LAMBADA whether every token of the last word is the most probable one."""
+    hits = []
+    for ids, count in texts:
+        scores = _scores(engine, [ids])
+        hits.append(bool((scores.top_ids[-count:, 0] == np.array(ids[-count:])).all()))
+    return hits
+
+
+def _fallen(usual: Sequence[bool], hits: Sequence[bool]) -> str:
+    """Return whether an accuracy fell by more than two standard errors of the paired difference, and both."""
+    lost = np.array(usual, float) - np.array(hits, float)
+    error = lost.std() / len(lost) ** 0.5
+    verdict = FAILS if lost.mean() > 2 * error > 0 else HOLDS
+    return f"{verdict} {np.mean(usual):.3f} {np.mean(hits):.3f}"
+
+
+def _write(path: Path | None, rows: Sequence[Row]) -> None:
+    if path is not None:
+        with path.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, list(asdict(rows[0])), lineterminator="\n")
+            writer.writeheader()
+            for row in rows:
+                writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "divergence_power"))
