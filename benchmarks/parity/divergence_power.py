@@ -5,8 +5,8 @@
 
 ``demo`` is the demonstration checkpoint with the 26 defects of ``benchmarks.parity.planted``, scored on the package's
 texts; what parity finds of them is in ``results/reference/parity``. The others are made up (``planted_hub``), scored on
-random tokens. The engine runs in this process, on a GPU if there is one. A sound model is looked at on several draws of
-the passages. Every row is what ``evaluation=divergence`` would say, by 20 log probabilities of a place.
+random tokens. The engine runs in this process; the reference on a GPU if there is one. A sound model is looked at on
+several draws of the passages. Every row is what ``evaluation=divergence`` says, by 20 log probabilities of a place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,6 @@ import numpy as np
 import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.model.precision import choose_device
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.parity.models import DEMO
 from benchmarks.parity.planted import PLANTED, open_shards
@@ -48,6 +47,7 @@ from handover.errors import exit_status
 
 _DEMO, _SOUND, TOP, REFERENCE_TOP = "demo", "sound", 20, 256
 _MOST_RATIO, _MOST_TAIL = 2.0, 4.0  # conf/evaluation/divergence.yaml's
+_TEXTS = 100  # of LAMBADA
 _LAMBADA = Path(__file__).parents[2] / "examples" / "data" / "lambada_subset.jsonl"
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _ROWS = 16
@@ -61,6 +61,9 @@ class PowerArguments(ScriptArguments):
     formats: tuple[str, ...] = field(default=("fp32", "fp16", "bf16", "int8"), metadata={"help": "JSON list"})
     passages: int = field(default=64, metadata={"help": "of up to 256 tokens"})
     sound: int = field(default=3, metadata={"help": "draws of passages for each sound model"})
+    part: tuple[int, ...] = field(default=(0, 1), metadata={"help": "JSON [i, n]: every nth state from the ith on"})
+    only_sound: bool = field(default=False, metadata={"help": "no defects"})
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda, for what is served"})
     csv: Path | None = field(default=None, metadata={"help": "file to write"})
 
 
@@ -143,7 +146,7 @@ def _open(name: str, number_format: str, arguments: PowerArguments, directory: P
         documents = [tuple(tokenizer.encode(str(text))) for text in read_documents(None)]
         reference = open_reference(DEMO, directory / "references", NOTHING_GIVEN)
         texts = []
-        for line in _LAMBADA.read_text().splitlines():
+        for line in _LAMBADA.read_text().splitlines()[:_TEXTS]:
             text = json.loads(line)["text"]
             before = tokenizer.encode(text.rsplit(" ", 1)[0])
             texts.append((tuple(tokenizer.encode(text)), len(tokenizer.encode(text)) - len(before)))
@@ -170,19 +173,30 @@ def _plant(damage: Callable[..., None], shards: Path) -> None:
 
 def _look_at(subject: Subject, arguments: PowerArguments, directory: Path) -> Iterator[Row]:
     usual: list[bool] | None = None
-    for state, (damage, is_sound) in subject.states.items():
+    first, step = arguments.part
+    for state, (damage, is_sound) in list(subject.states.items())[first : 1 if arguments.only_sound else None : step]:
         copied = shutil.copytree(subject.served, directory / "damaged")
         damage(copied)
         numbers = subject.numbers
         settings = Settings(copied, 1, 1, numbers.data_type, 0, subject.reference.model_type, numbers.weights.mode)
-        engine = open_engine(settings, choose_device())
-        hits = _last_words(engine, subject.texts)
-        usual = hits if usual is None else usual
+        engine = open_engine(settings, torch.device(arguments.device))
+        hits = [] if arguments.only_sound else _last_words(engine, subject.texts)
+        usual = usual or _usual(subject, settings, hits, state)
         lambada = _fallen(usual, hits) if hits else ""
         for number in range(arguments.sound if state == _SOUND else 1):
             yield _judge(subject, state, engine, copied, subject.draw(number), (lambada, is_sound))
         engine.close()
         shutil.rmtree(copied)
+
+
+def _usual(subject: Subject, settings: Settings, hits: list[bool], state: str) -> list[bool]:
+    """Return what the sound model knows of LAMBADA."""
+    if not hits or state == _SOUND:
+        return hits
+    engine = open_engine(replace(settings, checkpoint=subject.served), torch.device("cpu"))
+    found = _last_words(engine, subject.texts)
+    engine.close()
+    return found
 
 
 def _judge(
