@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import models
 from backends.fastertransformer.engine.arrays import Array
 from benchmarks.engine.generate import Ask, tensors_of
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
@@ -308,6 +310,28 @@ class LatentSize(MixtureSize):
         return self.layers * attention + 3 * self.hidden * self.dense_inter + (self.layers - 1) * experts
 
 
+@dataclass(frozen=True)
+class DescribedSize(LlamaSize):
+    """A dense decoder of any architecture that models/ describes.
+
+    Attributes:
+        own: keys of its ``config.json`` that a Llama's has not, or that are others.
+    """
+
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(self, data_type: str) -> dict[str, Any]:
+        """See LlamaSize."""
+        return {**super().config(data_type), **self.own}
+
+    @property
+    def _layers_numel(self) -> int:
+        config = self.config("fp32")
+        tensors = models.find(config["model_type"]).read(config).tensors()
+        shapes = (tensor.shape for name, tensor in tensors.items() if "layers." in name)
+        return sum(math.prod(shape) for shape in shapes if len(shape) > 1)
+
+
 def torch_name(data_type: str) -> str:
     """Return transformers' name of a type of weights."""
     return next(name for name, each in NUMBER_TYPES.items() if each == data_type)
@@ -321,6 +345,16 @@ def for_encoder(tensors: dict[str, Array]) -> dict[str, Array]:
 
 _LITE: dict[str, Any] = {"rope_theta": 10000.0, "positions": 163840}
 _QWEN3: dict[str, Any] = {"rope_theta": 1000000.0, "positions": 40960}
+_NEMOTRON_H: dict[str, Any] = {
+    **{"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "mlp_hidden_act": "relu2"},
+    **{"mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128},
+    "hybrid_override_pattern": f"M-M-M-M*{3 * '-M-M-M-M-M*'}-M-M-M-M-M-",
+}
+_QWEN3_5: dict[str, Any] = {
+    **{"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "full_attention_interval": 4},
+    **{"linear_num_key_heads": 16, "linear_num_value_heads": 32},
+    **{"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4},
+}
 SIZES = {
     "124M": Size(12, 768, 12, 50304),
     "1.3B": Size(24, 2048, 16, 51200),
@@ -337,6 +371,8 @@ SIZES = {
     "DeepSeek V2 Lite": LatentSize(
         *(27, 2048, 16, 102400), kv_heads=16, head_size=160, inter=1408, experts=64, used=6, dense_inter=10944, **_LITE
     ),
+    "Nemotron-H 8B": DescribedSize(52, 4096, 32, 131072, inter=21504, own=_NEMOTRON_H),
+    "Qwen3.5 9B": DescribedSize(32, 4096, 16, 248320, kv_heads=4, head_size=256, inter=12288, own=_QWEN3_5),
     "T5 11B": T5Size(24, 1024, 128, 32128, inter=65536),
     "T5 v1.1 XXL": T5Size(24, 4096, 64, 32128, head_size=64, inter=10240, is_gated=True),
 }

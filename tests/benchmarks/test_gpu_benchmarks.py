@@ -153,7 +153,18 @@ def test_a_deepseek_reads_what_a_token_uses_of_transformers_experts() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["5B", "GPT-J 6B", "T5 11B", "T5 v1.1 XXL", "Qwen3 0.6B", "Qwen3 14B", "Llama 3.1 70B"]
+    "name",
+    [
+        "5B",
+        "GPT-J 6B",
+        "T5 11B",
+        "T5 v1.1 XXL",
+        "Qwen3 0.6B",
+        "Qwen3 14B",
+        "Llama 3.1 70B",
+        "Nemotron-H 8B",
+        "Qwen3.5 9B",
+    ],
 )
 def test_a_models_config_has_the_bytes_that_are_counted(name: str, tmp_path: Path) -> None:
     size = SIZES[name]
@@ -165,7 +176,8 @@ def test_a_models_config_has_the_bytes_that_are_counted(name: str, tmp_path: Pat
     reader = kind(config, 1, precision, meta, False, None, planned([]))
     read_model(reader, config, Partition(range(config.num_layer)), has_head=name == "T5 v1.1 XXL")
     whole = size.weight_bytes(2) + size.once_bytes(2)
-    assert whole < reader.size_bytes < 1.06 * whole  # embeddings that are not heads, norms and biases
+    embedding = 2 * size.vocab * size.hidden  # that may not be the head; beside norms and biases
+    assert whole < reader.size_bytes < 1.01 * whole + embedding
 
 
 def test_what_is_no_decoders_checkpoint_is_refused(tmp_path: Path) -> None:
