@@ -11,6 +11,8 @@ from pathlib import Path
 from handover.arguments import option
 from handover.errors import ConfigError
 from handover.ranges import (
+    ADAPTER_RANK,
+    ADAPTERS,
     BATCH,
     CHUNK,
     COUNT,
@@ -118,6 +120,15 @@ class ExportArguments(SigningArguments):
         "tokens of a step in which the drop-in engine runs a part of a long prompt while other rows "
         "decode; 0: it runs prompts whole; without it the engine chooses",
         CHUNK,
+    )
+    adapters: tuple[tuple[str, str], ...] | None = option(
+        None, "LoRA adapters that are served beside the model, as JSON: [[name, path], ...]"
+    )
+    max_adapters: int | None = option(
+        None, "adapters on a GPU at once; without it as many as there are, at most 64", ADAPTERS
+    )
+    max_adapter_rank: int | None = option(
+        None, "rank that these have room for; without it the largest of them", ADAPTER_RANK
     )
     tokenizer_instances: int = option(1, "processes that tokenize prompts side by side", INSTANCES)
     text_deltas: bool = option(False, "the ensemble also gives OUTPUT_DELTA, the text that each answer adds")

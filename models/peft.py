@@ -131,13 +131,7 @@ def read_adapter(directory: Path, decoder: Decoder, error: Refusal) -> dict[str,
         decoder: that it is for.
         error: makes the exception for what is damaged, does not fit, or is more than such sums.
     """
-    config = read_json(directory / CONFIG_FILE, error)
-    if not config:
-        raise error(f"{directory} has no {CONFIG_FILE}", "it is no adapter as PEFT's save_pretrained() writes it")
-    where = str(directory / CONFIG_FILE)
-    if beyond := [*beyond_sums(config, where, error), *_beyond_served(config)]:
-        listed = "\n  ".join(beyond)
-        raise error(f"{where} describes an adapter that is not served\n  {listed}", "merge it into a model of its own")
+    config, where = check_sums_alone(directory, error), str(directory / CONFIG_FILE)
     layers, sides, problems = linear_layers(decoder), dict[str, dict[str, StoredTensor]](), list[str]()
     for key, stored in _header(directory, error).items():
         if found := KEY.fullmatch(key):
@@ -156,6 +150,17 @@ def read_adapter(directory: Path, decoder: Decoder, error: Refusal) -> dict[str,
         lines = "\n  ".join(problems[:_MOST_LISTED] + more or ["it has no matrices"])
         raise error(f"{directory} does not fit the model\n  {lines}", "take an adapter of this very model")
     return updates
+
+
+def check_sums_alone(directory: Path, error: Refusal) -> dict[str, Any]:
+    """Read an adapter's configuration; one that is more than sums beside a model's weights is refused."""
+    config, where = read_json(directory / CONFIG_FILE, error), str(directory / CONFIG_FILE)
+    if not config:
+        raise error(f"{directory} has no {CONFIG_FILE}", "it is no adapter as PEFT's save_pretrained() writes it")
+    if beyond := [*beyond_sums(config, where, error), *_beyond_served(config)]:
+        listed = "\n  ".join(beyond)
+        raise error(f"{where} describes an adapter that is not served\n  {listed}", "merge it into a model of its own")
+    return config
 
 
 def _header(directory: Path, error: Refusal) -> dict[str, StoredTensor]:

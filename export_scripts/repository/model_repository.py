@@ -14,10 +14,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from export_scripts.arguments import ExportArguments
+from export_scripts.repository.adapters import written_adapters
 from export_scripts.repository.checkpoint import ServedCheckpoint, open_checkpoint
 from export_scripts.repository.interfaces import gpt, t5
 from export_scripts.repository.interfaces.interactive import make_interactive
@@ -35,6 +37,7 @@ from handover.manifest import ORIGIN, RANDOM_WEIGHTS, FileRecord, Manifest, arte
 from handover.progress import Progress
 from handover.provenance import made_by
 from handover.signatures.sealing import Seal
+from models import peft
 
 KIND = "model_repository"
 _SOURCES = Path(__file__).parent / "tokenizer_models"
@@ -64,9 +67,11 @@ def build_repository(arguments: ExportArguments) -> Manifest:
     engine = replace(engine, parameters={**engine.parameters, **identity})
     has_alias = arguments.model_name != ENGINE and can_be_aliased(engine)
     engines = [ENGINE, arguments.model_name] if has_alias else [ENGINE]
-    with Progress("export", len(engines) * len(checkpoint.files), "files", len(engines) * checkpoint.size_bytes) as bar:
+    files, size = len(engines) * len(checkpoint.files), len(engines) * checkpoint.size_bytes
+    with written_adapters(arguments) as adapters, Progress("export", files, "files", size) as bar:
         for name in engines:
             repository.link_checkpoint(f"{name}/{opened.place}", bar)
+            repository.link_adapters(f"{name}/{opened.place}", adapters)
     repository.add_config(_form(engine, arguments))
     if has_alias:
         named = replace(alias(engine, arguments.model_name), parameters=identity)
@@ -106,6 +111,14 @@ class _Repository:
         shards = Manifest(self.checkpoint.kind, tuple(sorted(records, key=lambda record: record.path)), kept)
         self._write(f"{directory}/{MANIFEST_NAME}", shards.to_text())
 
+    def link_adapters(self, directory: str, adapters: Mapping[str, Path]) -> None:
+        for name, source in adapters.items():
+            for file in (peft.CONFIG_FILE, peft.WEIGHTS_FILE):
+                path = f"{directory}/{peft.DIRECTORY}/{name}/{file}"
+                target = self._clear(path)
+                link_or_copy(source / file, target)
+                self._record(path, target)
+
     def add_config(self, spec: ModelSpec) -> None:
         comment = (
             f"Written by Slipway's export. Names and shapes: FasterTransformer backend's GPT guide.\n{_note(spec)}"
@@ -134,7 +147,7 @@ class _Repository:
             for name in ("model_name", "tensor_para_size", "pipeline_para_size", "data_type", KEY,
                          "enable_custom_all_reduce", "max_batch_size", "max_queue_delay_us", "decoupled",
                          "interactive_sessions", "session_idle_s", "request_timeout_s", "tokenizer_instances",
-                         "text_deltas", "prefill_chunk_tokens")
+                         "text_deltas", "prefill_chunk_tokens", "adapters", "max_adapters", "max_adapter_rank")
         }  # fmt: skip
         made_from = {
             self.checkpoint.kind: str(self.opened.root),
@@ -237,6 +250,8 @@ def _serving(arguments: ExportArguments, checkpoint: ServedCheckpoint) -> Servin
         text_deltas=arguments.text_deltas,
         request_timeout_s=arguments.request_timeout_s,
         prefill_chunk_tokens=arguments.prefill_chunk_tokens,
+        max_adapters=arguments.max_adapters,
+        max_adapter_rank=arguments.max_adapter_rank,
     )
 
 

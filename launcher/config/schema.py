@@ -129,6 +129,8 @@ class TritonDeploymentConfig:
     session_idle_s: float = same(ExportArguments, "session_idle_s")
     request_timeout_s: float = same(ExportArguments, "request_timeout_s")
     prefill_chunk_tokens: int | None = same(ExportArguments, "prefill_chunk_tokens")
+    max_adapters: int | None = same(ExportArguments, "max_adapters")
+    max_adapter_rank: int | None = same(ExportArguments, "max_adapter_rank")
     tokenizer_instances: int = same(ExportArguments, "tokenizer_instances")
     text_deltas: bool = same(ExportArguments, "text_deltas")
 
@@ -140,6 +142,7 @@ class ExportConfig:
     run: ExportRunConfig = field(default_factory=ExportRunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    adapters: Any = None  # LoRA adapters that are served beside the model: {name: path}, or a directory of them
     triton_deployment: TritonDeploymentConfig = field(default_factory=TritonDeploymentConfig)
 
 

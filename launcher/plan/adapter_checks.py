@@ -1,13 +1,16 @@
-"""What a run that writes a LoRA adapter by itself may ask for beside it."""
+"""LoRA adapters of a run: what one that writes an adapter by itself may ask for, and those that are served."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
+from pathlib import Path
 
 from export_scripts.arguments import ConvertArguments
 from handover.errors import ConfigError
-from launcher.config.choices import Stage
+from launcher.config.choices import Engine, ModelFormat, Stage
 from launcher.config.schema import Config
+from models.peft import check_name
 
 _KEY = "export.adapter.format=peft"
 
@@ -15,6 +18,34 @@ _KEY = "export.adapter.format=peft"
 def writes_adapter(config: Config) -> bool:
     """Whether the conversion writes the adapter's own directory, and nothing of the model."""
     return config.export.adapter.format is not None
+
+
+def served_adapters(config: Config) -> tuple[tuple[str, str], ...]:
+    """List the adapters that are served beside the model: name and path of each.
+
+    Raises:
+        ConfigError: ``export.adapters`` is neither names with paths nor a directory of adapters, or nothing that the
+            run makes serves them.
+    """
+    given = config.export.adapters
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        found = sorted(Path(given).iterdir()) if Path(given).is_dir() else []
+        given = {each.name.removesuffix(".nemo"): str(each) for each in found if not each.name.startswith(".")}
+    if not (isinstance(given, dict) and given and all(isinstance(path, str) and path for path in given.values())):
+        raise ConfigError(
+            f"export.adapters is {str(config.export.adapters)[:200]!r}",
+            "give names with paths, export.adapters={sql: /data/sql}, or a directory with some adapters",
+        )
+    for name in map(str, given):
+        check_name(name, ConfigError)
+    if config.export.model.format is not ModelFormat.huggingface or config.deployment.engine is not Engine.slipway:
+        raise ConfigError(
+            "export.adapters are served by the drop-in engine, over a Hugging Face directory",
+            "take export.model.format=huggingface and deployment.engine=slipway",
+        )
+    return tuple((str(name), os.path.abspath(path)) for name, path in given.items())
 
 
 def check_adapter(config: Config, stages: Collection[Stage], arguments: ConvertArguments) -> None:

@@ -51,6 +51,7 @@ EXAMPLES: Tensors = {
     **BIAS,
     "stop_token_ids": np.array([[5, -1], [6, 7]], np.int32),
     **GUIDES,
+    "lora_name": np.array([[b"a"], [b""]], object),
     "START": np.array([1], np.int32),
     "END": np.array([1], np.int32),
 }

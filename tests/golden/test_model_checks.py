@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from support.composed import FIVE, compose
 
+from export_scripts.arguments import ExportArguments
 from handover.errors import ConfigError, SlipwayError
 from launcher.pipeline import ordered_stages, plan_stages
 from launcher.plan import checks
+from launcher.plan.adapter_checks import served_adapters
 from launcher.plan.paths import RunPaths
+from launcher.plan.stages import export
 from launcher.plan.stages.convert import plan, with_format
 
 DATA = Path(__file__).parents[1] / "data"
@@ -232,3 +235,34 @@ def test_an_adapter_by_itself_has_a_directory_of_its_own(tmp_path: Path) -> None
     [made] = plan(config, RunPaths.of(config))
     assert made.output == tmp_path / "gpt3_demo/peft_fp16" and Path("/adapter") in made.inputs
     assert {"--format=peft", "--base-model=org/name", "--adapter=/adapter"} <= set(made.commands[0].argv)
+
+
+def test_adapters_that_are_served_reach_the_export(tmp_path: Path) -> None:
+    (tmp_path / "many/sql").mkdir(parents=True)
+    (tmp_path / "many/chat.nemo").write_bytes(b"")
+    given = [f"base_results_dir={tmp_path}", f"export.model.checkpoint_path={LLAMA}", "export.model.format=huggingface"]
+    for value, names in (("{a.1: /a, b: /b}", ["a.1", "b"]), (str(tmp_path / "many"), ["chat", "sql"])):
+        config = compose([*given, "stages=[convert,export]", f"export.adapters={value}"])
+        paths = RunPaths.of(config)
+        (stage,) = export.plan(config, paths)
+        arguments = ExportArguments.from_argv(stage.commands[0].argv[3:])
+        assert arguments.adapters and [name for name, _ in arguments.adapters] == names
+        assert {Path(path) for _, path in arguments.adapters} <= set(stage.inputs)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["export.adapters={../a: /b}"], "'../a' is no name of an adapter"),
+        (["export.adapters={}"], "export.adapters is '{}'"),
+        (["export.adapters=[a]"], "export.adapters is "),
+        (["export.adapters=/absent"], "export.adapters is '/absent'"),
+        (["export.adapters={a: /b}", "export.model.format=fastertransformer"], "over a Hugging Face directory"),
+        (["export.adapters={a: /b}", "deployment.engine=vllm"], "served by the drop-in engine"),
+    ],
+)
+def test_what_no_run_serves_as_adapters_is_refused(overrides: list[str], problem: str, tmp_path: Path) -> None:
+    config = compose([f"base_results_dir={tmp_path}", "export.model.format=huggingface", *overrides])
+    with pytest.raises(ConfigError) as refused:
+        served_adapters(config)
+    assert problem in refused.value.problem

@@ -9,7 +9,7 @@ INPUTS = {
     "logit_bias_values": ("TYPE_FP32", ["-1"]),
     **dict.fromkeys(("ignore_eos", "is_return_raw_log_probs"), ("TYPE_BOOL", ["1"])),
     **dict.fromkeys(("num_top_log_probs", "num_context_top_log_probs"), ("TYPE_UINT32", ["1"])),
-    **dict.fromkeys(("guided_decoding_guide_type", "guided_decoding_guide"), ("TYPE_STRING", ["1"])),
+    **dict.fromkeys(("guided_decoding_guide_type", "guided_decoding_guide", "lora_name"), ("TYPE_STRING", ["1"])),
 }
 OUTPUTS = {
     "finish_reason": ("TYPE_INT32", ["-1"]),

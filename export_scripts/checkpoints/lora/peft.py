@@ -29,6 +29,11 @@ def recognises(archive: Archive) -> bool:
     return ADAPTER_FILE in archive
 
 
+def others_in(archive: Archive) -> list[str]:
+    """List what an adapter's weights hold beside the matrices of updates: tensors that take the model's place."""
+    return [key for key in open_weights(archive, _WEIGHT_FILES).tensors if not KEY.fullmatch(key)]
+
+
 def read_adapter(name: str, archive: Archive, model: Archive, keys: Iterable[str]) -> Adapter:
     """Open an adapter.
 

@@ -32,6 +32,7 @@ class Serving:
         tokenizer_instances: of preprocessing, which tokenize side by side.
         request_timeout_s: seconds after which the drop-in engine gives up a request; 0: it never does.
         prefill_chunk_tokens: of a step in which the drop-in engine runs a part of a prompt; None: as it chooses.
+        max_adapters, max_adapter_rank: room for LoRA adapters in the drop-in engine; None: for those of the checkpoint.
         text_deltas: whether the ensemble has OUTPUT_DELTA, the text that an answer adds to the one before.
     """
 
@@ -52,12 +53,15 @@ class Serving:
     text_deltas: bool = False
     request_timeout_s: float = 0.0
     prefill_chunk_tokens: int | None = None
+    max_adapters: int | None = None
+    max_adapter_rank: int | None = None
 
     def parameters(self) -> dict[str, str]:
         """Parameters of the engine's model, as FasterTransformer's backend reads them."""
         given = {"request_timeout_s": f"{self.request_timeout_s:g}"} if self.request_timeout_s else {}
-        if self.prefill_chunk_tokens is not None:
-            given["prefill_chunk_tokens"] = str(self.prefill_chunk_tokens)
+        for name in ("prefill_chunk_tokens", "max_adapters", "max_adapter_rank"):
+            if (value := getattr(self, name)) is not None:
+                given[name] = str(value)
         return {
             "tensor_para_size": str(self.tensor_para_size),
             "pipeline_para_size": str(self.pipeline_para_size),

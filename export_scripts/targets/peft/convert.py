@@ -18,15 +18,20 @@ from handover.signatures.sealing import Seal
 _OF_THE_MODEL = ("checkpoint_sha256", "start_id", "end_id")
 
 
-def convert_to_peft(arguments: ConvertArguments, seal: Seal) -> Manifest:
+def convert_to_peft(arguments: ConvertArguments, seal: Seal, may_be_peft: bool = False) -> Manifest:
     """Write the adapter's directory and its manifest last; of the model, nothing but its configuration is read.
+
+    Args:
+        arguments: of the conversion.
+        seal: signs it.
+        may_be_peft: see ``plan_peft``.
 
     Raises:
         CheckpointError: the adapter cannot be written; see ``plan_peft``.
         ArtefactError: the disk is full or the output directory holds foreign files.
     """
-    archive, plan = _plan(arguments)
-    adapter = adapter_in(archive)
+    archive, plan = _plan(arguments, may_be_peft)
+    adapter = adapter_in(archive, may_be_peft)
     for each in (archive, adapter):
         check_apart(each, arguments.output)
     check_signed(seal, adapter, arguments)
@@ -50,7 +55,7 @@ def inspect_peft(arguments: ConvertArguments) -> HuggingFacePlan:
     return _plan(arguments)[1]
 
 
-def _plan(arguments: ConvertArguments) -> tuple[Archive, HuggingFacePlan]:
+def _plan(arguments: ConvertArguments, may_be_peft: bool = False) -> tuple[Archive, HuggingFacePlan]:
     given = [name for name in _OF_THE_MODEL if getattr(arguments, name) is not None]
     if given:
         raise CheckpointError(
@@ -58,4 +63,4 @@ def _plan(arguments: ConvertArguments) -> tuple[Archive, HuggingFacePlan]:
         )
     wish = wish_of(arguments)
     archive = find_archive(arguments.checkpoint, given_files(arguments))
-    return archive, plan_peft(archive, wish, arguments.base_model)
+    return archive, plan_peft(archive, wish, arguments.base_model, may_be_peft)

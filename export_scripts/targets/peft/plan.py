@@ -30,14 +30,14 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
-def adapter_in(archive: Archive) -> Archive:
+def adapter_in(archive: Archive, may_be_peft: bool = False) -> Archive:
     """Find the adapter that is to be written.
 
     Raises:
-        CheckpointError: there is none, or it is PEFT's already.
+        CheckpointError: there is none, or it is PEFT's already, and may not be.
     """
     companions = companions_of(archive, LORA)
-    if ADAPTER_FILE in archive or any(map(peft.recognises, companions.values())):
+    if not may_be_peft and (ADAPTER_FILE in archive or any(map(peft.recognises, companions.values()))):
         raise CheckpointError(f"{archive.path}: its adapter is a directory of PEFT already", "it is loaded as it is")
     if not companions:
         raise CheckpointError(
@@ -46,18 +46,19 @@ def adapter_in(archive: Archive) -> Archive:
     return next(iter(companions.values()))
 
 
-def plan_peft(archive: Archive, wish: Wish, base_model: str | None) -> HuggingFacePlan:
+def plan_peft(archive: Archive, wish: Wish, base_model: str | None, may_be_peft: bool = False) -> HuggingFacePlan:
     """Work out the directory of an adapter.
 
     Args:
         archive: the model's files with the adapter's, which must fit.
         wish: the data type, and whether what is not finite may be written.
         base_model: what the directory calls the model; None: nothing.
+        may_be_peft: whether PEFT's own adapters are written too, as they are served.
 
     Raises:
         CheckpointError: the adapter does not fit, or PEFT cannot say what it does.
     """
-    adapter = adapter_in(archive)
+    adapter = adapter_in(archive, may_be_peft)
     source = open_source(archive, for_shards=False)
     assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
     check_types(source, assignments)
@@ -65,6 +66,8 @@ def plan_peft(archive: Archive, wish: Wish, base_model: str | None) -> HuggingFa
     target = target_of(source.family, source.dims, facts)
     tensors = target.written(source.dims, facts)
     modules, problems = modules_of(source, assignments, tensors)
+    if peft.recognises(adapter):
+        problems += [f"{key}  takes the place of the model's" for key in peft.others_in(adapter)]
     if len({module.is_transposed for module in modules}) > 1:
         problems.append("transformers keeps some of its layers as [in, out] and others as [out, in]")
     if problems:

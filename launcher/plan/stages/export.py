@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 from export_scripts.arguments import ExportArguments, ExportVllmArguments
 from handover.errors import ConfigError
 from launcher.config.choices import Engine, ModelFormat, Stage
 from launcher.config.options import filled
 from launcher.config.schema import Config
+from launcher.plan.adapter_checks import served_adapters
 from launcher.plan.engine_checks import check_engine
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
@@ -24,6 +26,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
     if config.deployment.engine is Engine.vllm_triton:
         check_engine(config)
     triton = config.export.triton_deployment
+    served_adapters(config)
     if triton.text_deltas and config.deployment.engine is Engine.fastertransformer:
         raise ConfigError(
             "export.triton_deployment.text_deltas=true with deployment.engine=fastertransformer: FasterTransformer's "
@@ -42,6 +45,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     if config.deployment.engine is Engine.vllm_triton:
         return [_for_vllm(config, paths)]
     run, triton = config.export.run, config.export.triton_deployment
+    adapters = served_adapters(config)
     checkpoint = paths.huggingface if config.export.model.format is ModelFormat.huggingface else paths.ft_checkpoint
     arguments = filled(
         ExportArguments,
@@ -51,6 +55,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         model_name=run.model_train_name,
         tensor_para_size=config.export.model.tensor_model_parallel_size,
         pipeline_para_size=triton.pipeline_model_parallel_size,
+        adapters=adapters or None,
         **vars(signing(config)),
     )
     stage = StagePlan(
@@ -58,7 +63,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         name=run.name,
         commands=(python_module("export_scripts.export", arguments),),
         resources=resources(config, run.time_limit, nodes=1, gpus_per_node=0),
-        inputs=(checkpoint,),
+        inputs=(checkpoint, *(Path(path) for _, path in adapters)),
         output=paths.model_repository,
         log=paths.log("export"),
         env=environment(config),

@@ -1,0 +1,154 @@
+"""Adapters of PEFT, NeMo and Megatron-Bridge in a model repository, served by the engine that is started over it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.asking import CPU, ask, generated
+from support.core_adapters import LORA, write_bridge_adapter
+from support.greedy import NEVER, argmaxes
+from support.huggingface_models import write_tokenizer
+from support.llama_adapters import ALPHA, RANK, products
+from support.llama_models import save
+from support.low_rank import draw, merged, write
+
+from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.settings import read_settings
+from export_scripts.arguments import ConvertArguments, ExportArguments
+from export_scripts.convert import convert
+from export_scripts.repository.model_repository import build_repository
+from export_scripts.repository.pbtxt import parse
+from handover.errors import SlipwayError
+from handover.manifest import Manifest
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+PLACE = "fastertransformer/1/huggingface/adapters"
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> ExportArguments:
+    """A Llama's conversion, and what exports it."""
+    save("llama", tmp_path / "source")
+    write_tokenizer(tmp_path / "source")
+    convert(ConvertArguments(tmp_path / "source", tmp_path / "hf", weight_data_type="fp32", format="huggingface"))
+    return ExportArguments(tmp_path / "hf", tmp_path / "repository", "mine", 1, 1, "fp32", 0, 0, 8)
+
+
+def model_of(arguments: ExportArguments) -> Any:
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(arguments.ft_checkpoint, dtype=torch.float32).eval()
+
+
+def test_whatever_form_they_came_in_they_are_served_as_pefts(arguments: ExportArguments, tmp_path: Path) -> None:
+    model = model_of(arguments)
+    pairs = draw(model, 1, rank=4, ranks={"o_proj": 2})
+    told = {"lora_alpha": 6, "rank_pattern": {"o_proj": 2}, "use_rslora": True}
+    write(tmp_path / "peft", pairs, **told)
+    trained = products("llama", is_fused=True)
+    bridge = write_bridge_adapter(tmp_path / "bridge", "llama", 2, trained, LORA)
+    given = (("mine", str(tmp_path / "peft")), ("bridge.1", str(bridge)))
+    manifest = build_repository(replace(arguments, adapters=given))
+    assert manifest.problems(arguments.output) == [] and Manifest.read(arguments.output).made_from["adapters"]
+    for name, _ in given:
+        held = arguments.output / PLACE / name
+        assert {each.name for each in held.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+        assert (arguments.output / "mine/1/huggingface/adapters" / name / "adapter_config.json").is_file()
+    assert not [each for each in tmp_path.iterdir() if "slipway-tmp" in each.name]
+    models = {"": model, "mine": merged(model, pairs, 3.0, {"o_proj": 6 / 2**0.5})}
+    models["bridge.1"] = merged(
+        model, {key.removesuffix(".weight"): pair for key, pair in trained.items()}, ALPHA / RANK
+    )
+    config = parse((arguments.output / "fastertransformer/config.pbtxt").read_text())
+    assert "lora_name" in {each.name for each in config.input}
+    settings = read_settings(
+        {key: value.string_value for key, value in config.parameters.items()},
+        arguments.output / "fastertransformer",
+        "1",
+    )
+    engine = open_engine(replace(settings, cpu_threads=1, kv_cache_bytes=1 << 22), CPU)
+    assert set(engine.adapters()) == {"mine", "bridge.1"}
+    names, line = ["bridge.1", "", "mine"], [5, 9, 33, 7, 60]
+    tensors = ask([line] * 3, 10, end_id=NEVER, lora_name=np.array(names, object))
+    (outputs,) = engine.generate([engine.parse(tensors)])
+    for row, name in enumerate(names):
+        found = generated(outputs, row)
+        assert found == argmaxes(models[name], line, found), name
+    engine.close()
+
+
+def test_room_is_what_export_was_told(arguments: ExportArguments) -> None:
+    build_repository(replace(arguments, max_adapters=3, max_adapter_rank=24))
+    config = parse((arguments.output / "fastertransformer/config.pbtxt").read_text())
+    written = {key: value.string_value for key, value in config.parameters.items()}
+    assert (written["max_adapters"], written["max_adapter_rank"]) == ("3", "24")
+
+
+def changed(adapter: Path, **changes: Any) -> None:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def rewritten(adapter: Path, change: Any) -> None:
+    path = adapter / "adapter_model.safetensors"
+    save_file(change(load_file(path)), path)
+
+
+HOSTILE: dict[str, tuple[Any, str]] = {
+    "dora": (lambda a: changed(a, use_dora=True), "use_dora: True"),
+    "bias": (lambda a: changed(a, bias="all"), "bias: 'all'"),
+    "modules": (lambda a: changed(a, modules_to_save=["lm_head"]), "modules_to_save"),
+    "another rank": (lambda a: changed(a, r=5), "are not matrices of rank 5"),
+    "a trained norm": (
+        lambda a: rewritten(a, lambda held: {**held, "base_model.model.model.norm.weight": torch.ones(64)}),
+        "takes the place of the model's",
+    ),
+    "nan": (
+        lambda a: rewritten(a, lambda held: {name: each * float("nan") for name, each in held.items()}),
+        "NaN|finite",
+    ),
+    "no weights": (lambda a: (a / "adapter_model.safetensors").unlink(), "adapter_model.safetensors"),
+    "an unknown layer": (
+        lambda a: rewritten(
+            a, lambda held: {name.replace("layers.1", "layers.7"): each for name, each in held.items()}
+        ),
+        "the model has no",
+    ),
+    "another width": (
+        lambda a: rewritten(a, lambda held: {name: each.repeat(1, 2) for name, each in held.items()}),
+        "are not matrices of rank|does not fit",
+    ),
+    "a wide one": (
+        lambda a: write(a, {"model.layers.0.self_attn.q_proj": (torch.zeros(257, 64), torch.zeros(64, 257))}),
+        "rank 257; the most is 256",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_an_adapter_that_cannot_be_served_is_refused_before_anything_is_written(
+    case: str, arguments: ExportArguments, tmp_path: Path
+) -> None:
+    damage, problem = HOSTILE[case]
+    write(tmp_path / "a", draw(model_of(arguments), 0))
+    damage(tmp_path / "a")
+    with pytest.raises(SlipwayError, match=problem):
+        build_repository(replace(arguments, adapters=(("a", str(tmp_path / "a")),)))
+    assert not list(arguments.output.rglob("*.safetensors"))
+    assert not [each for each in tmp_path.iterdir() if "slipway-tmp" in each.name]
+
+
+def test_names_are_names_of_directories(arguments: ExportArguments, tmp_path: Path) -> None:
+    with pytest.raises(SlipwayError, match="'../a' is no name of an adapter"):
+        build_repository(replace(arguments, adapters=(("../a", str(tmp_path)),)))
+    with pytest.raises(SlipwayError, match="names a twice"):
+        build_repository(replace(arguments, adapters=(("a", str(tmp_path)), ("a", str(tmp_path)))))
+    with pytest.raises(SlipwayError, match="does not exist"):
+        build_repository(replace(arguments, adapters=(("a", str(tmp_path / "absent")),)))
