@@ -27,8 +27,9 @@ from benchmarks.gpu.sizes import Size as Size
 from benchmarks.gpu.sizes import find_size as find_size
 from handover.errors import ConfigError
 
-KINDS = ("", *QUANTIZATIONS, *(f"{each} activations" for each in QUANTIZATIONS))
-"""What a model's numbers are: of the data type, or matrices are FP8, or activations that these multiply are too."""
+_MATRICES = ("", *QUANTIZATIONS, *(f"{each} activations" for each in QUANTIZATIONS))
+KINDS = (*_MATRICES, *(f"{each} kv".strip() for each in _MATRICES))
+"""What a model's numbers are: of the data type; or FP8: matrices, activations that these multiply, and the KV cache."""
 _PROBE_BYTES = 8 << 30
 _PROBE_WIDTH = 8192
 
@@ -96,7 +97,7 @@ def engine_of(size: Size, data_type: str, int8_mode: int = 0, kind: str = "", **
         size.write(Path(directory), quantization=next((each for each in kind.split() if each in QUANTIZATIONS), ""))
         ranks = {"tensor_para_size": 1, "pipeline_para_size": 1, "has_prefix_cache": False} | settings
         types = {"data_type": data_type, "model_type": size.model_type, "int8_mode": int8_mode}
-        types["rounds_activations"] = "activations" in kind
+        types |= {"rounds_activations": "activations" in kind, "has_fp8_cache": "kv" in kind}
         engine = open_engine(Settings(Path(directory), has_made_up_weights=True, **types, **ranks))
     try:
         yield engine

@@ -18,6 +18,7 @@ if not (_HAS_TRITON and (_IS_INTERPRETED or torch.cuda.is_available())):
         "test_engine_context_kernels.py",
         "test_engine_packed_inputs.py",
         "test_engine_expert_kernels.py",
+        "test_engine_fp8_cache.py",
         "test_engine_fp8_kernels.py",
         "test_engine_grouped_kernels.py",
         "test_engine_latent_kernels.py",

@@ -70,7 +70,7 @@ NUMBERS = {"scale": "fp32", "cap": "fp32", "eps": "fp32", "factor": "fp32", "pag
 
 def attention(block: int, is_cut: bool, kind: int = 0, rotation: int = 0, size: int = 128) -> dict[str, Any]:
     tiles = {"page_tokens": 32, "size": size, "width": 128, "block": block, "least": 128}
-    return {**tiles, "kind": kind, "is_cut": is_cut, "is_new": True, "rotation": rotation}
+    return {**tiles, "kind": kind, "is_cut": is_cut, "is_new": True, "rotation": rotation, "fp8": 0}
 
 
 PEERS = {"size": 4, "padded": 4, "patience": 1 << 25}
@@ -80,11 +80,20 @@ DEQUANTIZE = {"block_n": 8, "block_k": 1024, "is_native": True, "scale_width": 0
 
 def keeping(rotation: int) -> dict[str, Any]:
     heads = {"heads": 32, "kv_heads": 32, "has_norm": False}
-    return {"page_tokens": 32, **heads, "size": 128, "width": 128, "many": 16, "blocks": 3, "rotation": rotation}
+    return {
+        "page_tokens": 32,
+        **heads,
+        "size": 128,
+        "width": 128,
+        "many": 16,
+        "blocks": 3,
+        "rotation": rotation,
+        "fp8": 0,
+    }
 
 
 def halves(has_norm: bool) -> dict[str, Any]:
-    return {"page_tokens": 32, "heads": 32, "kv_heads": 8, "half": 64, "many": 16, "has_norm": has_norm}
+    return {"page_tokens": 32, "heads": 32, "kv_heads": 8, "half": 64, "many": 16, "has_norm": has_norm, "fp8": 0}
 
 
 DRAWN = {"tokens": "*i64", "rows": "*i64", "scales": "*fp32"}
@@ -93,6 +102,7 @@ GATED = {"is_gated": True, "has_bias": False, "has_residual": False, "activation
 INT8 = {"weight": "*i8", "other": "*i8"}
 SCALES = {"scales": "*fp32", "other_scales": "*fp32"}
 FP8 = {"weight": "*fp8e4nv", "other": "*fp8e4nv", **SCALES}
+CACHE = {**dict.fromkeys(("q", "k", "v", "out"), "*bf16"), "kv": "*u8"}
 BYTES = {"weight": "*u8", "other": "*u8", **SCALES}
 """What a GPU without FP8 takes its numbers as."""
 BLOCKS = {"has_scales": True, "scale_width": 128}
@@ -135,14 +145,14 @@ def group(block: int, size: int = 128, **others: Any) -> dict[str, Any]:
     """Decode attention of groups of four."""
     tiles = {"group": 4, "many": 4, "padded": 16, "page_tokens": 32, "size": size, "width": size, "block": block}
     kind = {"stages": 0, "has_cap": False, "is_packed": False, "has_norm": False, "has_sinks": False, "rotation": 2}
-    return {**tiles, **kind, **others}
+    return {**tiles, **kind, "fp8": 0, **others}
 
 
 def causal(tiles: row_kernels.Tiles, is_paged: bool, has_cap: bool = False, size: int = 128) -> dict[str, Any]:
     """Attention of rows with groups of four."""
     block_m, block_n, _, stages, _ = tiles
     given = {"group": 4, "page_tokens": 32, "size": size, "width": size, "block_m": block_m, "block_n": block_n}
-    kind = {"has_cap": has_cap, "is_paged": is_paged, "has_sinks": False}
+    kind = {"has_cap": has_cap, "is_paged": is_paged, "has_sinks": False, "fp8": 0}
     return {**given, **kind, "num_stages": stages}
 
 
@@ -421,6 +431,20 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "gate": ("elementwise", "_gate", 4, {"activation": "silu", "block": 1024}, {"gate": "*fp16"}),
     "gemv, int8, norm": ("gemv", "gemv", 4, product("layer", 2, True), {"weight": "*i8"}),
     "gemv, int8": ("gemv", "gemv", 8, product("", 4, True, 4), {"weight": "*i8"}),
+    "keep, fp8": ("kv_write", "_kv_write", 4, {**keeping(rotation=1), "fp8": 2}, CACHE),
+    "turn whole heads, fp8": ("kv_write", "_kv_write_halves", 4, {**halves(has_norm=True), "fp8": 2}, CACHE),
+    "many heads, fp8 cells": (DECODE, "_attend", 4, {**attention(32, False), "fp8": 2}, CACHE),
+    "few heads, fp8 cells": (DECODE, "_attend", 8, {**attention(64, True), "fp8": 2}, CACHE),
+    "group, fp8 cells": (GROUP_DECODE, "_attend_group", 4, group(64, fp8=2), GROUPED | CACHE),
+    "group of few rows, fp8 cells": (GROUP_DECODE, "_attend_group", 8, group(64, fp8=2), GROUPED | CACHE),
+    "group of many rows, fp8 cells": (GROUP_DECODE, "_attend_group", 4, group(32, stages=5, fp8=2), GROUPED | CACHE),
+    "rows of groups with pages, fp8 cells": (
+        GROUP_PREFILL,
+        "_attend_causally",
+        4,
+        {**causal(SHORT, is_paged=True), "fp8": 2},
+        GROUPED | CACHE | {"k": "*u8", "v": "*u8"},
+    ),
     "rounded rows": ("fp8_rows", "_round_rows", 8, {**ROUNDED, "group": 0}, {"codes": "*fp8e4nv", "scales": "*fp32"}),
     "rounded blocks": (
         "fp8_rows",
@@ -520,7 +544,7 @@ COMPILED = [each for each in itertools.product(CASES, CAPABILITIES) if each not 
 
 def is_like_another(case: str, capability: int) -> bool:
     """Whether it is compiled of a source that is compiled for the newer GPU too, or with scales by block."""
-    is_one_scale = re.search("(fp8|bytes)(?! by block)", case) is not None
+    is_one_scale = re.search("(fp8|bytes)(?!( by block| cells))", case) is not None
     return is_one_scale or (capability == 80 and (case, 90) in COMPILED)
 
 

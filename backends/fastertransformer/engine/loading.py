@@ -14,6 +14,7 @@ from ft_format.weight_format import INT8, KEY
 from models.peft import LARGEST_RANK, MOST_ADAPTERS, adapters_in, read_adapter
 
 from .arrays import Array
+from .cache.fp8_entries import shape_of
 from .cache.kv_cache import KvCache
 from .cache.sizing import CacheShape, free_bytes
 from .cache.states import LEAST_STATES, States, bytes_of, choose_count
@@ -204,6 +205,8 @@ class _Part:
             has_cross=config.encoder is not None,
             is_head_major=is_head_major,
         )
+        if self._settings.has_fp8_cache:
+            shape = self._as_fp8(shape)
         budget = choose_budget(self._settings, free_bytes(self._device) // self._sharers, self._device)
         states = self._reserve_states(budget) if config.keeps_states else None
         budget -= states.size_bytes if states else 0
@@ -213,6 +216,19 @@ class _Part:
         longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
         keeps_prefixes = self._settings.has_prefix_cache and not states
         return KvCache(shape, self._device, budget, longest, keeps_prefixes, config.reach, states)
+
+    def _as_fp8(self, shape: CacheShape) -> CacheShape:
+        """Return the dimensions of a cache that keeps as FP8 what another keeps as numbers.
+
+        Raises:
+            EngineError: of latent vectors.
+        """
+        if any(entry.parts == 1 for entry in shape.layers):
+            raise EngineError(
+                f"kv_cache_dtype = fp8 with {self._settings.checkpoint}, whose attention keeps latent vectors: these"
+                " are as wide as they are computed with"
+            )
+        return shape_of(shape)
 
     def _reserve_states(self, budget: int) -> States:
         """Reserve the states of rows, in a part of the cache's memory: of as many rows in all processes of a group.

@@ -40,6 +40,7 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {  # by Settings' fie
     "max_queue_s": ("max_queue_s", seconds),
     "allows_torch_kernels": ("torch_kernels", _FLAG),
     "rounds_activations": ("fp8_activations", _FLAG),
+    "has_fp8_cache": ("kv_cache_dtype", one_of({"auto": False, "fp8": True, "fp8_e4m3": True})),
 }
 _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {  # of the environment, for what config.pbtxt leaves out
     "cpu_threads": ("SLIPWAY_CPU_THREADS", INDEX),
@@ -84,6 +85,7 @@ class Settings:
     allows_torch_kernels: bool = False
     # Whether activations of many rows are rounded to FP8 where weights are FP8, see ops/fp8.py. No GPU has run it yet.
     rounds_activations: bool = False
+    has_fp8_cache: bool = False  # whether keys and values are kept as FP8, see cache/fp8_entries.py
 
     @property
     def world_size(self) -> int:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ..arrays import MOST_SLOTS, UNBOUNDED, Array, upload
 from ..errors import EngineError
+from .fp8_entries import FP8_BYTES, flatten, pack
 from .page_allocator import PAGE, PageAllocator, pages_of
 from .page_pool import RowPages
 from .sizing import CacheNeed, CacheShape, Entry
@@ -189,9 +190,10 @@ class KvCache:
             return
         targets = upload(pages[:count].astype(np.int64), self._device)
         for block, entries in zip(self.kv, content, strict=True):
-            room = count * PAGE - entries.shape[2]
-            padded = F.pad(entries, (0, 0, 0, room)).view(2, entries.shape[1], count, PAGE, -1)
-            block[:, targets] = padded.transpose(1, 2)
+            kept = pack(entries) if block.dtype == FP8_BYTES else entries
+            room = count * PAGE - kept.shape[2]
+            padded = F.pad(kept, (0, 0, 0, room)).view(2, kept.shape[1], count, PAGE, -1).transpose(1, 2)
+            block[:, targets] = flatten(padded) if block.dtype == FP8_BYTES and self.shape.is_head_major else padded
 
 
 def table_of(rows: Sequence[Sequence[int]]) -> Array:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..cache.fp8_entries import FP8_BYTES, pack, restore_entries, unpack
 from ..cache.kv_cache import KvCache
 from ..cache.page_allocator import PAGE
 from .linear import HeadNorms, Norm
@@ -58,7 +59,8 @@ def extend_rows(
     def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, sinks: Tensor | None = None) -> Tensor:
         q, k = (rotate(q), rotate(k)) if rotate else (q, k)
         query, *new = (each[0][:, tokens].transpose(0, 1) for each in (q, k, v))  # [B, H, n, D]
-        before = (part[pages].transpose(1, 2).flatten(2, 3) for part in kv)  # [B, H, S, D]
+        held = (restore_entries(part[pages]) if cache.shape.is_head_major else part[pages] for part in kv)
+        before = (unpack(part, q.dtype).transpose(1, 2).flatten(2, 3) for part in held)  # [B, H, S, D]
         parts_of = [torch.cat(both, 2) for both in zip(before, new, strict=False)]  # [B, H, S + n, D]
         all_keys, values = parts_of[0], parts_of[-1]
         attended = torch.cat(
@@ -200,7 +202,7 @@ class PagedView:
                 seen = _contiguous_entries(kv, part.first, part.apart, rows.stop - rows.start, part.length)
             else:
                 seen = kv[:, part.pages].transpose(1, 2).flatten(2, 3)[:, None, :, : part.length]
-            own = None if mask is None else mask[rows, ..., : part.length]
+            seen, own = unpack(seen, q.dtype), None if mask is None else mask[rows, ..., : part.length]
             attended.append(attend_masked(q[rows], seen[0], seen[-1], own, spec, sinks=sinks))
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 
@@ -220,8 +222,9 @@ def write_entries(kv: Tensor, entries: Tensor, k: Tensor, v: Tensor) -> None:
 
     Where one vector stands for both, it is k.
     """
-    parts = kv.transpose(2, 3).view(len(kv), -1, *k.shape[1:])
-    for part, new in zip(parts, (k, v), strict=False):
+    both = (pack(k), pack(v)) if kv.dtype == FP8_BYTES else (k, v)
+    parts = kv.transpose(2, 3).view(len(kv), -1, *both[0].shape[1:])
+    for part, new in zip(parts, both, strict=False):
         part.index_copy_(0, entries, new)
 
 

@@ -18,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..positions import Rotary
 from .elements import LOG2_E, rotary_factors
+from .fp8_cells import exponents_of, fp8_kind, keep_cell, numbers_of
 from .launch import scratch_of, uses_pdl
 
 _MOST_PIECES = 32
@@ -73,6 +74,7 @@ def _attend(  # noqa: C901 (one kernel)
     row_stride, head_stride, table_stride, page_stride, values_at, scale, pieces, distances, rotary_size, frequencies,
     factor, page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr, kind: tl.constexpr,
     is_cut: tl.constexpr, is_new: tl.constexpr, least: tl.constexpr, rotation: tl.constexpr, uses_pdl: tl.constexpr,
+    fp8: tl.constexpr,
 ):  # fmt: skip
     row, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1)
@@ -92,17 +94,24 @@ def _attend(  # noqa: C901 (one kernel)
     end = tl.minimum(start + piece_cells, length)
     dims = tl.arange(0, width)
     is_dim = dims < size
-    base = kv + head * page_tokens * size + dims[None, :]
+    head_cells: tl.constexpr = page_tokens * (size + 1 if fp8 else size)
+    kv += head * head_cells
+    base = kv + dims[None, :]
     steps = tl.arange(0, block)
     own_table = tables + row * table_stride
     pages = pages_of(own_table, start, end, block, page_tokens)
     cells = start + steps
     is_seen = (cells < end) & (cells != newest)
     place = place_of(pages, start, block, page_tokens, size, page_stride)[:, None]
+    key_exponents, value_exponents = steps, steps
+    if fp8:
+        exponents = kv + exponents_of(pages, start, block, page_tokens, size, page_stride)
+        key_exponents = tl.load(exponents, is_seen, 0, cache_modifier=".cg")
+        value_exponents = tl.load(exponents + values_at, is_seen, 0, cache_modifier=".cg")
     pages = pages_of(own_table, start + block, end, block, page_tokens)  # a block ahead: their cells depend on them
     is_read = is_seen[:, None] & is_dim[None, :]
-    keys = tl.load(base + place, is_read, 0.0, cache_modifier=".cg")
-    values = tl.load(base + values_at + place, is_read, 0.0, cache_modifier=".cg")
+    keys = tl.load(base + place, is_read, 0, cache_modifier=".cg")
+    values = tl.load(base + values_at + place, is_read, 0, cache_modifier=".cg")
     if rotation != 0:
         other, cos, sin, is_rotated = rotary_factors(dims, position, rotary_size, frequencies, factor, rotation)
     if uses_pdl:
@@ -121,9 +130,14 @@ def _attend(  # noqa: C901 (one kernel)
             rotated = key.to(tl.float32) * cos + tl.load(k + partner, is_rotated, 0.0).to(tl.float32) * sin
             key = rotated.to(key.dtype)
         page = tl.load(tables + row * table_stride + newest // page_tokens).to(tl.int64)
-        cell = kv + page * page_stride + head * page_tokens * size + (newest % page_tokens) * size + dims
-        tl.store(cell, key, is_dim)
-        tl.store(cell + values_at, value, is_dim)
+        cell = kv + page * page_stride + (newest % page_tokens) * size + dims
+        if fp8:
+            exponent = kv + page * page_stride + page_tokens * size + newest % page_tokens
+            keep_cell(cell, exponent, key.to(tl.float32), is_dim)
+            keep_cell(cell + values_at, exponent + values_at, value.to(tl.float32), is_dim)
+        else:
+            tl.store(cell, key, is_dim)
+            tl.store(cell + values_at, value, is_dim)
         own_score = tl.sum(query * key.to(tl.float32), 0)
         if kind == 2:
             own_score += tl.load(bias + head * distances) * LOG2_E
@@ -133,7 +147,7 @@ def _attend(  # noqa: C901 (one kernel)
     total = tl.zeros((block,), tl.float32)
     sums = tl.zeros((block, width), tl.float32)
     for first in range(start + block, end + block, block):
-        scores = tl.sum(query[None, :] * keys.to(tl.float32), 1)
+        scores = tl.sum(query[None, :] * numbers_of(keys, key_exponents, tl.float32, fp8).to(tl.float32), 1)
         if kind != 0:
             distance = ((position - cells) % window).to(tl.int32)
             if kind == 1:
@@ -145,15 +159,21 @@ def _attend(  # noqa: C901 (one kernel)
         cells = first + steps
         is_seen = (cells < end) & (cells != newest)
         place = place_of(pages, first, block, page_tokens, size, page_stride)[:, None]
+        if fp8:
+            exponents = kv + exponents_of(pages, first, block, page_tokens, size, page_stride)
+            key_exponents = tl.load(exponents, is_seen, 0)
         pages = pages_of(own_table, first + block, end, block, page_tokens)
         is_read = is_seen[:, None] & is_dim[None, :]
-        keys = tl.load(base + place, is_read, 0.0)
+        keys = tl.load(base + place, is_read, 0)
         higher = tl.maximum(most, scores)
         weights = tl.exp2(scores - higher)
         rescale = tl.exp2(most - higher)
         total = total * rescale + weights
-        sums = sums * rescale[:, None] + weights[:, None] * values.to(tl.float32)
-        values = tl.load(base + values_at + place, is_read, 0.0)
+        weighed = numbers_of(values, value_exponents, tl.float32, fp8).to(tl.float32)
+        sums = sums * rescale[:, None] + weights[:, None] * weighed
+        values = tl.load(base + values_at + place, is_read, 0)
+        if fp8:
+            value_exponents = tl.load(exponents + values_at, is_seen, 0)
         most = higher
     highest = tl.maximum(tl.max(most, 0), own_score)
     gain = tl.exp2(most - highest)
@@ -233,9 +253,11 @@ def attend(
     partial, finished = scratch.get(programs, programs * pieces * (width + 2) if pieces > 1 else 0)
     kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else BY_DISTANCE
     held = tiles.held if has_pdl or kind == NO_BIAS else tiles.held // 2  # else registers are spilled on older GPUs
-    block = max(16, min(128, held // (width * q.dtype.itemsize)))
+    fp8 = fp8_kind(kv)
+    block = max(16, min(64 if fp8 else 128, held // (width * q.dtype.itemsize)))
     out = torch.empty((batch, 1, heads, size), dtype=q.dtype, device=q.device)
-    is_limited = tiles.registers and has_pdl and kind == NO_BIAS  # a bias takes some more, and so do older GPUs
+    # A bias takes some more, and so do FP8 and older GPUs.
+    is_limited = tiles.registers and has_pdl and kind == NO_BIAS and not fp8
     limit = {"maxnreg": tiles.registers} if is_limited else {}
     _attend[(batch, heads, pieces)](
         q, q if k is None else k, q if v is None else v, kv, tables, positions, windows, out,
@@ -246,6 +268,6 @@ def attend(
         page_tokens=kv.shape[3], size=size, width=width, block=block, kind=kind,
         is_cut=pieces > 1, is_new=k is not None, least=tiles.least,
         rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2,
-        uses_pdl=has_pdl, num_warps=tiles.warps, launch_pdl=has_pdl, **limit,
+        uses_pdl=has_pdl, fp8=fp8, num_warps=tiles.warps, launch_pdl=has_pdl, **limit,
     )  # fmt: skip
     return out.transpose(1, 2)

@@ -20,6 +20,7 @@ from ..linear import HeadNorms
 from ..positions import AttentionSpec
 from .decode_attention import LEAST_SCORE, pages_of, place_of
 from .elements import LOG2_E, capped, rotary_factors
+from .fp8_cells import exponents_of, fp8_kind, keep_cell, numbers_of
 from .grouped_pieces import MOST_PIECES, merge_pieces
 from .launch import scores_of, scratch_of, uses_pdl
 from .row_plan import FIELDS
@@ -84,7 +85,7 @@ def _attend_group(  # noqa: C901 (one kernel)
     pieces, least, shares, rotary_size, factor, group: tl.constexpr, many: tl.constexpr, padded: tl.constexpr,
     size: tl.constexpr, page_tokens: tl.constexpr, width: tl.constexpr, block: tl.constexpr, stages: tl.constexpr,
     has_cap: tl.constexpr, is_packed: tl.constexpr, has_norm: tl.constexpr, has_sinks: tl.constexpr,
-    rotation: tl.constexpr, uses_pdl: tl.constexpr,
+    rotation: tl.constexpr, uses_pdl: tl.constexpr, fp8: tl.constexpr,
 ):  # fmt: skip
     head, piece, place = tl.program_id(0), tl.program_id(1), plan + tl.program_id(2)
     heads, rows = tl.num_programs(0), tl.num_programs(2)
@@ -114,16 +115,24 @@ def _attend_group(  # noqa: C901 (one kernel)
     dims, steps, h, filled = tl.arange(0, width), tl.arange(0, block), tl.arange(0, many), tl.arange(0, padded)
     g = filled // repeats
     is_dim, is_query, is_head = dims < size, h < group, (g < group) & (filled % repeats == 0)
-    base = kv + head * page_tokens * size + dims[None, :]
+    head_cells: tl.constexpr = page_tokens * (size + 1 if fp8 else size)
+    kv += head * head_cells
+    base = kv + dims[None, :]
+    kind: tl.constexpr = q.dtype.element_ty
     own_table = tables + table_row * table_stride
+    key_exponents, value_exponents = steps, steps
     if stages == 0:
         pages = pages_of(own_table, start, end, block, page_tokens)
         is_seen = _seen(start + steps, last, ring, end, newest, reach)
         where = place_of(pages, start, block, page_tokens, size, page_stride)[:, None]
+        if fp8:
+            exponents = kv + exponents_of(pages, start, block, page_tokens, size, page_stride)
+            key_exponents = tl.load(exponents, is_seen, 0, cache_modifier=".cg")
+            value_exponents = tl.load(exponents + values_at, is_seen, 0, cache_modifier=".cg")
         pages = pages_of(own_table, start + block, end, block, page_tokens)  # a block ahead: their cells depend on them
         is_read = is_seen[:, None] & is_dim[None, :]
-        keys = tl.load(base + where, is_read, 0.0, cache_modifier=".cg")
-        values = tl.load(base + values_at + where, is_read, 0.0, cache_modifier=".cg")
+        keys = tl.load(base + where, is_read, 0, cache_modifier=".cg")
+        values = tl.load(base + values_at + where, is_read, 0, cache_modifier=".cg")
     if rotation != 0:
         other, cos, sin, is_rotated = rotary_factors(dims, position, rotary_size, frequencies, factor, rotation)
         other = tl.where(is_rotated, other, dims)
@@ -161,11 +170,16 @@ def _attend_group(  # noqa: C901 (one kernel)
                 partner_key = partner_key * key_factor * tl.load(k_gain + other, is_rotated, 0.0).to(tl.float32)
         if rotation != 0:
             key = key * cos + partner_key * sin
-        kept = key.to(kv.dtype.element_ty)
+        kept = key.to(kind)
         page = tl.load(own_table + newest // page_tokens).to(tl.int64)
-        cell = kv + page * page_stride + head * page_tokens * size + (newest % page_tokens) * size + dims
-        tl.store(cell, kept, is_dim)
-        tl.store(cell + values_at, value, is_dim)
+        cell = kv + page * page_stride + (newest % page_tokens) * size + dims
+        if fp8:
+            exponent = kv + page * page_stride + page_tokens * size + newest % page_tokens
+            keep_cell(cell, exponent, kept.to(tl.float32), is_dim)
+            keep_cell(cell + values_at, exponent + values_at, value.to(tl.float32), is_dim)
+        else:
+            tl.store(cell, kept, is_dim)
+            tl.store(cell + values_at, value, is_dim)
         own_score = tl.sum(query.to(tl.float32) * kept.to(tl.float32)[None, :], 1) * scale
         if has_cap:
             own_score = capped(own_score, cap)
@@ -177,14 +191,20 @@ def _attend_group(  # noqa: C901 (one kernel)
     sums = tl.zeros((padded, width), tl.float32)
     if stages == 0:
         for first in tl.range(start + block, end + block, block, num_stages=1):
+            keys = numbers_of(keys, key_exponents, kind, fp8)
             weights, rescale, total, most = _weigh(query, keys, is_seen, most, total, scale, cap, has_cap)
             is_seen = _seen(first + steps, last, ring, end, newest, reach)
             where = place_of(pages, first, block, page_tokens, size, page_stride)[:, None]
+            held = numbers_of(values, value_exponents, kind, fp8)
+            if fp8:
+                exponents = kv + exponents_of(pages, first, block, page_tokens, size, page_stride)
+                key_exponents = tl.load(exponents, is_seen, 0)
+                value_exponents = tl.load(exponents + values_at, is_seen, 0)
             pages = pages_of(own_table, first + block, end, block, page_tokens)
             is_read = is_seen[:, None] & is_dim[None, :]
-            keys = tl.load(base + where, is_read, 0.0)
-            sums = tl.dot(weights.to(values.dtype), values, sums * rescale, input_precision="ieee")
-            values = tl.load(base + values_at + where, is_read, 0.0)
+            keys = tl.load(base + where, is_read, 0)
+            sums = tl.dot(weights.to(kind), held, sums * rescale, input_precision="ieee")
+            values = tl.load(base + values_at + where, is_read, 0)
     else:
         for first in tl.range(start, end, block, num_stages=stages):
             cells = first + steps
@@ -192,10 +212,14 @@ def _attend_group(  # noqa: C901 (one kernel)
             pages = tl.load(own_table + cells // page_tokens, cells < end, 0)  # as a block: it is copied ahead, too
             where = place_of(pages, first, block, page_tokens, size, page_stride)[:, None]
             is_read = is_seen[:, None] & is_dim[None, :]
-            keys = tl.load(base + where, is_read, 0.0)
-            values = tl.load(base + values_at + where, is_read, 0.0)
+            keys = tl.load(base + where, is_read, 0)
+            values = tl.load(base + values_at + where, is_read, 0)
+            if fp8:
+                exponents = kv + exponents_of(pages, first, block, page_tokens, size, page_stride)
+                keys = numbers_of(keys, tl.load(exponents, is_seen, 0), kind, fp8)
+                values = numbers_of(values, tl.load(exponents + values_at, is_seen, 0), kind, fp8)
             weights, rescale, total, most = _weigh(query, keys, is_seen, most, total, scale, cap, has_cap)
-            sums = tl.dot(weights.to(values.dtype), values, sums * rescale, input_precision="ieee")
+            sums = tl.dot(weights.to(kind), values, sums * rescale, input_precision="ieee")
     highest = tl.maximum(most, own_score)
     if has_sinks:  # the first piece has it; there is always one
         sink = tl.load(sinks + head * group + g, (g < group) & (piece == 0), LEAST_SCORE) * LOG2_E
@@ -285,6 +309,6 @@ def attend_groups(
         page_tokens=kv.shape[3], size=size, width=width, block=block, stages=tiles.stages,
         has_cap=spec.softcap != 0, is_packed=packed is not None, has_norm=norms is not None,
         has_sinks=sinks is not None, rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, uses_pdl=has_pdl,
-        num_warps=max(tiles.warps, width // 32), launch_pdl=has_pdl,
+        fp8=fp8_kind(kv), num_warps=max(tiles.warps, width // 32), launch_pdl=has_pdl,
     )  # fmt: skip
     return out.transpose(1, 2) if packed is None else out[None].transpose(1, 2)

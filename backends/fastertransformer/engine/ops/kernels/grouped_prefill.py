@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..positions import AttentionSpec
 from .elements import LOG2_E, capped
+from .fp8_cells import fp8_kind, numbers_of
 from .grouped_decode import attend_groups
 from .grouped_pieces import merge_tiles
 from .launch import scores_of, scratch_of, uses_pdl
@@ -32,10 +33,22 @@ _WARPS = 8  # that a processor runs of this kernel at the same time: registers a
 
 
 @triton.jit
+def _numbers(tile, kept, exponents, cells, least, end, dtype: tl.constexpr, is_edge: tl.constexpr, fp8: tl.constexpr):
+    """Return a block of keys or values as numbers of a type."""
+    if fp8:
+        if is_edge:
+            scales = tl.load(kept + exponents, (cells >= least) & (cells < end), 0)
+        else:
+            scales = tl.load(kept + exponents)
+        tile = numbers_of(tile, scales, dtype, fp8)
+    return tile
+
+
+@triton.jit
 def _over_cells(  # noqa: C901 (one kernel)
     sums, total, most, query, position, k, v, table, block, count, gap, skipped, least, end, kv_stride, page_stride,
     scale, cap, reach, page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block_n: tl.constexpr,
-    has_cap: tl.constexpr, is_paged: tl.constexpr, is_edge: tl.constexpr,
+    has_cap: tl.constexpr, is_paged: tl.constexpr, is_edge: tl.constexpr, fp8: tl.constexpr,
 ):  # fmt: skip
     """Attend to ``count`` blocks of cells from ``block`` on; at ``gap``, ``skipped`` blocks are left out.
 
@@ -48,8 +61,11 @@ def _over_cells(  # noqa: C901 (one kernel)
         pages = tl.load(table + (first + steps) // page_tokens, first + steps < end, 0)
     for index in range(0, count):
         cells = first + steps
+        exponents = cells
         if is_paged:
             at = pages.to(tl.int64) * page_stride + (cells % page_tokens) * size
+            if fp8:
+                exponents = pages.to(tl.int64) * page_stride + page_tokens * size + cells % page_tokens
         else:
             at = cells.to(tl.int64) * kv_stride
         here = block + index + 1
@@ -59,11 +75,12 @@ def _over_cells(  # noqa: C901 (one kernel)
         at = at[:, None] + dims[None, :]
         is_in = ((cells >= least) & (cells < end))[:, None] & (dims < size)[None, :]
         if is_edge:
-            keys = tl.load(k + at, is_in, 0.0)
+            keys = tl.load(k + at, is_in, 0)
         elif size < width:
-            keys = tl.load(k + at, (dims < size)[None, :], 0.0)
+            keys = tl.load(k + at, (dims < size)[None, :], 0)
         else:
             keys = tl.load(k + at)
+        keys = _numbers(keys, k, exponents, cells, least, end, query.dtype, is_edge, fp8)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         if has_cap:
             scores = capped(scores * scale, cap)
@@ -80,11 +97,12 @@ def _over_cells(  # noqa: C901 (one kernel)
         rescale = tl.exp2(most - higher)
         total = total * rescale + tl.sum(weights, 1)
         if is_edge:
-            values = tl.load(v + at, is_in, 0.0)
+            values = tl.load(v + at, is_in, 0)
         elif size < width:
-            values = tl.load(v + at, (dims < size)[None, :], 0.0)
+            values = tl.load(v + at, (dims < size)[None, :], 0)
         else:
             values = tl.load(v + at)
+        values = _numbers(values, v, exponents, cells, least, end, query.dtype, is_edge, fp8)
         sums = tl.dot(weights.to(values.dtype), values, sums * rescale[:, None], input_precision="ieee")
         most = higher
     return sums, total, most
@@ -95,7 +113,7 @@ def _attend_causally(
     q, k, v, out, blocks, tables, slots, positions, sinks, partial, finished,
     q_stride, q_head_stride, kv_stride, kv_head_stride, table_stride, page_stride, scale, cap, reach,
     group: tl.constexpr, page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block_m: tl.constexpr,
-    block_n: tl.constexpr, has_cap: tl.constexpr, is_paged: tl.constexpr, has_sinks: tl.constexpr,
+    block_n: tl.constexpr, has_cap: tl.constexpr, is_paged: tl.constexpr, has_sinks: tl.constexpr, fp8: tl.constexpr,
 ):  # fmt: skip
     """Compute the query heads of a KV head for block_m / group tokens of a row, or what a piece of the cells adds."""
     head, item = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0), tl.program_id(1)
@@ -109,8 +127,9 @@ def _attend_causally(
     if is_paged:
         before = tl.load(positions + begin).to(tl.int32)
         tables += tl.load(slots + begin) * table_stride
-        k += head * page_tokens * size
-        v += head * page_tokens * size
+        head_cells: tl.constexpr = page_tokens * (size + 1 if fp8 else size)
+        k += head * head_cells
+        v += head * head_cells
     else:
         k += begin * kv_stride + head * kv_head_stride
         v += begin * kv_stride + head * kv_head_stride
@@ -146,11 +165,11 @@ def _attend_causally(
         most, total = tl.where(is_first, sink, most), tl.where(is_first, 1.0, total)
     sums, total, most = _over_cells(
         sums, total, most, query, position, k, v, tables, inner, free, inner + free, 0, least, end, kv_stride,
-        page_stride, scale, cap, reach, page_tokens, size, width, block_n, has_cap, is_paged, False,
+        page_stride, scale, cap, reach, page_tokens, size, width, block_n, has_cap, is_paged, False, fp8,
     )  # fmt: skip
     sums, total, most = _over_cells(
         sums, total, most, query, position, k, v, tables, lowest, edges, inner, free, least, end, kv_stride,
-        page_stride, scale, cap, reach, page_tokens, size, width, block_n, has_cap, is_paged, True,
+        page_stride, scale, cap, reach, page_tokens, size, width, block_n, has_cap, is_paged, True, fp8,
     )  # fmt: skip
     targets = out + (((begin + token) * heads * group + query_head) * size)[:, None]
     if is_paged:  # loaded once more: the loops need all registers
@@ -284,7 +303,7 @@ def _launch(
         scores.reach,
         group=group, page_tokens=page_tokens, size=size, width=width, block_m=block_m, block_n=block_n,
         has_cap=spec.softcap != 0, is_paged=paged is not None, has_sinks=sinks is not None,
-        num_warps=warps, num_stages=stages, **limit,
+        fp8=fp8_kind(k) if paged else 0, num_warps=warps, num_stages=stages, **limit,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..linear import HeadNorms
 from ..positions import Rotary
 from .elements import cos_sin, rotary_factors
+from .fp8_cells import codes_for, exponent_for, fp8_kind, keep_cells
 
 _BLOCK = 2048  # numbers that a program holds at a time
 _MANY_TOKENS = 512  # fill the GPU by one program each
@@ -34,9 +35,22 @@ def _turned(
 
 
 @triton.jit
+def _keep_halves(target, exponents, first, second, head, stride, dim, is_in, half: tl.constexpr, fp8: tl.constexpr):
+    """Write both halves of heads to their cells; of FP8 the exponents too."""
+    if fp8:
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        most = tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1)) + tl.sum((a + b) * 0.0, 1)
+        found = exponent_for(most)[:, None]
+        tl.store(exponents + head * stride + dim * 0, found.to(tl.uint8), is_in & (dim == 0))
+        first, second = codes_for(a, found), codes_for(b, found)
+    tl.store(target + head * stride + dim, first, is_in)
+    tl.store(target + head * stride + half + dim, second, is_in)
+
+
+@triton.jit
 def _turn_halves(
-    x, target, head_stride, target_stride, gain, head, dim, cos, sin, is_in, eps, half: tl.constexpr,
-    has_norm: tl.constexpr,
+    x, target, exponents, head_stride, target_stride, gain, head, dim, cos, sin, is_in, eps, half: tl.constexpr,
+    has_norm: tl.constexpr, fp8: tl.constexpr,
 ):  # fmt: skip
     """Norm and rotate heads of twice ``half`` numbers, whose halves turn together; store them back, and to a target."""
     first = tl.load(x + head * head_stride + dim, is_in, 0)
@@ -50,8 +64,7 @@ def _turn_halves(
     tl.store(x + head * head_stride + dim, turned, is_in)
     tl.store(x + head * head_stride + half + dim, other, is_in)
     if target is not None:
-        tl.store(target + head * target_stride + dim, turned, is_in)
-        tl.store(target + head * target_stride + half + dim, other, is_in)
+        _keep_halves(target, exponents, turned, other, head, target_stride, dim, is_in, half, fp8)
 
 
 @triton.jit(do_not_specialize=("positions",))
@@ -59,7 +72,7 @@ def _kv_write_halves(
     q, k, v, kv, pages, offsets, positions, frequencies, q_gain, k_gain,
     q_stride, q_head_stride, token_stride, head_stride, page_stride, values_at, eps, factor,
     page_tokens: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, half: tl.constexpr, many: tl.constexpr,
-    has_norm: tl.constexpr,
+    has_norm: tl.constexpr, fp8: tl.constexpr,
 ):  # fmt: skip
     """Do as _kv_write for heads that rotate as a whole, by halves: both are read in the order in which they lie.
 
@@ -76,21 +89,22 @@ def _kv_write_halves(
         head = part * many + lane
         is_in = (head < heads) & (dim < half)
         _turn_halves(
-            q + token * q_stride, None, q_head_stride, 0, q_gain, head, dim, cos, sin, is_in, eps, half, has_norm
-        )
+            q + token * q_stride, None, None, q_head_stride, 0, q_gain, head, dim, cos, sin, is_in, eps, half,
+            has_norm, 0,
+        )  # fmt: skip
     else:
         head = (part - queries) * many + lane
         is_in = (head < kv_heads) & (dim < half)
-        cell = tl.load(pages + token).to(tl.int64) * page_stride + tl.load(offsets + token) * (2 * half)
-        stride: tl.constexpr = page_tokens * 2 * half
+        page, offset = tl.load(pages + token).to(tl.int64) * page_stride, tl.load(offsets + token)
+        cell, exponents = page + offset * (2 * half), kv + page + page_tokens * 2 * half + offset
+        stride: tl.constexpr = page_tokens * (2 * half + 1 if fp8 else 2 * half)
         _turn_halves(
-            k + token * token_stride, kv + cell, head_stride, stride, k_gain, head, dim, cos, sin, is_in, eps, half,
-            has_norm,
+            k + token * token_stride, kv + cell, exponents, head_stride, stride, k_gain, head, dim, cos, sin, is_in,
+            eps, half, has_norm, fp8,
         )  # fmt: skip
         own = v + token * token_stride + head * head_stride + dim
-        place = kv + values_at + cell + head * stride + dim
-        tl.store(place, tl.load(own, is_in, 0), is_in)
-        tl.store(place + half, tl.load(own + half, is_in, 0), is_in)
+        first, second = tl.load(own, is_in, 0), tl.load(own + half, is_in, 0)
+        _keep_halves(kv + values_at + cell, exponents + values_at, first, second, head, stride, dim, is_in, half, fp8)
 
 
 # Triton would compile again for arguments that differ between calls: for positions too, which after an odd number of
@@ -100,7 +114,7 @@ def _kv_write(
     q, k, v, kv, pages, offsets, positions, frequencies, q_gain, k_gain,
     q_stride, q_head_stride, token_stride, head_stride, page_stride, values_at, rotary_size, eps, factor,
     page_tokens: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, width: tl.constexpr,
-    many: tl.constexpr, blocks: tl.constexpr, rotation: tl.constexpr, has_norm: tl.constexpr,
+    many: tl.constexpr, blocks: tl.constexpr, rotation: tl.constexpr, has_norm: tl.constexpr, fp8: tl.constexpr,
 ):  # fmt: skip
     """Write keys and values of a token; q and k are overwritten where they are normed or rotated.
 
@@ -110,7 +124,9 @@ def _kv_write(
     dim = tl.arange(0, width)[None, :]
     k += token * token_stride
     v += token * token_stride
-    cell = tl.load(pages + token).to(tl.int64) * page_stride + tl.load(offsets + token) * size
+    page, offset = tl.load(pages + token).to(tl.int64) * page_stride, tl.load(offsets + token)
+    cell = page + offset * size
+    stride: tl.constexpr = page_tokens * (size + 1 if fp8 else size)
     other, cos, sin, is_rotated = dim, 1.0, 0.0, dim < size
     if rotation != 0:
         position = tl.load(positions + token)
@@ -132,9 +148,15 @@ def _kv_write(
             tl.debug_barrier()  # all threads have read what is overwritten
             tl.store(own + head * q_head_stride + dim, query, is_query)
             tl.store(k + head * head_stride + dim, key, is_kv)
-        place = kv + cell + head * page_tokens * size + dim
-        tl.store(place, key, is_kv)
-        tl.store(place + values_at, tl.load(v + head * head_stride + dim, is_kv, 0), is_kv)
+        place, value = kv + cell + head * stride + dim, tl.load(v + head * head_stride + dim, is_kv, 0)
+        if fp8:
+            every = (tl.program_id(1) * blocks + block) * many + tl.arange(0, many)
+            exponents = kv + page + page_tokens * size + offset + every * stride
+            keep_cells(place, exponents, key.to(tl.float32), is_kv, every < kv_heads)
+            keep_cells(place + values_at, exponents + values_at, value.to(tl.float32), is_kv, every < kv_heads)
+        else:
+            tl.store(place, key, is_kv)
+            tl.store(place + values_at, value, is_kv)
 
 
 def kv_write(k: Tensor, v: Tensor, kv: Tensor, pages: Tensor, offsets: Tensor) -> None:
@@ -179,7 +201,7 @@ def rotate_and_write(
             norms.query.weight if norms else None, norms.key.weight if norms else None,
             q.stride(1), q.stride(0), k.stride(1), k.stride(0), kv.stride(1), kv.stride(0),
             norms.query.eps if norms else 0.0, rotary.factor, page_tokens=kv.shape[3], heads=heads, kv_heads=kv_heads,
-            half=size // 2, many=many, has_norm=norms is not None, num_warps=4,
+            half=size // 2, many=many, has_norm=norms is not None, fp8=fp8_kind(kv), num_warps=4,
         )  # fmt: skip
         return q, k, v
     width, most = triton.next_power_of_2(size), heads if rotary or norms else kv_heads
@@ -193,6 +215,6 @@ def rotate_and_write(
         rotary.width if rotary else 0, norms.query.eps if norms else 0.0, rotary.factor if rotary else 1.0,
         page_tokens=kv.shape[3], heads=heads, kv_heads=kv_heads, size=size, width=width, many=many,
         blocks=blocks, rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, has_norm=norms is not None,
-        num_warps=4,
+        fp8=fp8_kind(kv), num_warps=4,
     )  # fmt: skip
     return q, k, v
