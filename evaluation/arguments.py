@@ -91,6 +91,37 @@ class TextPairArguments(TaskArguments):
 
 
 @dataclass(frozen=True)
+class ConsistencyArguments(ScriptArguments):
+    """Compare what a running deployment says of the same tokens, asked in several ways."""
+
+    needs_scores: ClassVar[bool] = False
+
+    endpoint: str = field(metadata=ENDPOINT)
+    output: Path = field(metadata={"help": "directory for metrics.json and ways.csv"})
+    data_path: Path | None = option(
+        None, 'texts in place of the own ones: a .txt, or JSON lines with "text", "input_ids"'
+    )
+    samples: int = option(16, "prompts", COUNT)
+    longest_prompt: int = option(256, "tokens of the longest prompts; others are a half, a quarter, an eighth", TOKENS)
+    output_length: int = option(32, "tokens to generate for each prompt", TOKENS)
+    pressure: int = option(8, "times as many other prompts, which fill the cache in between", REPEATS)
+    precision: str | None = option(None, "fp32, fp16, bf16 or int8, for a server that does not say it")
+    batch_size: int = same(TaskArguments, "batch_size", default=8)
+    concurrency: int = same(TaskArguments, "concurrency", default=4)
+    model: str = option("fastertransformer", "model to ask; it must take token ids")
+    tokenizer: Path | None = same(TaskArguments, "tokenizer")
+    model_digest: str | None = same(TaskArguments, "model_digest")
+    model_repository: Path | None = same(TaskArguments, "model_repository")
+    timeout_s: float = same(TaskArguments, "timeout_s")
+    endpoint_key_env: str | None = same(TaskArguments, "endpoint_key_env")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files that are read."""
+        return () if self.data_path is None else (self.data_path,)
+
+
+@dataclass(frozen=True)
 class BenchmarkArguments(ScriptArguments):
     """Measure latency and throughput of a running deployment, point by point."""
 

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluation.arguments import LambadaArguments, SquadArguments, TaskArguments, TextPairArguments
+from evaluation.arguments import (
+    ConsistencyArguments,
+    LambadaArguments,
+    SquadArguments,
+    TaskArguments,
+    TextPairArguments,
+)
 from evaluation.divergence import arguments as divergence
 from evaluation.parity import arguments as parity
 from evaluation.tasks.lambada import data as lambada
@@ -30,7 +36,7 @@ class Task:
             checkpoint's place if that was to be converted before this run, and None if this run converts.
     """
 
-    arguments: type[TaskArguments | parity.ParityArguments | divergence.DivergenceArguments]
+    arguments: type[TaskArguments | ConsistencyArguments | parity.ParityArguments | divergence.DivergenceArguments]
     check_files: Callable[[Any, Path | None], None]
 
 
@@ -40,5 +46,6 @@ TASKS: Mapping[str, Task] = {
     "translation": Task(TextPairArguments, pairs.check_files),
     "summarization": Task(TextPairArguments, pairs.check_files),
     "parity": Task(parity.ParityArguments, parity.check_files),
+    "consistency": Task(ConsistencyArguments, divergence.check_texts),
     "divergence": Task(divergence.DivergenceArguments, divergence.check_files),
 }

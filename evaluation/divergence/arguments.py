@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from evaluation.arguments import ENDPOINT, ConsistencyArguments, TaskArguments
 from evaluation.parity.arguments import PRECISIONS
-from handover.arguments import ScriptArguments, option
+from handover.arguments import ScriptArguments, option, same
 from handover.errors import ConfigError, nearest
-from handover.ranges import BATCH, COUNT, NATS, PASSAGE_TOKENS, TOKENS, WEEK_S
+from handover.ranges import BATCH, COUNT, NATS, PASSAGE_TOKENS, TOKENS
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class DivergenceArguments(ScriptArguments):
     """Compare a running deployment's log probabilities with a reference that is streamed out of the checkpoint."""
 
     needs_scores: ClassVar[bool] = False
-    endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
+    endpoint: str = field(metadata=ENDPOINT)
     output: Path = field(metadata={"help": "directory for metrics.json, summary.json and the tables"})
     checkpoint: Path = field(metadata={"help": "what was converted: the source of the served model"})
     adapter: Path | None = option(None, "LoRA adapter that was merged into it")
@@ -38,10 +39,10 @@ class DivergenceArguments(ScriptArguments):
     most_tail_ratio: float = option(4.0, "the same of the 99.9th percentile", NATS)
     batch_size: int = option(8, "passages a request", BATCH)
     model: str = option("fastertransformer", "model to ask; it must take token ids")
-    tokenizer: Path | None = option(None, "tokenizer files, if not beside the shards")
-    model_repository: Path | None = option(None, "the repository that must be served; its manifest says the digest")
-    timeout_s: float = option(600.0, "limit of one request in seconds", WEEK_S)
-    endpoint_key_env: str | None = option(None, "environment variable with the bearer key of an OpenAI API")
+    tokenizer: Path | None = same(TaskArguments, "tokenizer")
+    model_repository: Path | None = same(TaskArguments, "model_repository")
+    timeout_s: float = same(TaskArguments, "timeout_s")
+    endpoint_key_env: str | None = same(TaskArguments, "endpoint_key_env")
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -56,13 +57,23 @@ def check_files(arguments: DivergenceArguments, converted: Path | None) -> None:
     Raises:
         ConfigError: a precision is unknown, or a file is missing.
     """
-    if arguments.precision is not None and arguments.precision not in PRECISIONS:
-        raise ConfigError(f"precision is '{arguments.precision}'", nearest(arguments.precision, PRECISIONS))
+    check_texts(arguments, converted)
     if converted is not None and not arguments.checkpoint.exists():
         raise ConfigError(
             f"divergence compares with the source, and there is no {arguments.checkpoint}",
             "give export.model.checkpoint_path",
         )
-    for path in (arguments.data_path, arguments.served_weights):
-        if path is not None and not path.exists():
-            raise ConfigError(f"there is no {path}", "mend data_path or served_weights")
+    if arguments.served_weights is not None and not arguments.served_weights.is_dir():
+        raise ConfigError(f"there is no directory {arguments.served_weights}", "mend served_weights")
+
+
+def check_texts(arguments: DivergenceArguments | ConsistencyArguments, converted: Path | None) -> None:
+    """Check what both evaluations over texts are given, as ``evaluation.task_table.Task`` says.
+
+    Raises:
+        ConfigError: a precision is unknown, or the file of texts is missing.
+    """
+    if arguments.precision is not None and arguments.precision not in PRECISIONS:
+        raise ConfigError(f"precision is '{arguments.precision}'", nearest(arguments.precision, PRECISIONS))
+    if arguments.data_path is not None and not arguments.data_path.is_file():
+        raise ConfigError(f"there is no file {arguments.data_path}", "mend data_path")

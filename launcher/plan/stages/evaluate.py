@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from evaluation.arguments import TaskArguments
+from evaluation.arguments import ConsistencyArguments, TaskArguments
 from evaluation.divergence.arguments import DivergenceArguments
 from evaluation.parity.arguments import ParityArguments
 from evaluation.task_table import TASKS
@@ -52,7 +52,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
 
 def task_arguments(
     config: Config, paths: RunPaths, name: str, task: Any
-) -> TaskArguments | ParityArguments | DivergenceArguments:
+) -> TaskArguments | ConsistencyArguments | ParityArguments | DivergenceArguments:
     """Arguments of one evaluation; what is a file is absolute."""
     kind = TASKS[name].arguments
     batch_size = config.evaluation.model.eval_batch_size or task.batch_size
