@@ -11,7 +11,7 @@ PIP = $$(realpath $(VENV))/bin/python -m pip install --quiet --disable-pip-versi
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-llama test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-clients test-compressed-tensors test-signing test-kernels test-kernels-interpreted test-kernels-compiled \
+.PHONY: help demo demo-llama demo-moe test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-clients test-compressed-tensors test-signing test-kernels test-kernels-interpreted test-kernels-compiled \
   test-kernels-compiled-3.6 test-aiperf-counts test-aiperf-clocks test-lm-eval-decoder test-lm-eval-encoder-decoder environments check docs format golden lock clean
 
 help: ## list the targets
@@ -23,6 +23,10 @@ demo: $(VENV)/.runtime ## convert, export, deploy, evaluate and benchmark the de
 demo-llama: $(VENV)/.runtime ## the same with a checkpoint of the Llama family
 	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]' 'benchmark.lengths=[[60,20]]' \
 	  export.run.model_train_name=llama_demo
+
+demo-moe: $(VENV)/.runtime ## the same with a mixture of experts, a distributed checkpoint of Megatron-LM
+	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]' 'benchmark.lengths=[[60,20]]' \
+	  export.run.model_train_name=moe_demo
 
 test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in four processes
 	tests/install

@@ -1,4 +1,4 @@
-"""Read the demonstration's NeMo archives as Hugging Face models, independently of the rest of the project."""
+"""Read the demonstration checkpoints as Hugging Face models, independently of the rest of the project."""
 
 from __future__ import annotations
 
@@ -9,10 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 import yaml
-from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2TokenizerFast,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 Weights = dict[str, torch.Tensor]
+
+
+def load(path: Path) -> tuple[PreTrainedModel, GPT2TokenizerFast]:
+    """Read a demonstration checkpoint in fp32: NeMo's archive, or Megatron-LM's directory (both with GPT-2 BPE)."""
+    return load_megatron(path) if path.is_dir() else load_nemo(path)
 
 
 def load_nemo(path: Path) -> tuple[PreTrainedModel, GPT2TokenizerFast]:
@@ -31,11 +46,28 @@ def load_nemo(path: Path) -> tuple[PreTrainedModel, GPT2TokenizerFast]:
         tokenizer = GPT2TokenizerFast.from_pretrained(folder)
 
     build = build_llama if config["mcore_gpt"] else build_gpt
-    model, renamed = build(config, source, tokenizer.eos_token_id)
-    missing, unexpected = model.load_state_dict(renamed, strict=False)
+    return filled(path, *build(config, source, tokenizer.eos_token_id)), tokenizer
+
+
+def load_megatron(path: Path) -> tuple[PreTrainedModel, GPT2TokenizerFast]:
+    """Read a mixture that Megatron-LM saved as torch_dist (tied embeddings) in fp32."""
+    folder = path / f"iter_{int((path / 'latest_checkpointed_iteration.txt').read_text()):07d}"
+    arguments = vars(torch.load(folder / "common.pt", weights_only=False)["args"])
+    reader = dcp.FileSystemReader(folder)
+    saved: Any = reader.read_metadata().state_dict_metadata
+    source = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in saved.items()}
+    dcp.load(source, storage_reader=reader, no_dist=True)
+    tokenizer = GPT2TokenizerFast.from_pretrained(path)
+    source = {name: tensor.float() for name, tensor in source.items()}
+    return filled(path, *build_mixture(arguments, source, tokenizer.eos_token_id)), tokenizer
+
+
+def filled(path: Path, model: PreTrainedModel, weights: Weights) -> PreTrainedModel:
+    """Put all weights into a model."""
+    missing, unexpected = model.load_state_dict(weights, strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:  # that one is tied
         raise SystemExit(f"{path}: missing {missing}, unexpected {unexpected}")
-    return model.eval(), tokenizer
+    return model.eval()
 
 
 def build_gpt(config: dict[str, Any], source: Weights, end_id: int) -> tuple[PreTrainedModel, Weights]:
@@ -79,6 +111,31 @@ def build_llama(config: dict[str, Any], source: Weights, end_id: int) -> tuple[P
     return model, rename_llama(
         source, config["num_query_groups"], config["hidden_size"] // config["num_attention_heads"]
     )
+
+
+def build_mixture(config: dict[str, Any], source: Weights, end_id: int) -> tuple[PreTrainedModel, Weights]:
+    """Build an empty mixture of Qwen3 of a Megatron-LM model's arguments, and rename its weights."""
+    model = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=source["embedding.word_embeddings.weight"].shape[0],
+            hidden_size=config["hidden_size"],
+            moe_intermediate_size=config["moe_ffn_hidden_size"],
+            num_experts=config["num_experts"],
+            num_experts_per_tok=config["moe_router_topk"],
+            norm_topk_prob=True,  # Megatron-LM's softmax is over the chosen
+            num_hidden_layers=config["num_layers"],
+            num_attention_heads=config["num_attention_heads"],
+            num_key_value_heads=config["num_query_groups"],
+            head_dim=config["kv_channels"],
+            max_position_embeddings=config["max_position_embeddings"],
+            rms_norm_eps=config["norm_epsilon"],
+            rope_parameters={"rope_type": "default", "rope_theta": config["rotary_base"]},
+            tie_word_embeddings=True,
+            bos_token_id=end_id,
+            eos_token_id=end_id,
+        )
+    )
+    return model, rename_mixture(source, config["num_query_groups"], config["kv_channels"])
 
 
 def rename_gpt(source: Weights, heads: int) -> Weights:
@@ -125,13 +182,44 @@ def rename_llama(source: Weights, groups: int, size: int) -> Weights:
             continue
         layer, _, name = key.removeprefix("decoder.layers.").partition(".")
         prefix = f"model.layers.{layer}."
-        if name == "self_attention.linear_qkv.weight":  # rows [groups, (queries of a group, key, value), size]
-            rows = tensor.unflatten(0, (groups, -1, size))
-            parts = rows.split((rows.shape[1] - 2, 1, 1), dim=1)
-            for part, side in zip(parts, "qkv", strict=True):
-                result[f"{prefix}self_attn.{side}_proj.weight"] = part.flatten(0, 2)
+        if name == "self_attention.linear_qkv.weight":
+            result |= {f"{prefix}{side}": part for side, part in cut_qkv(tensor, groups, size)}
         elif name == "mlp.linear_fc1.weight":
             result[f"{prefix}mlp.gate_proj.weight"], result[f"{prefix}mlp.up_proj.weight"] = tensor.chunk(2)
         else:
             result[prefix + names[name]] = tensor
     return result
+
+
+def rename_mixture(source: Weights, groups: int, size: int) -> Weights:
+    """Map Megatron-LM's keys, whose tensors have a first axis of layers, to Hugging Face's."""
+    names = {
+        "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+        "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+        "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+        "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+        "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+        "mlp.router.weight": "mlp.gate.weight",
+        "mlp.experts.experts.linear_fc1.weight": "mlp.experts.gate_up_proj",
+        "mlp.experts.experts.linear_fc2.weight": "mlp.experts.down_proj",
+    }
+    result = {
+        "model.embed_tokens.weight": source["embedding.word_embeddings.weight"],
+        "model.norm.weight": source["decoder.final_layernorm.weight"],
+    }
+    for key, layers in source.items():
+        name = key.removeprefix("decoder.layers.")
+        for layer, tensor in enumerate(layers if name != key else ()):
+            prefix = f"model.layers.{layer}."
+            if name == "self_attention.linear_qkv.weight":
+                result |= {f"{prefix}{side}": part for side, part in cut_qkv(tensor, groups, size)}
+            else:
+                result[prefix + names[name]] = tensor
+    return result
+
+
+def cut_qkv(tensor: torch.Tensor, groups: int, size: int) -> list[tuple[str, torch.Tensor]]:
+    """Cut rows [groups, (queries of a group, key, value), size] into three matrices, with Hugging Face's keys."""
+    rows = tensor.unflatten(0, (groups, -1, size))
+    parts = rows.split((rows.shape[1] - 2, 1, 1), dim=1)
+    return [(f"self_attn.{side}_proj.weight", part.flatten(0, 2)) for side, part in zip("qkv", parts, strict=True)]

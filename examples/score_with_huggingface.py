@@ -1,4 +1,4 @@
-"""Score a demonstration ``.nemo`` on LAMBADA with plain Hugging Face code: the oracle for what a deployment must reach.
+"""Score a demonstration checkpoint on LAMBADA with plain Hugging Face code: the oracle of what a deployment reaches.
 
     python3 examples/score_with_huggingface.py --checkpoint=gpt3_demo.nemo --data=lambada_test.jsonl
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_models import load_nemo
+from huggingface_models import load
 from tqdm import tqdm
 from transformers import GPT2TokenizerFast, PreTrainedModel
 
@@ -134,13 +134,11 @@ def record_figures(card: Path, data: Path, figures: dict[str, Any], samples: lis
 def main() -> None:
     """Score one file, print the figures and record them if there is a card."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--checkpoint", type=Path, required=True, help="NeMo archive, legacy GPT or megatron-core Llama"
-    )
+    parser.add_argument("--checkpoint", type=Path, required=True, help="NeMo archive, or Megatron-LM's directory")
     parser.add_argument("--data", type=Path, required=True, help="LAMBADA as JSON Lines with a 'text'")
     parser.add_argument("--card", type=Path, help="model_card.json to record the figures in")
     arguments = parser.parse_args()
-    model, tokenizer = load_nemo(arguments.checkpoint)
+    model, tokenizer = load(arguments.checkpoint)
     texts = read_texts(arguments.data)
     samples, grams = score_texts(model, tokenizer, texts)
     figures = summarise(samples) | grams

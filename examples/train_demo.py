@@ -1,11 +1,13 @@
-"""Train a demonstration checkpoint in plain torch: a small GPT, saved as NeMo's legacy ``.nemo``, or a small Llama.
+"""Train a demonstration checkpoint in plain torch: a small GPT, saved as NeMo's legacy ``.nemo``, a Llama or a mixture.
 
     python3 examples/prepare_novels.py --novels=english_novels.tar.xz --output=prepared
     python3 examples/train_demo.py --prepared=prepared --output=trained
     python3 examples/train_demo.py --prepared=prepared --output=trained --model=llama_demo
+    python3 examples/train_demo.py --prepared=prepared --output=trained --model=moe_demo --batch=8 --steps=1500
 
 The modules carry the names that NeMo gives them, so that a state dict needs only the prefix ``model.``: those of its
-legacy GPT, and for the Llama those of megatron-core with Transformer Engine, whose products begin with a norm.
+legacy GPT, and for the Llama those of megatron-core with Transformer Engine, whose products begin with a norm. The
+mixture has megatron-core's too, and is saved as Megatron-LM saves a distributed checkpoint (torch_dist).
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import hashlib
 import io
 import json
 import math
+import re
+import shutil
 import tarfile
 import time
 from collections.abc import Callable
@@ -23,17 +27,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F  # noqa: N812 - the usual name
 import yaml
 from torch import Tensor, nn
 
 HERE = Path(__file__).resolve().parent
 EPSILON, ROTARY_BASE = 1e-5, 10000.0
+BALANCE = 0.01  # what the experts' uneven use counts beside the cross-entropy
 
 
 @dataclass(frozen=True)
 class Dims:
-    """Dimensions of a model; the vocabulary is padded as NeMo pads it. ``groups``: heads of keys and values."""
+    """Dimensions of a model; the vocabulary is padded as NeMo pads it.
+
+    ``groups``: heads of keys and values. ``experts``, ``used``: of a mixture's layer, and those that a token uses.
+    """
 
     vocabulary_size: int
     layers: int = 6
@@ -42,6 +51,8 @@ class Dims:
     groups: int = 8
     inner: int = 1024
     positions: int = 512
+    experts: int = 0
+    used: int = 0
 
     @property
     def padded_vocabulary(self) -> int:
@@ -158,12 +169,17 @@ class GroupedAttention(nn.Module):
         self.groups, self.size = dims.groups, dims.hidden // dims.heads
         self.linear_qkv = NormedLinear(dims.hidden, dims.hidden + 2 * dims.groups * self.size)
         self.linear_proj = nn.Linear(dims.hidden, dims.hidden, bias=False)
+        if dims.experts:  # as in Qwen3's mixtures
+            self.q_layernorm, self.k_layernorm = (nn.RMSNorm(self.size, EPSILON) for _ in range(2))
+        else:
+            self.q_layernorm = self.k_layernorm = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [batch, length, hidden] to the same shape."""
         mixed = self.linear_qkv(x).unflatten(-1, (self.groups, -1, self.size))  # [batch, length, groups, n + 2, size]
         parts = mixed.split((mixed.shape[3] - 2, 1, 1), dim=3)
         query, key, value = (part.flatten(2, 3).transpose(1, 2) for part in parts)
+        query, key = self.q_layernorm(query).to(value.dtype), self.k_layernorm(key).to(value.dtype)
         attended = F.scaled_dot_product_attention(rotate(query), rotate(key), value, is_causal=True, enable_gqa=True)
         return self.linear_proj(attended.transpose(1, 2).flatten(2))
 
@@ -196,13 +212,71 @@ class LlamaLayer(nn.Module):
         return x + self.mlp(x)
 
 
+class Matrices(nn.Module):
+    """One matrix of each expert: [experts, outputs, inputs]."""
+
+    def __init__(self, experts: int, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+
+
+class Mixture(nn.Module):
+    """Experts, each a SwiGLU, of which a router chooses some for each token; the rows of linear_fc1 are [gate; up]."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.used = dims.used
+        self.router = nn.Linear(dims.hidden, dims.experts, bias=False)
+        matrices = {
+            "linear_fc1": Matrices(dims.experts, 2 * dims.inner, dims.hidden),
+            "linear_fc2": Matrices(dims.experts, dims.hidden, dims.inner),
+        }
+        self.experts = nn.ModuleDict(matrices)
+        self.unevenness = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [batch, length, hidden] to the same shape; note how unevenly the experts are used, at least 1."""
+        rows = x.flatten(0, 1)
+        scores = F.linear(rows.float(), self.router.weight).float().softmax(-1)
+        shares, chosen = scores.topk(self.used)
+        shares = shares / shares.sum(-1, keepdim=True)
+        counts = F.one_hot(chosen, scores.shape[1]).float().mean((0, 1))
+        self.unevenness = scores.shape[1] * (scores.mean(0) * counts).sum()
+        result = torch.zeros_like(rows, dtype=torch.float32)
+        matrices = zip(*(self.experts[name].weight.unbind() for name in ("linear_fc1", "linear_fc2")), strict=True)
+        for expert, (into, out) in enumerate(matrices):
+            row, place = (chosen == expert).nonzero(as_tuple=True)
+            gate, up = F.linear(rows[row], into).chunk(2, dim=-1)
+            made = F.linear(F.silu(gate) * up, out)
+            result = result.index_add(0, row, made * shares[row, place, None])
+        return result.view(x.shape)
+
+
+class MixtureLayer(nn.Module):
+    """A transformer layer of one of Qwen3's mixtures; the norm before the experts is by itself."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.self_attention = GroupedAttention(dims)
+        self.pre_mlp_layernorm = nn.RMSNorm(dims.hidden, EPSILON)
+        self.mlp = Mixture(dims)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [batch, length, hidden] to the same shape."""
+        x = x + self.self_attention(x)
+        return x + self.mlp(self.pre_mlp_layernorm(x))
+
+
 class Llama(nn.Module):
-    """A Llama with grouped queries, and the output tied to the word embeddings as in the small ones of Llama 3.2."""
+    """A Llama with grouped queries, and the output tied to the word embeddings as in the small ones of Llama 3.2.
+
+    With experts it is one of Qwen3's mixtures.
+    """
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
         self.embedding = nn.ModuleDict({"word_embeddings": nn.Embedding(dims.padded_vocabulary, dims.hidden)})
-        layers = nn.ModuleList(LlamaLayer(dims) for _ in range(dims.layers))
+        layers = nn.ModuleList((MixtureLayer if dims.experts else LlamaLayer)(dims) for _ in range(dims.layers))
         self.decoder = nn.ModuleDict({"layers": layers, "final_layernorm": nn.RMSNorm(dims.hidden, EPSILON)})
         initialize(self, ("linear_proj.weight", "linear_fc2.weight"), dims.layers)
 
@@ -218,7 +292,7 @@ class Llama(nn.Module):
 def initialize(model: nn.Module, to_residual: tuple[str, ...], layers: int) -> None:
     """Draw every matrix as GPT-2 does; those that add to the residual stream are smaller."""
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 2:
+        if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if name.endswith(to_residual) else 0.02)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
@@ -247,8 +321,8 @@ def validate(model: nn.Module, tokens: Tensor, dims: Dims) -> float:
 def make_optimizer(model: nn.Module, learning_rate: float) -> torch.optim.AdamW:
     """AdamW that leaves biases and LayerNorms undecayed."""
     groups = [
-        {"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.dim() != 2], "weight_decay": 0.0},
+        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
     ]
     fused = next(model.parameters()).is_cuda
     return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=fused)
@@ -285,14 +359,56 @@ def save_nemo(model: nn.Module, dims: Dims, tokenizer: Path, path: Path) -> None
             archive.addfile(entry, io.BytesIO(content))
 
 
+def save_megatron(model: nn.Module, dims: Dims, tokenizer: Path, root: Path) -> None:
+    """Write the directory ``NAME`` as Megatron-LM does: arguments, and the fp16 weights of all layers together.
+
+    It saves no tokenizer: the files lie beside the weights, under the names that its arguments have.
+    """
+    arguments = yaml.safe_load((HERE / root.name / "arguments.yaml").read_text("utf-8"))
+    arguments |= {"num_layers": dims.layers, "hidden_size": dims.hidden, "kv_channels": dims.hidden // dims.heads}
+    arguments |= {"num_attention_heads": dims.heads, "num_query_groups": dims.groups}
+    arguments |= {"num_experts": dims.experts, "moe_router_topk": dims.used}
+    arguments |= {"ffn_hidden_size": dims.inner, "moe_ffn_hidden_size": dims.inner}
+    arguments |= {"max_position_embeddings": dims.positions, "seq_length": dims.positions}
+    arguments |= {"vocab_size": dims.vocabulary_size, "padded_vocab_size": dims.padded_vocabulary}
+    weights: dict[str, Tensor] = {}
+    layers: dict[str, list[Tensor]] = {}
+    for name, tensor in model.state_dict().items():
+        half = tensor.detach().cpu().half()
+        # What each rank numbers as its own experts is there by the number of the whole model.
+        name = name.replace(".mlp.experts.", ".mlp.experts.experts.")
+        shared, is_layers = re.subn(r"^decoder\.layers\.\d+", "decoder.layers", name)
+        if is_layers:
+            layers.setdefault(shared, []).append(half)
+        else:
+            weights[name] = half
+    weights |= {name: torch.stack(parts) for name, parts in layers.items()}
+    folder = root / f"iter_{arguments['train_iters']:07d}"
+    shutil.rmtree(root, ignore_errors=True)
+    folder.mkdir(parents=True)
+    dcp.save(weights, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+    common = {"args": argparse.Namespace(**arguments), "checkpoint_version": 3.0, "iteration": arguments["train_iters"]}
+    torch.save(common, folder / "common.pt")
+    formats = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+    formats |= {"common_backend": "torch", "common_backend_version": 1}
+    (folder / "metadata.json").write_text(json.dumps(formats))
+    (root / "latest_checkpointed_iteration.txt").write_text(str(arguments["train_iters"]))
+    for key in ("vocab_file", "merge_file"):
+        shutil.copyfile(tokenizer / arguments[key], root / arguments[key])
+
+
 MODELS: dict[str, tuple[Callable[[Dims], nn.Module], dict[str, int]]] = {
     "gpt3_demo": (Gpt, {}),
     "llama_demo": (Llama, {"groups": 4, "inner": 704}),
+    "moe_demo": (
+        Llama,
+        {"layers": 4, "hidden": 128, "heads": 4, "groups": 2, "inner": 128, "experts": 8, "used": 2},
+    ),
 }
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Train, log to ``output/log.jsonl`` and save ``output/<model>.nemo`` whenever the validation is better."""
+    """Train, log to ``output/log.jsonl`` and save the model in ``output`` whenever the validation is better."""
     torch.manual_seed(1234)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     vocabulary_size = len(json.loads((arguments.prepared / "vocab.json").read_text("utf-8")))
@@ -303,12 +419,16 @@ def train(arguments: argparse.Namespace) -> None:
         for name in ("train", "validation")
     )
     model = build(dims).to(device)
-    run = torch.compile(loss_of) if device.type == "cuda" else loss_of
+    run = torch.compile(loss_of) if device.type == "cuda" and not dims.experts else loss_of
     optimizer = make_optimizer(model, arguments.learning_rate)
     arguments.output.mkdir(parents=True, exist_ok=True)
     print(asdict(dims), sum(p.numel() for p in model.parameters()), "parameters", len(tokens), "tokens", flush=True)
 
-    started, path, best = time.monotonic(), arguments.output / f"{arguments.model}.nemo", math.inf
+    save, path = save_nemo, arguments.output / f"{arguments.model}.nemo"
+    if dims.experts:
+        save, path = save_megatron, arguments.output / arguments.model
+    mixtures = [module for module in model.modules() if isinstance(module, Mixture)]
+    started, best = time.monotonic(), math.inf
     for step in range(1, arguments.steps + 1):
         warm, progress = min(1.0, step / arguments.warmup), step / arguments.steps
         for group in optimizer.param_groups:
@@ -316,7 +436,7 @@ def train(arguments: argparse.Namespace) -> None:
         starts = torch.randint(len(tokens) - dims.positions, (arguments.batch,), device=device)
         loss = run(model, windows_at(tokens, starts, dims.positions), device)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        sum((BALANCE * mixture.unevenness for mixture in mixtures), start=loss).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % arguments.every == 0 or step == arguments.steps:
@@ -328,7 +448,7 @@ def train(arguments: argparse.Namespace) -> None:
                 log.write(json.dumps(line) + "\n")
             if line["validation_loss"] < best:
                 best = line["validation_loss"]
-                save_nemo(model, dims, arguments.prepared, path)
+                save(model, dims, arguments.prepared, path)
             elif line["validation_loss"] > best + 0.5:
                 raise SystemExit(f"diverged; {path} holds the best weights so far; take a lower learning rate")
     # Logits of the weights before they were rounded to fp16, to prove the archive against.
@@ -341,7 +461,7 @@ def main() -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prepared", type=Path, required=True, help="what prepare_novels.py wrote")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the .nemo and log.jsonl")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the checkpoint and log.jsonl")
     parser.add_argument("--model", choices=sorted(MODELS), default="gpt3_demo")
     parser.add_argument("--steps", type=int, default=4600)
     parser.add_argument("--batch", type=int, default=64, help="windows of 512 tokens a step")

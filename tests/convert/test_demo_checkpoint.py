@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import yaml
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -29,14 +30,17 @@ def import_example() -> Iterator[Any]:
         yield importlib.import_module
 
 
-@pytest.fixture(scope="module", params=["gpt3_demo", "llama_demo"])
+ARCHIVES, DIRECTORIES = ["gpt3_demo", "llama_demo"], ["moe_demo"]
+
+
+@pytest.fixture(scope="module", params=ARCHIVES + DIRECTORIES)
 def demo(request: pytest.FixtureRequest) -> Path:
     return EXAMPLES / request.param
 
 
 @pytest.fixture(scope="module")
 def checkpoint(demo: Path) -> Path:
-    return demo / "checkpoints" / f"{demo.name}.nemo"
+    return demo / "checkpoints" / (f"{demo.name}.nemo" if demo.name in ARCHIVES else "")
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +50,20 @@ def card(demo: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def members(checkpoint: Path) -> dict[str, bytes]:
+    """Files of an archive, or of a directory that are not in folders of it."""
+    if checkpoint.is_dir():
+        return {path.name: path.read_bytes() for path in checkpoint.iterdir() if path.is_file()}
     with tarfile.open(checkpoint) as archive:
         return {member.name: archive.extractfile(member).read() for member in archive if member.isfile()}
 
 
-def test_the_card_names_this_file_and_it_is_small(checkpoint: Path, card: dict[str, Any]) -> None:
-    content = checkpoint.read_bytes()
+def test_the_card_names_this_file_and_it_is_small(demo: Path, card: dict[str, Any]) -> None:
+    content = (demo / card["checkpoint"]["file"]).read_bytes()
     assert len(content) == card["checkpoint"]["size_bytes"] <= 16_000_000
     assert hashlib.sha256(content).hexdigest() == card["checkpoint"]["sha256"]
 
 
+@pytest.mark.parametrize("demo", ARCHIVES, indirect=True)
 def test_it_is_a_nemo_archive_of_the_documented_architecture(card: dict[str, Any], members: dict[str, bytes]) -> None:
     config = yaml.safe_load(members["./model_config.yaml"])
     tokenizer = [config["tokenizer"][key].removeprefix("nemo:") for key in ("vocab_file", "merge_file")]
@@ -78,6 +86,27 @@ def test_it_is_a_nemo_archive_of_the_documented_architecture(card: dict[str, Any
     assert sum(tensor.numel() for tensor in weights.values()) == model["parameters"]
 
 
+@pytest.mark.parametrize("demo", DIRECTORIES, indirect=True)
+def test_it_is_a_directory_of_megatron_lm(
+    demo: Path, checkpoint: Path, card: dict[str, Any], members: dict[str, bytes]
+) -> None:
+    assert set(members) == {"latest_checkpointed_iteration.txt", "vocab.json", "merges.txt"}
+    folder = (demo / card["checkpoint"]["file"]).parent
+    assert folder == checkpoint / f"iter_{int(members['latest_checkpointed_iteration.txt']):07d}"
+    arguments = vars(torch.load(folder / "common.pt", weights_only=False)["args"])
+    written = yaml.safe_load((demo / "arguments.yaml").read_text())
+    assert arguments == written
+    keys = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "moe_ffn_hidden_size")
+    keys += ("num_experts", "moe_router_topk", "max_position_embeddings", "vocab_size", "padded_vocab_size")
+    words = ("layers", "hidden", "heads", "groups", "ffn", "experts", "used", "positions", "vocabulary")
+    assert [arguments[key] for key in keys] == [card["model"][word] for word in (*words, "padded_vocabulary")]
+    vocabulary = json.loads(members["vocab.json"])
+    assert len(vocabulary) == arguments["vocab_size"] == vocabulary["<|endoftext|>"] + 1
+    tensors: Any = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    assert {tensor.properties.dtype for tensor in tensors.values()} == {torch.float16}
+    assert sum(tensor.size.numel() for tensor in tensors.values()) == card["model"]["parameters"]
+
+
 def test_hugging_face_computes_the_figures_of_the_card(
     checkpoint: Path, card: dict[str, Any], import_example: Any
 ) -> None:
@@ -86,7 +115,7 @@ def test_hugging_face_computes_the_figures_of_the_card(
     assert hashlib.sha256(SUBSET.read_bytes()).hexdigest() == recorded["sha256"]
     expected = recorded["first_samples"]
     texts = scorer.read_texts(SUBSET)[: len(expected)]
-    model, tokenizer = scorer.load_nemo(checkpoint)
+    model, tokenizer = scorer.load(checkpoint)
     computed, grams = scorer.score_texts(model, tokenizer, texts)
     assert len(computed) == 20
     with torch.no_grad():  # every text by itself, and every run of tokens by a loop
@@ -115,13 +144,15 @@ def test_an_archive_of_the_training_script_holds_the_function_that_was_trained(
     tmp_path: Path, demo: Path, members: dict[str, bytes], import_example: Any
 ) -> None:
     for name, content in members.items():
-        if name.endswith(("_vocab.json", "_merges.txt")):
+        if name.endswith(("vocab.json", "merges.txt")):
             (tmp_path / name.rpartition("_")[2]).write_bytes(content)
     trainer, huggingface = import_example("train_demo"), import_example("huggingface_models")
     torch.manual_seed(0)
     build, more = trainer.MODELS[demo.name]
+    size = len(json.loads((tmp_path / "vocab.json").read_text()))
     groups = {"groups": 2} if "groups" in more else {}
-    dims = trainer.Dims(8000, layers=2, hidden=32, heads=4, inner=64, positions=16, **groups)
+    mixture = {name: more[name] for name in ("experts", "used") if name in more}
+    dims = trainer.Dims(size, layers=2, hidden=32, heads=4, inner=64, positions=16, **groups, **mixture)
     model = build(dims)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -129,7 +160,8 @@ def test_an_archive_of_the_training_script_holds_the_function_that_was_trained(
         for module in model.modules():
             if hasattr(module, "trained_bias"):
                 module.query_key_value.bias.mul_(module.trained_bias)
-        trainer.save_nemo(model, dims, tmp_path, tmp_path / f"{demo.name}.nemo")
-        loaded, _ = huggingface.load_nemo(tmp_path / f"{demo.name}.nemo")
-        ids = torch.randint(8000, (3, 16))
+        path = tmp_path / (demo.name if mixture else f"{demo.name}.nemo")
+        (trainer.save_megatron if mixture else trainer.save_nemo)(model, dims, tmp_path, path)
+        loaded, _ = huggingface.load(path)
+        ids = torch.randint(size, (3, 16))
         torch.testing.assert_close(loaded(ids).logits, model.eval()(ids), atol=1e-4, rtol=1e-4)

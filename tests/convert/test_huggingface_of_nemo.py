@@ -83,7 +83,7 @@ def test_the_demonstration_checkpoint_is_what_its_card_computed(
 ) -> None:
     monkeypatch.syspath_prepend(str(DEMO.parents[2]))
     scorer = __import__("score_with_huggingface")
-    model, tokenizer = scorer.load_nemo(DEMO)
+    model, tokenizer = scorer.load(DEMO)
     source = DEMO if ranks == 1 else cut_in_two(tmp_path / "two.nemo")
     output = to_huggingface(source, tmp_path / "hf")
     ids = np.array([tokenizer("Thank you for inviting me to the party, she said.")["input_ids"]])

@@ -110,7 +110,12 @@ def test_four_ranks_score_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("demo", "tensor_para_size"), [pytest.param("gpt3_demo", 1, marks=pytest.mark.long), ("llama_demo", 2)]
+    ("demo", "tensor_para_size"),
+    [
+        pytest.param("gpt3_demo", 1, marks=pytest.mark.long),
+        ("llama_demo", 2),
+        pytest.param("moe_demo", 2, marks=pytest.mark.long),
+    ],
 )
 def test_a_demonstration_reaches_the_figures_of_its_model_card(
     demo: str, tensor_para_size: int, tmp_path: Path
