@@ -47,6 +47,10 @@ class LoadArguments(ScriptArguments):
     servers: tuple[str, ...] = field(default=_SERVERS, metadata={"help": f"JSON list of {', '.join(_SERVERS)}"})
     clients: tuple[int, ...] = field(default=(1, 8, 32, 128), metadata={"help": "JSON list; [] for none"})
     requests_a_client: int = field(default=4, metadata={"help": "that each sends, at least 8 in all"})
+    lengths: tuple[int, ...] = field(
+        default=(), metadata={"help": "JSON list: input and output of clients' requests; []: as in chats"}
+    )
+    kv_cache_bytes: int = field(default=0, metadata={"help": "of the engine, where memory is to be the limit; 0: all"})
     repeats: int = field(default=3, metadata={"help": "runs of the 256; the median counts. 0: none"})
     choices: tuple[str, ...] = field(
         default=tuple(_CHOICES), metadata={"help": f"JSON list: how the engine chooses, {', '.join(_CHOICES)}"}
@@ -102,13 +106,21 @@ def chat_asks(vocab: int, count: int) -> list[Ask]:
     return [Ask(draw.choices(range(vocab), k=length(100, 1.1, 1024)), length(130, 0.9, 512)) for _ in range(count)]
 
 
+def equal_asks(vocab: int, count: int, given: int, wanted: int) -> list[Ask]:
+    """Draw requests of one length."""
+    draw = random.Random(_SEED)
+    return [Ask(draw.choices(range(vocab), k=given), wanted) for _ in range(count)]
+
+
 def loads_of(arguments: LoadArguments, server: str, vocab: int) -> Iterator[Load]:
     """Give what a server is to answer."""
     if arguments.repeats and server != "transformers":
         for choice in arguments.choices if server == "inflight" else ("greedy",):
             yield Load(mixed_asks(vocab), 256, False, arguments.repeats, choice)
     for clients in arguments.clients:
-        yield Load(chat_asks(vocab, max(8, arguments.requests_a_client * clients)), clients, True)
+        count = max(8, arguments.requests_a_client * clients)
+        asks = equal_asks(vocab, count, *arguments.lengths) if arguments.lengths else chat_asks(vocab, count)
+        yield Load(asks, clients, True)
 
 
 @contextmanager
@@ -120,7 +132,8 @@ def serving(arguments: LoadArguments, name: str, server: str, kind: str) -> Iter
             yield lambda load: PeerServer(manager, load.asks, load.is_streaming)
         return
     is_inflight = server == "inflight"
-    with engine_of(size, arguments.data_type, arguments.int8_mode, kind, has_inflight_batching=is_inflight) as engine:
+    how = {"has_inflight_batching": is_inflight, "kv_cache_bytes": arguments.kv_cache_bytes}
+    with engine_of(size, arguments.data_type, arguments.int8_mode, kind, **how) as engine:
         print(engine.description, flush=True)
         yield lambda load: EngineServer(engine, load.asks, load.is_streaming, _CHOICES[load.choice])
 
@@ -146,6 +159,8 @@ def main(argv: Sequence[str]) -> None:
     for given, known in ((arguments.servers, _SERVERS), (arguments.choices, _CHOICES), (arguments.kinds, KINDS)):
         if unknown := set(given) - set(known):
             raise ConfigError(f"there is no {', '.join(sorted(unknown))}", f"there are {', '.join(known)}")
+    if len(arguments.lengths) not in (0, 2):
+        raise ConfigError(f"lengths {arguments.lengths}", "they are [input, output], or [] for those of chats")
     need_gpu()
     table = Table(arguments.csv, arguments.commit)
     for name, server, kind in itertools.product(arguments.sizes, arguments.servers, arguments.kinds):
