@@ -57,13 +57,15 @@ from .truth_models import (
     rounded_to_int8,
     save_model,
     tokens_of_letters,
+    with_rounded_cache,
     write_vocabulary,
 )
 from .truth_requests import LONGER_OUTPUTS, Ask, Told, draw_requests, serve, tokens_of
 
 _FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp16 int8": torch.float16}
 _FP8 = ("bf16 fp8", "bf16 fp8_block")  # the directories that convert makes of a hub directory
-_FORMATS |= dict.fromkeys(_FP8, torch.bfloat16)
+_CACHE = "bf16 fp8_cache"
+_FORMATS |= dict.fromkeys((*_FP8, _CACHE), torch.bfloat16)
 _WAYS: dict[str, dict[str, Any]] = {
     "served": {},
     "whole": {"prefill_chunk_tokens": 0, "has_prefix_cache": False},
@@ -244,7 +246,7 @@ def opened(arguments: TruthArguments, shards: Path, name: str, way: str, kv_byte
     """Open a family's shards on the device, in a format and a way of serving; "cpu": on the CPU."""
     data_type, _, how = way.partition(" ")
     more = {"model_type": model_type_of(name), "kv_cache_bytes": kv_bytes, "int8_mode": int("int8" in how)}
-    more["cpu_threads"] = _CPU_THREADS
+    more |= {"cpu_threads": _CPU_THREADS, "has_fp8_cache": way == _CACHE}
     settings = Settings(shards, arguments.tensor_para_size, 1, data_type, **more, **_WAYS.get(how, {}))
     return open_engine(settings, torch.device(arguments.device))
 
@@ -312,7 +314,8 @@ def compare_format(arguments: TruthArguments, name: str, way: str, model: Any, s
     with timed(Row(name, way)) as row:
         with closing(opened(arguments, shards, name, way)) as engine:
             told = serve(engine, asks, _BURST, 3)
-        rounded = Oracle(in_format(exact, _FORMATS[way], shards.parent / "rounded"), arguments.device)
+        theirs_in = in_format(exact, _FORMATS[way], shards.parent / "rounded")
+        rounded = Oracle(with_rounded_cache(theirs_in) if way == _CACHE else theirs_in, arguments.device)
         ours, theirs = list[float](), list[float]()
         for ask, answer in zip(asks, told, strict=True):
             row.requests += 1
@@ -401,7 +404,9 @@ def _formats_of(arguments: TruthArguments, name: str, shards: Path) -> list[str]
     """List the formats that a family is served in: experts are not quantized when they are loaded, nor are arrays."""
     config = read_config(shards, model_type_of(name), arguments.tensor_para_size)
     has_arrays = bool(config.decoder and config.decoder.mixture and config.decoder.mixture.is_in_arrays)
-    lacking = ("fp16 int8",) * config.has_experts + _FP8 * (has_arrays or model_type_of(name) != "Llama")
+    is_hub, has_latent = model_type_of(name) == "Llama", bool(config.decoder and config.decoder.latent)
+    lacking = ("fp16 int8",) * config.has_experts + _FP8 * (has_arrays or not is_hub)
+    lacking += (_CACHE,) * (has_latent or not is_hub)
     return [way for way in _FORMATS if way in arguments.formats and way not in lacking]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -276,6 +277,25 @@ def in_format(model: Any, dtype: torch.dtype, directory: Path) -> Any:
     """Save a model, and load it as transformers does with a type: what is computed of positions stays fp32."""
     model.save_pretrained(directory)
     return type(model).from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+
+
+def with_rounded_cache(model: Any) -> Any:
+    """Let a model's attention round keys and values to FP8, by the least power of two that fits a head's numbers."""
+    source: Any = sys.modules[type(model).__module__]
+    attend = source.eager_attention_forward
+
+    def rounded(x: Tensor) -> Tensor:
+        power = torch.exp2((x.double().abs().amax(-1, keepdim=True) / 448).log2().ceil())
+        return ((x.double() / power).to(torch.float8_e4m3fn).double() * power).to(x.dtype)
+
+    def attend_rounded(module: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any, **more: Any) -> Any:
+        if getattr(module.config, "rounds_cache", False):  # others of its class may share the function
+            key, value = rounded(key), rounded(value)
+        return attend(module, query, key, value, *others, **more)
+
+    source.eager_attention_forward = attend_rounded
+    model.config.rounds_cache = True
+    return model
 
 
 _EXACT = "kv_b_proj"

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from backends.fastertransformer.engine.cache.fp8_entries import pack
+from backends.fastertransformer.engine.ops import cached_attention
 from benchmarks.gpu import truth as gpu_truth
 from benchmarks.gpu import truth_models
 from benchmarks.gpu.truth import Row, TruthArguments, compare_format, compare_fp32, made
@@ -51,6 +53,14 @@ def test_a_router_s_near_tie_is_told_from_a_fault(tmp_path: Path, monkeypatch: p
     assert all(row.is_right for row in rows) and sum(row.tied for row in rows) > 0, [row.cells() for row in rows]
     model.model.layers[1].mlp.experts.down_proj.data[3] *= 1.2
     assert not next(compare_fp32(ARGUMENTS, "qwen3_moe", model, SHAPE, served)).is_right
+
+
+def test_a_cache_of_fp8_is_compared_with_the_same_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, shards = made("qwen3", SHAPE, tmp_path, 1)
+    row = compare_format(ARGUMENTS, "qwen3", gpu_truth._CACHE, model, SHAPE, shards)
+    assert row.is_right and row.error > 1e-3, row.cells()
+    monkeypatch.setattr(cached_attention, "pack", lambda x: pack(1.2 * x))
+    assert not compare_format(ARGUMENTS, "qwen3", gpu_truth._CACHE, model, SHAPE, shards).is_right
 
 
 def test_an_int8_model_is_compared_with_the_same_rounding(tmp_path: Path) -> None:
