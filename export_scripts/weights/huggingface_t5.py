@@ -21,6 +21,17 @@ _ACTIVATIONS = {
     **dict.fromkeys(("gated-relu", "reglu"), "gated-relu"),
     **dict.fromkeys(("gated-silu", "SiGLU"), "gated-silu"),
 }
+SIZES = {
+    "vocab_size": "vocab_size",
+    "d_model": "d_model",
+    "d_kv": "size_per_head",
+    "d_ff": "inter_size",
+    "num_layers": "encoder_layer_num",
+    "num_decoder_layers": "decoder_layer_num",
+    "num_heads": "head_num",
+    "relative_attention_num_buckets": "position_num",
+}
+"""Dimensions by their keys in ``config.json``."""
 _EMBEDDING, _HEAD = "shared.weight", "lm_head.weight"
 _IGNORED = {
     "encoder.embed_tokens.weight": "a copy of shared.weight",
@@ -87,14 +98,7 @@ class _T5:
     def config(self, dims: T5Dims, facts: Facts) -> dict[str, Any]:
         """List the keys; ``tie_word_embeddings`` means in transformers too that logits are scaled."""
         return {
-            "vocab_size": dims.vocab_size,
-            "d_model": dims.d_model,
-            "d_kv": dims.size_per_head,
-            "d_ff": dims.inter_size,
-            "num_layers": dims.encoder_layer_num,
-            "num_decoder_layers": dims.decoder_layer_num,
-            "num_heads": dims.head_num,
-            "relative_attention_num_buckets": dims.position_num,
+            **{key: getattr(dims, name) for key, name in SIZES.items()},
             "relative_attention_max_distance": dims.max_distance,
             "layer_norm_epsilon": dims.layernorm_eps,
             "feed_forward_proj": facts.activation or _ACTIVATIONS.get(dims.activation, dims.activation),

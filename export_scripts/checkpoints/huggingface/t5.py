@@ -20,7 +20,7 @@ from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.checkpoints.tokenizers.pieces import read_pieces
 from export_scripts.checkpoints.tokenizers.user_tokenizer import given_tokenizer
 from export_scripts.weights.architecture import attention_problems
-from export_scripts.weights.huggingface_t5 import T5
+from export_scripts.weights.huggingface_t5 import SIZES, T5
 from export_scripts.weights.remarks import EXACT_GELU as EXACT_GELU_REMARK
 from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import LazyTensor, T5Dims
@@ -181,16 +181,12 @@ def _dims(config: Mapping[str, Any]) -> T5Dims:
             "the first layer alone, UMT5 in every one)"
         )
     function = str(config["feed_forward_proj"])
-    layer_num = _positive(config, "num_layers")
+    given = {**config, "num_decoder_layers": config.get("num_decoder_layers") or config["num_layers"]}
+    sizes: dict[str, Any] = {
+        name: positive(given.get(key), f"config.json: {key}", "is it a T5 checkpoint?") for key, name in SIZES.items()
+    }
     return T5Dims(
-        head_num=_positive(config, "num_heads"),
-        size_per_head=_positive(config, "d_kv"),
-        d_model=_positive(config, "d_model"),
-        inter_size=_positive(config, "d_ff"),
-        encoder_layer_num=layer_num,
-        decoder_layer_num=_positive(config, "num_decoder_layers") if config.get("num_decoder_layers") else layer_num,
-        vocab_size=_positive(config, "vocab_size"),
-        position_num=_positive(config, "relative_attention_num_buckets"),
+        **sizes,
         activation=_ACTIVATIONS.get(function, "gated-gelu" if function.startswith("gated-") else "relu"),
         has_scaled_logits=config["scale_decoder_outputs"],
         layernorm_eps=_epsilon(config),
@@ -237,10 +233,6 @@ def _tokenizer(archive: Archive, model_type: str, vocab_size: int) -> TokenizerF
         return found
     has_rows = len(read_pieces(found.contents(archive)["tokenizer.model"]).tokens) + _SENTINELS <= vocab_size
     return replace(whole(archive, found, model_type, _SENTINELS if has_rows else 0), text_ids=TextIds())
-
-
-def _positive(config: Mapping[str, Any], key: str) -> int:
-    return positive(config.get(key), f"config.json: {key}", "is it a T5 checkpoint?")
 
 
 def _epsilon(config: Mapping[str, Any]) -> float:
