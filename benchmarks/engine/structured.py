@@ -32,7 +32,7 @@ import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.grammar.masks import RowMasks
-from backends.fastertransformer.engine.sampling.sampler import PendingTokens
+from backends.fastertransformer.engine.sampling.pending import PendingTokens
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.engine.generate import Ask, tensors_of
 from benchmarks.gpu.models import Table, find_size

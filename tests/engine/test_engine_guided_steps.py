@@ -30,7 +30,7 @@ from backends.fastertransformer.engine.request.sampling_params import SamplingPa
 from backends.fastertransformer.engine.rows.answer import Answer
 from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.sampling.guided import GuidedRows
-from backends.fastertransformer.engine.sampling.sampler import PendingTokens
+from backends.fastertransformer.engine.sampling.pending import PendingTokens
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.steps.steps import Steps
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Several
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,58 +25,9 @@ from ..steps.graphs import Chosen
 from ..steps.steps import Steps
 from .beam import candidates
 from .guided import GuidedRows
+from .needs import StepNeeds
+from .pending import Owners, PendingTokens
 from .token_counts import TokenCounts
-
-Owners = list[tuple[Sequence, int]]  # sequence and beam in each slot
-
-
-class PendingTokens:
-    """Tokens, int64 [N], that are being copied to the host; NOT_FINITE where logits are infinite or NaN.
-
-    ``log_probs`` is fp32 [2, N], see token_log_probs, 0 in rows that do not request them; None: no row does.
-    ``raw_scores`` is fp32 [n, 1 + 2 K], see scoring.py, of the rows in ``raw_slots``, which request them; K is the
-    largest that one of them requests. None: no row requests them.
-    """
-
-    def __init__(
-        self, owners: Owners, tokens: Tensor, log_probs: Tensor | None, raw_scores: Tensor | None, raw_slots: list[int]
-    ) -> None:
-        self._owners, self._raw_slots = owners, raw_slots
-        # From a GPU this copies into pinned memory and does not wait.
-        self._tokens = tokens.to("cpu", non_blocking=True)
-        self._log_probs = None if log_probs is None else log_probs.to("cpu", non_blocking=True)
-        self._raw_scores = None if raw_scores is None else raw_scores.to("cpu", non_blocking=True)
-        self._event: torch.cuda.Event | None = None
-        if tokens.is_cuda:
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
-
-    @property
-    def is_there(self) -> bool:
-        """Whether the copy is done."""
-        return not self._event or bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def by_sequence(self) -> dict[Sequence, int]:
-        """Wait for the copy; returns the token of each sequence's first beam."""
-        if self._event:
-            self._event.synchronize()
-        tokens = self._tokens.tolist()
-        return {sequence: token for (sequence, beam), token in zip(self._owners, tokens, strict=True) if not beam}
-
-    def wait(self) -> list[tuple[tuple[Sequence, int], int, Several[Any]]]:
-        """Wait for the copy; returns each slot's owner, token, and scores as Sequence.append takes them."""
-        if self._event:
-            self._event.synchronize()
-        scores: list[Several[Any]] = [()] * len(self._owners)
-        if self._log_probs is not None:
-            scores = self._log_probs.T.tolist()
-        if self._raw_scores is not None:
-            for slot, row in zip(self._raw_slots, self._raw_scores.numpy(), strict=True):
-                most, wanted = len(row) // 2, self._owners[slot][0].sampling.num_top_log_probs
-                own = row if wanted == most else np.concatenate((row[: 1 + wanted], row[1 + most :][:wanted]))
-                scores[slot] = (*(scores[slot] or (None, 0.0)), own.tobytes())
-        return list(zip(self._owners, self._tokens.tolist(), scores, strict=True))
-
 
 # The columns of rows' parameters on the device, by their names in SamplingParams. Two more are the sampler's own: top_p
 # decays, and its first value stays in initial_top_p; generated counts the tokens so far.
@@ -135,41 +85,22 @@ class Sampler:
 
     def set_owners(self, owners: Owners) -> None:
         """Set the row of each slot, from which the host knows what a step needs without reading from the device."""
-        self._owners, rows = owners, [sequence.sampling for sequence, _ in owners]
+        rows = [sequence.sampling for sequence, _ in owners]
+        self._owners, self._needs = owners, (needs := StepNeeds(owners))
         columns = *self._floats[: len(rows)].T, *self._integers[: len(rows)].T
         self._columns = dict(zip(_COLUMNS, columns, strict=True))
-        self._has_bad_words = any(row.bad_words for row in rows)
-        self._has_temperature = any(row.temperature != 1 for row in rows)
-        self._has_penalty = any(row.has_penalty for row in rows)
-        self._has_output_penalty = any(row.has_output_penalty for row in rows)
-        self._has_min_length = any(row.min_length for row in rows)
-        self._has_min_p = any(row.min_p and row.is_sampled for row in rows)
-        if not self._has_output_penalty:
+        if not needs.has_output_penalty:
             self._counts.drop()
         self._set_lists(rows)
         self.guided.set_owners(owners)
-        self._searched = [each for each, beam in owners if each.width > 1 and each.max_tokens and not beam]
-        sampled = [slot for slot, row in enumerate(rows) if row.is_sampled]
-        scored = [slot for slot, row in enumerate(rows) if row.needs_token_log_probs]
-        self._sampled, self._scored = (upload(np.array(each, np.int64), self._device) for each in (sampled, scored))
-        self._is_narrow = all(rows[slot].top_k for slot in sampled)
-        self._keeps_all = all(rows[slot].keeps_all for slot in sampled)
-        self._has_moving_top_p = any(rows[slot].has_moving_top_p for slot in sampled)
-        self._largest_top_k = max((rows[slot].top_k for slot in (*sampled, *scored)), default=0)
-        has_penalty = self._has_penalty or self._has_output_penalty
-        changes_logits = self._has_temperature or has_penalty or self._has_min_length or self._bias
-        needs_logits = changes_logits or sampled or scored or self._raw_slots
-        # Where nothing but a draw needs the logits with temperature, the draw applies it.
-        has_later = self._has_penalty or self._has_min_length or self._has_min_p or scored or self._searched
-        self._draw_scales = self._has_temperature and not has_later
-        self._is_all_sampled = len(sampled) == len(rows)
+        self._sampled, self._scored = (
+            upload(np.array(each, np.int64), self._device) for each in (needs.sampled, needs.scored)
+        )
         if self.guided and self.guided.is_on_host:
-            self._seeds = [(slot, rows[slot].random_seed) for slot in sampled]
+            self._seeds = [(slot, rows[slot].random_seed) for slot in needs.sampled]
             temperature = self._columns["temperature"]
-            scales = formulas.scale_of(temperature) if self._draw_scales else torch.ones_like(temperature)
+            scales = formulas.scale_of(temperature) if needs.draw_scales else torch.ones_like(temperature)
             self._scales: list[float] = scales.tolist()
-        # In every row the argmax of unchanged logits is taken, or of those that its grammar allows.
-        self._is_greedy = not (needs_logits or any(each.needs_host for each, _ in owners))
 
     def _set_lists(self, rows: list[SamplingParams]) -> None:
         """Upload which tokens of which slots have a bias or are held back, and which slots request raw scores."""
@@ -180,9 +111,8 @@ class Sampler:
             self._bias = *self._upload_pairs([each.ids for each in biases]), values
         if any(row.min_length and row.stop_token_ids for row in rows):
             self._held_back = self._upload_pairs([sorted(row.stop_token_ids) * bool(row.min_length) for row in rows])
-        self._raw_slots = [slot for slot, row in enumerate(rows) if row.is_return_raw_log_probs]
-        self._raw_index = upload(np.array(self._raw_slots, np.int64), self._device) if self._raw_slots else None
-        self._most_tops = max((rows[slot].num_top_log_probs for slot in self._raw_slots), default=0)
+        raw = self._needs.raw
+        self._raw_index = upload(np.array(raw, np.int64), self._device) if raw else None
 
     def _upload_pairs(self, tokens: Several[Several[int] | Array]) -> tuple[Tensor, Tensor]:
         """Upload some tokens of each slot as pairs: slots and tokens, int64 [n] each."""
@@ -199,12 +129,12 @@ class Sampler:
         the sequences do not have yet, the oldest first.
         """
         tokens, log_probs, raw_scores = _joined([each[1] for each in parts]), None, None
-        if self._is_greedy and not self.guided:
+        if self._needs.is_greedy and not self.guided:
             if before < len(tokens):
                 self._steps.slots.set_tokens(before, tokens[before:].clamp(min=0))
             return PendingTokens(self._owners, tokens, None, None, [])
         logits = _joined([self._steps.predictions.full_logits(each) for each in parts])
-        if self._is_greedy:
+        if self._needs.is_greedy:
             argmax, tokens = tokens, self.guided.choose(logits, tokens, [each.by_sequence() for each in pending])
             if before < len(tokens) or tokens is not argmax:
                 self._steps.slots.set_tokens(0, tokens.clamp(min=0))
@@ -212,7 +142,7 @@ class Sampler:
             chosen, log_probs, raw_scores = self._sample(logits, pending)
             self._steps.slots.set_tokens(0, chosen)
             tokens = torch.where(tokens == NOT_FINITE, NOT_FINITE, chosen)
-        return PendingTokens(self._owners, tokens, log_probs, raw_scores, self._raw_slots)
+        return PendingTokens(self._owners, tokens, log_probs, raw_scores, self._needs.raw)
 
     def _sample(
         self, raw_logits: Tensor, pending: Iterable[PendingTokens]
@@ -227,7 +157,7 @@ class Sampler:
             limits = self._draw_limits(self._sampled) if len(self._sampled) else None
             if self.guided:
                 logits = self.guided.keep(logits, [each.by_sequence() for each in pending])
-            if limits and self._is_all_sampled:
+            if limits and self._needs.is_all_sampled:
                 tokens = self._draw(logits, self._sampled, limits)
             else:
                 tokens = logits.argmax(dim=-1)
@@ -235,12 +165,12 @@ class Sampler:
                     tokens[self._sampled] = self._draw(logits, self._sampled, limits)
         if len(index := self._scored):
             top_k, log_probs = self._columns["top_k"][index], logits.new_zeros(2, len(logits))
-            own = scoring.token_log_probs(logits[index], top_k, tokens[index], self._largest_top_k)
+            own = scoring.token_log_probs(logits[index], top_k, tokens[index], self._needs.largest_top_k)
             log_probs[:, index] = torch.stack(own)
-        for sequence in self._searched:
+        for sequence in self._needs.searched:
             self._search(sequence, logits, tokens)
         if raw_rows is not None:
-            raw_scores = scoring.score_rows(raw_rows, tokens[self._raw_index], self._most_tops)
+            raw_scores = scoring.score_rows(raw_rows, tokens[self._raw_index], self._needs.most_tops)
         self._record(tokens)
         return tokens, log_probs, raw_scores
 
@@ -256,7 +186,7 @@ class Sampler:
         if rest := [slot for slot in uniform if slot not in drawn]:
             slots = torch.tensor(rest)
             numbers = torch.tensor([uniform[slot] for slot in rest], dtype=torch.float64)
-            scales = torch.tensor([self._scales[slot] for slot in rest]) if self._draw_scales else None
+            scales = torch.tensor([self._scales[slot] for slot in rest]) if self._needs.draw_scales else None
             limits = DrawLimits(self._columns["top_k"][slots], self._columns["top_p"][slots], numbers, scales)
             own = self._draw(logits, slots, self._completed(limits))
             drawn |= zip(rest, own.tolist(), strict=True)
@@ -269,20 +199,20 @@ class Sampler:
     def _penalise(self, logits: Tensor) -> Tensor:
         """Apply bad words, bias, penalties, temperature (or leave it to _draw) and minimum length: [N, V] -> [N, V]."""
         columns = self._columns
-        if self._has_bad_words:
+        if self._needs.has_bad_words:
             words = [(row.bad_words, row.tail(row.beams[beam], row.bad_words.reach)) for row, beam in self._owners]
             logits = formulas.ban(logits, [bad.completions(tail) for bad, tail in words])
         if self._bias:
             logits = formulas.add_bias(logits, *self._bias)
-        if self._has_output_penalty:
+        if self._needs.has_output_penalty:
             frequency, presence = columns["frequency_penalty"], columns["output_presence_penalty"]
             logits = formulas.apply_output_penalty(logits, frequency, presence, self._counts.of(len(logits)))
-        if self._has_temperature and not self._draw_scales:
+        if self._needs.has_temperature and not self._needs.draw_scales:
             logits = formulas.apply_temperature(logits, columns["temperature"])
-        if self._has_penalty and self._occurred is not None:  # add_rows has made it
+        if self._needs.has_penalty and self._occurred is not None:  # add_rows has made it
             repetition, presence = columns["repetition_penalty"], columns["presence_penalty"]
             logits = formulas.apply_repetition_penalty(logits, repetition, presence, self._occurred[: len(logits)])
-        if self._has_min_length:
+        if self._needs.has_min_length:
             logits = formulas.apply_min_length(logits, columns["min_length"], columns["generated"], columns["end_id"])
         if self._held_back:
             logits = formulas.hold_back(logits, *self._held_back, columns["min_length"], columns["generated"])
@@ -297,17 +227,18 @@ class Sampler:
             columns["generated"],
             columns["top_k"],
             columns["top_p"],
-            temperature=columns["temperature"] if self._draw_scales else None,
+            temperature=columns["temperature"] if self._needs.draw_scales else None,
         )
         return self._completed(limits)
 
     def _completed(self, limits: DrawLimits) -> DrawLimits:
         """Add what the host knows."""
-        return limits._replace(largest=self._largest_top_k, is_narrow=self._is_narrow, keeps_all=self._keeps_all)
+        needs = self._needs
+        return limits._replace(largest=needs.largest_top_k, is_narrow=needs.is_narrow, keeps_all=needs.keeps_all)
 
     def _draw(self, logits: Tensor, slots: Tensor, limits: DrawLimits) -> Tensor:
         """Draw a token for some slots, [n], from penalised logits [N, V]."""
-        if self._has_min_p:
+        if self._needs.has_min_p:
             logits = formulas.keep_min_p(logits, self._columns["min_p"])
         return self._steps.network.ops.draw_tokens(logits, slots, limits)
 
@@ -329,10 +260,10 @@ class Sampler:
         """Update counts, occurred tokens and top_p for the chosen tokens, [N]."""
         columns = self._columns
         columns["generated"].add_(1)
-        if self._has_penalty and self._occurred is not None:
+        if self._needs.has_penalty and self._occurred is not None:
             self._occurred[: len(tokens)].scatter_(1, tokens[:, None], True)
         self._counts.add(tokens)
-        if self._has_moving_top_p:
+        if self._needs.has_moving_top_p:
             decayed = formulas.decay_top_p(
                 columns["top_p"],
                 initial=columns["initial_top_p"],

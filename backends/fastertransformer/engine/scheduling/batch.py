@@ -16,7 +16,8 @@ from ..arrays import Array
 from ..errors import EngineError
 from ..rows.reservation import Stage
 from ..rows.sequence import Sequence
-from ..sampling.sampler import Owners, PendingTokens, Sampler
+from ..sampling.pending import Owners, PendingTokens
+from ..sampling.sampler import Sampler
 from ..steps.graphs import Chosen
 from ..steps.steps import Steps
 from .contexts import Extend, can_mix, run_chunk, run_contexts
