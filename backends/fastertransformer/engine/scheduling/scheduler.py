@@ -12,7 +12,6 @@ beforehand.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -24,6 +23,7 @@ from ..rows.answer import CANCELLED, INVALID, UNAVAILABLE, Answer, Failure
 from ..rows.sequence import Job, Sequence
 from ..steps.steps import Steps
 from .batch import Batch
+from .jobs import check_need, end_grammars, is_cancelled, note_adapters, send
 from .launch_times import LaunchTimes
 from .metrics import EngineMetrics
 from .outputs import answer_so_far
@@ -99,10 +99,10 @@ class Scheduler:
             return
         try:
             job.sequences = [Sequence(job, row, self._steps.cache.allocator) for row in range(len(job.request.rows))]
-            _note_adapters(job, 1)
+            note_adapters(job, 1)
             self.sessions.join(job)
             for sequence in job.sequences:
-                self._check_need(sequence)
+                check_need(sequence, self._steps.cache)
         except Exception as error:
             if not isinstance(error, RequestError):
                 _log.exception("rejecting a request: unexpected error")
@@ -115,28 +115,13 @@ class Scheduler:
         """Pass what is in the batch, in the queue and in the cache to the metrics."""
         self.metrics.note_load(len(self._batch), len(self._waiting), self._steps.cache.allocator)
 
-    def _check_need(self, sequence: Sequence) -> None:
-        cache = self._steps.cache
-        entries, source = sequence.reservation.most_entries, sequence.source_length
-        if (need := cache.bytes_of([(sequence.width, entries, source)])) > cache.budget_bytes:
-            tokens = entries + source
-            raise RequestError(
-                f"row {sequence.row} needs {need} bytes of KV cache: {sequence.width} x {tokens} tokens of"
-                f" {cache.shape.token_bytes} bytes; there are {cache.budget_bytes} (see kv_cache_bytes)"
-            )
-        if sequence.width > cache.allocator.most_rows:
-            raise RequestError(
-                f"row {sequence.row} has {sequence.width} beams, each with a state; there are"
-                f" {cache.allocator.most_rows} (see kv_cache_bytes)"
-            )
-
     @torch.inference_mode()
     def step(self) -> None:
         """Take one step: each sequence in the batch gets its next token."""
         self._times.begin(is_idle=all(each.is_there for each in self._batch.pending))
         # 1) Free what is no longer wanted, and admit what fits.
         for job in jobs_of([*self._batch, *self._waiting]):
-            if _is_cancelled(job):
+            if is_cancelled(job):
                 self._finish(job, Failure("cancelled", CANCELLED))
         for job, problem in self._limits.find_late(self._waiting.jobs):
             self._finish(job, Failure(problem, UNAVAILABLE))
@@ -185,7 +170,7 @@ class Scheduler:
     def _take_pages(self) -> None:
         """Take the pages that the next token of every sequence needs; if there are too few, preempt the youngest.
 
-        The oldest sequence always has its pages in the end, because alone it fits: see _check_need.
+        The oldest sequence always has its pages in the end, because alone it fits: see jobs.check_need.
         """
         while not self._batch.grow():
             if self._batch.pending:  # first read all that it has, and free what has ended
@@ -286,7 +271,7 @@ class Scheduler:
                 answer = Failure(f"generation failed: {error}")
             if answer.is_final:
                 self._finish(job, answer)
-            elif not _send(job, answer):
+            elif not send(job, answer):
                 self._finish(job, None)
 
     def _finish(self, job: Job, answer: Answer | None) -> None:
@@ -299,10 +284,10 @@ class Scheduler:
         (self._free_and_save if answer and code == CANCELLED else self._batch.free)(decoding)
         self._waiting.remove([sequence for sequence in self._waiting if sequence.job is job])
         self.sessions.finish(job, has_failed=answer is None or code not in ("", CANCELLED, INVALID))
-        _end_grammars(job)
-        _note_adapters(job, -1)
+        end_grammars(job)
+        note_adapters(job, -1)
         if answer:
-            _send(job, answer)
+            send(job, answer)
 
     def _free_and_save(self, sequences: list[Sequence]) -> None:
         """Free slots, and save what sessions continue from."""
@@ -310,44 +295,3 @@ class Scheduler:
         for sequence in sequences:
             self.sessions.save(sequence)
         self._batch.free(sequences)
-
-
-def _end_grammars(job: Job) -> None:
-    """Leave the lexers of a request's grammars to other requests; see Grammar.expect."""
-    for sequence in job.sequences:
-        if sequence.guided:
-            sequence.guided.end()
-    for grammar, rows in Counter(filter(None, job.grammars)).items():
-        grammar.forget(rows)
-    job.grammars = ()
-
-
-def _note_adapters(job: Job, more: int) -> None:
-    """Count the rows of a request that comes, or is answered, by adapter.
-
-    Raises:
-        RequestError: an adapter was unloaded since the request was read.
-    """
-    adapters = [each.adapter for each in job.sequences if each.adapter]
-    for adapter in adapters:
-        adapter.note_rows(more)
-    if more > 0 and (gone := [each.name for each in adapters if not each.is_known]):
-        raise RequestError(f"the adapter '{gone[0]}' was unloaded")
-
-
-def _is_cancelled(job: Job) -> bool:
-    try:
-        return job.is_cancelled is not None and job.is_cancelled()
-    except Exception:
-        _log.exception("is_cancelled failed")
-        return True
-
-
-def _send(job: Job, answer: Answer) -> bool:
-    """Pass an answer to the request's callback; false if the callback failed."""
-    try:
-        job.answer(answer)
-    except Exception:
-        _log.exception("the response callback raised")
-        return False
-    return True
