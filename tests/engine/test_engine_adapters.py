@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support import peft_served
 from support.asking import ask, generated
 from support.few_pages import spoiled
 from support.greedy import NEVER, argmaxes
@@ -380,3 +381,26 @@ def test_names_and_ranks_have_limits(running: tuple[Any, Path], tmp_path: Path) 
     write(tmp_path / "model/adapters/bad", draw(model, 1), bias="all")
     with pytest.raises(EngineError, match="adapters/bad/adapter_config.json describes an adapter that is not served"):
         opened(tmp_path / "model")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_logits_are_pefts_with_each_adapter_set(ranks: int, tmp_path: Path) -> None:
+    """Row by row, in one batch: of a prompt as it comes whole, and beside rows that decode."""
+    save(peft_served.FAMILY, tmp_path)
+    for name in peft_served.ADAPTERS:
+        shutil.copytree(peft_served.DATA / name, tmp_path / "adapters" / name)
+    recorded, line = np.load(peft_served.DATA / "logits.npz"), peft_served.INPUT_IDS[0].tolist()
+    engine = opened(tmp_path, ranks)
+    names = ["roots", "", "all", "few", "all", "roots"]
+    told = {"end_id": NEVER, "is_return_context_log_probs": True, "num_context_top_log_probs": 20}
+    request = ask([line] * len(names), 2, lora_name=np.array(names, object), **told)
+    (outputs,) = engine.generate([engine.parse(request)])
+    for row, name in enumerate(names):
+        scores = torch.from_numpy(recorded[name or peft_served.PLAIN][0]).log_softmax(-1)
+        known = scores[:-1].gather(1, torch.tensor(line[1:])[:, None])[:, 0].numpy()
+        assert np.abs(outputs["context_log_probs"][row, 1 : len(line)] - known).max() < 1e-4
+        best = scores[:-1].topk(20).values.numpy()
+        assert np.abs(outputs["context_top_log_probs"][row, 1 : len(line)] - best).max() < 1e-4
+        assert generated(outputs, row)[0] == scores[-1].argmax()
+    assert np.abs(recorded["all"] - recorded["few"]).max() > 0.1
+    engine.close()
