@@ -80,7 +80,8 @@ class TritonPythonModel:
         limit_s = self._settings.request_timeout_s
         self._replies = Replies(pb_utils, types, self._has_sessions, labels, self._is_decoupled, limit_s)
         labels = {"model_name": args["model_name"], "engine": _instance_number(args)}
-        self._metrics = PublishedMetrics(pb_utils, self._engine.metrics, labels, self._engine.pages)
+        room = self._engine.pages, self._engine.places
+        self._metrics = PublishedMetrics(pb_utils, self._engine.metrics, labels, *room)
         self._direct = self._listen(args)
         pb_utils.Logger.log_info(f"{args['model_name']}: {self._engine.description}")
 

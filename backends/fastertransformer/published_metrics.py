@@ -12,6 +12,7 @@ and ``_count``, which Prometheus reads as it reads a histogram; so are all histo
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -77,15 +78,21 @@ class PublishedMetrics:
         metrics: of the engine.
         labels: of every metric: model_name, and engine, which tells the instances of a model apart.
         pages: of the engine's KV cache.
+        adapters: that there is room for at once; 0: the model has none.
     """
 
-    def __init__(self, triton: Any, metrics: EngineMetrics, labels: Mapping[str, str], pages: int) -> None:
+    def __init__(
+        self, triton: Any, metrics: EngineMetrics, labels: Mapping[str, str], pages: int, adapters: int = 0
+    ) -> None:
         self._triton, self._metrics, self._labels = triton, metrics, dict(labels)
         self._families: list[Any] = []
         self._published = [*self._gauges(), *self._counters(), *self._histograms()]
         info = self._family("cache_config_info", "Pages of the KV cache and tokens of a page", self._kinds.GAUGE)
         self._info = self._metric(info, block_size=str(PAGE), num_gpu_blocks=str(pages))
         self._info.set(1)
+        if adapters:
+            family = self._family("lora_requests_info", "When these LoRA adapters came to have rows", self._kinds.GAUGE)
+            self._published.append(_AdapterInfo(partial(self._metric, family, max_lora=str(adapters)), metrics))
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -168,6 +175,22 @@ class _Level:
         if (value := self._read()) != self._last:
             self._metric.set(value)
             self._last = value
+
+
+class _AdapterInfo:
+    """The adapters that rows have now, as labels; the value is when that began, in seconds since 1970."""
+
+    def __init__(self, make: Callable[..., Any], metrics: EngineMetrics) -> None:
+        self._make, self._metrics, self._metric = make, metrics, None
+        self._last: tuple[str, str] | None = None
+
+    def publish(self) -> None:
+        now = self._metrics.running_adapters, self._metrics.waiting_adapters
+        if now != self._last:
+            self._metric = None  # Triton drops what nothing refers to
+            self._metric = self._make(running_lora_adapters=now[0], waiting_lora_adapters=now[1])
+            self._metric.set(time.time())
+            self._last = now
 
 
 class _Rise:

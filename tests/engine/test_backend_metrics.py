@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,3 +148,17 @@ def test_closing_while_the_thread_clears_its_event_ends_it(open_published: Any) 
     metrics.changed.set()
     published._thread.join(10)
     assert not published._thread.is_alive()
+
+
+def test_adapters_that_rows_have_are_labels(made: list[FakeMetric]) -> None:
+    metrics, begun_s = EngineMetrics(), time.time()
+    published = PublishedMetrics(FakePbUtils("pb_utils"), metrics, LABELS, pages=7, adapters=4)
+    rows = [SimpleNamespace(adapter=name and SimpleNamespace(name=name)) for name in ("sql", None, "chat", "sql")]
+    metrics.note_adapters(rows, rows[:1])  # type: ignore[arg-type]
+    metrics.changed.set()
+    labels = {"max_lora": "4", "running_lora_adapters": "chat,sql", "waiting_lora_adapters": "sql"}
+    while not [each for each in made if each.labels == LABELS | labels and each.value]:
+        assert time.time() < begun_s + 20
+        time.sleep(0.01)
+    assert value_of(made, "lora_requests_info", **labels) >= begun_s
+    published.close()

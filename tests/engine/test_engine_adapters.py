@@ -219,6 +219,7 @@ def test_adapters_come_and_go_while_rows_run(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="lora_name is 'a0'; it must be one of a1"):
         engine.unload_adapter("a0")
     engine.load_adapter("a0", write(tmp_path / "other", pairs))
+    assert engine.metrics.running_adapters == "a0"
     with pytest.raises(EngineError, match="'a0' is loaded already"):
         engine.load_adapter("a0", tmp_path / "other")
     check_rows(engine, models | {"a0": merged(models[""], pairs)}, ["a0", "a1"])
@@ -403,4 +404,20 @@ def test_logits_are_pefts_with_each_adapter_set(ranks: int, tmp_path: Path) -> N
         assert np.abs(outputs["context_top_log_probs"][row, 1 : len(line)] - best).max() < 1e-4
         assert generated(outputs, row)[0] == scores[-1].argmax()
     assert np.abs(recorded["all"] - recorded["few"]).max() > 0.1
+    engine.close()
+
+
+def test_adapters_are_there_again_when_workers_were_restarted(tmp_path: Path) -> None:
+    """Those of the directory, and one that was loaded later, which a row that waits may have."""
+    models = adapted("llama", tmp_path)
+    pairs = draw(models[""], 9)
+    engine = opened(tmp_path, 2, max_adapters=3)
+    engine.load_adapter("later", write(tmp_path / "other", pairs))
+    check_rows(engine, models, ["a0", "a1"])
+    for process in engine._loaded.workers._processes:
+        process.kill()
+    with pytest.raises(EngineError, match="lost"):
+        while True:
+            check_rows(engine, models, ["a0", "a1"])
+    check_rows(engine, models | {"later": merged(models[""], pairs)}, ["later", "a0", "", "a1"])
     engine.close()

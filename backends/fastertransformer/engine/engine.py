@@ -46,6 +46,7 @@ class Engine:
         description: of the model and how it runs.
         metrics: counts requests, tokens and times.
         pages: of the KV cache.
+        places: of LoRA adapters on the device.
     """
 
     def __init__(self, loaded: Loaded, settings: Settings, adapters: Adapters, max_rows: int) -> None:
@@ -66,7 +67,7 @@ class Engine:
     def _use(self, loaded: Loaded) -> None:
         """Generate with a loaded model from now on."""
         self._loaded, self._steps, self.description = loaded, loaded.steps, loaded.description
-        self.pages = loaded.steps.cache.allocator.count
+        self.pages, self.places = loaded.steps.cache.allocator.count, loaded.steps.places
         settings = self._settings
         self._scheduler = Scheduler(
             loaded.steps,

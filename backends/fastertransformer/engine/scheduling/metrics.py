@@ -76,6 +76,7 @@ class EngineMetrics:
         prompt_tokens: of rows that have their first token.
         generation_tokens: with beams, those of every beam.
         finished: rows by what ended them.
+        running_adapters, waiting_adapters: names of the LoRA adapters of rows in the batch, and of those in the queue.
     """
 
     def __init__(self, longest: int = 4096, clock: Callable[[], float] = time.monotonic) -> None:
@@ -83,6 +84,7 @@ class EngineMetrics:
         self.changed = threading.Event()
         self.running = self.waiting = self.prefix_queries = self.prefix_hits = 0
         self.kv_cache_usage = 0.0
+        self.running_adapters, self.waiting_adapters = "", ""
         self.preemptions = self.prompt_tokens = self.generation_tokens = 0
         self.finished = dict.fromkeys((_STOP, _LENGTH, _ABORT, _ERROR), 0)
         self.iteration_tokens = Histogram(_STEP_TOKENS)
@@ -100,6 +102,12 @@ class EngineMetrics:
         self.prefix_queries, self.prefix_hits = allocator.prefixes.queried, allocator.prefixes.found
         if not self.changed.is_set():
             self.changed.set()
+
+    def note_adapters(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> None:
+        """Note whose adapters rows in the batch have, and those in the queue."""
+        self.running_adapters, self.waiting_adapters = (
+            ",".join(sorted({row.adapter.name for row in rows if row.adapter})) for rows in (running, waiting)
+        )
 
     def begin(self, row: Sequence) -> None:
         """Count a row that joins the batch."""

@@ -113,6 +113,8 @@ class Scheduler:
 
     def note_load(self) -> None:
         """Pass what is in the batch, in the queue and in the cache to the metrics."""
+        if self._steps.places:
+            self.metrics.note_adapters(self._batch, self._waiting)
         self.metrics.note_load(len(self._batch), len(self._waiting), self._steps.cache.allocator)
 
     @torch.inference_mode()
