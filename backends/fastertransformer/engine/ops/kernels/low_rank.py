@@ -20,7 +20,7 @@ _FEW_TOKENS = 512  # up to which blocks have 16 rows, and the inputs are cut int
 _PARTS = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _narrow(
     h, x, down, order, ends, adapters, tokens, inputs, ranks,
     width: tl.constexpr, block_m: tl.constexpr, block_r: tl.constexpr, block_k: tl.constexpr, parts: tl.constexpr,
@@ -45,7 +45,7 @@ def _narrow(
         tl.store(target, sums, is_row[:, None] & is_r[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _widen(
     y, h, up, order, ends, adapters, tokens, outputs, ranks, rank, first_end, second_end,
     width: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_r: tl.constexpr, parts: tl.constexpr,
