@@ -181,7 +181,8 @@ class _AdapterInfo:
     """The adapters that rows have now, as labels; the value is when that began, in seconds since 1970."""
 
     def __init__(self, make: Callable[..., Any], metrics: EngineMetrics) -> None:
-        self._make, self._metrics, self._metric = make, metrics, None
+        self._make, self._metrics = make, metrics
+        self._metric: Any = None
         self._last: tuple[str, str] | None = None
 
     def publish(self) -> None:
