@@ -35,7 +35,8 @@ def test_the_keys_are_found() -> None:
 @pytest.mark.parametrize(("section", "key", "arguments", "name"), SHARED, ids=lambda part: str(part))
 def test_a_shared_key_has_its_arguments_type(section: str, key: str, arguments: str, name: str) -> None:
     hints = typing.get_type_hints(getattr(schema, arguments))
-    assert key == name and typing.get_type_hints(getattr(schema, section))[key] == key_type(hints[name])
+    assert name in (key, f"{section.removesuffix('Config').lower()}_{key}")  # a section's name may stand before it
+    assert typing.get_type_hints(getattr(schema, section))[key] == key_type(hints[name])
 
 
 @pytest.mark.parametrize(
