@@ -11,7 +11,7 @@ PIP = $$(realpath $(VENV))/bin/python -m pip install --quiet --disable-pip-versi
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-llama demo-moe test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-clients test-compressed-tensors test-signing test-kernels test-kernels-interpreted test-kernels-compiled \
+.PHONY: help demo demo-llama demo-moe test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-kernels test-kernels-interpreted test-kernels-compiled \
   test-kernels-compiled-3.6 test-aiperf-counts test-aiperf-clocks test-lm-eval-decoder test-lm-eval-encoder-decoder environments check docs format golden lock clean
 
 help: ## list the targets
@@ -34,7 +34,7 @@ test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in four
 
 # Tests marked long show what another one does with another model, size or victim: they run by night.
 test-all: export PYTEST_ADDOPTS += -m ''
-test-all: test test-kernels test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-clients test-compressed-tensors test-signing ## run every test, also those that CI leaves out
+test-all: test test-kernels test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-clients test-compressed-tensors test-signing test-trackers ## run every test, also those that CI leaves out
 
 CAMPAIGN := hour
 torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints, command lines: an hour; CAMPAIGN=full: five
@@ -75,6 +75,9 @@ test-compressed-tensors: $(VENV)/.tests .compressed-tensors/.ready ## compare qu
 test-signing: $(VENV)/.tests .signing/.ready ## verify what is signed by model-signing, in-toto and CycloneDX themselves
 	PYTHONPATH=.signing $(RUN) -m pytest tests/with_signing
 
+test-trackers: .venv-trackers/.ready ## tell figures to MLflow, Weights & Biases and NeMo Evaluator, in a virtual environment of their own
+	.venv-trackers/bin/python -m pytest tests/with_trackers
+
 test-kernels: export PYTEST_ADDOPTS += -m ''
 test-kernels: test-kernels-interpreted test-kernels-compiled test-kernels-compiled-3.6 ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
 
@@ -87,7 +90,7 @@ test-kernels-compiled: $(VENV)/.tests .triton/.ready
 test-kernels-compiled-3.6: $(VENV)/.tests .triton-3.6/.ready
 	PYTHONPATH=.triton-3.6 $(RUN) -m pytest tests/with_triton/test_engine_kernels_compile.py
 
-environments: .venv-lm-eval/.ready .venv-aiperf/.ready .triton/.ready .vllm-client/.ready .clients/.ready .compressed-tensors/.ready .signing/.ready ## install what CI needs beside make test
+environments: .venv-lm-eval/.ready .venv-aiperf/.ready .triton/.ready .vllm-client/.ready .clients/.ready .compressed-tensors/.ready .signing/.ready .venv-trackers/.ready ## install what CI needs beside make test
 
 # mypy's second run takes what the first one knows of torch and numpy from its cache.
 check: $(VENV)/.tests ## lint, formatting and types
@@ -140,6 +143,10 @@ INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
 	$(INSTALL)
 	touch $@
 
+.venv-trackers/.ready: tests/with_trackers/requirements.txt
+	$(INSTALL)
+	touch $@
+
 .venv-aiperf/.ready: tests/with_aiperf/requirements.txt
 	$(INSTALL)
 	touch $@
@@ -181,4 +188,4 @@ INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
 	touch $@
 
 clean: ## remove the virtual environments
-	rm -rf $(VENV) .venv-nemo .venv-lm-eval .venv-aiperf .venv-vllm .vllm-client .clients .compressed-tensors .signing .triton .triton-3.6
+	rm -rf $(VENV) .venv-nemo .venv-lm-eval .venv-aiperf .venv-trackers .venv-vllm .vllm-client .clients .compressed-tensors .signing .triton .triton-3.6

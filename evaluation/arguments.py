@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 from handover.arguments import ScriptArguments, option, same
+from handover.errors import ConfigError
 from handover.ranges import BATCH, BEAMS, COUNT, IDS, IN_FLIGHT, PRICE, REPEATS, SEED, TOKENS, UNCOUNTED, WEEK_S
 from handover.signatures.arguments import SigningArguments
 
@@ -163,6 +165,33 @@ class ReportArguments(SigningArguments):
     stages: Path = field(metadata={"help": "stages.json of the runner"})
     baseline: Path | None = option(None, "results directory of an earlier run, to stand beside this one")
     thresholds: Path | None = option(None, "YAML file of limits: the gate's verdict is shown")
+
+
+TRACKED_MODES = ("online", "offline")
+"""How Weights & Biases may be told."""
+
+
+@dataclass(frozen=True)
+class TrackArguments(ScriptArguments):
+    """Tell a run's figures to MLflow or Weights & Biases."""
+
+    results: Path = field(metadata={"help": "results directory of the run"})
+    report: Path = field(metadata={"help": "directory of its report"})
+    output: Path = field(metadata={"help": "directory for tracking.json, which says where the figures are"})
+    title: str = field(metadata={"help": "name of the run"})
+    experiment: str = option("slipway", "MLflow's experiment, and the project of Weights & Biases")
+    mlflow: str | None = option(None, "MLflow's tracking URI; without it MLflow is told nothing")
+    wandb: str | None = option(None, f"{' or '.join(TRACKED_MODES)}; without it Weights & Biases is told nothing")
+
+    def __post_init__(self) -> None:
+        """Refuse a mode that there is not, and secrets in an address, which would stand in plans; ConfigError."""
+        if self.wandb not in (None, *TRACKED_MODES):
+            raise ConfigError(f"evaluation.tracking.wandb={self.wandb}", f"legal: {', '.join(TRACKED_MODES)}")
+        if self.mlflow is not None and urlsplit(self.mlflow).password is not None:
+            raise ConfigError(
+                "evaluation.tracking.mlflow holds a password, which would stand in plans and logs",
+                "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+            )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ OUR_PROGRAMS = (
         "harness",
     ),
     *("inspect", "launcher", "load", "nemo_ids", "openai", "parity", "recommend", "recompute", "report", "request"),
-    *("slipway", "sweep"),
+    *("slipway", "sweep", "track"),
 )
 """As what scripts name themselves in their errors; see ``handover.errors.exit_status``."""
 

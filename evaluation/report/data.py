@@ -19,7 +19,7 @@ from handover.regular_file import read_text
 
 _NOT_RUN = "not run"
 _BAD_STATES = ("failed", "interrupted", _NOT_RUN)
-_AFTERWARDS = ("report", "gate")
+_AFTERWARDS = ("report", "tracking", "gate")
 
 
 @dataclass(frozen=True)

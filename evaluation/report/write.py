@@ -1,7 +1,8 @@
 """Write the report of a run: ``python3 -m evaluation.report --results=... --output=... --title=... --stages=...``.
 
-Writes ``report.md`` and ``report.html`` (one self-contained page) over whatever the run left, also where
-a stage failed; prints the tables and, as the last line, the path of the page.
+Writes ``report.md`` and ``report.html`` (one self-contained page) over whatever the run left, also where a stage
+failed, and NeMo Evaluator's ``results.yml`` where there is accuracy; prints the tables and, as the last line, the path
+of the page.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from evaluation.arguments import ReportArguments
 from evaluation.report.data import Findings, collect_findings
 from evaluation.report.document import describe_report
 from evaluation.report.judgement import judge
+from evaluation.report.nemo_evaluator import FILE_NAME as RESULTS_NAME
+from evaluation.report.nemo_evaluator import render_results
 from evaluation.report.page import render_page
 from evaluation.report.published import PARTIAL
 from evaluation.report.reported import card_figures, reported_files
@@ -44,6 +47,8 @@ def main(argv: Sequence[str]) -> None:
     described = describe_report(findings, arguments.results, judgement)
     for name in (MARKDOWN_NAME, HTML_NAME):
         write_atomically(arguments.output / name, render_page(name, **described))
+    if accuracy := render_results(findings):
+        write_atomically(arguments.output / RESULTS_NAME, accuracy)
     made_from = {"results": str(arguments.results), "title": arguments.title}
     manifest = Manifest("report", record_files(arguments.output), made_from, {"commit": read_commit()})
     seal.finish("report", arguments.output, manifest, reported_files(arguments.results), card_figures(findings))

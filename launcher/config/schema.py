@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from deployment.arguments import EngineArguments, ServeArguments
-from evaluation.arguments import BenchmarkArguments
+from evaluation.arguments import BenchmarkArguments, TrackArguments
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.task_table import TASKS
 from export_scripts.arguments import ConvertArguments, ExportArguments
@@ -224,6 +224,15 @@ class GateConfig:
     baseline: str | None = None  # results directory of an earlier run, shown beside this one
 
 
+@dataclass
+class TrackingConfig:
+    """Who else is told the figures, after the report; tokens are those of the environment."""
+
+    experiment: str = same(TrackArguments, "experiment")
+    mlflow: str | None = same(TrackArguments, "mlflow")
+    wandb: str | None = same(TrackArguments, "wandb")
+
+
 def _with_tasks(section: type[Any]) -> type[Any]:
     """Add a section for each evaluation of ``TASKS``; None where it is not chosen."""
     for name, task in TASKS.items():
@@ -240,6 +249,7 @@ class EvaluationConfig:
     run: EvaluationRunConfig = field(default_factory=EvaluationRunConfig)
     model: EvaluationModelConfig = field(default_factory=EvaluationModelConfig)
     gate: GateConfig = field(default_factory=GateConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     @property
     def tasks(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     for stage in stages:
         STAGES[stage].check(config, paths, stages, known)
     if Stage.evaluate in stages or Stage.benchmark in stages:
-        report.check(config)
+        report.check(config, paths)
     _check_writable(paths.results)
     _check_writable(convert.output(config, paths))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from handover.durable import write_atomically
 from launcher.config.choices import Stage
 
-_ORDER = (*(stage.name for stage in Stage), "report", "gate")
+_ORDER = (*(stage.name for stage in Stage), "report", "tracking", "gate")
 
 
 @dataclass

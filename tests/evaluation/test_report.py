@@ -347,4 +347,4 @@ def test_the_report_has_a_manifest(run: Run) -> None:
     run.report()
     manifest = Manifest.read(run.output)
     assert manifest.kind == "report"
-    assert {record.path for record in manifest.files} == {"report.md", "report.html"}
+    assert {record.path for record in manifest.files} == {"report.md", "report.html", "results.yml"}

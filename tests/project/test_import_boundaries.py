@@ -99,6 +99,7 @@ ROOMS_OF_EVALUATION = {
     "speed": {"client", "speed"},
     "tasks": {"client", "speed", "tasks"},
     "report": {"speed", "tasks", "report"},
+    "trackers": {"report", "trackers"},
     "parity": {"client", "speed", "tasks", "parity"},
     "divergence": {"client", "speed", "tasks", "parity", "divergence"},
 }
