@@ -13,10 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .elements import softplus
-from .launch import is_older, uses_pdl
+from .launch import is_older
 from .mamba_scan import EXACT, OLDER, ScanTiles
 from .row_blocks import BLOCK_FIELDS, PackedRows
 from .state_conv import PackedStates
@@ -63,11 +62,7 @@ def _rates(rates, learnt, forgotten, step_bias, decay, head, is_in):
 def _step(
     rates, convolved, memory, states, learnt, forgotten, step_bias, decay, out, rates_stride, scale, key_heads, heads,
     key_size: tl.constexpr, value_size: tl.constexpr, block: tl.constexpr, width: tl.constexpr,
-    uses_pdl: tl.constexpr,
 ):  # fmt: skip
-    if uses_pdl:
-        gdc_wait()
-        gdc_launch_dependents()
     row, head, v = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * block + tl.arange(0, block)
     k, is_v, state = tl.arange(0, width), v < value_size, tl.load(states + row)
     targets = out + (row * heads + head) * value_size + v
@@ -188,11 +183,10 @@ def step(rates: Tensor, convolved: Tensor, sizes: DeltaSizes, memory: Tensor, st
     """
     (key_heads, heads, key_size, value_size), vectors = sizes[:4], sizes[4:]
     block = min(triton.next_power_of_2(value_size), _COLUMNS)
-    out, has_pdl = torch.empty(len(rates), heads * value_size, device=rates.device), uses_pdl(rates.device)
+    out = torch.empty(len(rates), heads * value_size, device=rates.device)
     _step[(len(rates), heads, triton.cdiv(value_size, block))](
         rates, convolved, memory, states, *vectors, out, rates.stride(0), key_size**-0.5, key_heads, heads,
-        key_size=key_size, value_size=value_size, block=block, width=triton.next_power_of_2(key_size),
-        uses_pdl=has_pdl, num_warps=4, launch_pdl=has_pdl,
+        key_size=key_size, value_size=value_size, block=block, width=triton.next_power_of_2(key_size), num_warps=4,
     )  # fmt: skip
     return out
 

@@ -8,11 +8,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..linear import Norm
 from .elements import activated
-from .launch import uses_pdl
 
 _NUMBERS = 1024  # of a program at least, if there are as many
 
@@ -37,11 +35,7 @@ class Gate(NamedTuple):
 def _gate_groups(
     x, given, columns, gain, out, given_stride, groups, size, eps, has_norm: tl.constexpr, is_behind: tl.constexpr,
     is_shared: tl.constexpr, many: tl.constexpr, width: tl.constexpr,
-    uses_pdl: tl.constexpr,
 ):  # fmt: skip
-    if uses_pdl:
-        gdc_wait()
-        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     group, place = tl.program_id(1) * many + tl.arange(0, many), tl.arange(0, width)
     is_in = (group < groups)[:, None] & (place < size)[None, :]
@@ -64,10 +58,10 @@ def gate_groups(x: Tensor, given: Tensor, gate: Gate, dtype: torch.dtype) -> Ten
     tokens, size = len(x), x[0].numel() // gate.groups
     out, width = torch.empty(tokens, gate.groups * size, dtype=dtype, device=x.device), triton.next_power_of_2(size)
     many = min(triton.next_power_of_2(gate.groups), max(1, _NUMBERS // width))
-    weight, has_pdl = gate.norm.weight if gate.norm else None, uses_pdl(x.device)
+    weight = gate.norm.weight if gate.norm else None
     _gate_groups[(tokens, triton.cdiv(gate.groups, many))](
         x, given, gate.columns, weight, out, given.stride(0), gate.groups, size, gate.norm.eps if gate.norm else 0.0,
         has_norm=gate.norm is not None, is_behind=gate.is_behind, is_shared=weight is not None and len(weight) == size,
-        many=many, width=width, uses_pdl=has_pdl, num_warps=4 if width * many <= 2048 else 8, launch_pdl=has_pdl,
+        many=many, width=width, num_warps=4 if width * many <= 2048 else 8,
     )  # fmt: skip
     return out

@@ -13,10 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .elements import softplus
-from .launch import is_older, uses_pdl
+from .launch import is_older
 from .state_conv import PackedStates
 
 _STEP_NUMBERS = 4096  # of the memory that a program has in a step
@@ -67,11 +66,7 @@ class MambaSizes(NamedTuple):
 def _step(
     given, convolved, memory, states, step_bias, decay, skip, out, given_stride, heads, groups, step_at, least_step,
     head_size: tl.constexpr, memory_size: tl.constexpr, block: tl.constexpr, width: tl.constexpr,
-    uses_pdl: tl.constexpr,
 ):  # fmt: skip
-    if uses_pdl:
-        gdc_wait()
-        gdc_launch_dependents()
     row, head, p = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * block + tl.arange(0, block)
     n, is_p, state = tl.arange(0, width), p < head_size, tl.load(states + row)
     targets = out + (row * heads + head) * head_size + p
@@ -158,11 +153,10 @@ def step(given: Tensor, convolved: Tensor, sizes: MambaSizes, memory: Tensor, st
     heads, size, groups, width, *numbers, step_bias, decay, skip = sizes
     padded = triton.next_power_of_2(width)
     block = min(triton.next_power_of_2(size), max(1, _STEP_NUMBERS // padded))
-    out, has_pdl = torch.empty(len(given), heads * size, device=given.device), uses_pdl(given.device)
+    out = torch.empty(len(given), heads * size, device=given.device)
     _step[(len(given), heads, triton.cdiv(size, block))](
         given, convolved, memory, states, step_bias, decay, skip, out, given.stride(0), heads, groups, *numbers,
-        head_size=size, memory_size=width, block=block, width=padded, uses_pdl=has_pdl, num_warps=4,
-        launch_pdl=has_pdl,
+        head_size=size, memory_size=width, block=block, width=padded, num_warps=4,
     )  # fmt: skip
     return out
 

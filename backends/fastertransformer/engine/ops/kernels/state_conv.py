@@ -11,10 +11,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .elements import activated
-from .launch import uses_pdl
 
 _CHANNELS, _TOKENS = 256, 16  # of a program
 
@@ -52,12 +50,9 @@ class Convolution(NamedTuple):
 @triton.jit(do_not_specialize=("states",))
 def _convolve_step(
     x, weight, bias, columns, past, states, out, x_stride, channels, taps: tl.constexpr, has_bias: tl.constexpr,
-    block: tl.constexpr, uses_pdl: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
     """Compute a row's token, and move its last inputs on; ``taps`` tokens before its own are seen."""
-    if uses_pdl:
-        gdc_wait()
-        gdc_launch_dependents()
     row, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * block + tl.arange(0, block)
     is_in, state = c < channels, tl.load(states + row)
     targets = out + row * channels + c
@@ -128,11 +123,10 @@ def _keep_last(x, columns, past, states, ends, positions, x_stride, channels, ta
 def convolve_step(x: Tensor, layer: Convolution, past: Tensor, states: Tensor) -> Tensor:
     """Convolve one token of each row, [B, any columns] -> fp32 [B, channels]; the past of the rows' states moves on."""
     channels, size = layer.weight.shape
-    out, has_pdl = torch.empty(len(x), channels, device=x.device), uses_pdl(x.device)
+    out = torch.empty(len(x), channels, device=x.device)
     _convolve_step[(len(x), triton.cdiv(channels, _CHANNELS))](
         x, layer.weight, layer.bias, layer.columns, past, states, out, x.stride(0), channels,
-        taps=size - 1, has_bias=layer.bias is not None, block=_CHANNELS, uses_pdl=has_pdl, num_warps=2,
-        launch_pdl=has_pdl,
+        taps=size - 1, has_bias=layer.bias is not None, block=_CHANNELS, num_warps=2,
     )  # fmt: skip
     return out
 
