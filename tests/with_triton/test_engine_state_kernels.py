@@ -144,3 +144,23 @@ def test_what_one_key_has_taught_is_learnt_exactly() -> None:
     expected = AllDouble(states, rows._replace(lengths=[90])).mix(mixing, given, theirs, torch.float64)
     assert error(found, expected) < 1e-4
     assert error(ours.memory[3], theirs.memory[3]) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["mamba", "delta by kind"])
+def test_blocks_of_a_pass_give_what_the_whole_pass_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is cut goes on from the state that its first block has left."""
+    from backends.fastertransformer.engine.ops.triton_ops import TritonOps
+
+    kind, states, tokens = KINDS[name], torch.tensor([4, 2], device=DEVICE), 3 + 75
+    mixing, widths = made(kind)
+    given, rows = drawn(1, tokens, sum(widths)), rows_of([(0, 3), (0, 75)])._replace(lengths=[3, 75])
+    found = []
+    for block_tokens in (4096, 67):
+        of_rows, state = TritonOps(DEVICE).state_rows(states, rows), poisoned(kind)
+        monkeypatch.setattr(type(of_rows), "block_tokens", block_tokens)
+
+        def mix(part: Tensor, of_part: StateRows, state: LayerState = state) -> Tensor:
+            return of_part.mix(mixing, part[0].split(widths, -1), state, torch.float32)[None]
+
+        found.append((of_rows.in_blocks(given, mix), *(part[states] for part in state)))
+    assert all(error(cut, whole) < 1e-6 for whole, cut in zip(*found, strict=True))
