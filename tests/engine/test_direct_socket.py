@@ -21,7 +21,8 @@ from backends.fastertransformer.direct.server import DirectServer
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.rows.answer import Answer, Failure, Tokens
 from backends.fastertransformer.engine.settings import Settings
-from deployment.openai.engine.direct import ClosingError, Connection, Direct, DirectError
+from deployment.openai.engine.direct import Connection, Direct
+from deployment.openai.engine.exchange import ClosingError, DirectError
 from deployment.openai.engine.outputs import Outputs
 from ft_format.socket_messages import HANDSHAKE, LOAD, UNLOAD, AdapterWish, Asked, Kind, frame, pack, socket_name
 

@@ -5,57 +5,29 @@ from __future__ import annotations
 import asyncio
 import glob
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import count
 from pathlib import Path
 
-from deployment.openai.engine.outputs import Array, ArrayOutputs, Outputs, Reader, TokenOutputs
+from deployment.openai.engine.exchange import DirectError, Exchange, lost
+from deployment.openai.engine.outputs import Array, Reader
 from ft_format.socket_messages import (
-    CLOSING,
     HANDSHAKE,
     Asked,
-    Frame,
     Frames,
     Kind,
     MessageError,
     Scalar,
     frame,
     socket_name,
-    unpack,
-    unpack_tokens,
 )
 
 _TOKENS = ("output_ids", "sequence_length")
 """The outputs of a request that wants its tokens and nothing more."""
-_GONE = "the engine's process has gone"
 _PATIENCE_S = 5.0
-_LAST = (Kind.LAST_TOKENS, Kind.LAST_ARRAYS, Kind.FAILURE)
-_WHOLE = (Kind.ARRAYS, Kind.LAST_ARRAYS)
-"""Answers that have all tokens so far."""
-_MOST_WAITING = 8
-"""Of them a slow client leaves waiting; the next one takes the place of all."""
 _PAUSE_S = 1.0
 """Until a model's sockets are looked for again, if there was none."""
-
-
-class DirectError(Exception):
-    """The engine refused a request, failed on it, or is gone.
-
-    Args:
-        problem: in the engine's words.
-        code: a name of pb_utils.TritonError.
-    """
-
-    def __init__(self, problem: str, code: str) -> None:
-        super().__init__(problem)
-        self.problem, self.code = problem, code
-
-
-class ClosingError(DirectError):
-    """The model is unloaded or its process has gone before any answer: the request can be sent another way."""
 
 
 @dataclass
@@ -160,7 +132,7 @@ class Connection(asyncio.Protocol):
         self._handshake = b""
         self._agreed = asyncio.get_running_loop().create_future()
         self._frames = Frames()
-        self._exchanges: dict[int, _Exchange] = {}
+        self._exchanges: dict[int, Exchange] = {}
         self._numbers = count(1)
         self.is_open = self._is_retired = False
 
@@ -193,8 +165,8 @@ class Connection(asyncio.Protocol):
             DirectError: the engine refused the request, failed on it, or is gone.
         """
         if not self.is_open:
-            raise _lost()
-        number, exchange = next(self._numbers), _Exchange(reader)
+            raise lost()
+        number, exchange = next(self._numbers), Exchange(reader)
         start = shown if tuple(outputs) == _TOKENS else None
         asked = Asked(request_id, outputs, start, is_streamed, arrived_ns)
         self._exchanges[number] = exchange
@@ -253,80 +225,6 @@ class Connection(asyncio.Protocol):
         """Fail all requests; called by the event loop."""
         self.is_open = False
         if not self._agreed.done():
-            self._agreed.set_exception(_lost())
+            self._agreed.set_exception(lost())
         for exchange in self._exchanges.values():
             exchange.lose()
-
-
-class _Wake(Enum):
-    """Why who waits for the answers of a request is woken."""
-
-    BEHIND = auto()  # the client is, and more answers wait
-    OVER = auto()  # all answers are read, or one has failed
-
-
-class _Exchange:
-    """A request that was sent, and its answers.
-
-    Args:
-        reader: of the answers.
-    """
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._waiting: deque[Frame] = deque()  # while the client is behind
-        self._wake: asyncio.Future[_Wake] = asyncio.get_running_loop().create_future()
-        self._has_begun = self._is_lost = False
-        self._failure: Exception | None = None
-        self.is_complete = False
-
-    async def wait(self) -> None:
-        """Wait until all answers are read, or the reader has enough; raises what has gone wrong."""
-        while await self._wake is _Wake.BEHIND:
-            await self._reader.catch_up()
-            self._wake = asyncio.get_running_loop().create_future()
-            self._read_on()
-        if self._failure is not None:
-            raise self._failure
-
-    def put(self, given: Frame) -> None:
-        """Take a message of the engine."""
-        if given.kind in _WHOLE and len(self._waiting) >= _MOST_WAITING:
-            self._waiting.clear()
-        self._waiting.append(given)
-        self._read_on()
-
-    def lose(self) -> None:
-        """Note that no more messages come: the engine has gone."""
-        self._is_lost = True
-        self._read_on()
-
-    def _read_on(self) -> None:
-        """Hand the reader what waits, as far as its client keeps up."""
-        while self._waiting and not self._wake.done():
-            given = self._waiting.popleft()
-            self._has_begun, self.is_complete = True, given.kind in _LAST
-            try:
-                is_behind = self._reader.take(_read(given))
-            except Exception as error:  # is raised where the request was sent
-                self._failure, is_behind = error, False
-            is_over = self.is_complete or self._failure is not None or self._reader.has_enough
-            if is_over or is_behind:
-                self._wake.set_result(_Wake.OVER if is_over else _Wake.BEHIND)
-        if self._is_lost and not self._wake.done():
-            self._failure = DirectError(_GONE, "UNAVAILABLE") if self._has_begun else _lost()
-            self._wake.set_result(_Wake.OVER)
-
-
-def _lost() -> ClosingError:
-    return ClosingError(_GONE, "UNAVAILABLE")
-
-
-def _read(given: Frame) -> Outputs:
-    """Read an answer; DirectError: it says that the request failed."""
-    if given.kind in (Kind.TOKENS, Kind.LAST_TOKENS):
-        return TokenOutputs(unpack_tokens(given.body))
-    fields, arrays = unpack(given.body)
-    if given.kind == Kind.FAILURE:
-        raise (ClosingError if fields["code"] == CLOSING else DirectError)(fields["problem"], fields["code"])
-    return ArrayOutputs(arrays)

@@ -14,7 +14,8 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from deployment.openai.engine.asked import SequenceRequest
-from deployment.openai.engine.direct import ClosingError, Connection, Direct, DirectError
+from deployment.openai.engine.direct import Connection, Direct
+from deployment.openai.engine.exchange import ClosingError, DirectError
 from deployment.openai.engine.outputs import Reader, ResponseOutputs
 from deployment.openai.engine.streams import Streams
 from deployment.openai.errors import ApiError
