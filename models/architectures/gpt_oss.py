@@ -11,7 +11,7 @@ from models.architecture import Architecture
 from models.architectures import llama
 from models.blocks.attention import Biases
 from models.blocks.mixture import EveryLayer, Experts
-from models.blocks.rope_scaling import ORIGINAL
+from models.blocks.rope_keys import ORIGINAL
 from models.blocks.rotary import DEFAULT, ROPE_KEYS, Rope
 from models.blocks.windows import Windows
 from models.config_json import ConfigJson

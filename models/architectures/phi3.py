@@ -11,7 +11,8 @@ from typing import Any
 from models.architecture import Architecture
 from models.architectures import llama
 from models.blocks.attention import Biases, Heads
-from models.blocks.rope_scaling import ORIGINAL, LongRope
+from models.blocks.rope_keys import ORIGINAL
+from models.blocks.rope_scaling import LongRope
 from models.blocks.rotary import DEFAULT, ROPE_KEYS, Rope
 from models.blocks.windows import Windows
 from models.config_json import ConfigJson

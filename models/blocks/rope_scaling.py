@@ -11,51 +11,10 @@ from dataclasses import dataclass
 from math import ceil, floor, log, pi, sqrt
 from typing import Any, ClassVar
 
-from models.checks import shown
-from models.config_json import CHECKS, LARGEST
-from models.errors import ModelError
+from models.blocks.rope_keys import ATTENTION, ORIGINAL, Said
 
-ORIGINAL = "original_max_position_embeddings"
-_ATTENTION, _FAST, _SLOW, _TRUNCATE = "attention_factor", "beta_fast", "beta_slow", "truncate"
+_FAST, _SLOW, _TRUNCATE = "beta_fast", "beta_slow", "truncate"
 _MSCALES = ("mscale", "mscale_all_dim")
-_MOST_ELEMENTS = 1 << 16
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a mapping says of a rotation.
-
-    Attributes:
-        rope: the mapping, complete.
-        where: it stands, for errors.
-        longest: text of the model: ``max_position_embeddings``.
-    """
-
-    rope: Mapping[str, Any]
-    where: str
-    longest: Any
-
-    def above_zero(self, key: str) -> float:
-        """Read a number above 0."""
-        return CHECKS.above_zero(self.rope.get(key), f"{self.where}: {key}")
-
-    def unless_said(self, key: str, default: float) -> float:
-        """Read a number above 0; null and 0 are the default, as to transformers."""
-        return self.above_zero(key) if self.rope.get(key) else default
-
-    def original(self) -> int:
-        """Read how long texts were before."""
-        return CHECKS.bounded(self.rope.get(ORIGINAL, self.longest), f"{self.where}: {ORIGINAL}", LARGEST)
-
-    def factor(self) -> float:
-        """Read what texts have become longer by; null: by what the lengths say."""
-        if self.rope.get("factor") is None and "factor" in self.rope:
-            return CHECKS.bounded(self.longest, "config.json: max_position_embeddings", LARGEST) / self.original()
-        return self.above_zero("factor")
-
-    def attention_factor(self) -> float | None:
-        """Read what sines and cosines are multiplied by; None: it is not said."""
-        return None if self.rope.get(_ATTENTION) is None else self.above_zero(_ATTENTION)
 
 
 class Scaling(ABC):
@@ -220,7 +179,7 @@ class Yarn(Scaling):
         said: dict[str, Any] = {"factor": self.factor, ORIGINAL: self.original_max_position}
         said |= {_FAST: self.beta_fast, _SLOW: self.beta_slow}
         if self.said_attention_factor is not None:
-            said[_ATTENTION] = self.said_attention_factor
+            said[ATTENTION] = self.said_attention_factor
         said |= {key: getattr(self, key) for key in _MSCALES if getattr(self, key)}
         return said if self.truncate else {**said, _TRUNCATE: False}
 
@@ -272,13 +231,13 @@ class LongRope(Scaling):
 
     @classmethod
     def read(cls, said: Said) -> LongRope:
-        short, long = _numbers(said, "short_factor"), _numbers(said, "long_factor")
+        short, long = said.numbers("short_factor"), said.numbers("long_factor")
         factor = None if said.rope.get("factor") is None else said.above_zero("factor")
         return cls(short, long, said.original(), factor, said.attention_factor())
 
     def write(self) -> dict[str, Any]:
         said = {"short_factor": list(self.short), "long_factor": list(self.long), ORIGINAL: self.original_max_position}
-        more = {"factor": self.factor, _ATTENTION: self.said_attention_factor, "type": self.kind}  # for older readers
+        more = {"factor": self.factor, ATTENTION: self.said_attention_factor, "type": self.kind}  # for older readers
         return said | {key: value for key, value in more.items() if value is not None}
 
     def frequencies(self, plain: Sequence[float], base: float) -> list[float]:
@@ -299,10 +258,3 @@ class LongRope(Scaling):
 
 SCALINGS: Mapping[str, type[Scaling]] = {each.kind: each for each in (Linear, Dynamic, Llama3, Yarn, LongRope)}
 """By transformers' ``rope_type``."""
-
-
-def _numbers(said: Said, key: str) -> tuple[float, ...]:
-    values = said.rope.get(key)
-    if not isinstance(values, (list, tuple)) or not 0 < len(values) <= _MOST_ELEMENTS:
-        raise ModelError(f"{said.where}: {key} is {shown(values)}, not a list of numbers above 0")
-    return tuple(CHECKS.above_zero(value, f"{said.where}: {key}") for value in values)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from math import inf, nextafter
 from typing import Any, ClassVar
 
-from models.blocks.rope_scaling import ORIGINAL, SCALINGS, Said, Scaling
+from models.blocks.rope_keys import ORIGINAL, Said
+from models.blocks.rope_scaling import SCALINGS, Scaling
 from models.checks import shown
 from models.config_json import CHECKS, ConfigJson
 from models.errors import ModelError

@@ -8,23 +8,21 @@ Rules: transformers 5, ``tokenization_utils_tokenizers.py``, and ``processors/*.
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.huggingface.files import read_json
-from export_scripts.checkpoints.tokenizers import classes
+from export_scripts.checkpoints.tokenizers import class_vocabularies, classes
 from export_scripts.checkpoints.tokenizers.classes import GENERIC, OF_PAIRS, Vocabulary
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
-from export_scripts.checkpoints.tokenizers.pieces import CONTROL, USER_DEFINED, Pieces, read_pieces
+from export_scripts.checkpoints.tokenizers.pieces import read_pieces
 from export_scripts.checkpoints.tokenizers.settings import AROUND, Settings, Token
 from export_scripts.checkpoints.tokenizers.special_tokens import around_of, has_part
 from export_scripts.checkpoints.tokenizers.vocabularies import checked, tokens_in
-from export_scripts.weights.values import wholes
 from handover.errors import CheckpointError, shortened
 from handover.text_ids import TextIds
 from models.checks import quoted
@@ -132,7 +130,7 @@ class _Assembly:
         special = self.settings.special(self._class)
         pipeline = self._pipeline(special)
         around = self._around(pipeline, special)
-        own = own_tokens(self._pieces) if self._pieces else ()
+        own = class_vocabularies.own_tokens(self._pieces) if self._pieces else ()
         complete(pipeline, self.settings, special, self.settings.extra(self._class, own))
         processor, ids = self._post_processor(pipeline, around)
         pipeline.post_processor = processor
@@ -150,19 +148,21 @@ class _Assembly:
             return build(self._vocabulary(settings), settings)
         if self._pieces is None:
             return Tokenizer.from_str(self._files[_DESCRIPTION].decode())
-        vocabulary = vocabulary_of_pieces(self._pieces, is_bpe=not self._pieces.is_unigram)
+        vocabulary = class_vocabularies.of_pieces(self._pieces, is_bpe=not self._pieces.is_unigram)
         unknown = (self._pieces.unknown_id, self._pieces.special.get("unk_token", "<unk>"))
-        return classes.of_pieces(with_renamed(vocabulary, self.settings.added), unknown, self._pieces.has_bytes)
+        return classes.of_pieces(
+            class_vocabularies.with_renamed(vocabulary, self.settings.added), unknown, self._pieces.has_bytes
+        )
 
     def _vocabulary(self, settings: Mapping[str, Any]) -> Vocabulary:
         """Take the vocabulary of whatever file there is, for a class with a way of its own."""
         is_scored = self._class in classes.UNIGRAM
         if self._description:
-            return vocabulary_of_description(self._description, is_scored)
+            return class_vocabularies.of_description(self._description, is_scored)
         if self._pieces is None:
             tokens, merges = (self._files[name] for name in _PAIRS)
-            return vocabulary_of_pairs(tokens, merges, self._where)
-        return classes.with_sentinels(self._class, vocabulary_of_pieces(self._pieces, not is_scored), settings)
+            return class_vocabularies.of_pairs(tokens, merges, self._where)
+        return classes.with_sentinels(self._class, class_vocabularies.of_pieces(self._pieces, not is_scored), settings)
 
     def _around(self, pipeline: Any, special: Mapping[str, Token]) -> dict[str, list[str]]:
         """Name what stands before and behind a text by the settings.
@@ -194,65 +194,6 @@ class _Assembly:
             return Tokenizer.from_str(self._files[_DESCRIPTION].decode()).post_processor, TextIds(*ids)
         before, after = around or names.values()
         return template_of(pipeline, list(before), list(after))
-
-
-def vocabulary_of_pieces(pieces: Pieces, is_bpe: bool) -> Vocabulary:
-    """Take a SentencePiece model's pieces; every pair of pieces that is a piece is a merge, in the order of ids."""
-    if not is_bpe:
-        return Vocabulary([(token, score) for token, score, _ in pieces.tokens], charsmap=pieces.charsmap)
-    ids = pieces.ids
-    merges = []
-    for token, number in ids.items():
-        cuts = ((token[:place], token[place:]) for place in range(1, len(token)))
-        known = sorted((ids[left], ids[right], left, right) for left, right in cuts if left in ids and right in ids)
-        merges += [(number, len(left), len(right), left, right) for _, _, left, right in known]
-    pairs = [(left, right) for *_, left, right in sorted(merges, key=lambda merge: merge[:3])]
-    return Vocabulary(ids, pairs, pieces.charsmap)
-
-
-def own_tokens(pieces: Pieces) -> Iterator[Token]:
-    """List the pieces that are found in a text as they are."""
-    for content, _, kind in pieces.tokens:
-        if kind in (CONTROL, USER_DEFINED):
-            yield Token(content, (("normalized", False), ("special", kind == CONTROL)))
-
-
-def vocabulary_of_description(description: Mapping[str, Any], is_scored: bool) -> Vocabulary:
-    """Take the vocabulary of a ``tokenizer.json``."""
-    model = description["model"]
-    tokens, merges = model["vocab"], model.get("merges") or ()
-    if is_scored:
-        parts = description.get("normalizer") or {}
-        tables = [part.get("precompiled_charsmap") for part in parts.get("normalizers", [parts])]
-        table = next((base64.b64decode(each) for each in tables if each), b"")
-        return Vocabulary([(str(token), float(score)) for token, score in tokens], charsmap=table)
-    if isinstance(tokens, list):
-        tokens = {each[0] if isinstance(each, list) else each: number for number, each in enumerate(tokens)}
-    pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in merges]
-    return Vocabulary(dict(tokens), [(left, right) for left, right in pairs])
-
-
-def vocabulary_of_pairs(tokens: bytes, merges: bytes, where: str) -> Vocabulary:
-    """Take ``vocab.json`` and ``merges.txt``."""
-    try:
-        lines = [line.rstrip("\r") for line in merges.decode().split("\n")]
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{where}merges.txt is not UTF-8: {error}", "copy it again") from error
-    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-    ids = wholes(parse_json(tokens, f"{where}vocab.json"), f"{where}vocab.json")
-    return Vocabulary(checked(ids, f"{where}vocab.json"), [(left, right) for left, right in pairs])
-
-
-def with_renamed(vocabulary: Vocabulary, added: Mapping[int, Token]) -> Vocabulary:
-    """Name pieces that were kept for later as they are called now."""
-    if not isinstance(vocabulary.tokens, dict):
-        return vocabulary
-    tokens = dict(vocabulary.tokens)
-    names = {number: token for token, number in tokens.items()}
-    for number, token in added.items():
-        if number in names and names[number] != token.content and token.content not in tokens:
-            tokens[token.content] = tokens.pop(names[number])
-    return replace(vocabulary, tokens=tokens)
 
 
 def complete(pipeline: Any, settings: Settings, special: Mapping[str, Token], extra: Iterable[Token]) -> None:
