@@ -5,6 +5,8 @@
 takes the arguments of ``lm_eval``. The harness has no plugins: a model class must be imported before it reads its
 command line, which this module does; in Python ``import evaluation.harness`` is enough. Log probabilities are those of
 the served model with teacher forcing.
+
+``--data=DIRECTORY`` makes the tasks ``gsm8k_file``, ``mmlu_pro_file`` and ``ifeval_file`` of files in it.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 try:
+    import lm_eval.tasks
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -36,6 +40,7 @@ from evaluation.client.served_identity import check_still_served
 from evaluation.client.served_model import open_target
 from evaluation.client.special_ids import read_special_ids
 from evaluation.client.tokenizer import load_tokenizer
+from evaluation.tasks.harness_files import SUFFIX, write_tasks
 from evaluation.tasks.harness_writing import TextGenerator
 from evaluation.tasks.scoring import Scorer
 from evaluation.tasks.target import Closing, ask_all, check_takes_rows, in_batches
@@ -45,6 +50,7 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Connection = TypeVar("Connection", bound=Closing)
 _T5_POSITIONS = 512
+_DATA = "--data"
 
 
 @register_model("slipway")
@@ -240,10 +246,35 @@ def _known(value: Any, name: str, what: str = "the id") -> Any:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run the harness's own command line, which reads ``sys.argv`` itself."""
+    """Run the harness's own command line, which reads ``sys.argv`` itself; ``--data`` is ours."""
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    given = [word.partition("=")[2] for word in argv if word.startswith(f"{_DATA}=")]
+    if not given:
+        cli_evaluate()
+        return
+    with TemporaryDirectory() as directory:
+        names = write_tasks(Path(given[-1]).expanduser(), Path(lm_eval.tasks.__file__).parent, Path(directory))
+        if f"ifeval{SUFFIX}" in names:
+            check_sentences()
+        rest = [word for word in sys.argv[1:] if not word.startswith(f"{_DATA}=")]
+        if any(word.startswith("--include_path") for word in rest):
+            raise ConfigError(f"--include_path with {_DATA}, which includes the tasks of its files", "take one of them")
+        sys.argv[1:] = [*rest, "--include_path", directory]
+        cli_evaluate()
+
+
+def check_sentences() -> None:
+    """Refuse to begin without what IFEval counts sentences by, which would be fetched; ConfigError."""
+    try:
+        import nltk
+
+        nltk.data.find("tokenizers/punkt_tab")
+    except (ImportError, LookupError):
+        raise ConfigError(
+            "ifeval needs the packages langdetect, immutabledict and nltk, and nltk's punkt_tab",
+            "pip install 'lm_eval[ifeval]==0.4.13'; python -m nltk.downloader punkt_tab; NLTK_DATA names another place",
+        ) from None
 
 
 if __name__ == "__main__":

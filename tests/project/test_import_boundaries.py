@@ -58,7 +58,7 @@ ALLOWED = {
             "tritonclient",
             "tokenizers",
         ),
-        *("sentencepiece", "grpc", "yaml", "sacrebleu", "lm_eval", "pynvml", "psutil"),
+        *("sentencepiece", "grpc", "yaml", "sacrebleu", "lm_eval", "nltk", "pynvml", "psutil"),
         *("jinja2", "aiohttp"),
     },
     "evaluation/client": {
