@@ -66,6 +66,14 @@ def ranks_problem(decoder: Decoder, ranks: int) -> str:
     return f"{ranks} ranks cannot share {heads} heads, {kv_heads} heads of keys and values and a middle of {widths}"
 
 
+def experts_problem(decoder: Decoder | None, ranks: int) -> str:
+    """Return why ranks cannot have experts whole; empty: they can."""
+    if not (decoder and decoder.mixture):
+        return "enable_expert_parallel = 1, and the model has no experts"
+    count = decoder.mixture.expert_num
+    return f"enable_expert_parallel = 1, and {ranks} ranks cannot share {count} experts" if count % ranks else ""
+
+
 def _states_problem(decoder: Decoder, ranks: int) -> str:
     """Return why ranks cannot share layers that keep states."""
     mamba, delta = decoder.mamba, decoder.delta

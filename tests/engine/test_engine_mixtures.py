@@ -40,6 +40,40 @@ def test_a_server_gives_transformers_tokens_and_log_probabilities(name: str, tmp
     engine.close()
 
 
+@pytest.mark.parametrize(("name", "ranks"), [("qwen3_moe", 2), ("gpt_oss", 2), ("glm4_moe", 4)])
+def test_ranks_that_have_experts_whole_serve_what_transformers_computes(name: str, ranks: int, tmp_path: Path) -> None:
+    """Experts apart, in arrays with biases that one rank of each adds, and beside what every token uses."""
+    model = save(name, tmp_path)
+    engine = opened(tmp_path, ranks, has_expert_parallel=True)
+    check_served(engine, model)
+    engine.close()
+
+
+def test_each_rank_reads_its_experts_whole(tmp_path: Path) -> None:
+    save("mixtral", tmp_path)
+    files = load_file(tmp_path / "model.safetensors")
+    config = replace(read_config(tmp_path, "Llama", 2), has_expert_parallel=True)
+    weights = load_for_kernels(tmp_path, config, 2, 1)
+    assert weights.decoder
+    layer = weights.decoder.layers[1].feed_forward
+    assert isinstance(layer, MixtureWeights) and layer.experts.first == 2
+    for matrices, names in ((layer.experts.into, ("w1", "w3")), (layer.experts.out, ("w2",))):
+        place = "model.layers.1.block_sparse_moe.experts"
+        own = [torch.cat([files[f"{place}.{n}.{name}.weight"] for name in names]) for n in (2, 3)]
+        assert matrices.weight is not None and torch.equal(matrices.weight, torch.stack(own))
+
+
+def test_experts_that_ranks_cannot_have_whole_are_refused(tmp_path: Path) -> None:
+    save("mixtral", tmp_path, num_local_experts=3)
+    config = replace(read_config(tmp_path, "Llama", 2), has_expert_parallel=True)
+    with pytest.raises(WeightsError, match="enable_expert_parallel = 1, and 2 ranks cannot share 3 experts"):
+        load_weights(tmp_path, config, 2, FP32, CPU, Partition(range(3), 0))
+    save("llama", tmp_path / "dense")
+    config = replace(read_config(tmp_path / "dense", "Llama", 2), has_expert_parallel=True)
+    with pytest.raises(WeightsError, match="enable_expert_parallel = 1, and the model has no experts"):
+        load_weights(tmp_path / "dense", config, 2, FP32, CPU, Partition(range(3), 0))
+
+
 def test_predictors_of_further_tokens_are_passed_over(tmp_path: Path) -> None:
     """As transformers passes over them: their tensors are in the files, and nothing depends on them."""
     model = save("glm4_moe", tmp_path)

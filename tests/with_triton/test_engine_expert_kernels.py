@@ -94,6 +94,17 @@ def test_experts_compute_what_torch_does(
         exact = run_in_torch(layer(torch.float64), normed, chosen, counts)
         found = few_experts.run_experts(layer(dtype), x.to(dtype), chosen, counts, norm)
         assert (found.double() - exact).norm() / exact.norm() < LIMITS[dtype]
+    parts = []
+    for first, end in ((0, 3), (3, count)):  # of two processes, each of which has some experts whole
+        own = layer(dtype)
+        into_, out_ = (
+            ExpertMatrices(0, (), each.weight[first:end], None if each.bias is None else each.bias[first:end])
+            for each in (own.into, own.out)
+            if each.weight is not None
+        )
+        part = replace(own, into=into_, out=out_, first=first)
+        parts.append(grouped_gemm.run_experts(part, x.to(dtype), part.numbered(chosen), counts).double())
+    assert (sum(parts) - expected).norm() / expected.norm() < LIMITS[dtype]
     for kernels in (few_experts, grouped_gemm)[rows > 6 :]:
         found = kernels.run_experts(layer(dtype), x.to(dtype), chosen, counts)
         assert found.dtype == dtype and found.shape == (rows, hidden)

@@ -146,7 +146,8 @@ class _Part:
     def __init__(self, settings: Settings, device: torch.device, group: Group | None) -> None:
         self._settings, self._device, self._group = settings, device, group
         ranks = settings.tensor_para_size if group else 1
-        self.config = config = read_config(settings.checkpoint, settings.model_type, ranks)
+        config = read_config(settings.checkpoint, settings.model_type, ranks)
+        self.config = config = replace(config, has_expert_parallel=settings.has_expert_parallel)
         precision = choose_precision(settings.data_type, device, settings.weights)
         self._precision = replace(precision, rounds_activations=settings.rounds_activations)
         encoder_layers = config.encoder.num_layer if config.encoder else 0

@@ -35,6 +35,7 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {  # by Settings' fie
     "max_adapters": ("max_adapters", INDEX),
     "max_adapter_rank": ("max_adapter_rank", COUNT),
     "has_process_per_rank": ("process_per_rank", _FLAG),
+    "has_expert_parallel": ("enable_expert_parallel", _FLAG),
     "request_timeout_s": ("request_timeout_s", seconds),
     "max_queue_length": ("max_queue_length", INDEX),
     "max_queue_s": ("max_queue_s", seconds),
@@ -78,6 +79,7 @@ class Settings:
     # Whether the engine starts a process for each rank, unless a launcher has; None: if each can have a GPU of its own.
     # Otherwise this process computes for all ranks.
     has_process_per_rank: bool | None = None
+    has_expert_parallel: bool = False  # whether each rank has some experts whole; else a slice of every one's middle
     has_made_up_weights: bool = False  # random ones, and no shard is read: for measurements, not in config.pbtxt
     has_peer_sums: bool = True  # whether the processes of a stage may all-reduce through peer memory
     # Whether a GPU for which this engine's kernels cannot be compiled is used with torch's, which take six times as

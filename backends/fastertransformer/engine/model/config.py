@@ -205,6 +205,7 @@ class ModelConfig(Stack):
         uses_prefixes: whether prefix prompts are used; FasterTransformer's GPT opens their files and ignores them.
         prompt_tasks: name and prompt length of each.
         ia3_num_tasks: rows of T5's IA3 vectors; 0: it has none.
+        has_expert_parallel: whether each rank has some experts whole; else a slice of every one's middle.
     """
 
     vocab_size: int
@@ -230,6 +231,7 @@ class ModelConfig(Stack):
     uses_prefixes: bool = False
     prompt_tasks: tuple[tuple[str, int], ...] = ()
     ia3_num_tasks: int = 0
+    has_expert_parallel: bool = False
 
     @property
     def attention_work(self) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from .reader import Reader
 from .sections import sections_of
 from .shards import Piece
 
+_EXPERTS = ".experts."  # in the names of the tensors of experts, and of no other ones
 _TYPES = {**TORCH_TYPES, FP8_NUMBERS: torch.float8_e4m3fn}
 
 
@@ -40,6 +41,12 @@ class HubReader(Reader):
         of_files = replace(taken_apart(config.decoder), has_tied_head=False).tensors()
         self._located, self._file_shapes = located, {name: tensor.shape for name, tensor in of_files.items()}
         self._file_sections = sections_of(config.decoder)
+        self._has_whole_experts = config.has_expert_parallel and self.ranks > 1
+        if self._has_whole_experts:
+            self._tensors = {
+                name: each._replace(split_axis=None, parts=()) if _EXPERTS in name else each
+                for name, each in self._tensors.items()
+            }
 
     def column_parallel(self, *names: str) -> Linear:
         """See Reader."""
@@ -178,6 +185,14 @@ class HubReader(Reader):
         self._count(target.nbytes)
         return target
 
+    def own_experts(self, count: int) -> range:
+        """Return the experts of a layer that this process reads."""
+        if not self._has_whole_experts:
+            return range(count)
+        share = count // self.ranks
+        first = (self._rank or 0) * share
+        return range(first, first + share)
+
     def experts(self, names: Sequence[Sequence[str]]) -> ExpertMatrices:
         """Read the matrices of experts that are tensors of their own: several of one expert lie behind each other."""
         weights = [[f"{name}.weight" for name in own] for own in names]
@@ -210,18 +225,20 @@ class HubReader(Reader):
             bias: of the tensor of their biases; empty: there is none.
             taking_turns: matrices whose outputs take turns along ``out``; they lie behind each other then.
         """
+        count, inputs, outputs = self._here(name)
+        own = self.own_experts(count)
 
         def fill(expert: int, target: Tensor) -> None:
-            values = self._bring(self._piece(name, self._part(name), expert), target.dtype)
+            values = self._bring(self._piece(name, self._part(name), own[expert]), target.dtype)
             parts = values.view(len(values), -1, taking_turns).permute(2, 1, 0)
             target.view(parts.shape).copy_(parts)
 
         biases = None
-        if bias and (self._rank in (None, 0) or self._tensors[bias].split_axis is not None):
-            biases = self.tensor(bias)
+        is_added_here = self._has_whole_experts or self._rank in (None, 0)
+        if bias and (is_added_here or self._tensors[bias].split_axis is not None):
+            biases = self.tensor(bias)[own.start : own.stop]
             biases = biases.view(len(biases), -1, taking_turns).transpose(1, 2).flatten(1)
-        count, inputs, outputs = self._here(name)
-        return self._expert_matrices(count, (outputs, inputs), fill, biases)
+        return self._expert_matrices(len(own), (outputs, inputs), fill, biases)
 
     def _expert_matrices(
         self, count: int, shape: tuple[int, int], fill: Callable[[int, Tensor], None], biases: Tensor | None

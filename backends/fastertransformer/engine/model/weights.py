@@ -22,7 +22,7 @@ import torch
 from ft_format.weight_format import INT8, KEY
 from models.decoder import Decoder
 from models.described import find_model_tensors, fp8_blocks, made_up_fp8
-from models.engine_limits import int8_problem, ranks_problem
+from models.engine_limits import experts_problem, int8_problem, ranks_problem
 from models.fused import places_of_parts
 
 from ..cache.sizing import free_bytes
@@ -64,6 +64,8 @@ def load_weights(
             tensor_para_size does not fit, or the device has too little memory.
     """
     partition, is_cpu = partition or Partition(range(config.num_layer)), device.type == "cpu"
+    if config.has_expert_parallel and (problem := experts_problem(config.decoder, tensor_para_size)):
+        raise WeightsError(f"{directory}: {problem}")
     if not config.decoder:
         _check_ranks(directory, config, tensor_para_size)
     elif problem := _problem(config.decoder, None if partition.rank is None else tensor_para_size, precision):

@@ -71,6 +71,7 @@ class Experts:
         is_gated: whether there is a gate.
         activation: of the middle, one of linear.ACTIVATIONS.
         clamped: what the gate is in place of that; None: it is that.
+        first: number of the first one here, where other processes have the others; None: all are here.
     """
 
     into: ExpertMatrices
@@ -78,22 +79,31 @@ class Experts:
     is_gated: bool
     activation: str
     clamped: ClampedGate | None = None
+    first: int | None = None
+
+    def numbered(self, chosen: Tensor) -> Tensor:
+        """Return the numbers that chosen experts have here; those of other processes have that behind the last one."""
+        own = chosen - (self.first or 0)
+        return own.masked_fill_((own < 0) | (own >= self.into.count), self.into.count)
 
 
 def run_experts(experts: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
     """Sum what each token's experts compute of it.
 
     Args:
-        experts: of the layer, or this process's part of their middles.
+        experts: of the layer, or this process's part of them.
         x: [N, hidden].
-        chosen: int64 [N, used], experts.
+        chosen: int64 [N, used], experts; see ``Experts.numbered`` where some are elsewhere.
         counts: fp32 [N, used], what their results are multiplied by.
 
     Returns:
         [N, hidden].
     """
     activate = ACTIVATIONS[experts.activation]
-    groups = _one_token(experts, chosen) if len(chosen) == 1 else _by_expert(experts, chosen)
+    is_one = len(chosen) == 1 and experts.first is None
+    groups = _one_token(experts, chosen) if is_one else _by_expert(experts, chosen)
+    if not groups.busy:
+        return torch.zeros_like(x)
     inner = _grouped(experts.into, x[groups.source], groups)
     if experts.is_gated:
         first, second = inner.chunk(2, -1)
@@ -101,7 +111,10 @@ def run_experts(experts: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> 
         inner = clamped(first, second) if clamped else activate(first.contiguous()).mul_(second)
     else:
         inner = activate(inner)
-    results = _grouped(experts.out, inner, groups)[groups.place].view(*chosen.shape, -1)
+    results = _grouped(experts.out, inner, groups)
+    if experts.first is not None:
+        results = F.pad(results, (0, 0, 0, groups.elsewhere))
+    results = results[groups.place].view(*chosen.shape, -1)
     return torch.bmm(counts[:, None], results.float())[:, 0].to(x.dtype)
 
 
@@ -112,13 +125,15 @@ class _Groups(NamedTuple):
         busy: number of each expert that has rows, in order.
         sizes: rows of the group of each of them.
         source: int64 [all rows], token of each row.
-        place: int64 [N * used], row of each token's experts, as they are chosen.
+        place: int64 [N * used], row of each token's experts, as they are chosen; those elsewhere are behind all rows.
+        elsewhere: how many these are.
     """
 
     busy: list[int]
     sizes: list[int]
     source: Tensor
     place: Tensor
+    elsewhere: int = 0
 
 
 def _one_token(experts: Experts, chosen: Tensor) -> _Groups:
@@ -132,14 +147,15 @@ def _one_token(experts: Experts, chosen: Tensor) -> _Groups:
 def _by_expert(experts: Experts, chosen: Tensor) -> _Groups:
     flat, used = chosen.flatten(), chosen.shape[1]
     sorted_, order = flat.sort(stable=True)
-    counts = flat.bincount(minlength=experts.into.count).tolist()
+    counts = flat.bincount(minlength=experts.into.count).tolist()[: experts.into.count]
     sizes = [experts.into.padded(count) for count in counts]
     before = list(accumulate((size - count for size, count in zip(sizes, counts, strict=True)), initial=0))
     place = torch.arange(len(flat), device=flat.device) + torch.tensor(before, device=flat.device)[sorted_]
-    source = order.new_zeros(sum(sizes)).index_copy_(0, place, order // used)
+    own = sum(counts)
+    source = order.new_zeros(sum(sizes)).index_copy_(0, place[:own], order[:own] // used)
     busy = [expert for expert, size in enumerate(sizes) if size]
     of_chosen = torch.empty_like(place).index_copy_(0, order, place)
-    return _Groups(busy, [sizes[expert] for expert in busy], source, of_chosen)
+    return _Groups(busy, [sizes[expert] for expert in busy], source, of_chosen, len(flat) - own)
 
 
 def _grouped(matrices: ExpertMatrices, x: Tensor, groups: _Groups) -> Tensor:

@@ -16,7 +16,7 @@ from .feed_forward import DenseWeights
 
 @dataclass(frozen=True)
 class MixtureWeights:
-    """A mixture of experts. Each process has a slice of every expert's middle, and the whole router.
+    """A mixture of experts. Each process has a slice of every expert's middle or some experts, and the whole router.
 
     Attributes:
         router: chooses the experts.
@@ -50,6 +50,8 @@ class MixtureWeights:
             x, norm = ops.norm(x, norm), None
         rows, first = x.reshape(-1, x.shape[-1]), norm
         chosen, counts = ops.choose_experts(self.router, rows, norm)
+        if self.experts.first is not None:
+            chosen = self.experts.numbered(chosen)
         if self.latent_in:
             rows, first = ops.linear(self.latent_in, rows, norm), None
         mixed = ops.run_experts(self.experts, rows, chosen, counts, first)

@@ -21,6 +21,7 @@ Names = Mapping[str, str]
 
 def read_mixture(read: HubReader, mixture: Mixture, function: FeedForward, names: Names) -> MixtureWeights:
     """Read a layer's experts; ``function`` says how the middle is activated."""
+    own = read.own_experts(mixture.expert_num)
     return MixtureWeights(
         _router(read, mixture, names),
         Experts(
@@ -29,6 +30,7 @@ def read_mixture(read: HubReader, mixture: Mixture, function: FeedForward, names
             mixture.is_gated,
             function.activation,
             ClampedGate(function.gate_factor, function.up_offset, function.clamp) if function.is_clamped else None,
+            own.start if len(own) < mixture.expert_num else None,
         ),
         _shared(read, mixture, function, names) if mixture.shared_inter_size else None,
         read.column_parallel(names["shared_gate"]) if mixture.has_shared_gate else None,
@@ -58,13 +60,14 @@ def _into(read: HubReader, mixture: Mixture, names: Names) -> ExpertMatrices:
     if mixture.is_in_arrays:
         return read.expert_arrays(names["experts_gate_up"], names.get("experts_gate_up_bias", ""), 2)
     roles = ("gate", "up")[not mixture.is_gated :]
-    return read.experts([[names[f"experts.{n}.{role}"] for role in roles] for n in range(mixture.expert_num)])
+    own = read.own_experts(mixture.expert_num)
+    return read.experts([[names[f"experts.{n}.{role}"] for role in roles] for n in own])
 
 
 def _out(read: HubReader, mixture: Mixture, names: Names) -> ExpertMatrices:
     if mixture.is_in_arrays:
         return read.expert_arrays(names["experts_down"], names.get("experts_down_bias", ""), 1)
-    return read.experts([[names[f"experts.{n}.down"]] for n in range(mixture.expert_num)])
+    return read.experts([[names[f"experts.{n}.down"]] for n in read.own_experts(mixture.expert_num)])
 
 
 def _shared(read: HubReader, mixture: Mixture, function: FeedForward, names: Names) -> DenseWeights:

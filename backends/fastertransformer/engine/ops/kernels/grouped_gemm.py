@@ -136,7 +136,9 @@ def run_experts(layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Te
     assert layer.into.weight is not None and layer.out.weight is not None
     width = layer.out.weight.shape[2]
     inner = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
-    results = torch.empty(pairs, x.shape[1], dtype=x.dtype, device=x.device)
+    # Of experts elsewhere nothing is written.
+    make = torch.empty if layer.first is None else torch.zeros
+    results = make(pairs, x.shape[1], dtype=x.dtype, device=x.device)
     sorted_pairs = (order, ends, counts)
     _launch(inner, x.contiguous(), layer.into, sorted_pairs, chosen.shape[1], tiles, layer)
     _launch(results, inner, layer.out, sorted_pairs, chosen.shape[1], tiles)
