@@ -40,6 +40,7 @@ class TaskArguments(ScriptArguments):
     model_repository: Path | None = option(None, "the repository that must be served; its manifest says the digest")
     timeout_s: float = option(600.0, "limit of one request in seconds", WEEK_S)
     endpoint_key_env: str | None = option(None, "environment variable with the bearer key of an OpenAI API")
+    lora_name: str | None = option(None, "LoRA adapter of the served model that answers; without it the model alone")
 
     @property
     def files(self) -> tuple[Path, ...]:

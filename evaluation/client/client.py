@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 from evaluation.client.answer_tensors import Generation, read_completions, read_generations
 from evaluation.client.errors import RequestError, UnreachableError
 from evaluation.client.interface import Interface
-from evaluation.client.request_tensors import IdsRequest, Sampling, prepare_texts
+from evaluation.client.request_tensors import IdsRequest, Sampling, adapter_input, prepare_texts
 from evaluation.client.streaming import Turn, stream
 from handover.errors import ServerError
 from handover.provenance import PROGRAM
@@ -60,13 +60,14 @@ class Client:
         timeout_s: limit of one request in seconds.
         retries: how often a request is sent again after an infrastructure error (the connection was
             refused or broke, or Triton answered UNAVAILABLE); model errors and timeouts are never retried.
+        lora_name: the LoRA adapter that answers every request; empty: none.
 
     Every request raises UnreachableError where no server answers, and RequestError where it was refused, failed or
     exceeded the time limit.
     """
 
-    def __init__(self, url: str, timeout_s: float = 600.0, retries: int = 3) -> None:
-        self.url, self.timeout_s, self.retries = url, timeout_s, retries
+    def __init__(self, url: str, timeout_s: float = 600.0, retries: int = 3, lora_name: str = "") -> None:
+        self.url, self.timeout_s, self.retries, self._lora_name = url, timeout_s, retries, lora_name
         self._connection = triton.InferenceServerClient(url)
         self._decoupled: set[str] = set()
 
@@ -133,6 +134,8 @@ class Client:
 
     def send(self, model: str, inputs: Sequence[triton.InferInput]) -> triton.InferResult:
         """Send one request and return its answer; of a decoupled model, the last of its answers."""
+        if self._lora_name:
+            inputs = [*inputs, adapter_input(self._lora_name, inputs[0].shape()[0])]
         if model not in self._decoupled:
             try:
                 return self._call(self._connection.infer, model, list(inputs), client_timeout=self.timeout_s)

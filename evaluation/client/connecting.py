@@ -28,7 +28,8 @@ def connect(target: Target, timeout_s: float, files: ModelFiles) -> ModelConnect
     if isinstance(interface, Capabilities):
         return OpenAIConnection(OpenAIClient(endpoint, timeout_s), interface, files)
     assert isinstance(interface, ModelInterface), "there are two APIs"
-    return TritonConnection(Client(endpoint.grpc_url, timeout_s), target.model, interface, files)
+    client = Client(endpoint.grpc_url, timeout_s, lora_name=target.lora_name)
+    return TritonConnection(client, target.model, interface, files)
 
 
 def check_tokenizer(target: Target, tokenizer: Tokenizer) -> None:

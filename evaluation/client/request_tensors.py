@@ -18,6 +18,7 @@ from ft_format.tensors import ARGMAX_NUCLEUS, INPUTS
 
 _GPT_LENGTHS = ("input_lengths", "request_output_len")
 _T5_LENGTHS = ("sequence_length", "max_output_len")
+LORA_INPUT = "lora_name"
 PROMPT_TOP_INPUT = "num_context_top_log_probs"
 _P_TUNING = 3
 """FasterTransformer's ``request_prompt_type`` of p-tuning and prompt tuning."""
@@ -80,6 +81,11 @@ class IdsRequest:
     output_lengths: tuple[int, ...]
     inputs: tuple[triton.InferInput, ...]
     is_encoder_decoder: bool = False
+
+
+def adapter_input(name: str, rows: int) -> triton.InferInput:
+    """Build the tensor that names the LoRA adapter of all rows of a batch."""
+    return _tensor(LORA_INPUT, np.full((rows, 1), name.encode(), object))
 
 
 def prepare_ids(

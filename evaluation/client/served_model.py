@@ -64,6 +64,7 @@ class Target:
         ids_model: Triton's name of the model that takes token ids: the same one or, of an ensemble, one of its steps;
             None where there is none.
         batch_size: rows of a request, at most what the model takes.
+        lora_name: the model's LoRA adapter that answers; empty: none.
     """
 
     served: DeployedModel
@@ -71,6 +72,7 @@ class Target:
     interface: Interface
     ids_model: str | None
     batch_size: int
+    lora_name: str = ""
 
     @property
     def url(self) -> str:
@@ -92,7 +94,7 @@ class Target:
         """What identifies the model in results: its name, engine and digest, and the deployment's settings."""
         endpoint = self.served.endpoint
         known = {"model": self.model, "engine": endpoint.engine, "model_digest": endpoint.model_digest}
-        return known | endpoint.settings
+        return known | ({"adapter": self.lora_name} if self.lora_name else {}) | endpoint.settings
 
 
 def open_target(

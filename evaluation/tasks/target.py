@@ -6,13 +6,16 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from evaluation.arguments import TaskArguments
+from evaluation.client.client import ModelInterface
 from evaluation.client.connecting import check_tokenizer
 from evaluation.client.endpoint_tokenizer import EndpointTokenizer
 from evaluation.client.errors import RequestError
+from evaluation.client.request_tensors import LORA_INPUT
 from evaluation.client.served_model import Target, open_target
 from evaluation.client.tokenizer import Tokenizer, load_tokenizer
 from evaluation.tasks.check import check_scores
@@ -43,6 +46,8 @@ def find_target(task: str, arguments: TaskArguments) -> Target:
     repository, rows = arguments.model_repository, arguments.batch_size
     key_env = arguments.endpoint_key_env
     target = open_target(arguments.endpoint, arguments.model, arguments.model_digest, repository, rows, key_env)
+    if arguments.lora_name:
+        target = _with_adapter(target, arguments.lora_name)
     if target.capabilities:
         sys.stdout.write(f"{target.capabilities.line()}\n")
     check_takes_rows(target)
@@ -50,6 +55,13 @@ def find_target(task: str, arguments: TaskArguments) -> Target:
     if arguments.needs_scores:
         check_scores(task, _name(target), interface.is_encoder_decoder, interface.can_score)
     return target
+
+
+def _with_adapter(target: Target, name: str) -> Target:
+    if isinstance(target.interface, ModelInterface) and LORA_INPUT in target.interface.inputs:
+        return replace(target, lora_name=name)
+    hint = f"its API names an adapter as a model: take model={name}" if target.is_openai else "ask fastertransformer"
+    raise ConfigError(f"{_name(target)} does not take the name of a LoRA adapter", hint)
 
 
 def check_takes_rows(target: Target) -> None:

@@ -397,3 +397,19 @@ def test_more_samples_than_lines_are_refused(tmp_path: Path) -> None:
 def test_a_line_separator_inside_a_text_ends_no_line(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text('{"text": "one\u2028line here"}\n', encoding="utf-8")
     assert read_texts(tmp_path / "d.jsonl", None) == ["one\u2028line here"]
+
+
+def test_an_adapter_of_the_model_answers_every_request(model: LearntModel, tmp_path: Path) -> None:
+    data, parameters = write_data(tmp_path / "d.jsonl", short_texts()), {"model_checkpoint_path": str(model.directory)}
+    with FakeTriton(
+        partial(scoring_answer, model), inputs=("input_ids", SCORES, "lora_name"), parameters=parameters
+    ) as fake:
+        content = evaluate(fake.url, tmp_path / "out", data, "--lora-name=sql", "--batch-size=5")
+        assert fake.requests
+        for request in fake.requests:
+            assert request["lora_name"].tolist() == [[b"sql"]] * len(request["input_ids"])
+    assert content["model"]["adapter"] == "sql"
+    with FakeTriton(partial(answer, model), parameters=parameters) as fake:
+        with pytest.raises(ConfigError, match="does not take the name of a LoRA adapter"):
+            evaluate(fake.url, tmp_path / "out", data, "--lora-name=sql")
+        assert not fake.requests

@@ -9,11 +9,12 @@ from support.composed import FIVE, compose
 
 from export_scripts.arguments import ExportArguments
 from handover.errors import ConfigError, SlipwayError
+from launcher.config.choices import Stage
 from launcher.pipeline import ordered_stages, plan_stages
 from launcher.plan import checks
 from launcher.plan.adapter_checks import served_adapters
 from launcher.plan.paths import RunPaths
-from launcher.plan.stages import export
+from launcher.plan.stages import clients, evaluate, export
 from launcher.plan.stages.convert import plan, with_format
 
 DATA = Path(__file__).parents[1] / "data"
@@ -266,3 +267,15 @@ def test_what_no_run_serves_as_adapters_is_refused(overrides: list[str], problem
     with pytest.raises(ConfigError) as refused:
         served_adapters(config)
     assert problem in refused.value.problem
+
+
+def test_evaluations_ask_an_adapter_where_they_can(tmp_path: Path) -> None:
+    given = [f"base_results_dir={tmp_path}", f"export.model.checkpoint_path={LLAMA}", "deployment.adapter=sql"]
+    config = compose([*given, "stages=[convert,export,deploy,evaluate]"])
+    paths = RunPaths.of(config)
+    (stage,) = evaluate.plan(config, paths)
+    assert "--lora-name=sql" in stage.commands[0].argv
+    with pytest.raises(ConfigError, match="deployment.adapter=sql with evaluation=parity, which asks the model alone"):
+        evaluate.plan(config := compose([*given, "evaluation=[parity]"]), RunPaths.of(config))
+    with pytest.raises(ConfigError, match="with the stage benchmark, which asks the model alone"):
+        clients.check_server(config, paths, [Stage.deploy, Stage.benchmark])

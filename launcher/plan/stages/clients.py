@@ -31,6 +31,11 @@ def check_server(config: Config, paths: RunPaths, stages: Collection[Stage]) -> 
     """
     _check_sessions(config, stages)
     _check_keys(config)
+    if config.deployment.adapter and Stage.benchmark in stages:
+        raise ConfigError(
+            f"deployment.adapter={config.deployment.adapter} with the stage benchmark, which asks the model alone",
+            "leave it out, or take stages without benchmark",
+        )
     if config.deployment.endpoint:
         endpoint = Endpoint.read(config.deployment.endpoint, config.deployment.endpoint_key_env)
         if endpoint.is_openai and not config.dry_run:

@@ -56,8 +56,14 @@ def task_arguments(
     """Arguments of one evaluation; what is a file is absolute."""
     kind = TASKS[name].arguments
     batch_size = config.evaluation.model.eval_batch_size or task.batch_size
+    adapter, names = config.deployment.adapter, {entry.name for entry in dataclasses.fields(kind)}
+    if adapter and "lora_name" not in names:
+        raise ConfigError(
+            f"deployment.adapter={adapter} with evaluation={name}, which asks the model alone",
+            "leave one of them out",
+        )
     source = {"checkpoint": paths.checkpoint, "adapter": paths.adapter, "checkpoint_tokenizer": paths.tokenizer}
-    names = {entry.name for entry in dataclasses.fields(kind)}
+    own: dict[str, Any] = {**source, "lora_name": adapter}
     return filled(
         kind,
         task,
@@ -67,7 +73,7 @@ def task_arguments(
         model_repository=expected_repository(config, paths),
         endpoint_key_env=config.deployment.endpoint_key_env,
         tokenizer=api_tokenizer(config, paths),
-        **{argument: path for argument, path in source.items() if argument in names},
+        **{argument: value for argument, value in own.items() if argument in names},
     )
 
 
