@@ -239,7 +239,7 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         "low_rank",
         "_narrow",
         4,
-        {"width": 16, "block_m": 16, "block_r": 64, "block_k": 128, "parts": 8},
+        {"width": 16, "block_m": 16, "block_r": 16, "block_k": 256, "parts": 8},
         ADAPTERS,
     ),
     "adapters of many rows": (
@@ -253,6 +253,13 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         "low_rank",
         "_widen",
         4,
+        {"width": 16, "block_m": 16, "block_n": 128, "block_r": 16, "parts": 8, "matrices": 3},
+        ADAPTERS,
+    ),
+    "what adapters add to few wide rows": (
+        "low_rank",
+        "_widen",
+        8,
         {"width": 16, "block_m": 16, "block_n": 256, "block_r": 16, "parts": 8, "matrices": 2},
         ADAPTERS,
     ),

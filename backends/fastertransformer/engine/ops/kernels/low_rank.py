@@ -61,6 +61,10 @@ def _widen(
         is_row = row < last
         begin = tl.program_id(0) * block_n
         n = begin + tl.arange(0, block_n)
+        target = tl.load(order + row, is_row, 0).to(tl.int64)
+        at = y + target[:, None] * outputs + n[None, :]
+        mask = is_row[:, None] & (n < outputs)[None, :]
+        before = tl.load(at, mask, 0)  # what is loaded early is there when it is needed
         matrix = up + place.to(tl.int64) * outputs * rank
         sums = tl.zeros([block_m, block_n], tl.float32)
         for part in tl.static_range(matrices):
@@ -71,16 +75,13 @@ def _widen(
                 for block in range(0, rank, block_r):
                     r = block + tl.arange(0, block_r)
                     is_r = r < rank
+                    tile = tl.load(matrix + n[None, :] * rank + r[:, None], is_n[None, :] & is_r[:, None], 0)
                     narrow = tl.zeros([block_m, block_r], tl.float32)
                     for piece in tl.static_range(parts):
-                        at = h + (piece * tokens + row)[:, None] * ranks + (part * rank + r)[None, :]
-                        narrow += tl.load(at, is_row[:, None] & is_r[None, :], 0)
-                    tile = tl.load(matrix + n[None, :] * rank + r[:, None], is_n[None, :] & is_r[:, None], 0)
+                        place_of_h = (piece * tokens + row)[:, None] * ranks + (part * rank + r)[None, :]
+                        narrow += tl.load(h + place_of_h, is_row[:, None] & is_r[None, :], 0)
                     sums = tl.dot(narrow.to(tile.dtype), tile, sums, input_precision="ieee")
-        target = tl.load(order + row, is_row, 0).to(tl.int64)
-        at = y + target[:, None] * outputs + n[None, :]
-        mask = is_row[:, None] & (n < outputs)[None, :]
-        tl.store(at, (tl.load(at, mask, 0).to(tl.float32) + sums).to(y.dtype.element_ty), mask)
+        tl.store(at, (before.to(tl.float32) + sums).to(y.dtype.element_ty), mask)
 
 
 class SortedRows:
@@ -105,14 +106,16 @@ class SortedRows:
         blocks = min(tokens, (tokens + min(tokens, self._count) * (block_m - 1)) // block_m)
         rows = (self._order, self._ends, self._count, tokens)
         width = triton.next_power_of_2(self._count)
-        block_r, block_k = max(16, min(64, triton.next_power_of_2(ranks))), 256 // x.element_size()
+        # Few rows wait for memory alone: narrow tiles make many programs, which take few turns each.
+        block_r = 16 if is_few else max(16, min(64, triton.next_power_of_2(ranks)))
+        block_k = (512 if is_few else 256) // x.element_size()
         _narrow[(triton.cdiv(ranks, block_r), blocks, parts)](
             h, x.reshape(tokens, inputs).contiguous(), low_rank.down, *rows, inputs, ranks,
             width=width, block_m=block_m, block_r=block_r, block_k=block_k, parts=parts, num_warps=4,
         )  # fmt: skip
-        block_n = 256 if is_few and outputs >= 8192 else 128
+        block_n, warps = (256, 8) if is_few and outputs >= 8192 else (128, 4 if is_few else 8)
         _widen[(triton.cdiv(outputs, block_n), blocks)](
             y, h, low_rank.up, *rows, outputs, ranks, rank, ends[0], ends[min(1, len(ends) - 1)],
             width=width, block_m=block_m, block_n=block_n, block_r=max(16, min(32, triton.next_power_of_2(rank))),
-            parts=parts, matrices=len(ends), num_warps=4 if is_few else 8,
+            parts=parts, matrices=len(ends), num_warps=warps,
         )  # fmt: skip
