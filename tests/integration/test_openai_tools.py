@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Literal
@@ -12,6 +14,9 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 from support.llama_endpoint import MODEL, TOOLS_TEMPLATE, llama_endpoint
+
+from benchmarks.clients.tool_calls import HELD, ToolCallArguments, draw_body
+from benchmarks.clients.tool_calls import ask as ask_once
 
 
 class Unit(str, Enum):
@@ -97,6 +102,21 @@ def test_openais_helpers_read_the_call(client: openai.OpenAI) -> None:
         final = stream.get_final_completion()
     assert "tool_calls.function.arguments.done" in kinds
     assert final.choices[0].message.tool_calls[0].function.arguments == call.function.arguments
+
+
+def test_every_complete_call_matches_as_the_benchmark_counts_it(client: openai.OpenAI) -> None:
+    """A few of its prompts, with the tool that is asked for: the model has 512 positions."""
+    arguments = ToolCallArguments(str(client.base_url).rstrip("/"), MODEL)
+    draw, counts = random.Random(4), Counter[str]()
+    for way in HELD * 3:
+        tools = list[Any]()
+        while not tools or len(json.dumps(tools)) > 300:
+            body = draw_body(draw, way, arguments)
+            words = body["messages"][0]["content"].split()
+            tools = [tool for tool in body["tools"] if tool["function"]["name"] == f"{words[1]}_{words[3]}"]
+        counts += ask_once(arguments, {**body, "tools": tools, "max_tokens": None})
+    assert counts["answers"] == 9 and counts["calls"] >= 3
+    assert counts["calls"] == counts["parsed"] == counts["matched"]
 
 
 def test_a_conversation_with_results_goes_on(client: openai.OpenAI) -> None:
