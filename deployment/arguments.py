@@ -52,6 +52,9 @@ class ServeArguments(TrustArguments):
     api_keys_file: Path | None = option(
         None, "file with a bearer key a line for the OpenAI API; left out: it needs none"
     )
+    openai_adapter_keys_file: Path | None = option(
+        None, "file with a bearer key a line of those who load adapters by the OpenAI API; left out: it is off"
+    )
     openai_access_log: Path | None = option(None, "file that gets a JSON line a request to the OpenAI API")
     openai_chat_template: Path | None = option(None, "Jinja template of conversations; left out: the tokenizer's own")
     openai_tool_dialect: str | None = option(

@@ -72,7 +72,11 @@ class OpenAIProcess(WatchedProcess):
 
 def _settings(arguments: ServeArguments) -> dict[str, Any]:
     """Return what the deployment sets of the endpoint; what it leaves out has the endpoint's own default."""
-    files = {"access_log": arguments.openai_access_log, "chat_template": arguments.openai_chat_template}
+    files = {
+        "access_log": arguments.openai_access_log,
+        "adapter_keys_file": arguments.openai_adapter_keys_file,
+        "chat_template": arguments.openai_chat_template,
+    }
     others = {
         "tool_dialect": arguments.openai_tool_dialect,
         "max_body_bytes": arguments.openai_max_body_bytes,

@@ -30,6 +30,9 @@ class OpenAIArguments(ScriptArguments):
     chat_template: Path | None = option(None, "Jinja template of conversations, in place of the tokenizer's own")
     tool_dialect: str | None = option(None, "how the model writes tool calls; left out: as its chat template does")
     api_keys_file: Path | None = option(None, "file with a bearer key a line; without it everybody is answered")
+    adapter_keys_file: Path | None = option(
+        None, "file with a bearer key a line of those who load and unload adapters; without it that is off"
+    )
     access_log: Path | None = option(None, "file that gets a JSON line a request")
     metrics_url: str = option("", "URL of Triton's metrics, where endpoint.json does not say it")
     max_body_bytes: int = option(8 << 20, "bytes of a request's body", BODY_BYTES)

@@ -20,6 +20,7 @@ from handover.errors import ArtefactError, ServerError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import Manifest
 from handover.regular_file import SETTINGS_BYTES, read_text
+from models.peft import MOST_ADAPTERS, adapters_in
 
 _T5 = "t5"
 _POSITIONS = ("max_pos_seq_len", "relative_attention_num_buckets_or_max_pos_seq_len")
@@ -93,6 +94,7 @@ def _describe(
         raise ServerError(f"nothing says which token ends a text of model '{config.name}'", "give --end-id")
     positions = next((int(keys[key]) for key in _POSITIONS if keys.get(key)), 0)
     is_relative = is_encoder_decoder and keys.get("position_embedding_type", "relative") == "relative"
+    adapters = {} if on_disk is None else {name: str(path) for name, path in adapters_in(on_disk.checkpoint).items()}
     texts = load_texts(_tokenizer(on_disk, arguments), int(start), int(end), is_encoder_decoder)
     return Model(
         names=(*_aliases(config.name, configs), config.name),
@@ -107,8 +109,16 @@ def _describe(
         texts=texts,
         chat=_load_chat(texts, arguments),
         tool_dialect=arguments.tool_dialect or "",
+        adapters=adapters,
+        most_adapters=_most_adapters(config, adapters),
         settings=_settings(config, keys),
     )
+
+
+def _most_adapters(config: Any, adapters: Mapping[str, str]) -> int:
+    """Return how many are on the device at once, as the engine takes its parameter."""
+    given = config.parameters["max_adapters"].string_value if "max_adapters" in config.parameters else ""
+    return int(given) if given.isdecimal() else min(len(adapters), MOST_ADAPTERS)
 
 
 def _settings(config: Any, keys: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from deployment.openai.adapters import ServedAdapters
 from deployment.openai.arguments import OpenAIArguments
 from deployment.openai.conversations import StoredConversations
 from deployment.openai.engine.triton import Triton
@@ -43,6 +44,8 @@ class Service:
         texts: reads requests beside the event loop.
         turns: for long work on the event loop.
         conversations: that clients may continue by an answer's id.
+        adapter_keys: of those who may load and unload adapters; empty: that is off.
+        adapters: of the model that takes some.
     """
 
     arguments: OpenAIArguments
@@ -56,10 +59,13 @@ class Service:
     texts: TextPool = field(init=False)
     turns: Turns = field(default_factory=Turns)
     conversations: StoredConversations = field(default_factory=StoredConversations)
+    adapter_keys: tuple[bytes, ...] = ()
+    adapters: ServedAdapters = field(init=False)
 
     def __post_init__(self) -> None:
         self.limits = BodyLimits(self.arguments.max_body_bytes, self.arguments.max_sequences)
         self.texts = TextPool(self.models, self.limits)
+        self.adapters = ServedAdapters(self.triton)
 
     async def check_templates(self) -> None:
         """Look which chat templates can be read; one that the operator gave must be.

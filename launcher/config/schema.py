@@ -185,6 +185,7 @@ class DeploymentConfig:
     openai_port: int | None = same(ServeArguments, "openai_port")  # see docs/openai.md
     openai_processes: int | None = same(ServeArguments, "openai_processes")
     api_keys_file: str | None = same(ServeArguments, "api_keys_file")
+    openai_adapter_keys_file: str | None = same(ServeArguments, "openai_adapter_keys_file")
     openai_access_log: str | None = same(ServeArguments, "openai_access_log")
     openai_chat_template: str | None = same(ServeArguments, "openai_chat_template")
     openai_tool_dialect: str | None = same(ServeArguments, "openai_tool_dialect")

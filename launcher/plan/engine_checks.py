@@ -86,8 +86,9 @@ def check_engine(config: Config) -> None:
 
 def _check_keys(config: Config) -> None:
     deployment, triton, engine = config.deployment, config.export.triton_deployment, config.deployment.engine
-    own = ("access_log", "chat_template", "max_requests", "max_sequences", "max_body_bytes")
-    of_api = "openai_port", "openai_processes", "api_keys_file", *(f"openai_{name}" for name in own)
+    limits = "max_requests", "max_sequences", "max_body_bytes"
+    own = "port", "processes", "adapter_keys_file", "access_log", "chat_template", "tool_dialect", *limits
+    of_api = "api_keys_file", *(f"openai_{name}" for name in own)
     of_guard = "tritonserver", "guard_max_body_bytes"
     others = "grpc_port", "metrics_port", "open_apis", "gemm_autotune", "torch_kernels", "server_args", *of_guard
     reasons = {

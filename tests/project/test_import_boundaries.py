@@ -120,8 +120,8 @@ FLOORS = {
         *("engines", "gemm_autotune", "serve"),
     ],
     "deployment.openai": [
-        *("arguments", "errors", "values", "tools", "bodies", "texts", "engine", "models", "turns", "conversations"),
-        *("service", "answers", "agents", "listening", "__main__"),
+        *("arguments", "errors", "values", "tools", "bodies", "texts", "engine", "models", "adapters", "turns"),
+        *("conversations", "service", "answers", "agents", "listening", "__main__"),
     ],
 }
 # What a model repository carries is imported below it too, and imports nothing of the project.

@@ -95,7 +95,8 @@ async def application_of(url: str, tokenizer: Path, **settings: Any) -> AsyncIte
     arguments = OpenAIArguments(url, tokenizer=tokenizer, **{"end_id": 1, **settings})
     triton = Triton(url)
     models = await find_models(arguments, Endpoint.read(url), triton)
-    service = Service(arguments, triton, models, read_keys(arguments.api_keys_file))
+    keys, of_adapters = read_keys(arguments.api_keys_file), read_keys(arguments.adapter_keys_file)
+    service = Service(arguments, triton, models, keys, adapter_keys=of_adapters)
     try:
         server = TestServer(build_application(service))
         await server.start_server(auto_decompress=False)

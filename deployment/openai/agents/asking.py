@@ -14,13 +14,12 @@ from deployment.openai.agents.blocks import Block, Blocks, Change
 from deployment.openai.answers.answering import CUT
 from deployment.openai.answers.chat import ChatForm, plan_chat
 from deployment.openai.answers.event_stream import EventStream
-from deployment.openai.answers.reading import Body, read_asked, read_body
-from deployment.openai.bodies.body import parse
+from deployment.openai.answers.reading import Body, read_asked
 from deployment.openai.engine.generation import LENGTH, Piece, generate
 from deployment.openai.engine.tensors import check_offered
 from deployment.openai.errors import ApiError
 from deployment.openai.service import RECORD, service_of
-from deployment.openai.texts.preparing import KINDS, decompress
+from deployment.openai.texts.preparing import KINDS
 from deployment.openai.tools.reading import AnswerReader
 
 Event = tuple[str, dict[str, Any]]
@@ -67,13 +66,6 @@ class Api(Protocol):
         """Write the event of a failure in the middle of a stream."""
 
 
-async def read_json(request: web.Request) -> Any:
-    """Read the body of a request; ApiError: it is no JSON."""
-    body = await read_body(request)
-    content = decompress(body.content, body.encoding, service_of(request).limits.most_bytes)
-    return parse(content)
-
-
 async def count(request: web.Request, api: Api) -> int:
     """Return how many tokens the conversation of a request has; ApiError: it is refused."""
     service = service_of(request)
@@ -104,7 +96,8 @@ async def answer(request: web.Request, api: Api, is_streamed: bool) -> web.Strea
         sink = _Sink(api, reader, stream, plan.prompt_tokens)
         sink.first = list(api.begin(record.id, values["model"] or model.names[0], plan.prompt_tokens))
         try:
-            await generate(service.triton, plan.requests[0], sink)
+            with service.adapters.counted(model):
+                await generate(service.triton, plan.requests[0], sink)
         except ApiError as error:
             if stream is None or not stream.has_begun:
                 raise

@@ -8,9 +8,10 @@ from typing import Any
 
 from aiohttp import web
 
-from deployment.openai.agents.asking import Ended, Event, answer, count, read_json
+from deployment.openai.agents.asking import Ended, Event, answer, count
 from deployment.openai.agents.blocks import TEXT, THOUGHTS, Block, Change
 from deployment.openai.agents.translating import Translated, take_list, take_text, take_texts
+from deployment.openai.answers.reading import read_json
 from deployment.openai.errors import ApiError
 from deployment.openai.values import object_of, refuse
 

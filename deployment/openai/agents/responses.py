@@ -8,9 +8,10 @@ from typing import Any
 
 from aiohttp import web
 
-from deployment.openai.agents.asking import Ended, Event, answer, read_json
+from deployment.openai.agents.asking import Ended, Event, answer
 from deployment.openai.agents.blocks import CALL, TEXT, THOUGHTS, Block, Change
 from deployment.openai.agents.translating import Translated, take_list, take_text, take_texts
+from deployment.openai.answers.reading import read_json
 from deployment.openai.errors import ApiError
 from deployment.openai.service import Service, service_of
 from deployment.openai.values import boolean, object_of, refuse

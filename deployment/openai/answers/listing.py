@@ -23,13 +23,25 @@ async def list_models(request: web.Request) -> web.Response:
     """Answer ``GET /v1/models``."""
     service = service_of(request)
     models = [_described(service, model, name) for model in service.models.all for name in model.names]
+    adapters = await service.adapters.paths(service.models)
+    models += [await _described_adapter(service, name) for name in adapters]
     return web.json_response({"object": "list", "data": models})
 
 
 async def show_model(request: web.Request) -> web.Response:
     """Answer ``GET /v1/models/{id}``."""
     service, name = service_of(request), request.match_info["id"]
-    return web.json_response(_described(service, service.models.find(name), name))
+    if name in service.models.names:
+        return web.json_response(_described(service, service.models.find(name), name))
+    return web.json_response(await _described_adapter(service, name))
+
+
+async def _described_adapter(service: Service, name: str) -> dict[str, Any]:
+    """Describe an adapter as vLLM does: the directory that it comes from, and the model that it belongs to."""
+    base = service.models.find_base(name)
+    model = await service.adapters.resolve(base, name, service.models)
+    root = (await service.adapters.paths(service.models)).get(name, "")
+    return {**_described(service, model, name), "root": root, "parent": base.names[0]}
 
 
 def _described(service: Service, model: Model, name: str) -> dict[str, Any]:
@@ -131,6 +143,18 @@ def _own(service: Service) -> str:
         ("process_start_time_seconds", "gauge", "Start of the endpoint", service.started),
         ("process_uptime_seconds", "gauge", "Age of the endpoint", time.time() - service.started),
     )
-    return "".join(
+    return _adapters_info(service) + "".join(
         f"# HELP {name} {meaning}\n# TYPE {name} {kind}\n{name} {value}\n" for name, kind, meaning, value in values
     )
+
+
+def _adapters_info(service: Service) -> str:
+    """Write vLLM's metric of adapters, whose value is a time; of requests of this process of the endpoint."""
+    base = service.models.adapted
+    if base is None:
+        return ""
+    running = ",".join(sorted(name for name, count in service.adapters.active.items() if name and count))
+    name = "vllm:lora_requests_info"
+    labels = f'max_lora="{base.most_adapters}",running_lora_adapters="{running}",waiting_lora_adapters=""'
+    head = f"# HELP {name} Adapters of the requests that are being answered\n# TYPE {name} gauge\n"
+    return f"{head}{name}{{{labels}}} {time.time()}\n"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiohttp import http_exceptions, web
 
-from deployment.openai.bodies.body import Values
+from deployment.openai.bodies.body import Values, parse
 from deployment.openai.errors import ApiError
-from deployment.openai.service import RECORD, Service
+from deployment.openai.service import RECORD, Service, service_of
 from deployment.openai.texts.offered_models import Model
-from deployment.openai.texts.preparing import KINDS, Prompt, check
+from deployment.openai.texts.preparing import KINDS, Prompt, check, decompress
 from handover.errors import shortened
 
 ENCODINGS = ("gzip", "deflate", "br")
@@ -65,6 +65,13 @@ async def read_body(request: web.Request) -> Body:
     return Body(content, encoding.replace("identity", ""))
 
 
+async def read_json(request: web.Request) -> Any:
+    """Read the body of a request; ApiError: it is no JSON."""
+    body = await read_body(request)
+    content = decompress(body.content, body.encoding, service_of(request).limits.most_bytes)
+    return parse(content)
+
+
 async def read_asked(
     service: Service, name: str, body: Body
 ) -> tuple[Values, Model, tuple[Prompt, ...] | bytes | memoryview]:
@@ -85,9 +92,10 @@ async def read_asked(
     if len(body.content) <= _SHORT_BODY and kind.has_text_alone and not body.encoding:
         values, model = check(kind, body.content, models, service.limits.most_answers)
         if _is_short(values):
+            model = await service.adapters.resolve(model, values["model"], models)
             return values, model, kind.work(model, values)
     values, engine, done = await service.texts.read(name, *body)
-    return values, models.find(engine), done
+    return values, await service.adapters.resolve(models.find(engine), values["model"], models), done
 
 
 async def send_json(request: web.Request, content: bytes | memoryview) -> web.StreamResponse:

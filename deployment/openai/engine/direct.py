@@ -9,18 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
-from deployment.openai.engine.exchange import DirectError, Exchange, lost
+from deployment.openai.engine.exchange import DirectError, Exchange, lost, not_failed
 from deployment.openai.engine.outputs import Array, Reader
 from ft_format.socket_messages import (
     HANDSHAKE,
+    AdapterWish,
     Asked,
+    Frame,
     Frames,
     Kind,
     MessageError,
     Scalar,
     frame,
     socket_name,
+    unpack,
 )
 
 _TOKENS = ("output_ids", "sequence_length")
@@ -59,14 +63,18 @@ class Direct:
 
     async def connection(self, model: str) -> Connection | None:
         """Return a connection to an instance of a model, each in its turn; None: it has no socket here."""
+        found = await self.connections(model)
+        return found[next(self._turns) % len(found)] if found else None
+
+    async def connections(self, model: str) -> list[Connection]:
+        """Return connections to all instances of a model."""
         if self._directory is None:
-            return None
+            return []
         if not self._is_known(model):
             async with self._lock:
                 if not self._is_known(model):
                     await self._look(model)
-        found = [each for each in self._models[model].connections if each.is_open]
-        return found[next(self._turns) % len(found)] if found else None
+        return [each for each in self._models[model].connections if each.is_open]
 
     def _is_known(self, model: str) -> bool:
         """Whether nothing has come or gone since a model's sockets were looked for; if there was none, for a while."""
@@ -133,6 +141,7 @@ class Connection(asyncio.Protocol):
         self._agreed = asyncio.get_running_loop().create_future()
         self._frames = Frames()
         self._exchanges: dict[int, Exchange] = {}
+        self._wishes: dict[int, asyncio.Future[Frame]] = {}
         self._numbers = count(1)
         self.is_open = self._is_retired = False
 
@@ -181,6 +190,20 @@ class Connection(asyncio.Protocol):
             if self._is_retired and not self._exchanges:
                 self.close()
 
+    async def change_adapters(self, wish: AdapterWish) -> Mapping[str, Any]:
+        """Change the engine's adapters; returns those that it has then; DirectError: it refused, or is gone."""
+        if not self.is_open:
+            raise lost()
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._wishes[number] = answer
+        self._send(frame(Kind.ADAPTERS, number, wish.pack()))
+        try:
+            fields, _ = unpack(not_failed(await answer).body)
+        finally:
+            del self._wishes[number]
+        adapters: Mapping[str, Any] = fields["adapters"]
+        return adapters
+
     def retire(self) -> None:
         """Close it when its requests are answered."""
         self._is_retired = True
@@ -218,6 +241,8 @@ class Connection(asyncio.Protocol):
             for each in self._frames.feed(data):
                 if (exchange := self._exchanges.get(each.number)) is not None:
                     exchange.put(each)
+                elif (answer := self._wishes.get(each.number)) is not None and not answer.done():
+                    answer.set_result(each)
         except MessageError:
             self.close()
 
@@ -228,3 +253,6 @@ class Connection(asyncio.Protocol):
             self._agreed.set_exception(lost())
         for exchange in self._exchanges.values():
             exchange.lose()
+        for answer in self._wishes.values():
+            if not answer.done():
+                answer.set_exception(lost())

@@ -103,7 +103,13 @@ def _read(given: Frame) -> Outputs:
     """Read an answer; DirectError: it says that the request failed."""
     if given.kind in (Kind.TOKENS, Kind.LAST_TOKENS):
         return TokenOutputs(unpack_tokens(given.body))
-    fields, arrays = unpack(given.body)
-    if given.kind == Kind.FAILURE:
-        raise (ClosingError if fields["code"] == CLOSING else DirectError)(fields["problem"], fields["code"])
+    _, arrays = unpack(not_failed(given).body)
     return ArrayOutputs(arrays)
+
+
+def not_failed(given: Frame) -> Frame:
+    """Return an answer; DirectError: it says that the request failed."""
+    if given.kind == Kind.FAILURE:
+        fields, _ = unpack(given.body)
+        raise (ClosingError if fields["code"] == CLOSING else DirectError)(fields["problem"], fields["code"])
+    return given

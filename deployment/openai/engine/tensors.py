@@ -13,7 +13,7 @@ from deployment.openai.bodies.fields import Field
 from deployment.openai.bodies.guides import guide_of
 from deployment.openai.engine.scores import GENERATED, GIVEN
 from deployment.openai.errors import ApiError
-from deployment.openai.texts.offered_models import Model
+from deployment.openai.texts.offered_models import LORA_NAME, Model
 from export_scripts.repository.tokenizer_models.slipway_words import encode_word_lists
 from ft_format.socket_messages import Array, Scalar
 from ft_format.tensors import ARGMAX_NUCLEUS, INPUTS, NO_TOKEN
@@ -103,6 +103,8 @@ def sequence_tensors(
     }
     tensors: Tensors = {"input_ids": np.array([prompt], np.uint32)}
     tensors |= {name: Scalar(value, INPUTS[name].kind) for name, value in columns.items()}
+    if model.adapter:
+        tensors[LORA_NAME] = np.array([[model.adapter.encode()]], object)
     return tensors | _stop_tensors(values, model) | _bias_tensors(values) | _guide_tensors(values)
 
 

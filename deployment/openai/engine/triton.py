@@ -20,7 +20,7 @@ from deployment.openai.engine.outputs import Reader, ResponseOutputs
 from deployment.openai.engine.streams import Streams
 from deployment.openai.errors import ApiError
 from ft_format import arrival
-from ft_format.socket_messages import Array, Scalar
+from ft_format.socket_messages import AdapterWish, Array, Scalar
 from handover.errors import ServerError
 
 _PATIENCE_S = 60.0
@@ -91,6 +91,18 @@ class Triton:
             except DirectError as error:
                 raise _worded(error.problem, _CODES.get(error.code, error.code)) from error
         await self._ask_by_grpc(request, reader)
+
+    async def change_adapters(self, model: str, wish: AdapterWish) -> Mapping[str, Any] | None:
+        """Change the adapters of all instances of a model; returns what it has then, None where it has no socket here.
+
+        Raises:
+            ApiError: it refused.
+        """
+        try:
+            answers = [await each.change_adapters(wish) for each in await self._direct.connections(model)]
+        except DirectError as error:
+            raise _worded(error.problem, _CODES.get(error.code, error.code)) from error
+        return answers[0] if answers else None
 
     async def _ask_by_grpc(self, given: SequenceRequest, reader: Reader) -> None:
         request = _request(given.model.engine, given.tensors, given.outputs, given.request_id)

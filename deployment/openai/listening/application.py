@@ -10,6 +10,7 @@ from aiohttp.typedefs import Middleware
 
 from deployment.openai.agents.messages import count_tokens, messages
 from deployment.openai.agents.responses import responses
+from deployment.openai.answers.adapting import LOAD_PATH, UNLOAD_PATH, load_adapter, unload_adapter
 from deployment.openai.answers.chat import chat
 from deployment.openai.answers.completions import complete
 from deployment.openai.answers.listing import (
@@ -44,6 +45,8 @@ def build_application(service: Service) -> web.Application:
     application.router.add_post("/v1/responses", responses)
     application.router.add_post("/v1/messages", messages)
     application.router.add_post("/v1/messages/count_tokens", count_tokens)
+    application.router.add_post(LOAD_PATH, load_adapter)
+    application.router.add_post(UNLOAD_PATH, unload_adapter)
     application.router.add_get("/v1/models", list_models)
     application.router.add_get("/v1/models/{id:.+}", show_model)
     application.router.add_post("/tokenize", tokenize)
@@ -78,7 +81,13 @@ async def _send_id(request: web.Request, response: web.StreamResponse) -> None:
 
 @web.middleware
 async def _authorised(request: web.Request, handler: Handler) -> web.StreamResponse:
-    check_key(request, request.app[SERVICE].keys)
+    service = request.app[SERVICE]
+    if request.path not in (LOAD_PATH, UNLOAD_PATH):
+        check_key(request, service.keys)
+    elif service.adapter_keys:
+        check_key(request, service.adapter_keys)
+    else:
+        raise ApiError("loading of adapters is off", "deploy with openai_adapter_keys_file", status=404)
     return await handler(request)
 
 

@@ -43,7 +43,9 @@ async def serve(arguments: OpenAIArguments) -> None:
     try:
         keys = read_keys(arguments.api_keys_file)
         models = await find_models(arguments, endpoint, triton)
-        service = Service(arguments, triton, models, keys, arguments.metrics_url or _metrics_url(endpoint))
+        of_adapters = read_keys(arguments.adapter_keys_file)
+        metrics_url = arguments.metrics_url or _metrics_url(endpoint)
+        service = Service(arguments, triton, models, keys, metrics_url, adapter_keys=of_adapters)
         runner = web.AppRunner(
             build_application(service),
             handler_cancellation=True,  # a client that hangs up

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,6 +15,8 @@ from export_scripts.repository.tokenizer_models.slipway_tokenizer import FileTok
 from handover.chat import Chat
 from handover.errors import nearest, shortened
 
+LORA_NAME = "lora_name"
+"""The tensor by which a request names its adapter."""
 _LONGEST_TOKEN_BYTES = 128
 """Of most vocabularies, and so in preprocessing; longer tokens are looked for once a text is that long."""
 _UNLIMITED_TEXT_BYTES = 1 << 20
@@ -38,6 +40,9 @@ class Model:
         chat: how its conversations are written; None: that is not known.
         chat_problem: why that cannot be used.
         tool_dialect: name of the dialect of its tool calls; empty: it is found by the chat template.
+        adapter: LoRA adapter that its requests name; empty: the plain model.
+        adapters: directories of those that it has when the endpoint starts, by name.
+        most_adapters: on the device at once.
         settings: what else clients are told: parallelism, number formats, digests of the weights and the repository.
     """
 
@@ -54,6 +59,9 @@ class Model:
     chat: Chat | None = None
     chat_problem: str = ""
     tool_dialect: str = ""
+    adapter: str = ""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    most_adapters: int = 0
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def check_ids(self, ids: Sequence[int], name: str) -> None:
@@ -127,11 +135,15 @@ class Models:
 
     Args:
         found: of the server.
+
+    Attributes:
+        adapted: the one whose adapters have names beside these; None: no model takes adapters.
     """
 
     def __init__(self, found: Sequence[Model]) -> None:
         self.all = tuple(found)
         self._by_name = {name: model for model in reversed(self.all) for name in model.names}
+        self.adapted = next((model for model in self.all if LORA_NAME in model.inputs), None)
 
     @property
     def names(self) -> list[str]:
@@ -149,11 +161,22 @@ class Models:
         if name is None:
             raise ApiError("model is missing", f"it is one of {', '.join(self.names)}", param="model")
         if name not in self._by_name:
-            raise ApiError(
-                f"there is no model '{shortened(name, 80)}'",
-                nearest(shortened(name, 80), self.names),
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
+            raise self.unknown(name)
         return self._by_name[name]
+
+    def find_base(self, name: str | None) -> Model:
+        """Return the model of a name, which may be that of an adapter; ApiError: it cannot be one."""
+        if name is not None and name not in self._by_name and self.adapted is not None:
+            return self.adapted
+        return self.find(name)
+
+    def unknown(self, name: str, adapters: Collection[str] = (), param: str = "model") -> ApiError:
+        """Return the error that there is neither a model nor an adapter of a name."""
+        known = [*self.names, *adapters] if param == "model" else list(adapters)
+        return ApiError(
+            f"there is no {'model' if param == 'model' else 'adapter'} '{shortened(name, 80)}'",
+            nearest(shortened(name, 80), known),
+            status=404,
+            param=param,
+            code="model_not_found",
+        )

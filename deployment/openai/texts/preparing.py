@@ -283,7 +283,7 @@ def check(kind: Kind, content: bytes, models: Models, most_answers: int) -> tupl
     values = dict(check_fields(body, kind.table))
     if kind.asks and (answers := _count_answers(values)) > most_answers:
         raise _too_many(answers, most_answers)
-    return values, models.find(values["model"])
+    return values, models.find_base(values["model"])
 
 
 def _too_many(answers: int, most: int) -> ApiError:

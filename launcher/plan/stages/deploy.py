@@ -22,6 +22,7 @@ from launcher.plan.stages.settings import Known, environment, resources, serving
 
 _OF_OPENAI = (
     "api_keys_file",
+    "openai_adapter_keys_file",
     "openai_access_log",
     "openai_chat_template",
     "openai_tool_dialect",
@@ -95,7 +96,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         cuda_devices=layout.cuda_devices or "",
         **trust(config),
     )
-    files = arguments.api_keys_file, arguments.openai_chat_template
+    files = arguments.api_keys_file, arguments.openai_adapter_keys_file, arguments.openai_chat_template
     gpus_per_node, tasks_per_node = layout.gpus // layout.nodes, _tasks_per_node(config)
     stage = StagePlan(
         stage="deploy",
