@@ -33,7 +33,7 @@ def open_key(given: SigningArguments) -> Any:
     certificates = given.signing_certificates
     certified = None if certificates is None else _check_certificates(certificates)
     if given.signing_key.startswith(PKCS11):
-        return _open_token(config, given.signing_key, password, certificates)
+        return _open_token(config, given.signing_key, password)
     path = Path(given.signing_key)
     public = _check_file(path, password)
     if certificates is None:
@@ -122,15 +122,11 @@ def _check_certificates(path: Path) -> Any:
     return leaf.public_key()
 
 
-def _open_token(config: Any, name: str, pin: str | None, certificates: Path | None) -> Any:
+def _open_token(config: Any, name: str, pin: str | None) -> Any:
     """Open a key in a token; the PIN joins its name here alone."""
     uri = name if pin is None else f"{name}{'&' if '?' in name else '?'}pin-value={quote(pin, safe='')}"
     try:
-        if certificates is None:
-            return config.use_pkcs11_signer(pkcs11_uri=uri)
-        return config.use_pkcs11_certificate_signer(
-            pkcs11_uri=uri, signing_certificate=certificates, certificate_chain=[certificates]
-        )
+        return config.use_pkcs11_signer(pkcs11_uri=uri)
     except Exception as error:  # PyKCS11 and the library have their own; some of them quote the name
         why = str(error) or type(error).__name__
         for secret in {pin, quote(pin, safe="")} if pin else ():

@@ -225,6 +225,16 @@ def test_what_is_not_as_it_was_signed_is_refused_before_a_server_starts(
         inspect.main([str(root), f"--trusted={keys.public}", "--require"])
 
 
+def test_a_repository_is_served_as_it_was_signed(
+    repository: Path, keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trusted = {"signing_trusted": keys.public, "signing_require": True}
+    models, edited = prepare(ServeArguments(repository, tmp_path / "endpoint.json", tmp_path / "server.log", **trusted))
+    assert models and not edited
+    shown = "".join(capsys.readouterr())
+    assert f"signature  {repository} is as it was signed, by public key 1 of {keys.public}" in shown
+
+
 def test_only_those_who_are_trusted_count(repository: Path, keys: Keys, tmp_path: Path) -> None:
     def found(*files: Path) -> str:
         together = tmp_path / "trusted.pem"

@@ -142,6 +142,10 @@ BAD: dict[str, tuple[Callable[[Keys, Path], dict[str, Any]], str]] = {
         lambda keys, tmp: {"signing_key": f"pkcs11:token=x;object=y?pin-value={PIN}"},
         "holds a PIN",
     ),
+    "certificates of a token": (
+        lambda keys, tmp: {"signing_key": "pkcs11:token=x;object=y", "signing_certificates": keys.root},
+        "signing.certificates with a key in a PKCS#11 token",
+    ),
     "no such token": (
         lambda keys, tmp: {"signing_key": "pkcs11:token=x;object=y?module-path=/usr/lib/softhsm/libsofthsm2.so"},
         "cannot be opened",
