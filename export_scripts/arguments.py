@@ -32,6 +32,8 @@ from handover.ranges import (
 )
 from handover.signatures.arguments import SigningArguments
 
+AUTO, FP8_CACHE = CACHE_TYPES = ("auto", "fp8")
+"""Of keys and values, as vLLM calls them."""
 FASTERTRANSFORMER, HUGGINGFACE, PEFT = FORMATS = ("fastertransformer", "huggingface", "peft")
 """What a conversion writes."""
 
@@ -130,8 +132,19 @@ class ExportArguments(SigningArguments):
     max_adapter_rank: int | None = option(
         None, "rank that these have room for; without it the largest of them", ADAPTER_RANK
     )
+    kv_cache_dtype: str | None = option(
+        None, "fp8: the drop-in engine keeps keys and values in half of the memory; auto, or without it: in data_type"
+    )
+    fp8_activations: bool = option(
+        False, "the drop-in engine rounds activations of many rows to FP8 where weights are FP8, on a GPU that has it"
+    )
     tokenizer_instances: int = option(1, "processes that tokenize prompts side by side", INSTANCES)
     text_deltas: bool = option(False, "the ensemble also gives OUTPUT_DELTA, the text that each answer adds")
+
+    def __post_init__(self) -> None:
+        """Refuse a type that a cache has not."""
+        if self.kv_cache_dtype not in (None, *CACHE_TYPES):
+            raise ConfigError(f"--kv-cache-dtype={self.kv_cache_dtype} is none", f"legal: {', '.join(CACHE_TYPES)}")
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,11 @@ def int8_problem(decoder: Decoder, are_fp8: bool = False) -> str:
     return "int8_mode with experts, whose matrices are served as they are stored" if has_experts else ""
 
 
+def cache_problem(decoder: Decoder) -> str:
+    """Return why a model's keys and values cannot be kept as FP8; empty: they can."""
+    return "kv_cache_dtype fp8 with latent attention, whose vectors stay as they are computed" if decoder.latent else ""
+
+
 def ranks_problem(decoder: Decoder, ranks: int) -> str:
     """Return why ranks cannot share a model's layers; empty: they can, each with a head of keys and values at least."""
     heads, kv_heads, middles = decoder.head_num, decoder.kv_head_num, _middles(decoder)

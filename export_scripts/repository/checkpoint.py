@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import models
-from export_scripts.arguments import ExportArguments
+from export_scripts.arguments import FP8_CACHE, ExportArguments
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.families import SECTIONS, find_family
@@ -19,7 +19,7 @@ from handover.manifest import Manifest
 from handover.text_ids import TEXT_IDS_FILE
 from models.described import fp8_blocks
 from models.directory import CONFIG_FILE, read_json
-from models.engine_limits import beyond_engine, int8_problem, longest_text, ranks_problem
+from models.engine_limits import beyond_engine, cache_problem, int8_problem, longest_text, ranks_problem
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", TEXT_IDS_FILE)
 _HUB_KIND = "huggingface"
@@ -80,6 +80,8 @@ def open_checkpoint(arguments: ExportArguments) -> ServedCheckpoint:
 
 def _open_shards(root: Path, manifest: Manifest, arguments: ExportArguments) -> ServedCheckpoint:
     """Read the family, which the sections of config.ini tell, and the section that has the ids of start and end."""
+    if arguments.fp8_activations:
+        raise ArtefactError(f"fp8_activations with {root}, whose weights are not FP8", "leave it out")
     ini = ConfigIni.read(root, ArtefactError)
     family = find_family(ini)
     if family is None:
@@ -116,7 +118,12 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
     except models.ModelError as error:
         hint = "export.model.format=fastertransformer converts it into shards"
         raise ArtefactError(f"{root} is no model that is served from such a directory: {error.problem}", hint) from None
-    problems = ranks_problem(decoder, arguments.tensor_para_size), int8_problem(decoder, are_fp8) * arguments.int8_mode
+    problems = [
+        ranks_problem(decoder, arguments.tensor_para_size),
+        int8_problem(decoder, are_fp8) * arguments.int8_mode,
+        cache_problem(decoder) * (arguments.kv_cache_dtype == FP8_CACHE),
+        "fp8_activations with weights of which none is FP8" * (arguments.fp8_activations and not are_fp8),
+    ]
     if beyond := [*beyond_engine(decoder), *filter(None, problems)]:
         listed = "\n  ".join(beyond)
         raise ArtefactError(f"the drop-in engine does not serve {root}\n  {listed}", "take another engine")

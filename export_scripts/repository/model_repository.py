@@ -147,7 +147,8 @@ class _Repository:
             for name in ("model_name", "tensor_para_size", "pipeline_para_size", "data_type", KEY,
                          "enable_custom_all_reduce", "max_batch_size", "max_queue_delay_us", "decoupled",
                          "interactive_sessions", "session_idle_s", "request_timeout_s", "tokenizer_instances",
-                         "text_deltas", "prefill_chunk_tokens", "adapters", "max_adapters", "max_adapter_rank")
+                         "text_deltas", "kv_cache_dtype", "fp8_activations", "prefill_chunk_tokens",
+                         "adapters", "max_adapters", "max_adapter_rank")
         }  # fmt: skip
         made_from = {
             self.checkpoint.kind: str(self.opened.root),
@@ -250,6 +251,8 @@ def _serving(arguments: ExportArguments, checkpoint: ServedCheckpoint) -> Servin
         text_deltas=arguments.text_deltas,
         request_timeout_s=arguments.request_timeout_s,
         prefill_chunk_tokens=arguments.prefill_chunk_tokens,
+        kv_cache_dtype=arguments.kv_cache_dtype,
+        fp8_activations=int(arguments.fp8_activations) or None,
         max_adapters=arguments.max_adapters,
         max_adapter_rank=arguments.max_adapter_rank,
     )

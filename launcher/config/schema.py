@@ -129,6 +129,8 @@ class TritonDeploymentConfig:
     session_idle_s: float = same(ExportArguments, "session_idle_s")
     request_timeout_s: float = same(ExportArguments, "request_timeout_s")
     prefill_chunk_tokens: int | None = same(ExportArguments, "prefill_chunk_tokens")
+    kv_cache_dtype: str | None = same(ExportArguments, "kv_cache_dtype")
+    fp8_activations: bool = same(ExportArguments, "fp8_activations")
     max_adapters: int | None = same(ExportArguments, "max_adapters")
     max_adapter_rank: int | None = same(ExportArguments, "max_adapter_rank")
     tokenizer_instances: int = same(ExportArguments, "tokenizer_instances")

@@ -101,7 +101,10 @@ def _check_keys(config: Config) -> None:
         f"export.triton_deployment.{KEY}": (bool(getattr(triton, KEY)), f"{_TRITONS}; its own quantization is a flag"),
         **{
             f"export.triton_deployment.{name}": (bool(getattr(triton, name)), _TRITONS)
-            for name in ("interactive_sessions", "request_timeout_s", "text_deltas", "enable_custom_all_reduce")
+            for name in (
+                *("interactive_sessions", "request_timeout_s", "text_deltas", "enable_custom_all_reduce"),
+                *("kv_cache_dtype", "fp8_activations"),
+            )
         },
         **{
             f"export.triton_deployment.{name}": (getattr(triton, name) is not None, _TRITONS)

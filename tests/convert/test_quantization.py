@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import transformers
 from support.dequantized import E2M1, dequantized, quantized, tensors
 from support.huggingface_models import save, write_tokenizer
 from support.llama_hub_models import MIXTRAL, build_llama
+from support.llama_models import save as save_model
 
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.conversion.write import safetensors_files, safetensors_layout
@@ -260,9 +262,22 @@ def test_the_drop_in_engine_is_given_a_directory_of_fp8(name: str, tmp_path: Pat
     arguments = ExportArguments(tmp_path / "hf", tmp_path / "repository", "mine", 1, 1, "bf16", 0, 0, 8)
     with pytest.raises(ArtefactError, match="int8_mode with weights of FP8, which are served as they are stored"):
         build_repository(replace(arguments, int8_mode=1))
-    build_repository(arguments)
+    build_repository(replace(arguments, fp8_activations=True, kv_cache_dtype="fp8"))
+    written = (tmp_path / "repository/fastertransformer/config.pbtxt").read_text()
+    assert {"fp8_activations", "kv_cache_dtype"} <= set(re.findall(r'key: "(\w+)"', written))
     served = next((tmp_path / "repository").rglob("model.safetensors"))
     assert served.read_bytes() == (tmp_path / "hf/model.safetensors").read_bytes()
+
+
+def test_fp8_of_what_cannot_be_is_refused_at_export(tmp_path: Path) -> None:
+    save_model("deepseek_v3", tmp_path / "source")
+    convert(ConvertArguments(tmp_path / "source", tmp_path / "hf", 1, "fp32", format="huggingface"))
+    arguments = ExportArguments(tmp_path / "hf", tmp_path / "repository", "mine", 1, 1, "bf16", 0, 0, 8)
+    with pytest.raises(ArtefactError, match="kv_cache_dtype fp8 with latent attention, whose vectors stay"):
+        build_repository(replace(arguments, kv_cache_dtype="fp8"))
+    with pytest.raises(ArtefactError, match="fp8_activations with weights of which none is FP8"):
+        build_repository(replace(arguments, fp8_activations=True))
+    assert not (tmp_path / "repository").exists()
 
 
 def test_the_drop_in_engine_refuses_whole_numbers_at_export(tmp_path: Path) -> None:

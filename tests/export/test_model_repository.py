@@ -309,6 +309,16 @@ def test_the_engine_is_told_how_to_cut_prompts_only_where_it_is_asked_for(
     assert parameters["prefill_chunk_tokens"].string_value == written
 
 
+def test_the_engine_is_told_of_fp8_only_where_it_is_asked_for(arguments: ExportArguments) -> None:
+    build_repository(replace(arguments, kv_cache_dtype="fp8"))
+    parameters = read_config(arguments.output, "fastertransformer").parameters
+    assert parameters["kv_cache_dtype"].string_value == "fp8" and "fp8_activations" not in parameters
+    with pytest.raises(ArtefactError, match="fp8_activations with .*, whose weights are not FP8"):
+        build_repository(replace(arguments, fp8_activations=True, output=arguments.output / "other"))
+    with pytest.raises(ConfigError, match="--kv-cache-dtype=fp4 is none"):
+        replace(arguments, kv_cache_dtype="fp4")
+
+
 def test_the_texts_that_answers_add_are_given_where_they_are_asked_for(arguments: ExportArguments) -> None:
     build_repository(replace(arguments, text_deltas=True))
     ensemble = read_config(arguments.output, "ensemble")

@@ -64,6 +64,11 @@ def refusal(root: Path, checkpoint: Path, *overrides: str, cluster: str = "inter
         ),
         (
             LLAMA,
+            ("deployment.engine=vllm", HERE, "export.triton_deployment.kv_cache_dtype=fp8"),
+            "export.triton_deployment.kv_cache_dtype is given with deployment.engine=vllm",
+        ),
+        (
+            LLAMA,
             ("deployment.engine=trtllm_serve", HERE, "export.triton_deployment.data_type=bf16"),
             "data_type=bf16 with weights in fp32",
         ),

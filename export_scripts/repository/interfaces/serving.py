@@ -32,6 +32,7 @@ class Serving:
         tokenizer_instances: of preprocessing, which tokenize side by side.
         request_timeout_s: seconds after which the drop-in engine gives up a request; 0: it never does.
         prefill_chunk_tokens: of a step in which the drop-in engine runs a part of a prompt; None: as it chooses.
+        kv_cache_dtype, fp8_activations: see ExportArguments; None: nothing is said of it.
         max_adapters, max_adapter_rank: room for LoRA adapters in the drop-in engine; None: for those of the checkpoint.
         text_deltas: whether the ensemble has OUTPUT_DELTA, the text that an answer adds to the one before.
     """
@@ -53,13 +54,16 @@ class Serving:
     text_deltas: bool = False
     request_timeout_s: float = 0.0
     prefill_chunk_tokens: int | None = None
+    kv_cache_dtype: str | None = None
+    fp8_activations: int | None = None
     max_adapters: int | None = None
     max_adapter_rank: int | None = None
 
     def parameters(self) -> dict[str, str]:
         """Parameters of the engine's model, as FasterTransformer's backend reads them."""
         given = {"request_timeout_s": f"{self.request_timeout_s:g}"} if self.request_timeout_s else {}
-        for name in ("prefill_chunk_tokens", "max_adapters", "max_adapter_rank"):
+        optional = "prefill_chunk_tokens", "kv_cache_dtype", "fp8_activations", "max_adapters", "max_adapter_rank"
+        for name in optional:
             if (value := getattr(self, name)) is not None:
                 given[name] = str(value)
         return {
