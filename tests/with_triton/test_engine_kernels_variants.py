@@ -197,7 +197,7 @@ def test_no_number_of_rows_of_a_product_needs_what_was_not_warmed_up(
 
 
 def test_no_number_of_rounded_rows_needs_what_was_not_warmed_up(variants: Variants) -> None:
-    numbers, scales = torch.empty(4096, 1024, dtype=torch.float8_e4m3fn), torch.ones(4096, 8)
+    numbers, scales = torch.empty(4096, 1024, dtype=torch.float8_e4m3fn), torch.ones(8, 4096)
     norm = Norm(torch.ones(1024), None, 1e-5, is_rms=True)
 
     def run(count: int) -> None:

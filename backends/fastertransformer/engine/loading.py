@@ -289,7 +289,7 @@ def _check_rounding(settings: Settings, device: torch.device) -> None:
         return
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
         raise EngineError(f"fp8_activations = 1 needs a GPU of compute capability 8.9 or later, and {device} is none")
-    _log.warning("activations of more than 16 rows are rounded to FP8; this way was not seen on a GPU yet")
+    _log.warning("activations of more than 16 rows are rounded to FP8 (fp8_activations = 1)")
 
 
 def choose_budget(settings: Settings, free: int, device: torch.device) -> int:

@@ -85,7 +85,7 @@ class Settings:
     # Whether a GPU for which this engine's kernels cannot be compiled is used with torch's, which take six times as
     # long.
     allows_torch_kernels: bool = False
-    # Whether activations of many rows are rounded to FP8 where weights are FP8, see ops/fp8.py. No GPU has run it yet.
+    # Whether activations of many rows are rounded to FP8 where weights are FP8, see ops/fp8.py.
     rounds_activations: bool = False
     has_fp8_cache: bool = False  # whether keys and values are kept as FP8, see cache/fp8_entries.py
 

@@ -83,7 +83,10 @@ class Fp8Linear(Linear):
         self.bias, self.folded, self._zeros = bias, {}, None
         self._keep(scaled)
         self.rounds = rounds and _can_round(scaled.numbers, self.blocks)
-        self.size_bytes = sum(each.nbytes for each in (self.weight, self.scales, bias) if each is not None)
+        if self.rounds and self.blocks:
+            self.scales_by_block = self.scales.T.contiguous()
+        kept = self.weight, self.scales, self.scales_by_block, bias
+        self.size_bytes = sum(each.nbytes for each in kept if each is not None)
 
     def _keep(self, scaled: ScaledNumbers) -> None:
         self._scaled, self.weight, self.scales, self.blocks = scaled, scaled.numbers, scaled.scales, scaled.blocks

@@ -88,6 +88,7 @@ class Linear:
         scales: what a weight of 8 bits is multiplied by, [out], or [out, blocks]; None: the weight has more bits.
         blocks: of columns that have one scale each; None: all columns have one.
         rounds: whether it is multiplied with activations of 8 bits, where a GPU has many rows of them.
+        scales_by_block: the scales as products of such activations read them, [blocks, out]; None: as they are.
         size_bytes: of weight and bias.
         folded: what kernels have computed once of this weight and a norm, by the norm's weight; see gemm.fold.
         joined: this matrix and another one after it, [out + other's out, in], without biases; see join.
@@ -99,6 +100,7 @@ class Linear:
     scales: Tensor | None = None
     blocks: Blocks | None = None
     rounds = False
+    scales_by_block: Tensor | None = None
     joined: Linear | None = None
     joined_at = 0
     low_rank: LowRank | None = None

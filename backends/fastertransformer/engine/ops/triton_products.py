@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,10 +128,12 @@ class TritonProducts(Ops):
         flat = x.reshape(-1, x.shape[-1]).contiguous()
         codes, units = fp8_rows.round_rows(flat, norm, linear.blocks)
         if linear.blocks:
-            y = fp8_rows.multiply_blocks(codes, units, linear.weight, linear.scales, x.dtype)
+            assert linear.scales_by_block is not None, "it rounds"
+            y = fp8_rows.multiply_blocks(codes, units, linear.weight, linear.scales_by_block, x.dtype)
         else:
             scales = linear.scales.T
-            y = torch._scaled_mm(codes, linear.weight.T, units, scales, out_dtype=torch.bfloat16).to(x.dtype)
+            how: dict[str, Any] = {"out_dtype": torch.bfloat16, "use_fast_accum": True}  # sums of 14 bits or so
+            y = torch._scaled_mm(codes, linear.weight.T, units, scales, **how).to(x.dtype)
         return (y if linear.bias is None else y.add_(linear.bias)).view(*x.shape[:-1], len(linear.weight))
 
     def _matrix(self, linear: Linear, dtype: torch.dtype) -> Tensor:

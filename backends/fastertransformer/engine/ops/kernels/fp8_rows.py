@@ -39,17 +39,17 @@ class Tiles(NamedTuple):
 
 
 # Chosen by what such products usually take, and not measured yet.
-_FEW, _SOME, _MANY = Tiles(64, 64, 4, 4), Tiles(128, 64, 4, 4), Tiles(128, 128, 8, 3)
+_FEW, _SOME, _MANY = Tiles(64, 64, 4, 4), Tiles(128, 64, 4, 4), Tiles(128, 128, 8, 4)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _round_rows(
-    codes, scales, x, gain, shift, inputs, groups, eps,
+    codes, scales, x, gain, shift, inputs, groups, rows, eps,
     norm: tl.constexpr, has_shift: tl.constexpr, group: tl.constexpr, uses_pdl: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Write norm(x [inputs]) / scales to codes, so that the largest number is E4M3's: a program a row.
 
-    group: of columns that have one scale; 0: all have.
+    group: of columns that have one scale, whose rows' scales lie together; 0: all columns have one.
     """
     if uses_pdl:
         gdc_wait()
@@ -76,7 +76,7 @@ def _round_rows(
             grouped = tl.reshape(v, [block // group, group])
             own = tl.maximum(tl.max(tl.abs(grouped), 1), 1e-12 * _LARGEST)
             place = start // group + tl.arange(0, block // group)
-            tl.store(scales + row * groups + place, own / _LARGEST + tl.sum(grouped * 0.0, 1), place < groups)
+            tl.store(scales + place * rows + row, own / _LARGEST + tl.sum(grouped * 0.0, 1), place < groups)
             v = tl.reshape(grouped * _LARGEST / own[:, None], [block])
         else:
             v = v * _LARGEST / highest
@@ -85,14 +85,15 @@ def _round_rows(
 
 
 def round_rows(x: Tensor, norm: Norm | None, blocks: Blocks | None) -> tuple[Tensor, Tensor]:
-    """Round norm(x), [rows, inputs], to FP8 -> numbers, and scales, fp32 [rows, 1 or blocks]."""
+    """Round norm(x), [rows, inputs], to FP8 -> numbers, and scales, fp32 [rows, 1], or of blocks [blocks, rows]."""
     (rows, width), group = x.shape, blocks.width if blocks else 0
     codes = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty(rows, width // group if group else 1, dtype=torch.float32, device=x.device)
+    groups = width // group if group else 1
+    scales = torch.empty((groups, rows) if group else (rows, 1), dtype=torch.float32, device=x.device)
     gain, shift, eps = (norm.weight, norm.bias, norm.eps) if norm else (None, None, 0.0)
     has_pdl = uses_pdl(x.device)
     _round_rows[(rows,)](
-        codes, scales, x, gain, shift, width, scales.shape[1], eps,
+        codes, scales, x, gain, shift, width, groups, rows, eps,
         norm=norm_kind(norm), has_shift=shift is not None, group=group, uses_pdl=has_pdl, block=norm_block(width),
         num_warps=8, launch_pdl=has_pdl,
     )  # fmt: skip
@@ -104,22 +105,25 @@ def _multiply_blocks(
     y, x, units, weight, scales, rows, outputs, inputs, uses_pdl: tl.constexpr, block_m: tl.constexpr,
     block_n: tl.constexpr, width: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
-    """Compute y [rows, outputs] = (x * units) @ (weight * scales).T; units and scales have one a block of columns."""
+    """Compute y [rows, outputs] = (x * units) @ (weight * scales).T.
+
+    units, scales: [blocks, rows] and [blocks, outputs]: what a step needs lies together.
+    """
     m = tl.program_id(0) * block_m + tl.arange(0, block_m)
     n = tl.program_id(1) * block_n + tl.arange(0, block_n)
     is_m, is_n, steps = m < rows, n < outputs, inputs // width
     row, column = tl.where(is_m, m, 0).to(tl.int64), tl.where(is_n, n, 0).to(tl.int64)
     k = tl.arange(0, width)
     values, tiles = x + row[:, None] * inputs + k[None, :], weight + column[None, :] * inputs + k[:, None]
-    units += row * steps
-    scales += column * steps
+    units += row
+    scales += column
     if uses_pdl:
         gdc_wait()
         gdc_launch_dependents()
     sums = tl.zeros([block_m, block_n], tl.float32)
     for step in tl.range(0, steps, num_stages=stages):
         product = tl.dot(tl.load(values + step * width), tl.load(tiles + step * width))
-        sums += product * tl.load(units + step)[:, None] * tl.load(scales + step)[None, :]
+        sums += product * tl.load(units + step * rows)[:, None] * tl.load(scales + step * outputs)[None, :]
     at = y + m[:, None].to(tl.int64) * outputs + n[None, :]
     tl.store(at, sums.to(y.dtype.element_ty), is_m[:, None] & is_n[None, :])
 
@@ -127,14 +131,14 @@ def _multiply_blocks(
 def multiply_blocks(
     codes: Tensor, units: Tensor, weight: Tensor, scales: Tensor, dtype: torch.dtype, tiles: Tiles | None = None
 ) -> Tensor:
-    """Multiply rounded rows by a matrix of FP8, [out, in], with scales by block, [out, blocks] -> [rows, out]."""
+    """Multiply rounded rows by a matrix of FP8, [out, in], with scales by block, [blocks, out] -> [rows, out]."""
     (rows, inputs), outputs = codes.shape, len(weight)
     tiles = tiles or _choose(rows, outputs, scratch_of(codes.device).processors)
     has_pdl = uses_pdl(codes.device)
     y = torch.empty(rows, outputs, dtype=dtype, device=codes.device)
     _multiply_blocks[(triton.cdiv(rows, tiles.rows), triton.cdiv(outputs, tiles.outputs))](
         y, codes, units, weight, scales, rows, outputs, inputs, uses_pdl=has_pdl, block_m=tiles.rows,
-        block_n=tiles.outputs, width=inputs // units.shape[1], stages=tiles.stages, num_warps=tiles.warps,
+        block_n=tiles.outputs, width=inputs // len(units), stages=tiles.stages, num_warps=tiles.warps,
         launch_pdl=has_pdl,
     )  # fmt: skip
     return y
