@@ -14,6 +14,7 @@ from support.llama_state import core_state
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
+from handover.chat import TOOL_USE_FILE, read_chat
 from handover.errors import CheckpointError
 
 TOKENS = {
@@ -93,3 +94,22 @@ def test_a_template_beside_the_tokenizer_is_copied(place: str, is_given: bool, t
     tokenizer = template_of(source, tmp_path / "out", tokenizer=given if is_given else None)
     assert (tmp_path / "out" / place).read_bytes() == (given / place).read_bytes()
     assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "<user>Hi"
+
+
+@pytest.mark.parametrize("form", ["huggingface", "fastertransformer"])
+def test_a_template_for_tools_comes_along(form: str, tmp_path: Path) -> None:
+    """As transformers saves it: in a folder of its own, which no model's directory of ours has."""
+    from transformers import AutoTokenizer
+
+    source, output = tmp_path / "source", tmp_path / "out"
+    save("llama", source)
+    write_huggingface_tokenizer(source)
+    saved_there = AutoTokenizer.from_pretrained(source)
+    saved_there.chat_template = {"default": OWN, "tool_use": f"tools {OWN}"}
+    saved_there.save_pretrained(source)
+    assert (source / TOOL_USE_FILE).is_file()
+    if form == "huggingface":
+        assert template_of(source, output).chat_template == saved_there.chat_template
+    else:
+        convert(ConvertArguments(source, output, 1, "fp32"))
+    assert (read_chat(output).template, read_chat(output).tool_template) == (OWN, f"tools {OWN}")

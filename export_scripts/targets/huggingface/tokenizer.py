@@ -18,6 +18,7 @@ from export_scripts.checkpoints.tokenizers.nemo import sentencepiece_additions
 from export_scripts.checkpoints.tokenizers.pieces import read_pieces
 from export_scripts.checkpoints.tokenizers.vocabularies import end_of_text
 from export_scripts.targets.huggingface.sentencepiece_json import describe
+from handover.chat import TOOL_USE_FILE
 from handover.text_ids import TextIds
 
 _DESCRIPTION, _CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -46,14 +47,15 @@ def tokenizer_files(source: Source, sizes: Mapping[str, int]) -> dict[str, bytes
     if source.own is not None and not any("/" in member for member in tokenizer.members.values()):
         given = {name: archive.read_bytes(name) for name in _OWN if name in archive}
         if given:
-            return given
+            return _with_tool_use(given, archive, "")
     files = tokenizer.contents(archive)
     if not files:
         return {}
     if _DESCRIPTION in files:
         description = json.loads(files[_DESCRIPTION])
         folder = next(iter(tokenizer.members.values())).rpartition("/")[0]
-        files |= _beside(archive, f"{folder}/" if folder else "")
+        folder = f"{folder}/" if folder else ""
+        files = _with_tool_use(files | _beside(archive, folder), archive, folder)
     else:
         description = _described(source, files)
         files[_DESCRIPTION] = json.dumps(description, ensure_ascii=False).encode()
@@ -73,6 +75,17 @@ def _has_template(files: Mapping[str, bytes]) -> bool:
 
 def _beside(archive: Archive, folder: str) -> dict[str, bytes]:
     return {name: archive.read_bytes(folder + name) for name in _BESIDE if folder + name in archive}
+
+
+def _with_tool_use(files: dict[str, bytes], archive: Archive, folder: str) -> dict[str, bytes]:
+    """Move a template that lies in a folder of its own, which a model's directory has not, to the configuration."""
+    if folder + TOOL_USE_FILE not in archive or _CHAT not in files:
+        return files
+    config = json.loads(files.get(_CONFIG, b"{}"))
+    templates = {"default": files[_CHAT], "tool_use": archive.read_bytes(folder + TOOL_USE_FILE)}
+    config["chat_template"] = [{"name": name, "template": text.decode()} for name, text in templates.items()]
+    others = {name: content for name, content in files.items() if name != _CHAT}
+    return {**others, _CONFIG: json.dumps(config, indent=2, ensure_ascii=False).encode()}
 
 
 def _described(source: Source, files: Mapping[str, bytes]) -> dict[str, Any]:
