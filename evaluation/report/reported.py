@@ -33,7 +33,7 @@ def card_figures(findings: Findings) -> Iterator[dict[str, object]]:
             figure: dict[str, object] = {
                 "type": f"{evaluation.task} {metric.name}",
                 "value": repr(metric.value),
-                "slice": str(evaluation.data.get("known_as") or evaluation.data.get("file", "")),
+                "slice": f"{evaluation.data.get('known_as') or evaluation.data.get('file', '')} (n={metric.n})",
             }
             if metric.interval is not None:
                 low, high = metric.interval

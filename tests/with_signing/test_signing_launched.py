@@ -137,6 +137,6 @@ def test_a_report_is_signed_with_the_digests_of_what_it_reports(results: Path, k
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     card = json.loads(text)["metadata"]["component"]["modelCard"]
     (figure,) = card["quantitativeAnalysis"]["performanceMetrics"]
-    assert (figure["type"], figure["value"], figure["slice"]) == ("lambada acc", "0.5", "LAMBADA")
+    assert (figure["type"], figure["value"], figure["slice"]) == ("lambada acc", "0.5", "LAMBADA (n=20)")
     ends = [float(figure["confidenceInterval"][name]) for name in ("lowerBound", "upperBound")]
     assert ends == pytest.approx([0.5 - 1.96 * 0.1, 0.5 + 1.96 * 0.1])
