@@ -34,6 +34,7 @@ class DivergenceArguments(ScriptArguments):
     top: int = option(20, "log probabilities to ask for in each place, or as many as the API gives", TOKENS)
     reference_top: int = option(256, "log probabilities that the reference keeps of each place", TOKENS)
     precision: str | None = option(None, "fp32, fp16, bf16 or int8, for a server that does not say it")
+    quantization: str | None = option(None, "fp8, fp8_block, int4 or mxfp4: what the checkpoint was served after")
     served_weights: Path | None = option(None, "directory that is served, where the endpoint does not say it")
     most_ratio: float = option(2.0, "divergence to that of the number formats alone: the mean, at most", NATS)
     most_tail_ratio: float = option(4.0, "the same of the 99.9th percentile", NATS)

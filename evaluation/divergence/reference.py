@@ -26,7 +26,7 @@ from export_scripts.arguments import FASTERTRANSFORMER, HUGGINGFACE, ConvertArgu
 from export_scripts.checkpoints.digests import crc32_of
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.user_files import GivenFiles
+from export_scripts.checkpoints.user_files import NOTHING_GIVEN, GivenFiles
 from export_scripts.conversion.job import workers_of
 from export_scripts.convert import convert
 from ft_format.location import is_hub_directory
@@ -71,7 +71,7 @@ class CheckpointReference:
             numbers: formats to compute in.
 
         Raises:
-            ConfigError: a passage is longer than the network goes, or the engine does not compute it.
+            ConfigError: a passage is longer than the network goes, or the engine does not compute it here.
         """
         about = {"version": _VERSION, "checkpoint": self.digest, "passages": digest_of(passages)}
         about |= {"numbers": str(numbers), "top": str(top)}
@@ -85,7 +85,10 @@ class CheckpointReference:
                     f"give evaluation.divergence.longest_passage={most}",
                 )
             place.mkdir(parents=True, exist_ok=True)
-            found = stream(model, passages, top, place / _WORK, f"reference in {numbers}")
+            try:
+                found = stream(model, passages, top, place / _WORK, f"reference in {numbers}")
+            except EngineError as error:
+                raise ConfigError(f"the reference cannot be computed here: {error}") from error
             _write(place / _SCORES, found)
             write_atomically(place / _ABOUT, json.dumps(about, indent=1) + "\n")
             shutil.rmtree(place / _WORK, ignore_errors=True)
@@ -98,11 +101,11 @@ class CheckpointReference:
         Raises:
             ConfigError: the engine does not compute this network.
         """
-        path = self.source.archive.path
-        if self.given.adapter is not None or not _is_read(path):
-            path = self.directory / _WEIGHTS
-            if not (path / MANIFEST).is_file():
-                convert(self._wish(path))
+        path, is_whole = self.source.archive.path, self.given.adapter is None
+        if numbers.quantization:
+            path, is_whole = self._quantized(numbers.quantization), True
+        if not (is_whole and _is_read(path)):
+            path = self._converted(self._wish(path, self.directory / f"{_WEIGHTS}{numbers.quantization}"))
         try:
             return LayeredModel(path, self.model_type, numbers)
         except EngineError as error:
@@ -110,18 +113,31 @@ class CheckpointReference:
 
     def close(self) -> None:
         """Remove what was converted."""
-        shutil.rmtree(self.directory / _WEIGHTS, ignore_errors=True)
+        for path in self.directory.glob(f"{_WEIGHTS}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
-    def _wish(self, output: Path) -> ConvertArguments:
+    def _quantized(self, quantization: str) -> Path:
+        """Quantize the checkpoint by itself, whatever is served."""
+        wish = self._wish(self.source.archive.path, self.directory / f"{_WEIGHTS}_of_{quantization}")
+        wish = replace(wish, format=HUGGINGFACE, quantization=quantization, weight_data_type="bf16")
+        return self._converted(replace(wish, allow_nonfinite=False))
+
+    def _converted(self, wish: ConvertArguments) -> Path:
+        if not (wish.output / MANIFEST).is_file():
+            convert(wish)
+        return wish.output
+
+    def _wish(self, checkpoint: Path, output: Path) -> ConvertArguments:
         has_shards = not (self.source.beyond or self.source.family.beyond(self.source.dims))
+        given = self.given if checkpoint == self.source.archive.path else NOTHING_GIVEN
         return ConvertArguments(
-            self.source.archive.path,
+            checkpoint,
             output,
             weight_data_type="fp32",
             processes=workers_of(_PROCESSES),
             allow_nonfinite=True,
-            adapter=self.given.adapter,
-            tokenizer=self.given.tokenizer,
+            adapter=given.adapter,
+            tokenizer=given.tokenizer,
             format=FASTERTRANSFORMER if has_shards else HUGGINGFACE,
         )
 

@@ -37,6 +37,7 @@ from evaluation.tasks.target import find_tokenizer
 from export_scripts.checkpoints.user_files import GivenFiles
 from ft_format.weight_format import INT8, NONE
 from handover.errors import ConfigError, ServerError
+from models.directory import CONFIG_FILE, read_json
 
 TASK = "divergence"
 _REFERENCES = "references"
@@ -138,9 +139,10 @@ class _Comparison:
         is_known = formats.are_known or self.arguments.precision is not None
         said = served_precision(formats.weight_data_type, formats.data_type, formats.weights)
         precision = self.arguments.precision or said
+        quantization = self.arguments.quantization or ""
         if precision != INT8.name:
-            return Numbers(precision, NONE), is_known
-        return Numbers(formats.data_type or "fp16", INT8), is_known
+            return Numbers(precision, NONE, quantization=quantization), is_known
+        return Numbers(formats.data_type or "fp16", INT8, quantization=quantization), is_known
 
     def source_scores(self, numbers: Numbers) -> Scores:
         """Compute the source's scores in number formats, or read them where they are kept."""
@@ -157,14 +159,24 @@ class _Comparison:
     def judge(self) -> tuple[Verdict, WeightsFound]:
         """Decide by the number formats, and by the served weights where they are on this machine."""
         directory = self.arguments.served_weights or self.target.served.directory
-        weights = compare_weights(self.reference, directory, self.passages)
         numbers, is_known = self.formats
+        weights = compare_weights(self.reference, directory, self.passages, numbers.quantization)
         verdict = self._decide(numbers)
         if verdict.verdict == FAILS and not is_known and (usual := self._decide(Numbers(_GUESSED))).verdict != FAILS:
             hint = f"give evaluation.divergence.precision={_GUESSED} if that is what is served"
             said = f"the server does not tell its number format, and {usual.reasons[0]}: {hint}"
             verdict = Verdict(INCONCLUSIVE, (said,), FORMAT)
+        if verdict.verdict == FAILS and not numbers.quantization and self._is_quantized(directory):
+            hint = "evaluation.divergence.quantization names it (fp8, fp8_block, int4, mxfp4)"
+            said = f"{directory} is quantized and the checkpoint is not, and what that alone does is not known: {hint}"
+            verdict = Verdict(INCONCLUSIVE, (*verdict.reasons, said), FORMAT)
         return conclude(verdict, weights, self.target.served.endpoint.engine), weights
+
+    def _is_quantized(self, directory: Path | None) -> bool:
+        """Return whether a served directory says weights in another format, and the checkpoint does not."""
+        said = directory is not None and read_json(directory / CONFIG_FILE, ConfigError).get("quantization_config")
+        own = self.reference.source.own
+        return bool(said) and not (own and own.quantization)
 
     def _decide(self, numbers: Numbers) -> Verdict:
         rounding = self.divergence(self.source_scores(numbers).cut(self.top))

@@ -44,15 +44,18 @@ class Numbers:
         data_type: fp32, fp16 or bf16: to which weights are rounded, and in which is computed, on a CPU too.
         weights: format of the layers' matrices.
         stored: to which weights are rounded where it is another; empty: it is not.
+        quantization: of export_scripts, that the checkpoint goes through before; empty: none.
     """
 
     data_type: str = "fp32"
     weights: WeightFormat = NONE
     stored: str = ""
+    quantization: str = ""
 
     def __str__(self) -> str:
         """Return what a report calls them."""
-        return f"{self.data_type}{f' with {self.weights.name} weights' if self.weights else ''}"
+        weights = " and ".join(each for each in (self.weights.name, self.quantization) if each)
+        return f"{self.data_type}{f' with {weights} weights' if weights else ''}"
 
 
 class LayeredModel:

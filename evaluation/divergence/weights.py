@@ -58,19 +58,23 @@ class WeightsFound:
     layers: tuple[LayerDifference, ...] = ()
 
 
-def compare_weights(reference: CheckpointReference, served: Path | None, passages: Sequence[Ids]) -> WeightsFound:
+def compare_weights(
+    reference: CheckpointReference, served: Path | None, passages: Sequence[Ids], quantization: str = ""
+) -> WeightsFound:
     """Compare the served weights with the checkpoint's, layer by layer.
 
     Args:
         reference: the checkpoint.
         served: directory of the served weights; None: it is not on this machine.
         passages: the first of them are used.
+        quantization: that the checkpoint went through; empty: none is known.
     """
     if served is None:
         hint = "evaluation.divergence.served_weights names their directory"
         return WeightsFound(None, f"the served weights are not on this machine: {hint}")
     try:
-        numbers = Numbers(stored=_stored_type(LayeredModel(served, reference.model_type)))
+        stored = _stored_type(LayeredModel(served, reference.model_type))
+        numbers = Numbers(stored=stored, quantization=quantization)
         model, source = LayeredModel(served, reference.model_type, numbers), reference.open(numbers)
         if different := _different_numbers(source.config, model.config):
             return WeightsFound(False, f"the configuration of {served} is another one: {'; '.join(different)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 from support.fake_triton import Tensors
 from support.huggingface_models import HEADS, HIDDEN, VOCAB, save
+from support.llama_hub_models import save_llama
 from support.openai_stand_in import NAME, StandIn, serving
 from support.parity_runs import RANKS, SIZE, serve, shards_of
 
@@ -26,6 +28,8 @@ from evaluation.divergence.figures import bootstrap, compare
 from evaluation.divergence.run import main
 from evaluation.divergence.streamed import Scores
 from evaluation.tasks.metric import FAILS, HOLDS, INCONCLUSIVE
+from export_scripts.arguments import ConvertArguments
+from export_scripts.convert import convert
 from handover.errors import ConfigError, ServerError
 
 INPUTS = ("input_ids", "is_return_context_log_probs", "num_context_top_log_probs")
@@ -45,7 +49,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(url: str, gpt2: Path, output: Path, **changes: Any) -> dict[str, Any]:
     given = {"data_path": gpt2 / "texts.jsonl", "references": gpt2 / "references", "samples": 24, **changes}
-    arguments = DivergenceArguments(url, output, gpt2 / "source", **given)
+    arguments = DivergenceArguments(url, output, given.pop("checkpoint", gpt2 / "source"), **given)
     found: dict[str, Any] = {}
     try:
         main(arguments.to_argv())
@@ -130,6 +134,22 @@ def test_a_norm_that_bf16_hides_is_found_by_its_layer(gpt2: Path, tmp_path: Path
         summary = run(fake.url, gpt2, tmp_path / "out")
     assert summary["verdict"] == FAILS and len(summary["reasons"]) == 1
     assert "the cause is the weights: layer 0 of" in summary["reasons"][0]
+
+
+def test_a_quantized_directory_is_held_to_what_its_quantization_does(gpt2: Path, tmp_path: Path) -> None:
+    """Without the name of it nothing is concluded from texts that differ; another quantization's error is too much."""
+    save_llama("llama", tmp_path / "source", torch.bfloat16)
+    served = tmp_path / "served"
+    arguments = ConvertArguments(tmp_path / "source", served, weight_data_type="bf16", format="huggingface")
+    convert(replace(arguments, quantization="fp8"))
+    given = {"checkpoint": tmp_path / "source", "served_weights": served, "references": tmp_path / "references"}
+    with serve(served, "Llama", INPUTS, "bf16") as fake:
+        unknown = run(fake.url, gpt2, tmp_path / "unknown", **given)
+        known = run(fake.url, gpt2, tmp_path / "known", quantization="fp8", **given)
+    assert unknown["verdict"] == INCONCLUSIVE and unknown["cause"] == "number format"
+    assert known["verdict"] == HOLDS and known["source"]["served_formats"] == "bf16 with fp8 weights"
+    assert all(float(row["difference"]) < 1e-5 for row in rows(tmp_path / "known" / "layers.csv"))
+    assert not list((tmp_path / "references").rglob("weights*"))
 
 
 def log_probs_of(model: Any, ids: Any) -> torch.Tensor:

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from support import huggingface_models, llama_models
+from support import huggingface_models, llama_models, peft_adapters
 
 from backends.fastertransformer.engine.model.config import ModelConfig
 from backends.fastertransformer.engine.model.weights import load_weights
 from evaluation.divergence import stage, streamed
 from evaluation.divergence.reference import open_reference
 from evaluation.divergence.stage import LayeredModel, Numbers, Stage
-from export_scripts.checkpoints.user_files import NOTHING_GIVEN
+from export_scripts.checkpoints.user_files import NOTHING_GIVEN, GivenFiles
 from handover.errors import ConfigError
 
 CONVERTED = ("gpt2", "opt", "bloom", "gptj", "gpt_neox")
@@ -78,6 +78,33 @@ def test_every_architecture_is_streamed_as_transformers_computes_it(
 def test_what_the_engine_does_not_read_in_place_is_converted_and_removed(family: str, tmp_path: Path) -> None:
     model = huggingface_models.save(family, tmp_path / "source")
     check(model, tmp_path / "source", tmp_path / "references", huggingface_models.VOCAB, 24, 9, 2)
+
+
+def check_logits(
+    checkpoint: Path, directory: Path, ids: npt.NDArray[np.int64], logits: npt.NDArray[np.float32], given: GivenFiles
+) -> None:
+    """Compare with logits [rows, T, V] that others computed."""
+    reference = open_reference(checkpoint, directory, given)
+    found = reference.scores([tuple(row) for row in ids.tolist()], logits.shape[-1], FP32)
+    whole = torch.from_numpy(logits[:, :-1].astype(np.float64)).log_softmax(-1).flatten(0, 1).numpy()
+    assert np.abs(np.take_along_axis(whole, found.top_ids.astype(int), 1) - found.top).max() < 1e-3
+    reference.close()
+
+
+def test_a_checkpoint_of_nemos_has_nemos_own_logits(tmp_path: Path) -> None:
+    """The oracle is what NeMo 1.23 itself said of the sample."""
+    sample = Path(__file__).resolve().parents[1] / "data" / "nemo" / "gpt_tp2_pp1"
+    ids, logits = (np.load(f"{sample}.{what}.npy") for what in ("input_ids", "logits"))
+    check_logits(sample.with_suffix(".nemo"), tmp_path, ids, logits, NOTHING_GIVEN)
+
+
+def test_an_adapter_is_merged_as_peft_merges_it(tmp_path: Path) -> None:
+    llama_models.save("llama", tmp_path / "source")
+    logits = np.load(peft_adapters.DATA / "llama.logits.npy")
+    given = GivenFiles(adapter=peft_adapters.DATA / "llama")
+    check_logits(tmp_path / "source", tmp_path / "references", peft_adapters.INPUT_IDS, logits, given)
+    with_it, without = (open_reference(tmp_path / "source", tmp_path, each) for each in (given, NOTHING_GIVEN))
+    assert with_it.directory != without.directory
 
 
 @pytest.fixture
