@@ -44,6 +44,7 @@ class Numbers:
         data_type: fp32, fp16 or bf16: to which weights are rounded, and in which is computed, on a CPU too.
         weights: format of the layers' matrices.
         stored: to which weights are rounded where it is another; empty: it is not.
+        exact: to which those few are rounded that are read in fp32 in any format.
         quantization: of export_scripts, that the checkpoint goes through before; empty: none.
     """
 
@@ -51,6 +52,7 @@ class Numbers:
     weights: WeightFormat = NONE
     stored: str = ""
     quantization: str = ""
+    exact: str = "fp32"
 
     def __str__(self) -> str:
         """Return what a report calls them."""
@@ -90,7 +92,8 @@ class LayeredModel:
         """
         numbers = self.numbers
         rounded = TORCH_TYPES[numbers.stored or numbers.data_type]
-        precision = Precision(rounded, self.dtype, f"{numbers} on {self.device}", numbers.weights)
+        exact, note = TORCH_TYPES[numbers.exact], f"{numbers} on {self.device}"
+        precision = Precision(rounded, self.dtype, note, numbers.weights, exact=exact)
         return Stage(self, self.stages[number], precision, rows)
 
     @property

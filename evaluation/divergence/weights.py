@@ -24,6 +24,8 @@ from handover.progress import Progress
 from models.described import find_model_tensors, fp8_blocks
 
 LIMIT, _FP8_LIMIT = 1e-5, 0.1  # of what a layer changes; FP8 keeps three bits of a number behind the first one
+_EXACT = {"choice_bias", "mamba_decay", "mamba_skip", "mamba_step", "delta_decay", "delta_step"}
+"""Roles of the tensors that the engine reads in fp32."""
 _DESCRIBED = {"tensors", "layout", "weight_data_type", "tensor_para_size", "vocab_size", "max_pos_seq_len", "decoder"}
 """Fields of a ModelConfig that say where numbers lie, not what is computed; ``decoder`` is what the others are from."""
 
@@ -73,8 +75,8 @@ def compare_weights(
         hint = "evaluation.divergence.served_weights names their directory"
         return WeightsFound(None, f"the served weights are not on this machine: {hint}")
     try:
-        stored = _stored_type(LayeredModel(served, reference.model_type))
-        numbers = Numbers(stored=stored, quantization=quantization)
+        stored, exact = _stored_types(LayeredModel(served, reference.model_type))
+        numbers = Numbers(stored=stored, quantization=quantization, exact=exact)
         model, source = LayeredModel(served, reference.model_type, numbers), reference.open(numbers)
         if different := _different_numbers(source.config, model.config):
             return WeightsFound(False, f"the configuration of {served} is another one: {'; '.join(different)}")
@@ -91,13 +93,23 @@ def compare_weights(
     return WeightsFound(False, said, layers)
 
 
-def _stored_type(model: LayeredModel) -> str:
-    """Return the number format of most tensors in a directory's files, whatever its configuration says."""
-    if model.config.decoder is None:
-        return model.config.weight_data_type
-    places = find_model_tensors(model.directory, model.config.decoder, EngineError).values()
-    types = Counter(each.stored.data_type for each in places if each.stored.data_type in TORCH_TYPES)
-    return types.most_common(1)[0][0]
+def _stored_types(model: LayeredModel) -> tuple[str, str]:
+    """Return the number format of most tensors in a directory's files, and of those that are read in fp32.
+
+    What the configuration says of it does not count.
+    """
+    decoder = model.config.decoder
+    if decoder is None:
+        return model.config.weight_data_type, "fp32"
+    places = find_model_tensors(model.directory, decoder, EngineError)
+    types = {name: each.stored.data_type for name, each in places.items() if each.stored.data_type in TORCH_TYPES}
+    exact = {
+        types[name]
+        for layer in range(decoder.num_layer)
+        for role, name in decoder.layer_tensors(layer).items()
+        if role in _EXACT and name in types
+    }
+    return Counter(types.values()).most_common(1)[0][0], exact.pop() if len(exact) == 1 else "fp32"
 
 
 def _named(layer: str) -> str:

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from support import llama_models
 from support.fake_triton import Tensors
 from support.huggingface_models import HEADS, HIDDEN, VOCAB, save
 from support.llama_hub_models import save_llama
@@ -25,10 +27,13 @@ from support.parity_runs import RANKS, SIZE, serve, shards_of
 from evaluation.divergence.arguments import DivergenceArguments
 from evaluation.divergence.corpus import make_passages, read_documents
 from evaluation.divergence.figures import bootstrap, compare
+from evaluation.divergence.reference import open_reference
 from evaluation.divergence.run import main
 from evaluation.divergence.streamed import Scores
+from evaluation.divergence.weights import compare_weights
 from evaluation.tasks.metric import FAILS, HOLDS, INCONCLUSIVE
 from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.user_files import NOTHING_GIVEN
 from export_scripts.convert import convert
 from handover.errors import ConfigError, ServerError
 
@@ -150,6 +155,24 @@ def test_a_quantized_directory_is_held_to_what_its_quantization_does(gpt2: Path,
     assert known["verdict"] == HOLDS and known["source"]["served_formats"] == "bf16 with fp8 weights"
     assert all(float(row["difference"]) < 1e-5 for row in rows(tmp_path / "known" / "layers.csv"))
     assert not list((tmp_path / "references").rglob("weights*"))
+
+
+@pytest.mark.parametrize(("name", "exact"), [("falcon_h1", "A_log"), ("deepseek_v3", "e_score_correction_bias")])
+def test_what_the_engine_reads_in_fp32_may_be_stored_in_bf16(name: str, exact: str, tmp_path: Path) -> None:
+    """The rates of states and a bias of a router are rounded to the type of the served files, as all others are."""
+    llama_models.save(name, tmp_path / "source")
+    served = shutil.copytree(tmp_path / "source", tmp_path / "served")
+    (file,) = served.glob("*.safetensors")
+    state = {key: value.to(torch.bfloat16) for key, value in load_file(file).items()}
+    save_file(state, file, {"format": "pt"})
+    reference = open_reference(tmp_path / "source", tmp_path / "references", NOTHING_GIVEN)
+    rows = [tuple(range(3, 40)), tuple(range(90, 60, -1))]
+    assert compare_weights(reference, served, rows).are_sound
+    for key in state:
+        if exact in key:
+            state[key] = state[key] + 0.5 * torch.arange(len(state[key]))
+    save_file(state, file, {"format": "pt"})
+    assert compare_weights(reference, served, rows).are_sound is False
 
 
 def log_probs_of(model: Any, ids: Any) -> torch.Tensor:

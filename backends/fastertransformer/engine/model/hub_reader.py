@@ -181,7 +181,7 @@ class HubReader(Reader):
         """Read a tensor in fp32, whatever type is computed in."""
         target = self.empty(self._here(name), torch.float32)
         assert not self._scales_of(name), "it is no matrix"
-        target.copy_(self._shards(self._piece(name, self._part(name))))
+        target.copy_(self._shards(self._piece(name, self._part(name))).to(self._precision.exact))
         self._count(target.nbytes)
         return target
 

@@ -31,6 +31,7 @@ class Precision:
         weights: format of the layers' matrices, and on a GPU of the head's too (see linear.py).
         keeps_fp8: whether matrices that the files have in FP8 stay so; else they are as all others once they are read.
         rounds_activations: whether what these are multiplied with is rounded to FP8 too.
+        exact: to which the few tensors are rounded first that are read in fp32 in any format.
     """
 
     rounded: torch.dtype
@@ -39,6 +40,7 @@ class Precision:
     weights: WeightFormat = NONE
     keeps_fp8: bool = False
     rounds_activations: bool = False
+    exact: torch.dtype = torch.float32
 
 
 def choose_precision(data_type: str, device: torch.device, weights: WeightFormat = NONE) -> Precision:
