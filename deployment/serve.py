@@ -30,7 +30,7 @@ from deployment.ranks.workers import take_part
 from deployment.triton.fitness import check_engine
 from deployment.triton.installation import SLIPWAY, locate
 from deployment.triton.running import Deployment, find_ports
-from handover.errors import exit_status
+from handover.errors import ConfigError, exit_status
 from handover.progress import say
 from handover.signatures.hashed import FileDigests
 from handover.signatures.trust import verify
@@ -90,6 +90,7 @@ def prepare(arguments: ServeArguments) -> tuple[list[ServedModel], list[str]]:
 
     Raises:
         ArtefactError: the weights or other files are not what they must be, or not signed as they must be.
+        ConfigError: signatures are required, and adapters without them could be loaded later.
         ServerError: a port is in use, or a deployment with the same endpoint file is running.
     """
     if sweep_earlier(arguments.endpoint):
@@ -101,6 +102,11 @@ def prepare(arguments: ServeArguments) -> tuple[list[ServedModel], list[str]]:
     if arguments.openai_port is not None:
         check_packages()
     find_ports(arguments)  # before the long part: a port in use is said at once
+    if arguments.signing_require and arguments.openai_adapter_keys_file:
+        raise ConfigError(
+            "signing.require=true with deployment.openai_adapter_keys_file: adapters that are loaded are unsigned",
+            "export signed adapters beside the model (export.adapters), or leave one of the two out",
+        )
     if signed := verify(arguments.model_repository, arguments, FileDigests()):
         say(f"signature  {signed}")
     models = find_served_models(arguments.model_repository, follows_moves=arguments.engine == SLIPWAY)

@@ -23,14 +23,13 @@ def written_adapters(arguments: ExportArguments) -> Iterator[dict[str, Path]]:
     Raises:
         ConfigError: the model is no Hugging Face directory, or a name is none or comes twice.
         CheckpointError: an adapter is damaged, does not fit the model, or cannot be said as PEFT's.
-        ArtefactError: it is one that the drop-in engine does not serve.
+        ArtefactError: it is one that the drop-in engine does not serve, or is not signed as it must be.
     """
     adapters = arguments.adapters or ()
     check_names(adapters)
-    root = arguments.ft_checkpoint
     folder = temporary_beside(arguments.output)
     try:
-        yield {name: _written(root, name, Path(path), folder / name) for name, path in adapters}
+        yield {name: _written(arguments, name, Path(path), folder / name) for name, path in adapters}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -44,13 +43,22 @@ def check_names(adapters: Sequence[Sequence[str]]) -> None:
             raise ConfigError(f"export.adapters names {name} twice", "give each adapter a name of its own")
 
 
-def _written(root: Path, name: str, path: Path, folder: Path) -> Path:
+def _written(arguments: ExportArguments, name: str, path: Path, folder: Path) -> Path:
+    root = arguments.ft_checkpoint
     decoder = read_directory(root, ArtefactError).decoder
     if not path.exists():
         raise ArtefactError(f"the adapter {name}: {path} does not exist", "export.adapters names what is there")
     if (path / peft.CONFIG_FILE).exists():
         peft.check_sums_alone(path, ArtefactError)
-    convert = ConvertArguments(checkpoint=root, output=folder, adapter=path, format=PEFT, weight_data_type="fp32")
+    convert = ConvertArguments(
+        checkpoint=root,
+        output=folder,
+        adapter=path,
+        format=PEFT,
+        weight_data_type="fp32",
+        signing_trusted=arguments.signing_trusted,
+        signing_require=arguments.signing_require,
+    )
     convert_to_peft(convert, Seal(convert), may_be_peft=True)
     peft.read_adapter(folder, decoder, ArtefactError)
     return folder

@@ -32,6 +32,7 @@ from handover.digests import file_digest
 from handover.durable import sync
 from handover.endpoint import WEIGHTS_DIGEST
 from handover.errors import ArtefactError
+from handover.identity import files_of
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import ORIGIN, RANDOM_WEIGHTS, FileRecord, Manifest, artefact_files
 from handover.progress import Progress
@@ -160,7 +161,11 @@ class _Repository:
             made_from[RANDOM_WEIGHTS] = True
         records = tuple(self.records[path] for path in sorted(self.records))
         manifest = Manifest(KIND, records, made_from=made_from, made_by=made_by())
-        seal.finish("export", self.root, manifest, source_files(self.checkpoint, self.opened.root))
+        materials = source_files(self.checkpoint, self.opened.root)
+        for name, path in arguments.adapters or ():
+            files = files_of(Path(path))
+            materials |= {f"adapters/{name}/{inner or Path(path).name}": file for inner, file in files.items()}
+        seal.finish("export", self.root, manifest, materials)
         return manifest
 
     def _link(self, record: FileRecord, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ def _provenance(
         "predicate": {
             "buildDefinition": {
                 "buildType": BUILD_TYPE.format(stage=stage),
-                "externalParameters": dict(manifest.made_from),
+                "externalParameters": json.loads(json.dumps(manifest.made_from)),  # tuples are lists there
                 "resolvedDependencies": _described(made_from),
             },
             "runDetails": {"builder": {"id": "urn:slipway", "version": _versions()}},
