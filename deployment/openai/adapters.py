@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 
 from deployment.openai.engine.triton import Triton
@@ -24,21 +23,20 @@ class ServedAdapters:
 
     Args:
         triton: the server behind the endpoint.
-
-    Attributes:
-        active: requests that are being answered, by the name of their adapter.
     """
 
     def __init__(self, triton: Triton) -> None:
         self._triton, self._paths, self._asked_s = triton, dict[str, str](), 0.0
         self._models = dict[str, Model]()
-        self.active = Counter[str]()
+        self._asking = asyncio.Lock()
 
     async def paths(self, models: Models) -> Mapping[str, str]:
         """Return the directories of all adapters by name."""
-        if models.adapted is not None and time.monotonic() - self._asked_s > _FRESH_S:
-            self._asked_s = time.monotonic()
-            await self._wish(models.adapted, AdapterWish(LIST))
+        if models.adapted is not None:
+            async with self._asking:  # who comes meanwhile waits for the same answer
+                if time.monotonic() - self._asked_s > _FRESH_S:
+                    await self._wish(models.adapted, AdapterWish(LIST))
+                    self._asked_s = time.monotonic()
         return self._paths
 
     async def resolve(self, model: Model, name: str | None, models: Models) -> Model:
@@ -72,15 +70,6 @@ class ServedAdapters:
             raise models.unknown(name, self._paths, "lora_name")
         if await self._wish(base, AdapterWish(UNLOAD, name)) is None:
             raise _no_socket()
-
-    @contextmanager
-    def counted(self, model: Model) -> Iterator[None]:
-        """Count a request among those of its adapter."""
-        self.active[model.adapter] += 1
-        try:
-            yield
-        finally:
-            self.active[model.adapter] -= 1
 
     def _base(self, models: Models) -> Model:
         if models.adapted is None:

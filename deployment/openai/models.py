@@ -20,7 +20,7 @@ from handover.errors import ArtefactError, ServerError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import Manifest
 from handover.regular_file import SETTINGS_BYTES, read_text
-from models.peft import MOST_ADAPTERS, adapters_in
+from models.peft import adapters_in
 
 _T5 = "t5"
 _POSITIONS = ("max_pos_seq_len", "relative_attention_num_buckets_or_max_pos_seq_len")
@@ -110,15 +110,8 @@ def _describe(
         chat=_load_chat(texts, arguments),
         tool_dialect=arguments.tool_dialect or "",
         adapters=adapters,
-        most_adapters=_most_adapters(config, adapters),
         settings=_settings(config, keys),
     )
-
-
-def _most_adapters(config: Any, adapters: Mapping[str, str]) -> int:
-    """Return how many are on the device at once, as the engine takes its parameter."""
-    given = config.parameters["max_adapters"].string_value if "max_adapters" in config.parameters else ""
-    return int(given) if given.isdecimal() else min(len(adapters), MOST_ADAPTERS)
 
 
 def _settings(config: Any, keys: Mapping[str, str]) -> dict[str, str]:

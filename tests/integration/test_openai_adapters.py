@@ -19,7 +19,7 @@ from support.huggingface_models import greedy
 from support.llama_endpoint import TEMPLATE
 from support.llama_models import save
 from support.low_rank import draw, merged, write
-from support.served import Deployment
+from support.served import Deployment, wait_for
 from support.spoilt_bodies import spoilt
 
 from export_scripts.arguments import ConvertArguments, ExportArguments
@@ -118,8 +118,18 @@ def test_models_lists_adapters_with_their_parent(served: Served) -> None:
     assert found["poet"]["parent"] == "mine" and Path(found["poet"]["root"]).name == "poet"
     assert found["mine"]["parent"] is None
     assert client_of(served).models.retrieve("clerk").model_dump()["parent"] == "mine"
-    with urlopen(f"{served.url}/metrics", timeout=10) as page:
-        assert 'vllm:lora_requests_info{max_lora="2",running_lora_adapters=""' in page.read().decode()
+
+
+def test_the_engine_says_which_adapters_have_rows(served: Served) -> None:
+    def told() -> list[str]:
+        with urlopen(f"{served.url}/metrics", timeout=10) as page:
+            text = page.read().decode()
+        return [line for line in text.splitlines() if line.startswith("vllm:lora_requests_info{")]
+
+    tokens_of(served, "poet")
+    wait_for(told, 20)
+    newest = max(told(), key=lambda line: float(line.rsplit(" ")[-1]))
+    assert 'max_lora="2"' in newest and 'running_lora_adapters="' in newest
 
 
 def test_a_name_that_is_none_is_not_found(served: Served) -> None:

@@ -143,18 +143,6 @@ def _own(service: Service) -> str:
         ("process_start_time_seconds", "gauge", "Start of the endpoint", service.started),
         ("process_uptime_seconds", "gauge", "Age of the endpoint", time.time() - service.started),
     )
-    return _adapters_info(service) + "".join(
+    return "".join(
         f"# HELP {name} {meaning}\n# TYPE {name} {kind}\n{name} {value}\n" for name, kind, meaning, value in values
     )
-
-
-def _adapters_info(service: Service) -> str:
-    """Write vLLM's metric of adapters, whose value is a time; of requests of this process of the endpoint."""
-    base = service.models.adapted
-    if base is None:
-        return ""
-    running = ",".join(sorted(name for name, count in service.adapters.active.items() if name and count))
-    name = "vllm:lora_requests_info"
-    labels = f'max_lora="{base.most_adapters}",running_lora_adapters="{running}",waiting_lora_adapters=""'
-    head = f"# HELP {name} Adapters of the requests that are being answered\n# TYPE {name} gauge\n"
-    return f"{head}{name}{{{labels}}} {time.time()}\n"

@@ -38,11 +38,10 @@ async def respond(request: web.Request, name: str, plan_of: Planner) -> web.Stre
         check_offered(values, KINDS[name].table, model)
         _check_combinations(values)
         plan = await service.turns.run(plan_of(request, values, model, prompts))
-        with service.adapters.counted(model):
-            if values["stream"]:
-                response, record.usage = await answer_stream(request, service, plan)
-                return response
-            written, record.usage = await answer_whole(service, plan)
+        if values["stream"]:
+            response, record.usage = await answer_stream(request, service, plan)
+            return response
+        written, record.usage = await answer_whole(service, plan)
     return await send_json(request, written)
 
 

@@ -42,7 +42,6 @@ class Model:
         tool_dialect: name of the dialect of its tool calls; empty: it is found by the chat template.
         adapter: LoRA adapter that its requests name; empty: the plain model.
         adapters: directories of those that it has when the endpoint starts, by name.
-        most_adapters: on the device at once.
         settings: what else clients are told: parallelism, number formats, digests of the weights and the repository.
     """
 
@@ -61,7 +60,6 @@ class Model:
     tool_dialect: str = ""
     adapter: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)
-    most_adapters: int = 0
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def check_ids(self, ids: Sequence[int], name: str) -> None:
