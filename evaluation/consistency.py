@@ -223,4 +223,4 @@ def _write(
 
 
 if __name__ == "__main__":
-    raise SystemExit(exit_status(main, TASK))
+    raise SystemExit(exit_status(main, "consistency"))

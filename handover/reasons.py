@@ -6,21 +6,9 @@ import re
 from collections.abc import Sequence
 
 OUR_PROGRAMS = (
-    *(
-        "benchmark",
-        "compare",
-        "convert",
-        "deploy",
-        "evaluate",
-        "export",
-        "gate",
-        "guard",
-        "gemm_autotune",
-        "generate",
-        "harness",
-    ),
-    *("inspect", "launcher", "load", "nemo_ids", "openai", "parity", "recommend", "recompute", "report", "request"),
-    *("slipway", "sweep", "track"),
+    *("benchmark", "compare", "consistency", "convert", "deploy", "divergence", "evaluate", "export", "gate", "guard"),
+    *("gemm_autotune", "generate", "harness", "inspect", "launcher", "load", "nemo_ids", "openai", "parity"),
+    *("recommend", "recompute", "report", "request", "slipway", "sweep", "track"),
 )
 """As what scripts name themselves in their errors; see ``handover.errors.exit_status``."""
 

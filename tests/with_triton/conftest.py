@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,24 +12,16 @@ import pytest
 import torch
 
 _HAS_TRITON, _IS_INTERPRETED = find_spec("triton") is not None, os.environ.get("TRITON_INTERPRET") == "1"
+_STEPS = ["test_engine_steps.py", "test_engine_mixed_steps.py"]
+_COMPILED = ["test_engine_kernels_compile.py", "test_engine_kernels_variants.py"]
 collect_ignore_glob = []
 if not (_HAS_TRITON and (_IS_INTERPRETED or torch.cuda.is_available())):
-    collect_ignore_glob += ["test_engine_kernels.py", "test_engine_decode_kernels.py", "test_engine_peer_sum.py"]
-    collect_ignore_glob += [
-        "test_engine_context_kernels.py",
-        "test_engine_packed_inputs.py",
-        "test_engine_expert_kernels.py",
-        "test_engine_fp8_cache.py",
-        "test_engine_fp8_kernels.py",
-        "test_engine_grouped_kernels.py",
-        "test_engine_latent_kernels.py",
-        "test_engine_row_blocks.py",
-        "test_engine_state_kernels.py",
-    ]
+    names = {path.name for path in Path(__file__).parent.glob("test_*.py")}
+    collect_ignore_glob += sorted(names - {*_STEPS, *_COMPILED})
 if not (_HAS_TRITON and _IS_INTERPRETED):  # on a CPU that is taken for a GPU
-    collect_ignore_glob += ["test_engine_steps.py", "test_engine_mixed_steps.py"]
+    collect_ignore_glob += _STEPS
 if not _HAS_TRITON or _IS_INTERPRETED:  # its compiler needs no GPU
-    collect_ignore_glob += ["test_engine_kernels_compile.py", "test_engine_kernels_variants.py"]
+    collect_ignore_glob += _COMPILED
 
 
 @pytest.fixture(scope="session", autouse=_HAS_TRITON and _IS_INTERPRETED)
