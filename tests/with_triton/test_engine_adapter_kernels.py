@@ -60,22 +60,28 @@ def test_a_row_computes_the_same_whatever_is_beside_it() -> None:
     assert torch.equal(together[7:8], alone)
 
 
-@pytest.mark.skipif(not HAS_GPU, reason="graphs are a GPU's")
 def test_a_graph_follows_the_adapters_of_its_rows() -> None:
     from backends.fastertransformer.engine.ops.kernels.low_rank import SortedRows
 
     low_rank, x = adapters(4, 16, 512, [128, 64], torch.float16), drawn(32, 512, dtype=torch.float16, seed=3)
     places, y = torch.full((32,), 4, device=DEVICE), torch.zeros(32, 192, dtype=torch.float16, device=DEVICE)
-    SortedRows(places, 4).add(y, x, low_rank)
-    assert not y.any()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def step() -> None:
         SortedRows(places, 4).add(y, x, low_rank)
+
+    step()
+    assert not y.any()
+    again = step
+    if HAS_GPU:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        again = graph.replay
     for seed in range(3):
         drawn_places = np.random.default_rng(seed).integers(0, 5, 32)
         places.copy_(torch.from_numpy(drawn_places))
         y.zero_()
-        graph.replay()
+        again()
         expected = torch.zeros_like(y)
         GroupedRows(drawn_places, 4, DEVICE).add(expected, x, low_rank)
         torch.testing.assert_close(y, expected, rtol=0, atol=2e-2)
