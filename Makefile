@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 # Four processes for two cores: a test that waits for a server or a deadline leaves its core to others. How tests are
 # shared out: tests/conftest.py.
-SHARED_OUT := --numprocesses=4 --dist=loadgroup
+SHARED_OUT := --numprocesses=3 --dist=loadgroup
 # Of thousands of modules few are imported: these are compiled then, and pip compiles none (--no-compile).
 # It is called by the place that a link to it names, as its programs are: .ci/run keeps environments elsewhere.
 PIP = $$(realpath $(VENV))/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
@@ -28,7 +28,7 @@ demo-moe: $(VENV)/.runtime ## the same with a mixture of experts, a distributed 
 	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]' 'benchmark.lengths=[[60,20]]' \
 	  export.run.model_train_name=moe_demo
 
-test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in four processes
+test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in three processes
 	tests/install
 	$(RUN) -m pytest $(SHARED_OUT)
 

@@ -228,7 +228,7 @@ def in_use(engine: Engine) -> bool:
 
 
 def wait_until_idle(engine: Engine) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while in_use(engine):
         assert time.monotonic() < deadline
         time.sleep(0.01)
