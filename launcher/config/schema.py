@@ -47,6 +47,8 @@ _OF_THE_RUN = (
 """Arguments of evaluations and benchmarks that are no keys of their sections: the run says what they are."""
 _OF_BENCHMARKS = "model", "vocab_size", "gpu_hour_price", "gpus", "label", "slos"
 """Arguments of a load that are no keys of its section: both kinds of benchmarks, or a deployment, have them."""
+TAKES_NAMES = "takes_names"
+"""Of a key in whose place a mapping may stand, whose names are the user's."""
 
 
 @dataclass
@@ -144,7 +146,8 @@ class ExportConfig:
     run: ExportRunConfig = field(default_factory=ExportRunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
-    adapters: Any = None  # LoRA adapters that are served beside the model: {name: path}, or a directory of them
+    # LoRA adapters that are served beside the model: {name: path}, or a directory of them
+    adapters: Any = field(default=None, metadata={TAKES_NAMES: True})
     triton_deployment: TritonDeploymentConfig = field(default_factory=TritonDeploymentConfig)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from handover.arguments import IS_PATH, IS_TEXT
 from handover.errors import ConfigError, shortened
 from handover.ranges import check_ranges, fits, is_scalar
-from launcher.config.schema import Config
+from launcher.config.schema import TAKES_NAMES, Config
 
 _WORDS: dict[Any, str] = {
     str: "text",
@@ -51,8 +51,7 @@ def _check_section(section: Any, place: str) -> None:
     hints = typing.get_type_hints(type(section))
     for entry in dataclasses.fields(section):
         key, value = f"{place}{entry.name}", getattr(section, entry.name)
-        if not fits(value, hints[entry.name]):
-            raise ConfigError(f"{key} is {shortened(repr(value))}", f"it is {_words(hints[entry.name])}")
+        _check_type(entry, hints[entry.name], key, value)
         if entry.metadata.get(IS_PATH) and value == "":
             raise ConfigError(f"{key} is empty", "name a file, or leave it out")
         if not entry.metadata.get(IS_TEXT):
@@ -63,6 +62,14 @@ def _check_section(section: Any, place: str) -> None:
             for name, one in value.items():
                 if dataclasses.is_dataclass(one):
                     _check_section(one, f"{key}.{name}.")
+
+
+def _check_type(entry: dataclasses.Field[Any], hint: Any, key: str, value: Any) -> None:
+    if entry.metadata.get(TAKES_NAMES) and isinstance(value, dict):
+        for name, one in value.items():
+            _check_line(f"{key}.{name}", one)
+    elif not fits(value, hint):
+        raise ConfigError(f"{key} is {shortened(repr(value))}", f"it is {_words(hint)}")
 
 
 def _words(hint: Any) -> str:

@@ -12,7 +12,6 @@ from support.composed import compose
 from handover.errors import ConfigError
 from launcher.config import schema
 from launcher.config.options import key_type
-from launcher.config.values import check_values
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages.benchmark import load_arguments
 
@@ -49,9 +48,8 @@ def test_a_shared_key_has_its_arguments_type(section: str, key: str, arguments: 
 def test_an_empty_path_is_refused_as_the_text_of_an_unset_variable(key: str) -> None:
     """What a user wanted to be read would otherwise be left out without a word."""
     schema.register()
-    config = compose(["evaluation=[parity,squad,translation]", f"{key}="])
     with pytest.raises(ConfigError, match=f"^{key} is empty"):
-        check_values(config)
+        compose(["evaluation=[parity,squad,translation]", f"{key}="])
 
 
 def test_a_file_below_a_user_who_does_not_exist_is_a_file_that_is_not_there() -> None:

@@ -10,6 +10,7 @@ import hydra
 import pytest
 
 from launcher.config.schema import PROJECT_DIR, Config, to_typed
+from launcher.config.values import check_values
 from launcher.pipeline import ordered_stages, plan_stages
 from launcher.plan.mounts import with_mounts
 from launcher.plan.paths import RunPaths
@@ -23,7 +24,9 @@ FIVE = "stages=[convert,export,deploy,evaluate,benchmark]"
 
 def compose(overrides: list[str], cluster: str = "bcm") -> Config:
     with hydra.initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
-        return to_typed(hydra.compose("config", overrides=[*PLACES, f"cluster={cluster}", *overrides]))
+        config = to_typed(hydra.compose("config", overrides=[*PLACES, f"cluster={cluster}", *overrides]))
+    check_values(config)  # as main.py does
+    return config
 
 
 def plans_of(config: Config) -> list[StagePlan]:
