@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from evaluation.arguments import ENDPOINT, ConsistencyArguments, TaskArguments
-from evaluation.parity.arguments import PRECISIONS
+from evaluation.parity.arguments import PRECISIONS, ParityArguments
 from handover.arguments import ScriptArguments, option, same
 from handover.errors import ConfigError, nearest
 from handover.ranges import BATCH, COUNT, NATS, PASSAGE_TOKENS, TOKENS
@@ -20,9 +20,9 @@ class DivergenceArguments(ScriptArguments):
     needs_scores: ClassVar[bool] = False
     endpoint: str = field(metadata=ENDPOINT)
     output: Path = field(metadata={"help": "directory for metrics.json, summary.json and the tables"})
-    checkpoint: Path = field(metadata={"help": "what was converted: the source of the served model"})
-    adapter: Path | None = option(None, "LoRA adapter that was merged into it")
-    checkpoint_tokenizer: Path | None = option(None, "tokenizer in the place of its own")
+    checkpoint: Path = same(ParityArguments, "checkpoint")
+    adapter: Path | None = same(ParityArguments, "adapter")
+    checkpoint_tokenizer: Path | None = same(ParityArguments, "checkpoint_tokenizer")
     references: Path | None = option(None, "directory that keeps references; by default beside the output")
     data_path: Path | None = option(
         None, 'texts in place of the own ones: a .txt, or JSON lines with "text", "input_ids"'
