@@ -48,7 +48,7 @@ _OF_THE_RUN = (
 _OF_BENCHMARKS = "model", "vocab_size", "gpu_hour_price", "gpus", "label", "slos"
 """Arguments of a load that are no keys of its section: both kinds of benchmarks, or a deployment, have them."""
 TAKES_NAMES = "takes_names"
-"""Of a key in whose place a mapping may stand, whose names are the user's."""
+"""Metadata of a key in whose place a mapping may stand, whose names are the user's."""
 
 
 @dataclass
