@@ -65,7 +65,7 @@ class ServeArguments(TrustArguments):
         None, "answers of one request to the OpenAI API; left out: 512", IN_FLIGHT
     )
     openai_max_body_bytes: int | None = option(None, "of a request to the OpenAI API; left out: 8 MiB", BODY_BYTES)
-    host: str = option("127.0.0.1", f"address to listen on; {NODE}: the node's under Slurm")
+    host: str = option("127.0.0.1", f"address to listen on; {NODE}: the node's under Slurm, POD_IP in a pod")
     engine: str = option("slipway", "slipway (our drop-in) or fastertransformer")
     cuda_devices: str = option("", "positions among the GPUs that the task sees, such as 0,1; empty: all of them")
     start_timeout_s: float = option(300, "seconds until a generation must have come back", WEEK_S)
@@ -93,7 +93,7 @@ class EngineArguments(TrustArguments):
     data_type: str = field(metadata={"help": "fp32, fp16 or bf16: of the computation"})
     command: tuple[str, ...] = option((), "JSON list: program and first words; empty: the engine's own")
     http_port: int = option(0, "of the OpenAI API; 0: a free one", PORT)
-    host: str = option("127.0.0.1", f"address to listen on; {NODE}: the node's under Slurm")
+    host: str = option("127.0.0.1", f"address to listen on; {NODE}: the node's under Slurm, POD_IP in a pod")
     tensor_para_size: int = option(1, "GPUs that share a layer", PARALLEL)
     pipeline_para_size: int = option(1, "groups of layers", PARALLEL)
     max_model_len: int | None = option(None, "tokens of prompt and answer; left out: what the model allows", TOKENS)

@@ -25,7 +25,8 @@ from deployment.proof.files import prove_files
 from deployment.proof.served_models import ServedModel, find_served_models
 from deployment.proof.weights import prove_weights
 from deployment.ranks.gpus import visible_devices
-from deployment.ranks.ranks import Rank, arguments_of, check_world_size, engine_environment, find_rank, rendezvous_file
+from deployment.ranks.launchers import Rank, find_rank
+from deployment.ranks.ranks import arguments_of, check_world_size, engine_environment, rendezvous_file
 from deployment.ranks.workers import take_part
 from deployment.triton.fitness import check_engine
 from deployment.triton.installation import SLIPWAY, locate

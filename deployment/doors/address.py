@@ -19,7 +19,7 @@ def listening_host(host: str, environment: Mapping[str, str]) -> str:
 
     Args:
         host: as configured; ``node`` means that other nodes must reach the server: under Slurm the address that
-            this node's name has, elsewhere loopback.
+            this node's name has, in a pod POD_IP, elsewhere loopback.
         environment: of this process.
 
     Raises:
@@ -28,7 +28,7 @@ def listening_host(host: str, environment: Mapping[str, str]) -> str:
     if host != NODE:
         return host
     if not environment.get("SLURM_JOB_ID"):
-        return _LOOPBACK
+        return environment.get("POD_IP") or _LOOPBACK
     name = environment.get("SLURMD_NODENAME") or socket.gethostname()
     try:
         return socket.gethostbyname(name)

@@ -12,7 +12,8 @@ from pathlib import Path
 from deployment.arguments import ServeArguments
 from deployment.processes.linux import die_with_parent
 from deployment.processes.supervised import describe, last_lines
-from deployment.ranks.ranks import Rank, engine_environment
+from deployment.ranks.launchers import Rank
+from deployment.ranks.ranks import engine_environment
 from handover.errors import ServerError
 
 _PROJECT = Path(__file__).resolve().parents[2]

@@ -1,8 +1,7 @@
-"""Ports, command line and ranks of a deployment, without a server."""
+"""Ports, command line and files of a deployment, without a server."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -13,14 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.parallel.rank import LAUNCHER_VARIABLES, read_ranks, refuse_unassigned_rank
 from deployment.arguments import ServeArguments
 from deployment.doors import ports
 from deployment.doors.doors import Doors
 from deployment.doors.ports import Ports, choose_ports
-from deployment.proof.served_models import ServedModel
-from deployment.ranks.ranks import Rank, arguments_of, check_world_size, engine_environment, find_rank
+from deployment.ranks.ranks import arguments_of
 from deployment.triton import installation
 from deployment.triton.installation import Installation, assemble_backends, build_argv, link_repository, locate
 from handover.errors import ServerError
@@ -64,95 +60,6 @@ def test_the_containers_server_keeps_its_own_backends() -> None:
     assert argv[-2:] == ("--log-verbose=1", "a; b")
 
 
-@pytest.mark.parametrize(
-    ("environment", "rank"),
-    [
-        ({}, Rank()),
-        ({"SLURM_PROCID": "0"}, Rank()),
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, Rank(3, 8)),
-        (
-            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "0"},
-            Rank(1, 2),
-        ),  # mpirun in a task
-        ({"PMIX_RANK": "none"}, Rank()),
-        # What srun 22.05 --mpi=pmix --nodes=2 --ntasks-per-node=2 sets, in part; then a batch script's.
-        (
-            {
-                **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "PMIX_RANK": "3", "SLURM_PROCID": "3"},
-                **{"SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
-            },
-            Rank(3, 4, 1, 2),
-        ),
-        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, Rank()),
-        # torchrun, and what else sets torch's variables: each alone, below srun, left over beside srun.
-        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, Rank(1, 2, 1, 2)),
-        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, Rank(3, 4, 1, 1)),
-        ({"RANK": "1"}, Rank()),
-        (
-            {
-                **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
-                **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
-                "TORCHELASTIC_RUN_ID": "none",
-            },
-            Rank(5, 8, 1, 4),
-        ),
-        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "RANK": "0", "WORLD_SIZE": "1"}, Rank(1, 2)),
-        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "RANK": "1", "WORLD_SIZE": "2"}, Rank(1, 2)),
-        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "RANK": "1", "WORLD_SIZE": "2"}, Rank(1, 2)),
-        # MPICH's and Intel's, and srun --mpi=pmi2.
-        ({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, Rank(1, 4, 1, 2)),
-        (
-            {
-                **{"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3"},
-                **{"SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
-            },
-            Rank(3, 4, 1, 2),
-        ),
-    ],
-)
-def test_the_rank_is_mpis_or_slurms(environment: dict[str, str], rank: Rank) -> None:
-    assert find_rank(environment) == rank
-
-
-@pytest.mark.parametrize(
-    ("environment", "said"),
-    [
-        (
-            {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "RANK": "0", "WORLD_SIZE": "2"},
-            "SLURM_PROCID and SLURM_NTASKS say 1 of 2, RANK and WORLD_SIZE say 0 of 2",
-        ),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK and WORLD_SIZE say 2 of 2"),
-        ({"PMIX_RANK": "1"}, "PMIX_RANK is 1, and nothing says of how many"),
-    ],
-)
-def test_variables_that_contradict_each_other_are_refused_by_name(environment: dict[str, str], said: str) -> None:
-    with pytest.raises(ServerError) as refused:
-        find_rank(environment)
-    assert refused.value.problem.endswith(said) and "unset the variables" in refused.value.hint
-
-
-def test_the_engine_knows_every_variable_by_which_several_processes_are_told(tmp_path: Path) -> None:
-    """A tritonserver that a person starts several times by hand; deployment.serve has its own, longer rule."""
-    for rank, count in LAUNCHER_VARIABLES:
-        words = {rank: "0", count: "2", "SLURM_STEP_ID": "0"}
-        assert find_rank(words) == Rank(0, 2)
-        with pytest.raises(EngineError, match=rf"process 0 of 2 \({rank}, {count}\).*2 ranks.*deployment.serve"):
-            refuse_unassigned_rank(words, 2)
-        refuse_unassigned_rank(words, 1)
-        refuse_unassigned_rank({**words, count: "1"}, 2)
-        refuse_unassigned_rank({**words, **engine_environment(Rank(), tmp_path, 1)}, 2)
-    batch_script = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-    refuse_unassigned_rank(batch_script, 2)
-    assert read_ranks(engine_environment(Rank(), tmp_path, 1)) is None
-
-
-def test_fastertransformers_backend_takes_no_ranks_but_mpis() -> None:
-    torchs = find_rank({"RANK": "0", "WORLD_SIZE": "2"})
-    with pytest.raises(ServerError, match="RANK and WORLD_SIZE say 0 of 2, but FasterTransformer's backend"):
-        check_world_size(torchs, [served("2", "1")], "fastertransformer")
-    check_world_size(find_rank({"PMI_RANK": "0", "PMI_SIZE": "2"}), [served("2", "1")], "fastertransformer")
-
-
 def test_only_the_first_rank_opens_ports_and_owns_the_endpoint() -> None:
     files = (Path("/repo"), Path("/e/endpoint.json"), Path("/e/s.log"))
     arguments = ServeArguments(*files, http_port=1, grpc_port=2, metrics_port=3, engine="fastertransformer")
@@ -160,38 +67,6 @@ def test_only_the_first_rank_opens_ports_and_owns_the_endpoint() -> None:
     second = arguments_of(1, arguments)
     assert (second.endpoint, second.log) == (Path("/e/endpoint.rank1.json"), Path("/e/s.rank1.log"))
     assert {"--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"} <= set(second.server_args)
-
-
-def served(tensor: str, pipeline: str) -> ServedModel:
-    parameters = {"tensor_para_size": tensor, "pipeline_para_size": pipeline, "data_type": "fp32", "cpu_threads": "3"}
-    return ServedModel("gpt", Path("/repo/gpt"), Path("/repo/gpt/1/2-gpu"), parameters, 1, {}, {})
-
-
-def test_as_many_processes_as_ranks_or_one() -> None:
-    for rank, models in (
-        (Rank(), [served("8", "2")]),
-        (Rank(), [served("1", "1")] * 2),
-        (Rank(1, 4), [served("2", "2")]),
-    ):
-        check_world_size(rank, models, "slipway")
-    with pytest.raises(ServerError) as error:
-        check_world_size(Rank(3, 4), [served("1", "1")], "slipway")
-    assert error.value.problem == (
-        "world_size (4) should equal to tensor_para_size_ * pipeline_para_size_ (1 * 1 here)"
-    )
-    assert error.value.hint.startswith("start a single process")
-    with pytest.raises(ServerError, match="one model together"):
-        check_world_size(Rank(0, 2), [served("2", "1")] * 2, "slipway")
-
-
-def test_every_rank_is_told_the_same_place_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    first, second = (
-        json.loads(engine_environment(Rank(rank, 2, rank, 2), Path("/e/endpoint.json"), 30)["SLIPWAY_RANKS"])
-        for rank in (0, 1)
-    )
-    assert first | {"rank": 1, "local_rank": 1} == second
-    assert second["rendezvous"] == "/e/.endpoint.json.ranks" and "7" in second["run"]
 
 
 def test_free_ports_differ_and_can_be_taken() -> None:
