@@ -21,8 +21,8 @@ import yaml
 from torch.distributed.checkpoint import filesystem, metadata
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-from support.llama_configs import bridge
-from support.llama_files import write_bridge_tree, write_huggingface_tokenizer
+from support.checkpoints.llama_configs import bridge
+from support.checkpoints.llama_files import write_bridge_tree, write_huggingface_tokenizer
 
 _ROPE = {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0}
 _ROPE |= {"beta_slow": 1.0, "original_max_position_embeddings": 4096}

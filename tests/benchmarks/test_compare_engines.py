@@ -13,7 +13,7 @@ import pandas
 import pytest
 import torch
 import transformers
-from support.vllm_stand_in import VERSION, write_package
+from support.servers.vllm_stand_in import VERSION, write_package
 
 from benchmarks.gpu.load import mixed_asks
 from benchmarks.gpu.sizes import SIZES, LlamaSize, Size, find_size

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.gpt2_checkpoint import random_gpt2, write_shards
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from backends.fastertransformer.engine.model.families import read_config

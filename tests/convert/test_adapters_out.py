@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.huggingface_models import save as save_gpt2
-from support.llama_adapters import merged_logits
-from support.llama_models import VOCAB, logits, save
-from support.peft_adapters import DATA
-from support.peft_output import CASES, added, assert_holds, write
+from support.checkpoints.llama_adapters import merged_logits
+from support.tiny_models.huggingface_models import save as save_gpt2
+from support.tiny_models.llama_models import VOCAB, logits, save
+from support.tiny_models.peft_adapters import DATA
+from support.tiny_models.peft_output import CASES, added, assert_holds, write
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.llama_configs import nemo1, padded_vocabulary
-from support.llama_files import write_archive, write_huggingface_tokenizer
-from support.llama_models import save, saved
-from support.llama_state import core_state
+from support.checkpoints.llama_configs import nemo1, padded_vocabulary
+from support.checkpoints.llama_files import write_archive, write_huggingface_tokenizer
+from support.checkpoints.llama_state import core_state
+from support.tiny_models.llama_models import save, saved
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

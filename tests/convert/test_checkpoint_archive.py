@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support.nemo_archive import NEMO, gpt_config, gpt_state, torch_bytes, write_gpt, write_nemo
+from support.checkpoints.nemo_archive import NEMO, gpt_config, gpt_state, torch_bytes, write_gpt, write_nemo
 
 from export_scripts.conversion.plan.check import inspect_source
 from handover.errors import CheckpointError

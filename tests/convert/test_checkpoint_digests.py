@@ -11,15 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.distributed_checkpoints import ZARR
-from support.git_clones import CLONES
-from support.huggingface_models import save
-from support.llama_configs import megatron_lm, padded_vocabulary
-from support.llama_files import chunked, write_megatron_lm_tree, write_torch_dist
-from support.llama_models import saved
-from support.llama_state import core_state
-from support.nemo_archive import write_gpt
-from support.nemo_samples import restore, unpacked
+from support.checkpoints.distributed_checkpoints import ZARR
+from support.checkpoints.git_clones import CLONES
+from support.checkpoints.llama_configs import megatron_lm, padded_vocabulary
+from support.checkpoints.llama_files import chunked, write_megatron_lm_tree, write_torch_dist
+from support.checkpoints.llama_state import core_state
+from support.checkpoints.nemo_archive import write_gpt
+from support.checkpoints.nemo_samples import restore, unpacked
+from support.tiny_models.huggingface_models import save
+from support.tiny_models.llama_models import saved
 
 from export_scripts import inspect
 from export_scripts.arguments import ConvertArguments

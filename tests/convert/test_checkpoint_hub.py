@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.decoder_forward import forward
-from support.huggingface_models import logits, save
+from support.shards.decoder_forward import forward
+from support.tiny_models.huggingface_models import logits, save
 
 from export_scripts.checkpoints.huggingface import hub as hub_files
 from export_scripts.checkpoints.huggingface.hub import hub_name, is_fetched, local_directory

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.nemo_archive import NEMO, torch_bytes
+from support.checkpoints.nemo_archive import NEMO, torch_bytes
 
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.files.pickled import StoredTensor

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sentencepiece
 import transformers
-from support.nemo_archive import NEMO, gpt_config, gpt_state, write_nemo
+from support.checkpoints.nemo_archive import NEMO, gpt_config, gpt_state, write_nemo
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.plan.check import inspect_source

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.nemo_archive import (
+from support.checkpoints.nemo_archive import (
     DATA,
     HEAD_SIZE,
     HEADS,
@@ -24,7 +24,7 @@ from support.nemo_archive import (
     write_gpt,
     write_nemo,
 )
-from support.reference_forward import forward
+from support.shards.reference_forward import forward
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert, main

@@ -15,11 +15,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import yaml
-from support.distributed_checkpoints import ZARR, nemo2
-from support.megatron_core import IDS, LOGITS, assert_nemos_logits, cut, run
-from support.nemo_archive import NEMO
-from support.nemo_samples import restore, unpacked
-from support.reference_forward import forward
+from support.checkpoints.distributed_checkpoints import ZARR, nemo2
+from support.checkpoints.megatron_core import IDS, LOGITS, assert_nemos_logits, cut, run
+from support.checkpoints.nemo_archive import NEMO
+from support.checkpoints.nemo_samples import restore, unpacked
+from support.shards.reference_forward import forward
 
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.files.distributed import open_distributed

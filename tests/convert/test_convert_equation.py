@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import fairseq_checkpoints as fairseq
-from support import gptj_slim_checkpoints as slim
-from support import megatron_checkpoints as megatron
-from support.equation_sources import huggingface_t5_files, nemo_rotary
-from support.gpt2_checkpoint import random_gpt2
-from support.huggingface_models import HIDDEN, build, save
-from support.megatron_core import core_state
-from support.nemo_archive import NEMO, gpt_config, gpt_state, write_gpt, write_nemo
-from support.prompt_tables import write_tables
-from support.t5_adapters import write_task
-from support.t5_models import (
+from support.checkpoints import fairseq_checkpoints as fairseq
+from support.checkpoints import gptj_slim_checkpoints as slim
+from support.checkpoints import megatron_checkpoints as megatron
+from support.checkpoints.equation_sources import huggingface_t5_files, nemo_rotary
+from support.checkpoints.megatron_core import core_state
+from support.checkpoints.nemo_archive import NEMO, gpt_config, gpt_state, write_gpt, write_nemo
+from support.checkpoints.prompt_tables import write_tables
+from support.checkpoints.t5_adapters import write_task
+from support.shards.gpt2_checkpoint import random_gpt2
+from support.tiny_models.huggingface_models import HIDDEN, build, save
+from support.tiny_models.t5_models import (
     HEADS,
     VOCABULARY,
     Saving,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import sentencepiece
 import transformers
-from support.decoder_forward import forward
-from support.fairseq_checkpoints import write
-from support.huggingface_models import VOCAB, build, logits, save
+from support.checkpoints.fairseq_checkpoints import write
+from support.shards.decoder_forward import forward
+from support.tiny_models.huggingface_models import VOCAB, build, logits, save
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.tokenizers.fairseq_pieces import with_fairseq_ids

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.decoder_forward import forward
-from support.gptj_slim_checkpoints import SHARDS, rounded_model, write_slim
-from support.huggingface_models import HEADS, HIDDEN, VOCAB, logits
+from support.checkpoints.gptj_slim_checkpoints import SHARDS, rounded_model, write_slim
+from support.shards.decoder_forward import forward
+from support.tiny_models.huggingface_models import HEADS, HIDDEN, VOCAB, logits
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints import gptj_slim

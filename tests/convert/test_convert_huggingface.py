@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.decoder_forward import forward
-from support.huggingface_models import HIDDEN, LAYERS, build, filling, logits, save, write_tokenizer
+from support.shards.decoder_forward import forward
+from support.tiny_models.huggingface_models import HIDDEN, LAYERS, build, filling, logits, save, write_tokenizer
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.huggingface_models import greedy, save
+from support.tiny_models.huggingface_models import greedy, save
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.settings import Settings

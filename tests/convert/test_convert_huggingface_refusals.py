@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.huggingface_models import HIDDEN, build, save, write_tokenizer
+from support.tiny_models.huggingface_models import HIDDEN, build, save, write_tokenizer
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.huggingface import unread

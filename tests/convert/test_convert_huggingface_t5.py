@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file as load_safetensors
 from safetensors.torch import save_file as save_safetensors
-from support.nemo_archive import DATA, NEMO, load_file
-from support.t5_forward import T5
-from support.t5_models import DECODER_IDS, ENCODER_IDS, huggingface_t5, logits_of
+from support.checkpoints.nemo_archive import DATA, NEMO, load_file
+from support.shards.t5_forward import T5
+from support.tiny_models.t5_models import DECODER_IDS, ENCODER_IDS, huggingface_t5, logits_of
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.plan.check import inspect_source

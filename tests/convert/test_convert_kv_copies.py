@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.llama_models import HEADS, VOCAB, input_ids, logits, save
-from support.llama_shards_forward import forward
-from support.llama_sources import Case, write_source
+from support.checkpoints.llama_sources import Case, write_source
+from support.shards.llama_shards_forward import forward
+from support.tiny_models.llama_models import HEADS, VOCAB, input_ids, logits, save
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.plan.check import inspect_source

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import llama_models
-from support.huggingface_models import logits
-from support.llama_hub_models import LLAMA3_ROPE, MIXTRAL, MODELS, build_llama, save_llama
-from support.llama_shards_forward import forward
-from support.network_runs import open_network, prefill_logits
+from support.engines.network_runs import open_network, prefill_logits
+from support.shards.llama_shards_forward import forward
+from support.tiny_models import llama_models
+from support.tiny_models.huggingface_models import logits
+from support.tiny_models.llama_hub_models import LLAMA3_ROPE, MIXTRAL, MODELS, build_llama, save_llama
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.files.archive import open_archive

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.llama_configs import megatron_lm, nemo1, nemo2, padded_vocabulary
-from support.llama_files import (
+from support.checkpoints.llama_configs import megatron_lm, nemo1, nemo2, padded_vocabulary
+from support.checkpoints.llama_files import (
     chunked,
     sentencepiece_model,
     write_archive,
@@ -19,9 +19,9 @@ from support.llama_files import (
     write_nemo2_tree,
     write_torch_dist,
 )
-from support.llama_models import VOCAB, Saved, input_ids, saved
-from support.llama_state import core_state
-from support.network_runs import open_network, prefill_logits
+from support.checkpoints.llama_state import core_state
+from support.engines.network_runs import open_network, prefill_logits
+from support.tiny_models.llama_models import VOCAB, Saved, input_ids, saved
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.files import distributed_metadata, pickled

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.llama_hub_models import save_llama
+from support.tiny_models.llama_hub_models import save_llama
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from support.gpt2_checkpoint import random_gpt2
-from support.megatron_checkpoints import (
+from support.checkpoints.megatron_checkpoints import (
     HEADS,
     HIDDEN,
     LAYERS,
@@ -25,8 +24,9 @@ from support.megatron_checkpoints import (
     with_arguments,
     write,
 )
-from support.network_runs import open_network, prefill_logits
-from support.reference_forward import forward
+from support.engines.network_runs import open_network, prefill_logits
+from support.shards.gpt2_checkpoint import random_gpt2
+from support.shards.reference_forward import forward
 from transformers import GPT2LMHeadModel
 
 from export_scripts.arguments import ConvertArguments

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.megatron_core import IDS, LOGITS, assert_nemos_logits, core_forward, core_state, cut, run
-from support.nemo_archive import HEADS, HIDDEN, POSITIONS, VOCAB, gpt_config, write_nemo
-from support.nemo_samples import restore, unpacked
-from support.reference_forward import forward
+from support.checkpoints.megatron_core import IDS, LOGITS, assert_nemos_logits, core_forward, core_state, cut, run
+from support.checkpoints.nemo_archive import HEADS, HIDDEN, POSITIONS, VOCAB, gpt_config, write_nemo
+from support.checkpoints.nemo_samples import restore, unpacked
+from support.shards.reference_forward import forward
 
 from export_scripts.conversion.plan.check import inspect_source
 from handover.errors import CheckpointError

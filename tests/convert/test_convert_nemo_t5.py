@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.nemo_archive import DATA, NEMO, write_nemo
-from support.t5_forward import T5
-from support.t5_models import (
+from support.checkpoints.nemo_archive import DATA, NEMO, write_nemo
+from support.shards.t5_forward import T5
+from support.tiny_models.t5_models import (
     DECODER_IDS,
     ENCODER_IDS,
     HEADS,

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import support.decoder_forward as decoder_forward
+import support.shards.decoder_forward as decoder_forward
 import torch
-from support.megatron_core import core_forward
-from support.nemo_archive import HEAD_SIZE, HEADS, LAYERS, VOCAB, gpt_config, write_nemo
-from support.nemo_positions import IDS, turned, without_positions, write
-from support.network_runs import open_network, prefill_logits
+from support.checkpoints.megatron_core import core_forward
+from support.checkpoints.nemo_archive import HEAD_SIZE, HEADS, LAYERS, VOCAB, gpt_config, write_nemo
+from support.checkpoints.nemo_positions import IDS, turned, without_positions, write
+from support.engines.network_runs import open_network, prefill_logits
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
@@ -99,8 +99,8 @@ def wide_state(generator: torch.Generator) -> dict[str, Any]:
 
 
 def test_a_part_of_a_head_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("support.megatron_core.HEAD_SIZE", 8)
-    monkeypatch.setattr("support.megatron_core.HIDDEN", HEADS * 8)
+    monkeypatch.setattr("support.checkpoints.megatron_core.HEAD_SIZE", 8)
+    monkeypatch.setattr("support.checkpoints.megatron_core.HIDDEN", HEADS * 8)
     state = wide_state(torch.Generator().manual_seed(0))
     settings = {"hidden_size": HEADS * 8, "ffn_hidden_size": 64, "rotary_percentage": 0.5}
     source = write(tmp_path / "g.nemo", state, position_embedding_type="rope", **settings)

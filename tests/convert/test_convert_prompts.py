@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.huggingface_models import build
-from support.nemo_archive import HIDDEN, NEMO, TOKENIZER, gpt_config, gpt_state, write_gpt, write_nemo
-from support.prompt_tables import write_tables
+from support.checkpoints.nemo_archive import HIDDEN, NEMO, TOKENIZER, gpt_config, gpt_state, write_gpt, write_nemo
+from support.checkpoints.prompt_tables import write_tables
+from support.tiny_models.huggingface_models import build
 
 from backends.fastertransformer.engine.model.families import read_config
 from export_scripts.arguments import ConvertArguments

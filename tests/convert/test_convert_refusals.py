@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.nemo_archive import HIDDEN, VOCAB, gpt_config, gpt_state, write_gpt, write_nemo
+from support.checkpoints.nemo_archive import HIDDEN, VOCAB, gpt_config, gpt_state, write_gpt, write_nemo
 
 from export_scripts.conversion.plan.check import inspect_source
 from export_scripts.weights.schema import ModelDims

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.huggingface_models import HIDDEN, save
-from support.nemo_archive import DATA, NEMO
-from support.t5_models import huggingface_t5
+from support.checkpoints.nemo_archive import DATA, NEMO
+from support.tiny_models.huggingface_models import HIDDEN, save
+from support.tiny_models.t5_models import huggingface_t5
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.plan.check import inspect_source

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.nemo_archive import DATA, write_gpt, write_nemo
-from support.t5_adapters import CLASSES, base, huggingface_copy, multiplied, write_task
-from support.t5_forward import T5
-from support.t5_models import (
+from support.checkpoints.nemo_archive import DATA, write_gpt, write_nemo
+from support.checkpoints.t5_adapters import CLASSES, base, huggingface_copy, multiplied, write_task
+from support.shards.t5_forward import T5
+from support.tiny_models.t5_models import (
     DECODER_IDS,
     ENCODER_IDS,
     INTER,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU
-from support.t5_adapters import base, huggingface_copy, multiplied, write_task
-from support.t5_models import ENCODER_IDS, huggingface_t5
+from support.checkpoints.t5_adapters import base, huggingface_copy, multiplied, write_task
+from support.engines.asking import CPU
+from support.tiny_models.t5_models import ENCODER_IDS, huggingface_t5
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import Settings

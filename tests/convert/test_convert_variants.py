@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.distributed_checkpoints import nemo2
-from support.nemo_archive import (
+from support.checkpoints.distributed_checkpoints import nemo2
+from support.checkpoints.nemo_archive import (
     HEAD_SIZE,
     HEADS,
     INTER,
@@ -23,8 +23,8 @@ from support.nemo_archive import (
     write_gpt,
     write_nemo,
 )
-from support.nemo_samples import unpacked
-from support.reference_forward import forward
+from support.checkpoints.nemo_samples import unpacked
+from support.shards.reference_forward import forward
 from tokenizers import Tokenizer, models
 
 from export_scripts.arguments import ConvertArguments

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.huggingface_models import save
+from support.tiny_models.huggingface_models import save
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.digests import crc32_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.damaged_sources import SOURCES, UNPROTECTED
+from support.checkpoints.damaged_sources import SOURCES, UNPROTECTED
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.core_delta_rule import (
+from support.checkpoints.core_delta_rule import (
     arguments,
     arrays,
     with_predictor,
@@ -20,10 +20,10 @@ from support.core_delta_rule import (
     write_megatron_lm_fsdp,
     write_ranks,
 )
-from support.hybrid_models import hybrid, write_hub
-from support.llama_files import megatron_lm_dist
-from support.llama_models import Saved, build, logits, tensors
-from support.same_model import assert_same_model
+from support.checkpoints.hybrid_models import hybrid, write_hub
+from support.checkpoints.llama_files import megatron_lm_dist
+from support.tiny_models.llama_models import Saved, build, logits, tensors
+from support.tiny_models.same_model import assert_same_model
 from transformers import AutoModelForCausalLM
 
 from export_scripts.arguments import ConvertArguments

@@ -10,9 +10,9 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from support.huggingface_models import save
-from support.llama_configs import nemo1, nemo2
-from support.llama_models import saved
+from support.checkpoints.llama_configs import nemo1, nemo2
+from support.tiny_models.huggingface_models import save
+from support.tiny_models.llama_models import saved
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.plan.description import read_description

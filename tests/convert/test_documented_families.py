@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.llama_models import MODELS, save, tensors
+from support.tiny_models.llama_models import MODELS, save, tensors
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.huggingface.decoder import ARCHITECTURES

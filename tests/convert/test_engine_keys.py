@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.llama_models import save, saved
-from support.same_model import assert_same_model
+from support.tiny_models.llama_models import save, saved
+from support.tiny_models.same_model import assert_same_model
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.huggingface_models import save
-from support.network_runs import answers_logits, open_network, prefill_logits
-from support.t5_models import DECODER_IDS, ENCODER_IDS, huggingface_t5, logits_of
+from support.engines.network_runs import answers_logits, open_network, prefill_logits
+from support.tiny_models.huggingface_models import save
+from support.tiny_models.t5_models import DECODER_IDS, ENCODER_IDS, huggingface_t5, logits_of
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.llama_configs import nemo1, padded_vocabulary
-from support.llama_files import write_archive
-from support.llama_models import saved, tensors
-from support.llama_state import State, core_state
-from support.nemo_archive import NEMO
+from support.checkpoints.llama_configs import nemo1, padded_vocabulary
+from support.checkpoints.llama_files import write_archive
+from support.checkpoints.llama_state import State, core_state
+from support.checkpoints.nemo_archive import NEMO
+from support.tiny_models.llama_models import saved, tensors
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.move.assembly import Assembly, Piece
@@ -78,7 +78,7 @@ def test_a_layer_norm_1p_goes_to_gpt2_in_fp32_alone(tmp_path: Path) -> None:
     import tarfile
 
     import yaml
-    from support.nemo_archive import write_nemo
+    from support.checkpoints.nemo_archive import write_nemo
 
     with tarfile.open(NEMO / "gpt_O2_bf16.nemo") as tar:
         files = {member.name.removeprefix("./"): tar.extractfile(member).read() for member in tar if member.isfile()}  # type: ignore[union-attr]

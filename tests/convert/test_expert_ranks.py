@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.llama_configs import megatron_lm, padded_vocabulary
-from support.llama_files import sentencepiece_model, write_megatron_lm_tree
-from support.llama_models import FP32, Saved, save, saved, tensors
-from support.llama_state import State, core_state, cut, layer_of
+from support.checkpoints.llama_configs import megatron_lm, padded_vocabulary
+from support.checkpoints.llama_files import sentencepiece_model, write_megatron_lm_tree
+from support.checkpoints.llama_state import State, core_state, cut, layer_of
+from support.tiny_models.llama_models import FP32, Saved, save, saved, tensors
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.falcon_models import write_falcon
-from support.hybrid_models import hybrid
-from support.same_model import assert_same_model
+from support.checkpoints.falcon_models import write_falcon
+from support.checkpoints.hybrid_models import hybrid
+from support.tiny_models.same_model import assert_same_model
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

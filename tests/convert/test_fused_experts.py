@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.llama_models import build, logits, save, saved, tensors
+from support.tiny_models.llama_models import build, logits, save, saved, tensors
 from transformers import AutoModelForCausalLM
 
 from export_scripts.arguments import ConvertArguments

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.distributed_checkpoints import ZARR
-from support.git_clones import WEIGHTS, commit, git, in_a_clone, pointer
-from support.huggingface_models import save
-from support.nemo_archive import write_gpt
-from support.nemo_samples import restore, unpacked
+from support.checkpoints.distributed_checkpoints import ZARR
+from support.checkpoints.git_clones import WEIGHTS, commit, git, in_a_clone, pointer
+from support.checkpoints.nemo_archive import write_gpt
+from support.checkpoints.nemo_samples import restore, unpacked
+from support.tiny_models.huggingface_models import save
 
 from export_scripts import inspect
 from export_scripts.arguments import ConvertArguments

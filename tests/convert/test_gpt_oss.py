@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.core_adapters import APART, write_expert_adapter
-from support.dcp_checkpoints import state_of, write_fsdp
-from support.llama_adapters import ALPHA, RANK
-from support.llama_configs import megatron_lm
-from support.llama_files import write_megatron_lm_tree
-from support.llama_models import EXPERTS, HIDDEN, LAYERS, build, logits, saved, tensors
-from support.llama_sources import Case, write_source
+from support.checkpoints.core_adapters import APART, write_expert_adapter
+from support.checkpoints.dcp_checkpoints import state_of, write_fsdp
+from support.checkpoints.llama_adapters import ALPHA, RANK
+from support.checkpoints.llama_configs import megatron_lm
+from support.checkpoints.llama_files import write_megatron_lm_tree
+from support.checkpoints.llama_sources import Case, write_source
+from support.tiny_models.llama_models import EXPERTS, HIDDEN, LAYERS, build, logits, saved, tensors
 from transformers import AutoModelForCausalLM, Mxfp4Config
 
 from export_scripts.arguments import ConvertArguments

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.distributed_checkpoints import ZARR, nemo2
-from support.ft_checkpoint_maker import make_ft_checkpoint, seal
-from support.huggingface_models import save
-from support.nemo_archive import NEMO, TOKENIZER, gpt_config, torch_bytes, write_gpt
-from support.nemo_samples import restore, unpacked
+from support.checkpoints.distributed_checkpoints import ZARR, nemo2
+from support.checkpoints.nemo_archive import NEMO, TOKENIZER, gpt_config, torch_bytes, write_gpt
+from support.checkpoints.nemo_samples import restore, unpacked
+from support.shards.ft_checkpoint_maker import make_ft_checkpoint, seal
+from support.tiny_models.huggingface_models import save
 
 from export_scripts.conversion.plan.check import inspect_source
 from handover.errors import SlipwayError

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.gpt2_checkpoint import random_gpt2
-from support.megatron_checkpoints import LAYERS as GPT2_LAYERS
-from support.megatron_checkpoints import POSITIONS as GPT2_POSITIONS
-from support.megatron_checkpoints import write as write_megatron
-from support.megatron_core import core_forward
-from support.nemo_archive import HEAD_SIZE, HEADS, NEMO, VOCAB, write_gpt, write_nemo
-from support.nemo_positions import IDS, turned, without_positions, write
-from support.t5_models import (
+from support.checkpoints.megatron_checkpoints import LAYERS as GPT2_LAYERS
+from support.checkpoints.megatron_checkpoints import POSITIONS as GPT2_POSITIONS
+from support.checkpoints.megatron_checkpoints import write as write_megatron
+from support.checkpoints.megatron_core import core_forward
+from support.checkpoints.nemo_archive import HEAD_SIZE, HEADS, NEMO, VOCAB, write_gpt, write_nemo
+from support.checkpoints.nemo_positions import IDS, turned, without_positions, write
+from support.shards.gpt2_checkpoint import random_gpt2
+from support.tiny_models.t5_models import (
     DECODER_IDS,
     ENCODER_IDS,
     VOCABULARY,
@@ -28,7 +28,7 @@ from support.t5_models import (
     plain_from_huggingface,
     relative_config,
 )
-from support.t5_models import HEADS as T5_HEADS
+from support.tiny_models.t5_models import HEADS as T5_HEADS
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from export_scripts.arguments import ConvertArguments
@@ -236,7 +236,7 @@ def test_prompt_tables_are_not_dropped_silently(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["nan", "overflow"])
 def test_a_number_that_cannot_be_written_is_named(damage: str, tmp_path: Path) -> None:
-    from support.nemo_archive import gpt_state
+    from support.checkpoints.nemo_archive import gpt_state
 
     state = gpt_state()
     key = "model.language_model.encoder.layers.1.mlp.dense_h_to_4h.weight"

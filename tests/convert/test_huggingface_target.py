@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.huggingface_models import logits, save
-from support.t5_models import huggingface_t5, logits_of
+from support.tiny_models.huggingface_models import logits, save
+from support.tiny_models.t5_models import huggingface_t5, logits_of
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.write.journal import FILE_NAME as JOURNAL

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.hybrid_models import (
+from support.checkpoints.hybrid_models import (
     arguments,
     arrays,
     hybrid,
@@ -22,9 +22,9 @@ from support.hybrid_models import (
     write_megatron_lm_fsdp,
     write_ranks,
 )
-from support.llama_files import megatron_lm_dist
-from support.llama_models import tensors
-from support.same_model import assert_same_model
+from support.checkpoints.llama_files import megatron_lm_dist
+from support.tiny_models.llama_models import tensors
+from support.tiny_models.same_model import assert_same_model
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source

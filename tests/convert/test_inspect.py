@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from support.huggingface_models import save
-from support.nemo_archive import NEMO, write_gpt
+from support.checkpoints.nemo_archive import NEMO, write_gpt
+from support.tiny_models.huggingface_models import save
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.plan.sizing import measure

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from support.llama_files import write_huggingface_tokenizer
-from support.llama_models import save
-from support.llama_sources import Case, write_source
+from support.checkpoints.llama_files import write_huggingface_tokenizer
+from support.checkpoints.llama_sources import Case, write_source
+from support.tiny_models.llama_models import save
 
 from export_scripts.inspect import main
 from handover.errors import CheckpointError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.quantized_models import MIXTURE, compressed, deepseeks, save_fp8, save_state
+from support.tiny_models.quantized_models import MIXTURE, compressed, deepseeks, save_fp8, save_state
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.files.archive import open_archive

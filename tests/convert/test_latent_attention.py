@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import core_latent
-from support.core_latent import LAST, with_predictor
-from support.llama_configs import megatron_lm, padded_vocabulary
-from support.llama_files import chunked, write_megatron_lm, write_megatron_lm_tree, write_torch_dist
-from support.llama_models import FP32 as FP32_NAME
-from support.llama_models import logits, save, saved, tensors
-from support.llama_sources import Case, write_source
-from support.llama_state import State, core_state
-from support.quantized_models import deepseeks, to_fp8
+from support.checkpoints import core_latent
+from support.checkpoints.core_latent import LAST, with_predictor
+from support.checkpoints.llama_configs import megatron_lm, padded_vocabulary
+from support.checkpoints.llama_files import chunked, write_megatron_lm, write_megatron_lm_tree, write_torch_dist
+from support.checkpoints.llama_sources import Case, write_source
+from support.checkpoints.llama_state import State, core_state
+from support.tiny_models.llama_models import FP32 as FP32_NAME
+from support.tiny_models.llama_models import logits, save, saved, tensors
+from support.tiny_models.quantized_models import deepseeks, to_fp8
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.llama_sources import Case, write_source
+from support.checkpoints.llama_sources import Case, write_source
 
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.targets.huggingface.plan import Wish, plan_huggingface

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.llama_configs import megatron_lm, padded_vocabulary
-from support.llama_files import write_megatron_lm
-from support.llama_models import VOCAB, Saved, logits, save, tensors
-from support.llama_sources import Case, write_source
-from support.llama_state import core_state
-from support.same_model import assert_same_model
+from support.checkpoints.llama_configs import megatron_lm, padded_vocabulary
+from support.checkpoints.llama_files import write_megatron_lm
+from support.checkpoints.llama_sources import Case, write_source
+from support.checkpoints.llama_state import core_state
+from support.tiny_models.llama_models import VOCAB, Saved, logits, save, tensors
+from support.tiny_models.same_model import assert_same_model
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

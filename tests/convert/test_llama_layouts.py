@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from support.llama_configs import nemo1, nemo2, padded_vocabulary
-from support.llama_files import (
+from support.checkpoints.llama_configs import nemo1, nemo2, padded_vocabulary
+from support.checkpoints.llama_files import (
     chunked,
     write_archive,
     write_nemo1_tree,
@@ -16,11 +16,11 @@ from support.llama_files import (
     write_torch_dist,
     write_zarr,
 )
-from support.llama_forward import Rules, Weights, forward, rules_of_nemo1, rules_of_nemo2
-from support.llama_models import VOCAB, Saved, input_ids, saved
-from support.llama_reading import read_archive, read_torch_dist, read_zarr
-from support.llama_state import core_state, local_norms, two_matrices
-from support.megatron_core_record import digest_of, recorded
+from support.checkpoints.llama_reading import read_archive, read_torch_dist, read_zarr
+from support.checkpoints.llama_state import core_state, local_norms, two_matrices
+from support.checkpoints.megatron_core_record import digest_of, recorded
+from support.tiny_models.llama_forward import Rules, Weights, forward, rules_of_nemo1, rules_of_nemo2
+from support.tiny_models.llama_models import VOCAB, Saved, input_ids, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 ARCHIVES = [

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.huggingface_models import filling
-from support.llama_configs import nemo1
-from support.llama_files import write_archive
-from support.llama_forward import forward, rules_of_nemo1
-from support.llama_models import HEADS, HIDDEN, INTER, LAYERS, VOCAB, input_ids, logits, saved
-from support.llama_shards_forward import forward as shards_logits
-from support.llama_state import State
+from support.checkpoints.llama_configs import nemo1
+from support.checkpoints.llama_files import write_archive
+from support.checkpoints.llama_state import State
+from support.shards.llama_shards_forward import forward as shards_logits
+from support.tiny_models.huggingface_models import filling
+from support.tiny_models.llama_forward import forward, rules_of_nemo1
+from support.tiny_models.llama_models import HEADS, HIDDEN, INTER, LAYERS, VOCAB, input_ids, logits, saved
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

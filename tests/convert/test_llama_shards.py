@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.llama_models import HIDDEN, VOCAB, save
-from support.llama_sources import Case, write_source
+from support.checkpoints.llama_sources import Case, write_source
+from support.tiny_models.llama_models import HIDDEN, VOCAB, save
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.core_adapters import BASE, CANONICAL, LORA, write_bridge, write_bridge_adapter
-from support.llama_adapters import ALPHA, RANK, merged_logits, products
-from support.llama_files import ChunkedArray
-from support.llama_models import VOCAB, logits, saved, tensors
-from support.peft_output import assert_holds
+from support.checkpoints.core_adapters import BASE, CANONICAL, LORA, write_bridge, write_bridge_adapter
+from support.checkpoints.llama_adapters import ALPHA, RANK, merged_logits, products
+from support.checkpoints.llama_files import ChunkedArray
+from support.tiny_models.llama_models import VOCAB, logits, saved, tensors
+from support.tiny_models.peft_output import assert_holds
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.core_adapters import (
+from support.checkpoints.core_adapters import (
     APART,
     LEGACY,
     OUTER,
@@ -16,9 +16,9 @@ from support.core_adapters import (
     write_bridge,
     write_expert_adapter,
 )
-from support.llama_adapters import ALPHA, RANK
-from support.llama_models import save, saved, tensors
-from support.peft_output import assert_holds
+from support.checkpoints.llama_adapters import ALPHA, RANK
+from support.tiny_models.llama_models import save, saved, tensors
+from support.tiny_models.peft_output import assert_holds
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source

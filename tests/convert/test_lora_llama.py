@@ -8,15 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.llama_adapters import ALPHA, GATES, PROJECTIONS, RANK, merged_logits, products
-from support.llama_configs import nemo1, nemo2, padded_vocabulary
-from support.llama_files import chunked, write_archive, write_huggingface_tokenizer, write_nemo2_tree, write_torch_dist
-from support.llama_models import VOCAB, input_ids, logits, save, saved
-from support.llama_shards_forward import forward
-from support.llama_state import core_state, merged_qkv
-from support.nemo_archive import write_nemo
-from support.peft_adapters import DATA, INPUT_IDS
-from support.peft_output import assert_holds
+from support.checkpoints.llama_adapters import ALPHA, GATES, PROJECTIONS, RANK, merged_logits, products
+from support.checkpoints.llama_configs import nemo1, nemo2, padded_vocabulary
+from support.checkpoints.llama_files import (
+    chunked,
+    write_archive,
+    write_huggingface_tokenizer,
+    write_nemo2_tree,
+    write_torch_dist,
+)
+from support.checkpoints.llama_state import core_state, merged_qkv
+from support.checkpoints.nemo_archive import write_nemo
+from support.shards.llama_shards_forward import forward
+from support.tiny_models.llama_models import VOCAB, input_ids, logits, save, saved
+from support.tiny_models.peft_adapters import DATA, INPUT_IDS
+from support.tiny_models.peft_output import assert_holds
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.megatron_core import core_forward, core_state, cut
-from support.nemo_archive import HEAD_SIZE, HEADS, HIDDEN, INTER, LAYERS, VOCAB, gpt_config, write_nemo
-from support.reference_forward import forward
+from support.checkpoints.megatron_core import core_forward, core_state, cut
+from support.checkpoints.nemo_archive import HEAD_SIZE, HEADS, HIDDEN, INTER, LAYERS, VOCAB, gpt_config, write_nemo
+from support.shards.reference_forward import forward
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source

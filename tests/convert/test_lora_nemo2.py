@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from support.core_adapters import APART, LEGACY, adapter_arrays, expert_arrays, expert_products
-from support.llama_adapters import ALPHA, RANK, merged_logits, products
-from support.llama_configs import nemo1, nemo2, padded_vocabulary
-from support.llama_files import chunked, write_archive, write_nemo2_tree, write_torch_dist
-from support.llama_models import VOCAB, input_ids, logits, saved, tensors
-from support.llama_shards_forward import forward
-from support.llama_state import core_state
-from support.peft_output import assert_holds
+from support.checkpoints.core_adapters import APART, LEGACY, adapter_arrays, expert_arrays, expert_products
+from support.checkpoints.llama_adapters import ALPHA, RANK, merged_logits, products
+from support.checkpoints.llama_configs import nemo1, nemo2, padded_vocabulary
+from support.checkpoints.llama_files import chunked, write_archive, write_nemo2_tree, write_torch_dist
+from support.checkpoints.llama_state import core_state
+from support.shards.llama_shards_forward import forward
+from support.tiny_models.llama_models import VOCAB, input_ids, logits, saved, tensors
+from support.tiny_models.peft_output import assert_holds
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source

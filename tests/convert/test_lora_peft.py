@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.decoder_forward import forward
-from support.huggingface_models import logits, save
-from support.llama_models import save as save_llama
-from support.llama_models import saved
-from support.peft_adapters import ADAPTERS, DATA, INPUT_IDS
+from support.shards.decoder_forward import forward
+from support.tiny_models.huggingface_models import logits, save
+from support.tiny_models.llama_models import save as save_llama
+from support.tiny_models.llama_models import saved
+from support.tiny_models.peft_adapters import ADAPTERS, DATA, INPUT_IDS
 
 from evaluation.parity.references import open_reference
 from export_scripts.arguments import ConvertArguments

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.llama_configs import architecture, core_window, nemo2, padded_vocabulary
-from support.llama_files import chunked, write_torch_dist
-from support.llama_models import build, input_ids, saved
-from support.llama_state import core_state as core_state_of
-from support.megatron_core import core_forward, core_state
-from support.nemo_archive import HEADS, HIDDEN, INTER, LAYERS, POSITIONS, TOKENIZER, VOCAB
-from support.reference_forward import forward
+from support.checkpoints.llama_configs import architecture, core_window, nemo2, padded_vocabulary
+from support.checkpoints.llama_files import chunked, write_torch_dist
+from support.checkpoints.llama_state import core_state as core_state_of
+from support.checkpoints.megatron_core import core_forward, core_state
+from support.checkpoints.nemo_archive import HEADS, HIDDEN, INTER, LAYERS, POSITIONS, TOKENIZER, VOCAB
+from support.shards.reference_forward import forward
+from support.tiny_models.llama_models import build, input_ids, saved
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from support.llama_configs import megatron_lm, nemo1, padded_vocabulary
-from support.llama_files import (
+from support.checkpoints.llama_configs import megatron_lm, nemo1, padded_vocabulary
+from support.checkpoints.llama_files import (
     chunked,
     sentencepiece_model,
     write_archive,
@@ -21,11 +21,11 @@ from support.llama_files import (
     write_megatron_lm_tree,
     write_torch_dist,
 )
-from support.llama_models import saved
-from support.llama_state import core_state
-from support.nemo_archive import NEMO, load_file, write_nemo
-from support.t5_models import HEADS, VOCABULARY, Saving, huggingface_t5, nemo_states, plain_from_huggingface
-from support.t5_models import relative_config as t5_config
+from support.checkpoints.llama_state import core_state
+from support.checkpoints.nemo_archive import NEMO, load_file, write_nemo
+from support.tiny_models.llama_models import saved
+from support.tiny_models.t5_models import HEADS, VOCABULARY, Saving, huggingface_t5, nemo_states, plain_from_huggingface
+from support.tiny_models.t5_models import relative_config as t5_config
 
 from export_scripts.checkpoints.files.archive import open_archive
 from export_scripts.checkpoints.formats import open_source

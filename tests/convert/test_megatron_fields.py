@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.llama_configs import megatron_lm, nemo1, nemo2
-from support.llama_models import saved
-from support.megatron_core_record import recorded
-from support.nemo_archive import gpt_config
+from support.checkpoints.llama_configs import megatron_lm, nemo1, nemo2
+from support.checkpoints.megatron_core_record import recorded
+from support.checkpoints.nemo_archive import gpt_config
+from support.tiny_models.llama_models import saved
 
 from export_scripts.checkpoints.megatron import arguments
 from export_scripts.checkpoints.megatron.bridge import model_in_nemo1_words

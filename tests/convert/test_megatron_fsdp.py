@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.dcp_checkpoints import write_bridge, write_lm
-from support.llama_files import sentencepiece_model
-from support.llama_models import Saved, saved, tensors
+from support.checkpoints.dcp_checkpoints import write_bridge, write_lm
+from support.checkpoints.llama_files import sentencepiece_model
+from support.tiny_models.llama_models import Saved, saved, tensors
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.core_adapters import APART, Products, expert_products
-from support.huggingface_models import filling
-from support.llama_adapters import ALPHA, RANK
-from support.llama_configs import nemo1, padded_vocabulary
-from support.llama_files import write_archive
-from support.llama_models import save, saved, tensors
-from support.llama_state import core_state
-from support.nemo_archive import write_nemo
-from support.peft_output import assert_holds
+from support.checkpoints.core_adapters import APART, Products, expert_products
+from support.checkpoints.llama_adapters import ALPHA, RANK
+from support.checkpoints.llama_configs import nemo1, padded_vocabulary
+from support.checkpoints.llama_files import write_archive
+from support.checkpoints.llama_state import core_state
+from support.checkpoints.nemo_archive import write_nemo
+from support.tiny_models.huggingface_models import filling
+from support.tiny_models.llama_models import save, saved, tensors
+from support.tiny_models.peft_output import assert_holds
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from support.core_latent import with_predictor
-from support.llama_configs import bridge, padded_vocabulary
-from support.llama_files import chunked, write_bridge_tree, write_torch_dist
-from support.llama_models import saved, tensors
-from support.llama_sources import Case, write_source
-from support.llama_state import core_state
+from support.checkpoints.core_latent import with_predictor
+from support.checkpoints.llama_configs import bridge, padded_vocabulary
+from support.checkpoints.llama_files import chunked, write_bridge_tree, write_torch_dist
+from support.checkpoints.llama_sources import Case, write_source
+from support.checkpoints.llama_state import core_state
+from support.tiny_models.llama_models import saved, tensors
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.nemo_archive import NEMO
-from support.nemo_tokenizer_cases import CASES, RECORDED, our_answer, write_files
+from support.checkpoints.nemo_archive import NEMO
+from support.measurements.nemo_tokenizer_cases import CASES, RECORDED, our_answer, write_files
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

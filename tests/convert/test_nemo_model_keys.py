@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.nemo_archive import NEMO, gpt_config, write_gpt
+from support.checkpoints.nemo_archive import NEMO, gpt_config, write_gpt
 
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.megatron.arguments import in_nemo_words

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.published_configs import assert_both_targets_compute_what_nemo_computes, scaled
+from support.tiny_models.published_configs import assert_both_targets_compute_what_nemo_computes, scaled
 
 TABLE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data/nemo_published.json").read_text())
 # What no tensor of a tiny model depends on: models that differ in these alone are converted once.

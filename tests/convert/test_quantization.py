@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from support.dequantized import E2M1, dequantized, quantized, tensors
-from support.huggingface_models import save, write_tokenizer
-from support.llama_hub_models import MIXTRAL, build_llama
-from support.llama_models import save as save_model
+from support.tiny_models.dequantized import E2M1, dequantized, quantized, tensors
+from support.tiny_models.huggingface_models import save, write_tokenizer
+from support.tiny_models.llama_hub_models import MIXTRAL, build_llama
+from support.tiny_models.llama_models import save as save_model
 
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.conversion.write import safetensors_files, safetensors_layout

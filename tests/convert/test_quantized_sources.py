@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.quantized_models import CASES, compressed, deepseeks, save_case, save_fp8, save_state
-from support.quantized_record import RECORD, TYPES, digest_of, loaded
+from support.tiny_models.quantized_models import CASES, compressed, deepseeks, save_case, save_fp8, save_state
+from support.tiny_models.quantized_record import RECORD, TYPES, digest_of, loaded
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.files.archive import open_archive

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.asking import ask, generated
-from support.fake_triton import FakeTriton, count_up
+from support.engines.asking import ask, generated
+from support.servers.fake_triton import FakeTriton, count_up
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from backends.fastertransformer.engine.engine import open_engine

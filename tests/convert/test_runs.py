@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from support.dcp_checkpoints import write_bridge, write_by_ranks, write_lm
-from support.llama_files import write_huggingface_tokenizer
-from support.llama_models import save, saved, tensors
+from support.checkpoints.dcp_checkpoints import write_bridge, write_by_ranks, write_lm
+from support.checkpoints.llama_files import write_huggingface_tokenizer
+from support.tiny_models.llama_models import save, saved, tensors
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.digests import files_of

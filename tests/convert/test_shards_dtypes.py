@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.nemo_archive import gpt_state, write_gpt
+from support.checkpoints.nemo_archive import gpt_state, write_gpt
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

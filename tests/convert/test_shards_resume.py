@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.nemo_archive import gpt_config, gpt_state, write_gpt, write_nemo
+from support.checkpoints.nemo_archive import gpt_config, gpt_state, write_gpt, write_nemo
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.write.journal import FILE_NAME as JOURNAL

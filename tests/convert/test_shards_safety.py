@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.nemo_archive import TOKENIZER, gpt_config, gpt_state, torch_bytes, write_gpt, write_nemo
+from support.checkpoints.nemo_archive import TOKENIZER, gpt_config, gpt_state, torch_bytes, write_gpt, write_nemo
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.plan.check import inspect_source

@@ -16,10 +16,10 @@ import test_hybrids  # type: ignore[import-not-found]
 import test_megatron_fsdp  # type: ignore[import-not-found]
 import torch
 import transformers
-from support.hybrid_models import hybrid
-from support.llama_models import MODELS, Saved
-from support.llama_sources import write_source
-from support.same_model import assert_same_model
+from support.checkpoints.hybrid_models import hybrid
+from support.checkpoints.llama_sources import write_source
+from support.tiny_models.llama_models import MODELS, Saved
+from support.tiny_models.same_model import assert_same_model
 from test_huggingface_target import MODELS as OLDER  # type: ignore[import-not-found]
 from test_huggingface_target import T5S
 from test_llama_huggingface import CASES  # type: ignore[import-not-found]

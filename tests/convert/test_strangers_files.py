@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file, save_model
-from support.huggingface_models import IDS, build, save, write_tokenizer
-from support.stranger import engine_of, log_probs, log_probs_of
-from support.t5_models import huggingface_t5
+from support.engines.stranger import engine_of, log_probs, log_probs_of
+from support.tiny_models.huggingface_models import IDS, build, save, write_tokenizer
+from support.tiny_models.t5_models import huggingface_t5
 from transformers import AutoModelForCausalLM
 
 from export_scripts.checkpoints.formats import find_archive

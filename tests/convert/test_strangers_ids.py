@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.huggingface_models import greedy, save
-from support.nemo_archive import VOCAB, gpt_config, gpt_state, write_gpt, write_nemo
-from support.stranger import change_json, continuation, engine_of, section
-from support.t5_models import huggingface_t5
+from support.checkpoints.nemo_archive import VOCAB, gpt_config, gpt_state, write_gpt, write_nemo
+from support.engines.stranger import change_json, continuation, engine_of, section
+from support.tiny_models.huggingface_models import greedy, save
+from support.tiny_models.t5_models import huggingface_t5
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from export_scripts.arguments import ConvertArguments

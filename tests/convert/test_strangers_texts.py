@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_pb_utils import FakePbUtils, FakeRequest
-from support.huggingface_models import save
-from support.stranger import change_json, continuation, engine_of
+from support.engines.stranger import change_json, continuation, engine_of
+from support.servers.fake_pb_utils import FakePbUtils, FakeRequest
+from support.tiny_models.huggingface_models import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

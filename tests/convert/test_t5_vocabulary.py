@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.llama_files import sentencepiece_model
-from support.nemo_archive import write_nemo
-from support.t5_models import (
+from support.checkpoints.llama_files import sentencepiece_model
+from support.checkpoints.nemo_archive import write_nemo
+from support.tiny_models.t5_models import (
     HEADS,
     VOCAB,
     Saving,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.huggingface_models import filling
-from support.quantized_models import deepseeks, to_fp8
+from support.tiny_models.huggingface_models import filling
+from support.tiny_models.quantized_models import deepseeks, to_fp8
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.files.archive import open_archive

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.huggingface_models import filling, logits, save
-from support.llama_hub_models import save_llama
-from support.network_runs import open_network, prefill_logits
-from support.t5_models import huggingface_t5
+from support.engines.network_runs import open_network, prefill_logits
+from support.tiny_models.huggingface_models import filling, logits, save
+from support.tiny_models.llama_hub_models import save_llama
+from support.tiny_models.t5_models import huggingface_t5
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.plan.check import inspect_source

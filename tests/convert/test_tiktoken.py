@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.nemo_archive import gpt_config, gpt_state, write_nemo
-from support.tiktoken_vocabulary import DATA
+from support.checkpoints.nemo_archive import gpt_config, gpt_state, write_nemo
+from support.measurements.tiktoken_vocabulary import DATA
 
 from evaluation.client.tokenizer import load_tokenizer
 from export_scripts.arguments import ConvertArguments

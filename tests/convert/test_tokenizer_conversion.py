@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.huggingface_models import save, write_tokenizer
-from support.nemo_archive import NEMO, gpt_config, gpt_state, write_nemo
-from support.t5_models import huggingface_t5
-from support.tokenizer_directories import IDENTITY, START, STOP, byte_pairs, pieces
+from support.checkpoints.nemo_archive import NEMO, gpt_config, gpt_state, write_nemo
+from support.measurements.tokenizer_directories import IDENTITY, START, STOP, byte_pairs, pieces
+from support.tiny_models.huggingface_models import save, write_tokenizer
+from support.tiny_models.t5_models import huggingface_t5
 from tokenizers import Tokenizer, models
 
 from deployment.openai.texts.templates import ChatTemplate

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import sentencepiece
-from support.tokenizer_directories import Directory, of_descriptions, of_pairs, of_pieces
+from support.measurements.tokenizer_directories import Directory, of_descriptions, of_pairs, of_pieces
 from transformers import AutoTokenizer
 
 from deployment.openai.texts.templates import ChatTemplate

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.huggingface_models import IDS, filling
-from support.transformers_keys import MODEL_TYPES, accounted_for, keys_read
+from support.tiny_models.huggingface_models import IDS, filling
+from support.tiny_models.transformers_keys import MODEL_TYPES, accounted_for, keys_read
 
 from export_scripts.checkpoints.huggingface import t5
 from export_scripts.checkpoints.huggingface.decoder import ARCHITECTURES, described

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.spoilt_bodies import spoilt
+from support.servers.spoilt_bodies import spoilt
 
 from deployment.openai.agents.blocks import CALL, TEXT, THOUGHTS, Blocks
 from deployment.openai.agents.messages import Messages

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.ft_checkpoint_maker import make_ft_checkpoint
+from support.shards.ft_checkpoint_maker import make_ft_checkpoint
 
 from deployment.proof.files import prove_files
 from deployment.proof.served_models import find_served_models

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
+from support.servers.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
 from deployment.proof.served_models import ServedModel
 from deployment.triton.probe import Probe

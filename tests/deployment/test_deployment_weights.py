@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.family_shards import write_family
-from support.ft_checkpoint_maker import LISTINGS, make_ft_checkpoint
-from support.huggingface_models import build
-from support.random_t5 import random_t5
+from support.shards.family_shards import write_family
+from support.shards.ft_checkpoint_maker import LISTINGS, make_ft_checkpoint
+from support.shards.random_t5 import random_t5
+from support.tiny_models.huggingface_models import build
 from transformers import T5EncoderModel
 
 from backends.fastertransformer.engine.settings import find_checkpoint
@@ -213,7 +213,7 @@ def test_a_foreign_repository_is_proved_by_name_and_size(tmp_path: Path) -> None
 
 
 def test_a_head_that_was_recorded_is_missing_not_tied(tmp_path: Path) -> None:
-    from support.ft_checkpoint_maker import seal
+    from support.shards.ft_checkpoint_maker import seal
 
     repository = export(tmp_path)
     head = shards_of(repository) / "model.lm_head.weight.bin"

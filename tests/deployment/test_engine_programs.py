@@ -17,7 +17,7 @@ import pytest
 import torch
 import transformers
 from support.engine_programs import PATH
-from support.served import wait_for
+from support.servers.served import wait_for
 
 from deployment.arguments import EngineArguments
 from deployment.engines.serve import check_program

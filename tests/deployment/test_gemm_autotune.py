@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.ft_checkpoint_maker import make_ft_checkpoint
+from support.shards.ft_checkpoint_maker import make_ft_checkpoint
 
 from deployment.gemm_autotune import gemm_sizes, main
 from deployment.proof.served_models import ServedModel

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 from openai.types.chat import ChatCompletionMessage
-from support.fake_triton import T5_INPUTS, FakeTriton, RefusalError, Tensors, count_up, count_up_t5
-from support.openai_endpoint import application_of
+from support.servers.fake_triton import T5_INPUTS, FakeTriton, RefusalError, Tensors, count_up, count_up_t5
+from support.servers.openai_endpoint import application_of
 from tokenizers import Tokenizer, models
 
 from deployment.openai.bodies.body import check_fields

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.huggingface_models import save
-from support.llama_configs import nemo1, padded_vocabulary
-from support.llama_files import write_archive
-from support.llama_models import saved
-from support.llama_state import core_state
-from support.tokenizer_directories import chat_tokenizer
+from support.checkpoints.llama_configs import nemo1, padded_vocabulary
+from support.checkpoints.llama_files import write_archive
+from support.checkpoints.llama_state import core_state
+from support.measurements.tokenizer_directories import chat_tokenizer
+from support.tiny_models.huggingface_models import save
+from support.tiny_models.llama_models import saved
 
 from deployment.openai.errors import ApiError
 from deployment.openai.texts.templates import ChatTemplate

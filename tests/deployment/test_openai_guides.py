@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_triton import FakeTriton, Tensors, count_up
-from support.openai_endpoint import application_of
+from support.servers.fake_triton import FakeTriton, Tensors, count_up
+from support.servers.openai_endpoint import application_of
 
 INPUTS = ("input_ids", "input_lengths", "request_output_len", "guided_decoding_guide_type", "guided_decoding_guide")
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["é", 1]}}}

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_triton import FakeTriton, count_up
-from support.openai_endpoint import OpenAIEndpoint, openai_endpoint
+from support.servers.fake_triton import FakeTriton, count_up
+from support.servers.openai_endpoint import OpenAIEndpoint, openai_endpoint
 
 from deployment.openai.bodies.fields import CHAT, COMPLETIONS, DETOKENIZE, REFUSED, TOKENIZE
 

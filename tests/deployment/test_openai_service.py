@@ -21,9 +21,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 from aiohttp import web
-from support.fake_triton import FakeTriton, count_up
-from support.openai_endpoint import OpenAIEndpoint, application_of, openai_endpoint
-from support.served import wait_for
+from support.servers.fake_triton import FakeTriton, count_up
+from support.servers.openai_endpoint import OpenAIEndpoint, application_of, openai_endpoint
+from support.servers.served import wait_for
 from tritonclient.grpc import service_pb2 as pb
 
 from deployment.openai.answers.shares import Share

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tokenizer_directories import END, START, STOP, Directory, byte_pairs, pieces, pipeline
+from support.measurements.tokenizer_directories import END, START, STOP, Directory, byte_pairs, pieces, pipeline
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from deployment.openai.errors import ApiError

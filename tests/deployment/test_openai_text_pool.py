@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 from aiohttp.test_utils import TestClient
-from support.fake_triton import FakeTriton, count_up
-from support.openai_endpoint import application_of
-from support.served import wait_for
+from support.servers.fake_triton import FakeTriton, count_up
+from support.servers.openai_endpoint import application_of
+from support.servers.served import wait_for
 
 from deployment.openai.errors import ApiError
 from deployment.openai.texts import text_pool

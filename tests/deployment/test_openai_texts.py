@@ -12,7 +12,7 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as some
-from support.ft_checkpoint_maker import make_ft_checkpoint
+from support.shards.ft_checkpoint_maker import make_ft_checkpoint
 from transformers import GPT2Tokenizer, GPT2TokenizerFast
 
 from deployment.openai.engine.generation import StopStrings

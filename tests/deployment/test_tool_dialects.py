@@ -16,8 +16,8 @@ import jsonschema
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from support.spoilt_bodies import spoilt
-from support.tokenizer_directories import chat_tokenizer
+from support.measurements.tokenizer_directories import chat_tokenizer
+from support.servers.spoilt_bodies import spoilt
 
 from backends.fastertransformer.engine.grammar.library import Vocabulary, compile_written, write
 from deployment.openai.bodies.body import check_fields

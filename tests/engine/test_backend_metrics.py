@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake_pb_utils import FakeMetric, FakePbUtils
+from support.servers.fake_pb_utils import FakeMetric, FakePbUtils
 
 from backends.fastertransformer import published_metrics as module
 from backends.fastertransformer.engine.cache.page_allocator import PageAllocator

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.fake_pb_utils import FakePbUtils, FakeRequest
-from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.llama_models import save
-from support.low_rank import draw, write
-from support.rank_processes import rank_environment
+from support.engines.rank_processes import rank_environment
+from support.servers.fake_pb_utils import FakePbUtils, FakeRequest
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
+from support.tiny_models.llama_models import save
+from support.tiny_models.low_rank import draw, write
 from transformers import GPT2LMHeadModel
 
 from ft_format.socket_messages import (

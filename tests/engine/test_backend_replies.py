@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_pb_utils import FakePbUtils, FakeRequest, FakeSender
+from support.servers.fake_pb_utils import FakePbUtils, FakeRequest, FakeSender
 
 from backends.fastertransformer import replies as module
 from backends.fastertransformer.engine.rows.answer import Failure, Tensors

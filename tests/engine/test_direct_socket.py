@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gpt2_checkpoint import random_gpt2, write_shards
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
 
 from backends.fastertransformer.direct.reply import DirectReply
 from backends.fastertransformer.direct.server import DirectServer

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import peft_served
-from support.asking import ask, generated
-from support.few_pages import spoiled
-from support.greedy import NEVER, argmaxes
-from support.hub_served import opened
-from support.llama_models import VOCAB, save
-from support.low_rank import ALL, PREFIX, draw, merged, write
-from support.page_reading_ops import captured_steps
-from support.paged_steps import paged_steps
-from support.quantized_models import deepseeks, save_state, to_fp8
+from support.engines.asking import ask, generated
+from support.engines.few_pages import spoiled
+from support.engines.hub_served import opened
+from support.engines.page_reading_ops import captured_steps
+from support.engines.paged_steps import paged_steps
+from support.tiny_models import peft_served
+from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.llama_models import VOCAB, save
+from support.tiny_models.low_rank import ALL, PREFIX, draw, merged, write
+from support.tiny_models.quantized_models import deepseeks, save_state, to_fp8
 
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.request.adapters import Adapters

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.asking import CPU, ask, generated, prompts
-from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.greedy import NEVER, greedy
+from support.engines.asking import CPU, ask, generated, prompts
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
+from support.tiny_models.greedy import NEVER, greedy
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, ask, generated, prompts, tiny_gpt2, word_list
+from support.engines.asking import CPU, ask, generated, prompts, tiny_gpt2, word_list
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.asking import Tensors, ask, prompts, tiny_gpt2
-from support.faked_graphs import fake_graphs
-from support.llama_shards import settings_of
-from support.paged_steps import paged_steps
+from support.engines.asking import Tensors, ask, prompts, tiny_gpt2
+from support.engines.faked_graphs import fake_graphs
+from support.engines.paged_steps import paged_steps
+from support.shards.llama_shards import settings_of
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
 from backends.fastertransformer.engine.request.parse import parse_request

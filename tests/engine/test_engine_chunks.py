@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, Tensors, ask, generated, prompts
-from support.family_shards import write_family
-from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.greedy import NEVER, greedy
-from support.llama_shards import settings_of
-from support.paged_steps import paged_steps
-from support.prefix_prompts import PREFIXES
-from support.prefix_prompts import greedy as greedy_after
-from support.prefix_prompts import write as write_prefixes
-from support.random_t5 import random_t5
+from support.engines.asking import CPU, Tensors, ask, generated, prompts
+from support.engines.paged_steps import paged_steps
+from support.shards.family_shards import write_family
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
+from support.shards.llama_shards import settings_of
+from support.shards.prefix_prompts import PREFIXES
+from support.shards.prefix_prompts import greedy as greedy_after
+from support.shards.prefix_prompts import write as write_prefixes
+from support.shards.random_t5 import random_t5
+from support.tiny_models.greedy import NEVER, greedy
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import open_engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, Tensors, ask, prompts, tiny_gpt2
+from support.engines.asking import CPU, Tensors, ask, prompts, tiny_gpt2
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, Tensors
-from support.family_shards import write_family
-from support.random_t5 import random_t5
-from support.t5_requests import LONG, ask, by_hugging_face, cut, settings_of, sources
+from support.engines.asking import CPU, Tensors
+from support.engines.t5_requests import LONG, ask, by_hugging_face, cut, settings_of, sources
+from support.shards.family_shards import write_family
+from support.shards.random_t5 import random_t5
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError

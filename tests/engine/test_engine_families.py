@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.family_shards import write_family
-from support.huggingface_models import build
-from support.network_runs import (
+from support.engines.network_runs import (
     CPU,
     answers_logits,
     decode_logits,
@@ -22,7 +20,9 @@ from support.network_runs import (
     prefill_logits,
     some_ids,
 )
-from support.random_t5 import random_t5
+from support.shards.family_shards import write_family
+from support.shards.random_t5 import random_t5
+from support.tiny_models.huggingface_models import build
 from torch import Tensor
 from transformers import T5EncoderModel
 

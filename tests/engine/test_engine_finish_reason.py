@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.asking import CPU, VOCABULARY, Tensors, ask, generated, padded, prompts, tiny_gpt2, word_list
+from support.engines.asking import CPU, VOCABULARY, Tensors, ask, generated, padded, prompts, tiny_gpt2, word_list
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import RequestError

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.asking import CPU
-from support.dequantized import dequantized
-from support.hub_served import check_served, opened
-from support.llama_models import save
-from support.network_runs import FP32, load_for_kernels, prefill_logits, some_ids
-from support.quantized_models import CASES, LEFT_OUT, compressed, deepseeks, save_case, save_state, to_fp8
-from support.quantized_record import RECORD, digest_of
+from support.engines.asking import CPU
+from support.engines.hub_served import check_served, opened
+from support.engines.network_runs import FP32, load_for_kernels, prefill_logits, some_ids
+from support.tiny_models.dequantized import dequantized
+from support.tiny_models.llama_models import save
+from support.tiny_models.quantized_models import CASES, LEFT_OUT, compressed, deepseeks, save_case, save_state, to_fp8
+from support.tiny_models.quantized_record import RECORD, digest_of
 from torch import Tensor
 
 from backends.fastertransformer.engine.errors import EngineError, WeightsError

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
-from support.asking import CPU, ask, generated
-from support.guided_model import END, TOKENS, guided, guided_gpt2, texts
-from support.paged_steps import paged_steps
-from support.rank_processes import RankProcesses
+from support.engines.asking import CPU, ask, generated
+from support.engines.paged_steps import paged_steps
+from support.engines.rank_processes import RankProcesses
+from support.tiny_models.guided_model import END, TOKENS, guided, guided_gpt2, texts
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError, RequestError

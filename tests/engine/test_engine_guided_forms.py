@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from support.asking import CPU
-from support.guided_model import guided, guided_gpt2, submit, texts
+from support.engines.asking import CPU
+from support.tiny_models.guided_model import guided, guided_gpt2, submit, texts
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.asking import CPU, ask, generated
-from support.guided_model import END, guided, guided_gpt2, submit, texts
+from support.engines.asking import CPU, ask, generated
+from support.tiny_models.guided_model import END, guided, guided_gpt2, submit, texts
 
 from backends.fastertransformer.engine import compiling
 from backends.fastertransformer.engine.engine import Engine, open_engine

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.asking import CPU
-from support.guided_model import END, guided, guided_gpt2, texts
+from support.engines.asking import CPU
+from support.tiny_models.guided_model import END, guided, guided_gpt2, texts
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.grammar import compiled, guided_row, library

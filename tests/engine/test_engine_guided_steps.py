@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, ask, generated
-from support.guided_model import END, guided, guided_gpt2, texts
-from support.paged_steps import paged_steps
+from support.engines.asking import CPU, ask, generated
+from support.engines.paged_steps import paged_steps
+from support.tiny_models.guided_model import END, guided, guided_gpt2, texts
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.grammar import masks

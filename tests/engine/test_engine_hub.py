@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.asking import CPU
-from support.hub_served import check_served, opened
-from support.llama_models import VOCAB, save
-from support.llama_shards import shards_of
-from support.network_runs import FP32, open_network, prefill_logits
+from support.engines.asking import CPU
+from support.engines.hub_served import check_served, opened
+from support.engines.network_runs import FP32, open_network, prefill_logits
+from support.shards.llama_shards import shards_of
+from support.tiny_models.llama_models import VOCAB, save
 from torch import Tensor
 
 from backends.fastertransformer.engine.errors import ConfigJsonError, EngineError, WeightsError

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, ask, generated
-from support.greedy import NEVER, argmaxes, greedy
-from support.llama_models import VOCAB, save
-from support.network_runs import FP32, decode_logits, in_a_row, mixed_logits, open_network
-from support.paged_steps import paged_steps, poisoned_states
-from support.rank_processes import RankProcesses, answer_of
+from support.engines.asking import CPU, ask, generated
+from support.engines.network_runs import FP32, decode_logits, in_a_row, mixed_logits, open_network
+from support.engines.paged_steps import paged_steps, poisoned_states
+from support.engines.rank_processes import RankProcesses, answer_of
+from support.tiny_models.greedy import NEVER, argmaxes, greedy
+from support.tiny_models.llama_models import VOCAB, save
 
 from backends.fastertransformer.engine.arrays import MOST_SLOTS
 from backends.fastertransformer.engine.engine import Engine, open_engine

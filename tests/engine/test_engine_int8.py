@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.family_shards import write_family
-from support.huggingface_models import build
-from support.network_runs import CPU, prefill_logits, some_ids
+from support.engines.network_runs import CPU, prefill_logits, some_ids
+from support.shards.family_shards import write_family
+from support.tiny_models.huggingface_models import build
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.model.families import read_config

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, ask, generated
-from support.greedy import NEVER, argmaxes
-from support.llama_models import VOCAB
-from support.llama_shards import served_of, shards_of
-from support.network_runs import decode_logits, open_network, prefill_logits
+from support.engines.asking import CPU, ask, generated
+from support.engines.network_runs import decode_logits, open_network, prefill_logits
+from support.shards.llama_shards import served_of, shards_of
+from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.llama_models import VOCAB
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import WeightsError

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, ask, generated
-from support.greedy import NEVER
-from support.hub_served import opened
-from support.llama_models import save
+from support.engines.asking import CPU, ask, generated
+from support.engines.hub_served import opened
+from support.tiny_models.greedy import NEVER
+from support.tiny_models.llama_models import save
 from torch import Tensor
 from transformers import DynamicCache
 

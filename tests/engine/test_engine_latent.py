@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.asking import ask, generated
-from support.few_pages import Served, spoiled
-from support.greedy import NEVER, argmaxes
-from support.hub_served import check_served, opened
-from support.llama_models import VOCAB, save
-from support.network_runs import decode_logits, mixed_logits, open_network, prefill_logits
-from support.paged_steps import paged_steps
-from support.quantized_models import deepseeks, save_state, to_fp8
+from support.engines.asking import ask, generated
+from support.engines.few_pages import Served, spoiled
+from support.engines.hub_served import check_served, opened
+from support.engines.network_runs import decode_logits, mixed_logits, open_network, prefill_logits
+from support.engines.paged_steps import paged_steps
+from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.llama_models import VOCAB, save
+from support.tiny_models.quantized_models import deepseeks, save_state, to_fp8
 
 from backends.fastertransformer.engine.errors import WeightsError
 from backends.fastertransformer.engine.model import weights

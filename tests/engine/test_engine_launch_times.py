@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 
 import pytest
-from support.asking import CPU, ask, generated, prompts
-from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.greedy import NEVER, greedy
-from support.paged_steps import paged_steps
+from support.engines.asking import CPU, ask, generated, prompts
+from support.engines.paged_steps import paged_steps
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
+from support.tiny_models.greedy import NEVER, greedy
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import open_engine

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.asking import ask, generated
-from support.few_pages import Served, spoiled
-from support.greedy import NEVER, argmaxes
-from support.hub_served import check_served, described, opened
-from support.llama_models import VOCAB, save
-from support.paged_steps import paged_steps
+from support.engines.asking import ask, generated
+from support.engines.few_pages import Served, spoiled
+from support.engines.hub_served import check_served, described, opened
+from support.engines.paged_steps import paged_steps
+from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.llama_models import VOCAB, save
 from torch import Tensor
 
 from backends.fastertransformer.engine.errors import RequestError, WeightsError

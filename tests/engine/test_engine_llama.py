@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.llama_models import VOCAB
-from support.llama_shards import WITH_SHARDS, served_of
-from support.network_runs import CPU, FP32, decode_logits, mixed_logits, open_network, prefill_logits
+from support.engines.network_runs import CPU, FP32, decode_logits, mixed_logits, open_network, prefill_logits
+from support.shards.llama_shards import WITH_SHARDS, served_of
+from support.tiny_models.llama_models import VOCAB
 from torch import Tensor
 
 from backends.fastertransformer.engine.errors import WeightsError

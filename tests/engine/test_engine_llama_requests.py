@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import prefix_prompts as prefixes
-from support.asking import CPU, Tensors, ask, generated, word_list
-from support.greedy import NEVER, argmaxes, greedy
-from support.llama_models import VOCAB
-from support.llama_shards import WITH_SHARDS, served_of, settings_of
-from support.prompt_tasks import write_tasks
+from support.engines.asking import CPU, Tensors, ask, generated, word_list
+from support.shards import prefix_prompts as prefixes
+from support.shards.llama_shards import WITH_SHARDS, served_of, settings_of
+from support.shards.prompt_tasks import write_tasks
+from support.tiny_models.greedy import NEVER, argmaxes, greedy
+from support.tiny_models.llama_models import VOCAB
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError, RequestError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.gpt2_checkpoint import random_gpt2, write_shards
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
 from test_engine import answer, ask  # type: ignore[import-not-found]
 
 from backends.fastertransformer.engine import loading

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import ask, generated
-from support.greedy import NEVER, argmaxes
-from support.llama_models import VOCAB
-from support.llama_shards import served_of
-from support.network_runs import mixed_logits, open_network
-from support.paged_steps import paged_steps
+from support.engines.asking import ask, generated
+from support.engines.network_runs import mixed_logits, open_network
+from support.engines.paged_steps import paged_steps
+from support.shards.llama_shards import served_of
+from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.llama_models import VOCAB
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends.fastertransformer.engine.cache.page_allocator import pages_of

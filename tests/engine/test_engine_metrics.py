@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.asking import CPU, Tensors, ask, generated, prompts, tiny_gpt2, word_list
-from support.family_shards import write_family
-from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.paged_steps import paged_steps
-from support.random_t5 import random_t5
-from support.t5_requests import ask as ask_t5
-from support.t5_requests import settings_of, sources
+from support.engines.asking import CPU, Tensors, ask, generated, prompts, tiny_gpt2, word_list
+from support.engines.paged_steps import paged_steps
+from support.engines.t5_requests import ask as ask_t5
+from support.engines.t5_requests import settings_of, sources
+from support.shards.family_shards import write_family
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
+from support.shards.random_t5 import random_t5
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.request.parse import parse_request

@@ -9,11 +9,11 @@ import random
 from typing import Any
 
 import pytest
-from support.asking import ask, generated
-from support.greedy import NEVER, argmaxes
-from support.llama_models import VOCAB
-from support.llama_shards import served_of
-from support.page_reading_ops import captured_steps
+from support.engines.asking import ask, generated
+from support.engines.page_reading_ops import captured_steps
+from support.shards.llama_shards import served_of
+from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.llama_models import VOCAB
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
 from backends.fastertransformer.engine.request.parse import parse_request

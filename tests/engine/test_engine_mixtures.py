@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.asking import CPU
-from support.hub_served import check_served, opened
-from support.llama_models import build, save
-from support.network_runs import FP32, load_for_kernels
+from support.engines.asking import CPU
+from support.engines.hub_served import check_served, opened
+from support.engines.network_runs import FP32, load_for_kernels
+from support.tiny_models.llama_models import build, save
 from torch import Tensor
 
 from backends.fastertransformer.engine.errors import WeightsError

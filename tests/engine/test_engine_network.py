@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.network_runs import decode_logits, in_a_row, mixed_logits, new_cache, open_network, prefill_logits
+from support.engines.network_runs import decode_logits, in_a_row, mixed_logits, new_cache, open_network, prefill_logits
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
 
 from backends.fastertransformer.engine.arrays import UNBOUNDED
 from backends.fastertransformer.engine.ops.cached_attention import entry_positions

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, Tensors, ask, generated, prompts, tiny_gpt2, word_list
-from support.llama_shards import settings_of
+from support.engines.asking import CPU, Tensors, ask, generated, prompts, tiny_gpt2, word_list
+from support.shards.llama_shards import settings_of
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import CacheShape, Entry

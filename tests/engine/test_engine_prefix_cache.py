@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, Tensors, ask, generated, prompts
-from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.huggingface_models import VOCAB
-from support.paged_steps import paged_steps
-from support.prefix_prompts import FAMILIES, PREFIXES, greedy, write
-from support.remembering_network import RememberingNetwork, remembering_steps
+from support.engines.asking import CPU, Tensors, ask, generated, prompts
+from support.engines.paged_steps import paged_steps
+from support.engines.remembering_network import RememberingNetwork, remembering_steps
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
+from support.shards.prefix_prompts import FAMILIES, PREFIXES, greedy, write
+from support.tiny_models.huggingface_models import VOCAB
 
 from backends.fastertransformer.engine.cache.page_allocator import PageAllocator
 from backends.fastertransformer.engine.cache.prefix_index import PAGE, PageKey

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, Tensors, ask, generated, tiny_gpt2
-from support.huggingface_models import HIDDEN, VOCAB
-from support.prefix_prompts import COUNT, FAMILIES, NEVER, PREFIXES, greedy, logits_behind, write
-from support.prompt_tasks import add_tasks
+from support.engines.asking import CPU, Tensors, ask, generated, tiny_gpt2
+from support.shards.prefix_prompts import COUNT, FAMILIES, NEVER, PREFIXES, greedy, logits_behind, write
+from support.shards.prompt_tasks import add_tasks
+from support.tiny_models.huggingface_models import HIDDEN, VOCAB
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, END, ask, generated, prompts, tiny_gpt2
-from support.prompt_tasks import HIDDEN, START, TABLES, add_tasks
+from support.engines.asking import CPU, END, ask, generated, prompts, tiny_gpt2
+from support.shards.prompt_tasks import HIDDEN, START, TABLES, add_tasks
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.asking import CPU, ask, generated, prompts, tiny_gpt2
-from support.paged_steps import paged_steps
+from support.engines.asking import CPU, ask, generated, prompts, tiny_gpt2
+from support.engines.paged_steps import paged_steps
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.request.parse import parse_request

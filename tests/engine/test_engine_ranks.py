@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.family_shards import write_family
-from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.llama_shards import served_of
-from support.prefix_prompts import write as write_with_prefixes
-from support.random_t5 import random_t5
-from support.rank_processes import CACHE_BYTES, PROJECT, RankProcesses, Tensors, answer_of, workers_of
+from support.engines.rank_processes import CACHE_BYTES, PROJECT, RankProcesses, Tensors, answer_of, workers_of
+from support.shards.family_shards import write_family
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
+from support.shards.llama_shards import served_of
+from support.shards.prefix_prompts import write as write_with_prefixes
+from support.shards.random_t5 import random_t5
 from torch.distributed import TCPStore
 from transformers import T5EncoderModel
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.asking import CPU, ask, prompts
-from support.llama_shards import shards_of
-from support.rank_processes import RankProcesses, answer_of
+from support.engines.asking import CPU, ask, prompts
+from support.engines.rank_processes import RankProcesses, answer_of
+from support.shards.llama_shards import shards_of
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.settings import Settings

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.faulty_ranks import FAILS_EVERYWHERE, FAILS_IN_RANK_1, PROJECT
-from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.llama_shards import served_of
+from support.engines.faulty_ranks import FAILS_EVERYWHERE, FAILS_IN_RANK_1, PROJECT
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
+from support.shards.llama_shards import served_of
 
-PROGRAM = PROJECT / "tests" / "support" / "faulty_ranks.py"
+PROGRAM = PROJECT / "tests" / "support" / "engines" / "faulty_ranks.py"
 
 
 class Talk:

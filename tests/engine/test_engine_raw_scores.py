@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, VOCABULARY, Tensors, ask, generated, padded, prompts, tiny_gpt2
-from support.gpt2_checkpoint import random_gpt2, write_shards
+from support.engines.asking import CPU, VOCABULARY, Tensors, ask, generated, padded, prompts, tiny_gpt2
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine

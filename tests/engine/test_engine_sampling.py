@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, VOCABULARY, ask, generated, padded, prompts, tiny_gpt2
-from support.split_mix import split_mix
+from support.engines.asking import CPU, VOCABULARY, ask, generated, padded, prompts, tiny_gpt2
+from support.shards.split_mix import split_mix
 from transformers import GPT2LMHeadModel, MinPLogitsWarper
 
 from backends.fastertransformer.engine.engine import Engine, open_engine

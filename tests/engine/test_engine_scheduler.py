@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.asking import CPU, Tensors, ask, generated, padded, prompts, tiny_gpt2, word_list
-from support.llama_shards import settings_of
-from support.paged_steps import paged_steps
+from support.engines.asking import CPU, Tensors, ask, generated, padded, prompts, tiny_gpt2, word_list
+from support.engines.paged_steps import paged_steps
+from support.shards.llama_shards import settings_of
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError

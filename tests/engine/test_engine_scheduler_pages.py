@@ -15,12 +15,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.asking import CPU, Tensors, ask, generated, prompts, word_list
-from support.family_shards import write_family
-from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.paged_steps import paged_steps
-from support.random_t5 import random_t5
-from support.remembering_network import remembering_steps
+from support.engines.asking import CPU, Tensors, ask, generated, prompts, word_list
+from support.engines.paged_steps import paged_steps
+from support.engines.remembering_network import remembering_steps
+from support.shards.family_shards import write_family
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
+from support.shards.random_t5 import random_t5
 
 from backends.fastertransformer.engine.cache.page_allocator import PageAllocator
 from backends.fastertransformer.engine.engine import open_engine

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.asking import CPU, ask, generated, prompts, tiny_gpt2, word_list
-from support.greedy import NEVER, greedy
-from support.paged_steps import paged_steps
+from support.engines.asking import CPU, ask, generated, prompts, tiny_gpt2, word_list
+from support.engines.paged_steps import paged_steps
+from support.tiny_models.greedy import NEVER, greedy
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.greedy import argmaxes
-from support.hub_served import check_served, described, opened
-from support.llama_models import build, save
+from support.engines.hub_served import check_served, described, opened
+from support.tiny_models.greedy import argmaxes
+from support.tiny_models.llama_models import build, save
 
 from backends.fastertransformer.engine.ops.positions import AttentionSpec
 from backends.fastertransformer.engine.ops.torch_attention import attend_masked

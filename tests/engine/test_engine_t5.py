@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU
-from support.family_shards import write_family
-from support.paged_steps import paged_steps
-from support.random_t5 import random_t5
-from support.t5_requests import LONG, ask, by_hugging_face, cut, settings_of, sources
+from support.engines.asking import CPU
+from support.engines.paged_steps import paged_steps
+from support.engines.t5_requests import LONG, ask, by_hugging_face, cut, settings_of, sources
+from support.shards.family_shards import write_family
+from support.shards.random_t5 import random_t5
 from transformers import T5EncoderModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.gpt2_checkpoint import random_gpt2, write_shards
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
 
 from backends.fastertransformer.engine.loading import load_steps
 from backends.fastertransformer.engine.settings import Settings

@@ -6,9 +6,9 @@ from itertools import count
 from typing import Any
 
 import pytest
-from support.asking import ask, prompts, tiny_gpt2
-from support.greedy import NEVER
-from support.paged_steps import paged_steps
+from support.engines.asking import ask, prompts, tiny_gpt2
+from support.engines.paged_steps import paged_steps
+from support.tiny_models.greedy import NEVER
 
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.rows.answer import Answer, Failure

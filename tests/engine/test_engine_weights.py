@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.llama_shards import settings_of
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
+from support.shards.llama_shards import settings_of
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import open_engine

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, ask, generated
-from support.few_pages import Served, spoiled
-from support.greedy import NEVER, argmaxes, greedy
-from support.llama_models import VOCAB
-from support.llama_shards import served_of
-from support.paged_steps import paged_steps
+from support.engines.asking import CPU, ask, generated
+from support.engines.few_pages import Served, spoiled
+from support.engines.paged_steps import paged_steps
+from support.shards.llama_shards import served_of
+from support.tiny_models.greedy import NEVER, argmaxes, greedy
+from support.tiny_models.llama_models import VOCAB
 
 from backends.fastertransformer.engine.cache.page_allocator import PageAllocator
 from backends.fastertransformer.engine.cache.prefix_index import PAGE

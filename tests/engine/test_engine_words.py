@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.gpt2_checkpoint import random_gpt2, write_shards
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2LMHeadModel, NoBadWordsLogitsProcessor
 
 from backends.fastertransformer.engine.engine import Engine, open_engine

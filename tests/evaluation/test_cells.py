@@ -8,7 +8,7 @@ import io
 from pathlib import Path
 
 import pytest
-from support.results_maker import load_row, static_row
+from support.measurements.results_maker import load_row, static_row
 
 from evaluation.compare import render_csv
 from evaluation.report.sweep_points import Point

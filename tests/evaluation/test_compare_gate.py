@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.results_maker import load_row, static_row, write_results
+from support.measurements.results_maker import load_row, static_row, write_results
 
 from evaluation import compare
 from evaluation.report import differences, judgement

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.fake_triton import FakeTriton, Tensors
-from support.huggingface_models import VOCAB, save
-from support.openai_stand_in import NAME, StandIn, serving
-from support.parity_runs import GPT_INPUTS, serve, shards_of
+from support.measurements.parity_runs import GPT_INPUTS, serve, shards_of
+from support.servers.fake_triton import FakeTriton, Tensors
+from support.servers.openai_stand_in import NAME, StandIn, serving
+from support.tiny_models.huggingface_models import VOCAB, save
 
 from evaluation.arguments import ConsistencyArguments
 from evaluation.consistency import BATCH, PRESSURE, PROMPT, WARM, main

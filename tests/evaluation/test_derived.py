@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas
 import pytest
-from support.fake_triton import FakeTriton, count_up
+from support.servers.fake_triton import FakeTriton, count_up
 
 from evaluation import benchmark, load
 from evaluation.arguments import BenchmarkArguments

@@ -17,12 +17,12 @@ import numpy.typing as npt
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import llama_models
-from support.fake_triton import Tensors
-from support.huggingface_models import HEADS, HIDDEN, VOCAB, save
-from support.llama_hub_models import save_llama
-from support.openai_stand_in import NAME, StandIn, serving
-from support.parity_runs import RANKS, SIZE, serve, shards_of
+from support.measurements.parity_runs import RANKS, SIZE, serve, shards_of
+from support.servers.fake_triton import Tensors
+from support.servers.openai_stand_in import NAME, StandIn, serving
+from support.tiny_models import llama_models
+from support.tiny_models.huggingface_models import HEADS, HIDDEN, VOCAB, save
+from support.tiny_models.llama_hub_models import save_llama
 
 from evaluation.divergence.arguments import DivergenceArguments
 from evaluation.divergence.corpus import make_passages, read_documents

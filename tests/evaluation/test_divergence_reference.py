@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from support import huggingface_models, llama_models, peft_adapters
+from support.tiny_models import huggingface_models, llama_models, peft_adapters
 
 from backends.fastertransformer.engine.model.config import ModelConfig
 from backends.fastertransformer.engine.model.weights import load_weights

@@ -11,7 +11,7 @@ import pandas
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from support.results_maker import load_row, write_results
+from support.measurements.results_maker import load_row, write_results
 
 from evaluation import recommend, sweep_report
 from evaluation.client.openai_client import ModelCard

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
+from support.servers.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
 from evaluation import benchmark, recompute
 from evaluation.arguments import BenchmarkArguments

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
+from support.servers.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
 from evaluation.client.answer_tensors import Generation
 from evaluation.client.client import Client

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.fake_triton import FakeTriton, Tensors, count_up
+from support.servers.fake_triton import FakeTriton, Tensors, count_up
 from tokenizers import ByteLevelBPETokenizer
 
 from evaluation import generate

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
-from support.learnt_gpt2 import POSITIONS, SUBSET, LearntModel, expected_figures, short_texts
+from support.servers.fake_triton import FakeTriton, RefusalError, Tensors, count_up
+from support.tiny_models.learnt_gpt2 import POSITIONS, SUBSET, LearntModel, expected_figures, short_texts
 
 from evaluation import lambada
 from evaluation.client.tokenizer import load_tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
+from support.servers.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
 from evaluation import request
 from evaluation.client.client import Client

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_triton import T5_INPUTS, FakeTriton, RefusalError, Tensors
+from support.servers.fake_triton import T5_INPUTS, FakeTriton, RefusalError, Tensors
 from tokenizers import ByteLevelBPETokenizer
 
 from evaluation import squad

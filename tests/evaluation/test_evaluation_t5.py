@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.fake_triton import T5_INPUTS, FakeTriton, Tensors, count_up_t5
+from support.servers.fake_triton import T5_INPUTS, FakeTriton, Tensors, count_up_t5
 from tokenizers import ByteLevelBPETokenizer
 
 from evaluation import benchmark, generate, lambada

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sacrebleu
-from support.fake_triton import T5_INPUTS, FakeTriton, RefusalError, Tensors
+from support.servers.fake_triton import T5_INPUTS, FakeTriton, RefusalError, Tensors
 from tokenizers import ByteLevelBPETokenizer
 
 from evaluation import summarization, translation

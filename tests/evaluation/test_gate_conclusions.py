@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.results_maker import load_row, static_row, write_results
+from support.measurements.results_maker import load_row, static_row, write_results
 
 from evaluation.report import differences, judgement
 from evaluation.report.benchmarks import Benchmark

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from support.results_maker import load_row, static_row, write_results
+from support.measurements.results_maker import load_row, static_row, write_results
 
 from evaluation import gate
 from evaluation.report.data import collect_findings

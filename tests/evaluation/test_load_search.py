@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
-from support.streaming_triton import StreamingTriton
+from support.servers.fake_triton import FakeTriton, RefusalError, Tensors, count_up
+from support.servers.streaming_triton import StreamingTriton
 
 from evaluation import load as sweep
 from evaluation.speed.drive import Arrivals, MeasuringPlan, OpenLoop, Recorder, drive

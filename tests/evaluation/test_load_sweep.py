@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
-from support.loopback_http import JsonHandler, listening
-from support.streaming_triton import DELAY_S, StreamingTriton
+from support.servers.fake_triton import FakeTriton, RefusalError, Tensors, count_up
+from support.servers.loopback_http import JsonHandler, listening
+from support.servers.streaming_triton import DELAY_S, StreamingTriton
 
 from evaluation import load as sweep
 from evaluation.speed.load_arguments import LoadArguments

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from support.learnt_gpt2 import LearntModel
+from support.tiny_models.learnt_gpt2 import LearntModel
 
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.speed.prompts.tokens import Words

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.openai_stand_in import NAME, StandIn, serving
+from support.servers.openai_stand_in import NAME, StandIn, serving
 
 from evaluation.client.errors import RequestError, UnreachableError
 from evaluation.client.openai_capabilities import find_capabilities

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.huggingface_models import save
-from support.learnt_gpt2 import POSITIONS, LearntModel, expected_figures, short_texts
-from support.openai_stand_in import NAME, StandIn, serving
-from support.parity_runs import LENGTH, PROMPTS, SOUND, limits, prompts_file
+from support.measurements.parity_runs import LENGTH, PROMPTS, SOUND, limits, prompts_file
+from support.servers.openai_stand_in import NAME, StandIn, serving
+from support.tiny_models.huggingface_models import save
+from support.tiny_models.learnt_gpt2 import POSITIONS, LearntModel, expected_figures, short_texts
 
 from evaluation import generate, lambada, summarization
 from evaluation.client.openai_connection import most_probable

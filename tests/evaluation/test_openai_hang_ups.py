@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.raw_openai_server import VLLM_FIELDS, RawServer
-from support.short_load import short_load
+from support.measurements.short_load import short_load
+from support.servers.raw_openai_server import VLLM_FIELDS, RawServer
 
 from evaluation import load, recompute
 from evaluation.speed.prompts.workload import LoadPrompt

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.raw_openai_server import VLLM_FIELDS, Exchange, RawServer
-from support.short_load import short_load
+from support.measurements.short_load import short_load
+from support.servers.raw_openai_server import VLLM_FIELDS, Exchange, RawServer
 
 from evaluation import benchmark, load, recompute
 from evaluation.arguments import BenchmarkArguments

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.results_maker import load_row, static_row, write_results
+from support.measurements.results_maker import load_row, static_row, write_results
 
 from evaluation import compare, gate, recommend
 from evaluation.report.data import collect_findings

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from support.openai_stand_in import StandIn, serving
-from support.recorded_openai import replaying
+from support.servers.openai_stand_in import StandIn, serving
+from support.servers.recorded_openai import replaying
 
 from evaluation.client.connecting import check_tokenizer
 from evaluation.client.errors import RequestError

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.huggingface_models import HEADS, HIDDEN, LAYERS, save
-from support.parity_runs import (
+from support.measurements.parity_runs import (
     LENGTH,
     PROMPTS,
     RANKS,
@@ -31,7 +30,8 @@ from support.parity_runs import (
     serve,
     shards_of,
 )
-from support.t5_models import ENCODER_IDS, huggingface_t5
+from support.tiny_models.huggingface_models import HEADS, HIDDEN, LAYERS, save
+from support.tiny_models.t5_models import ENCODER_IDS, huggingface_t5
 
 from evaluation.parity.arguments import LIMITS, ParityArguments, served_precision
 from evaluation.parity.comparison import Served, compare, decide, summarise

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.huggingface_models import save
-from support.parity_runs import limits, run, serve, shards_of
+from support.measurements.parity_runs import limits, run, serve, shards_of
+from support.tiny_models.huggingface_models import save
 
 from backends.fastertransformer.engine.model import precision
 from evaluation.parity.distances import distances

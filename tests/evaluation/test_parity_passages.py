@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.huggingface_models import HIDDEN, save
-from support.parity_runs import T5_INPUTS, limits, run, serve, shards_of
-from support.t5_models import huggingface_t5
+from support.measurements.parity_runs import T5_INPUTS, limits, run, serve, shards_of
+from support.tiny_models.huggingface_models import HIDDEN, save
+from support.tiny_models.t5_models import huggingface_t5
 
 from backends.fastertransformer.engine.model import precision
 from benchmarks.parity.planted import PLANTED, open_shards

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.llama_models import input_ids
-from support.llama_sources import Case, write_source
+from support.checkpoints.llama_sources import Case, write_source
+from support.tiny_models.llama_models import input_ids
 
 from evaluation.parity.references import open_reference
 

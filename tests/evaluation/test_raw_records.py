@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
-from support.streaming_triton import StreamingTriton
+from support.servers.fake_triton import FakeTriton, RefusalError, Tensors, count_up
+from support.servers.streaming_triton import StreamingTriton
 
 from evaluation import benchmark, load, recompute
 from evaluation.arguments import BenchmarkArguments

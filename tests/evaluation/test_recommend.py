@@ -9,7 +9,7 @@ from typing import Any
 
 import hydra
 import pytest
-from support.results_maker import load_row, static_row, write_results
+from support.measurements.results_maker import load_row, static_row, write_results
 
 from evaluation import recommend
 from evaluation.report.ranking import DeploymentCandidate, keeps_budget, pareto_front, rank

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_triton import FakeTriton, count_up
+from support.servers.fake_triton import FakeTriton, count_up
 
 from evaluation import benchmark, compare, load, sweep_report
 from evaluation.arguments import BenchmarkArguments

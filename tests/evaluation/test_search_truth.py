@@ -10,7 +10,15 @@ import math
 
 import numpy as np
 import pytest
-from support.simulated_queue import DETERMINISTIC, EXPONENTIAL, Queue, probe, search, search_arguments, true_rate
+from support.measurements.simulated_queue import (
+    DETERMINISTIC,
+    EXPONENTIAL,
+    Queue,
+    probe,
+    search,
+    search_arguments,
+    true_rate,
+)
 
 from evaluation.speed.rate_search import CONFIDENCE, FAILED, RateSearch
 from evaluation.speed.tables.slo_verdict import EXCEEDED, HOLDS, UNDECIDED

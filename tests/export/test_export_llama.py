@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import beyond
-from support.composed import compose
-from support.llama_hub_models import save_llama
+from support.runs.composed import compose
+from support.servers import beyond
+from support.tiny_models.llama_hub_models import save_llama
 
 from backends.fastertransformer.engine.errors import ConfigIniError
 from backends.fastertransformer.engine.model.families import read_config

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from support.asking import CPU, ask, generated
-from support.greedy import NEVER, argmaxes
-from support.llama_hub_models import save_llama
+from support.engines.asking import CPU, ask, generated
+from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.llama_hub_models import save_llama
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.settings import read_settings

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import json_format, text_format
-from support import beyond
-from support.ft_checkpoint_maker import DATA, make_ft_checkpoint, seal
+from support.servers import beyond
+from support.shards.ft_checkpoint_maker import DATA, make_ft_checkpoint, seal
 from tritonclient.grpc import model_config_pb2
 
 from export_scripts.arguments import ExportArguments

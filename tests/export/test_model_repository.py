@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from google.protobuf import json_format, text_format
-from support import beyond
-from support.ft_checkpoint_maker import DATA, make_ft_checkpoint, seal
+from support.servers import beyond
+from support.shards.ft_checkpoint_maker import DATA, make_ft_checkpoint, seal
 from tritonclient.grpc import model_config_pb2
 
 from export_scripts.arguments import ExportArguments

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
-from support.ft_checkpoint_maker import make_ft_checkpoint
+from support.shards.ft_checkpoint_maker import make_ft_checkpoint
 from transformers import GPT2Tokenizer
 
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import (

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.asking import CPU, ask, generated
-from support.core_adapters import LORA, write_bridge_adapter
-from support.greedy import NEVER, argmaxes
-from support.huggingface_models import write_tokenizer
-from support.llama_adapters import ALPHA, RANK, products
-from support.llama_models import save
-from support.low_rank import draw, merged, write
+from support.checkpoints.core_adapters import LORA, write_bridge_adapter
+from support.checkpoints.llama_adapters import ALPHA, RANK, products
+from support.engines.asking import CPU, ask, generated
+from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.huggingface_models import write_tokenizer
+from support.tiny_models.llama_models import save
+from support.tiny_models.low_rank import draw, merged, write
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.settings import read_settings

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.huggingface_models import save
+from support.tiny_models.huggingface_models import save
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 

@@ -6,8 +6,15 @@ import configparser
 from pathlib import Path
 
 import pytest
-from support.nemo_archive import write_nemo
-from support.t5_models import HEADS, Saving, huggingface_t5, nemo_states, plain_from_huggingface, relative_config
+from support.checkpoints.nemo_archive import write_nemo
+from support.tiny_models.t5_models import (
+    HEADS,
+    Saving,
+    huggingface_t5,
+    nemo_states,
+    plain_from_huggingface,
+    relative_config,
+)
 from transformers import BertTokenizer
 
 from evaluation.client.tokenizer import load_tokenizer as load_for_evaluation

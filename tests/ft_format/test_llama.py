@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.llama_models import saved
+from support.tiny_models.llama_models import saved
 
 import models
 from ft_format.config_ini import ConfigIni, ConfigIniError

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from support.composed import compose
-from support.t5_models import huggingface_t5
+from support.runs.composed import compose
+from support.tiny_models.t5_models import huggingface_t5
 
 from handover.errors import SlipwayError
 from launcher.pipeline import ordered_stages, plan_stages

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.composed import FIVE, compare, compose, plans_of
+from support.runs.composed import FIVE, compare, compose, plans_of
 
 from handover.errors import ConfigError
 from launcher.config.choices import Stage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.composed import FIVE, compose
+from support.runs.composed import FIVE, compose
 
 from export_scripts.arguments import ExportArguments
 from handover.errors import ConfigError, SlipwayError
@@ -81,7 +81,7 @@ def test_only_the_drop_in_holds_conversations_of_a_llama(tmp_path: Path) -> None
 
 
 def test_a_checkpoint_without_tokenizer_is_converted_and_not_exported(tmp_path: Path) -> None:
-    from support.huggingface_models import save
+    from support.tiny_models.huggingface_models import save
 
     save("gpt2", tmp_path / "source", tokenizer=False)
     (tmp_path / "root").mkdir()
@@ -133,7 +133,7 @@ def test_random_weights_are_made_of_a_description_alone(tmp_path: Path) -> None:
 
 
 def test_an_adapter_and_a_tokenizer_are_opened_before_submission_and_given_to_the_conversion(tmp_path: Path) -> None:
-    from support.huggingface_models import save, write_tokenizer
+    from support.tiny_models.huggingface_models import save, write_tokenizer
 
     (tmp_path / "root").mkdir()
     save("gpt2", tmp_path / "source", tokenizer=False)
@@ -174,7 +174,7 @@ def test_a_hugging_face_directory_is_served_by_engines_that_read_it(tmp_path: Pa
 def test_what_fastertransformer_lacks_is_planned_as_a_directory(
     name: str, changes: dict[str, int], is_directory: bool, tmp_path: Path
 ) -> None:
-    from support.llama_hub_models import save_llama
+    from support.tiny_models.llama_hub_models import save_llama
 
     save_llama(name, tmp_path / "source", **changes)
     given = [f"base_results_dir={tmp_path}", f"export.model.checkpoint_path={tmp_path}/source"]
@@ -191,7 +191,7 @@ def test_what_fastertransformer_lacks_is_planned_as_a_directory(
 
 
 def test_a_directory_that_the_engine_does_not_serve_is_refused_before_submission(tmp_path: Path) -> None:
-    from support.llama_hub_models import save_llama
+    from support.tiny_models.llama_hub_models import save_llama
 
     save_llama("qwen3", tmp_path / "source")
     (tmp_path / "root").mkdir()

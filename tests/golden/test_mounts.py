@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from support.composed import compose
+from support.runs.composed import compose
 
 from handover.errors import ConfigError
 from launcher.pipeline import ordered_stages, plan_stages

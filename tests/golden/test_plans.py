@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.composed import FIVE, compare, compose, plans_of
+from support.runs.composed import FIVE, compare, compose, plans_of
 
 from handover.errors import ConfigError
 from handover.ranges import check_ranges

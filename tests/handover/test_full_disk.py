@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.nemo_archive import NEMO
+from support.checkpoints.nemo_archive import NEMO
 
 from handover.durable import write_atomically
 from handover.errors import exit_status

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.nemo_archive import gpt_state, write_gpt
+from support.checkpoints.nemo_archive import gpt_state, write_gpt
 
 from handover import identity
 from handover.identity import files_of, identify

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.results_maker import load_row, static_row, write_results
+from support.measurements.results_maker import load_row, static_row, write_results
 
 from evaluation.report import write as report
 

@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.gpt2_checkpoint import write_shards
-from support.learnt_gpt2 import POSITIONS, LearntModel, expected_figures, short_texts
-from support.served import Deployment, wait_for
+from support.servers.served import Deployment, wait_for
+from support.shards.gpt2_checkpoint import write_shards
+from support.tiny_models.learnt_gpt2 import POSITIONS, LearntModel, expected_figures, short_texts
 
 from evaluation import benchmark, generate, lambada
 from evaluation import load as load_sweep

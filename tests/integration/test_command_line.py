@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.nemo_archive import gpt_state, write_gpt
+from support.checkpoints.nemo_archive import gpt_state, write_gpt
 from support.torture.command_line_server import CommandLines
 
 from handover.endpoint import Endpoint

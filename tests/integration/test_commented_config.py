@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas
 import pytest
-from support.served import PROJECT
+from support.servers.served import PROJECT
 
 NEMO = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
 

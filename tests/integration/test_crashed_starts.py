@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.served import Deployment, generate, shared_memory
+from support.servers.served import Deployment, generate, shared_memory
 
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.engine_programs import PATH, PLACE
-from support.served import wait_for
+from support.servers.served import wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
 LLAMA = PROJECT / "examples" / "llama_demo" / "checkpoints"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.learnt_gpt2 import POSITIONS, LearntModel, expected_figures, short_texts
-from support.served import Deployment
+from support.servers.served import Deployment
+from support.tiny_models.learnt_gpt2 import POSITIONS, LearntModel, expected_figures, short_texts
 
 from evaluation import lambada, summarization
 from evaluation.client.served_model import open_target

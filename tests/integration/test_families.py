@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-import support.huggingface_models as huggingface_models
-import support.llama_models as llama_models
+import support.tiny_models.huggingface_models as huggingface_models
+import support.tiny_models.llama_models as llama_models
 import torch
-from support.served import PROJECT
-from support.task_runs import OUTPUT_LEN, PROMPTS, QUICK, Run, blocks, completions
+from support.measurements.task_runs import OUTPUT_LEN, PROMPTS, QUICK, Run, blocks, completions
+from support.servers.served import PROJECT
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SUBSET = PROJECT / "examples" / "data" / "lambada_subset.jsonl"

@@ -23,7 +23,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_grpc_aio
 import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_http_aio
-from support.served import Deployment, inputs_of, wait_for
+from support.servers.served import Deployment, inputs_of, wait_for
 from tritonclient.grpc.service_pb2 import (
     LogSettingsRequest,
     ModelConfigRequest,

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
-from support.served import Deployment, inputs_of, wait_for
+from support.servers.served import Deployment, inputs_of, wait_for
 from tritonclient.utils import InferenceServerException
 
 from evaluation import load, recompute

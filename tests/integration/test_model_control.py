@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton_grpc
-from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.served import Deployment, infer, wait_for
+from support.servers.served import Deployment, infer, wait_for
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
 
 from benchmarks.serving.load_unload import cycle
 from benchmarks.serving.server_memory import look

@@ -15,12 +15,12 @@ from urllib.request import Request, urlopen
 import openai
 import pytest
 import tokenizers
-from support.huggingface_models import greedy
-from support.llama_endpoint import TEMPLATE
-from support.llama_models import save
-from support.low_rank import draw, merged, write
-from support.served import Deployment, wait_for
-from support.spoilt_bodies import spoilt
+from support.servers.llama_endpoint import TEMPLATE
+from support.servers.served import Deployment, wait_for
+from support.servers.spoilt_bodies import spoilt
+from support.tiny_models.huggingface_models import greedy
+from support.tiny_models.llama_models import save
+from support.tiny_models.low_rank import draw, merged, write
 
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert

@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 import openai
 import pytest
-from support.llama_endpoint import MODEL, TOOLS_TEMPLATE, llama_endpoint
+from support.servers.llama_endpoint import MODEL, TOOLS_TEMPLATE, llama_endpoint
 
 CITY = {
     "type": "object",

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from support.served import Deployment, wait_for
+from support.servers.served import Deployment, wait_for
 
 from benchmarks.serving.made_up_repository import write_repository
 from deployment.processes.linux import command_line, descendants

@@ -13,7 +13,7 @@ import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, Field
-from support.llama_endpoint import MODEL, TOOLS_TEMPLATE, llama_endpoint
+from support.servers.llama_endpoint import MODEL, TOOLS_TEMPLATE, llama_endpoint
 
 from benchmarks.clients.tool_calls import HELD, ToolCallArguments, draw_body
 from benchmarks.clients.tool_calls import ask as ask_once

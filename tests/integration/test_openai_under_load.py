@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from support.served import Deployment
+from support.servers.served import Deployment
 
 from benchmarks.serving.made_up_repository import write_repository
 from benchmarks.serving.openai_under_load import OpenAIUnderLoadArguments, rise_mb, run

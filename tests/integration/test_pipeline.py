@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas
 import pytest
-from support.served import deaths_by_signal
+from support.servers.served import deaths_by_signal
 
 PROJECT = Path(__file__).resolve().parents[2]
 NEMO = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"

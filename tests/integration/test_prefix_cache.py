@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from support.asking import CPU, ask
-from support.served import PROJECT, Deployment
-from support.task_runs import OUTPUT_LEN, SQUAD
+from support.engines.asking import CPU, ask
+from support.measurements.task_runs import OUTPUT_LEN, SQUAD
+from support.servers.served import PROJECT, Deployment
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.settings import Settings

@@ -19,13 +19,13 @@ import torch
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from google.protobuf import json_format, text_format
-from support import llama_models
-from support import prefix_prompts as prefixes
-from support.family_shards import write_family
-from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.huggingface_models import build
-from support.random_t5 import random_t5
-from support.served import Deployment, infer, inputs_of
+from support.servers.served import Deployment, infer, inputs_of
+from support.shards import prefix_prompts as prefixes
+from support.shards.family_shards import write_family
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
+from support.shards.random_t5 import random_t5
+from support.tiny_models import llama_models
+from support.tiny_models.huggingface_models import build
 from transformers import T5EncoderModel
 from tritonclient.grpc import model_config_pb2
 

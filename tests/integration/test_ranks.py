@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.served import PROJECT, Deployment, deaths_by_signal, generate, wait_for
+from support.servers.served import PROJECT, Deployment, deaths_by_signal, generate, wait_for
 
 from deployment.arguments import ServeArguments
 from export_scripts.arguments import ConvertArguments, ExportArguments

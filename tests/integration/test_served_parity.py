@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.huggingface_models import HEADS, HIDDEN, save
+from support.tiny_models.huggingface_models import HEADS, HIDDEN, save
 
 from handover.digests import file_digest
 from handover.manifest import Manifest

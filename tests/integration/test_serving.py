@@ -24,7 +24,7 @@ import sentencepiece
 import torch
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from support.served import Deployment, deaths_by_signal, generate, infer, inputs_of, shared_memory, wait_for
+from support.servers.served import Deployment, deaths_by_signal, generate, infer, inputs_of, shared_memory, wait_for
 from transformers import GPT2Tokenizer
 from tritonclient.utils import InferenceServerException
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
-from support.served import PROJECT, Deployment, inputs_of
+from support.servers.served import PROJECT, Deployment, inputs_of
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import Settings

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.nemo_archive import write_nemo
-from support.served import PROJECT
-from support.task_runs import OUTPUT_LEN, SQUAD, TEMPLATE, Run, predictions_of
+from support.checkpoints.nemo_archive import write_nemo
+from support.measurements.task_runs import OUTPUT_LEN, SQUAD, TEMPLATE, Run, predictions_of
+from support.servers.served import PROJECT
 
 from evaluation.tasks.squad.data import read_dataset
 

@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.nemo_archive import write_nemo
-from support.t5_models import HEADS, WIDTH, Saving, huggingface_t5, nemo_states, plain_from_huggingface, relative_config
-from support.task_runs import OUTPUT_LEN, SQUAD, TEMPLATE, Run, predictions_of
+from support.checkpoints.nemo_archive import write_nemo
+from support.measurements.task_runs import OUTPUT_LEN, SQUAD, TEMPLATE, Run, predictions_of
+from support.tiny_models.t5_models import (
+    HEADS,
+    WIDTH,
+    Saving,
+    huggingface_t5,
+    nemo_states,
+    plain_from_huggingface,
+    relative_config,
+)
 from transformers import BertTokenizerFast
 
 from evaluation.tasks.squad.data import read_dataset

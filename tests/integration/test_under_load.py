@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.llama_shards import shards_of
-from support.served import Deployment
+from support.servers.served import Deployment
+from support.shards.llama_shards import shards_of
 
 from benchmarks.serving.under_load import UnderLoadArguments, run, write_models
 from export_scripts.arguments import ConvertArguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.composed import compose
+from support.runs.composed import compose
 
 from handover.endpoint import FILE_NAME, Endpoint
 from launcher.config.choices import Stage

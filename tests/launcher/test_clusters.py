@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.composed import compose
+from support.runs.composed import compose
 
 from launcher.clusters.table import CLUSTERS, cluster_of
 from launcher.config.choices import ClusterType

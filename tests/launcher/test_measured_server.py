@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
-from support.composed import compose, plans_of
+from support.runs.composed import compose, plans_of
 
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError

@@ -7,7 +7,7 @@ import typing
 from pathlib import Path
 
 import pytest
-from support.composed import compose
+from support.runs.composed import compose
 
 from handover.errors import ConfigError
 from launcher.config import schema

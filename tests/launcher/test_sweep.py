@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.results_maker import static_row, write_results
+from support.measurements.results_maker import static_row, write_results
 
 from evaluation import sweep_report
 from evaluation.report.page import render_page

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from support.composed import compose
+from support.runs.composed import compose
 
 from handover.errors import ConfigError
 from launcher.config.command_line import read

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.composed import FIVE, compose, plans_of
+from support.runs.composed import FIVE, compose, plans_of
 
 from handover.errors import ConfigError
 from launcher.config.schema import register

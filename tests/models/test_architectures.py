@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import llama_models
-from support.drawn_models import config_of, drawn, saved_shapes
+from support.tiny_models import llama_models
+from support.tiny_models.drawn_models import config_of, drawn, saved_shapes
 
 import models
 from models import ARCHITECTURES, Architecture, ModelError

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.drawn_models import config_of, drawn, saved_shapes
-from support.huggingface_models import filling
+from support.tiny_models.drawn_models import config_of, drawn, saved_shapes
+from support.tiny_models.huggingface_models import filling
 
 import models
 from models import ARCHITECTURES, Architecture

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.drawn_models import drawn
+from support.tiny_models.drawn_models import drawn
 
 import models
 from models import ModelError

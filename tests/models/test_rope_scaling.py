@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.drawn_models import scaled_rope
+from support.tiny_models.drawn_models import scaled_rope
 
 import models
 from models import ModelError

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drawn_models import drawn
+from support.tiny_models.drawn_models import drawn
 
 import models
 from models import ARCHITECTURES, Architecture, Decoder

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import llama_models
-from support.decoder_forward import forward
-from support.huggingface_models import logits, save
+from support.shards.decoder_forward import forward
+from support.tiny_models import llama_models
+from support.tiny_models.huggingface_models import logits, save
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/add_a_model_family.md").read_text("utf-8")
@@ -129,5 +129,7 @@ def test_the_table_is_short_and_every_file_that_the_text_names_is_there() -> Non
     assert len([line for line in table if line.strip()]) < 75
     for name in re.findall(r"`(huggingface_\w+\.py|megatron_gpt\.py|gptj_slim\.py|formats\.py)`", TEXT):
         folder = "checkpoints" if name in ("formats.py", "gptj_slim.py") else "weights"
-        known = (ROOT / "export_scripts" / folder / name).exists() or (ROOT / "tests/support" / name).exists()
+        known = (ROOT / "export_scripts" / folder / name).exists() or (
+            ROOT / "tests/support/tiny_models" / name
+        ).exists()
         assert known, name

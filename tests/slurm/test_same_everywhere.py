@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
-from support.composed import compose, plans_of
+from support.runs.composed import compose, plans_of
 from support.slurm.cluster import SlurmCluster
 from support.slurm.launches import PROJECT, override
 

@@ -47,7 +47,7 @@ def memory() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def pipeline(memory: Path) -> Iterator[Pipeline]:
     """The five stages over an empty directory, with a tiny checkpoint to convert."""
-    from support.nemo_archive import write_gpt  # it imports torch
+    from support.checkpoints.nemo_archive import write_gpt  # it imports torch
 
     with pipeline_over(memory, write_gpt(memory / "gpt.nemo")) as pipeline:
         yield pipeline

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.gpt2_checkpoint import random_gpt2, write_shards
-from support.llama_shards import served_of
+from support.shards.gpt2_checkpoint import random_gpt2, write_shards
+from support.shards.llama_shards import served_of
 from support.torture.engine_load import Load, make_known
 
 from backends.fastertransformer.engine.rows.sequence import Sequence

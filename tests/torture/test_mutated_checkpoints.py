@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
-from support import damaged_sources as damaged
-from support.equation_sources import huggingface_t5_files, nemo_rotary
-from support.nemo_archive import NEMO, write_gpt
-from support.nemo_samples import unpacked
+from support.checkpoints import damaged_sources as damaged
+from support.checkpoints.equation_sources import huggingface_t5_files, nemo_rotary
+from support.checkpoints.nemo_archive import NEMO, write_gpt
+from support.checkpoints.nemo_samples import unpacked
 
 from export_scripts import inspect
 from export_scripts.arguments import ConvertArguments

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support.stranger import log_probs, log_probs_of
+from support.engines.stranger import log_probs, log_probs_of
 from support.torture.random_models import EPSILONS, Candidate, build, try_models
 
 if TYPE_CHECKING:

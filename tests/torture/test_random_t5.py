@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from support.asking import Tensors
+from support.engines.asking import Tensors
 from support.torture.random_models import EPSILONS, Candidate, build, try_models
 
 from backends.fastertransformer.engine.engine import Engine

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from support.served import Deployment
+from support.servers.served import Deployment
 
 from benchmarks.clients.peers import write_tokenizer
 from benchmarks.serving.made_up_repository import write_repository

@@ -17,7 +17,7 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, SecretStr
-from support.llama_endpoint import MODEL, TOOLS_TEMPLATE, llama_endpoint
+from support.servers.llama_endpoint import MODEL, TOOLS_TEMPLATE, llama_endpoint
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -15,8 +15,8 @@ from compressed_tensors.quantization import QuantizationConfig, QuantizationSche
 from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
 from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import save_file
-from support.dequantized import dequantized, tensors
-from support.llama_hub_models import MIXTRAL, build_llama
+from support.tiny_models.dequantized import dequantized, tensors
+from support.tiny_models.llama_hub_models import MIXTRAL, build_llama
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

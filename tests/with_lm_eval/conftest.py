@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from support.served import Deployment
+    from support.servers.served import Deployment
 
 PROJECT = Path(__file__).resolve().parents[2]
 # The hub must not be asked for anything.
@@ -24,7 +24,7 @@ collect_ignore_glob = [] if find_spec("lm_eval") else ["test_*.py"]
 @pytest.fixture(scope="session")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """The demonstration checkpoint behind a real tritonserver and its OpenAI endpoint."""
-    from support.served import Deployment
+    from support.servers.served import Deployment
 
     from export_scripts.arguments import ConvertArguments, ExportArguments
     from export_scripts.convert import convert

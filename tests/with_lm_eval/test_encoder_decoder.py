@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from lm_eval import simple_evaluate
-from support.harness_tasks import SUBSET, harness_task, requests, task_manager
-from support.served import Deployment
-from support.t5_models import huggingface_t5
+from support.measurements.harness_tasks import SUBSET, harness_task, requests, task_manager
+from support.servers.served import Deployment
+from support.tiny_models.t5_models import huggingface_t5
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from tokenizers.decoders import Metaspace
 from transformers import PreTrainedTokenizerFast

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 from lm_eval import simple_evaluate
-from support.fake_triton import T5_INPUTS, FakeTriton, Tensors, count_up_t5
-from support.harness_tasks import PROJECT, SUBSET, harness_task, requests, task_manager
-from support.served import Deployment
+from support.measurements.harness_tasks import PROJECT, SUBSET, harness_task, requests, task_manager
+from support.servers.fake_triton import T5_INPUTS, FakeTriton, Tensors, count_up_t5
+from support.servers.served import Deployment
 from tritonclient import grpc as triton
 
 from evaluation import lambada

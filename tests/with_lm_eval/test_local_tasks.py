@@ -13,8 +13,8 @@ from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
-from support.harness_tasks import PROJECT
-from support.served import Deployment
+from support.measurements.harness_tasks import PROJECT
+from support.servers.served import Deployment
 
 from evaluation import harness
 from evaluation.harness import ServedLM

@@ -10,9 +10,9 @@ from urllib.request import Request, urlopen
 import pytest
 from lm_eval import simple_evaluate
 from lm_eval.api.registry import get_model
-from support.harness_tasks import SUBSET, choice_task, harness_task, requests, task_manager, write_choices
-from support.openai_endpoint import openai_endpoint
-from support.served import Deployment
+from support.measurements.harness_tasks import SUBSET, choice_task, harness_task, requests, task_manager, write_choices
+from support.servers.openai_endpoint import openai_endpoint
+from support.servers.served import Deployment
 
 from evaluation.harness import ServedLM
 from handover.endpoint import Endpoint

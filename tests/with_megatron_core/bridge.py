@@ -14,9 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from support import core_delta_rule, hybrid_models
-from support.llama_models import saved
-from support.llama_state import State, core_state
+from support.checkpoints import core_delta_rule, hybrid_models
+from support.checkpoints.llama_state import State, core_state
+from support.tiny_models.llama_models import saved
 from with_megatron_core.absent import stand_in
 
 MODELS = {

@@ -18,11 +18,11 @@ from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import MLATransformerConfig
-from support import core_latent
-from support.core_mixtures import mixture_config
-from support.llama_configs import megatron_lm, padded_vocabulary
-from support.llama_files import write_megatron_lm_tree
-from support.llama_models import input_ids, saved
+from support.checkpoints import core_latent
+from support.checkpoints.core_mixtures import mixture_config
+from support.checkpoints.llama_configs import megatron_lm, padded_vocabulary
+from support.checkpoints.llama_files import write_megatron_lm_tree
+from support.tiny_models.llama_models import input_ids, saved
 from with_megatron_core.llama import without_cuda
 
 

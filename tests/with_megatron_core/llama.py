@@ -18,10 +18,10 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel import random as parallel_random
 from megatron.core.transformer.transformer_config import TransformerConfig
-from support.llama_configs import core_window, megatron_lm, nemo2, padded_vocabulary
-from support.llama_files import write_megatron_lm_tree, write_nemo2_tree
-from support.llama_models import input_ids, saved
-from support.llama_state import core_state, cut, local_norms
+from support.checkpoints.llama_configs import core_window, megatron_lm, nemo2, padded_vocabulary
+from support.checkpoints.llama_files import write_megatron_lm_tree, write_nemo2_tree
+from support.checkpoints.llama_state import core_state, cut, local_norms
+from support.tiny_models.llama_models import input_ids, saved
 
 
 def without_cuda() -> None:

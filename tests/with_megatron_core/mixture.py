@@ -17,9 +17,9 @@ from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.transformer_config import TransformerConfig
-from support.llama_configs import megatron_lm, padded_vocabulary
-from support.llama_files import write_megatron_lm_tree
-from support.llama_models import saved
+from support.checkpoints.llama_configs import megatron_lm, padded_vocabulary
+from support.checkpoints.llama_files import write_megatron_lm_tree
+from support.tiny_models.llama_models import saved
 from with_megatron_core.llama import without_cuda
 
 Grid = tuple[int, int, int]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from support.megatron_core_record import compare_or_record
+from support.checkpoints.megatron_core_record import compare_or_record
 from with_megatron_core.fields import DATA, installed
 from with_megatron_core.variants import work
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import core_latent
-from support.core_latent import with_predictor
-from support.llama_configs import padded_vocabulary
-from support.llama_files import chunked, write_torch_dist
-from support.llama_models import VOCAB, logits, saved, tensors
-from support.llama_reading import read_torch_dist
-from support.llama_state import core_state
+from support.checkpoints import core_latent
+from support.checkpoints.core_latent import with_predictor
+from support.checkpoints.llama_configs import padded_vocabulary
+from support.checkpoints.llama_files import chunked, write_torch_dist
+from support.checkpoints.llama_reading import read_torch_dist
+from support.checkpoints.llama_state import core_state
+from support.tiny_models.llama_models import VOCAB, logits, saved, tensors
 from with_megatron_core.latent import work
 
 from export_scripts.arguments import ConvertArguments

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.llama_configs import padded_vocabulary
-from support.llama_files import chunked, write_torch_dist
-from support.llama_models import VOCAB, logits, saved, tensors
-from support.llama_reading import read_torch_dist
-from support.llama_state import core_state
-from support.megatron_core_record import compare_or_record, digest_of
+from support.checkpoints.llama_configs import padded_vocabulary
+from support.checkpoints.llama_files import chunked, write_torch_dist
+from support.checkpoints.llama_reading import read_torch_dist
+from support.checkpoints.llama_state import core_state
+from support.checkpoints.megatron_core_record import compare_or_record, digest_of
+from support.tiny_models.llama_models import VOCAB, logits, saved, tensors
 from with_megatron_core.llama import work
 
 from export_scripts.arguments import ConvertArguments

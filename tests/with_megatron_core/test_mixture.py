@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.llama_configs import padded_vocabulary
-from support.llama_files import chunked, write_torch_dist
-from support.llama_models import saved, tensors
-from support.llama_state import core_state
+from support.checkpoints.llama_configs import padded_vocabulary
+from support.checkpoints.llama_files import chunked, write_torch_dist
+from support.checkpoints.llama_state import core_state
+from support.tiny_models.llama_models import saved, tensors
 from with_megatron_core.mixture import Grid, work, world_of
 
 from export_scripts.arguments import ConvertArguments

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from support import core_delta_rule, hybrid_models
-from support.llama_files import write_torch_dist
-from support.llama_reading import read_torch_dist
+from support.checkpoints import core_delta_rule, hybrid_models
+from support.checkpoints.llama_files import write_torch_dist
+from support.checkpoints.llama_reading import read_torch_dist
 from with_megatron_core.bridge import source
 from with_megatron_core.recurrent import prefixes, work
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.nemo_tokenizer_cases import CASES, RECORDED, TEXTS, our_answer, write_files
+from support.measurements.nemo_tokenizer_cases import CASES, RECORDED, TEXTS, our_answer, write_files
 
 from export_scripts.conversion.plan.nemo_ids import NemoIdsArguments, ask_nemo, nemos_answer
 

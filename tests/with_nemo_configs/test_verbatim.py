@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.published_configs import assert_both_targets_compute_what_nemo_computes, published
+from support.tiny_models.published_configs import assert_both_targets_compute_what_nemo_computes, published
 
 ROOTS = [Path(root) for root in os.environ["NEMO_CONFIGS"].split(":")]
 PATTERNS = (

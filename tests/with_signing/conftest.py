@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.signing_keys import Keys, make_keys
+from support.runs.signing_keys import Keys, make_keys
 
 collect_ignore_glob = [] if find_spec("model_signing") else ["test_*.py"]
 

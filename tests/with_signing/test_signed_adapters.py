@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from support.huggingface_models import write_tokenizer
-from support.llama_models import save
-from support.low_rank import draw, write
-from support.signing_keys import Keys
+from support.runs.signing_keys import Keys
+from support.tiny_models.huggingface_models import write_tokenizer
+from support.tiny_models.llama_models import save
+from support.tiny_models.low_rank import draw, write
 
 from deployment.arguments import ServeArguments
 from deployment.serve import prepare

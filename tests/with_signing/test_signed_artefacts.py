@@ -21,7 +21,7 @@ from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
-from support.signing_keys import Keys
+from support.runs.signing_keys import Keys
 
 from deployment.arguments import ServeArguments
 from deployment.serve import prepare

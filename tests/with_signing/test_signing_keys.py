@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.signing_keys import PASSWORD, Keys
+from support.runs.signing_keys import PASSWORD, Keys
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

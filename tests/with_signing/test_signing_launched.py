@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
-from support.signing_keys import PASSWORD, Keys
+from support.runs.signing_keys import PASSWORD, Keys
 
 from evaluation.report import write
 from handover.errors import ConfigError

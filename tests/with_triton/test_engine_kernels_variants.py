@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.faked_gpu import fake_gpu
-from support.network_runs import FP32, load_for_kernels
+from support.engines.faked_gpu import fake_gpu
+from support.engines.network_runs import FP32, load_for_kernels
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, Tensors, ask, prompts
-from support.faked_gpu import fake_gpu, launch_few_programs
-from support.paged_steps import poisoned_states
+from support.engines.asking import CPU, Tensors, ask, prompts
+from support.engines.faked_gpu import fake_gpu, launch_few_programs
+from support.engines.paged_steps import poisoned_states
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.faked_gpu import fake_gpu, launch_few_programs
-from support.network_runs import load_for_kernels
-from support.paged_steps import poisoned_states
+from support.engines.faked_gpu import fake_gpu, launch_few_programs
+from support.engines.network_runs import load_for_kernels
+from support.engines.paged_steps import poisoned_states
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.llama_endpoint import LLAMA, MODEL, LlamaEndpoint, llama_endpoint
+from support.servers.llama_endpoint import LLAMA, MODEL, LlamaEndpoint, llama_endpoint
 from transformers import AutoTokenizer
 
 from evaluation import load

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import llama_models
-from support.llama_configs import bridge, padded_vocabulary
-from support.llama_files import chunked, write_bridge_tree, write_huggingface_tokenizer, write_torch_dist
-from support.llama_models import tensors
-from support.llama_state import core_state
+from support.checkpoints.llama_configs import bridge, padded_vocabulary
+from support.checkpoints.llama_files import chunked, write_bridge_tree, write_huggingface_tokenizer, write_torch_dist
+from support.checkpoints.llama_state import core_state
+from support.tiny_models import llama_models
+from support.tiny_models.llama_models import tensors
 
 PROJECT = Path(__file__).resolve().parents[2]
 POSITIONS = 128  # as far as the model's yarn reaches, 8 times 16: vLLM has no more angles

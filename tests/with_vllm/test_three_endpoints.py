@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.served import wait_for
+from support.servers.served import wait_for
 
 from handover.endpoint import Endpoint
 

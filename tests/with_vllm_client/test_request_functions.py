@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 
 import aiohttp
 import pytest
-from support.llama_endpoint import MODEL, LlamaEndpoint, llama_endpoint
+from support.servers.llama_endpoint import MODEL, LlamaEndpoint, llama_endpoint
 
 PATHS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 PROMPTS = [f"She looked at the {number} ships." * (1 + number % 3) for number in range(12)]

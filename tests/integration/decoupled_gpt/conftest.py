@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.served import PROJECT, Deployment
+from support.servers.served import PROJECT, Deployment
 from transformers import GPT2Tokenizer
 
 from export_scripts.arguments import ConvertArguments, ExportArguments

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.served import Deployment
+from support.servers.served import Deployment
 
 from evaluation import benchmark, load, recompute
 from evaluation.arguments import BenchmarkArguments

@@ -18,7 +18,7 @@ import numpy as np
 import openai
 import pytest
 from jsonschema import Draft202012Validator
-from support.openai_endpoint import OpenAIEndpoint, openai_endpoint
+from support.servers.openai_endpoint import OpenAIEndpoint, openai_endpoint
 from transformers import GPT2Tokenizer
 
 from backends.fastertransformer.engine.engine import Engine, open_engine

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 from pytriton.client import DecoupledModelClient
-from support.served import infer, inputs_of
+from support.servers.served import infer, inputs_of
 from transformers import GPT2Tokenizer
 
 from backends.fastertransformer.engine.engine import open_engine

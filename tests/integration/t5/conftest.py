@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
-from support.served import PROJECT
-from support.t5_models import huggingface_t5
-from support.task_runs import QUICK, Run
+from support.measurements.task_runs import QUICK, Run
+from support.servers.served import PROJECT
+from support.tiny_models.t5_models import huggingface_t5
 
 
 @pytest.fixture(scope="session")

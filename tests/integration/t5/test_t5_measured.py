@@ -8,7 +8,7 @@ import pandas
 import pytest
 import torch
 from sentencepiece import SentencePieceProcessor
-from support.task_runs import OUTPUT_LEN, PROMPTS, Run, blocks, completions
+from support.measurements.task_runs import OUTPUT_LEN, PROMPTS, Run, blocks, completions
 
 
 def test_t5_is_measured_and_reported(t5: tuple[Run, Any, SentencePieceProcessor]) -> None:

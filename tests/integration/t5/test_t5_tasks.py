@@ -9,9 +9,9 @@ import pytest
 import sacrebleu
 import torch
 from sentencepiece import SentencePieceProcessor
-from support.openai_endpoint import openai_endpoint
-from support.served import PROJECT
-from support.task_runs import OUTPUT_LEN, Run
+from support.measurements.task_runs import OUTPUT_LEN, Run
+from support.servers.openai_endpoint import openai_endpoint
+from support.servers.served import PROJECT
 
 from evaluation import lambada, translation
 from evaluation.client.served_model import open_target

@@ -22,7 +22,7 @@ from backends.fastertransformer.engine.model.blocks.feed_forward import DenseWei
 from backends.fastertransformer.engine.ops.linear import padded_rows
 from backends.fastertransformer.engine.rows.answer import CANCELLED, Answer, Failure
 from backends.fastertransformer.engine.settings import Settings
-from support.asking import CPU, Tensors, ask
+from support.engines.asking import CPU, Tensors, ask
 
 PAGES = 24
 """The KV cache has room for three rows of the longest requests, or for one of three beams."""

@@ -14,8 +14,8 @@ import torch
 
 from backends.fastertransformer.engine.engine import Engine
 from handover.errors import CheckpointError
-from support.huggingface_models import filling, write_tokenizer
-from support.stranger import change_json, engine_of
+from support.engines.stranger import change_json, engine_of
+from support.tiny_models.huggingface_models import filling, write_tokenizer
 
 if TYPE_CHECKING:
     from support.torture.campaign import Tally

@@ -1,0 +1,1 @@
+"""Checkpoints in the forms of those who trained them, written by tests."""

@@ -1,0 +1,1 @@
+"""Tasks, loads, tokenizers and results of the measurements."""

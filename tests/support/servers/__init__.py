@@ -1,0 +1,1 @@
+"""Servers that tests ask: real deployments, and stand-ins of others' servers."""

@@ -1,0 +1,1 @@
+"""Shards of FasterTransformer, written and computed without the project's own code."""

@@ -1,0 +1,1 @@
+"""Tiny models of transformers, and what they and PEFT compute."""
