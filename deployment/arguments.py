@@ -12,6 +12,7 @@ from handover.ranges import (
     BODY_BYTES,
     COUNT,
     DAY_S,
+    FILE_BYTES,
     IN_FLIGHT,
     INSTANCES,
     PARALLEL,
@@ -56,6 +57,13 @@ class ServeArguments(TrustArguments):
         None, "file with a bearer key a line of those who load adapters by the OpenAI API; left out: it is off"
     )
     openai_access_log: Path | None = option(None, "file that gets a JSON line a request to the OpenAI API")
+    openai_sample_log: Path | None = option(
+        None, "file that gets tokens and log probabilities of some requests, for evaluation=monitor; left out: none"
+    )
+    openai_sample_share: float | None = option(None, "of the requests that it gets; left out: 0.01", SHARE)
+    openai_sample_bytes: int | None = option(
+        None, "of it and the older file beside it, at most; left out: 64 MiB", FILE_BYTES
+    )
     openai_chat_template: Path | None = option(None, "Jinja template of conversations; left out: the tokenizer's own")
     openai_tool_dialect: str | None = option(
         None, "how the model writes tool calls; left out: as its chat template does"

@@ -20,6 +20,7 @@ from evaluation.arguments import (
     TextPairArguments,
 )
 from evaluation.divergence import arguments as divergence
+from evaluation.monitor import arguments as monitor
 from evaluation.parity import arguments as parity
 from evaluation.tasks.lambada import data as lambada
 from evaluation.tasks.squad import data as squad
@@ -36,7 +37,13 @@ class Task:
             checkpoint's place if that was to be converted before this run, and None if this run converts.
     """
 
-    arguments: type[TaskArguments | ConsistencyArguments | parity.ParityArguments | divergence.DivergenceArguments]
+    arguments: type[
+        TaskArguments
+        | ConsistencyArguments
+        | parity.ParityArguments
+        | divergence.DivergenceArguments
+        | monitor.MonitorArguments
+    ]
     check_files: Callable[[Any, Path | None], None]
 
 
@@ -48,4 +55,5 @@ TASKS: Mapping[str, Task] = {
     "parity": Task(parity.ParityArguments, parity.check_files),
     "consistency": Task(ConsistencyArguments, divergence.check_texts),
     "divergence": Task(divergence.DivergenceArguments, divergence.check_files),
+    "monitor": Task(monitor.MonitorArguments, monitor.check_files),
 }

@@ -54,6 +54,8 @@ MOST_SHARE = Range(0, 0.99)
 NATS = Range(0, 1_000_000)
 PASSAGES = Range(0, 1_000_000)  # 0: none
 PASSAGE_TOKENS = Range(2, 1_048_576)  # the first is not scored
+RATIO = Range(1, 1000)
+CHANCE = Range(1e-12, 0.5)  # of a false alarm
 SCALE_ERROR = Range(0, 1, is_above=True)
 
 

@@ -75,9 +75,12 @@ def _settings(arguments: ServeArguments) -> dict[str, Any]:
     files = {
         "access_log": arguments.openai_access_log,
         "adapter_keys_file": arguments.openai_adapter_keys_file,
+        "sample_log": arguments.openai_sample_log,
         "chat_template": arguments.openai_chat_template,
     }
     others = {
+        "sample_share": arguments.openai_sample_share,
+        "sample_bytes": arguments.openai_sample_bytes,
         "tool_dialect": arguments.openai_tool_dialect,
         "max_body_bytes": arguments.openai_max_body_bytes,
         "max_sequences": arguments.openai_max_sequences,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handover.arguments import ScriptArguments, option
-from handover.ranges import BODY_BYTES, DAY_S, IN_FLIGHT, INSTANCES, PORT, TOKEN_ID
+from handover.ranges import BODY_BYTES, DAY_S, FILE_BYTES, IN_FLIGHT, INSTANCES, PORT, SHARE, TOKEN_ID
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class OpenAIArguments(ScriptArguments):
         None, "file with a bearer key a line of those who load and unload adapters; without it that is off"
     )
     access_log: Path | None = option(None, "file that gets a JSON line a request")
+    sample_log: Path | None = option(
+        None, "file that gets tokens and log probabilities of some requests, for evaluation=monitor; left out: none"
+    )
+    sample_share: float = option(0.01, "of the requests that sample_log gets", SHARE)
+    sample_bytes: int = option(64 << 20, "of sample_log and the older file beside it, at most", FILE_BYTES)
     metrics_url: str = option("", "URL of Triton's metrics, where endpoint.json does not say it")
     max_body_bytes: int = option(8 << 20, "bytes of a request's body", BODY_BYTES)
     max_sequences: int = option(512, "answers of one request: prompts times n (or best_of)", IN_FLIGHT)

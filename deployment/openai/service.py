@@ -17,6 +17,7 @@ from deployment.openai.arguments import OpenAIArguments
 from deployment.openai.conversations import StoredConversations
 from deployment.openai.engine.triton import Triton
 from deployment.openai.errors import ApiError
+from deployment.openai.sample_log import SampleLog, check_model
 from deployment.openai.texts.offered_models import Model, Models
 from deployment.openai.texts.preparing import BodyLimits
 from deployment.openai.texts.text_pool import TextPool
@@ -46,6 +47,7 @@ class Service:
         conversations: that clients may continue by an answer's id.
         adapter_keys: of those who may load and unload adapters; empty: that is off.
         adapters: of the model that takes some.
+        samples: notes some of the requests.
     """
 
     arguments: OpenAIArguments
@@ -61,8 +63,13 @@ class Service:
     conversations: StoredConversations = field(default_factory=StoredConversations)
     adapter_keys: tuple[bytes, ...] = ()
     adapters: ServedAdapters = field(init=False)
+    samples: SampleLog = field(init=False)
 
     def __post_init__(self) -> None:
+        given = self.arguments
+        self.samples = SampleLog(given.sample_log, given.sample_share, given.sample_bytes)
+        for model in self.models.all if given.sample_log else ():
+            check_model(model)
         self.limits = BodyLimits(self.arguments.max_body_bytes, self.arguments.max_sequences)
         self.texts = TextPool(self.models, self.limits)
         self.adapters = ServedAdapters(self.triton)

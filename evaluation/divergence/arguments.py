@@ -59,11 +59,7 @@ def check_files(arguments: DivergenceArguments, converted: Path | None) -> None:
         ConfigError: a precision is unknown, or a file is missing.
     """
     check_texts(arguments, converted)
-    if converted is not None and not arguments.checkpoint.exists():
-        raise ConfigError(
-            f"divergence compares with the source, and there is no {arguments.checkpoint}",
-            "give export.model.checkpoint_path",
-        )
+    check_checkpoint("divergence", arguments.checkpoint, converted)
     if arguments.served_weights is not None and not arguments.served_weights.is_dir():
         raise ConfigError(f"there is no directory {arguments.served_weights}", "mend served_weights")
 
@@ -74,7 +70,20 @@ def check_texts(arguments: DivergenceArguments | ConsistencyArguments, converted
     Raises:
         ConfigError: a precision is unknown, or the file of texts is missing.
     """
-    if arguments.precision is not None and arguments.precision not in PRECISIONS:
-        raise ConfigError(f"precision is '{arguments.precision}'", nearest(arguments.precision, PRECISIONS))
+    check_precision(arguments.precision)
     if arguments.data_path is not None and not arguments.data_path.is_file():
         raise ConfigError(f"there is no file {arguments.data_path}", "mend data_path")
+
+
+def check_precision(precision: str | None) -> None:
+    """Refuse a precision that is unknown; ConfigError."""
+    if precision is not None and precision not in PRECISIONS:
+        raise ConfigError(f"precision is '{precision}'", nearest(precision, PRECISIONS))
+
+
+def check_checkpoint(name: str, checkpoint: Path, converted: Path | None) -> None:
+    """Refuse an evaluation of what was converted before whose source is not there; ConfigError."""
+    if converted is not None and not checkpoint.exists():
+        raise ConfigError(
+            f"{name} compares with the source, and there is no {checkpoint}", "give export.model.checkpoint_path"
+        )

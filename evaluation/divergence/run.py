@@ -23,19 +23,16 @@ from evaluation.divergence.arguments import DivergenceArguments, check_files
 from evaluation.divergence.corpus import Ids, digest_of, make_passages, read_documents
 from evaluation.divergence.figures import Divergence, Interval, by_groups, compare, intervals, metrics, octave
 from evaluation.divergence.reference import CheckpointReference, open_reference
-from evaluation.divergence.served import ask_scores, find_top
+from evaluation.divergence.served import ask_scores, find_top, served_numbers
 from evaluation.divergence.stage import Numbers
 from evaluation.divergence.streamed import Scores
 from evaluation.divergence.verdict import FORMAT, Places, Verdict, conclude, decide
 from evaluation.divergence.weights import WeightsFound, compare_weights
-from evaluation.parity.arguments import served_precision
-from evaluation.parity.survey import served_formats
 from evaluation.tasks import outcome as files
 from evaluation.tasks.metric import FAILS, INCONCLUSIVE
 from evaluation.tasks.scoring import Scorer
 from evaluation.tasks.target import find_tokenizer
 from export_scripts.checkpoints.user_files import GivenFiles
-from ft_format.weight_format import INT8, NONE
 from handover.errors import ConfigError, ServerError
 from models.directory import CONFIG_FILE, read_json
 
@@ -135,14 +132,7 @@ class _Comparison:
     @property
     def formats(self) -> tuple[Numbers, bool]:
         """The served number formats, and whether they are known or named."""
-        formats = served_formats(self.target)
-        is_known = formats.are_known or self.arguments.precision is not None
-        said = served_precision(formats.weight_data_type, formats.data_type, formats.weights)
-        precision = self.arguments.precision or said
-        quantization = self.arguments.quantization or ""
-        if precision != INT8.name:
-            return Numbers(precision, NONE, quantization=quantization), is_known
-        return Numbers(formats.data_type or "fp16", INT8, quantization=quantization), is_known
+        return served_numbers(self.target, self.arguments.precision, self.arguments.quantization)
 
     def source_scores(self, numbers: Numbers) -> Scores:
         """Compute the source's scores in number formats, or read them where they are kept."""

@@ -1,4 +1,4 @@
-"""Have the served model score passages: the given tokens, and as many of the most probable ones as its API tells."""
+"""What is served: its number formats, and its scores of the given tokens and the most probable ones of each place."""
 
 from __future__ import annotations
 
@@ -10,14 +10,34 @@ from evaluation.client.client import ModelInterface
 from evaluation.client.errors import RequestError
 from evaluation.client.request_tensors import PROMPT_TOP_INPUT
 from evaluation.client.served_model import Target
+from evaluation.divergence.stage import Numbers
 from evaluation.divergence.streamed import Scores
+from evaluation.parity.arguments import served_precision
+from evaluation.parity.survey import served_formats
 from evaluation.tasks.scoring import Scorer, TokenScores
+from ft_format.weight_format import INT8, NONE
 from handover.errors import ConfigError
 from handover.progress import Progress
 
 Ids = tuple[int, ...]
 _USUAL = (20, 5, 1)  # log probabilities that servers tell: vLLM and SGLang, OpenAI, any
 _PROBE = (1, 2, 3)
+
+
+def served_numbers(target: Target, precision: str | None, quantization: str | None) -> tuple[Numbers, bool]:
+    """Return the served number formats, and whether they are known or named.
+
+    Args:
+        target: the served model.
+        precision: that the user names; None: what the server says.
+        quantization: that the checkpoint went through before it was served; None: none.
+    """
+    formats = served_formats(target)
+    is_known = formats.are_known or precision is not None
+    precision = precision or served_precision(formats.weight_data_type, formats.data_type, formats.weights)
+    if precision != INT8.name:
+        return Numbers(precision, NONE, quantization=quantization or ""), is_known
+    return Numbers(formats.data_type or "fp16", INT8, quantization=quantization or ""), is_known
 
 
 def find_top(scorer: Scorer, target: Target, wanted: int) -> int:

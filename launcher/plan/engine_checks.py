@@ -87,7 +87,8 @@ def check_engine(config: Config) -> None:
 def _check_keys(config: Config) -> None:
     deployment, triton, engine = config.deployment, config.export.triton_deployment, config.deployment.engine
     limits = "max_requests", "max_sequences", "max_body_bytes"
-    own = "port", "processes", "adapter_keys_file", "access_log", "chat_template", "tool_dialect", *limits
+    logs = "access_log", "sample_log", "sample_share", "sample_bytes"
+    own = "port", "processes", "adapter_keys_file", "chat_template", "tool_dialect", *logs, *limits
     of_api = "api_keys_file", *(f"openai_{name}" for name in own)
     of_guard = "tritonserver", "guard_max_body_bytes"
     others = "grpc_port", "metrics_port", "open_apis", "gemm_autotune", "torch_kernels", "server_args", *of_guard

@@ -8,10 +8,14 @@ import queue
 import re
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
@@ -23,11 +27,13 @@ from support.servers.served import Deployment, inputs_of, wait_for
 from tritonclient.utils import InferenceServerException
 
 from evaluation import load, recompute
+from evaluation.monitor.published import write_metrics
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.tables.raw_records import read_records
 from evaluation.speed.tables.record import RequestRecord
 from evaluation.speed.tables.table import LOAD_TABLE
 from evaluation.speed.transport.wire import Encoded, Wire
+from evaluation.tasks.metric import LOWER, Metric
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository
@@ -47,6 +53,7 @@ share_embeddings_and_output_weights: true
 """
 INPUT, OUTPUT, NEVER = 12, 40, 2**31 - 1
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "slipway.json"
+MONITORED = "evidence", "most_evidence", "rms_difference", "rms_of_formats"
 LABELS = 'model_name="fastertransformer"'
 
 
@@ -250,6 +257,16 @@ def test_a_refusal_is_logged_by_the_clients_name_for_the_request(endpoint: Endpo
     wait_for(lambda: "request 'job 7, line 12': INVALID_ARG: " in deployment.log.read_text(), 10)
 
 
+class PlainText(SimpleHTTPRequestHandler):
+    """Serves a directory's files as node_exporter does what its textfile collector has read."""
+
+    def guess_type(self, path: Any) -> str:
+        return "text/plain; version=0.0.4"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -258,9 +275,15 @@ def free_port() -> int:
 
 @pytest.fixture
 def prometheus(endpoint: Endpoint, tmp_path: Path) -> Iterator[str]:
-    """The address of a real Prometheus that reads the server's metrics every half second."""
-    target, port = f"127.0.0.1:{endpoint.metrics_port}", free_port()
-    jobs = [{"job_name": "slipway", "static_configs": [{"targets": [target]}]}]
+    """The address of a real Prometheus that reads the server's metrics and the monitor's file every half second."""
+    monitored = tmp_path / "collected" / "metrics"
+    of_run = [Metric(name, 0.5, "nats", None, 1, 0, "of a run", LOWER) for name in MONITORED]
+    write_metrics(monitored, "fastertransformer", of_run, 1, 1000.0, "")
+    collector = ThreadingHTTPServer(("127.0.0.1", 0), partial(PlainText, directory=str(monitored.parent)))
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    targets = [f"127.0.0.1:{each}" for each in (endpoint.metrics_port, collector.server_port)]
+    port = free_port()
+    jobs = [{"job_name": "slipway", "static_configs": [{"targets": targets}]}]
     config = {"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"}, "scrape_configs": jobs}
     (tmp_path / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
     with (tmp_path / "prometheus.log").open("wb") as log:
@@ -271,6 +294,8 @@ def prometheus(endpoint: Endpoint, tmp_path: Path) -> Iterator[str]:
     yield f"http://127.0.0.1:{port}"
     process.terminate()
     process.wait(20)
+    collector.shutdown()
+    collector.server_close()
 
 
 def query(prometheus: str, expression: str) -> list[float]:
@@ -289,7 +314,7 @@ def test_every_panel_of_the_dashboard_shows_what_a_real_prometheus_has_read(
 ) -> None:
     checked = subprocess.run(["promtool", "check", "metrics"], input=read(endpoint), capture_output=True, text=True)
     assert checked.returncode in (0, 3), checked.stderr  # 3: style, such as the colon in vLLM's names
-    wait_for(lambda: query(prometheus, "up") == [1.0], 30)
+    wait_for(lambda: query(prometheus, "up") == [1.0, 1.0], 30)
     arguments = LoadArguments(
         str(deployment.endpoint_file), tmp_path / "load", lengths=("40/20",), concurrencies=(6,),
         requests=40, repeats=1, min_repeats=1,
@@ -302,7 +327,7 @@ def test_every_panel_of_the_dashboard_shows_what_a_real_prometheus_has_read(
         found = query(prometheus, expression.replace("$model_name", ".*").replace("$__rate_interval", "1m"))
         if not found or not all(map(math.isfinite, found)):
             empty[expression] = found
-    assert len(panels) == 18 and not empty
+    assert len(panels) == 20 and not empty
     selected = 'vllm:%s{model_name="fastertransformer"}'
     for name in ("request_generation_tokens", "inter_token_latency_seconds"):
         (median,) = query(prometheus, f"histogram_quantile(0.5, sum by (le) ({selected % f'{name}_bucket'}))")

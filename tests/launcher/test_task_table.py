@@ -63,7 +63,7 @@ def test_a_task_has_keys_a_plan_and_help_by_two_places(extended: Path) -> None:
     assert f"--data-path={extended}/text.txt" in line and "--longest=3" in line and """'--words=["a", "b"]'""" in line
     assert "--stop-words" not in line and "--batch-size=16 " in line
     assert (
-        "evaluation: consistency, divergence, lambada, parity, squad, summarization, toy, translation"
+        "evaluation: consistency, divergence, lambada, monitor, parity, squad, summarization, toy, translation"
         in start(extended, "--help").stdout
     )
 

@@ -50,7 +50,7 @@ def value_at(config: Config, key: str) -> Any:
 
 
 def test_every_text_key_takes_a_text_that_looks_like_a_number() -> None:
-    chosen = "evaluation=[lambada,squad,translation,summarization,parity,divergence,consistency]"
+    chosen = "evaluation=[lambada,squad,translation,summarization,parity,divergence,consistency,monitor]"
     assert len(TEXTS) > 60 and {"export.run.model_train_name", "cluster.setup", "deployment.host"} <= TEXTS.keys()
     given = {key: LOOK_LIKE_NUMBERS[index % len(LOOK_LIKE_NUMBERS)] for index, key in enumerate(TEXTS)}
     for key in ("deployment.endpoint_key_env", "signing.password_env"):  # names of variables that must be there

@@ -83,6 +83,7 @@ ALLOWED = {
         *("models", "ft_format", "handover", "evaluation", "export_scripts", "backends"),
         *("numpy", "torch"),
     },
+    "evaluation/monitor": {"handover", "evaluation", "export_scripts", "backends", "numpy"},
     "backends/fastertransformer": {
         "models",
         "ft_format",
@@ -102,6 +103,7 @@ ROOMS_OF_EVALUATION = {
     "trackers": {"report", "trackers"},
     "parity": {"client", "speed", "tasks", "parity"},
     "divergence": {"client", "speed", "tasks", "parity", "divergence"},
+    "monitor": {"client", "tasks", "parity", "divergence", "monitor"},
 }
 # What lies below a package, from the ground up: each imports what stands before it, and nothing after it.
 FLOORS = {
@@ -121,7 +123,7 @@ FLOORS = {
     ],
     "deployment.openai": [
         *("arguments", "errors", "values", "tools", "bodies", "texts", "engine", "models", "adapters", "turns"),
-        *("conversations", "service", "answers", "agents", "listening", "__main__"),
+        *("sample_log", "conversations", "service", "answers", "agents", "listening", "__main__"),
     ],
 }
 # What a model repository carries is imported below it too, and imports nothing of the project.

@@ -96,7 +96,7 @@ async def answer(request: web.Request, api: Api, is_streamed: bool) -> web.Strea
         sink = _Sink(api, reader, stream, plan.prompt_tokens)
         sink.first = list(api.begin(record.id, values["model"] or model.names[0], plan.prompt_tokens))
         try:
-            await generate(service.triton, plan.requests[0], sink)
+            await generate(service.triton, *service.samples.watch(plan.requests[0], sink))
         except ApiError as error:
             if stream is None or not stream.has_begun:
                 raise

@@ -284,13 +284,13 @@ def _event(content: str) -> bytes:
 async def _generate_all(service: Service, requests: Sequence[SequenceRequest], sinks: Sequence[Sink]) -> None:
     """Generate all answers side by side, as many at a time as others leave room for; the first failure ends all."""
     if len(requests) == 1:
-        await generate(service.triton, requests[0], sinks[0])
+        await generate(service.triton, *service.samples.watch(requests[0], sinks[0]))
         return
     share = Share(service, requests[0].model.rows)
 
     async def generate_one(request: SequenceRequest, sink: Sink) -> None:
         async with share:
-            await generate(service.triton, request, sink)
+            await generate(service.triton, *service.samples.watch(request, sink))
 
     tasks = [asyncio.create_task(generate_one(*each)) for each in zip(requests, sinks, strict=True)]
     try:

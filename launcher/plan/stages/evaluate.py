@@ -8,6 +8,7 @@ from typing import Any
 
 from evaluation.arguments import ConsistencyArguments, TaskArguments
 from evaluation.divergence.arguments import DivergenceArguments
+from evaluation.monitor.arguments import MonitorArguments
 from evaluation.parity.arguments import ParityArguments
 from evaluation.task_table import TASKS
 from evaluation.tasks.check import check_scores
@@ -52,10 +53,9 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
 
 def task_arguments(
     config: Config, paths: RunPaths, name: str, task: Any
-) -> TaskArguments | ConsistencyArguments | ParityArguments | DivergenceArguments:
+) -> TaskArguments | ConsistencyArguments | ParityArguments | DivergenceArguments | MonitorArguments:
     """Arguments of one evaluation; what is a file is absolute."""
     kind = TASKS[name].arguments
-    batch_size = config.evaluation.model.eval_batch_size or task.batch_size
     adapter, names = config.deployment.adapter, {entry.name for entry in dataclasses.fields(kind)}
     if adapter and "lora_name" not in names:
         raise ConfigError(
@@ -63,16 +63,17 @@ def task_arguments(
             "leave one of them out",
         )
     source = {"checkpoint": paths.checkpoint, "adapter": paths.adapter, "checkpoint_tokenizer": paths.tokenizer}
-    own: dict[str, Any] = {**source, "lora_name": adapter}
+    own: dict[str, Any] = {**source, "lora_name": adapter, "tokenizer": api_tokenizer(config, paths)}
+    if "batch_size" in names:
+        rows = config.evaluation.model.eval_batch_size or task.batch_size
+        own["batch_size"] = min(rows, config.export.triton_deployment.max_batch_size)
     return filled(
         kind,
         task,
         endpoint=asked_endpoint(config, paths),
         output=partial(paths.evaluation / name),
-        batch_size=min(batch_size, config.export.triton_deployment.max_batch_size),
         model_repository=expected_repository(config, paths),
         endpoint_key_env=config.deployment.endpoint_key_env,
-        tokenizer=api_tokenizer(config, paths),
         **{argument: value for argument, value in own.items() if argument in names},
     )
 
