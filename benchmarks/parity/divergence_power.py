@@ -161,7 +161,7 @@ def _open(name: str, number_format: str, arguments: PowerArguments, directory: P
         reference, texts = open_reference(source, directory / "references", NOTHING_GIVEN), []
 
     def draw(number: int) -> list[Ids]:
-        own = [each[number * 20_000 // len(documents) :] for each in documents]
+        own = [each[number * len(each) // arguments.sound :] for each in documents]
         return make_passages(own, None, min(256, LONGEST), arguments.passages, 1 << 30)
 
     return Subject(name, numbers, reference, served, states, draw, texts)
