@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_triton import FakeTriton, Tensors, count_up
-from support.openai_endpoint import application_of
+from support.servers.fake_triton import FakeTriton, Tensors, count_up
+from support.servers.openai_endpoint import application_of
 
 from handover.errors import ConfigError
 

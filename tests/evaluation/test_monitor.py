@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.huggingface_models import VOCAB, save
-from support.openai_endpoint import application_of
-from support.parity_runs import serve, shards_of
+from support.measurements.parity_runs import serve, shards_of
+from support.servers.openai_endpoint import application_of
+from support.tiny_models.huggingface_models import VOCAB, save
 
 from evaluation.monitor.arguments import MonitorArguments
 from evaluation.monitor.bets import Bets, score_of
