@@ -5,6 +5,11 @@ token's. Tokens that both know count one by one; all others count as one token, 
 side. By the log-sum inequality that is a lower bound of KL(P || Q), and exact where all tokens are told. How much of
 the reference's mass is in the rest is a figure of its own; an upper bound does not exist, because a token that is not
 told may have any small probability.
+
+Two distances that are bounded have both bounds, whatever is not told. Either is a sum over tokens of a convex function
+f(p, q) with f(cp, cq) = c f(p, q): |p - q| / 2 for the total variation, half of p log(p / m) + q log(q / m) with
+m = (p + q) / 2 for the Jensen-Shannon divergence. So for a rest of P' and Q' it is at least f(P', Q'), all tokens being
+alike, and at most f(P', 0) + f(0, Q'), no token having both: (P' + Q') / 2, times log 2 of the latter.
 """
 
 from __future__ import annotations
@@ -33,12 +38,15 @@ class Divergence:
     Attributes:
         kl: float64 [N], in nats; see the module.
         rest: float64 [N], the reference's probability of all tokens that count as one.
+        variation, jensen_shannon: float64 [N, 2], the least and the most that the distances can be.
         flips: bool [N], whether the two prefer different tokens.
         reference, served: float64 [N], log probability of the given token.
     """
 
     kl: Floats
     rest: Floats
+    variation: Floats
+    jensen_shannon: Floats
     flips: npt.NDArray[np.bool_]
     reference: Floats
     served: Floats
@@ -52,15 +60,15 @@ def compare(reference: Scores, served: Scores, tokens: npt.NDArray[np.int64]) ->
         served: of the other model; of the most probable tokens it may have told none.
         tokens: [N], that were scored.
     """
-    kl, rest = np.empty(len(tokens)), np.empty(len(tokens))
-    for begin in range(0, len(tokens), _ROWS):
-        part = slice(begin, begin + _ROWS)
-        kl[part], rest[part] = _divergence(reference, served, tokens, part)
+    parts = [slice(begin, begin + _ROWS) for begin in range(0, len(tokens), _ROWS)]
+    columns = zip(*(_distances(reference, served, tokens, part) for part in parts), strict=True)
     flips = reference.top_ids[:, 0] != served.top_ids[:, 0]
-    return Divergence(kl, rest, flips, reference.log_probs.astype(float), served.log_probs.astype(float))
+    log_probs = reference.log_probs.astype(float), served.log_probs.astype(float)
+    return Divergence(*map(np.concatenate, columns), flips, *log_probs)
 
 
-def _divergence(reference: Scores, served: Scores, tokens: npt.NDArray[np.int64], part: slice) -> tuple[Floats, Floats]:
+def _distances(reference: Scores, served: Scores, tokens: npt.NDArray[np.int64], part: slice) -> tuple[Floats, ...]:
+    """Compute the first four fields of ``Divergence`` for some places."""
     own = tokens[part, None]
     ids = np.concatenate((served.top_ids[part], own), 1)
     theirs = np.concatenate((served.top[part], served.log_probs[part, None]), 1).astype(float)
@@ -72,10 +80,30 @@ def _divergence(reference: Scores, served: Scores, tokens: npt.NDArray[np.int64]
     is_known[:, -1] = True
     common = is_told & is_known & np.isfinite(theirs)
     p, q = np.exp(ours) * common, np.exp(theirs) * common
-    p_rest, q_rest = np.maximum(0, 1 - p.sum(1)), np.maximum(_ROUNDING, 1 - q.sum(1))
+    p_rest, q_rest = np.maximum(0, 1 - p.sum(1)), np.maximum(0, 1 - q.sum(1))
     shared = (p * np.subtract(ours, theirs, out=np.zeros_like(ours), where=common)).sum(1)
-    left = np.where(p_rest > _ROUNDING, p_rest * np.log(np.maximum(p_rest, _ROUNDING) / q_rest), 0)
-    return np.maximum(0, shared + left), p_rest
+    ratio = np.maximum(p_rest, _ROUNDING) / np.maximum(q_rest, _ROUNDING)
+    left = np.where(p_rest > _ROUNDING, p_rest * np.log(ratio), 0)
+    bounds = (_bounds(f, p, q, p_rest, q_rest) for f in (_variation, _jensen_shannon))
+    return (np.maximum(0, shared + left), p_rest, *bounds)
+
+
+def _bounds(f: Callable[[Floats, Floats], Floats], p: Floats, q: Floats, p_rest: Floats, q_rest: Floats) -> Floats:
+    """Compute the least and the most that a sum of f over all tokens can be; see the module."""
+    nothing = np.zeros_like(p_rest)
+    rests = f(p_rest, q_rest), f(p_rest, nothing) + f(nothing, q_rest)
+    return f(p, q).sum(1)[:, None] + np.stack(rests, 1)
+
+
+def _variation(p: Floats, q: Floats) -> Floats:
+    return np.abs(p - q) / 2
+
+
+def _jensen_shannon(p: Floats, q: Floats) -> Floats:
+    halves = np.zeros_like(p)
+    for each in (p, q):
+        halves += each * np.log(np.divide(2 * each, p + q, out=np.ones_like(p), where=each > 0))
+    return halves / 2
 
 
 @dataclass(frozen=True)
@@ -124,6 +152,14 @@ FIGURES: dict[str, _Figure] = {
     "median_kl": _Figure(lambda d, at: np.median(d.kl[at]), _NATS, "its median"),
     "kl_99_9": _Figure(lambda d, at: np.percentile(d.kl[at], TAIL), _NATS, "its 99.9th percentile"),
     "max_kl": _Figure(lambda d, at: d.kl[at].max(), _NATS, "its maximum"),
+    "least_variation": _Figure(
+        lambda d, at: d.variation[at, 0].mean(), FRACTION, "mean total variation distance of the two, from below"
+    ),
+    "most_variation": _Figure(lambda d, at: d.variation[at, 1].mean(), FRACTION, "the same from above"),
+    "least_jensen_shannon": _Figure(
+        lambda d, at: d.jensen_shannon[at, 0].mean(), _NATS, "mean Jensen-Shannon divergence of the two, from below"
+    ),
+    "most_jensen_shannon": _Figure(lambda d, at: d.jensen_shannon[at, 1].mean(), _NATS, "the same from above"),
     "top1_flips": _Figure(lambda d, at: d.flips[at].mean(), FRACTION, "places where the two prefer different tokens"),
     "untold_mass": _Figure(
         lambda d, at: d.rest[at].mean(), FRACTION, "the source's probability of tokens that count as one, mean", NEITHER

@@ -26,7 +26,7 @@ from support.tiny_models.llama_hub_models import save_llama
 
 from evaluation.divergence.arguments import DivergenceArguments
 from evaluation.divergence.corpus import make_passages, read_documents
-from evaluation.divergence.figures import bootstrap, compare
+from evaluation.divergence.figures import Divergence, bootstrap, compare
 from evaluation.divergence.reference import open_reference
 from evaluation.divergence.run import main
 from evaluation.divergence.streamed import Scores
@@ -206,6 +206,9 @@ def test_by_an_api_that_tells_all_the_divergence_is_torchs(
         whole.append(torch.nn.functional.kl_div(other, source, reduction="none", log_target=True).sum(-1))
     kl = torch.cat(whole).numpy()
     assert summary["mean_kl"] == pytest.approx(kl.mean(), rel=1e-3, abs=1e-6)
+    exact = [(log_probs_of(model, row).exp() - forward(row).exp())[:-1].abs().sum(-1) / 2 for row in passages]
+    for bound in ("least_variation", "most_variation"):
+        assert summary[bound] == pytest.approx(float(torch.cat(exact).mean()), rel=1e-3, abs=1e-5)
     assert summary["max_kl"] == pytest.approx(kl.max(), rel=1e-3, abs=1e-5)
     assert summary["kl_99_9"] == pytest.approx(np.percentile(kl, 99.9), rel=1e-3, abs=1e-5)
     found = np.array([float(row["kl"]) for row in rows(tmp_path / "out" / "places.csv")])
@@ -261,6 +264,39 @@ def test_a_bound_from_some_log_probabilities_is_never_above_the_divergence(told:
     assert (some <= exact + 1e-5).all() and (every.kl <= exact + 1e-5).all() and (some <= every.kl + 1e-5).all()
     if told == vocab:
         assert np.abs(every.kl - exact).max() < 1e-5 and every.rest.max() < 1e-5
+    _check_bounds(compare(scores(source, kept), scores(other, told), tokens), source, other, told)
+    _check_bounds(every, source, other, told)
+
+
+def jensen_shannon(p: Any, q: Any) -> Any:
+    first, second = torch.tensor(p), torch.tensor(q)
+    middle = ((first + second) / 2).log()
+    parts = (torch.nn.functional.kl_div(middle, each, reduction="none").sum(1) for each in (first, second))
+    return sum(parts).numpy() / 2  # type: ignore[union-attr]
+
+
+def _check_bounds(found: Divergence, source: Any, other: Any, told: int) -> None:
+    """The bounded distances, by their definitions and torch, lie between their bounds, which meet where all is told."""
+    p, q = np.exp(source), np.exp(other)
+    exact = {"variation": np.abs(p - q).sum(1) / 2, "jensen_shannon": jensen_shannon(p, q)}
+    for name, value in exact.items():
+        least, most = getattr(found, name).T
+        assert (least <= value + 1e-6).all() and (value <= most + 1e-6).all()
+        if told == p.shape[1] and found.rest.max() < 1e-5:
+            assert np.abs(most - least).max() < 1e-5
+
+
+def test_the_bounds_are_reached() -> None:
+    """Two servers that tell the same: one is the source in what it does not tell, the other has nothing of it."""
+    source, tokens = np.log([[0.6, 0.3, 0.1, 1e-30]]), np.array([0])
+    top = source.astype(np.float32)
+    told = Scores(top[:, 0], np.array([[0, 1]], np.int32), top[:, :2])
+    whole = Scores(top[:, 0], np.array([[0, 1, 2, 3]], np.int32), top)
+    found = compare(whole, told, tokens)
+    for last, bound in (([0.1, 1e-30], 0), ([1e-30, 0.1], 1)):
+        p, q = np.exp(source), np.array([[0.6, 0.3, *last]])
+        assert found.variation[0, bound] == pytest.approx(np.abs(p - q).sum() / 2, abs=1e-6)
+        assert found.jensen_shannon[0, bound] == pytest.approx(jensen_shannon(p, q)[0], abs=1e-6)
 
 
 def test_an_interval_holds_the_mean_as_often_as_it_says() -> None:
