@@ -63,8 +63,9 @@ def compare(reference: Scores, served: Scores, tokens: npt.NDArray[np.int64]) ->
     parts = [slice(begin, begin + _ROWS) for begin in range(0, len(tokens), _ROWS)]
     columns = zip(*(_distances(reference, served, tokens, part) for part in parts), strict=True)
     flips = reference.top_ids[:, 0] != served.top_ids[:, 0]
+    kl, rest, variation, jensen_shannon = map(np.concatenate, columns)
     log_probs = reference.log_probs.astype(float), served.log_probs.astype(float)
-    return Divergence(*map(np.concatenate, columns), flips, *log_probs)
+    return Divergence(kl, rest, variation, jensen_shannon, flips, *log_probs)
 
 
 def _distances(reference: Scores, served: Scores, tokens: npt.NDArray[np.int64], part: slice) -> tuple[Floats, ...]:
@@ -92,11 +93,13 @@ def _bounds(f: Callable[[Floats, Floats], Floats], p: Floats, q: Floats, p_rest:
     """Compute the least and the most that a sum of f over all tokens can be; see the module."""
     nothing = np.zeros_like(p_rest)
     rests = f(p_rest, q_rest), f(p_rest, nothing) + f(nothing, q_rest)
-    return f(p, q).sum(1)[:, None] + np.stack(rests, 1)
+    found: Floats = f(p, q).sum(1)[:, None] + np.stack(rests, 1)
+    return found
 
 
 def _variation(p: Floats, q: Floats) -> Floats:
-    return np.abs(p - q) / 2
+    found: Floats = np.abs(p - q) / 2
+    return found
 
 
 def _jensen_shannon(p: Floats, q: Floats) -> Floats:

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from evaluation.tasks.scoring import Scorer
 from handover.progress import Progress
+
+if TYPE_CHECKING:
+    from evaluation.tasks.scoring import Scorer  # a server's client, which made passages do without
 
 Tokens = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]
