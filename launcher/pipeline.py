@@ -44,6 +44,7 @@ def launch(config: Config, sweep: Path | None = None) -> None:
     if config.deployment.engine.is_program and Stage.export in config.force:
         force.add(Stage.convert.name)  # there is nothing else that export would make again
     jobs = make_jobs(config, paths, plans)
+    executor.check(jobs)
     if config.dry_run:
         if Stage.convert in stages:
             show_size(config, paths)

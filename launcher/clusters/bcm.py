@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Mapping
 
 from handover.errors import ConfigError
+from launcher.clusters.clients import NOT_FOUND, ask
 from launcher.clusters.cluster import Cluster
-from launcher.clusters.slurm_clients import NOT_FOUND, ask
 from launcher.config.schema import Config
 
 _UNCONFIGURED = "Could not establish a configuration source"  # Slurm's words where there is no slurm.conf at all

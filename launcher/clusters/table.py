@@ -12,6 +12,7 @@ from launcher.clusters.bcm import Slurm
 from launcher.clusters.bcp import BaseCommandPlatform
 from launcher.clusters.cluster import Cluster
 from launcher.clusters.interactive import Interactive
+from launcher.clusters.kubernetes import Kubernetes
 from launcher.config.choices import ClusterType
 from launcher.config.schema import Config
 
@@ -19,6 +20,7 @@ CLUSTERS: Mapping[ClusterType, Cluster] = {
     ClusterType.bcp: BaseCommandPlatform(),
     ClusterType.bcm: Slurm(),
     ClusterType.interactive: Interactive(),
+    ClusterType.kubernetes: Kubernetes(),
 }
 """In the order in which they are looked for."""
 

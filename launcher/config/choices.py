@@ -29,6 +29,7 @@ class ClusterType(Choice):
     bcm = "bcm"
     bcp = "bcp"
     interactive = "interactive"
+    kubernetes = "kubernetes"
 
 
 class DataType(Choice):

@@ -35,6 +35,7 @@ from launcher.config.choices import (
     Stage,
     TritonApi,
 )
+from launcher.config.kubernetes import KubernetesConfig
 from launcher.config.options import options_of
 from launcher.config.run_names import find_training_dir, name_variant, sweep_directory, work_directory
 from models.checks import Range
@@ -330,6 +331,7 @@ class Config:
     dry_run: bool = False
     force: list[Stage] = field(default_factory=list)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -340,7 +342,9 @@ class Config:
 def register() -> None:
     """Make the schema and the resolvers known to Hydra; call once, before composing."""
     schema = OmegaConf.structured(Config)
-    for free in (schema.cluster.additional_parameters, schema.env_vars):
+    given = schema.kubernetes
+    named = given.volumes, given.secrets, given.secret_files, given.gpu_node_selector, given.memory
+    for free in (schema.cluster.additional_parameters, schema.env_vars, *named):
         OmegaConf.set_struct(free, False)  # their keys are not ours: no '+' is needed to add one
     ConfigStore.instance().store(name="schema", node=schema)
     for task in TASKS:

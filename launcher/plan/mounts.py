@@ -31,7 +31,7 @@ def with_mounts(config: Config, paths: RunPaths, plans: Sequence[StagePlan]) -> 
         return list(plans)
     seen = [Path(mount) for mount in usual_mounts(config, paths)]
     wanted = [path for plan in contained for path in (*plan.inputs, plan.output.parent)]
-    wanted += [*_given_files(config), *_behind_links(wanted)]
+    wanted += [*given_files(config), *_behind_links(wanted)]
     more = outermost(str(path) for path in wanted if not any(path.is_relative_to(mount) for mount in seen))
     check_mountable(more)
     return [
@@ -53,7 +53,7 @@ def check_mountable(mounts: Iterable[str]) -> None:
             )
 
 
-def _given_files(config: Config) -> Iterator[Path]:
+def given_files(config: Config) -> Iterator[Path]:
     """Files that a stage is told by name without needing them in order to start."""
     gate, load = config.evaluation.gate, config.benchmark.load
     asked = config.deployment.endpoint, config.deployment.endpoint_tokenizer

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from handover.durable import write_atomically
 from launcher.plan.plan import Command, Resources, StagePlan
+from launcher.plan.time_limit import total
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,21 @@ class Job:
         """Where the plans are written."""
         return tuple(self.folder / f"{plan.log.stem}.plan.json" for plan in self.plans)
 
+    @property
+    def time_limit(self) -> str:
+        """The sum of the limits of its stages, which share one allocation.
+
+        Evaluations have one limit together, and what takes seconds in the wake of others, the report and the gate,
+        none.
+        """
+        limits = {plan.stage: plan.resources.time_limit for plan in self.plans if not plan.always}
+        return total(list(limits.values()) or [self.plans[0].resources.time_limit])
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is a server without clients in the run, which serves until it is stopped."""
+        return self.plans[0].service and not any(plan.needs_server for plan in self.plans)
+
     def write(self) -> None:
         """Write the plans."""
         for plan, file in zip(self.plans, self.plan_files, strict=True):
@@ -47,6 +63,14 @@ class Executor(Protocol):
 
     def wrap(self, command: Command, resources: Resources, env: Mapping[str, str]) -> tuple[str, ...]:
         """Turn a command into the argv that starts it there."""
+        ...
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Refuse jobs that cannot run there, before anything is written.
+
+        Raises:
+            SlipwayError: there is one.
+        """
         ...
 
     def preview(self, jobs: Sequence[Job], force: Collection[str]) -> str:

@@ -23,6 +23,9 @@ class InteractiveExecutor:
         """Start at the place; there is no container here."""
         return self.place.wrap(command, resources, env)
 
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Nothing: what a process can run, this one can."""
+
     def preview(self, jobs: Sequence[Job], force: Collection[str]) -> str:
         """Nothing but the commands: no job is submitted."""
         return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,23 +13,26 @@ from evaluation.arguments import POINTS_NAME
 from handover.durable import write_atomically
 from handover.errors import ArtefactError, SlipwayError
 from handover.progress import human_time
-from handover.reasons import reason_in, reason_of
-from launcher.submit.slurm_states import SlurmState, cancel_jobs, slurm_states
+from handover.reasons import reason_of
+from launcher.submit.kubernetes.kubectl import Kubectl
+from launcher.submit.schedulers import JobState, Scheduler, tail
+from launcher.submit.slurm_states import SlurmJobs
 
 FILE_NAME = "jobs.json"
 STAGES_FILE = "stages.json"
-_TAIL_LINES = 20
-_NO_OUTPUT_FILE = "0:53"  # what slurmd makes of an output file that it cannot open
+SCHEDULERS: Mapping[str, Scheduler] = {"slurm": SlurmJobs(), "kubernetes": Kubectl()}
+"""By the name that a job's record has."""
 
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """One Slurm job of a run: its id, the stages that it runs, what it waits for, and where its output goes."""
+    """One job of a run: its id, the stages that it runs, what it waits for, where its output goes, and who runs it."""
 
     job_id: str
     stages: tuple[str, ...]
     dependency: str
     log: str
+    scheduler: str = "slurm"
 
     @property
     def errors(self) -> Path:
@@ -64,9 +66,10 @@ def forget_ended(logs: Path) -> None:
     Their stages keep their results too, so that status, logs and cancel find them beside those of the new run.
     """
     jobs = read_jobs(logs)
-    states = slurm_states([job.job_id for job in jobs])
-    has_slurm = bool(shutil.which("squeue"))  # where there is none, such as of moved results, nothing is known
-    alive = [job for job in jobs if has_slurm and not states[job.job_id].has_ended]
+    absent = {name for name in _names(jobs) if SCHEDULERS[name].absence()}  # such as of moved results: nothing is known
+    jobs = [job for job in jobs if job.scheduler not in absent]
+    states = _states(jobs)
+    alive = [job for job in jobs if not states[job.job_id].has_ended]
     if not alive:
         for file in (logs / FILE_NAME, logs / STAGES_FILE):
             file.unlink(missing_ok=True)
@@ -128,47 +131,48 @@ def _points(file: Path) -> list[Path]:
     return [Path(point["results"]) / "logs" for point in points if point["results"]]
 
 
+def _names(jobs: Sequence[SubmittedJob]) -> list[str]:
+    return list(dict.fromkeys(job.scheduler for job in jobs))
+
+
+def _states(jobs: Sequence[SubmittedJob]) -> dict[str, JobState]:
+    """Ask each scheduler for its jobs."""
+    found: dict[str, JobState] = {}
+    for name in _names(jobs):
+        found |= SCHEDULERS[name].states([job.job_id for job in jobs if job.scheduler == name])
+    return found
+
+
 def status(results: Path) -> list[str]:
-    """One line a stage: its state, Slurm's state and exit code, elapsed time, what its error comes to."""
+    """One line a stage: its state, that of its job with the exit code, elapsed time, what its error comes to."""
     lines = []
     for logs in find_logs(results):
         lines.append(str(logs.parent))
         jobs = read_jobs(logs)
-        states = slurm_states([job.job_id for job in jobs])
+        states = _states(jobs)
         job_of = {stage: job for job in jobs for stage in job.stages}
         entries = json.loads((logs / STAGES_FILE).read_text())
         counts = Counter(entry["stage"] for entry in entries)
         for entry in entries:
             job = job_of.get(entry["stage"])
-            slurm = states[job.job_id] if job else None
+            found = states[job.job_id] if job else None
             if counts[entry["stage"]] > 1:  # evaluations, which their logs are named after
                 entry["stage"] = Path(entry["log"]).stem
-            lines.append(_status_line(entry, job, slurm))
+            lines.append(_status_line(entry, job, found))
     return lines
 
 
-def _status_line(entry: Mapping[str, str | float], job: SubmittedJob | None, slurm: SlurmState | None) -> str:
+def _status_line(entry: Mapping[str, str | float], job: SubmittedJob | None, found: JobState | None) -> str:
     state = str(entry["state"])
-    is_lost = state == "running" and slurm is not None and slurm.has_ended
+    is_lost = state == "running" and found is not None and found.has_ended
     elapsed = human_time(float(entry["elapsed_s"])) if entry["elapsed_s"] else ""
-    where = f"job {job.job_id} {slurm}" if job and slurm else ""
+    where = f"job {job.job_id} {found}" if job and found else ""
     reason = reason_of(str(entry["error"]))
-    if job and slurm and not reason and (is_lost or state == "not run"):
-        reason = _reason_of_job(job, slurm)
+    if job and found and found.has_ended and not reason and (is_lost or state == "not run"):
+        printed = job.errors.read_text(errors="replace") if job.errors.is_file() else None
+        reason = SCHEDULERS[job.scheduler].reason(found, printed, job.errors)
     state = "lost" if is_lost else state
     return f"  {entry['stage']:<10} {state:<12} {elapsed:>8}  {where}  {reason}".rstrip()
-
-
-def _reason_of_job(job: SubmittedJob, slurm: SlurmState) -> str:
-    """Why a job ended before its runner could say it: what it printed, or what Slurm's exit code means."""
-    if not slurm.has_ended or slurm.state == "CANCELLED":
-        return ""
-    if job.errors.is_file():
-        reason = reason_in(job.errors.read_text(errors="replace").splitlines())
-        return f"{reason}  ({job.errors})" if reason else ""
-    if slurm.exit_code == _NO_OUTPUT_FILE:
-        return f"the node cannot write {job.errors}: base_results_dir must be on storage that the nodes share"
-    return ""
 
 
 def cancel(results: Path) -> list[str]:
@@ -177,13 +181,13 @@ def cancel(results: Path) -> list[str]:
     One that is ending is left alone: its processes have been told already, and Slurm ends them.
 
     Raises:
-        SlipwayError: Slurm does not answer.
+        SlipwayError: who runs them does not answer.
     """
     jobs = [job for logs in newest_run(results) for job in read_jobs(logs)]
-    states = slurm_states([job.job_id for job in jobs])
+    states = _states(jobs)
     waiting = [job for job in jobs if not (states[job.job_id].has_ended or states[job.job_id].is_ending)]
-    if waiting:
-        cancel_jobs([job.job_id for job in waiting])
+    for name in _names(waiting):
+        SCHEDULERS[name].cancel([job.job_id for job in waiting if job.scheduler == name])
     return [f"  cancelled  job {job.job_id}  {'+'.join(job.stages)}" for job in waiting] or ["  nothing to cancel"]
 
 
@@ -192,17 +196,11 @@ def logs(results: Path) -> list[str]:
     lines = []
     newest = find_logs(results)[-1]
     job_of = {stage: job for job in read_jobs(newest) for stage in job.stages}
-    shown: set[Path] = set()
+    shown: set[str] = set()
     for entry in json.loads((newest / STAGES_FILE).read_text()):
         path, job = newest / Path(entry["log"]).name, job_of.get(entry["stage"])  # these, also where they were moved to
-        lines += _tail(path)
-        if job and not path.is_file() and job.errors not in shown:
-            shown.add(job.errors)
-            lines += [line for file in (Path(job.log), job.errors) for line in _tail(file)]
+        lines += tail(path)
+        if job and not path.is_file() and job.job_id not in shown:
+            shown.add(job.job_id)
+            lines += SCHEDULERS[job.scheduler].output(job.job_id, (Path(job.log), job.errors))
     return lines
-
-
-def _tail(path: Path) -> list[str]:
-    if not path.is_file():
-        return [f"==> {path}  (not there)"]
-    return [f"==> {path}", *(f"  {line}" for line in path.read_text(errors="replace").splitlines()[-_TAIL_LINES:])]

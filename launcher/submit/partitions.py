@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from handover.errors import ConfigError
-from launcher.clusters.slurm_clients import ask
+from launcher.clusters.clients import ask
 from launcher.plan.time_limit import limit_s
 
 

@@ -22,13 +22,13 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import _make_sbatch_string
 
 from handover.errors import ConfigError, nearest
-from launcher.clusters.slurm_clients import ask
+from launcher.clusters.clients import ask
 from launcher.clusters.slurm_variables import defaults, unread
 from launcher.config.schema import ClusterConfig, Config
 from launcher.config.secrets import passed_by_name
 from launcher.plan.paths import RunPaths
-from launcher.plan.plan import Command, Resources, StagePlan
-from launcher.plan.time_limit import limit_s, total
+from launcher.plan.plan import Command, Resources
+from launcher.plan.time_limit import limit_s
 from launcher.run import console
 from launcher.run.containers import RUNTIMES
 from launcher.run.place import interpreter_in
@@ -74,12 +74,21 @@ class SlurmExecutor:
         """Start as a step of the allocation."""
         return self.place.wrap(command, resources, env)
 
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Refuse what Slurm and submitit would read as something else in the names of output files."""
+        for job in jobs:
+            found = next((word for word in _UNWRITABLE if word in str(job.folder)), None)
+            if found:
+                raise ConfigError(
+                    f"'{found}' in {job.folder} means something else to Slurm",
+                    "take a base_results_dir and model_train_name without it",
+                )
+
     def submit(self, jobs: Sequence[Job], force: Collection[str]) -> int:
         """Submit all jobs or none; each runs only if those that it needs succeeded. Prints one line a job."""
         if not shutil.which("sbatch"):
             raise ConfigError("there is no sbatch here", "start main.py on a Slurm login node")
         self._check_pyxis(jobs)
-        _check_folders(jobs)
         self._warn(jobs)
         submitted: list[SubmittedJob] = []
         try:
@@ -203,7 +212,7 @@ class SlurmExecutor:
     def parameters(self, job: Job, dependency: str | None) -> dict[str, Any]:
         """Derive the parameters that submitit renders: everything in conf/cluster/bcm.yaml reaches sbatch."""
         cluster, plans = self.cluster, job.plans
-        time_limit = _time_limit(plans)
+        time_limit = job.time_limit
         notice_s = int(min(_NOTICE_S, limit_s(time_limit) / 4))
         extra: dict[str, Any] = {"signal": f"B:USR2@{notice_s}", "time": time_limit}
         extra |= {"overcommit": True} if cluster.overcommit else {}
@@ -250,26 +259,6 @@ def open_executor(config: Config, paths: RunPaths) -> SlurmExecutor:
     """Return the executor of a run, whose containers get its secrets by name."""
     cluster = replace(config.cluster, container_args=[*config.cluster.container_args, *passed_by_name(config)])
     return SlurmExecutor(cluster, config.export.run.dependency or None, paths.project, paths.mounts)
-
-
-def _check_folders(jobs: Sequence[Job]) -> None:
-    """Refuse what Slurm and submitit would read as something else in the names of output files."""
-    for job in jobs:
-        found = next((word for word in _UNWRITABLE if word in str(job.folder)), None)
-        if found:
-            raise ConfigError(
-                f"'{found}' in {job.folder} means something else to Slurm",
-                "take a base_results_dir and model_train_name without it",
-            )
-
-
-def _time_limit(plans: Sequence[StagePlan]) -> str:
-    """The sum of the limits of a job's stages, which share one allocation.
-
-    Evaluations have one limit together, and what takes seconds in the wake of others, the report and the gate, none.
-    """
-    limits = {plan.stage: plan.resources.time_limit for plan in plans if not plan.always}
-    return total(list(limits.values()) or [plans[0].resources.time_limit])
 
 
 def _pattern(folder: Path, ending: str) -> str:

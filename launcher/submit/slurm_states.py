@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from handover.errors import SlipwayError
-from launcher.clusters.slurm_clients import Answer, ask, ask_at_once
+from handover.reasons import reason_in
+from launcher.clusters.clients import Answer, ask, ask_at_once
+from launcher.submit.schedulers import JobState, tail
 
 _ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "RESIZING", "STOPPED")
 _CANCEL_S = 30.0
+_NO_OUTPUT_FILE = "0:53"  # what slurmd makes of an output file that it cannot open
 _UNKNOWN = "unknown"
 _ENDED = "ended"
 """State of a job that has left the queue and that no accounting describes."""
@@ -93,6 +98,38 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
             "a job is cancelled by the user who submitted it: ask them, or an operator of the cluster",
         )
     raise SlipwayError(f"scancel: {said.strip()}", "check scontrol ping and SLURM_CONF")
+
+
+class SlurmJobs:
+    """Slurm's programs as a scheduler; see ``Scheduler``."""
+
+    def absence(self) -> str:
+        """Return why nothing can be asked here."""
+        return "" if shutil.which("squeue") else "there is no squeue here"
+
+    def states(self, job_ids: Sequence[str]) -> dict[str, JobState]:
+        """Ask squeue and sacct for each job."""
+        return dict(slurm_states(job_ids))
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """Cancel jobs by scancel."""
+        cancel_jobs(job_ids)
+
+    def reason(self, state: JobState, errors: str | None, file: Path) -> str:
+        """Return why a job ended before its runner could say it: what it printed, or what the exit code means."""
+        assert isinstance(state, SlurmState)
+        if state.state == "CANCELLED":
+            return ""
+        if errors is not None:
+            reason = reason_in(errors.splitlines())
+            return f"{reason}  ({file})" if reason else ""
+        if state.exit_code == _NO_OUTPUT_FILE:
+            return f"the node cannot write {file}: base_results_dir must be on storage that the nodes share"
+        return ""
+
+    def output(self, job_id: str, files: Sequence[Path]) -> list[str]:
+        """Return the last lines of the job's own output files."""
+        return [line for file in files for line in tail(file)]
 
 
 def _owners(job_ids: Sequence[str]) -> list[tuple[str, str]]:

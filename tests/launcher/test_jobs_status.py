@@ -10,7 +10,7 @@ import pytest
 from support.slurm.fake_slurm import NO_ACCOUNTING, FakeSlurm
 
 from handover.errors import ConfigError, SlipwayError
-from launcher.clusters import slurm_clients
+from launcher.clusters import clients
 from launcher.clusters.table import detect_cluster
 from launcher.config.choices import ClusterType
 from launcher.doctor import check_node
@@ -101,7 +101,7 @@ def test_programs_that_hang_are_waited_for_together_and_not_long(
     slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, hangs: list[str], state: str
 ) -> None:
     """As where slurmdbd or the controller hangs; the time is cut here, and what the program has started is ended."""
-    monkeypatch.setattr(slurm_clients, "_QUESTION_S", 0.5)
+    monkeypatch.setattr(clients, "_QUESTION_S", 0.5)
     slurm.knows("7|RUNNING|0:05|None", "7|COMPLETED|0:0|00:00:05")
     for program in hangs:
         slurm.says(program, "sleep 60 & wait")

@@ -56,8 +56,10 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 
 def refusal(cluster: ClusterConfig, container: str | None, root: Path) -> ConfigError:
+    executor, jobs = SlurmExecutor(cluster, None, root, [root]), [job_in(container, root)]
     with pytest.raises(ConfigError) as refused:
-        SlurmExecutor(cluster, None, root, [root]).submit([job_in(container, root)], ())
+        executor.check(jobs)
+        executor.submit(jobs, ())
     return refused.value
 
 

@@ -21,7 +21,7 @@ ALLOWED = {
     "handover": {"models", "ft_format", "handover", "isal"},
     "launcher": {
         *("models", "ft_format", "handover", "launcher", "export_scripts", "deployment", "evaluation"),
-        *("hydra", "omegaconf", "submitit"),
+        *("hydra", "omegaconf", "submitit", "yaml"),
     },
     "export_scripts": {
         *("models", "ft_format", "handover", "export_scripts", "numpy", "torch", "yaml", "tokenizers", "sentencepiece"),
@@ -132,7 +132,7 @@ FLOORS_OF_LAUNCHER = ("config", "clusters", "plan", "run", "submit")
 LAUNCHER_STDLIB_ONLY = [
     "plan/plan",
     "runner",
-    *("clusters/slurm_clients", "clusters/slurm_variables"),
+    *("clusters/clients", "clusters/slurm_variables"),
     *(f"run/{file.stem}" for file in sorted((PROJECT / "launcher" / "run").glob("*.py"))),
 ]
 

@@ -78,6 +78,11 @@ class Sizing:
         ]
 
 
+def processes_within(memory_bytes: float) -> int:
+    """Return how many processes a conversion may have whose peak shall stay an eighth below a limit; 0: none fits."""
+    return int((memory_bytes * 7 / 8 - _BASE_BYTES) // (READ_BYTES + _THREAD_BYTES))
+
+
 def measure(
     path: Path, tensor_para_size: int, weight_data_type: str, processes: int, given: GivenFiles = NOTHING_GIVEN
 ) -> Sizing:

@@ -1,4 +1,4 @@
-"""Slurm's client programs, asked so that they cannot keep a command waiting for long. Standard library only."""
+"""The client programs of clusters, asked so that they cannot keep a command waiting for long. Standard library only."""
 
 from __future__ import annotations
 
