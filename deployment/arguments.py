@@ -17,6 +17,7 @@ from handover.ranges import (
     INSTANCES,
     PARALLEL,
     PORT,
+    REPLICAS,
     SHARE,
     TOKENS,
     UNCOUNTED,
@@ -117,6 +118,21 @@ class EngineArguments(TrustArguments):
     edited_files: tuple[str, ...] = option(
         (), "JSON list of patterns: files that may differ from the directory's manifest"
     )
+
+
+@dataclass(frozen=True)
+class ReplicasArguments(ScriptArguments):
+    """Start several servers of one model behind a router, prove that they generate, supervise them."""
+
+    program: str = field(metadata={"help": "module that serves: deployment.serve or deployment.engines.serve"})
+    server: tuple[str, ...] = field(metadata={"help": "JSON list: its arguments; host and ports are the router's"})
+    replicas: int = option(2, "servers", REPLICAS)
+    gpus: int = option(0, "that each of them takes; 0: there are none, and each gets its part of the cores", UNCOUNTED)
+    router: str = option("haproxy", "haproxy, sglang or vllm")
+    router_command: tuple[str, ...] = option((), "JSON list: program and first words; empty: the router's own")
+    affinity_header: str | None = option(None, "requests with the same value of it go to the same server")
+    drain_timeout_s: float = option(600, "seconds for requests in flight before a server is restarted", DAY_S)
+    lasting: bool = option(False, "true: a server that is out of restarts is left out; false: all end with it")
 
 
 AnyServer = TypeVar("AnyServer", ServeArguments, EngineArguments)

@@ -33,6 +33,7 @@ INSTANCES = Range(1, 64)  # processes of one Triton model
 PROCESSES = Range(1, 4096)
 FILE_BYTES = Range(1, 1_000_000_000_000)
 BODY_BYTES = Range(1, 2**31 - 1)  # of a request, which is in memory
+REPLICAS = Range(1, 256)  # servers behind one router
 PORT = Range(0, 65_535)
 IDS = Range(1, 2**31 - 1)  # of a vocabulary: token ids have 32 bits
 TOKEN_ID = Range(0, 2**31 - 1)

@@ -1,4 +1,4 @@
-"""``python -m launcher status|logs|cancel|doctor [RESULTS_DIR]``: look after a run from its files on disk alone."""
+"""``python -m launcher status|logs|cancel|restart|doctor [RESULTS_DIR]``: look after a run from its files."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 
 from handover.errors import SlipwayError, exit_status
 from launcher.doctor import Finding, examine
-from launcher.submit import jobs
+from launcher.submit import jobs, restarting
 
 ACTIONS: dict[str, Callable[[Path], Iterable[object]]] = {
     "status": jobs.status,
     "logs": jobs.logs,
     "cancel": jobs.cancel,
+    "restart": restarting.restart,
 }
 
 

@@ -119,7 +119,7 @@ FLOORS = {
     "export_scripts.conversion": ["move", "write", "plan", "job"],
     "deployment": [
         *("arguments", "processes", "doors", "life", "proof", "guard", "openai", "beside", "triton", "ranks"),
-        *("engines", "gemm_autotune", "serve"),
+        *("engines", "replicas", "gemm_autotune", "serve"),
     ],
     "deployment.openai": [
         *("arguments", "errors", "values", "tools", "bodies", "texts", "engine", "models", "adapters", "turns"),

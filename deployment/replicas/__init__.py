@@ -1,0 +1,1 @@
+"""Several servers of one model behind a router: started, watched, replaced, restarted one after another."""

@@ -1,0 +1,172 @@
+"""HAProxy: Triton's HTTP and gRPC and the OpenAI API, each request to the server with the fewest in flight.
+
+Written for HAProxy 2.4 and later (Debian 12 has 2.6). Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import re
+import socket
+from pathlib import Path
+
+from deployment.replicas.router import Front, Router
+from handover.endpoint import Endpoint
+from handover.errors import ConfigError, ServerError, shortened
+from handover.host_names import addresses_of
+
+CONFIG_FILE = "haproxy.cfg"
+_SOCKET = "haproxy.sock"
+_HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
+_ANSWER_S = 5.0
+_ERRORS = {
+    502: "the server that had this request ended before it answered; send it again",
+    503: "no server is ready; send it again",
+    504: "the server that had this request did not answer in time; send it again",
+}
+_GLOBAL = """\
+global
+    stats socket {socket} mode 600 level admin
+    fd-hard-limit 65536
+
+defaults
+    mode http
+    # Refused connections alone are tried again: a request that ends one server shall not go to the next.
+    retries 3
+    retry-on conn-failure
+    option redispatch 1
+    option abortonclose
+    option clitcpka
+    option srvtcpka
+    timeout connect 5s
+    timeout queue 30s
+    timeout http-request 30s
+    timeout http-keep-alive 15m
+    timeout client 24h
+    timeout server 24h
+"""
+_METRICS = """
+frontend metrics-in
+    bind {place}
+    maxconn 64
+    http-request deny unless METH_GET
+    default_backend metrics
+
+backend metrics
+    server summed 127.0.0.1:{page}
+"""
+
+
+def check_header(name: str) -> None:
+    """Refuse what is no name of a header; ConfigError."""
+    if not _HEADER.fullmatch(name):
+        raise ConfigError(
+            f"deployment.affinity_header='{shortened(name)}' is no name of a header", "such as X-Session-Id"
+        )
+
+
+def render(front: Front, socket_path: Path) -> str:
+    """Write the configuration; pure. Servers are closed in it, without an address: both come while it runs.
+
+    Raises:
+        ConfigError: the header of the affinity has no name of one.
+    """
+    header = front.affinity_header
+    if header is not None:
+        check_header(header)
+    text = [_GLOBAL.format(socket=socket_path)]
+    for status, said in _ERRORS.items():
+        body = json.dumps({"error": {"message": said, "type": "server_error", "code": status}})
+        text.append(f"    http-error status {status} content-type application/json string '{body}' hdr Retry-After 1\n")
+    host = f"[{front.host}]" if ":" in front.host else front.host
+    for service, port in front.ports.items():
+        words = " proto h2" if service == "grpc" else ""
+        text += [f"\nfrontend {service}-in\n", f"    bind {host}:{port}{words}\n"]
+        if service != "grpc":
+            text.append("    use_backend metrics if { path /metrics }\n")
+        if header is not None:
+            text.append(f"    use_backend {service}-affine if {{ req.hdr({header}) -m found }}\n")
+        text.append(f"    default_backend {service}\n")
+        servers = "".join(
+            f"    server replica{number} 127.0.0.1:1{words} disabled\n" for number in range(front.replicas)
+        )
+        text += [f"\nbackend {service}\n", "    balance leastconn\n", servers]
+        if header is not None:
+            # Consistent: a replica that is away moves its own sessions alone, and has them again afterwards.
+            balance = f"    balance hdr({header})\n    hash-type consistent\n"
+            text += [f"\nbackend {service}-affine\n", balance, servers]
+    text.append(_METRICS.format(place=f"{host}:{front.metrics}", page=front.page))
+    return "".join(text)
+
+
+class HAProxy(Router):
+    """HAProxy, asked and told through a socket in the deployment's private directory."""
+
+    name = "haproxy"
+    title = "HAProxy"
+    own_command = ("haproxy",)
+    is_for_openai = False
+
+    def argv(self) -> tuple[str, ...]:
+        """Write the configuration; HAProxy stays in the foreground, in one process."""
+        file = self._directory / CONFIG_FILE
+        file.write_text(render(self._front, self._directory / _SOCKET))
+        return (self.program(), *self._command[1:], "-db", "-f", str(file))
+
+    def is_up(self) -> bool:
+        """Whether it answers at its socket, which it opens after its ports."""
+        with contextlib.suppress(ServerError):
+            return "Version" in self._ask("show info")
+        return False
+
+    def admit(self, number: int, endpoint: Endpoint) -> None:
+        """Tell it where the replica listens, and open it."""
+        address = str(addresses_of(endpoint.host)[0][4][0])
+        for backend, port in self._backends(endpoint):
+            server = f"{backend}/replica{number}"
+            self._tell(f"set server {server} addr {address} port {port}")
+            self._tell(f"set server {server} state ready")
+
+    def withdraw(self, number: int) -> None:
+        """Close the replica to new requests."""
+        for backend, _ in self._backends():
+            self._tell(f"set server {backend}/replica{number} state maint")
+
+    def in_flight(self, number: int) -> int | None:
+        """Add up its requests in all backends."""
+        return self._count(number, "scur")
+
+    def sent_bytes(self, number: int) -> int | None:
+        """Add up what its answers came to."""
+        return self._count(number, "bout")
+
+    def _backends(self, endpoint: Endpoint | None = None) -> list[tuple[str, int]]:
+        """Name the backends, with the port that a replica has for each."""
+        suffixes = ("", "-affine") if self._front.affinity_header is not None else ("",)
+        ports = {service: getattr(endpoint, f"{service}_port", None) or 0 for service in self._front.ports}
+        return [(service + suffix, port) for service, port in ports.items() for suffix in suffixes]
+
+    def _count(self, number: int, column: str) -> int:
+        rows = csv.DictReader(self._ask("show stat").lstrip("# ").splitlines())
+        return sum(int(row[column] or 0) for row in rows if row["svname"] == f"replica{number}")
+
+    def _tell(self, command: str) -> None:
+        """Send a command that is answered by nothing, or by what it has changed."""
+        answer = self._ask(command).strip()
+        if answer and not re.search("changed|no need to change|nothing changed", answer, re.IGNORECASE):
+            raise ServerError(f"HAProxy does not take '{command}': {answer}")
+
+    def _ask(self, command: str) -> str:
+        answer = b""
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_ANSWER_S)
+                connection.connect(str(self._directory / _SOCKET))
+                connection.sendall(f"{command}\n".encode())
+                while piece := connection.recv(65536):
+                    answer += piece
+        except OSError as error:
+            raise ServerError(f"HAProxy does not answer at its socket: {error}") from error
+        return answer.decode(errors="replace")

@@ -1,0 +1,161 @@
+"""One server of several, with a supervisor of its own in a process of its own. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Collection
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from deployment.arguments import EngineArguments, ServeArguments
+from deployment.processes.supervised import describe, last_lines
+from handover.endpoint import FILE_NAME, RUN_VARIABLE, Endpoint, is_published
+from handover.errors import ServerError
+from handover.reasons import reason_in
+
+_PROJECT = Path(__file__).resolve().parents[2]
+_KILL_S = 5.0
+
+
+class Place(Enum):
+    """Where a replica is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    AWAY = "away"  # its supervisor starts the server again, or it is being stopped
+    ENDED = "ended"
+
+
+class Replica:
+    """A server that publishes an endpoint file of its own, in ``replica-N`` beside that of the deployment.
+
+    Args:
+        number: from 0.
+        program: module that serves.
+        arguments: of the deployment: the replica listens on free ports.
+        host: that it listens on.
+        gpus: that each replica takes; 0: there are none.
+        cores: of its own; empty: all.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        program: str,
+        arguments: ServeArguments | EngineArguments,
+        host: str,
+        gpus: int,
+        cores: Collection[int],
+    ) -> None:
+        self.number, self.restarts = number, 0
+        self.directory = arguments.endpoint.parent / f"replica-{number}"
+        self.endpoint_file, self.log = self.directory / FILE_NAME, self.directory / "deploy.log"
+        first = number * gpus
+        devices = ",".join(map(str, range(first, first + gpus)))
+        own = own_arguments(arguments, self.directory, host, devices)
+        self._command = [sys.executable, "-m", program, *own.to_argv()]
+        self._cores = set(cores)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._run = ""
+        self.place = Place.ENDED
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._run = uuid.uuid4().hex
+        with self.log.open("ab" if self._process else "wb") as stream:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=_PROJECT,
+                env={**os.environ, RUN_VARIABLE: self._run},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # it stops its server in good order by itself when this process has ended
+                preexec_fn=self._take_cores if self._cores else None,
+            )
+        self.place = Place.STARTING
+
+    def look(self) -> Place:
+        """Look where it is now."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            self.place = Place.ENDED
+        elif is_published(self.endpoint_file, self._run):
+            self.place = Place.SERVING
+        elif self.place is Place.SERVING:
+            self.place = Place.AWAY
+        return self.place
+
+    def endpoint(self) -> Endpoint:
+        """Read where it listens; ServerError: it has just gone."""
+        return Endpoint.read(self.endpoint_file)
+
+    def reason(self) -> str:
+        """Return why it has ended, in its own words where it had any."""
+        assert self._process is not None
+        status = self._process.poll()
+        said = reason_in(last_lines(self.log))
+        how = describe(status) if status is not None else "does not end"
+        return f"replica {self.number} {how}{f': {said}' if said else ''} ({self.log})"
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended its supervisor, which else tells by its status that it has given the server up."""
+        return self._process is not None and (self._process.poll() or 0) < 0
+
+    def ask_to_stop(self) -> None:
+        """Ask it to end once its requests in flight are answered."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for its end; after that time it is killed, and its helper sweeps what it leaves."""
+        if self._process is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, timeout_s))
+            return
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill its supervisor: the supervisor's helper ends the server and what belongs to it."""
+        assert self._process is not None
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILL_S)
+        if self._process.poll() is None:
+            raise ServerError(f"replica {self.number}, pid {self._process.pid}, cannot be killed")
+
+    def _take_cores(self) -> None:
+        os.sched_setaffinity(0, self._cores)
+
+
+def own_arguments(
+    arguments: ServeArguments | EngineArguments, directory: Path, host: str, devices: str
+) -> ServeArguments | EngineArguments:
+    """Return a replica's arguments: where it is and listens; all else is the deployment's."""
+    own: dict[str, Any] = {
+        "endpoint": directory / FILE_NAME,
+        "log": directory / "server.log",
+        "host": host,
+        "cuda_devices": devices,
+    }
+    if isinstance(arguments, EngineArguments):
+        return replace(arguments, **own, http_port=0)
+    openai_port = None if arguments.openai_port is None else 0
+    return replace(arguments, **own, http_port=0, grpc_port=0, metrics_port=0, openai_port=openai_port)
+
+
+def parts_of_cores(replicas: int) -> list[list[int]]:
+    """Divide the cores of this process among replicas without GPUs; where there are too few, each has all of them."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // replicas
+    return [cores[number * share : (number + 1) * share] for number in range(replicas)]
