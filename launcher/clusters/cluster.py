@@ -12,12 +12,14 @@ class Cluster:
         executor: module of ``launcher.submit`` whose ``open_executor`` starts the jobs.
         runs_here: stages run on this very host: its programs and ports are those that they find.
         starts_containers: stages run in containers that their jobs start, with mounts.
+        replicates: it starts several servers of one plan, and a router before them, by its own means.
         allocates: the keys below ``cluster`` say what a job has.
     """
 
     executor: str
     runs_here = False
     starts_containers = False
+    replicates = False
     allocates = False
 
     def is_here(self) -> bool:

@@ -88,6 +88,14 @@ class Guard(Choice):
     never = "never"
 
 
+class Router(Choice):
+    """What stands before several servers of one model; see docs/serving.md."""
+
+    haproxy = "haproxy"
+    sglang = "sglang"
+    vllm = "vllm"
+
+
 class BenchmarkKind(Choice):
     """How a deployment is measured: one request at a time, or under load."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from deployment.arguments import EngineArguments, ServeArguments
+from deployment.arguments import EngineArguments, ReplicasArguments, ServeArguments
 from evaluation.arguments import BenchmarkArguments, TrackArguments
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.task_table import TASKS
@@ -32,6 +32,7 @@ from launcher.config.choices import (
     ModelFormat,
     ModelType,
     Quantization,
+    Router,
     Stage,
     TritonApi,
 )
@@ -212,6 +213,11 @@ class DeploymentConfig:
     engine_args: list[str] = same(EngineArguments, "engine_args")
     exit_timeout_s: int = number(10, DAY_S)  # for requests in flight when the server is stopped
     restart: int = same(ServeArguments, "restart")
+    replicas: int = same(ReplicasArguments, "replicas", default=1)
+    router: Router = Router.haproxy  # before several replicas
+    router_command: Any = None  # text or a list: the router's program and first words; None: its own
+    affinity_header: str | None = same(ReplicasArguments, "affinity_header")
+    drain_timeout_s: int = number(600, DAY_S)  # for requests in flight before a replica is restarted
     endpoint: str | None = None  # evaluate and benchmark attach to this one instead of their own
     endpoint_key_env: str | None = (
         None  # environment variable with the bearer key of an OpenAI API, see docs/endpoints.md

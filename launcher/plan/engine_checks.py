@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deployment.engines.table import PROGRAMS, VLLM, EngineProgram
 from ft_format.layout import KV_HEADS, Dims
@@ -32,23 +32,30 @@ def program_of(config: Config) -> EngineProgram:
 
 
 def command_of(config: Config) -> tuple[str, ...]:
-    """Words of ``deployment.command``; empty where it is not given.
+    """Words of ``deployment.command``; empty where it is not given."""
+    return words_of(config.deployment.command, "deployment.command", shlex.join(program_of(config).command))
+
+
+def words_of(given: Any, key: str, usual: str) -> tuple[str, ...]:
+    """Words of a command that is text or a list; empty where it is not given.
+
+    Args:
+        given: value of the key.
+        key: for messages.
+        usual: what is taken where nothing is given.
 
     Raises:
         ConfigError: it is neither text nor a list of words, or its quotes are not closed.
     """
-    given = config.deployment.command
     try:
         words = shlex.split(given) if isinstance(given, str) else list(map(str, given or ()))
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"deployment.command is {shortened(repr(given))}: {error}",
-            "it is text such as '/path/to/venv/bin/vllm serve', or a list of words",
+            f"{key} is {shortened(repr(given))}: {error}",
+            f"it is text such as '/path/to/venv/bin/{usual}', or a list of words",
         ) from None
     if given is not None and not any(words):
-        raise ConfigError(
-            "deployment.command is empty", f"leave it at null for '{shlex.join(program_of(config).command)}'"
-        )
+        raise ConfigError(f"{key} is empty", f"leave it at null for '{usual}'")
     return tuple(words)
 
 

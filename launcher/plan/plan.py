@@ -78,6 +78,8 @@ class StagePlan:
         needs_server: runs while the service of the same job is up.
         always: runs even if a stage before it failed (the report and the gate).
         independent: nothing needs what it makes, so its failure stops no other (evaluations and benchmarks).
+        replicas: servers that the cluster is to start of the last command, which is then that of one, with a router
+            before them; 1 where the command itself starts as many as there are.
         served_by: what of the server that it asks decides its answers and its speed; empty for other stages.
     """
 
@@ -93,6 +95,7 @@ class StagePlan:
     needs_server: bool = False
     always: bool = False
     independent: bool = False
+    replicas: int = 1
     served_by: str = ""
 
     @property

@@ -16,7 +16,7 @@ OURS = {"models", "ft_format", "handover", "launcher", "export_scripts", "deploy
 PROGRAMS = {
     "convert": ["export_scripts.convert"],
     "export": ["export_scripts.export"],
-    "deploy": ["deployment.serve", "deployment.gemm_autotune"],
+    "deploy": ["deployment.serve", "deployment.replicas.serve", "deployment.gemm_autotune"],
     "evaluate": [f"evaluation.{name}" for name in TASKS],
     "benchmark": ["evaluation.benchmark", "evaluation.load"],
     "report, gate": ["evaluation.report", "evaluation.sweep_report", "evaluation.gate"],

@@ -97,11 +97,13 @@ def served_by(config: Config, paths: RunPaths) -> str:
     given = config.deployment.endpoint
     if given:
         return _described(Path(given).expanduser())
-    (server,) = deploy.plan(config, paths)
+    server, deployment = deploy.plan_server(config, paths), config.deployment
     words = [word for command in server.commands for word in command.argv if not _OPERATION.match(word)]
     resources, tasks = server.resources, server.commands[-1].tasks_per_node
     words += [f"{name}={value}" for name, value in server.env.items() if name not in environment(config)]
     words += [f"nodes={resources.nodes}", f"gpus_per_node={resources.gpus_per_node}", f"tasks_per_node={tasks}"]
+    if deployment.replicas > 1:
+        words += [f"replicas={deployment.replicas}", f"router={deployment.router}"]
     return " ".join([*words, *filter(None, [resources.container])])
 
 

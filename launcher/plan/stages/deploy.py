@@ -17,7 +17,7 @@ from launcher.config.options import filled
 from launcher.config.schema import Config
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, python_module
-from launcher.plan.stages import deploy_program
+from launcher.plan.stages import deploy_program, deploy_replicas
 from launcher.plan.stages.settings import Known, environment, resources, serving_topology, trust
 
 _OF_OPENAI = (
@@ -45,6 +45,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
     """
     engine = config.deployment.engine
     _check_gpus_per_task(config)
+    deploy_replicas.check(config)
     if engine.is_program:
         deploy_program.check(config, paths, stages)
         if cluster_of(config).runs_here:
@@ -79,14 +80,19 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
 
 
 def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
-    """Plan the server over the nodes that TP x PP fill.
+    """Plan the servers, in one stage."""
+    return [deploy_replicas.replicated(config, plan_server(config, paths))]
+
+
+def plan_server(config: Config, paths: RunPaths) -> StagePlan:
+    """Plan one server over the nodes that TP x PP fill.
 
     FasterTransformer drives all GPUs of a node from one process. Our engine takes one process a rank where the
     cluster's steps start them (Slurm); elsewhere one process runs all ranks of a node.
     """
     deployment = config.deployment
     if deployment.engine.is_program:
-        return [deploy_program.plan(config, paths)]
+        return deploy_program.plan(config, paths)
     layout = serving_topology(config)
     has_clients = deployment.endpoint is None and bool({Stage.evaluate, Stage.benchmark} & set(config.stages))
     arguments = filled(
@@ -101,7 +107,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     )
     files = arguments.api_keys_file, arguments.openai_adapter_keys_file, arguments.openai_chat_template
     gpus_per_node, tasks_per_node = layout.gpus // layout.nodes, _tasks_per_node(config)
-    stage = StagePlan(
+    return StagePlan(
         stage="deploy",
         name=deployment.run.name,
         commands=(
@@ -115,7 +121,6 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         env=environment(config) | ({"SLIPWAY_TORCH_KERNELS": "1"} if deployment.torch_kernels else {}),
         service=True,
     )
-    return [stage]
 
 
 def _tasks_per_node(config: Config) -> int:

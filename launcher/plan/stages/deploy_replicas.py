@@ -1,0 +1,151 @@
+"""Several servers of one model behind a router: ``deployment.replicas``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from deployment.arguments import ReplicasArguments
+from deployment.replicas.haproxy import check_header
+from deployment.replicas.router import find_program
+from deployment.replicas.table import ROUTERS
+from handover.errors import ConfigError, ServerError
+from launcher.clusters.table import cluster_of
+from launcher.config.choices import ContainerRuntime, Router, Stage
+from launcher.config.options import filled
+from launcher.config.schema import Config
+from launcher.plan.engine_checks import words_of
+from launcher.plan.plan import PYTHON, StagePlan, python_module
+from launcher.plan.stages.settings import serving_topology
+
+
+def check(config: Config) -> None:
+    """Refuse what replicas cannot share, and look for GPUs and the router's program.
+
+    Raises:
+        ConfigError: naming the key, and what to do.
+    """
+    deployment = config.deployment
+    router_command(config)
+    if deployment.replicas == 1:
+        _check_unused(config)
+        return
+    _check_shared(config)
+    if cluster_of(config).replicates:
+        return
+    _check_gpus(config)
+    if deployment.router is not Router.haproxy and not deployment.engine.is_program:
+        raise ConfigError(
+            f"deployment.router={deployment.router} with deployment.engine={deployment.engine}: it passes an OpenAI "
+            "API on alone, and clients ask this engine by Triton's gRPC",
+            "take deployment.router=haproxy",
+        )
+    if deployment.affinity_header is not None:
+        if deployment.router is not Router.haproxy:
+            raise ConfigError(
+                f"deployment.affinity_header with deployment.router={deployment.router}, which goes by the prompt",
+                "leave it out, or take deployment.router=haproxy",
+            )
+        check_header(deployment.affinity_header)
+    _check_program(config)
+
+
+def router_command(config: Config) -> tuple[str, ...]:
+    """Words of ``deployment.router_command``; empty where it is not given."""
+    return words_of(config.deployment.router_command, "deployment.router_command", "haproxy")
+
+
+def replicated(config: Config, plan: StagePlan) -> StagePlan:
+    """Return the plan of as many servers as are asked for, given that of one."""
+    deployment, count = config.deployment, config.deployment.replicas
+    if count == 1:
+        return plan
+    if cluster_of(config).replicates:
+        return replace(plan, replicas=count)
+    *preparations, server = plan.commands
+    python, _, program, *words = server.argv
+    assert python == PYTHON
+    arguments = filled(
+        ReplicasArguments,
+        deployment,
+        program=program,
+        server=tuple(words),
+        gpus=serving_topology(config).gpus,
+        router=str(deployment.router),
+        router_command=router_command(config),
+        lasting=not {Stage.evaluate, Stage.benchmark} & set(config.stages),
+    )
+    return replace(
+        plan,
+        commands=(*preparations, python_module("deployment.replicas.serve", arguments)),
+        resources=replace(plan.resources, gpus_per_node=plan.resources.gpus_per_node * count),
+    )
+
+
+def _check_unused(config: Config) -> None:
+    deployment = config.deployment
+    given = {
+        "router": deployment.router is not Router.haproxy,
+        "router_command": deployment.router_command is not None,
+        "affinity_header": deployment.affinity_header is not None,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"deployment.{name} is given with one server, before which no router stands",
+                "give deployment.replicas=2 or more too, or leave it out",
+            )
+
+
+def _check_shared(config: Config) -> None:
+    """Refuse what one replica would know and the others not."""
+    deployment, sessions = config.deployment, config.export.triton_deployment.interactive_sessions
+    controlled = [flag for flag in deployment.server_args if flag.startswith("--model-control")]
+    reasons = {
+        f"export.triton_deployment.interactive_sessions={sessions}": (
+            bool(sessions),
+            "a conversation is in one server, and no router reads Triton's correlation id",
+        ),
+        "deployment.openai_adapter_keys_file": (
+            deployment.openai_adapter_keys_file is not None,
+            "an adapter would be loaded in one of the servers alone",
+        ),
+        f"deployment.open_apis={[str(api) for api in deployment.open_apis]}": (
+            bool(deployment.open_apis),
+            "such a request would reach one of the servers alone",
+        ),
+        f"deployment.server_args={controlled}": (
+            bool(controlled),
+            "a model would be loaded in one of the servers alone",
+        ),
+    }
+    for key, (is_given, reason) in reasons.items():
+        if is_given:
+            raise ConfigError(
+                f"{key} with deployment.replicas={deployment.replicas}: {reason}", "leave one of them out"
+            )
+
+
+def _check_gpus(config: Config) -> None:
+    layout, count, on_node = serving_topology(config), config.deployment.replicas, config.cluster.gpus_per_node
+    if layout.nodes > 1 or on_node and layout.gpus * count > on_node:
+        raise ConfigError(
+            f"deployment.replicas={count} of {layout.gpus} GPUs each are {layout.gpus * count} GPUs, and a node has "
+            f"{on_node}: replicas divide the GPUs of one node",
+            "lower deployment.replicas, export.model.tensor_model_parallel_size or "
+            "export.triton_deployment.pipeline_model_parallel_size",
+        )
+
+
+def _check_program(config: Config) -> None:
+    """Look for the router where the stage runs on this very host."""
+    is_contained = config.container or config.deployment.container
+    if not cluster_of(config).runs_here or config.dry_run:
+        return
+    if is_contained and config.cluster.container_runtime is not ContainerRuntime.none:
+        return
+    kind = ROUTERS[str(config.deployment.router)]
+    try:
+        find_program(os.path.expanduser((router_command(config) or kind.own_command)[0]), kind.title)
+    except ServerError as error:
+        raise ConfigError(f"deployment.router={config.deployment.router}: {error.problem}", error.hint) from None
