@@ -285,6 +285,7 @@ def _settings(row: Row) -> dict[str, object]:
         if row.pipeline_para_size
         else None,
         "export.triton_deployment.data_type": row.data_type or None,
+        "deployment.replicas": row.replicas,
         f"export.triton_deployment.{KEY}": bool(row.weights) if row.weights is not None else None,
     }
     if row.endpoint_kind == OPENAI:

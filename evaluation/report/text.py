@@ -136,7 +136,7 @@ def _identity(findings: Findings) -> str:
     for evaluation in findings.evaluations:
         settings.update({key: str(value) for key, value in evaluation.model.items() if value})
     for row in (row for benchmark in findings.benchmarks for row in benchmark.rows[:1]):
-        columns = ("engine", "tensor_para_size", "pipeline_para_size", "weight_data_type", "data_type")
+        columns = ("engine", "tensor_para_size", "pipeline_para_size", "weight_data_type", "data_type", "replicas")
         settings.update({name: str(getattr(row, name)) for name in columns if getattr(row, name)})
     parts = [
         text.format(settings[key])
@@ -145,6 +145,7 @@ def _identity(findings: Findings) -> str:
             ("pipeline_para_size", "pipeline parallelism {}"),
             ("weight_data_type", "{} weights"),
             ("data_type", "{} computation"),
+            ("replicas", "{} replicas"),
             (KEY, f"{find_format(settings.get(KEY)).name} in the engine"),
         )
         if settings.get(key, "0") != "0"

@@ -21,7 +21,7 @@ from evaluation.speed.provenance import describe_machine
 from evaluation.speed.tables.row import SCHEMA_VERSION
 from evaluation.speed.tables.table import FAILED, OK, OPENAI, TRITON, Row, Table
 from ft_format.weight_format import KEY
-from handover.endpoint import FLAGS, MODEL_DIGEST, VERSIONS, Endpoint
+from handover.endpoint import FLAGS, MODEL_DIGEST, REPLICAS, VERSIONS, Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest, record_files
 from handover.progress import Progress
@@ -175,6 +175,7 @@ def describe_deployment(served: DeployedModel, row: Row, decisive: Sequence[obje
         endpoint_kind=OPENAI if endpoint.is_openai else TRITON,
         tensor_para_size=settings.get("tensor_para_size", ""),
         pipeline_para_size=settings.get("pipeline_para_size", ""),
+        replicas=int(settings[REPLICAS]) if REPLICAS in settings else None,
         weight_data_type=settings.get("weight_data_type", ""),
         data_type=settings.get("data_type", ""),
         model_digest=endpoint.model_digest or settings.get(MODEL_DIGEST, ""),

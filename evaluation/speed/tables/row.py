@@ -81,6 +81,7 @@ class Row:
         sent_requests: all requests of a load's point, with those of the warm-up and after the last repeat.
         deployment_label: name that the user gave the deployment; empty for none.
         schema_version: SCHEMA_VERSION of the code that measured; None before there was one.
+        replicas: servers behind the address; None for one, and where unknown.
         given_gpus: number of GPUs, where it was given rather than found out.
     """
 
@@ -134,6 +135,7 @@ class Row:
     sent_requests: int | None = None
     deployment_label: str = ""
     schema_version: int | None = None
+    replicas: int | None = None
     given_gpus: int | None = None
 
     @property
@@ -173,8 +175,8 @@ class Row:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the deployment: TP x PP."""
-        return int(self.tensor_para_size or 1) * int(self.pipeline_para_size or 1)
+        """Ranks of the deployment: TP x PP of every replica."""
+        return int(self.tensor_para_size or 1) * int(self.pipeline_para_size or 1) * (self.replicas or 1)
 
     @property
     def weights(self) -> WeightFormat | None:
@@ -192,7 +194,7 @@ class Row:
 
     @property
     def sequences_per_s_per_rank(self) -> float | None:
-        """Throughput divided by TP x PP, from the digits that the table shows of it: who divides finds the same."""
+        """Throughput divided by the ranks, from the digits that the table shows of it: who divides finds the same."""
         throughput = self.figures.get("sequences_per_s")
         return None if throughput is None else float(render(throughput)) / self.ranks
 

@@ -36,7 +36,9 @@ SLO_FIGURES = {
 """Figures of a rate that a search for the highest one measured; empty for other points."""
 _WORKLOAD_COLUMNS = ("clipped_share", "cancelled_requests", "server_idle_s", "remark", "slo_verdict", "slo_limit")
 _ENGINE_COLUMNS = ("flags", "gpu_hour_price", *ENERGY_FIGURES, *DERIVED_FIGURES, "endpoint_kind")
-_ORIGIN_COLUMNS = ("schema_version", "validity", "validity_reasons", "gpus", "started_at", "deployment_label")
+_ORIGIN_COLUMNS = (
+    *("schema_version", "validity", "validity_reasons", "gpus", "started_at", "deployment_label", "replicas"),
+)
 _NEWER_LOAD_COLUMNS = (*NEWER_FIGURES, "slos", "probe", "sent_requests")
 NEWER_COLUMNS = (
     *(KEY, "versions", *_ENGINE_COLUMNS, *_WORKLOAD_COLUMNS, *SLO_FIGURES, *BACKLOG_FIGURES),
