@@ -89,6 +89,7 @@ def test_what_is_measured_of_two_servers_is_not_taken_for_one(two: Config) -> No
         ({"deployment.replicas": 5}, "5 of 2 GPUs each are 10 GPUs, and a node has 8"),
         ({"export.model.tensor_model_parallel_size": 16}, "of 16 GPUs each are 32"),
         ({"deployment.router": Router.vllm}, "router=vllm with deployment.engine=slipway"),
+        ({**SGLANG, "deployment.engine": Engine.vllm}, "router=sglang with deployment.engine=vllm"),
         ({**SGLANG, "deployment.affinity_header": "X-A"}, "affinity_header with deployment.router=sglang"),
         ({"deployment.affinity_header": "X A"}, "no name of a header"),
         ({"deployment.router_command": []}, "deployment.router_command is empty"),

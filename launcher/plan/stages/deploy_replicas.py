@@ -11,7 +11,7 @@ from deployment.replicas.router import find_program
 from deployment.replicas.table import ROUTERS
 from handover.errors import ConfigError, ServerError
 from launcher.clusters.table import cluster_of
-from launcher.config.choices import ContainerRuntime, Router, Stage
+from launcher.config.choices import ContainerRuntime, Engine, Router, Stage
 from launcher.config.options import filled
 from launcher.config.schema import Config
 from launcher.plan.engine_checks import words_of
@@ -39,6 +39,12 @@ def check(config: Config) -> None:
             f"deployment.router={deployment.router} with deployment.engine={deployment.engine}: it passes an OpenAI "
             "API on alone, and clients ask this engine by Triton's gRPC",
             "take deployment.router=haproxy",
+        )
+    if deployment.router is Router.sglang and deployment.engine is not Engine.sglang:
+        raise ConfigError(
+            f"deployment.router=sglang with deployment.engine={deployment.engine}: it learns the model's name by what "
+            "SGLang's servers alone say",
+            "take deployment.router=haproxy or vllm",
         )
     if deployment.affinity_header is not None:
         if deployment.router is not Router.haproxy:
