@@ -62,7 +62,7 @@ def test_a_cut_file_is_refused(source: Any, tmp_path: Path) -> None:
 def test_flipped_bits_are_refused_or_stay_where_they_are(source: Any, tmp_path: Path) -> None:
     name, path, files, good = source
     rng, refused = random.Random(2), 0
-    for number in range(16):
+    for number in range(10):
         file = rng.choices(files, [each.stat().st_size for each in files])[0]
         content = file.read_bytes()
         damaged = bytearray(content)
@@ -76,7 +76,7 @@ def test_flipped_bits_are_refused_or_stay_where_they_are(source: Any, tmp_path: 
             assert sum(np.sum(as_numbers(found[key]) != as_numbers(good[key])) for key in good) <= 1
         elif found is not None:
             assert found == good
-    assert refused > 8 or name in UNPROTECTED
+    assert refused > 5 or name in UNPROTECTED
 
 
 def as_numbers(content: bytes) -> np.ndarray:

@@ -183,6 +183,7 @@ def test_absurd_values_in_config_json(family: str, key: str, tmp_path: Path) -> 
 
 
 VALUES: list[Any] = [None, -1, 0, 1.5, 1e300, float("nan"), "9" * 5000, [], [[1]], {}, {"a": [1]}, True, 10**9, 10**18]
+EVERY = 3  # a key is given a third of them, the key after it another third
 
 
 @pytest.mark.parametrize("source", ["gpt", "t5_abs", "gpt2", "opt", "bloom", "xglm", "gptj", "gpt_neox", "gpt_bigcode"])
@@ -198,8 +199,8 @@ def test_values_of_any_kind_are_an_error_of_the_checkpoint(source: str, tmp_path
     is_yaml = file.suffix == ".yaml"
     config = (yaml.safe_load if is_yaml else json.loads)(file.read_text())
     refused = 0
-    for key in config:
-        for value in VALUES:
+    for place, key in enumerate(config):
+        for value in VALUES[place % EVERY :: EVERY]:
             content = {**config, key: value}
             file.write_text(yaml.dump(content, Dumper=yaml.CSafeDumper) if is_yaml else json.dumps(content))
             try:
@@ -208,7 +209,7 @@ def test_values_of_any_kind_are_an_error_of_the_checkpoint(source: str, tmp_path
                 refused += len(str(error)) < 20_000
             except Exception as error:
                 raise AssertionError(f"{key}: {value}") from error
-    assert refused > 50
+    assert refused > 50 // EVERY
 
 
 @pytest.mark.parametrize("key", ["num_layer", "head_num", "size_per_head", "vocab_size", "num_tasks", "inter_size"])

@@ -143,8 +143,16 @@ def answers_of(steps: Steps, requests: list[Tensors], budget: int, **ways: Any) 
     return found
 
 
-@pytest.mark.parametrize(("budget", "steps_ahead"), [(1, False), (8, True), (33, True), (48, False)])
-@pytest.mark.parametrize("is_mixed", [False, True])
+@pytest.mark.parametrize(
+    ("budget", "steps_ahead", "is_mixed"),
+    [
+        *((1, False, False), (8, True, True), (33, True, True), (48, False, False)),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in ((1, False, True), (8, True, False), (33, True, False), (48, False, True))
+        ),
+    ],
+)
 def test_every_kind_of_request_gets_what_it_gets_whole(
     gpt2: Gpt2,
     budget: int,
@@ -175,7 +183,7 @@ def test_every_kind_of_request_gets_what_it_gets_whole(
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])
-@pytest.mark.parametrize("family", ["gpt2", "llama31", "gemma2"])
+@pytest.mark.parametrize("family", ["gpt2", pytest.param("llama31", marks=pytest.mark.long), "gemma2"])
 def test_transformers_gives_the_same_tokens(
     gpt2: Gpt2, family: str, is_mixed: bool, chunks: list[int], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

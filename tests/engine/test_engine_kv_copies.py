@@ -20,7 +20,9 @@ from backends.fastertransformer.engine.settings import Settings
 COUNT = 12
 
 
-@pytest.mark.parametrize(("name", "kv_heads", "ranks"), [("qwen2", 1, 2), ("llama", 2, 4)])
+@pytest.mark.parametrize(
+    ("name", "kv_heads", "ranks"), [("qwen2", 1, 2), pytest.param("llama", 2, 4, marks=pytest.mark.long)]
+)
 def test_ranks_give_transformers_log_probabilities_and_tokens(
     name: str, kv_heads: int, ranks: int, tmp_path: Path
 ) -> None:

@@ -55,7 +55,7 @@ def watched(steps: Steps) -> Iterator[None]:
     assert 0 < largest.size_bytes < LENGTH * LENGTH // 2
 
 
-@pytest.mark.parametrize("name", ["llama31", "mistral"])
+@pytest.mark.parametrize("name", [pytest.param("llama31", marks=pytest.mark.long), "mistral"])
 def test_no_buffer_grows_with_the_square_of_the_length(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ WINDOW, POSITIONS = 40, 512
 WINDOWED, WITHOUT_WINDOWS = ("mistral", "starcoder2", "gemma2", "gpt_oss"), ("llama", "qwen3_moe", "deepseek_v3")
 
 
-@pytest.fixture(scope="module", params=[*WINDOWED, *WITHOUT_WINDOWS])
+@pytest.fixture(scope="module")
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Settings]:
     has_windows = request.param in WINDOWED
     sizes = {"max_position_embeddings": POSITIONS} | ({"sliding_window": WINDOW} if has_windows else {})
@@ -59,7 +59,24 @@ def answers_of(steps: Steps, asks: list[tuple[list[int], int]], chunk_tokens: in
     return answers
 
 
-@pytest.mark.parametrize(("chunk_tokens", "pages"), [(0, 400), (64, 400), (64, 24)])
+WHOLE, CHUNKS, SET_BACK = (0, 400), (64, 400), (64, 24)
+"""Tokens of a chunk and pages of the cache: whole prompts, chunks, and so few pages that rows are set back."""
+IN_CI = {
+    **{"mistral": (WHOLE, CHUNKS, SET_BACK), "starcoder2": (WHOLE,), "gemma2": (SET_BACK,), "gpt_oss": (CHUNKS,)},
+    **{"llama": (SET_BACK,), "qwen3_moe": (WHOLE,), "deepseek_v3": (SET_BACK,)},
+}
+
+
+def each_family() -> list[Any]:
+    """Return every family with each of the three, of which CI runs some."""
+    return [
+        pytest.param(name, *sizes, marks=() if sizes in IN_CI[name] else pytest.mark.long)
+        for name in (*WINDOWED, *WITHOUT_WINDOWS)
+        for sizes in (WHOLE, CHUNKS, SET_BACK)
+    ]
+
+
+@pytest.mark.parametrize(("opened", "chunk_tokens", "pages"), each_family(), indirect=["opened"])
 def test_rows_that_share_steps_get_what_transformers_gives_each(
     opened: tuple[Any, Settings], chunk_tokens: int, pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +98,7 @@ def test_rows_that_share_steps_get_what_transformers_gives_each(
     assert len(mixed) > 3
 
 
+@pytest.mark.parametrize("opened", ["mistral", "gpt_oss", "llama"], indirect=True)
 def test_a_pass_that_would_read_what_a_row_has_not_is_refused(
     opened: tuple[Any, Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,9 @@ def test_a_server_gives_transformers_tokens_and_log_probabilities(name: str, tmp
     engine.close()
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("qwen3_moe", 2), ("gpt_oss", 2), ("glm4_moe", 4)])
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("qwen3_moe", 2), ("gpt_oss", 2), pytest.param("glm4_moe", 4, marks=pytest.mark.long)]
+)
 def test_ranks_that_have_experts_whole_serve_what_transformers_computes(name: str, ranks: int, tmp_path: Path) -> None:
     """Experts apart, in arrays with biases that one rank of each adds, and beside what every token uses."""
     model = save(name, tmp_path)

@@ -106,9 +106,15 @@ def many_requests(count: int) -> list[Tensors]:
     return requests
 
 
-@pytest.mark.parametrize("steps_ahead", [False, True])
 @pytest.mark.parametrize(
-    ("max_rows", "is_inflight", "pages"), [(4, True, 0), (64, True, 90), (64, True, 9), (5, False, 0)]
+    ("max_rows", "is_inflight", "pages", "steps_ahead"),
+    [
+        *((4, True, 0, True), (64, True, 90, False), (64, True, 9, True), (5, False, 0, False)),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in ((4, True, 0, False), (64, True, 90, True), (64, True, 9, False), (5, False, 0, True))
+        ),
+    ],
 )
 def test_requests_that_come_at_any_time_get_what_they_get_alone(
     engine: Engine, settings: Settings, steps: Steps, max_rows: int, is_inflight: bool, pages: int, steps_ahead: bool

@@ -173,7 +173,7 @@ def check_pages(scheduler: Scheduler, allocator: PageAllocator) -> None:
         assert used.count(page) == (known.uses if known else 1)
 
 
-@settings(max_examples=35, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(
     arrivals=ARRIVALS,
     pages=st.integers(4, 24),
