@@ -28,6 +28,7 @@ ARGMAX_NUCLEUS = 1e-6
 _BEAM_WIDTHS = Range(0, 64)  # FasterTransformer's kernels; see the engine's beam.py for those that its backend takes
 _SMALLEST = 2.0**-126  # above 0, of fp32's normal numbers
 _TOP = Range(0, 20)  # as in the OpenAI API
+_DRAFTS = "tokens that are drafted for a step at most, looked up in the text; 0: none, -1: as deployed"
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ BEYOND_INPUTS = (
     Tensor("num_context_top_log_probs", UINT, "K of context_top_log_probs", default=0, legal=_TOP, is_ours=True),
     _beyond("guided_decoding_guide_type", TEXT, "kind of the guide, empty for none (TensorRT-LLM)"),
     _beyond("guided_decoding_guide", TEXT, "what the output must follow (TensorRT-LLM)"),
+    Tensor("max_speculative_tokens", INT, _DRAFTS, default=-1, legal=Range(-1, 64), is_ours=True),
     Tensor("lora_name", TEXT, "adapter of the row; empty: none (vLLM)", families=DECODERS, is_ours=True),
 )
 """What the OpenAI API has beyond FasterTransformer."""

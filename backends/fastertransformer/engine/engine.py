@@ -58,7 +58,7 @@ class Engine:
         self._sessions: dict[int | str, Session] = {}
         self._grammars = Grammars(settings.checkpoint, self.config.vocab_size)
         self._compiling = Compiling(self._grammars, self._arrivals.put)
-        self.metrics = EngineMetrics(loaded.steps.config.max_pos_seq_len)
+        self.metrics = EngineMetrics(loaded.steps.config.max_pos_seq_len, draft_tokens=settings.max_speculative_tokens)
         self._use(loaded)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         with large_stacks():  # it follows grammars
@@ -78,6 +78,7 @@ class Engine:
             limits=QueueLimits(settings.max_queue_length, settings.max_queue_s),
             metrics=self.metrics,
             chunk_tokens=settings.prefill_chunk_tokens,
+            drafts=(settings.max_speculative_tokens, settings.has_drafts),
         )
         if loaded.group:
             loaded.group.control.at_loss.append(self._arrivals.wake)

@@ -136,8 +136,11 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         description += f", {comm.note}" if comm.is_split else ""
     _log.info(description)
     if group and group.rank == 0:
-        return RankZeroSteps(network, cache, prefixes, adapters, group), description
-    return Steps(network, cache, prefixes, adapters), description
+        steps: Steps = RankZeroSteps(network, cache, prefixes, adapters, group)
+    else:
+        steps = Steps(network, cache, prefixes, adapters)
+    _check_drafts(settings, steps)
+    return steps, description
 
 
 class _Part:
@@ -281,6 +284,12 @@ def _check_kernels(settings: Settings, device: torch.device) -> None:
         )
     words = "the GPU kernels cannot be compiled for %s, so generation takes about six times as long: %s; %s"
     _log.error(words, device, problem, advice)
+
+
+def _check_drafts(settings: Settings, steps: Steps) -> None:
+    """Raise an EngineError if drafts are to be verified and the model cannot; see Steps.problem_with_drafts."""
+    if settings.has_drafts and (problem := steps.problem_with_drafts):
+        raise EngineError(f"speculation = ngram with {settings.checkpoint}: {problem}; leave it out")
 
 
 def _check_rounding(settings: Settings, device: torch.device) -> None:

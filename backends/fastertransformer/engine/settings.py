@@ -14,7 +14,7 @@ from typing import Any
 
 from ft_format.families import MODEL_TYPES
 from ft_format.location import checkpoint_places, first_checkpoint
-from ft_format.values import COUNT, INDEX, Values, fraction, one_of, seconds
+from ft_format.values import COUNT, INDEX, Values, fraction, one_of, seconds, whole
 from ft_format.weight_format import FORMATS, KEY, WeightFormat, find_format
 
 from .errors import EngineError
@@ -32,6 +32,8 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {  # by Settings' fie
     "kv_cache_bytes": ("kv_cache_bytes", INDEX),
     "has_prefix_cache": ("enable_prefix_cache", _FLAG),
     "prefill_chunk_tokens": ("prefill_chunk_tokens", INDEX),
+    "has_drafts": ("speculation", one_of({"none": False, "ngram": True})),
+    "max_speculative_tokens": ("max_speculative_tokens", whole(1, 64)),
     "max_adapters": ("max_adapters", INDEX),
     "max_adapter_rank": ("max_adapter_rank", COUNT),
     "has_process_per_rank": ("process_per_rank", _FLAG),
@@ -68,6 +70,9 @@ class Settings:
     # Of a step in which rows decode and a prompt is run in part; 0: prompts are run whole. On an H200 a pass of 256
     # tokens in fp16 takes about as long as a decode step of a few rows.
     prefill_chunk_tokens: int = 256
+    # Whether rows whose requests say nothing have drafts, looked up in their texts; see scheduling/speculation.py.
+    has_drafts: bool = False
+    max_speculative_tokens: int = 8  # of a draft, whoever asks for it
     # LoRA adapters on the device at once; others wait on the host. None: as many as the checkpoint has, 64 at most.
     max_adapters: int | None = None
     max_adapter_rank: int | None = None  # that they have room for; None: the largest of the checkpoint's, or 16

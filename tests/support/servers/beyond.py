@@ -6,6 +6,7 @@ Written out here, not imported: clients know them by these names, types and shap
 INPUTS = {
     **dict.fromkeys(("frequency_penalty", "output_presence_penalty", "min_p"), ("TYPE_FP32", ["1"])),
     **dict.fromkeys(("logit_bias_ids", "stop_token_ids"), ("TYPE_INT32", ["-1"])),
+    "max_speculative_tokens": ("TYPE_INT32", ["1"]),
     "logit_bias_values": ("TYPE_FP32", ["-1"]),
     **dict.fromkeys(("ignore_eos", "is_return_raw_log_probs"), ("TYPE_BOOL", ["1"])),
     **dict.fromkeys(("num_top_log_probs", "num_context_top_log_probs"), ("TYPE_UINT32", ["1"])),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from time import thread_time
 from typing import TYPE_CHECKING
@@ -199,6 +200,12 @@ class GuidedRow:
                 self.consume(last)
             last = self._advance(token)
         return last
+
+    def fork(self) -> GuidedRow:
+        """Return a copy that follows tokens of its own; it leaves the lexer to this one."""
+        forked = copy(self)
+        forked.matcher, forked._forced = self.matcher.deep_copy(), []
+        return forked
 
     def consume(self, token: int) -> None:
         """Have the matcher consume a token."""

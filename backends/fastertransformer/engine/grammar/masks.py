@@ -174,6 +174,18 @@ class RowMasks:
                 held[at] = held[at] | end if is_complete else held[at] & ~end
 
 
+def count_allowed(row: GuidedRow, tokens: Sequence[int], draft: Sequence[int]) -> int:
+    """Return how many tokens of a draft a row's grammar allows, one after the other, after the tokens that it has.
+
+    Raises:
+        EngineError: the library has failed.
+    """
+    with _library():
+        if (last := row.follow(tokens, ())) is not None:
+            row.consume(last)
+        return 0 if row.has_ended or row.problem else int(row.matcher.validate_tokens(list(draft)))
+
+
 @contextmanager
 def _library() -> Iterator[None]:
     """Turn a failure inside the library, which is no Exception, into an EngineError."""

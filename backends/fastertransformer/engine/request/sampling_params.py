@@ -39,6 +39,7 @@ class SamplingParams:
     is_sampled: bool = False  # whether the token is drawn at random; else it is the argmax
     len_penalty: float = 0.0
     beam_search_diversity_rate: float = 0.0
+    max_speculative_tokens: int = -1  # of a draft; -1: as deployed
     is_return_log_probs: bool = False
     is_return_context_cum_log_probs: bool = False
     is_return_context_log_probs: bool = False

@@ -213,6 +213,17 @@ class Reservation:
         self._measure_room()
         return has_grown
 
+    def room_for_draft(self, tokens: int) -> int:
+        """Take pages for the tokens of a draft after the next launched one; returns how many of them have room.
+
+        What the step writes of those that are wrong is overwritten before it is read.
+        """
+        if self.room - self._row.launched - 1 < tokens:
+            entries = min(self._row.cached + 1 + tokens, self._row.max_entries)
+            if self._allocator.grow(self.rows[0], entries):
+                self._measure_room()
+        return max(0, min(tokens, self.room - self._row.launched - 1))
+
     def save(self, entries: int) -> tuple[int, list[int] | None]:
         """Give up the pages of its first entries for a session; returns how many there are, and the pages.
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import time
+from array import array
 from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Sequence as Several
+from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
@@ -16,6 +19,8 @@ from ..cache.page_allocator import PageAllocator
 from ..grammar.guided_row import Grammar
 from ..request.parse import Request
 from .answer import Answer, Outline
+from .beam import Beam
+from .drafting import Drafting
 from .reservation import Reservation
 from .transcript import SessionRow, Transcript
 
@@ -129,6 +134,8 @@ class Sequence(Transcript):
         due: when it is its turn to join the batch; see scheduling/turns.py.
         times: for the metrics.
         holds_place: whether it holds the place of its adapter on the device.
+        drafting: what its drafts are made from; None: it has none.
+        origin: the sequence that it stands for, see ``assume``; None: it is one itself.
     """
 
     def __init__(self, job: Job, row: int, allocator: PageAllocator) -> None:
@@ -140,6 +147,8 @@ class Sequence(Transcript):
         self.has_failed, self.isolate_until = False, 0
         self.context_outputs: dict[str, Array] = {}
         self.due, self.times, self.holds_place = 0.0, RowTimes(), False
+        self.drafting: Drafting | None = None
+        self.origin: Sequence | None = None
         self._enter(State.WAITING)
 
     def _enter(self, state: State) -> None:
@@ -221,6 +230,22 @@ class Sequence(Transcript):
         """Count a launched token of each."""
         for sequence in sequences:
             sequence.launched += 1
+
+    def assume(self, draft: Several[int]) -> Sequence:
+        """Return what stands for it during one step in a slot of its own, as if the tokens of a draft followed."""
+        assumed, beam = copy(self), self.beams[0]
+        assumed.origin, assumed.count = self, self.count + len(draft)
+        assumed.beams = [Beam(beam.tokens + array("I", draft))]
+        assumed.guided = self.guided and self.guided.fork()
+        return assumed
+
+    @property
+    def is_right(self) -> bool:
+        """Whether its origin has got the tokens that it assumes, and goes on."""
+        origin = self.origin
+        if origin is None or origin.is_done or origin.count != self.count or (self.guided and self.guided.problem):
+            return False
+        return origin.beams[0].tokens[-1] == self.beams[0].tokens[-1]
 
     def end_step(self) -> None:
         """Count a step whose tokens were appended; after the last one put the beams in order."""

@@ -99,6 +99,16 @@ class Transcript:
         return int((self._row.source or self._row.context).own_tokens.sum())
 
     @property
+    def text(self) -> Array:
+        """What its output may repeat, int64 [n]: an encoder's input, and what its answer begins with."""
+        return np.concatenate((self.source.ids, self.shown)) if self.source else self.shown
+
+    def last_token(self, beam: int) -> int:
+        """Return the next input of a beam; of one that has ended any token."""
+        tokens = self.beams[beam].tokens
+        return tokens[-1] if len(tokens) == self.count else 0
+
+    @property
     def needs_hidden(self) -> bool:
         """Whether outputs need the hidden states of all of its context; once it has tokens, these outputs are there."""
         params = self.sampling

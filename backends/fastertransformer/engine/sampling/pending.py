@@ -13,6 +13,8 @@ from ..rows.sequence import Sequence
 
 Owners = list[tuple[Sequence, int]]
 """Sequence and beam in each slot."""
+OwnedToken = tuple[tuple[Sequence, int], int, Several[Any]]
+"""A slot's sequence and beam, its token, and its scores as Sequence.append takes them."""
 
 
 class PendingTokens:
@@ -48,8 +50,13 @@ class PendingTokens:
         tokens = self._tokens.tolist()
         return {sequence: token for (sequence, beam), token in zip(self._owners, tokens, strict=True) if not beam}
 
-    def wait(self) -> list[tuple[tuple[Sequence, int], int, Several[Any]]]:
-        """Wait for the copy; returns each slot's owner, token, and scores as Sequence.append takes them."""
+    @property
+    def has_drafts(self) -> bool:
+        """Whether the last slots stand for rows as they are if drafts are right; see Sequence.assume."""
+        return bool(self._owners) and self._owners[-1][0].origin is not None
+
+    def wait(self) -> list[OwnedToken]:
+        """Wait for the copy."""
         if self._event:
             self._event.synchronize()
         scores: list[Several[Any]] = [()] * len(self._owners)

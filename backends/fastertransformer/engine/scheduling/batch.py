@@ -6,13 +6,13 @@ Slots are filled from the first on: when a sequence frees its slots, the last on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 
 import numpy as np
 from torch import Tensor
 
-from ..arrays import Array
+from ..arrays import Array, upload
 from ..errors import EngineError
 from ..rows.reservation import Stage
 from ..rows.sequence import Sequence
@@ -30,6 +30,7 @@ class Batch:
 
     Attributes:
         pending: tokens that were launched and not yet read, the oldest first.
+        has_drafting: whether any row may have drafts.
         is_mixed: whether the rows that decode take part in the pass that runs a context.
     """
 
@@ -39,7 +40,7 @@ class Batch:
         self._owners: Owners = []
         self._has_changed = False  # since the last step
         self.pending: deque[PendingTokens] = deque()
-        self.is_mixed = False
+        self.is_mixed = self.has_drafting = False
         self._decoded: Chosen | None = None  # by such a pass
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -180,6 +181,42 @@ class Batch:
             self._has_changed = False
         self.pending.append(self._sampler.sample(before, parts, self.pending))
 
+    def verify(self, drafts: Mapping[Sequence, list[int]]) -> None:
+        """Launch a step that gives every slot its next token, and rows with drafts the tokens after those of these.
+
+        A row is in further slots as if the first one, two, ... tokens of its draft followed; see Sequence.assume. No
+        token is pending.
+        """
+        own = [drafts.get(sequence, []) for sequence, _ in self._owners]
+        lengths, starts = np.array([1 + len(draft) for draft in own]), self._positions()
+        ids = np.concatenate([(row.last_token(beam), *own[at]) for at, (row, beam) in enumerate(self._owners)])
+        is_first = np.zeros(len(ids), bool)
+        is_first[np.cumsum(lengths) - lengths] = True
+        Sequence.note_launch(self._sequences)
+        self._upload_changes()
+        hidden = self._steps.verify(ids, starts, lengths)
+        assumed = [
+            (row.assume(own[at][: count + 1]), 0)
+            for at, (row, _) in enumerate(self._owners)
+            for count in range(len(own[at]))
+        ]
+        self._sampler.add_rows(len(self._owners), assumed)
+        self._sampler.set_owners([*self._owners, *assumed])
+        self._has_changed = True
+        order = np.concatenate((np.flatnonzero(is_first), np.flatnonzero(~is_first)))
+        chosen = self._steps.predictions.argmax(hidden[upload(order, self._steps.device)])
+        self.pending.append(self._sampler.sample(0, [chosen]))
+
+    def settle(self, moved: Mapping[int, int]) -> None:
+        """Go on from what the host has read of a step with drafts: each slot, or another as which it has gone on."""
+        if moved:
+            self._sampler.move_rows(np.array(list(moved)), np.array(list(moved.values())))
+        self._steps.slots.resume(np.array([row.last_token(beam) for row, beam in self._owners]), self._positions())
+
+    def _positions(self) -> Array:
+        """Return the position of each slot's next token; none is pending."""
+        return np.array([sequence.cached for sequence, _ in self._owners])
+
     def clear(self, sequences: list[Sequence]) -> None:
         """Zero the cache of sequences, so that infinite numbers do not remain for the next sequences in their slots."""
         rows = [row for sequence in sequences for row in sequence.reservation.rows]
@@ -240,3 +277,4 @@ class Batch:
         for sequence, own in slots.items():
             sequence.join(own)
         self._has_changed = True
+        self.has_drafting = any(sequence.drafting for sequence in self._sequences)

@@ -61,6 +61,7 @@ class EngineMetrics:
 
     Args:
         longest: tokens of a request, input and output, at most.
+        draft_tokens: of a draft at most.
         clock: gives the seconds; that of Job.submitted_s.
 
     Attributes:
@@ -76,16 +77,20 @@ class EngineMetrics:
         prompt_tokens: of rows that have their first token.
         generation_tokens: with beams, those of every beam.
         finished: rows by what ended them.
+        drafts, draft_tokens, accepted_tokens: drafts that were verified, their tokens, and those that were right.
+        accepted_by_place: the last by their place in the draft.
         running_adapters, waiting_adapters: names of the LoRA adapters of rows in the batch, and of those in the queue.
     """
 
-    def __init__(self, longest: int = 4096, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, longest: int = 4096, clock: Callable[[], float] = time.monotonic, draft_tokens: int = 0) -> None:
         self._clock, self._step_s = clock, -1.0
         self.changed = threading.Event()
         self.running = self.waiting = self.prefix_queries = self.prefix_hits = 0
         self.kv_cache_usage = 0.0
         self.running_adapters, self.waiting_adapters = "", ""
         self.preemptions = self.prompt_tokens = self.generation_tokens = 0
+        self.drafts = self.draft_tokens = self.accepted_tokens = 0
+        self.accepted_by_place = [0] * draft_tokens
         self.finished = dict.fromkeys((_STOP, _LENGTH, _ABORT, _ERROR), 0)
         self.iteration_tokens = Histogram(_STEP_TOKENS)
         self.time_to_first_token, self.inter_token_latency = Histogram(_FIRST_TOKEN_S), Histogram(_TOKEN_S)
@@ -128,8 +133,8 @@ class EngineMetrics:
                 self.inter_token_latency.observe(now - times.last_s)
             else:
                 prompts += self._note_first(row, now)
+            tokens += row.width * (row.count - max(0, times.steps)) if row.max_tokens else 0
             times.last_s, times.steps = now, row.count
-            tokens += row.width if row.max_tokens else 0
         if continued:
             self.inter_token_latency.observe(now - before, continued)
         if prompts or tokens:
@@ -137,6 +142,14 @@ class EngineMetrics:
         self.prompt_tokens += prompts
         self.generation_tokens += tokens
         self._step_s = now
+
+    def note_draft(self, drafted: int, accepted: int) -> None:
+        """Count a draft that was verified, and how many of its first tokens were right."""
+        self.drafts += 1
+        self.draft_tokens += drafted
+        self.accepted_tokens += accepted
+        for place in range(accepted):
+            self.accepted_by_place[place] += 1
 
     def _note_first(self, row: Sequence, now: float) -> int:
         """Count a row whose context was run; returns its prompt's tokens."""

@@ -18,7 +18,6 @@ from contextlib import suppress
 import torch
 
 from ..errors import EngineError, GroupLostError, RequestError
-from ..ops.logits import NOT_FINITE
 from ..rows.answer import CANCELLED, INVALID, UNAVAILABLE, Answer, Failure
 from ..rows.sequence import Job, Sequence
 from ..steps.steps import Steps
@@ -28,6 +27,8 @@ from .launch_times import LaunchTimes
 from .metrics import EngineMetrics
 from .outputs import answer_so_far
 from .sessions import Session, Sessions
+from .speculation import Drafts, Speculation
+from .tokens import append_tokens, grammar_failures, overflow_in
 from .waiting import NO_LIMITS, QueueLimits, WaitingQueue, jobs_of
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Scheduler:
         limits: of the requests that wait.
         metrics: counts what happens; None: of its own.
         chunk_tokens: see Chunks.
+        drafts: tokens of a draft at most, and whether rows have some by default; see Speculation.
     """
 
     def __init__(
@@ -61,11 +63,13 @@ class Scheduler:
         limits: QueueLimits = NO_LIMITS,
         metrics: EngineMetrics | None = None,
         chunk_tokens: int = 0,
+        drafts: tuple[int, bool] = (0, False),
     ) -> None:
-        self._limits, self.metrics = limits, metrics or EngineMetrics()
+        self._limits, self.metrics = limits, metrics or EngineMetrics(draft_tokens=drafts[0])
         self._steps, self._batch = steps, Batch(steps)
         self._steps_ahead = steps.device.type == "cuda" if steps_ahead is None else steps_ahead
         self._times = LaunchTimes()
+        self._speculation = Speculation(steps, *drafts, self.metrics)
         self.sessions = Sessions(steps, session_idle_s, known_sessions)
         self._waiting = WaitingQueue(
             steps,
@@ -103,6 +107,7 @@ class Scheduler:
             self.sessions.join(job)
             for sequence in job.sequences:
                 check_need(sequence, self._steps.cache)
+                self._speculation.begin(sequence)
         except Exception as error:
             if not isinstance(error, RequestError):
                 _log.exception("rejecting a request: unexpected error")
@@ -139,13 +144,19 @@ class Scheduler:
                 self._batch.run_chunk(sequence, tokens)
             hidden = self._batch.prefill(new) if new else None
             rows_of_step = self._batch
+            drafts = {} if new or self._batch.is_mixed else self._choose_drafts()
             # 3) Launch the next token of every sequence.
             depth = 0
             if any(sequence.needs_step for sequence in self._batch):
                 is_first = not self._batch.pending
-                self._batch.launch(hidden)
-                self._times.launch(len(self._batch) - len(new), tokens, is_first)
-                depth = int(self._steps_ahead and not any(sequence.needs_host for sequence in self._batch))
+                if drafts:
+                    self._batch.verify(drafts)
+                else:
+                    self._batch.launch(hidden)
+                drafted = sum(map(len, drafts.values()))
+                self._times.launch(len(self._batch) - len(new), tokens + drafted, is_first)
+                is_ahead = self._steps_ahead and not drafts
+                depth = int(is_ahead and not any(sequence.needs_host for sequence in self._batch))
             # 4) Read the tokens of earlier steps, answer, and free sequences that are done.
             while len(self._batch.pending) > depth:
                 self._answer(self._read_tokens())
@@ -159,6 +170,18 @@ class Scheduler:
             failed = dict.fromkeys([*(self._batch if self._batch.is_mixed else ()), *rows_of_step])
             self._isolate(list(failed), f"generation failed: {error}")
         self.note_load()
+
+    def _choose_drafts(self) -> Drafts:
+        """Choose the drafts of the rows that decode, which begin behind all tokens that were launched."""
+        batch = self._batch
+        if not batch.has_drafting:
+            return {}
+        found = self._speculation.choose(batch, batch.decoding, not batch.pending)
+        if found and batch.pending:
+            while batch.pending:
+                self._answer(self._read_tokens())
+            found = self._speculation.choose(batch, batch.decoding, is_certain=True)
+        return found
 
     def _make_way(self) -> None:
         """Preempt a row of a request that has nearly all of them, where they keep the first row of another out."""
@@ -231,31 +254,29 @@ class Scheduler:
         self._times.read(was_awaited)
         self._steps.raise_if_rank_lost()
         present = set(self._batch)  # others were freed since
-        overflowed: dict[Job, int] = {}  # a row whose logits are infinite or NaN
-        for (sequence, _), token, log_probs in tokens:
-            if sequence not in present:
-                continue
-            if token == NOT_FINITE:
-                overflowed[sequence.job] = sequence.row
-            elif sequence.width == 1 and sequence.max_tokens:
-                sequence.append(sequence.beams[0], token, *log_probs)
-        found = [sequence for (sequence, beam), _, _ in tokens if not beam and sequence in present]
-        for sequence in found:
-            sequence.end_step()
+        found, overflowed = append_tokens(tokens, present)
+        if pending.has_drafts:
+            moved, spoilt = self._speculation.accept(tokens, {each for each in present if each.job not in overflowed})
+            self._batch.settle(moved)
+            self._run_again(spoilt)
         self.metrics.note_step(found)
         if overflowed:
             self._steps.raise_if_peer_timed_out()
             self._batch.clear([sequence for sequence in self._batch if sequence.job in overflowed])
-        for job, row in overflowed.items():
-            problem = f"generation failed: the network's numbers overflow in row {row}"
-            hint = "; fp16 reaches 65504, bf16 as far as fp32, and so may prompt embeddings"
-            self._finish(job, Failure(problem + hint))
-        grammar_failures = {each.job: each.guided.problem for each in found if each.guided and each.guided.problem}
-        for job, problem in grammar_failures.items():
-            self._finish(job, Failure(f"the grammar allows no further token: {problem}", INVALID))
-        if not (overflowed or grammar_failures):
-            return found
-        return [each for each in found if each.job not in overflowed and each.job not in grammar_failures]
+        failures = {job: Failure(overflow_in(row)) for job, row in overflowed.items()} | grammar_failures(found)
+        for job, failure in failures.items():
+            self._finish(job, failure)
+        return [each for each in found if each.job not in failures] if failures else found
+
+    def _run_again(self, spoilt: list[Sequence]) -> None:
+        """Run the contexts of rows again that have numbers in the cache which are not finite, without drafts."""
+        if spoilt:
+            self._batch.clear(spoilt)
+            self._batch.free(spoilt)
+        for sequence in spoilt:
+            sequence.preempt()
+            sequence.drafting = None
+            self._waiting.return_first(sequence)
 
     def _answer(self, updated: list[Sequence]) -> None:
         """Free sequences that are done; answer requests that are done, or that stream and have new tokens."""

@@ -181,6 +181,10 @@ class StepGraphs:
         """Run rows of which some continue what is cached, and none has a window; None: no graph has room for them."""
         return self._run_input(self._continue, rows)
 
+    def has_continued(self, rows: int, tokens: int) -> bool:
+        """Return whether there is a graph of an input of some tokens that continues some rows; see extend."""
+        return self._continue.size_of(tokens, lambda size: most_rows(size) >= rows) > 0
+
     def size_of_mixed(self, rows: int, tokens: int, contexts: int) -> int:
         """Find the size of a step in which some rows decode, and contexts have some tokens together; 0: none has room.
 

@@ -139,6 +139,12 @@ class RowSlots(Collective):
         for part, content in zip(state, before, strict=False):
             part.copy_(content)
 
+    @collective_step
+    def resume(self, ids: Array, positions: Array) -> None:
+        """Set next input token and position, int64 [n], of the first slots."""
+        known = upload(np.stack((ids, positions)), self.device)
+        self.ids[: len(ids)], self.positions[: len(ids)] = known
+
     def set_tokens(self, first: int, tokens: Tensor) -> None:
         """Set the next input tokens, [N], of the slots from ``first`` on, in all processes."""
         self.ids[first : first + len(tokens)] = tokens

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from ..arrays import Array, upload
+from ..arrays import MOST_SLOTS, Array, upload
 from ..cache.kv_cache import KvCache
 from ..model.adapters import AdapterPlaces
 from ..model.network import Network
@@ -112,7 +112,10 @@ class Steps(Collective):
         Returns:
             [T, hidden], before the final norm; valid until the next step.
         """
-        rows, longest = NumberedRows.of(ids, starts, lengths, first), 0
+        return self._extend(NumberedRows.of(ids, starts, lengths, first), starts, embeddings)
+
+    def _extend(self, rows: NumberedRows, starts: Array, embeddings: Array | None = None) -> Tensor:
+        longest, first, lengths = 0, int(rows.tokens[2, 0]), rows.lengths
         if starts.any():
             longest = self.cache.longest(first, starts + lengths)
         adapters = self.slots.adapters_of(rows.tokens[2])
@@ -183,6 +186,38 @@ class Steps(Collective):
         self._threads.fit(rows.tokens.shape[1])
         given = None if embeddings is None else upload(embeddings, self.device)
         return rows.on(self.device), self.cache, given
+
+    @property
+    def problem_with_drafts(self) -> str:
+        """Why no step verifies drafts; empty: steps do."""
+        if self.cache.states:
+            return "the layers of this model keep states, which cannot go back by the tokens that are wrong"
+        if self.network.ops.can_capture and not self.network.can_capture_continued:
+            return "on a GPU this model's rows are continued by torch, row by row"
+        return ""
+
+    def can_verify(self, rows: int, tokens: int) -> bool:
+        """Return whether a step may run some tokens of some rows: on a GPU if there is a graph of it."""
+        if tokens > MOST_SLOTS:
+            return False
+        if not self.network.ops.can_capture:
+            return True
+        has_graph = self._graphs is not None and self._graphs.has_continued(rows, tokens)
+        return has_graph and not self.cache.has_windows
+
+    @collective_step
+    def verify(self, ids: Array, starts: Array, lengths: Array) -> Tensor:
+        """Run the next token of each of the first rows, and the drafts behind it; like extend otherwise.
+
+        Torch decodes them, as if each token were a row: it writes all keys and values before it reads any, and reads
+        a row's in place. On a GPU a decode step's kernel does both at once, and this is an input that continues rows.
+        """
+        rows = NumberedRows.of(ids, starts, lengths, 0)
+        if self.network.ops.can_capture:
+            return self._extend(rows, starts)
+        placed, cache, _ = self._uploaded(rows, None)
+        adapted = self._adapted(self.slots.adapters_of(rows.tokens[2]))
+        return self.network.decode(placed.ids, placed.positions, placed.slots, cache, adapted)
 
     @collective_step
     def decode(self, count: int) -> Chosen:

@@ -1,0 +1,141 @@
+"""Speculation: which rows have drafts in a step, and how long these are, by how many tokens of earlier ones were right.
+
+A step that verifies drafts computes a token more for each token of a draft, and takes longer. How much is estimated by
+a line in the number of tokens, see tuning.py. A row's next drafted token is worth its probability of being right, and
+is drafted while that is more than its part of the step. So drafts grow where they are right, become short where they
+are not, and end in a large batch first. From time to time a row whose drafts have ended has one of a token, by which it
+is found out whether they are right again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from collections.abc import Sequence as Several
+
+from ..arrays import UNBOUNDED
+from ..errors import RequestError
+from ..grammar.masks import count_allowed
+from ..ops.logits import NOT_FINITE
+from ..rows.drafting import Acceptance, Drafting
+from ..rows.prompt_lookup import PromptLookup
+from ..rows.sequence import Sequence
+from ..sampling.pending import OwnedToken
+from ..steps.steps import Steps
+from .metrics import EngineMetrics
+from .tuning import TUNING
+
+Drafts = dict[Sequence, list[int]]
+
+
+class Speculation:
+    """Chooses the drafts of steps.
+
+    Args:
+        steps: verify them.
+        most: tokens of a draft at most.
+        is_default: whether rows have drafts whose requests do not say whether they want them.
+        metrics: count drafts and tokens.
+    """
+
+    def __init__(self, steps: Steps, most: int, is_default: bool, metrics: EngineMetrics) -> None:
+        self._steps, self._most, self._default, self._metrics = steps, most, most if is_default else 0, metrics
+        is_on_host = steps.device.type == "cpu"
+        self._row_cost = TUNING.draft_row_cost_cpu if is_on_host else TUNING.draft_row_cost
+        self._step_cost = 0.0 if is_on_host else TUNING.draft_step_cost
+        self._overall = Acceptance(TUNING.acceptance_prior, TUNING.acceptance_memory_all)
+        self._steps_to_try = TUNING.steps_between_tries  # until rows whose drafts were wrong are tried again
+
+    def begin(self, row: Sequence) -> None:
+        """Decide whether a row that has just arrived has drafts.
+
+        Raises:
+            RequestError: it asks for them, and the model cannot verify any.
+        """
+        asked = row.sampling.max_speculative_tokens
+        most = self._default if asked < 0 else min(asked, self._most)
+        if most and (problem := self._steps.problem_with_drafts):
+            raise RequestError(f"max_speculative_tokens is {asked}, and {problem}", "leave it out, or send 0")
+        if most and row.width == 1 and row.max_tokens > 1 and not row.sampling.has_moving_top_p:
+            prior = self._overall.probability
+            row.drafting = Drafting(most, Acceptance(prior, TUNING.acceptance_memory))
+
+    def choose(self, rows: Iterable[Sequence], count: int, is_certain: bool) -> Drafts:
+        """Choose the drafts of a step; empty: none is worth it.
+
+        Args:
+            rows: of the batch.
+            count: slots that they have.
+            is_certain: whether the host knows all of their tokens. Else the drafts mean only that it is worth to wait
+                for these.
+        """
+        base = 1 + self._row_cost * count  # what a step takes; in units of one of a single row
+        least = self._row_cost * count / base
+        self._steps_to_try -= 1
+        is_trying, gain, found = self._steps_to_try < 0, 0.0, Drafts()
+        for row in rows:
+            drafting = row.drafting
+            if drafting is None or row.window != UNBOUNDED or row.has_failed or not row.count:
+                continue
+            probability, worth, most = drafting.acceptance.probability, 0.0, 0
+            part = probability
+            while most < min(drafting.most, row.max_tokens - row.count - 1) and part > least:
+                most, worth, part = most + 1, worth + part, part * probability
+            most = most or int(is_trying and row.count < row.max_tokens - 1)
+            if most and (draft := _draft(row, drafting, most, is_certain)):
+                found[row], gain = draft, gain + worth * len(draft) / most
+        drafted = sum(map(len, found.values()))
+        is_worth = gain * base > count * (self._row_cost * drafted + self._step_cost)
+        if not (is_worth or is_trying) or not self._steps.can_verify(count, count + drafted):
+            found = {}
+        if is_trying and (is_certain or not found):
+            self._steps_to_try = TUNING.steps_between_tries
+        return found
+
+    def accept(
+        self, tokens: Several[OwnedToken], present: Container[Sequence]
+    ) -> tuple[dict[int, int], list[Sequence]]:
+        """Append what follows on those tokens of drafts that were right, to rows that are present.
+
+        Each token was chosen as without drafts: the argmax, or drawn by the random number of its place. So a draft's
+        token, which is certain, is accepted with its own probability, and what comes in the place of another one has
+        the distribution of the rest: that is rejection sampling.
+
+        Returns:
+            The slot of each row that goes on as another slot, and that one; and rows that have numbers in the cache
+            that are not finite, of tokens that were wrong.
+        """
+        moved, spoilt, accepted = dict[int, int](), list[Sequence](), dict[Sequence, list[int]]()
+        for slot, ((assumed, _), token, scores) in enumerate(tokens):
+            row = assumed.origin
+            if row is None or row not in present:
+                continue
+            counts = accepted.setdefault(row, [0, 0])
+            counts[0] += 1
+            if not assumed.is_right:
+                spoilt += [row] if token == NOT_FINITE and row not in spoilt and not row.is_done else []
+            elif token != NOT_FINITE:  # else the next step finds it again
+                row.append(row.beams[0], token, *scores)
+                row.launched += 1
+                row.end_step()
+                moved[row.slots[0]], counts[1] = slot, counts[1] + 1
+        for row, (drafted, right) in accepted.items():
+            assert row.drafting
+            row.drafting.acceptance.note(drafted, right)
+            self._overall.note(drafted, right)
+            self._metrics.note_draft(drafted, right)
+        return moved, spoilt
+
+
+def _draft(row: Sequence, drafting: Drafting, most: int, is_certain: bool) -> list[int]:
+    """Return a draft of a row: as many tokens as it has pages for, and as its grammar allows, before it may end."""
+    tokens = row.beams[0].tokens
+    if drafting.lookup is None:
+        drafting.lookup = PromptLookup(row.text)
+    drafting.lookup.follow(tokens)
+    draft = drafting.lookup.draft(most)
+    draft = draft[: next((at for at, token in enumerate(draft) if token in row.end_ids), most)]
+    if draft and is_certain:
+        draft = draft[: row.reservation.room_for_draft(len(draft))]
+        if row.guided:
+            draft = draft[: count_allowed(row.guided, tokens, draft)]
+    return draft

@@ -1,0 +1,193 @@
+"""Speculation: rows with drafts say what they say without, token by token and draw by draw."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.engines.asking import Tensors, ask, generated, padded, word_list
+from support.engines.few_pages import Served, spoiled
+from support.engines.guessed_drafts import guess
+from support.engines.page_reading_ops import captured_steps
+from support.engines.paged_steps import paged_steps
+from support.shards.llama_shards import served_of
+from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.llama_models import VOCAB
+
+from backends.fastertransformer.engine.request.parse import parse_request
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
+from backends.fastertransformer.engine.rows.prompt_lookup import PromptLookup
+from backends.fastertransformer.engine.rows.sequence import Job
+from backends.fastertransformer.engine.scheduling import speculation
+from backends.fastertransformer.engine.scheduling.tuning import Tuning
+from backends.fastertransformer.engine.settings import Settings
+
+DRAFTS = (6, True)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Settings]:
+    root, model = served_of("llama", tmp_path_factory.mktemp("llama"), 1, max_position_embeddings=256)
+    return model, Settings(root, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows have drafts in every step, as long as may be, whatever came of earlier ones."""
+    monkeypatch.setattr(speculation, "TUNING", Tuning(draft_row_cost_cpu=0.0, acceptance_prior=0.9))
+
+
+def loads(seed: int) -> list[Tensors]:
+    """Requests of one to three rows that use, each in another way, all that a row may ask for."""
+    rng, found = random.Random(seed), list[Tensors]()
+    shared = [rng.randrange(3, VOCAB) for _ in range(40)]
+    drawn = {"runtime_top_k": 5, "temperature": 0.7}
+    ways: list[dict[str, Any]] = [
+        {},
+        {"is_return_log_probs": True, "is_return_raw_log_probs": True, "num_top_log_probs": 3},
+        {**drawn, "repetition_penalty": 1.2, "is_return_log_probs": True},
+        {"runtime_top_p": 0.8, "frequency_penalty": 0.4, "output_presence_penalty": 0.3},
+        {**drawn, "min_length": 9},
+        {"runtime_top_p": 1.0, "min_p": 0.01, "presence_penalty": 0.2},
+        {"bad_words_list": word_list([[17], [9, 21]]), "stop_words_list": word_list([[33], [8, 2]])},
+        {"beam_width": 3, "is_return_log_probs": True},
+        {"runtime_top_p": 0.9, "top_p_decay": 0.9, "top_p_min": 0.1},
+    ]
+    for place in range(18):
+        more, rows = ways[place % len(ways)], 1 if place % len(ways) == 6 else rng.randrange(1, 4)
+        lines = [
+            shared * (place % 3 == 0) + [rng.randrange(3, VOCAB) for _ in range(rng.choice([1, 5, 31, 32, 60]))]
+            for _ in range(rows)
+        ]
+        seeds, counts = [rng.randrange(1 << 40) for _ in lines], [rng.choice([1, 2, 30, 75]) for _ in lines]
+        found.append(ask(lines, counts, end_id=rng.randrange(VOCAB), random_seed=seeds, **more))
+        if "min_length" in more:
+            found[-1]["stop_token_ids"] = padded([[5, 40, 41]] * rows)
+    return found
+
+
+def run(served: Served, requests: list[Tensors], seed: int) -> list[list[Tensors]]:
+    """Send requests one by one, while those before them decode; returns the answers of each."""
+    rng, answers = random.Random(seed), []
+    for request in requests:
+        answers.append(served.submit(request))
+        for _ in range(rng.randrange(3)):
+            served.scheduler.step()
+    served.run()
+    for each in answers:
+        assert not isinstance(each[-1], Failure), each[-1]
+    return [[dict(answer.tensors) for answer in each] for each in answers]
+
+
+def job_of(served: Served, tensors: Tensors) -> tuple[Job, list[Answer]]:
+    """Send a request that streams."""
+    answers: list[Answer] = []
+    job = Job(parse_request(tensors, served.steps.config), answers.append, is_streaming=True)
+    served.scheduler.add(job)
+    return job, answers
+
+
+def same(found: Tensors, expected: Tensors) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-4 if values.dtype.kind == "f" else 0, err_msg=name)
+
+
+def texts_of(requests: list[Tensors], answers: list[list[Tensors]]) -> dict[tuple[int, ...], list[int]]:
+    return {
+        tuple(request["input_ids"][row, : int(length)].tolist()): generated(each[-1], row)
+        for request, each in zip(requests, answers, strict=True)
+        for row, (length,) in enumerate(request["input_lengths"])
+    }
+
+
+_CASES = ((400, 32, False, 0.2), (400, 0, False, 0.0), (16, 0, False, 1.0))
+_LONG = [pytest.param(*each, marks=pytest.mark.long) for each in _CASES]
+
+
+@pytest.mark.parametrize(
+    ("pages", "chunk_tokens", "is_gpu", "wrong"), [(16, 0, False, 0.2), (60, 32, True, 0.2), *_LONG]
+)
+def test_rows_with_drafts_answer_what_they_answer_without(
+    llama: tuple[Any, Settings], always: None, pages: int, chunk_tokens: int, is_gpu: bool, wrong: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Right, partly right and wrong drafts, beside beams, joining prompts, chunks, known pages; rows are set back."""
+    _, settings = llama
+    steps = captured_steps(settings, pages, monkeypatch, 64, 256) if is_gpu else paged_steps(settings, pages)
+    requests, ways = loads(pages), {"chunk_tokens": chunk_tokens, "steps_ahead": is_gpu}
+    # Torch multiplies what follows on half a page by 0 where a chunk goes on there, so that may be no NaN.
+    with spoiled(steps) if is_gpu or not chunk_tokens else nullcontext():
+        expected = run(Served(steps, **ways), requests, pages)
+        guess(monkeypatch, texts_of(requests, expected), wrong, VOCAB)
+        served = Served(steps, **ways, drafts=DRAFTS)
+        for found, each in zip(run(served, requests, pages), expected, strict=True):
+            same(found[-1], each[-1])
+    metrics = served.scheduler.metrics
+    assert metrics.draft_tokens > 100 and sum(metrics.accepted_by_place) == metrics.accepted_tokens
+    assert (metrics.accepted_tokens > metrics.draft_tokens / 4) == (wrong < 1)
+    assert metrics.preemptions or pages > 16
+
+
+def test_greedy_rows_say_what_transformers_says_and_streams_repeat_nothing(
+    llama: tuple[Any, Settings], always: None
+) -> None:
+    """Drafts are looked up here; an answer of a stream has one token more than the one before, or several."""
+    model, settings = llama
+    rng, served = random.Random(5), Served(paged_steps(settings, 100), drafts=DRAFTS)
+    lines = [[rng.randrange(3, VOCAB) for _ in range(rng.choice([4, 20]))] * 3 for _ in range(12)]
+    jobs = [job_of(served, ask([line], 100, end_id=NEVER)) for line in lines]
+    served.run()
+    for line, (_, answers) in zip(lines, jobs, strict=True):
+        said = [generated(each.tensors) for each in answers]
+        assert all(now[: len(before)] == before and len(now) > len(before) for before, now in pairwise(said))
+        assert len(said[-1]) == 100 and said[-1] == argmaxes(model, line, said[-1])
+    assert served.scheduler.metrics.accepted_tokens > 50
+    assert min(len(answers) for _, answers in jobs) < 95
+    assert served.scheduler.metrics.generation_tokens == 1200
+
+
+def test_drawn_tokens_have_the_distribution_of_the_model(
+    llama: tuple[Any, Settings], always: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pairs of tokens behind one prompt, with drafts that are right for some rows, against transformers' softmax."""
+    model, settings = llama
+    line, rows, top_k, temperature = [5, 9, 60, 33], 1500, 3, 0.8
+    with torch.no_grad():
+        first = nearest(model, [line], top_k, temperature)[0]
+        seconds = nearest(model, [[*line, token] for token in first], top_k, temperature)
+        thirds = nearest(
+            model, [[*line, a, b] for a in first for b in seconds[list(first).index(a)]], top_k, temperature
+        )
+    expected = {}
+    for at, (a, p) in enumerate(first.items()):
+        for place, (b, q) in enumerate(seconds[at].items()):
+            expected |= {(a, b, c): p * q * r for c, r in thirds[at * top_k + place].items()}
+    draft = list(max(expected, key=lambda key: expected[key]))
+    monkeypatch.setattr(PromptLookup, "draft", lambda lookup, most: draft[len(lookup._tokens) - len(line) :][:most])
+    served, counts = Served(paged_steps(settings, 400), drafts=DRAFTS), Counter[tuple[int, ...]]()
+    drawn = {"runtime_top_k": top_k, "temperature": temperature, "end_id": NEVER}
+    rng = random.Random(7)
+    for _ in range(0, rows, 30):
+        answers = served.submit(ask([line] * 30, 3, random_seed=[rng.getrandbits(60) for _ in range(30)], **drawn))
+        served.run()
+        counts.update(tuple(generated(answers[-1].tensors, row)) for row in range(30))
+    metrics = served.scheduler.metrics
+    assert 0 < metrics.accepted_tokens < metrics.draft_tokens
+    assert counts.keys() <= expected.keys()
+    square = sum((counts[key] - rows * p) ** 2 / (rows * p) for key, p in expected.items())
+    freedom = torch.tensor((len(expected) - 1) / 2)
+    assert torch.special.gammaincc(freedom, torch.tensor(square / 2)) > 0.01
+
+
+def nearest(model: Any, lines: list[list[int]], top_k: int, temperature: float) -> list[dict[int, float]]:
+    """The tokens that top-k keeps behind each line, and their probabilities."""
+    values, ids = (model(input_ids=torch.tensor(lines)).logits[:, -1] / temperature).topk(top_k)
+    found = zip(ids.tolist(), values.softmax(-1).tolist(), strict=True)
+    return [dict(zip(*each, strict=True)) for each in found]
