@@ -39,6 +39,9 @@ _COUNTERS: dict[str, tuple[str, Callable[[EngineMetrics], float]]] = {
     ),
     "prompt_tokens_total": ("Tokens of prompts", lambda m: m.prompt_tokens),
     "generation_tokens_total": ("Tokens that were generated", lambda m: m.generation_tokens),
+    "spec_decode_num_drafts_total": ("Drafts of tokens that were verified", lambda m: m.drafts),
+    "spec_decode_num_draft_tokens_total": ("Tokens of these drafts", lambda m: m.draft_tokens),
+    "spec_decode_num_accepted_tokens_total": ("Tokens of these that were right", lambda m: m.accepted_tokens),
 }
 _HISTOGRAMS: dict[str, tuple[str, Callable[[EngineMetrics], Histogram]]] = {
     "time_to_first_token_seconds": (
@@ -141,6 +144,11 @@ class PublishedMetrics:
         for reason in finished:
             metric = self._metric(ended, finished_reason=reason)
             counters.append(_Rise(metric, lambda reason=reason: finished[reason]))  # type: ignore[misc]
+        by_place = self._metrics.accepted_by_place
+        accepted = self._family("spec_decode_num_accepted_tokens_per_pos_total", "The last by place in the draft", kind)
+        for place in range(len(by_place)):
+            metric = self._metric(accepted, position=str(place))
+            counters.append(_Rise(metric, lambda place=place: by_place[place]))  # type: ignore[misc]
         return list(counters)
 
     def _histograms(self) -> list[_Publisher]:

@@ -25,6 +25,8 @@ NAMES = [
     *("request_time_per_output_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"),
     *("request_prefill_time_seconds", "request_decode_time_seconds", "request_prompt_tokens"),
     *("request_generation_tokens", "iteration_tokens_total"),
+    *("spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
+    "spec_decode_num_accepted_tokens_per_pos_total",
 ]
 
 
@@ -69,8 +71,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_what_changes_is_published_soon_and_once(open_published: Any, made: list[FakeMetric]) -> None:
-    metrics, allocator = EngineMetrics(), PageAllocator(8)
+    metrics, allocator = EngineMetrics(draft_tokens=3), PageAllocator(8)
     open_published(metrics)
+    metrics.note_draft(3, 2)
+    metrics.note_draft(1, 1)
     assert value_of(made, "cache_config_info", block_size="32", num_gpu_blocks="7") == 1
     allocator.take(60)
     metrics.prompt_tokens, metrics.finished["stop"] = 5, 2
@@ -78,6 +82,9 @@ def test_what_changes_is_published_soon_and_once(open_published: Any, made: list
     metrics.e2e_latency.observe(0.5)
     metrics.note_load(3, 1, allocator)
     wait_until(lambda: value_of(made, "request_success_total", finished_reason="stop") == 2)
+    accepted, by_place = "spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total"
+    assert [value_of(made, by_place, position=str(place)) for place in range(3)] == [2, 1, 0]
+    assert value_of(made, "spec_decode_num_draft_tokens_total") == 4 and value_of(made, accepted) == 3
     assert value_of(made, "num_requests_running") == 3 and value_of(made, "num_requests_waiting") == 1
     assert value_of(made, "kv_cache_usage_perc") == 2 / 8 and value_of(made, "prompt_tokens_total") == 5
     metrics.prompt_tokens, allocator.prefixes.queried = 11, 40
@@ -117,7 +124,7 @@ def test_what_comes_with_every_token_costs_no_message_for_each(
 
 
 def test_the_names_are_vllms(open_published: Any, made: list[FakeMetric]) -> None:
-    open_published(EngineMetrics())
+    open_published(EngineMetrics(draft_tokens=2))
     names = {each.family.name for each in made}
     frequent = ("inter_token_latency_seconds", "iteration_tokens_total")
     parts = {f"{name}_{part}" for name in frequent for part in ("bucket", "sum", "count")}
