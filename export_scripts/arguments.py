@@ -16,6 +16,7 @@ from handover.ranges import (
     BATCH,
     CHUNK,
     COUNT,
+    DRAFT,
     FILE_BYTES,
     FLAG,
     INSTANCES,
@@ -34,6 +35,8 @@ from handover.signatures.arguments import SigningArguments
 
 AUTO, FP8_CACHE = CACHE_TYPES = ("auto", "fp8")
 """Of keys and values, as vLLM calls them."""
+NO_DRAFTS, NGRAM = SPECULATION = ("none", "ngram")
+"""Where drafts of tokens come from, as vLLM calls it."""
 FASTERTRANSFORMER, HUGGINGFACE, PEFT = FORMATS = ("fastertransformer", "huggingface", "peft")
 """What a conversion writes."""
 
@@ -132,6 +135,10 @@ class ExportArguments(SigningArguments):
     max_adapter_rank: int | None = option(
         None, "rank that these have room for; without it the largest of them", ADAPTER_RANK
     )
+    speculation: str | None = option(
+        None, "ngram: the drop-in engine drafts tokens by what the text has had before; none, or without it: by request"
+    )
+    max_speculative_tokens: int | None = option(None, "of a draft at most; without it 8", DRAFT)
     kv_cache_dtype: str | None = option(
         None, "fp8: the drop-in engine keeps keys and values in half of the memory; auto, or without it: in data_type"
     )
@@ -142,9 +149,11 @@ class ExportArguments(SigningArguments):
     text_deltas: bool = option(False, "the ensemble also gives OUTPUT_DELTA, the text that each answer adds")
 
     def __post_init__(self) -> None:
-        """Refuse a type that a cache has not."""
-        if self.kv_cache_dtype not in (None, *CACHE_TYPES):
-            raise ConfigError(f"--kv-cache-dtype={self.kv_cache_dtype} is none", f"legal: {', '.join(CACHE_TYPES)}")
+        """Refuse a type that a cache has not, and a way of drafting that there is not."""
+        for name, legal in (("kv_cache_dtype", CACHE_TYPES), ("speculation", SPECULATION)):
+            if (value := getattr(self, name)) not in (None, *legal):
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag}={value} is none", f"legal: {', '.join(legal)}")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ REPEATS = Range(1, 1_000_000)
 UNCOUNTED = Range(0, 100_000_000)  # requests; 0 has a meaning of its own
 CHUNK = Range(0, 1_048_576)  # tokens of a step; 0: prompts are run whole
 IN_FLIGHT = Range(1, 1_000_000)  # requests at a time
+DRAFT = Range(1, 64)  # tokens that are drafted for a step
 ADAPTERS = Range(0, 64)  # on a GPU at once; 0: none can be loaded
 ADAPTER_RANK = Range(1, 256)
 INSTANCES = Range(1, 64)  # processes of one Triton model

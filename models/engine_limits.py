@@ -60,6 +60,12 @@ def cache_problem(decoder: Decoder) -> str:
     return "kv_cache_dtype fp8 with latent attention, whose vectors stay as they are computed" if decoder.latent else ""
 
 
+def drafts_problem(decoder: Decoder) -> str:
+    """Return why no drafts can be verified; empty: they can."""
+    has_states = decoder.mamba or decoder.delta
+    return "speculation with layers that keep states, which cannot go back by wrong tokens" if has_states else ""
+
+
 def ranks_problem(decoder: Decoder, ranks: int) -> str:
     """Return why ranks cannot share a model's layers; empty: they can, each with a head of keys and values at least."""
     heads, kv_heads, middles = decoder.head_num, decoder.kv_head_num, _middles(decoder)

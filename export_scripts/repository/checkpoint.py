@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import models
-from export_scripts.arguments import FP8_CACHE, ExportArguments
+from export_scripts.arguments import FP8_CACHE, NGRAM, ExportArguments
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.families import SECTIONS, find_family
@@ -19,7 +19,14 @@ from handover.manifest import Manifest
 from handover.text_ids import TEXT_IDS_FILE
 from models.described import fp8_blocks
 from models.directory import CONFIG_FILE, read_json
-from models.engine_limits import beyond_engine, cache_problem, int8_problem, longest_text, ranks_problem
+from models.engine_limits import (
+    beyond_engine,
+    cache_problem,
+    drafts_problem,
+    int8_problem,
+    longest_text,
+    ranks_problem,
+)
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", TEXT_IDS_FILE)
 _HUB_KIND = "huggingface"
@@ -121,6 +128,7 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
     problems = [
         ranks_problem(decoder, arguments.tensor_para_size),
         int8_problem(decoder, are_fp8) * arguments.int8_mode,
+        drafts_problem(decoder) * (arguments.speculation == NGRAM),
         cache_problem(decoder) * (arguments.kv_cache_dtype == FP8_CACHE),
         "fp8_activations with weights of which none is FP8" * (arguments.fp8_activations and not are_fp8),
     ]

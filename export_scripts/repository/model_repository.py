@@ -149,7 +149,7 @@ class _Repository:
                          "enable_custom_all_reduce", "max_batch_size", "max_queue_delay_us", "decoupled",
                          "interactive_sessions", "session_idle_s", "request_timeout_s", "tokenizer_instances",
                          "text_deltas", "kv_cache_dtype", "fp8_activations", "prefill_chunk_tokens",
-                         "adapters", "max_adapters", "max_adapter_rank")
+                         "speculation", "max_speculative_tokens", "adapters", "max_adapters", "max_adapter_rank")
         }  # fmt: skip
         made_from = {
             self.checkpoint.kind: str(self.opened.root),
@@ -258,6 +258,8 @@ def _serving(arguments: ExportArguments, checkpoint: ServedCheckpoint) -> Servin
         prefill_chunk_tokens=arguments.prefill_chunk_tokens,
         kv_cache_dtype=arguments.kv_cache_dtype,
         fp8_activations=int(arguments.fp8_activations) or None,
+        speculation=arguments.speculation,
+        max_speculative_tokens=arguments.max_speculative_tokens,
         max_adapters=arguments.max_adapters,
         max_adapter_rank=arguments.max_adapter_rank,
     )

@@ -135,6 +135,8 @@ class TritonDeploymentConfig:
     prefill_chunk_tokens: int | None = same(ExportArguments, "prefill_chunk_tokens")
     kv_cache_dtype: str | None = same(ExportArguments, "kv_cache_dtype")
     fp8_activations: bool = same(ExportArguments, "fp8_activations")
+    speculation: str | None = same(ExportArguments, "speculation")
+    max_speculative_tokens: int | None = same(ExportArguments, "max_speculative_tokens")
     max_adapters: int | None = same(ExportArguments, "max_adapters")
     max_adapter_rank: int | None = same(ExportArguments, "max_adapter_rank")
     tokenizer_instances: int = same(ExportArguments, "tokenizer_instances")

@@ -111,12 +111,12 @@ def _check_keys(config: Config) -> None:
             f"export.triton_deployment.{name}": (bool(getattr(triton, name)), _TRITONS)
             for name in (
                 *("interactive_sessions", "request_timeout_s", "text_deltas", "enable_custom_all_reduce"),
-                *("kv_cache_dtype", "fp8_activations"),
+                *("kv_cache_dtype", "fp8_activations", "speculation"),
             )
         },
         **{
             f"export.triton_deployment.{name}": (getattr(triton, name) is not None, _TRITONS)
-            for name in ("prefill_chunk_tokens", "max_adapters", "max_adapter_rank")
+            for name in ("prefill_chunk_tokens", "max_speculative_tokens", "max_adapters", "max_adapter_rank")
         },
     }
     for key, (is_given, reason) in reasons.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import models
-from export_scripts.arguments import FP8_CACHE, HUGGINGFACE, PEFT, ConvertArguments
+from export_scripts.arguments import FP8_CACHE, HUGGINGFACE, NGRAM, PEFT, ConvertArguments
 from ft_format.families.family import Family
 from ft_format.families.gpt import FAMILY as GPT
 from ft_format.layout import Dims
@@ -31,7 +31,7 @@ from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.settings import Known, environment, resources, signing
 from models.directory import CONFIG_FILE
-from models.engine_limits import beyond_engine, cache_problem, int8_problem, ranks_problem
+from models.engine_limits import beyond_engine, cache_problem, drafts_problem, int8_problem, ranks_problem
 
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
 
@@ -243,6 +243,8 @@ def _check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) -
         raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.int8_mode out")
     if config.export.triton_deployment.kv_cache_dtype == FP8_CACHE and (problem := cache_problem(decoder)):
         raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.kv_cache_dtype out")
+    if config.export.triton_deployment.speculation == NGRAM and (problem := drafts_problem(decoder)):
+        raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.speculation out")
     if problem := ranks_problem(decoder, config.export.model.tensor_model_parallel_size):
         raise ConfigError(f"{checkpoint}: {problem}", "take another export.model.tensor_model_parallel_size")
 
