@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from support.tiny_models.low_rank import ALL, PREFIX, draw, merged, write
 from support.tiny_models.quantized_models import deepseeks, save_state, to_fp8
 
 from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.model import adapters as places
 from backends.fastertransformer.engine.request.adapters import Adapters
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.rows.answer import Answer, Failure
@@ -170,6 +172,25 @@ def test_pages_belong_to_their_adapter(tmp_path: Path) -> None:
     assert known == [0, 32, 0, 32, 0]
 
 
+def test_a_name_that_is_loaded_again_finds_no_pages_of_what_it_was(tmp_path: Path) -> None:
+    """Other content under an old name, then the old content under it; tokens are each content's own."""
+    models = adapted("llama", tmp_path)
+    steps, adapters = paged_steps(Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)), Adapters()
+    adapters.use(steps, steps.config.decoder, tmp_path)
+    scheduler, line, found = Scheduler(steps, 4), [*range(3, 43)], steps.cache.allocator.prefixes
+    known = []
+    for content in ("a0", "a1", "a0"):
+        adapters.unload("a0")
+        adapters.load("a0", tmp_path / "adapters" / content, lambda change: change())
+        before, answer = found.found, answered(adapters, steps, scheduler, "a0", line, count=6)
+        while not scheduler.is_idle:
+            scheduler.step()
+        made = generated(answer[-1].tensors)
+        assert made == argmaxes(models[content], line, made)
+        known.append(found.found - before)
+    assert known == [0, 0, 32]
+
+
 def test_beams_and_streams_have_adapters(tmp_path: Path) -> None:
     models = adapted("llama", tmp_path)
     engine = opened(tmp_path)
@@ -232,6 +253,39 @@ def test_adapters_come_and_go_while_rows_run(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="the adapter 'a0' was unloaded"):
         engine.generate([late])
     assert len(engine._steps.adapters._host) == 1
+    engine.close()
+
+
+def test_steps_go_on_while_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that change meanwhile are refused: the pages of what was checked must not be those of what was read."""
+    models = adapted("llama", tmp_path)
+    pairs, read, may_go, begun = draw(models[""], 9), places.read_adapter, threading.Event(), threading.Event()
+    engine, other = opened(tmp_path, max_adapters=3), write(tmp_path / "other", pairs)
+
+    def slow(*given: Any) -> Any:
+        begun.set()
+        assert may_go.wait(60)
+        return read(*given)
+
+    monkeypatch.setattr(places, "read_adapter", slow)
+    with ThreadPoolExecutor(2) as pool:
+        loads = [pool.submit(engine.load_adapter, "late", other) for _ in range(2)]
+        assert begun.wait(30)
+        check_rows(engine, models, ["a0", "", "a1"])
+        assert set(engine.adapters()) == {"a0", "a1"} and not any(each.done() for each in loads)
+        may_go.set()
+        problems = [str(each.exception()) for each in loads]
+    assert set(problems) == {"None", "an adapter 'late' is loaded already; unload it first"}
+    check_rows(engine, models | {"late": merged(models[""], pairs)}, ["late", "a0"])
+
+    def rewriting(*given: Any) -> Any:
+        (other / "adapter_config.json").touch()
+        return read(*given)
+
+    monkeypatch.setattr(places, "read_adapter", rewriting)
+    with pytest.raises(EngineError, match="other was written while it was read; load it again"):
+        engine.load_adapter("again", other)
+    assert "again" not in engine.adapters() and len(engine._steps.adapters._host) == 3
     engine.close()
 
 

@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -238,15 +238,15 @@ class _Connection:
         if self._server.is_closing:
             reply.send(_REFUSED)
             return
-        try:
-            if wish:
-                reply.send(Described(self._server.change_adapters(wish)))
-            else:
-                self._server.take(tensors, reply)
-        except EngineError as error:
-            reply.send(Failure(str(error), INVALID))
-        except Exception as error:
-            reply.send(Failure(f"the request could not be read: {error!r}"))
+        if wish:  # steps go on while files are read
+            threading.Thread(target=self._change, args=(wish, reply), name="adapters", daemon=True).start()
+            return
+        with _failing(reply):
+            self._server.take(tensors, reply)
+
+    def _change(self, wish: AdapterWish, reply: DirectReply) -> None:
+        with _failing(reply):
+            reply.send(Described(self._server.change_adapters(wish)))
 
     def _write(self) -> None:
         while not self._has_ended or self._replies:
@@ -283,6 +283,17 @@ class _Connection:
                 self._socket.sendall(data)
             except OSError:
                 self._is_lost = True
+
+
+@contextlib.contextmanager
+def _failing(reply: DirectReply) -> Iterator[None]:
+    """Answer a request by the exception that it leads to."""
+    try:
+        yield
+    except EngineError as error:
+        reply.send(Failure(str(error), INVALID))
+    except Exception as error:
+        reply.send(Failure(f"the request could not be read: {error!r}"))
 
 
 def _listen(path: Path) -> socket.socket:

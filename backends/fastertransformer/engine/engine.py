@@ -94,13 +94,13 @@ class Engine:
         return listed(dict(self._adapters.known))
 
     def load_adapter(self, name: str, path: Path) -> None:
-        """Load a LoRA adapter, while requests run; any thread may call it.
+        """Load a LoRA adapter, while requests run; any thread but the engine's own may call it.
 
         Raises:
             EngineError: the name is taken, or the adapter is damaged, does not fit, or has a larger rank than
                 max_adapter_rank.
         """
-        self._between_steps(lambda: self._adapters.load(name, path))
+        self._adapters.load(name, path, self._between_steps)
 
     def unload_adapter(self, name: str) -> None:
         """Refuse an adapter to new requests; rows that have it end well. See load_adapter.
@@ -111,10 +111,7 @@ class Engine:
         self._between_steps(lambda: self._adapters.unload(name))
 
     def _between_steps(self, change: Callable[[], None]) -> None:
-        """Have the engine's thread make a change between two steps, and wait for it; that thread makes it at once."""
-        if threading.current_thread() is self._thread:
-            change()
-            return
+        """Have the engine's thread make a change between two steps, and wait for it."""
         made = Future[None]()
 
         def make() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -74,6 +75,7 @@ class AdapterPlaces:
         self._layers = linear_layers(decoder)
         self._targets: dict[str, tuple[LowRank, int]] = {}
         self._host: dict[int, list[_Own]] = {}
+        self._begun: dict[int, Future[list[_Own]]] = {}
         self._matrices = matrices
         by_linear: dict[Linear, list[tuple[int, str]]] = {}
         for name in (rows.name for layer in self._layers.values() for rows in layer.rows if rows.name in matrices):
@@ -99,12 +101,28 @@ class AdapterPlaces:
             return sum(map(len, matrix.cut))
         return next(layer.inputs for layer in self._layers.values() if any(rows.name == name for rows in layer.rows))
 
-    def read(self, number: int, directory: Path) -> None:
-        """Read this process's slices of an adapter to the host.
+    def begin(self, number: int, directory: Path) -> None:
+        """Begin to read this process's slices of an adapter to the host, while steps are taken."""
+        reader = ThreadPoolExecutor(1, "adapter")
+        self._begun[number] = reader.submit(self._read, directory)
+        reader.shutdown(wait=False)  # the thread ends with what it reads
+
+    def wait(self, number: int) -> None:
+        """Wait until an adapter is read here, or has failed to be; any thread may."""
+        wait(filter(None, [self._begun.get(number)]))  # none where processes have started again meanwhile
+
+    def end(self, number: int) -> None:
+        """Keep what was begun, under the adapter's number.
 
         Raises:
             WeightsError: it is damaged, does not fit the model, or has a larger rank than there is room for.
         """
+        self._host[number] = self._begun.pop(number).result()
+
+    @torch.inference_mode()
+    def _read(self, directory: Path) -> list[_Own]:
+        if self._like.is_cuda:
+            torch.cuda.set_device(self._like.device)  # of this thread, which pins memory
         updates = read_adapter(directory, self._decoder, WeightsError)
         if (rank := max(update.rank for update in updates.values())) > self.rank:
             raise WeightsError(
@@ -119,7 +137,7 @@ class AdapterPlaces:
                 matrix, (low_rank, first) = self._matrices[rows.name], self._targets[rows.name]
                 part = matrix.slice(up[rows.first : rows.first + rows.outputs], 0)
                 own.append(_Own(low_rank, first, self._kept(matrix.slice(down, 1)), self._kept(part)))
-        self._host[number] = own
+        return own
 
     def _values(self, directory: Path, name: str, stored: StoredTensor) -> Tensor:
         piece = Piece(name, stored.shape, TORCH_TYPES[stored.data_type], WEIGHTS_FILE, stored.offset)

@@ -7,10 +7,11 @@ requests at once, and forgotten with the last row that has it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,8 @@ from ..errors import RequestError
 from .schema import Inputs, texts
 
 NAME = "lora_name"
+_PART_BYTES = 1 << 20
+Versions = list[tuple[int, int, int]] | None
 
 
 class AdapterSteps(Protocol):
@@ -30,7 +33,13 @@ class AdapterSteps(Protocol):
 
     places: int
 
-    def read_adapter(self, number: int, path: Array, /) -> None:
+    def begin_adapter(self, number: int, path: Array, /) -> None:
+        """See Steps."""
+
+    def wait_for_adapter(self, number: int, /) -> None:
+        """See Steps."""
+
+    def end_adapter(self, number: int, /) -> None:
         """See Steps."""
 
     def place_adapter(self, number: int, place: int, /) -> None:
@@ -100,6 +109,7 @@ class Adapters:
         self._has_begun = False
         self._decoder: Decoder | None = None
         self._placed: list[Adapter | None] = []
+        self._loading = Lock()
 
     def use(self, steps: AdapterSteps, decoder: Decoder | None, directory: Path) -> None:
         """Serve by these steps from now on: all that were known before, or those of a model's directory.
@@ -112,34 +122,44 @@ class Adapters:
         self._placed = [None] * steps.places
         if is_first:
             for name, path in adapters_in(directory).items() if steps.places else ():
-                self.load(name, path)
+                self.load(name, path, lambda change: change())
             return
         for adapter in (*self.known.values(), *self._leaving):
             adapter.place, adapter.rows, adapter.holders = None, 0, 0
-            self._read(adapter)
+            self._begin(adapter)
+            steps.end_adapter(adapter.number)
 
     def leave_steps(self) -> None:
         """Let go of the steps, whose memory is to be freed."""
         self._steps = None
 
-    def load(self, name: str, path: Path) -> None:
-        """Load an adapter.
+    def load(self, name: str, path: Path, between_steps: Callable[[Callable[[], None]], None]) -> None:
+        """Load an adapter, one at a time; its files are read while steps are taken.
+
+        Args:
+            name: by which requests ask for it.
+            path: of its directory.
+            between_steps: has the steps' thread make a change between two of them, and waits for it.
 
         Raises:
             EngineError: the name is taken or no name, or the directory's adapter is damaged or does not fit.
         """
         check_name(name, RequestError)
-        if name in self.known:
-            raise RequestError(f"an adapter '{name}' is loaded already; unload it first")
-        if not self._placed or not self._decoder:
-            raise RequestError("no adapter can be loaded: max_adapters is 0, as it is where the model came without any")
-        path = path.absolute()
-        updates = read_adapter(path, self._decoder, RequestError)
-        root = self._roots.setdefault(_digest(path), -1 - len(self._roots))
-        rank = max(update.rank for update in updates.values())
-        adapter = Adapter(self, name, path, rank, next(self._numbers), root)
-        self._read(adapter)
-        self.known[name] = adapter
+        with self._loading:
+            if name in self.known:
+                raise RequestError(f"an adapter '{name}' is loaded already; unload it first")
+            if not self._placed or not self._decoder or not self._steps:
+                hint = "max_adapters is 0, as it is where the model came without any"
+                raise RequestError(f"no adapter can be loaded: {hint}")
+            path, steps = path.absolute(), self._steps
+            before = _versions(path)
+            updates = read_adapter(path, self._decoder, RequestError)
+            root = self._roots.setdefault(_digest(path), -1 - len(self._roots))
+            rank = max(update.rank for update in updates.values())
+            adapter = Adapter(self, name, path, rank, next(self._numbers), root)
+            between_steps(lambda: self._begin(adapter))
+            steps.wait_for_adapter(adapter.number)
+            between_steps(lambda: self._end(adapter, steps, before))
 
     def unload(self, name: str) -> None:
         """Refuse an adapter to new requests, and forget it with the last row that has it.
@@ -196,9 +216,20 @@ class Adapters:
         assert self._steps
         self._steps.drop_adapter(adapter.number)
 
-    def _read(self, adapter: Adapter) -> None:
+    def _begin(self, adapter: Adapter) -> None:
         assert self._steps
-        self._steps.read_adapter(adapter.number, np.frombuffer(bytes(adapter.path), np.uint8))
+        self._steps.begin_adapter(adapter.number, np.frombuffer(bytes(adapter.path), np.uint8))
+
+    def _end(self, adapter: Adapter, begun: AdapterSteps, before: Versions) -> None:
+        """Let requests name an adapter that is read, if its files are still those that were checked."""
+        if self._steps is not begun:  # processes were lost and started again meanwhile
+            self._begin(adapter)
+        assert self._steps
+        self._steps.end_adapter(adapter.number)
+        if _versions(adapter.path) != before:
+            self._steps.drop_adapter(adapter.number)
+            raise RequestError(f"{adapter.path} was written while it was read; load it again")
+        self.known[adapter.name] = adapter
 
 
 def parse_adapters(sent: Inputs, adapters: Adapters | None) -> list[Adapter | None]:
@@ -219,8 +250,20 @@ def listed(adapters: Mapping[str, Adapter]) -> dict[str, dict[str, str | int]]:
 
 
 def _digest(directory: Path) -> str:
-    found = sha256()
+    digests = []
     for name in (CONFIG_FILE, WEIGHTS_FILE):
-        content = (directory / name).read_bytes()
-        found.update(len(content).to_bytes(8, "little") + content)
-    return found.hexdigest()
+        found = sha256()
+        with (directory / name).open("rb") as stream:
+            while part := stream.read(_PART_BYTES):
+                found.update(part)
+        digests.append(found.hexdigest())
+    return " ".join(digests)
+
+
+def _versions(directory: Path) -> Versions:
+    """Return what changes when an adapter's files are written; None: one is not there."""
+    try:
+        found = [(directory / name).stat() for name in (CONFIG_FILE, WEIGHTS_FILE)]
+    except OSError:
+        return None
+    return [(each.st_ino, each.st_size, each.st_mtime_ns) for each in found]

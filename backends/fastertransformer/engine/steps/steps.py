@@ -281,10 +281,21 @@ class Steps(Collective):
             graphs.release()
 
     @collective_step
-    def read_adapter(self, number: int, path: Array) -> None:
-        """Read an adapter to the host of each process, under a number; its path is UTF-8, uint8 [n]."""
+    def begin_adapter(self, number: int, path: Array) -> None:
+        """Begin to read an adapter to the host of each process, under a number; its path is UTF-8, uint8 [n]."""
         assert self.adapters, "there are places"
-        self.adapters.read(number, Path(path.tobytes().decode()))
+        self.adapters.begin(number, Path(path.tobytes().decode()))
+
+    def wait_for_adapter(self, number: int) -> None:
+        """Wait until one that was begun is read in this process; any thread may."""
+        assert self.adapters, "there are places"
+        self.adapters.wait(number)
+
+    @collective_step
+    def end_adapter(self, number: int) -> None:
+        """Keep an adapter that was begun; processes that still read it end first."""
+        assert self.adapters, "there are places"
+        self.adapters.end(number)
 
     @collective_step
     def place_adapter(self, number: int, place: int) -> None:
