@@ -15,7 +15,14 @@ from handover.errors import ConfigError
 from handover.ranges import BATCH, BEAMS, COUNT, IDS, IN_FLIGHT, PRICE, REPEATS, SEED, TOKENS, UNCOUNTED, WEEK_S
 from handover.signatures.arguments import SigningArguments
 
+ADAPTER = "adapter"
+"""Key of the served model in results: the LoRA adapter that answered."""
 ENDPOINT = {"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"}
+
+
+def result_name(task: str, adapter: str | None) -> str:
+    """Return what the results of an evaluation are called, in files and among figures."""
+    return f"{task}_{adapter}" if adapter else task
 
 
 @dataclass(frozen=True)

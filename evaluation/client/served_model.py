@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from evaluation.arguments import ADAPTER
 from evaluation.client.client import Client, ModelInterface
 from evaluation.client.errors import RequestError
 from evaluation.client.interface import Interface
@@ -94,7 +95,7 @@ class Target:
         """What identifies the model in results: its name, engine and digest, and the deployment's settings."""
         endpoint = self.served.endpoint
         known = {"model": self.model, "engine": endpoint.engine, "model_digest": endpoint.model_digest}
-        return known | ({"adapter": self.lora_name} if self.lora_name else {}) | endpoint.settings
+        return known | ({ADAPTER: self.lora_name} if self.lora_name else {}) | endpoint.settings
 
 
 def open_target(

@@ -52,6 +52,8 @@ class ParityArguments(ScriptArguments):
     checkpoint: Path = field(metadata={"help": "what was converted: the source of the served model"})
     adapter: Path | None = option(None, "LoRA adapter that was merged into it")
     checkpoint_tokenizer: Path | None = option(None, "tokenizer in the place of its own")
+    lora_name: str | None = same(TaskArguments, "lora_name")
+    lora_path: Path | None = option(None, "adapter that this one was exported from: part of the source")
     prompts: tuple[str, ...] = option((), "JSON list of texts", is_text=True)
     data_path: Path | None = option(None, 'more prompts: JSON lines with "text", "prompt" or "input_ids"')
     samples: int | None = option(None, "prompts to take, from the first on; all by default", COUNT)
@@ -79,7 +81,7 @@ class ParityArguments(ScriptArguments):
     @property
     def files(self) -> tuple[Path, ...]:
         """Files that parity reads."""
-        files = (self.data_path, self.checkpoint, self.adapter, self.checkpoint_tokenizer)
+        files = (self.data_path, self.checkpoint, self.adapter, self.checkpoint_tokenizer, self.lora_path)
         return tuple(path for path in files if path is not None)
 
     @property
@@ -117,6 +119,13 @@ def check_arguments(arguments: ParityArguments) -> None:
         raise ConfigError(
             f"parity: there is no reference '{arguments.reference}'", nearest(arguments.reference, REFERENCES)
         )
+    if bool(arguments.lora_name) != bool(arguments.lora_path):
+        raise ConfigError(
+            "parity of an adapter compares with the one that was exported",
+            f"give export.adapters={{{arguments.lora_name}: <path>}} as for the export",
+        )
+    if arguments.lora_name and arguments.reference == ENGINE:
+        raise ConfigError("parity: reference=engine computes no adapter beside its model", "take reference=auto")
     if arguments.precision is not None and arguments.precision not in PRECISIONS:
         raise ConfigError(f"parity: precision is '{arguments.precision}'", nearest(arguments.precision, PRECISIONS))
     if arguments.passages and arguments.passages < LEAST_PASSAGES:

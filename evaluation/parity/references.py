@@ -62,7 +62,7 @@ class Reference(Protocol):
 
 
 def open_reference(
-    checkpoint: Path, wanted: str, scratch: Path, given: GivenFiles = NOTHING_GIVEN
+    checkpoint: Path, wanted: str, scratch: Path, given: GivenFiles = NOTHING_GIVEN, served: Path | None = None
 ) -> tuple[Reference, tuple[str, ...]]:
     """Open the source with what can compute it, and say why it is not something better.
 
@@ -71,12 +71,15 @@ def open_reference(
         wanted: auto, huggingface or engine.
         scratch: directory for a reading of the weights in fp32; it is emptied.
         given: what belongs to the checkpoint and lies elsewhere.
+        served: the adapter beside it that answers.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
         ConfigError: Hugging Face's code is requested and cannot compute the model.
     """
     source, notes = open_source(find_archive(checkpoint, given), for_shards=False), tuple[str, ...]()
+    if served is not None:
+        return _with_adapter(source, scratch, given, served), _about_nemo(source)
     if wanted != ENGINE:
         try:
             return _hugging_face(source), _about_nemo(source)
@@ -111,6 +114,24 @@ def _read_again(source: Source, scratch: Path, given: GivenFiles) -> HuggingFace
     try:
         convert(replace(_wish(source, scratch, given), format=HUGGINGFACE))
         return _loaded(scratch, source, f", on weights read again from the source ({source.source_map.name})")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # the weights are in memory
+
+
+def _with_adapter(source: Source, scratch: Path, given: GivenFiles, adapter: Path) -> HuggingFaceReference:
+    """Open a model with Hugging Face's code, on the directory that it becomes in fp32 with an adapter merged into it.
+
+    Raises:
+        ConfigError: transformers is not installed.
+    """
+    if find_spec("transformers") is None:
+        raise ConfigError("parity of an adapter is computed by transformers", "pip install transformers")
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        convert(replace(_wish(source, scratch / "model", given), format=HUGGINGFACE))
+        wish = ConvertArguments(scratch / "model", scratch / "merged", adapter=adapter, weight_data_type="fp32")
+        convert(replace(wish, format=HUGGINGFACE))
+        return _loaded(scratch / "merged", source, f", on weights read again from the source with {adapter} merged")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)  # the weights are in memory
 

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from evaluation.arguments import ADAPTER
 from evaluation.client.connecting import connect
 from evaluation.client.model_connection import ModelFiles, Query
 from evaluation.client.openai_capabilities import Capabilities
@@ -31,6 +32,7 @@ from evaluation.parity.survey import served_formats, survey
 from evaluation.tasks import outcome as files
 from evaluation.tasks.metric import FAILS, INCONCLUSIVE
 from evaluation.tasks.scoring import Scorer
+from evaluation.tasks.target import with_adapter
 from export_scripts.checkpoints.user_files import GivenFiles
 from handover.digests import file_digest
 from handover.errors import ConfigError, ServerError
@@ -48,8 +50,8 @@ def main(argv: Sequence[str]) -> None:
     encoded = _encode(arguments, prompts, target.served)
     answers = ask(arguments, target, encoded)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    given = GivenFiles(arguments.adapter, arguments.checkpoint_tokenizer)
-    reference, notes = open_reference(arguments.checkpoint, arguments.reference, arguments.output / _SCRATCH, given)
+    given, scratch = GivenFiles(arguments.adapter, arguments.checkpoint_tokenizer), arguments.output / _SCRATCH
+    reference, notes = open_reference(arguments.checkpoint, arguments.reference, scratch, given, arguments.lora_path)
     formats = served_formats(target)
     said = served_precision(formats.weight_data_type, formats.data_type, formats.weights)
     precision = arguments.precision or said
@@ -128,6 +130,7 @@ def _open(arguments: ParityArguments) -> Target:
     target = open_target(
         arguments.endpoint, arguments.model, repository=repository, batch_size=rows, key_env=arguments.endpoint_key_env
     )
+    target = with_adapter(target, arguments.lora_name)
     if target.capabilities:
         _check_api(target, target.capabilities)
     if not target.interface.takes_ids:
@@ -205,7 +208,7 @@ def write_results(
         "first_difference": None if first is None else {"prompt": first[0], "token": first[1]},
     }
     data, model = _describe_data(arguments.data_path), target.identity
-    served_model = {key: model[key] for key in ("model", "engine", "model_digest")}
+    served_model = {key: model[key] for key in ("model", "engine", "model_digest", ADAPTER) if key in model}
     prompts = len({position.prompt for position in positions})
     files.write_results(
         arguments.output,

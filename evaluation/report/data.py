@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evaluation.arguments import ADAPTER, result_name
 from evaluation.report.benchmarks import Benchmark, read_benchmarks
 from evaluation.report.directions import direction_of_metric
 from evaluation.report.published import PARTIAL, Remarks, newest_results
@@ -56,6 +57,7 @@ class Evaluation:
 
     Attributes:
         task: name of the task.
+        adapter: the LoRA adapter that answered; empty for the model alone.
         metrics: figures of the task.
         samples: number of samples.
         failed: number of samples without a score.
@@ -84,6 +86,22 @@ class Evaluation:
     reasons: tuple[str, ...] = ()
     against: str = ""
     first_difference: str = ""
+    adapter: str = ""
+
+    @property
+    def name(self) -> str:
+        """What its figures are called by, which is that of its directory."""
+        return result_name(self.task, self.adapter)
+
+    @property
+    def heading(self) -> str:
+        """What readers call it by."""
+        return f"{self.task} with adapter {self.adapter}" if self.adapter else self.task
+
+    @property
+    def title(self) -> str:
+        """The same where a line begins."""
+        return self.heading[:1].upper() + self.heading[1:]
 
     @property
     def doubt(self) -> str:
@@ -214,6 +232,7 @@ def _evaluation(content: Mapping[str, Any], finished: bool) -> Evaluation:
         reasons=tuple(content.get("reasons", ())),
         against=content.get("source", {}).get("computed_by", ""),
         first_difference=f"prompt {first['prompt']}, generated token {first['token']}" if first else "",
+        adapter=str(dict(content["model"]).get(ADAPTER, "")),
     )
 
 
@@ -244,7 +263,7 @@ def _identity_remarks(
     evaluations: Sequence[Evaluation], benchmarks: Sequence[Benchmark], repository: Manifest | None
 ) -> list[str]:
     """Return a remark if the figures do not all belong to the model in the repository."""
-    digests = {f"evaluation {e.task}": e.model.get("model_digest", "") for e in evaluations}
+    digests = {f"evaluation {e.name}": e.model.get("model_digest", "") for e in evaluations}
     for benchmark in benchmarks:
         for row in benchmark.rows:
             digests[f"benchmark {benchmark.name}"] = row.model_digest

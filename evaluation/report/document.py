@@ -31,6 +31,7 @@ from evaluation.report.ranking import (
 from evaluation.report.tables import NUMERIC, benchmark_tables, failed_points, group_by_workload
 from evaluation.report.text import (
     ACCURACY_COLUMNS,
+    ANSWERED,
     BASELINE_COLUMNS,
     GATE_COLUMNS,
     STAGE_COLUMNS,
@@ -69,8 +70,8 @@ def describe_report(findings: Findings, results: Path, judgement: Judgement | No
         "gate": TextTable("", GATE_COLUMNS, gate),
         "gate_verdict": judgement.verdict if judgement is not None else "",
         "gate_failed": [check for check in gate if check[2] != GO],
-        "judged": [(evaluation.task, evaluation.verdict) for evaluation in findings.evaluations if evaluation.verdict],
-        "evaluations": [_accuracy(evaluation, judgement) for evaluation in findings.evaluations],
+        "judged": [(evaluation.title, evaluation.verdict) for evaluation in findings.evaluations if evaluation.verdict],
+        "evaluations": [_accuracy(each, findings.title, judgement) for each in _by_task(findings.evaluations)],
         "benchmarks": [_benchmark(each, f"benchmark{number}") for number, each in enumerate(findings.benchmarks)],
         **_recommendation(findings, results),
         "stages": TextTable("", STAGE_COLUMNS, stages),
@@ -92,23 +93,38 @@ def pareto_plots(candidates: Sequence[DeploymentCandidate], name: str) -> list[P
     return plots
 
 
-def _accuracy(evaluation: Evaluation, judgement: Judgement | None) -> Mapping[str, Any]:
-    """Describe the figures of one evaluation; ``verdicts`` has that of each change, None without a baseline."""
+def _by_task(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
+    """Put what a model's adapters reach in a task behind what the model alone does."""
+    found: list[list[Evaluation]] = []
+    for evaluation in evaluations:
+        same = [each for each in found if evaluation.adapter and each[0].task == evaluation.task]
+        same[0].append(evaluation) if same else found.append([evaluation])
+    return found
+
+
+def _accuracy(evaluations: Sequence[Evaluation], model: str, judgement: Judgement | None) -> Mapping[str, Any]:
+    """Describe the figures of one task; ``verdicts`` has that of each change, None without a baseline.
+
+    Where adapters answered, each figure has a row for each of them beside that of the model.
+    """
     baseline = judgement if judgement is not None and judgement.baseline is not None else None
+    has_adapters = any(evaluation.adapter for evaluation in evaluations)
+    names = list(dict.fromkeys(metric.name for evaluation in evaluations for metric in evaluation.metrics))
+    found = [(evaluation, metric) for evaluation in evaluations for metric in evaluation.metrics]
     rows, verdicts = [], []
-    for metric in evaluation.metrics:
-        *cells, definition = accuracy_cells(metric)
+    for evaluation, metric in sorted(found, key=lambda pair: names.index(pair[1].name)):
+        name, *cells, definition = accuracy_cells(metric)
         verdict = None
         if baseline is not None:
-            before, change, verdict = baseline.against_baseline(f"{evaluation.task}.{metric.name}")
+            before, change, verdict = baseline.against_baseline(f"{evaluation.name}.{metric.name}")
             cells += [before, change]
-        rows.append((*cells, definition))
+        rows.append((name, *([evaluation.adapter or model] if has_adapters else []), *cells, definition))
         verdicts.append(verdict)
-    columns = (*ACCURACY_COLUMNS[:-1], *(BASELINE_COLUMNS if baseline else ()), ACCURACY_COLUMNS[-1])
+    columns = (*(ANSWERED if has_adapters else ()), *ACCURACY_COLUMNS[1:-1], *(BASELINE_COLUMNS if baseline else ()))
     return {
-        "task": evaluation.task,
-        "sentence": verdict_sentence(evaluation),
-        "table": TextTable("", columns, tuple(rows)),
+        "task": evaluations[0].task,
+        "sentence": " ".join(filter(None, map(verdict_sentence, evaluations))),
+        "table": TextTable("", (ACCURACY_COLUMNS[0], *columns, ACCURACY_COLUMNS[-1]), tuple(rows)),
         "verdicts": verdicts,
     }
 

@@ -116,7 +116,7 @@ def read_report(results: Path) -> Report:
         machines=tuple(sorted(machines)),
         remarks=findings.remarks,
         failures={f"{b.name}.{row.directory}": row.error for b in findings.benchmarks for row in b.failed},
-        verdicts=tuple((e.task, e.verdict, "; ".join(e.reasons)) for e in findings.evaluations if e.verdict),
+        verdicts=tuple((e.name, e.verdict, "; ".join(e.reasons)) for e in findings.evaluations if e.verdict),
         left_out=findings.left_out,
     )
 
@@ -127,7 +127,7 @@ def _all(findings: Findings) -> Iterable[Measurement]:
         for metric in evaluation.metrics:
             if metric.value is not None:
                 yield Measurement(
-                    f"{evaluation.task}.{metric.name}",
+                    f"{evaluation.name}.{metric.name}",
                     metric.value,
                     metric.noise,
                     metric.better,

@@ -17,13 +17,13 @@ def render_results(findings: Findings) -> str:
     sound = [evaluation for evaluation in findings.evaluations if not evaluation.doubt and _metrics(evaluation)]
     if not sound:
         return ""
-    names = ",".join(evaluation.task for evaluation in sound)
+    names = ",".join(dict.fromkeys(evaluation.task for evaluation in sound))
     content = {
         "command": f"slipway stages=[evaluate] evaluation=[{names}]",
         "git_hash": sound[0].commit or None,
         "config": {"type": names},
         "target": {"api_endpoint": {"model_id": findings.title}},
-        "results": {"tasks": {each.task: {"metrics": _metrics(each)} for each in sound}, "groups": {}},
+        "results": {"tasks": {each.name: {"metrics": _metrics(each)} for each in sound}, "groups": {}},
     }
     return str(yaml.safe_dump(content, sort_keys=False))
 

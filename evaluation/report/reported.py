@@ -31,7 +31,7 @@ def card_figures(findings: Findings) -> Iterator[dict[str, object]]:
             if metric.value is None:
                 continue
             figure: dict[str, object] = {
-                "type": f"{evaluation.task} {metric.name}",
+                "type": f"{evaluation.name} {metric.name}",
                 "value": repr(metric.value),
                 "slice": f"{evaluation.data.get('known_as') or evaluation.data.get('file', '')} (n={metric.n})",
             }

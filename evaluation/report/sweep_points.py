@@ -188,7 +188,7 @@ def _point(label: str, title: str, results: str, error: str) -> Point:
 def _accuracies(findings: Findings, most: int | None = None) -> dict[str, str]:
     """Show the figures of each evaluation, at most the first ``most`` of each."""
     return {
-        f"{evaluation.task} {metric.name}": accuracy_cells(metric)[1]
+        f"{evaluation.name} {metric.name}": accuracy_cells(metric)[1]
         for evaluation in findings.evaluations
         for metric in evaluation.metrics[:most]
     }

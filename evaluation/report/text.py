@@ -17,6 +17,7 @@ from handover.manifest import ORIGIN
 from handover.progress import human_bytes, human_time
 
 ACCURACY_COLUMNS = ("Figure", "Value", "95% interval", "Samples", "Definition")
+ANSWERED = ("Name",)
 BASELINE_COLUMNS = ("Baseline", "Change")
 GATE_COLUMNS = ("Figure", "Rule", "Verdict", "Reason")
 _MOST_SCORES = 4  # of an evaluation in the summary; its table has all
@@ -43,7 +44,7 @@ def summarise_findings(findings: Findings, judgement: Judgement | None = None) -
             continue
         scores = [f"{cells[0]} {cells[1]}" for cells in map(accuracy_cells, evaluation.metrics) if cells[1]]
         if scores:
-            sentences.append(f"On {evaluation.task}: {', '.join(scores[:_MOST_SCORES])}.")
+            sentences.append(f"On {evaluation.heading}: {', '.join(scores[:_MOST_SCORES])}.")
     sentences += speed_sentences(findings.benchmarks)
     bad = [outcome for outcome in findings.stages if outcome.is_bad]
     sentences += [f"Stage {outcome.label}: {outcome.state}." for outcome in bad]
@@ -56,10 +57,9 @@ def verdict_sentence(evaluation: Evaluation) -> str:
         return ""
     against = f" against {evaluation.against}" if evaluation.against else ""
     first = f" The first difference: {evaluation.first_difference}." if evaluation.first_difference else ""
-    name = evaluation.task.capitalize()
     reasons = f": {'; '.join(evaluation.reasons)}" if evaluation.reasons else ""
     verb = "is inconclusive" if evaluation.verdict == INCONCLUSIVE else evaluation.verdict.lower()
-    return f"{name} {verb}{against}{reasons}.{first}"
+    return f"{evaluation.title} {verb}{against}{reasons}.{first}"
 
 
 def accuracy_cells(metric: Metric) -> tuple[str, ...]:
@@ -87,8 +87,8 @@ def describe_provenance(findings: Findings) -> TextTable:
         known = f" ({evaluation.data['known_as']})" if evaluation.data.get("known_as") else ""
         if file := evaluation.data.get("file"):
             taken = f", {evaluation.samples:,} samples were taken"
-            facts.append((f"Data of {evaluation.task}", f"{file}{sha256}{known}{taken}"))
-        facts.append((f"Evaluated ({evaluation.task})", _measured(evaluation.timestamp, evaluation.commit)))
+            facts.append((f"Data of {evaluation.heading}", f"{file}{sha256}{known}{taken}"))
+        facts.append((f"Evaluated ({evaluation.heading})", _measured(evaluation.timestamp, evaluation.commit)))
         facts += [(_label(key), str(value)) for key, value in evaluation.model.items() if value and key not in told]
     for benchmark in findings.benchmarks:
         for row in benchmark.rows[-1:]:

@@ -62,7 +62,7 @@ def print_tables(console: Console, findings: Findings, results: Path) -> None:
     """Print accuracy by figure, latency and throughput by batch size, and everything that failed."""
     for evaluation in findings.evaluations:
         rows = [accuracy_cells(metric)[:4] for metric in evaluation.metrics]
-        console.print(_table(f"{evaluation.task}: {findings.title}", ACCURACY_COLUMNS[:4], rows))
+        console.print(_table(f"{evaluation.heading}: {findings.title}", ACCURACY_COLUMNS[:4], rows))
     for benchmark in findings.benchmarks:
         for content in brief_tables(benchmark):
             console.print(_table(f"{benchmark.name}: {content.caption}", content.columns, content.rows))

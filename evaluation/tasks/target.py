@@ -46,8 +46,7 @@ def find_target(task: str, arguments: TaskArguments) -> Target:
     repository, rows = arguments.model_repository, arguments.batch_size
     key_env = arguments.endpoint_key_env
     target = open_target(arguments.endpoint, arguments.model, arguments.model_digest, repository, rows, key_env)
-    if arguments.lora_name:
-        target = _with_adapter(target, arguments.lora_name)
+    target = with_adapter(target, arguments.lora_name)
     if target.capabilities:
         sys.stdout.write(f"{target.capabilities.line()}\n")
     check_takes_rows(target)
@@ -57,7 +56,14 @@ def find_target(task: str, arguments: TaskArguments) -> Target:
     return target
 
 
-def _with_adapter(target: Target, name: str) -> Target:
+def with_adapter(target: Target, name: str | None) -> Target:
+    """Have an adapter of the model answer; without a name the model alone.
+
+    Raises:
+        ConfigError: the model does not take the name of an adapter.
+    """
+    if not name:
+        return target
     if isinstance(target.interface, ModelInterface) and LORA_INPUT in target.interface.inputs:
         return replace(target, lora_name=name)
     hint = f"its API names an adapter as a model: take model={name}" if target.is_openai else "ask fastertransformer"

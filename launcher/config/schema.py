@@ -44,7 +44,7 @@ from models.checks import Range
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 _OF_THE_RUN = (
     *("endpoint", "endpoint_key_env", "output", "model_digest", "model_repository", "tokenizer", "timeout_s"),
-    *("checkpoint", "adapter", "checkpoint_tokenizer", "lora_name"),
+    *("checkpoint", "adapter", "checkpoint_tokenizer", "lora_name", "lora_path"),
 )
 """Arguments of evaluations and benchmarks that are no keys of their sections: the run says what they are."""
 _OF_BENCHMARKS = "model", "vocab_size", "gpu_hour_price", "gpus", "label", "slos"
@@ -225,7 +225,7 @@ class DeploymentConfig:
         None  # environment variable with the bearer key of an OpenAI API, see docs/endpoints.md
     )
     endpoint_tokenizer: str | None = None  # directory of an OpenAI API's tokenizer; None: that of this run's checkpoint
-    adapter: str | None = None  # LoRA adapter of the served model that evaluate asks; None: the model alone
+    adapter: Any = None  # LoRA adapters of the served model that evaluate asks, one or some; None: the model alone
     label: str | None = None  # name of the deployment in tables and reports; None: the served model's name
     open_apis: list[TritonApi] = field(default_factory=list)  # those that clients may use without the secret header
     guard: Guard = Guard.auto  # in front of Triton's ports: auto: where others than the server's host reach them

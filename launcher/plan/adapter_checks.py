@@ -6,8 +6,10 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from evaluation.report.published import PARTIAL
 from export_scripts.arguments import ConvertArguments
 from handover.errors import ConfigError
+from handover.manifest import REPLACED
 from launcher.config.choices import Engine, ModelFormat, Stage
 from launcher.config.schema import Config
 from models.peft import check_name
@@ -46,6 +48,31 @@ def served_adapters(config: Config) -> tuple[tuple[str, str], ...]:
             "take export.model.format=huggingface and deployment.engine=slipway",
         )
     return tuple((str(name), os.path.abspath(path)) for name, path in given.items())
+
+
+def asked_adapters(config: Config) -> tuple[str | None, ...]:
+    """List the adapters that evaluations ask, by name; None: the model alone.
+
+    Raises:
+        ConfigError: ``deployment.adapter`` is neither a name nor some of them, or names what is not served.
+    """
+    given = config.deployment.adapter
+    names = tuple(None if each is None else str(each) for each in (given if isinstance(given, list) else [given]))
+    if not names or isinstance(given, dict) or len(set(names)) < len(names):
+        raise ConfigError(
+            f"deployment.adapter is {str(given)[:200]}",
+            "give a name, or several that differ, [null,sql]: null is the model alone",
+        )
+    served = dict(served_adapters(config))
+    for name in filter(None, names):
+        check_name(name, ConfigError)
+        if served and name not in served:
+            raise ConfigError(f"deployment.adapter={name} is none of export.adapters", f"legal: {', '.join(served)}")
+        if name.endswith(PARTIAL) or REPLACED in name:
+            raise ConfigError(
+                f"the results of deployment.adapter={name} would look unfinished", "export it by another name"
+            )
+    return names
 
 
 def check_adapter(config: Config, stages: Collection[Stage], arguments: ConvertArguments) -> None:

@@ -33,6 +33,7 @@ from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.settings import Settings
+from models.peft import read_adapter
 
 
 def lines(count: int, longest: int = 30, seed: int = 0) -> list[list[int]]:
@@ -259,13 +260,13 @@ def test_adapters_come_and_go_while_rows_run(tmp_path: Path) -> None:
 def test_steps_go_on_while_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that change meanwhile are refused: the pages of what was checked must not be those of what was read."""
     models = adapted("llama", tmp_path)
-    pairs, read, may_go, begun = draw(models[""], 9), places.read_adapter, threading.Event(), threading.Event()
+    pairs, may_go, begun = draw(models[""], 9), threading.Event(), threading.Event()
     engine, other = opened(tmp_path, max_adapters=3), write(tmp_path / "other", pairs)
 
     def slow(*given: Any) -> Any:
         begun.set()
         assert may_go.wait(60)
-        return read(*given)
+        return read_adapter(*given)
 
     monkeypatch.setattr(places, "read_adapter", slow)
     with ThreadPoolExecutor(2) as pool:
@@ -280,7 +281,7 @@ def test_steps_go_on_while_files_are_read(tmp_path: Path, monkeypatch: pytest.Mo
 
     def rewriting(*given: Any) -> Any:
         (other / "adapter_config.json").touch()
-        return read(*given)
+        return read_adapter(*given)
 
     monkeypatch.setattr(places, "read_adapter", rewriting)
     with pytest.raises(EngineError, match="other was written while it was read; load it again"):

@@ -15,6 +15,7 @@ import pytest
 
 from evaluation.benchmark import with_latencies
 from evaluation.report import write as report
+from evaluation.report.measurements import read_report
 from evaluation.speed.tables.table import STATIC_TABLE, Row
 from evaluation.tasks.lambada.score import SampleScore, summarise
 from handover.manifest import FileRecord, Manifest, record_files
@@ -44,7 +45,9 @@ class Run:
         self.output = results / "report.partial"
         self.stages.parent.mkdir(parents=True)
 
-    def evaluate(self, directory: str = "lambada", failed: bool = False, digest: str = "sha256:m") -> None:
+    def evaluate(
+        self, directory: str = "lambada", failed: bool = False, digest: str = "sha256:m", **model: str
+    ) -> None:
         scores = [SampleScore(i, "word", 9, 1, 0, True, i % 2 == 0, i % 4 == 0, -1.0) for i in range(8)]
         if failed:
             scores[0] = SampleScore(0, "word", 9, 1, 0, error="refused")
@@ -55,7 +58,8 @@ class Run:
             "failed": int(failed),
             "cut_contexts": 0,
             "data": {"file": "d.jsonl", "sha256": "5" * 64, "known_as": "a known file"},
-            "model": {"model": "fastertransformer", "engine": "slipway", "model_digest": digest, "data_type": "fp32"},
+            "model": {"model": "fastertransformer", "engine": "slipway", "model_digest": digest, "data_type": "fp32"}
+            | model,
             "commit": "c0ffee",
             "timestamp": "2026-01-01T00:00:00+00:00",
         }
@@ -130,6 +134,19 @@ def test_a_complete_run_is_reported_by_name_with_every_figure(run: Run, capsys: 
     assert "running" not in html, "the report does not report on itself"
     for text in ("c0ffee", "a known file", "fp16 weights", "tensor parallelism 2", "2 cores"):
         assert text in Page(html).text
+
+
+def test_adapters_stand_beside_their_model_by_name(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.evaluate()
+    run.evaluate("lambada_sql", failed=True, adapter="sql")
+    markdown, _ = run.report()
+    rows = [line.split(" | ")[:3] for line in markdown.splitlines() if line.startswith("| last_token_accuracy")]
+    assert rows == [["| last_token_accuracy", "demo", "100.00%"], ["| last_token_accuracy", "sql", "100.00%"]]
+    assert markdown.count("## Accuracy: lambada") == 1 and "On lambada with adapter sql: " in markdown
+    assert "lambada with adapter sql: demo" in capsys.readouterr().out
+    figures = read_report(run.results).figures
+    assert figures["lambada.last_token_accuracy"].doubt == ""
+    assert figures["lambada_sql.last_token_accuracy"].doubt == "1 of 8 samples have no score"
 
 
 def test_the_last_line_is_the_path_that_the_page_will_have(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

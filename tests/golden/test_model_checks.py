@@ -12,7 +12,7 @@ from handover.errors import ConfigError, SlipwayError
 from launcher.config.choices import Stage
 from launcher.pipeline import ordered_stages, plan_stages
 from launcher.plan import checks
-from launcher.plan.adapter_checks import served_adapters
+from launcher.plan.adapter_checks import asked_adapters, served_adapters
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages import clients, evaluate, export
 from launcher.plan.stages.convert import plan, with_format
@@ -275,7 +275,39 @@ def test_evaluations_ask_an_adapter_where_they_can(tmp_path: Path) -> None:
     paths = RunPaths.of(config)
     (stage,) = evaluate.plan(config, paths)
     assert "--lora-name=sql" in stage.commands[0].argv
-    with pytest.raises(ConfigError, match="deployment.adapter=sql with evaluation=parity, which asks the model alone"):
-        evaluate.plan(config := compose([*given, "evaluation=[parity]"]), RunPaths.of(config))
+    with pytest.raises(ConfigError, match="deployment.adapter=sql with evaluation=consistency, which asks the model"):
+        evaluate.plan(config := compose([*given, "evaluation=[consistency]"]), RunPaths.of(config))
     with pytest.raises(ConfigError, match="with the stage benchmark, which asks the model alone"):
         clients.check_server(config, paths, [Stage.deploy, Stage.benchmark])
+
+
+def test_the_model_and_its_adapters_are_evaluated_side_by_side(tmp_path: Path) -> None:
+    given = [f"base_results_dir={tmp_path}", f"export.model.checkpoint_path={LLAMA}", "evaluation=[lambada,parity]"]
+    given += ["export.model.format=huggingface", "export.adapters={sql: /data/sql}"]
+    config = compose([*given, "deployment.adapter=[null,sql]", "stages=[deploy,evaluate,benchmark]"])
+    paths = RunPaths.of(config)
+    stages = evaluate.plan(config, paths)
+    names = ["lambada", "parity", "lambada_sql", "parity_sql"]
+    assert [stage.output.name for stage in stages] == names == [stage.log.stem[9:] for stage in stages]
+    assert [sum("--lora-name=sql" in stage.commands[0].argv for stage in stages[n : n + 2]) for n in (0, 2)] == [0, 2]
+    assert {"--lora-name=sql", "--lora-path=/data/sql"} <= set(stages[3].commands[0].argv)
+    assert Path("/data/sql") in stages[3].inputs
+    with pytest.raises(ConfigError, match="nothing is deployed"):
+        clients.check_server(config, paths, [Stage.benchmark])
+
+
+@pytest.mark.parametrize(
+    ("adapter", "problem"),
+    [
+        ("[]", "deployment.adapter is "),
+        ("[sql,sql]", "deployment.adapter is "),
+        ("{sql: 1}", "deployment.adapter is "),
+        ("sq", "deployment.adapter=sq is none of export.adapters"),
+        ("../a", "'../a' is no name of an adapter"),
+    ],
+)
+def test_what_names_no_adapter_is_refused(adapter: str, problem: str, tmp_path: Path) -> None:
+    given = ["export.model.format=huggingface", "export.adapters={sql: /data/sql}"]
+    with pytest.raises(ConfigError) as refused:
+        asked_adapters(compose([f"base_results_dir={tmp_path}", *given, f"deployment.adapter={adapter}"]))
+    assert problem in refused.value.problem

@@ -11,6 +11,7 @@ from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from launcher.config.choices import Stage
 from launcher.config.schema import Config
+from launcher.plan.adapter_checks import asked_adapters
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages import deploy
 from launcher.plan.stages.settings import environment
@@ -31,10 +32,10 @@ def check_server(config: Config, paths: RunPaths, stages: Collection[Stage]) -> 
     """
     _check_sessions(config, stages)
     _check_keys(config)
-    if config.deployment.adapter and Stage.benchmark in stages:
+    if Stage.benchmark in stages and None not in (names := asked_adapters(config)):
         raise ConfigError(
-            f"deployment.adapter={config.deployment.adapter} with the stage benchmark, which asks the model alone",
-            "leave it out, or take stages without benchmark",
+            f"deployment.adapter={names[0]} with the stage benchmark, which asks the model alone",
+            "leave it out, add null to it, or take stages without benchmark",
         )
     if config.deployment.endpoint:
         endpoint = Endpoint.read(config.deployment.endpoint, config.deployment.endpoint_key_env)

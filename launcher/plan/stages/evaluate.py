@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
-from evaluation.arguments import ConsistencyArguments, TaskArguments
+from evaluation.arguments import ConsistencyArguments, TaskArguments, result_name
 from evaluation.divergence.arguments import DivergenceArguments
 from evaluation.monitor.arguments import MonitorArguments
 from evaluation.parity.arguments import ParityArguments
@@ -19,6 +20,7 @@ from launcher.config.nemo_keys import HARNESS
 from launcher.config.options import filled
 from launcher.config.schema import Config
 from launcher.config.schema_help import legal_options, options
+from launcher.plan.adapter_checks import asked_adapters, served_adapters
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.clients import api_tokenizer, check_server, served_by
@@ -38,32 +40,39 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
         raise ConfigError("evaluate: no evaluation is chosen", f"evaluation=[...]: {legal_options('evaluation', '')}")
     _check_launcher_keys(config)
     converted = None if Stage.convert in stages else paths.ft_checkpoint
-    for name, task in config.evaluation.tasks.items():
+    for name, task, adapter in _asked(config):
         _check_given(name, task)
         try:
-            TASKS[name].check_files(task_arguments(config, paths, name, task), converted)
+            TASKS[name].check_files(task_arguments(config, paths, name, task, adapter), converted)
         except ConfigError as error:
             raise ConfigError(f"evaluation.{name}: {error.problem}", error.hint) from None
 
 
 def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     """Plan each evaluation against the run's own server, or against ``deployment.endpoint``."""
-    return [_plan(config, paths, name, task) for name, task in config.evaluation.tasks.items()]
+    return [_plan(config, paths, *asked) for asked in _asked(config)]
+
+
+def _asked(config: Config) -> list[tuple[str, Any, str | None]]:
+    """List each evaluation by name with its section, for the model and for each of its adapters that are asked."""
+    return [(*task, adapter) for adapter in asked_adapters(config) for task in config.evaluation.tasks.items()]
 
 
 def task_arguments(
-    config: Config, paths: RunPaths, name: str, task: Any
+    config: Config, paths: RunPaths, name: str, task: Any, adapter: str | None = None
 ) -> TaskArguments | ConsistencyArguments | ParityArguments | DivergenceArguments | MonitorArguments:
-    """Arguments of one evaluation; what is a file is absolute."""
+    """Arguments of one evaluation, of the model or of an adapter; what is a file is absolute."""
     kind = TASKS[name].arguments
-    adapter, names = config.deployment.adapter, {entry.name for entry in dataclasses.fields(kind)}
+    names = {entry.name for entry in dataclasses.fields(kind)}
     if adapter and "lora_name" not in names:
         raise ConfigError(
             f"deployment.adapter={adapter} with evaluation={name}, which asks the model alone",
             "leave one of them out",
         )
     source = {"checkpoint": paths.checkpoint, "adapter": paths.adapter, "checkpoint_tokenizer": paths.tokenizer}
-    own: dict[str, Any] = {**source, "lora_name": adapter, "tokenizer": api_tokenizer(config, paths)}
+    lora_path = dict(served_adapters(config)).get(adapter or "")
+    own: dict[str, Any] = {**source, "lora_name": adapter, "lora_path": Path(lora_path) if lora_path else None}
+    own["tokenizer"] = api_tokenizer(config, paths)
     if "batch_size" in names:
         rows = config.evaluation.model.eval_batch_size or task.batch_size
         own["batch_size"] = min(rows, config.export.triton_deployment.max_batch_size)
@@ -71,24 +80,24 @@ def task_arguments(
         kind,
         task,
         endpoint=asked_endpoint(config, paths),
-        output=partial(paths.evaluation / name),
+        output=partial(paths.evaluation / result_name(name, adapter)),
         model_repository=expected_repository(config, paths),
         endpoint_key_env=config.deployment.endpoint_key_env,
         **{argument: value for argument, value in own.items() if argument in names},
     )
 
 
-def _plan(config: Config, paths: RunPaths, name: str, task: Any) -> StagePlan:
-    run, attached = config.evaluation.run, config.deployment.endpoint
-    arguments = task_arguments(config, paths, name, task)
+def _plan(config: Config, paths: RunPaths, name: str, task: Any, adapter: str | None) -> StagePlan:
+    run, attached, result = config.evaluation.run, config.deployment.endpoint, result_name(name, adapter)
+    arguments = task_arguments(config, paths, name, task, adapter)
     return StagePlan(
         stage=Stage.evaluate.name,
-        name=f"{run.name}_{name}",
+        name=f"{run.name}_{result}",
         commands=(python_module(f"evaluation.{name}", arguments),),
         resources=resources(config, run.time_limit, nodes=1, gpus_per_node=0),
         inputs=arguments.files if attached else (*arguments.files, paths.model_repository),
-        output=paths.evaluation / name,
-        log=paths.log(f"evaluate_{name}"),
+        output=paths.evaluation / result,
+        log=paths.log(f"evaluate_{result}"),
         env=environment(config),
         needs_server=attached is None and Stage.deploy in config.stages,
         independent=True,
