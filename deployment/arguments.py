@@ -105,6 +105,9 @@ class EngineArguments(TrustArguments):
     host: str = option("127.0.0.1", f"address to listen on; {NODE}: the node's under Slurm, POD_IP in a pod")
     tensor_para_size: int = option(1, "GPUs that share a layer", PARALLEL)
     pipeline_para_size: int = option(1, "groups of layers", PARALLEL)
+    data_parallel_size: int | None = option(None, "copies of the model behind one API; left out: one", PARALLEL)
+    expert_parallel: bool | None = option(None, "true: a mixture's experts are spread over the GPUs; left out: split")
+    nodes: int | None = option(None, "that serve one model together; left out: one", PARALLEL)
     max_model_len: int | None = option(None, "tokens of prompt and answer; left out: what the model allows", TOKENS)
     max_num_seqs: int | None = option(None, "requests that are computed together; left out: its own choice", COUNT)
     gpu_memory_utilization: float | None = option(

@@ -18,7 +18,7 @@ from deployment.beside.openai_process import check_packages
 from deployment.doors.address import with_address
 from deployment.doors.doors import is_guarded
 from deployment.life.kill_wait import within_kill_wait
-from deployment.life.leftovers import sweep_earlier, sweep_node
+from deployment.life.leftovers import rendezvous_file, sweep_earlier, sweep_node
 from deployment.life.lock import lock
 from deployment.life.stop_request import StopRequest
 from deployment.proof.files import prove_files
@@ -26,7 +26,7 @@ from deployment.proof.served_models import ServedModel, find_served_models
 from deployment.proof.weights import prove_weights
 from deployment.ranks.gpus import visible_devices
 from deployment.ranks.launchers import Rank, find_rank
-from deployment.ranks.ranks import arguments_of, check_world_size, engine_environment, rendezvous_file
+from deployment.ranks.ranks import arguments_of, check_world_size, engine_environment
 from deployment.ranks.workers import take_part
 from deployment.triton.fitness import check_engine
 from deployment.triton.installation import SLIPWAY, locate

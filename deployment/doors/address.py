@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from deployment.arguments import NODE, AnyServer
 from handover.errors import ServerError
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 ANY_ADDRESS = ("0.0.0.0", "::")
 """Listening on these, a server is reached by any of the host's addresses."""
 
@@ -28,7 +28,7 @@ def listening_host(host: str, environment: Mapping[str, str]) -> str:
     if host != NODE:
         return host
     if not environment.get("SLURM_JOB_ID"):
-        return environment.get("POD_IP") or _LOOPBACK
+        return environment.get("POD_IP") or LOOPBACK
     name = environment.get("SLURMD_NODENAME") or socket.gethostname()
     try:
         return socket.gethostbyname(name)
@@ -48,4 +48,4 @@ def slurm_job(environment: Mapping[str, str]) -> dict[str, str]:
 
 def own_address(host: str) -> str:
     """Where this host itself reaches a server that listens there."""
-    return _LOOPBACK if host in ANY_ADDRESS else host
+    return LOOPBACK if host in ANY_ADDRESS else host

@@ -54,6 +54,26 @@ def choose_ports(host: str, given: Mapping[str, int]) -> Ports:
             listener.close()
 
 
+def find_neighbours(host: str, count: int) -> int:
+    """Find free ports that follow each other, for programs that are told the first; returns that.
+
+    Raises:
+        ServerError: there are none.
+    """
+    for first in _free_ports():
+        held: list[socket.socket] = []
+        try:
+            for port in range(first, first + count):
+                held.append(_hold(host, "the other nodes", port))
+            return first
+        except ServerError:  # one is in use
+            continue
+        finally:
+            for listener in held:
+                listener.close()
+    raise ServerError(f"there are no {count} free ports one after another on {host}")
+
+
 def _hold(host: str, service: str, port: int) -> socket.socket:
     if not 0 <= port <= _LARGEST:  # getaddrinfo would take it modulo 65536
         raise ServerError(f"port {port} cannot be used for {service}: ports end at {_LARGEST}")

@@ -47,15 +47,21 @@ class EngineDeployment(Lifecycle[EngineServer]):
         self._program = PROGRAMS[arguments.engine]
 
     def _prepare_start(self, state: State) -> Callable[[bool], EngineServer]:
-        directory, title, log = Path(state.directory), self._program.title, self._arguments.log
+        directory, log = Path(state.directory), self._arguments.log
         self._port = find_port(self._arguments)
         argv = build_argv(self._program, self._arguments, self._port)
-        say(f"starting   {title}: {argv[0]}, log {log}")
+        say(f"starting   {self._program.title}: {argv[0]}, log {log}")
 
         def start(is_again: bool) -> EngineServer:
-            return EngineServer(title, argv, environment_of(directory), directory, log, is_again)
+            return self._start(directory, is_again)
 
         return start
+
+    def _start(self, directory: Path, is_again: bool) -> EngineServer:
+        argv = build_argv(self._program, self._arguments, self._port)
+        return EngineServer(
+            self._program.title, argv, environment_of(directory), directory, self._arguments.log, is_again
+        )
 
     def _open(self, server: EngineServer, state: State, started: float) -> bool:
         address = own_address(self._arguments.host)
@@ -78,6 +84,7 @@ class EngineDeployment(Lifecycle[EngineServer]):
         return {
             "tensor_para_size": str(arguments.tensor_para_size),
             "pipeline_para_size": str(arguments.pipeline_para_size),
+            **{name: str(value) for name in ("data_parallel_size", "nodes") if (value := getattr(arguments, name))},
             "data_type": arguments.data_type,
             **({"weight_data_type": str(weights)} if weights else {}),
             VERSIONS: ", ".join(filter(None, (f"slipway {VERSION}", version and f"{arguments.engine} {version}"))),

@@ -3,26 +3,37 @@
 The order: take the endpoint file's lock, sweep what a killed run left, prove the files, choose a port, start the
 program, wait for a real generation of one token, publish the endpoint file, watch. SIGTERM, SIGUSR1, Ctrl-C or the end
 of the parent process stop the server; nothing stays in the process table, in /dev/shm or as a temporary file.
+
+With ``--nodes`` above 1 it is started several times, as srun and mpirun do: the first process leads, see ``leading``.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from deployment.arguments import EngineArguments
-from deployment.doors.address import with_address
+from deployment.doors.address import LOOPBACK, with_address
+from deployment.engines.following import Following
+from deployment.engines.leading import LeadingDeployment, check_count, ranks_of
 from deployment.engines.running import EngineDeployment, find_port
 from deployment.engines.table import PROGRAMS, build_argv
 from deployment.life.kill_wait import within_kill_wait
 from deployment.life.leftovers import sweep_earlier, sweep_node
 from deployment.life.lock import lock
+from deployment.life.publishing import served_manifest
 from deployment.life.stop_request import StopRequest
 from deployment.proof.files import prove_files
+from deployment.ranks.gathered import Gathered, join
 from deployment.ranks.gpus import visible_devices
-from handover.errors import ArtefactError, ServerError, exit_status, nearest
+from deployment.ranks.launchers import Rank, find_rank
+from deployment.ranks.ranks import file_of
+from handover.errors import ArtefactError, ServerError, SlipwayError, exit_status, nearest
 from handover.progress import say
 from handover.signatures.hashed import FileDigests
 from handover.signatures.trust import verify
@@ -36,10 +47,64 @@ def main(argv: Sequence[str]) -> None:
     os.environ.update(visible_devices(given.cuda_devices, given.engine, os.environ))
     stop = StopRequest()
     given.endpoint.parent.mkdir(parents=True, exist_ok=True)
+    rank = find_rank(os.environ) if (given.nodes or 1) > 1 else Rank()
+    if (given.nodes or 1) > 1:
+        check_count(rank, given)
+    if rank.rank:
+        with stop.listening():
+            return _follow(given, rank, stop)
     with lock(given.endpoint):
+        _sweep(given)
+        if rank.world_size > 1:
+            return _lead(given, rank, stop)
         edited = prepare(given)
         with stop.listening():
             EngineDeployment(given, stop, edited).run()
+
+
+def _lead(arguments: EngineArguments, rank: Rank, stop: StopRequest) -> None:
+    """Serve as the first of several processes; the lock is held."""
+    gathered = Gathered(ranks_of(rank, arguments), os.environ, _digest(arguments))
+    try:
+        edited = prepare(arguments)
+        with stop.listening():
+            if gathered.wait_until_ready(stop.came):
+                LeadingDeployment(arguments, stop, edited, gathered, rank.world_size).run()
+    finally:
+        gathered.end()
+
+
+def _follow(given: EngineArguments, rank: Rank, stop: StopRequest) -> None:
+    """Take part as another process, with files, address and port of its own."""
+    endpoint, log = file_of(rank.rank, given.endpoint), file_of(rank.rank, given.log)
+    arguments = replace(given, endpoint=endpoint, log=log, host=LOOPBACK, http_port=0)
+    channel = join(ranks_of(rank, given), stop.came)
+    if channel is None:
+        return
+    host = socket.gethostname()
+    with closing(channel), lock(arguments.endpoint):
+        try:
+            _sweep(arguments)
+            prepare(arguments)
+        except SlipwayError as error:
+            channel.send(problem=error.problem, is_over=True, host=host)
+            raise
+        channel.send(digest=_digest(arguments), host=host)
+        Following(arguments, stop, rank, channel).run()
+
+
+def _digest(arguments: EngineArguments) -> str:
+    """Return what identifies the model; empty where it has no manifest."""
+    manifest = served_manifest(arguments.model_repository)
+    return manifest.digest if manifest is not None else ""
+
+
+def _sweep(arguments: EngineArguments) -> None:
+    """Sweep what killed deployments have left; ServerError: one with the same endpoint file is running."""
+    if sweep_earlier(arguments.endpoint):
+        say("swept      what a killed deployment had left")
+    if count := sweep_node():
+        say(f"swept      what {count} killed deployments of other results had left on this node")
 
 
 def prepare(arguments: EngineArguments) -> list[str]:
@@ -50,13 +115,8 @@ def prepare(arguments: EngineArguments) -> list[str]:
 
     Raises:
         ArtefactError: the directory's files are not what they must be, or not signed as they must be.
-        ServerError: there is no such engine or program, a port is in use, or a deployment with the same endpoint file
-            is running.
+        ServerError: there is no such engine or program, or a port is in use.
     """
-    if sweep_earlier(arguments.endpoint):
-        say("swept      what a killed deployment had left")
-    if count := sweep_node():
-        say(f"swept      what {count} killed deployments of other results had left on this node")
     if arguments.engine not in PROGRAMS:
         raise ServerError(f"unknown engine '{arguments.engine}'", nearest(arguments.engine, PROGRAMS))
     check_program(build_argv(PROGRAMS[arguments.engine], arguments, 0)[0], PROGRAMS[arguments.engine].title)

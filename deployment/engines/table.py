@@ -8,11 +8,12 @@ Standard library only: the login node checks with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from deployment.arguments import EngineArguments
+from deployment.engines.nodes import SGLANG_OVER_NODES, TRTLLM_OVER_NODES, VLLM_OVER_NODES, Meeting, OverNodes
 
 MODEL_PLACE = "{model}"
 """A word of ``deployment.command`` that stands for the model's directory; without it the engine's own way is taken."""
@@ -31,6 +32,8 @@ class EngineProgram:
         command: program and first words, where ``deployment.command`` gives none.
         model_flag: flag of the model's directory; empty: it is an argument without a flag.
         flags: the program's flag for each field of EngineArguments that it can be told.
+        spread_experts: flags by which each expert of a mixture is whole, on one GPU of a copy or another.
+        over_nodes: how it serves over several nodes.
         health_path: answers 200 once requests are taken; a real generation is asked for only then.
         version_path: answers JSON with the version under the name ``version``.
         architectures: transformers' classes that it serves; None: all decoders, the unknown ones by transformers' code.
@@ -40,6 +43,8 @@ class EngineProgram:
     title: str
     command: tuple[str, ...]
     flags: Mapping[str, str]
+    spread_experts: Callable[[EngineArguments], tuple[str, ...]]
+    over_nodes: OverNodes
     model_flag: str = ""
     health_path: str = "/health"
     version_path: str = "/version"
@@ -63,10 +68,13 @@ VLLM = EngineProgram(
         "data_type": "--dtype",
         "tensor_para_size": "--tensor-parallel-size",
         "pipeline_para_size": "--pipeline-parallel-size",
+        "data_parallel_size": "--data-parallel-size",
         "max_model_len": "--max-model-len",
         "max_num_seqs": "--max-num-seqs",
         "gpu_memory_utilization": "--gpu-memory-utilization",
     },
+    spread_experts=lambda arguments: ("--enable-expert-parallel",),
+    over_nodes=VLLM_OVER_NODES,
 )
 SGLANG = EngineProgram(
     name="sglang",
@@ -80,10 +88,13 @@ SGLANG = EngineProgram(
         "data_type": "--dtype",
         "tensor_para_size": "--tp-size",
         "pipeline_para_size": "--pp-size",
+        "data_parallel_size": "--dp-size",
         "max_model_len": "--context-length",
         "max_num_seqs": "--max-running-requests",
         "gpu_memory_utilization": "--mem-fraction-static",
     },
+    spread_experts=lambda arguments: ("--ep-size", str(arguments.tensor_para_size)),
+    over_nodes=SGLANG_OVER_NODES,
     version_path="/get_server_info",
 )
 TRTLLM_SERVE = EngineProgram(
@@ -99,6 +110,8 @@ TRTLLM_SERVE = EngineProgram(
         "max_num_seqs": "--max_batch_size",
         "gpu_memory_utilization": "--kv_cache_free_gpu_memory_fraction",
     },
+    spread_experts=lambda arguments: ("--ep_size", str(arguments.tensor_para_size)),
+    over_nodes=TRTLLM_OVER_NODES,
     architectures=frozenset(
         f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Mixtral", "Nemotron", "Qwen2", "Qwen3", "Starcoder2")
     ),
@@ -107,15 +120,19 @@ PROGRAMS = {program.name: program for program in (VLLM, SGLANG, TRTLLM_SERVE)}
 """By the value of ``deployment.engine``."""
 
 
-def build_argv(program: EngineProgram, arguments: EngineArguments, port: int) -> tuple[str, ...]:
+def build_argv(
+    program: EngineProgram, arguments: EngineArguments, port: int, meeting: Meeting | None = None
+) -> tuple[str, ...]:
     """Build the server's command line; pure.
 
     Args:
         program: of the engine.
         arguments: of the deployment; a person's own flags come last, so that they count.
         port: to listen on.
+        meeting: which of several processes this is; None for one that is alone.
     """
-    command = arguments.command or program.command
+    starter = program.over_nodes.starter if (arguments.nodes or 1) > 1 else ()
+    command = (*starter, *(arguments.command or program.command))
     model = str(arguments.model_repository.absolute())
     words = [word.replace(MODEL_PLACE, model) for word in command]
     if not any(MODEL_PLACE in word for word in command):
@@ -124,6 +141,8 @@ def build_argv(program: EngineProgram, arguments: EngineArguments, port: int) ->
         value = port if name == "http_port" else getattr(arguments, name)
         if value is not None:
             words += [flag, _TORCH_NAMES[str(value)] if name == "data_type" else str(value)]
+    words += program.spread_experts(arguments) if arguments.expert_parallel else ()
+    words += program.over_nodes.words(arguments, meeting) if meeting is not None else ()
     return (*words, *arguments.engine_args)
 
 

@@ -71,6 +71,11 @@ def state_file(endpoint: Path) -> Path:
     return endpoint.with_name(f".{endpoint.name}.state")
 
 
+def rendezvous_file(endpoint: Path) -> Path:
+    """File in which rank 0 tells the others where it is, beside its endpoint file."""
+    return endpoint.with_name(f".{endpoint.name}.ranks")
+
+
 def create_state(endpoint: Path) -> State:
     """Write the note, then make the private directory that it names: whatever ends this, no directory is left unnoted.
 
@@ -198,8 +203,8 @@ def remove_files(endpoint: Path, prefix: str) -> None:
     withdraw(endpoint, prefix)
     state = read_state(endpoint)
     if state and state.prefix == prefix:
-        header_file(endpoint).unlink(missing_ok=True)
-        state_file(endpoint).unlink(missing_ok=True)
+        for file in (header_file(endpoint), rendezvous_file(endpoint), state_file(endpoint)):
+            file.unlink(missing_ok=True)
 
 
 def processes_of(prefix: str) -> list[Process]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from deployment.arguments import EngineArguments, ServeArguments
@@ -21,6 +23,19 @@ _SAY_EVERY_S = 15.0
 
 
 S = TypeVar("S", bound=Supervised)
+
+
+@contextmanager
+def leaving_nothing(endpoint: Path) -> Iterator[State]:
+    """Yield the note of a deployment that begins; at its end, whatever ends it, nothing of it is left."""
+    state = create_state(endpoint)
+    sweeper = Sweeper(state)
+    try:
+        yield state
+    finally:
+        sweep(state)
+        remove_files(endpoint, state.prefix)
+        sweeper.dismiss()
 
 
 class Lifecycle(ABC, Generic[S]):
@@ -45,14 +60,8 @@ class Lifecycle(ABC, Generic[S]):
         """
         if self._stop.came(0):
             return
-        state = create_state(self._given.endpoint)
-        sweeper = Sweeper(state)
-        try:
+        with leaving_nothing(self._given.endpoint) as state:
             self._run(state)
-        finally:
-            sweep(state)
-            remove_files(self._given.endpoint, state.prefix)
-            sweeper.dismiss()
 
     @abstractmethod
     def _prepare_start(self, state: State) -> Callable[[bool], S]:

@@ -12,13 +12,17 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deployment.arguments import ServeArguments
-from deployment.proof.served_models import ServedModel
+from deployment.life.leftovers import rendezvous_file
 from deployment.ranks.launchers import RUNS, Rank
 from deployment.triton.installation import FASTERTRANSFORMER
 from handover.endpoint import RUN_VARIABLE
 from handover.errors import ServerError
+
+if TYPE_CHECKING:  # it reads configurations of Triton, by packages that other engines' containers do not have
+    from deployment.proof.served_models import ServedModel
 
 ENGINE_VARIABLE = "SLIPWAY_RANKS"
 """Tells a process of our engine what it is; ``backends/fastertransformer/engine/parallel/rank.py`` reads it."""
@@ -29,14 +33,19 @@ ALONE = "alone"
 _CLOSED = ("--allow-http=false", "--allow-grpc=false", "--allow-metrics=false")
 
 
+def file_of(rank: int, file: Path) -> Path:
+    """Return the file of a rank other than the first, in the place of one of the first's."""
+    return file.with_name(f"{file.stem}.rank{rank}{file.suffix}")
+
+
 def arguments_of(rank: int, arguments: ServeArguments) -> ServeArguments:
     """Return the arguments of a rank: other than the first, it has files and ports of its own."""
     if rank == 0:
         return arguments
     return dataclasses.replace(
         arguments,
-        endpoint=arguments.endpoint.with_name(f"{arguments.endpoint.stem}.rank{rank}{arguments.endpoint.suffix}"),
-        log=arguments.log.with_name(f"{arguments.log.stem}.rank{rank}{arguments.log.suffix}"),
+        endpoint=file_of(rank, arguments.endpoint),
+        log=file_of(rank, arguments.log),
         http_port=0,
         grpc_port=0,
         metrics_port=0,
@@ -83,11 +92,6 @@ def _check_nodes(rank: Rank) -> None:
             "through MPI alone: each would be a whole server",
             "start them with srun --mpi=pmix or mpirun, one a node",
         )
-
-
-def rendezvous_file(endpoint: Path) -> Path:
-    """File in which rank 0 tells the others where it is, beside its endpoint file."""
-    return endpoint.with_name(f".{endpoint.name}.ranks")
 
 
 def engine_environment(rank: Rank, endpoint: Path, timeout_s: float) -> dict[str, str]:

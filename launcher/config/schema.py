@@ -208,6 +208,9 @@ class DeploymentConfig:
     torch_kernels: bool = False  # serve on a GPU although no C compiler is there for its kernels: six times slower
     gemm_autotune: bool = False  # engine=fastertransformer: find the fastest matrix products before serving
     gemm_binary: str = "/workspace/build/fastertransformer_backend/build/bin/gpt_gemm"  # in the container
+    nodes: int | None = same(EngineArguments, "nodes")  # None: as many as TP x PP x data_parallel_size fill
+    data_parallel_size: int | None = same(EngineArguments, "data_parallel_size")
+    expert_parallel: bool | None = same(EngineArguments, "expert_parallel")
     command: Any = None  # of an engine with a program of its own: text or a list; None: vllm serve and the like
     max_model_len: int | None = same(EngineArguments, "max_model_len")
     max_num_seqs: int | None = same(EngineArguments, "max_num_seqs")

@@ -6,16 +6,16 @@ import json
 import shlex
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from deployment.engines.table import PROGRAMS, VLLM, EngineProgram
 from ft_format.layout import KV_HEADS, Dims
 from ft_format.weight_format import KEY
-from handover.errors import ConfigError, shortened
+from handover.errors import ConfigError
 from launcher.clusters.table import cluster_of
 from launcher.config.choices import ContainerRuntime, Engine, Guard
 from launcher.config.schema import Config
-from launcher.plan.stages.settings import serving_topology
+from launcher.plan.node_checks import check_nodes
+from launcher.plan.programs import command_of, program_of
 from models.directory import CONFIG_FILE
 
 if TYPE_CHECKING:
@@ -26,54 +26,14 @@ _MOST_LISTED = 10
 _API = "the engine has an OpenAI API itself, at deployment.http_port"
 
 
-def program_of(config: Config) -> EngineProgram:
-    """The program that computes: vLLM also where it is a backend of Triton."""
-    return PROGRAMS.get(str(config.deployment.engine), VLLM)
-
-
-def command_of(config: Config) -> tuple[str, ...]:
-    """Words of ``deployment.command``; empty where it is not given."""
-    return words_of(config.deployment.command, "deployment.command", shlex.join(program_of(config).command))
-
-
-def words_of(given: Any, key: str, usual: str) -> tuple[str, ...]:
-    """Words of a command that is text or a list; empty where it is not given.
-
-    Args:
-        given: value of the key.
-        key: for messages.
-        usual: what is taken where nothing is given.
-
-    Raises:
-        ConfigError: it is neither text nor a list of words, or its quotes are not closed.
-    """
-    try:
-        words = shlex.split(given) if isinstance(given, str) else list(map(str, given or ()))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{key} is {shortened(repr(given))}: {error}",
-            f"it is text such as '/path/to/venv/bin/{usual}', or a list of words",
-        ) from None
-    if given is not None and not any(words):
-        raise ConfigError(f"{key} is empty", f"leave it at null for '{usual}'")
-    return tuple(words)
-
-
 def check_engine(config: Config) -> None:
-    """Refuse keys that the engine has no use for, a program that is not here, and more nodes than one.
+    """Refuse keys that the engine has no use for, a program that is not here, and nodes that it cannot be spread over.
 
     Raises:
         ConfigError: naming the key, and what to do.
     """
     _check_keys(config)
-    layout = serving_topology(config)
-    if layout.nodes > 1:
-        raise ConfigError(
-            f"deployment.engine={config.deployment.engine} on {layout.nodes} nodes: TP x PP = {layout.gpus} GPUs do "
-            f"not fit a node of {config.cluster.gpus_per_node}, and these engines are started on one node",
-            "lower export.model.tensor_model_parallel_size or export.triton_deployment.pipeline_model_parallel_size, "
-            "or start the engine by its own means and attach: deployment.endpoint=http://host:port/v1",
-        )
+    check_nodes(config)
     data_type, weights = config.export.triton_deployment.data_type, config.export.model.weight_data_type
     if config.deployment.engine is Engine.trtllm_serve and data_type is not weights:
         raise ConfigError(

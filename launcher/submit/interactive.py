@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from launcher.config.schema import Config
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, Resources
+from launcher.run.on_this_host import ThisHost
 from launcher.run.place import Place
 from launcher.run.results import failure_status
 from launcher.runner import run_job
@@ -39,4 +40,4 @@ class InteractiveExecutor:
 
 def open_executor(config: Config, paths: RunPaths) -> InteractiveExecutor:
     """Return the executor of any run."""
-    return InteractiveExecutor(Place())
+    return InteractiveExecutor(ThisHost())

@@ -94,14 +94,16 @@ def test_the_ranks_of_the_drop_in_engine_get_a_process_each(tmp_path: Path, moun
     assert log.read_text().count("serving ") == 1  # not one whole server a process
 
 
-def test_another_projects_server_is_one_process(tmp_path: Path, mount: Path) -> None:
+@pytest.mark.parametrize("nodes", ["1", pytest.param("2", marks=pytest.mark.long)])
+def test_another_projects_server_is_one_process_a_node(tmp_path: Path, mount: Path, nodes: str) -> None:
     """A stand-in for vLLM's program, which computes with transformers."""
+    sizes = (f"deployment.nodes={nodes}", f"export.model.tensor_model_parallel_size={nodes}")
     where = (f"base_results_dir={mount}/results", "export.run.model_train_name=llama", "evaluation.lambada.samples=4")
-    model = (f"export.model.checkpoint_path={LLAMA}", f"deployment.command=[{sys.executable},{STAND_IN}]")
+    model = (f"export.model.checkpoint_path={LLAMA}", f"deployment.command=[{sys.executable},{STAND_IN}]", *sizes)
     ended, calls = in_bcp_job(tmp_path, "stages=[export,deploy,evaluate]", "deployment.engine=vllm", *where, *model)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (served,) = [call for call in calls if "deployment.engines.serve" in call[-1]]
-    assert served[:4] == ["--nnodes", "1", "--npernode", "1"]
+    assert served[:4] == ["--nnodes", nodes, "--npernode", "1"]
     (metrics,) = (mount / "results" / "llama").rglob("evaluation/lambada/metrics.json")
     assert json.loads(metrics.read_text())["samples"] == 4
     alive = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False).stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from support.engine_programs import PATH
 from support.servers.served import wait_for
+from support.servers.served_engines import Served, is_alive
 
 from deployment.arguments import EngineArguments
 from deployment.engines.serve import check_program
@@ -37,54 +36,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("llama") / "hf_fp32"
     convert(ConvertArguments(CHECKPOINT, output, weight_data_type="fp32", format="huggingface"))
     return output
-
-
-class Served:
-    """``python -m deployment.engines.serve`` over the stand-in, in a process of its own."""
-
-    def __init__(self, directory: Path, place: Path, how: str = "", engine: str = "vllm", **settings: Any) -> None:
-        place.mkdir(parents=True, exist_ok=True)
-        self.place, self.file, self.log = place, place / "endpoint.json", place / "server.log"
-        self.output = place / "output.txt"
-        settings = {"data_type": "fp32", **settings}
-        arguments = EngineArguments(engine, directory, "llama", self.file, self.log, **settings)
-        with self.output.open("wb") as stream:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "deployment.engines.serve", *arguments.to_argv()],
-                cwd=PROJECT,
-                env={**os.environ, "PATH": PATH, "STAND_IN": how},
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-            )
-
-    def wait(self) -> Endpoint:
-        wait_for(lambda: "serving" in self.text or self.process.poll() is not None, 120)
-        assert self.process.poll() is None, self.text
-        return Endpoint.read(self.file)
-
-    @property
-    def text(self) -> str:
-        return self.output.read_text()
-
-    @property
-    def children(self) -> list[int]:
-        return [int(pid) for pid in re.findall(r"^child (\d+) region", self.log.read_text(), re.MULTILINE)]
-
-    def assert_nothing_is_left(self) -> None:
-        regions = re.findall(r"region (\S+)$", self.log.read_text(), re.MULTILINE)
-        assert self.children and len(regions) == len(self.children)
-        wait_for(lambda: not any(is_alive(pid) for pid in self.children), 10)
-        wait_for(lambda: not any((Path("/dev/shm") / name).exists() for name in regions), 10)
-        wait_for(lambda: not list(self.place.glob(".endpoint*")) and not self.file.exists(), 10)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and is not reaped yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from support.tiny_models.t5_models import huggingface_t5
 from handover.errors import SlipwayError
 from launcher.pipeline import ordered_stages, plan_stages
 from launcher.plan import checks
-from launcher.plan.engine_checks import command_of
 from launcher.plan.paths import RunPaths
+from launcher.plan.programs import command_of
 
 PROJECT = Path(__file__).resolve().parents[2]
 GPT = PROJECT / "examples" / "gpt3_demo" / "checkpoints"
@@ -113,11 +113,52 @@ def test_an_encoder_decoder_is_refused(tmp_path: Path, engine: str) -> None:
     assert "does not serve T5ForConditionalGeneration" in error.problem
 
 
-def test_more_nodes_than_one_are_refused(tmp_path: Path) -> None:
-    sizes = ("export.model.tensor_model_parallel_size=8", "export.triton_deployment.pipeline_model_parallel_size=2")
-    error = refusal(tmp_path, LLAMA, "deployment.engine=vllm", *sizes, cluster="bcm")
-    assert "deployment.engine=vllm on 2 nodes" in error.problem
-    assert "deployment.endpoint=http://host:port/v1" in error.hint
+TP, PP = "export.model.tensor_model_parallel_size", "export.triton_deployment.pipeline_model_parallel_size"
+VLLM, SGLANG, TRTLLM = (f"deployment.engine={engine}" for engine in ("vllm", "sglang", "trtllm_serve"))
+COPIES = "deployment.data_parallel_size"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ((VLLM, f"{TP}=4", f"{PP}=3"), "TP 4 x PP 3 = 12 GPUs do not fill nodes of 8 GPUs"),
+        ((VLLM, f"{TP}=4", f"{COPIES}=3"), "TP 4 x PP 1 x DP 3 = 12 GPUs do not fill nodes"),
+        ((VLLM, f"{TP}=4", "deployment.nodes=3"), "deployment.nodes=3 does not divide TP 4 x PP 1 = 4 ranks"),
+        ((VLLM, f"{TP}=8", f"{PP}=4", "deployment.nodes=2"), "= 32 GPUs are 16 on a node, which has 8"),
+        ((VLLM, f"{TP}=8", f"{COPIES}=3", f"{PP}=2", "deployment.nodes=6", "cluster.nodes=5"), "but there are 5"),
+        ((VLLM, f"{TP}=4", f"{COPIES}=3", "deployment.nodes=2"), "a node has whole copies, or a copy whole nodes"),
+        ((SGLANG, f"{TP}=8", f"{COPIES}=2"), "data_parallel_size=2 on 2 nodes: SGLang has copies of a model on one"),
+        (
+            (SGLANG, f"{TP}=8", f"{PP}=3", "deployment.nodes=4"),
+            "size=3 on 4 nodes: SGLang gives a node",
+        ),
+        ((TRTLLM, *SAME, f"{COPIES}=2"), "with deployment.engine=trtllm_serve, which serves one copy"),
+        (
+            (TRTLLM, *SAME, f"{TP}=8", f"{PP}=2", "deployment.restart=1"),
+            "that MPI has joined cannot be started",
+        ),
+        (
+            (VLLM, f"{TP}=8", f"{PP}=2", "deployment.engine_args=['--node_rank=1']"),
+            "--node_rank=1 is given",
+        ),
+        ((SGLANG, f"{TP}=8", f"{PP}=2", "deployment.command='sglang --nnodes 2'"), "--nnodes is given"),
+        (("deployment.engine=vllm_triton", "stages=[export]", f"{TP}=8", f"{PP}=2"), "is one process, on one node"),
+        (("deployment.nodes=2",), "deployment.nodes=2 with deployment.engine=slipway"),
+        ((f"{COPIES}=2",), "deployment.data_parallel_size=2 with deployment.engine=slipway"),
+        (("deployment.expert_parallel=true",), "deployment.expert_parallel=True with deployment.engine=slipway"),
+    ],
+)
+def test_nodes_and_copies_that_an_engine_cannot_be_spread_over_are_refused(
+    tmp_path: Path, overrides: tuple[str, ...], words: str
+) -> None:
+    error = refusal(tmp_path, LLAMA, *overrides, cluster="bcm")
+    assert words in error.problem and error.hint
+
+
+def test_what_mpi_joins_is_not_started_on_this_host(tmp_path: Path) -> None:
+    where = ("cluster.gpus_per_node=8", "cluster.nodes=2", HERE)
+    error = refusal(tmp_path, LLAMA, TRTLLM, *SAME, f"{TP}=8", f"{PP}=2", *where)
+    assert "TensorRT-LLM joins its processes through MPI, which nothing there starts" in error.problem
 
 
 def test_a_program_is_not_looked_for_where_it_runs_elsewhere(tmp_path: Path) -> None:

@@ -60,6 +60,18 @@ CASES = {
         *("cluster_type=bcm", "export.model.tensor_model_parallel_size=4", "deployment.container=lmsysorg/sglang:v0.5"),
     ],
     "vllm_triton": ["stages=[export]", "deployment.engine=vllm_triton", "deployment.max_num_seqs=64"],
+    "vllm_nodes": [  # by TP x PP x DP: three nodes of 8
+        *("stages=[export,deploy,evaluate]", "deployment.engine=vllm", "export.model.tensor_model_parallel_size=8"),
+        *("deployment.data_parallel_size=3", "deployment.expert_parallel=true", "container=vllm/vllm-openai:v0.33.0"),
+        "cluster_type=bcm",
+    ],
+    "sglang_nodes": [  # by their number: half of each node's GPUs
+        *("stages=[export,deploy]", "deployment.engine=sglang", "export.model.tensor_model_parallel_size=8"),
+        *("deployment.nodes=2", "deployment.restart=2", "cluster_type=bcp"),
+    ],
+    "trtllm_nodes": [  # a task a GPU
+        *("stages=[export,deploy]", "deployment.engine=trtllm_serve", "export.model.tensor_model_parallel_size=16"),
+    ],
     "trtllm_serve": [
         *("stages=[export,deploy,evaluate]", "deployment.engine=trtllm_serve", "deployment.max_num_seqs=64"),
         *("export.model.tensor_model_parallel_size=8", "cluster_type=bcp"),
@@ -69,7 +81,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_plans_are_as_reviewed(case: str, request: pytest.FixtureRequest) -> None:
-    cluster = "bcp" if case == "trtllm_serve" else "bcm"
+    cluster = "bcp" if "cluster_type=bcp" in CASES[case] else "bcm"
     text = "".join(plan.to_json() for plan in plans_of(compose(CASES[case], cluster)))
     compare(text, HERE / f"{case}.json", request)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 from support.engine_programs import PLACE
-from support.slurm.cluster import SlurmCluster, wait_until
+from support.slurm.cluster import NODES, SlurmCluster, wait_until
 from support.slurm.launches import (
     PROJECT,
     Launched,
@@ -68,3 +71,26 @@ def assert_no_engine(slurm: SlurmCluster, node: str) -> None:
         except OSError:
             continue
     assert "STAND-IN::Core" not in names, node
+
+
+@pytest.mark.long
+def test_over_both_nodes_a_program_that_dies_on_the_second_ends_the_job_with_its_reason(
+    slurm: SlurmCluster, evaluated: Launched
+) -> None:
+    """A task a node; the first one's address is that of its node's name."""
+    sizes = ("export.model.tensor_model_parallel_size=2", "deployment.nodes=2", "cluster.gpus_per_node=1")
+    launched = launch(slurm, evaluated.results, "stages=[deploy]", *ENGINE, *MODEL, *SMALL, *sizes)
+    directory = evaluated.results / "tiny" / "export_tp2_pp1_fp32_fp32_vllm" / "deployment"
+    wait_until((directory / "endpoint.json").exists, 90, lambda: f"no endpoint; {launched.jobs[0].errors}")
+    lines = {log: (directory / log).read_text() for log in ("server.log", "server.rank1.log")}
+    assert "--nnodes 2 --node-rank 0 --master-addr 127.0.1." in lines["server.log"]
+    assert "--nnodes 2 --node-rank 1" in lines["server.rank1.log"] and "--headless" in lines["server.rank1.log"]
+    programs = [pid for pid, line in slurm.processes_on(NODES[1]).items() if " --headless" in line]
+    assert programs and any(" --node-rank 0 " in line for line in slurm.processes_on(NODES[0]).values())
+    os.kill(min(programs), signal.SIGKILL)  # the others are its children
+    assert list(slurm.wait_for_end(*launched.ids, timeout_s=60).values()) == ["FAILED"]
+    assert re.search(r"process 1 of 2, on \S+: vLLM was killed by SIGKILL", launched.jobs[0].errors)
+    for node in NODES:
+        assert_clean(slurm, node)
+        assert_no_engine(slurm, node)
+    assert not [file for file in directory.iterdir() if "endpoint" in file.name]

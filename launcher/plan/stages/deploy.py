@@ -15,6 +15,7 @@ from launcher.clusters.table import cluster_of
 from launcher.config.choices import Engine, Stage
 from launcher.config.options import filled
 from launcher.config.schema import Config
+from launcher.plan.node_checks import check_alone
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, python_module
 from launcher.plan.stages import deploy_program, deploy_replicas
@@ -58,6 +59,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
             f"take stages=[export], start tritonserver --model-repository={paths.model_repository} in "
             "nvcr.io/nvidia/tritonserver:<yy.mm>-vllm-python-py3, or take deployment.engine=vllm",
         )
+    check_alone(config)
     given = [name for name in _OF_OPENAI if getattr(config.deployment, name) is not None]
     if given and config.deployment.openai_port is None:
         raise ConfigError(
@@ -124,6 +126,8 @@ def plan_server(config: Config, paths: RunPaths) -> StagePlan:
 
 
 def _tasks_per_node(config: Config) -> int:
+    if config.deployment.engine.is_program:
+        return deploy_program.tasks_per_node(config)
     layout = serving_topology(config)
     is_task_a_rank = config.deployment.engine is Engine.slipway and config.cluster.one_task_per_rank
     return max(1, layout.gpus // layout.nodes) if is_task_a_rank else 1

@@ -14,8 +14,8 @@ from launcher.clusters.table import cluster_of
 from launcher.config.choices import ContainerRuntime, Engine, Router, Stage
 from launcher.config.options import filled
 from launcher.config.schema import Config
-from launcher.plan.engine_checks import words_of
 from launcher.plan.plan import PYTHON, StagePlan, python_module
+from launcher.plan.programs import words_of
 from launcher.plan.stages.settings import serving_topology
 
 

@@ -15,7 +15,7 @@ from launcher.config.schema import Config, SigningConfig
 from launcher.config.secrets import plain_variables
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Resources
-from launcher.plan.topology import Topology, topology
+from launcher.plan.topology import Topology, spread, topology
 
 
 @dataclass
@@ -67,12 +67,16 @@ def trust(config: Config) -> dict[str, Any]:
 
 
 def serving_topology(config: Config) -> Topology:
-    """GPUs and nodes that the served model takes; all on one node where there is no GPU."""
+    """GPUs and nodes that the served model takes; all on one node where there is no GPU and no number is given."""
     tensor_para_size = config.export.model.tensor_model_parallel_size
     pipeline_para_size = config.export.triton_deployment.pipeline_model_parallel_size
-    if not config.cluster.gpus_per_node:
+    gpus_per_node, deployment = config.cluster.gpus_per_node or 0, config.deployment
+    copies = (deployment.data_parallel_size or 1) if deployment.engine.is_program else 1
+    if deployment.nodes is not None and deployment.engine.is_program:
+        return spread(deployment.nodes, tensor_para_size, pipeline_para_size, gpus_per_node, copies)
+    if not gpus_per_node:
         return Topology(0, 1, None)
-    return topology(tensor_para_size, pipeline_para_size, config.cluster.gpus_per_node)
+    return topology(tensor_para_size, pipeline_para_size, gpus_per_node, copies)
 
 
 def asked_endpoint(config: Config, paths: RunPaths) -> str:

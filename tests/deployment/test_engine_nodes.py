@@ -1,0 +1,194 @@
+"""One engine over several nodes: processes of this host with a stand-in for vLLM's program, everything else real."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.servers.served import wait_for
+from support.servers.served_engines import Served, is_alive
+
+from deployment.arguments import EngineArguments
+from deployment.engines.leading import check_count
+from deployment.engines.nodes import Meeting
+from deployment.engines.table import PROGRAMS, build_argv
+from deployment.processes.linux import list_processes
+from deployment.ranks.launchers import find_rank
+from export_scripts.arguments import ConvertArguments
+from export_scripts.convert import convert
+from handover.errors import ServerError
+from launcher.run.on_this_host import variables_of
+
+CHECKPOINT = Path(__file__).resolve().parents[2] / "examples" / "llama_demo" / "checkpoints"
+TWO: dict[str, Any] = {"nodes": 2, "tensor_para_size": 2, "exit_timeout_s": 0.5}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demonstration Llama as a Hugging Face directory."""
+    output = tmp_path_factory.mktemp("llama") / "hf_fp32"
+    convert(ConvertArguments(CHECKPOINT, output, weight_data_type="fp32", format="huggingface"))
+    return output
+
+
+@pytest.fixture
+def served(directory: Path, tmp_path: Path) -> Iterator[Served]:
+    deployment = Served(directory, tmp_path / "it's here", "counts", restart=1, **TWO)
+    yield deployment
+    if deployment.process.poll() is None:
+        deployment.process.kill()
+        deployment.process.wait()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def supervisors(served: Served) -> dict[int, int]:
+    """The processes of ``deployment.engines.serve`` by their rank."""
+    found = [process.pid for process in list_processes() if process.parent == served.process.pid]
+    return {int(re.findall(rb"PMI_RANK=(\d+)", Path(f"/proc/{pid}/environ").read_bytes())[0]): pid for pid in found}
+
+
+def second_program(served: Served) -> int:
+    """Pid of the program on the second node, which started last."""
+    log = served.log.with_name("server.rank1.log").read_text()
+    return parent_of(int(re.findall(r"^child (\d+) region", log, re.MULTILINE)[-1]))
+
+
+def test_a_program_that_dies_on_the_second_node_restarts_both_and_then_ends_both(served: Served) -> None:
+    endpoint = served.wait()
+    assert endpoint.settings["nodes"] == "2" and "--tensor-parallel-size 2" in endpoint.settings["flags"]
+    assert "node-rank" not in endpoint.settings["flags"]
+    first = served.children
+    os.kill(second_program(served), signal.SIGKILL)
+    wait_for(lambda: re.search(r"restarting 1 of 1: process 1 of 2, on \S+: vLLM was killed by", served.text), 30)
+    wait_for(lambda: served.text.count("serving") == 2, 60)
+    assert not any(map(is_alive, first))
+    lines = re.findall(r"--node-rank (\d) --master-addr 127.0.0.1 --master-port (\d+)( --headless)?", served.printed)
+    assert [(rank, headless.strip()) for rank, _, headless in lines] == [*[("0", "")] * 2, *[("1", "--headless")] * 2]
+    ports = [port for _, port, _ in lines]
+    assert ports[:2] == ports[2:] and len(set(ports)) == 2  # new ones for each start
+    os.kill(second_program(served), signal.SIGKILL)
+    assert served.process.wait(60) == 1
+    last = served.text.splitlines()
+    assert any(re.fullmatch(r"deploy: process 1 of 2, on \S+: vLLM was killed by SIGKILL", line) for line in last)
+    served.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)])
+def test_a_supervisor_that_is_killed_takes_the_others_server_with_it(served: Served, rank: int) -> None:
+    served.wait()
+    os.kill(supervisors(served)[rank], signal.SIGKILL)
+    assert served.process.wait(60) == 128 + signal.SIGKILL
+    said = "process 1 of 2, on .*, is lost: it has hung up" if rank else "rank 0 is lost: it has hung up"
+    assert re.search(f"^deploy: {said}$", served.text, re.MULTILINE), served.text
+    served.assert_nothing_is_left()
+
+
+def test_a_program_that_stands_still_is_started_again_and_a_stop_ends_both_in_good_order(served: Served) -> None:
+    served.wait()
+    os.kill(second_program(served), signal.SIGSTOP)
+    wait_for(lambda: re.search(r"restarting 1 of 1: .*a process of vLLM .*stopped for 20 s", served.text), 60)
+    wait_for(lambda: served.text.count("serving") == 2, 60)
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(30) == 0, served.text
+    assert "stopping   SIGTERM" in served.text and "lost" not in served.text
+    served.assert_nothing_is_left()
+
+
+@pytest.mark.long
+def test_a_supervisor_that_stands_still_ends_the_server(served: Served) -> None:
+    """It cannot be told to start anything again; once it goes on it finds the first one gone, and ends its server."""
+    served.wait()
+    second = supervisors(served)[1]
+    os.kill(second, signal.SIGSTOP)
+    wait_for(lambda: "process 1 of 2, on" in served.text and "no heartbeat for 20 s" in served.text, 60)
+    os.kill(second, signal.SIGCONT)
+    assert served.process.wait(60) == 1
+    served.assert_nothing_is_left()
+
+
+def test_a_changed_file_on_the_second_node_is_refused_by_name(directory: Path, tmp_path: Path) -> None:
+    """Each node has its own directory at one path: the second process has another file mounted over one."""
+    changed = tmp_path / "changed.safetensors"
+    shutil.copy(directory / "model.safetensors", changed)
+    with changed.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"\x7f")
+    mount = f"mount --bind {changed} {directory}/model.safetensors"
+    python = tmp_path / "python3"
+    python.write_text(
+        f'#!/bin/sh\n[ "$PMI_RANK" = 0 ] && exec {sys.executable} "$@"\n'
+        f"""exec unshare --mount sh -c '{mount} && exec {sys.executable} "$@"' - "$@"\n"""
+    )
+    python.chmod(0o755)
+    served = Served(directory, tmp_path / "place", "counts", python=str(python), **TWO)
+    assert served.process.wait(60) == 1
+    reason = r"process 1 of 2, on \S+: 1 files of .* are not as its manifest records them"
+    assert re.search(f"^deploy: {reason}", served.text, re.MULTILINE), served.text
+    assert "model.safetensors  content is not what was exported" in served.text and not served.file.exists()
+    assert not list(served.place.glob("server*.log"))  # no program was started on any node
+
+
+def over_nodes(engine: str, rank: int, **settings: Any) -> str:
+    """A command line without what is the same on one node."""
+    given: dict[str, Any] = {"nodes": 2, "tensor_para_size": 8, "data_type": "bf16", **settings}
+    arguments = EngineArguments(engine, Path("/m"), "mine", Path("e"), Path("l"), **given)
+    line = " ".join(build_argv(PROGRAMS[engine], arguments, 8000, Meeting(rank, given["nodes"], "10.0.0.1", 20000)))
+    return re.sub(r"--host 127.0.0.1 --port 8000 (--served-model-name mine --dtype bfloat16 )?", "", line)
+
+
+def test_the_command_lines_over_nodes_are_those_of_each_project() -> None:
+    """As the argument parsers of vLLM 0.33 and SGLang 0.5.23 have them, and TensorRT-LLM's trtllm-llmapi-launch."""
+    mp = "--distributed-executor-backend mp --nnodes 2 --node-rank {} --master-addr 10.0.0.1 --master-port 20000"
+    sizes = "vllm serve /m --tensor-parallel-size 8 --pipeline-parallel-size"
+    assert over_nodes("vllm", 0, pipeline_para_size=2) == f"{sizes} 2 {mp.format(0)}"
+    assert over_nodes("vllm", 1, pipeline_para_size=2) == f"{sizes} 2 {mp.format(1)} --headless"
+    copies = "--data-parallel-address 10.0.0.1 --data-parallel-rpc-port 20001"
+    assert over_nodes("vllm", 1, data_parallel_size=2, expert_parallel=True) == (
+        f"{sizes} 1 --data-parallel-size 2 --enable-expert-parallel {mp.format(1)} {copies} --headless"
+    )
+    assert over_nodes("sglang", 1, expert_parallel=True) == (
+        "python3 -m sglang.launch_server --model-path /m --tp-size 8 --pp-size 1 --ep-size 8 "
+        "--nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.1:20000"
+    )
+    assert over_nodes("trtllm_serve", 9, tensor_para_size=16, expert_parallel=True) == (
+        "trtllm-llmapi-launch trtllm-serve /m --tp_size 16 --pp_size 1 --ep_size 16"
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "environment", "said"),
+    [
+        ("vllm", {}, "vLLM over 2 nodes takes 2 processes, one a node; of this one no variable says which it is"),
+        ("vllm", {"PMI_RANK": "1", "PMI_SIZE": "4"}, "one a node; of this one PMI_RANK and PMI_SIZE say 1 of 4"),
+        ("trtllm_serve", {"PMI_RANK": "1", "PMI_SIZE": "2"}, "over 2 nodes takes 8 processes, one a GPU"),
+        ("trtllm_serve", {"RANK": "1", "WORLD_SIZE": "8"}, "through MPI alone, and RANK and WORLD_SIZE are not MPI's"),
+    ],
+)
+def test_processes_that_cannot_be_told_apart_are_never_whole_servers(
+    engine: str, environment: dict[str, str], said: str
+) -> None:
+    arguments = EngineArguments(
+        engine, Path("/m"), "mine", Path("e"), Path("l"), data_type="bf16", nodes=2, tensor_para_size=8
+    )
+    with pytest.raises(ServerError, match=said) as refused:
+        check_count(find_rank(environment), arguments)
+    assert "srun --mpi=pmix" in refused.value.hint
+
+
+def test_the_processes_of_one_host_have_its_gpus_divided_among_them() -> None:
+    outer = {"CUDA_VISIBLE_DEVICES": "4,5,6,7", "RANK": "3", "WORLD_SIZE": "9", "SLURM_PROCID": "1", "HOME": "/h"}
+    told = variables_of(1, 2, 2, outer)
+    assert told["CUDA_VISIBLE_DEVICES"] == "6,7" and told["HOME"] == "/h" and "RANK" not in told
+    assert (find_rank(told).rank, find_rank(told).world_size, find_rank(told).local_size) == (1, 2, 2)
+    assert variables_of(1, 2, 2, {})["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert "CUDA_VISIBLE_DEVICES" not in variables_of(1, 2, 0, {})
