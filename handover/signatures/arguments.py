@@ -58,11 +58,6 @@ class SigningArguments(TrustArguments):
             raise ConfigError(
                 "signing.key holds a key itself, which would stand in plans and logs", "name the file that has it"
             )
-        elif self.signing_key.startswith(PKCS11) and self.signing_certificates is not None:
-            raise ConfigError(
-                "signing.certificates with a key in a PKCS#11 token: model-signing 1.1 writes no certificates there",
-                "leave signing.certificates out, and give the token's public key to those who verify",
-            )
         elif self.signing_key.startswith(PKCS11) and "pin-value" in self.signing_key:
             raise ConfigError(
                 "signing.key holds a PIN (pin-value), which would stand in plans and logs",

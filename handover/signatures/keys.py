@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from handover.errors import ConfigError, shortened
 from handover.signatures.arguments import PKCS11, SigningArguments
-from handover.signatures.library import load
+from handover.signatures.library import certify, load, public_key_of
 
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
 _HOW = "openssl ecparam -name prime256v1 -genkey -noout -out key.pem makes one"
@@ -33,24 +33,21 @@ def open_key(given: SigningArguments) -> Any:
     certificates = given.signing_certificates
     certified = None if certificates is None else _check_certificates(certificates)
     if given.signing_key.startswith(PKCS11):
-        return _open_token(config, given.signing_key, password)
-    path = Path(given.signing_key)
-    public = _check_file(path, password)
+        opened = _open_token(config, given.signing_key, password)
+        public = public_key_of(opened)
+    else:
+        path = Path(given.signing_key)
+        public = _check_file(path, password)
+        opened = config.use_elliptic_key_signer(private_key=path, password=password and password.encode())
     if certificates is None:
-        return config.use_elliptic_key_signer(private_key=path, password=password and password.encode())
-    if password is not None:
-        raise ConfigError(
-            f"signing.key {path} has a password, and with signing.certificates model-signing reads keys without one",
-            "keep the key in a PKCS#11 token, or decrypt the file where other users cannot read it",
-        )
+        return opened
     if public != certified:
         raise ConfigError(
-            f"signing.certificates: the first certificate of {certificates} is not that of signing.key {path}",
+            f"signing.certificates: the first certificate of {certificates} is not that of signing.key"
+            f" {given.signing_key}",
             "put the key's own certificate first, then that of its issuer",
         )
-    return config.use_certificate_signer(
-        private_key=path, signing_certificate=certificates, certificate_chain=[certificates]
-    )
+    return certify(opened, read_file("signing.certificates", certificates))
 
 
 def read_file(key: str, path: Path) -> bytes:

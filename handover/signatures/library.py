@@ -6,6 +6,7 @@ verifier behind it, which have no public name: pyproject.toml pins the versions 
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -35,6 +36,33 @@ def load(name: str, asked_by: str) -> ModuleType:
             f"{asked_by} is given, and this Python lacks what signs and verifies: {error}",
             "pip install 'slipway[signing]', also into the container of the stage",
         ) from None
+
+
+def public_key_of(config: Any) -> Any:
+    """Return the public key of a configuration's signer, whose private one is in a token."""
+    return config._signer.public_key()
+
+
+def certify(config: Any, certificates: bytes) -> Any:
+    """Have a signer of any kind put certificates in the place of its public key into what it signs.
+
+    The library's own signers with certificates take no key with a password, and for a token write what none reads.
+
+    Args:
+        config: of ``model_signing.signing``, with a signer.
+        certificates: in PEM, the key's own first.
+
+    Returns:
+        The configuration.
+    """
+    x509 = load("cryptography.x509", "signing.certificates")
+    bundle, common = (load(f"sigstore_models.{name}.v1", "signing.certificates") for name in ("bundle", "common"))
+    der = load("cryptography.hazmat.primitives.serialization", "signing.certificates").Encoding.DER
+    contents = (base64.b64encode(each.public_bytes(der)) for each in x509.load_pem_x509_certificates(certificates))
+    chain = common.X509CertificateChain(certificates=[common.X509Certificate(raw_bytes=each) for each in contents])
+    material = bundle.VerificationMaterial(x509_certificate_chain=chain, tlog_entries=[])
+    config._signer._get_verification_material = lambda: material
+    return config
 
 
 def sign_statement(config: Any, statement: dict[str, Any], path: Path) -> None:

@@ -60,12 +60,33 @@ def secret_of(key: Path) -> str:
     return key.read_text().splitlines()[2][:40]
 
 
-def test_a_key_with_certificates_is_verified_by_the_root(keys: Keys, tmp_path: Path) -> None:
-    given = {"signing_key": str(keys.certified), "signing_certificates": keys.certificates}
+@pytest.mark.parametrize("place", ["file", "file with a password", "token"])
+def test_a_key_with_certificates_is_verified_by_the_root(
+    place: str, keys: Keys, token: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"signing_key": str(keys.certified), "signing_certificates": keys.certificates}
+    if place == "token":
+        monkeypatch.setenv("SECRET", PIN)
+        given |= {"signing_key": token(keys.certified), "signing_password_env": "SECRET"}
+    elif place == "file with a password":
+        monkeypatch.setenv("SECRET", PASSWORD)
+        given |= {"signing_key": str(keys.certified_locked), "signing_password_env": "SECRET"}
     root = signed(tmp_path / "1-gpu", **given)
     assert "by certificates of" in verified(root, keys.root)
     assert model_signing(root, "certificate", "--certificate_chain", keys.root).returncode == 0
-    nothing_shows(tmp_path, [secret_of(keys.certified)])
+    assert model_signing(root, "certificate", "--certificate_chain", keys.others_root).returncode == 1
+    nothing_shows(root, [secret_of(keys.certified), PIN, PASSWORD])
+
+
+def test_certificates_of_another_key_than_the_tokens_are_refused(
+    keys: Keys, token: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN_PIN", PIN)
+    given = SigningArguments(
+        signing_key=token(keys.key), signing_password_env="TOKEN_PIN", signing_certificates=keys.certificates
+    )
+    with pytest.raises(ConfigError, match="is not that of signing.key pkcs11:token=release"):
+        open_key(given)
 
 
 @pytest.fixture
@@ -141,10 +162,6 @@ BAD: dict[str, tuple[Callable[[Keys, Path], dict[str, Any]], str]] = {
     "PIN in the name": (
         lambda keys, tmp: {"signing_key": f"pkcs11:token=x;object=y?pin-value={PIN}"},
         "holds a PIN",
-    ),
-    "certificates of a token": (
-        lambda keys, tmp: {"signing_key": "pkcs11:token=x;object=y", "signing_certificates": keys.root},
-        "signing.certificates with a key in a PKCS#11 token",
     ),
     "no such token": (
         lambda keys, tmp: {"signing_key": "pkcs11:token=x;object=y?module-path=/usr/lib/softhsm/libsofthsm2.so"},

@@ -21,8 +21,10 @@ class Keys:
     locked: Path
     locked_public: Path
     certified: Path
+    certified_locked: Path
     certificates: Path
     root: Path
+    others_root: Path
     expired: Path
     rsa: Path
 
@@ -43,6 +45,7 @@ def make_keys(directory: Path) -> Keys:
     root, leaf = _certificate("root", issuer, "root", issuer), _certificate("release", certified, "root", issuer)
     expired = _certificate("release", certified, "root", issuer, days=-1)
     files = {"root": root, "certificates": leaf + root, "expired": expired}
+    files["others_root"] = _certificate("root", other, "root", other)
     for name, content in files.items():
         (directory / f"{name}.crt").write_bytes(content)
     rsa_key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -51,8 +54,10 @@ def make_keys(directory: Path) -> Keys:
         *written("other", other),
         *written("locked", locked, BestAvailableEncryption(PASSWORD.encode())),
         written("certified", certified)[0],
+        written("certified_locked", certified, BestAvailableEncryption(PASSWORD.encode()))[0],
         directory / "certificates.crt",
         directory / "root.crt",
+        directory / "others_root.crt",
         directory / "expired.crt",
         written("rsa", rsa_key)[0],
     )
