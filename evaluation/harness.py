@@ -6,7 +6,8 @@ takes the arguments of ``lm_eval``. The harness has no plugins: a model class mu
 command line, which this module does; in Python ``import evaluation.harness`` is enough. Log probabilities are those of
 the served model with teacher forcing.
 
-``--data=DIRECTORY`` makes the tasks ``gsm8k_file``, ``mmlu_pro_file`` and ``ifeval_file`` of files in it.
+``--data=DIRECTORY`` makes the tasks ``gsm8k_file``, ``humaneval_file``, ``mmlu_pro_file`` and ``ifeval_file`` of files
+in it.
 """
 
 from __future__ import annotations

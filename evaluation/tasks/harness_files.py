@@ -36,6 +36,7 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = {
     "gsm8k": Preset("gsm8k/gsm8k.yaml", ("train", "test")),
+    "humaneval": Preset("humaneval/humaneval.yaml", ("test",)),
     "ifeval": Preset("ifeval/ifeval.yaml", ("train",)),
     "mmlu_pro": Preset("mmlu_pro/mmlu_pro_*.yaml", ("validation", "test"), "mmlu_pro/_mmlu_pro.yaml"),
 }

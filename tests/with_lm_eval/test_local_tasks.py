@@ -1,4 +1,4 @@
-"""GSM8K, MMLU-Pro and IFEval on local files: the harness's own tasks, and the figures of its model class ``hf``."""
+"""GSM8K, HumanEval, MMLU-Pro and IFEval on local files: the harness's own tasks, and its figures on ``hf``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,35 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for key, (name, wish) in enumerate(wishes)
     ]
     lines(root / "ifeval" / "train.jsonl", documents)
+    programs = [
+        {"task_id": f"made/{n}", "entry_point": "double", "prompt": f"def double(x):\n    return {n} * x\n# Then"}
+        | {"test": "def check(double):\n    assert double(4) == 8", "canonical_solution": ""}
+        for n in (1, 2)
+    ]
+    lines(root / "humaneval" / "test.jsonl", programs)
     return root
+
+
+CODE_EVAL = """
+import subprocess
+import sys
+
+import datasets
+import evaluate
+
+
+class CodeEval(evaluate.Metric):
+    def _info(self):
+        kinds = {"predictions": datasets.Sequence(datasets.Value("string")), "references": datasets.Value("string")}
+        return evaluate.MetricInfo(description="", citation="", features=datasets.Features(kinds))
+
+    def _compute(self, predictions, references, k):
+        programs = [f"{made[0]}\\n{test}" for made, test in zip(predictions, references, strict=True)]
+        ended = [subprocess.run([sys.executable, "-Ic", each], capture_output=True) for each in programs]
+        return {f"pass@{k[0]}": sum(each.returncode == 0 for each in ended) / len(ended)}, {}
+"""
+"""In the place of the hub's ``evaluate-metric/code_eval``, which no network is asked for here: the same figure of one
+answer a problem, by a Python of its own."""
 
 
 @pytest.fixture
@@ -75,11 +103,11 @@ def sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_tasks_are_the_harness_own_but_for_their_data(data: Path, tmp_path: Path) -> None:
-    assert write_tasks(data, OWN, tmp_path) == ["gsm8k_file", "ifeval_file", "mmlu_pro_file"]
+    assert write_tasks(data, OWN, tmp_path) == ["gsm8k_file", "humaneval_file", "ifeval_file", "mmlu_pro_file"]
     made = {path.stem: load_yaml(path, resolve_func=False) for path in tmp_path.glob("*.yaml")}
     subjects = [path.stem for path in OWN.glob("mmlu_pro/mmlu_pro_*.yaml")]
     assert len(subjects) == 14 and sorted(made.pop("mmlu_pro_file")["task"]) == sorted(f"{s}_file" for s in subjects)
-    assert len(made) == 16
+    assert len(made) == 17
     for name, content in made.items():
         (own,) = OWN.glob(f"*/{name.removesuffix('_file')}.yaml")
         expected = load_yaml(own, resolve_func=False)
@@ -87,8 +115,16 @@ def test_the_tasks_are_the_harness_own_but_for_their_data(data: Path, tmp_path: 
         assert unlike <= DATA_KEYS and content["task"] == name
 
 
+@pytest.fixture
+def code_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metric where the command is started, which is looked at before the hub."""
+    (tmp_path / "code_eval").mkdir()
+    (tmp_path / "code_eval" / "code_eval.py").write_text(CODE_EVAL)
+    monkeypatch.chdir(tmp_path)
+
+
 def test_figures_are_those_of_hf_on_the_same_weights(
-    data: Path, deployment: Deployment, tmp_path: Path, sentences: None
+    data: Path, deployment: Deployment, tmp_path: Path, sentences: None, code_eval: None
 ) -> None:
     convert(
         ConvertArguments(PROJECT / "examples/gpt3_demo/checkpoints", tmp_path / "hf", 1, "fp32", format="huggingface")
@@ -96,7 +132,7 @@ def test_figures_are_those_of_hf_on_the_same_weights(
     (definitions := tmp_path / "tasks").mkdir()
     write_tasks(data, OWN, definitions)
     manager = TaskManager(include_path=str(definitions), include_defaults=False)
-    tasks = ["gsm8k_file", "mmlu_pro_math_file", "mmlu_pro_law_file", "ifeval_file"]
+    tasks = ["gsm8k_file", "humaneval_file", "mmlu_pro_math_file", "mmlu_pro_law_file", "ifeval_file"]
     found = {}
     for name, model in (
         ("hf", HFLM(pretrained=str(tmp_path / "hf"), device="cpu", dtype="float32", max_length=512)),
@@ -104,7 +140,7 @@ def test_figures_are_those_of_hf_on_the_same_weights(
     ):
         results = simple_evaluate(
             model, tasks=tasks, task_manager=manager, log_samples=True, bootstrap_iters=0, num_fewshot=2,
-            gen_kwargs="max_gen_toks=12",
+            gen_kwargs="max_gen_toks=12", confirm_run_unsafe_code=True,
         )  # fmt: skip
         answers = {
             task: sorted((s["doc_id"], s["filter"], str(s["resps"]), str(s["arguments"])) for s in samples)
@@ -113,8 +149,19 @@ def test_figures_are_those_of_hf_on_the_same_weights(
         found[name] = results["results"], answers
     assert set(found["hf"][0]) == set(tasks)
     assert found["served"] == found["hf"]
+    assert found["hf"][0]["humaneval_file"]["pass@1,create_test"] == 0.5  # of two problems the second is solved
     assert all(len(answers) >= 2 for answers in found["hf"][1].values())
     assert all(len(said) > len("[['.']]") for _, _, said, _ in found["hf"][1]["ifeval_file"])  # something was said
+
+
+def test_programs_run_only_where_that_is_confirmed(
+    data: Path, deployment: Deployment, tmp_path: Path, code_eval: None
+) -> None:
+    (definitions := tmp_path / "tasks").mkdir()
+    write_tasks(data, OWN, definitions)
+    manager = TaskManager(include_path=str(definitions), include_defaults=False)
+    with pytest.raises(ValueError, match="marked as unsafe"):
+        simple_evaluate(ServedLM(str(deployment.endpoint_file)), tasks=["humaneval_file"], task_manager=manager)
 
 
 def test_the_command_takes_the_directory(data: Path, monkeypatch: pytest.MonkeyPatch, sentences: None) -> None:
@@ -124,7 +171,7 @@ def test_the_command_takes_the_directory(data: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "argv", ["harness", *words])
     harness.main(words)
     assert called[0][:6] == ["harness", "run", "--model", "slipway", "--tasks", "gsm8k_file"]
-    assert {"gsm8k_file.yaml", "mmlu_pro_file.yaml", "ifeval_file.yaml"} <= set(called[0][8:])
+    assert {"gsm8k_file.yaml", "humaneval_file.yaml", "mmlu_pro_file.yaml", "ifeval_file.yaml"} <= set(called[0][8:])
 
 
 def names(directory: str) -> list[str]:
