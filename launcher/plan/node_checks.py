@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from handover.errors import ConfigError
 from launcher.config.choices import ClusterType, Engine
 from launcher.config.schema import Config
+from launcher.plan.paths import RunPaths
 from launcher.plan.programs import command_of, program_of
 from launcher.plan.stages.settings import serving_topology
 
+_SPLIT_BY_A_SHELL = re.compile(r"[\s*?\[]")
 _OF_THE_NODES = "it says which of several nodes this is, or where they find each other, which the deployment does"
 
 
@@ -113,6 +117,13 @@ def _check_mpi(config: Config) -> None:
             f"deployment.engine={deployment.engine} over several nodes takes a process a GPU, and "
             "cluster.gpus_per_node is not known",
             "say how many GPUs a node has: cluster.gpus_per_node=8",
+        )
+    words = (*command_of(config), *deployment.engine_args, str(RunPaths.of(config).model_repository))
+    if split := next((word for word in words if _SPLIT_BY_A_SHELL.search(word)), None):
+        raise ConfigError(
+            f"'{split}' cannot be told to {title} over several nodes: what starts it there, "
+            f"{program_of(config).over_nodes.starter[0]}, splits words at spaces and expands patterns",
+            "choose a base_results_dir without spaces, and put such settings into a file that a flag names",
         )
     if deployment.restart:
         raise ConfigError(
