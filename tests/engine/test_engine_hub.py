@@ -44,7 +44,8 @@ INDEX = "model.safetensors.index.json"
 def tensors_of(value: Any) -> Iterator[Tensor]:
     """Every tensor below a model's weights, in their order; packed ones as they were."""
     if isinstance(value, Linear):
-        yield from (value.weight.to_dense() if value.weight.is_mkldnn else value.weight, *tensors_of(value.bias))
+        dense = value.panels.dense() if value.panels else value.weight
+        yield from (dense.to_dense() if dense.is_mkldnn else dense, *tensors_of(value.bias))
     elif isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple):

@@ -1,10 +1,10 @@
 """The products of experts: rows sorted by expert, and each expert's rows multiplied by its matrices.
 
 Only the matrices of experts that have rows are read. On a GPU those of FP8 stay so. On a CPU each matrix is packed by
-itself, as linear.py says, and no product has fewer than four rows: oneDNN reads packed weights quicker for four rows
-than for one or two, and here nearly every matrix comes from memory. Of 48 experts of 288 x 768, 8 for each token, in 12
-layers: 29 ms for one token instead of 37, 131 instead of 157 for eight (processor time on an AMD EPYC, torch 2.13,
-fp32).
+itself, as linear.py says. Where oneDNN multiplies them, no product has fewer than four rows: it reads packed weights
+quicker for four rows than for one or two, and here nearly every matrix comes from memory. Of 48 experts of 288 x 768, 8
+for each token, in 12 layers: 29 ms for one token instead of 37, 131 instead of 157 for eight (processor time on an AMD
+EPYC, torch 2.13, fp32).
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class ExpertMatrices:
 
     def padded(self, count: int) -> int:
         """Return how many rows a product of one expert's matrix is made with, for a number of rows."""
-        return count if self.weight is not None or not count else max(LEAST_ROWS, padded_rows(count))
+        if self.weight is not None or not count or self.packed[0].panels:
+            return count
+        return max(LEAST_ROWS, padded_rows(count))
 
     def multiply(self, expert: int, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out], by one expert's matrix."""

@@ -1,14 +1,21 @@
 """The weights of a product, x @ weight.T + bias, in the form that a device multiplies fastest, or that is smallest.
 
-On a CPU the weight is packed once into oneDNN's blocked layout, as TorchInductor does when it freezes a model (the same
-two operators). Measured on 2 cores of an AMD EPYC, torch 2.13, fp32, against ``F.linear``: 1.2 to 2.8 times faster for
-768 x 3072 and 1.9 to 3.2 times for the 768 x 50257 head at 1 to 64 rows; bf16 1.5 to 2 times. Two and three rows are
-padded to four: a step of a GPT-2 of 124M takes 15.9 ms so, and 18.2 without. One row is not: 11.8 ms, 15 with padding.
-(Timed by itself, one matrix again and again, one row is the slower of the two: the matrix then comes from a cache.)
+On an x86-64 CPU with a C compiler the weight lies in panels that our own kernels multiply (host/products.c). Elsewhere
+it is packed once into oneDNN's blocked layout, as TorchInductor does when it freezes a model (the same two operators);
+two and three rows are then padded to four. The products of a Llama of 160M (553 MB in fp32) take, in ms of processor
+time of one thread of an AMD EPYC (Zen 4), torch 2.13:
 
-int8: each output channel has a scale, its largest weight / 127, and its weights are rounded to multiples of it. On a
-CPU that saves memory, not time: torch's own int8 product is 3 to 30 times slower there in fp32 than to convert and
-multiply (768 x 3072, 1 to 256 rows).
+    rows                              1     2     4     8    16    32    64
+    fp32, panels                     30    31    30    46    63    99   198
+    fp32, oneDNN                     51    75    47    68    75   124   220
+    fp32, F.linear (MKL)             69   101    94    99   164   331   356
+    int8, panels                     10    12    16    33    56   106   201
+
+One row's are the memory's rate, 18 GB/s; bf16 and fp16 take half of fp32's there.
+
+int8: each output channel has a scale, its largest weight / 127, and its weights are rounded to multiples of it. Without
+the kernels that saves memory on a CPU, not time: torch's own int8 product is 3 to 30 times slower there in fp32 than to
+convert and multiply (768 x 3072, 1 to 256 rows).
 
 What comes before and after a product (norm, activation, residual) is ops.ops.Ops.linear's.
 """
@@ -25,6 +32,7 @@ from torch import Tensor
 
 from ft_format.weight_format import INT8, NONE, WeightFormat
 
+from .host.panels import Panels
 from .low_rank import LowRank
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # of a product's result, which may be overwritten
@@ -83,7 +91,8 @@ class Linear:
         is_lent: whether the caller reuses the weight's memory, so that it must be copied.
 
     Attributes:
-        weight: [out, in], packed on a CPU.
+        weight: [out, in], packed on a CPU: its numbers are then in another order.
+        panels: the same in our kernels' layout; None: torch multiplies it.
         has_kernels: whether our kernels and cuBLAS multiply it; else it does so itself.
         scales: what a weight of 8 bits is multiplied by, [out], or [out, blocks]; None: the weight has more bits.
         blocks: of columns that have one scale each; None: all columns have one.
@@ -97,6 +106,7 @@ class Linear:
     """
 
     has_kernels = True
+    panels: Panels | None = None
     scales: Tensor | None = None
     blocks: Blocks | None = None
     rounds = False
@@ -108,9 +118,12 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None, is_lent: bool = False) -> None:
         self.bias, self.folded = bias, dict[Tensor, Any]()
         self._zeros: Tensor | None = None
-        self._is_packed = weight.device.type == "cpu" and _can_pack(weight)
+        self.panels = Panels.of(weight, bias)
+        self._is_packed = not self.panels and weight.device.type == "cpu" and _can_pack(weight)
         self.weight: Tensor
-        if self._is_packed:
+        if self.panels:
+            self.weight = self.panels.matrix
+        elif self._is_packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight)
         else:
             self.weight = weight.clone(memory_format=torch.contiguous_format) if is_lent else weight.contiguous()
@@ -141,6 +154,8 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], same type."""
+        if self.panels:
+            return self.panels.multiply(x.float()).to(x.dtype)
         if not self._is_packed:
             return F.linear(x, self.weight, self.bias)
         rows = x.numel() // x.shape[-1]
@@ -160,6 +175,8 @@ class Int8Linear(Linear):
         self.weight, self.scales = quantize(weight)
         kept = (self.weight, self.scales, bias)
         self.size_bytes = sum(each.numel() * each.dtype.itemsize for each in kept if each is not None)
+        if panels := Panels.of(self.weight, bias, self.scales):
+            self.panels, self.weight = panels, panels.matrix
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
         """See Linear."""
@@ -167,6 +184,8 @@ class Int8Linear(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], same type."""
+        if self.panels:
+            return self.panels.multiply(x.float()).to(x.dtype)
         y = F.linear(x, self.weight.to(x.dtype)) * self.scales
         return y if self.bias is None else y + self.bias
 

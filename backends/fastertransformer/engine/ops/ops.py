@@ -149,7 +149,7 @@ class Ops(Draws):
             out: fp32 [..., out], contiguous, that is overwritten and returned; None: a new tensor is.
         """
         x = self.norm(x, norm) if norm else x
-        if linear.weight.dtype == torch.float32:
+        if linear.panels or linear.weight.dtype == torch.float32:
             y = linear(x.float())
             return y if out is None else out.copy_(y)
         flat, to = x.reshape(-1, x.shape[-1]), None if out is None else out.view(-1, out.shape[-1])

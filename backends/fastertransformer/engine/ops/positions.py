@@ -137,23 +137,28 @@ class Rotation:
         positions: [B or 1, T].
         rotary: how.
         dtype: of queries and keys.
+
+    Attributes:
+        width, is_by_pairs: see Rotary.
+        sin: of each pair's angle, [B or 1, 1, T, width / 2].
+        cos: of each number's, [B or 1, 1, T, width].
     """
 
     def __init__(self, positions: Tensor, rotary: Rotary, dtype: torch.dtype) -> None:
-        self._width, self._is_by_pairs = rotary.width, rotary.is_by_pairs
+        self.width, self.is_by_pairs = rotary.width, rotary.is_by_pairs
         angles = positions[..., None].float() * rotary.inverse_frequencies  # [B or 1, T, width / 2]
-        self._sin = (angles.sin() * rotary.factor).to(dtype)[:, None]  # [B or 1, 1, T, width / 2]
-        angles = angles.repeat_interleave(2, -1) if self._is_by_pairs else torch.cat((angles, angles), -1)
-        self._cos = (angles.cos() * rotary.factor).to(dtype)[:, None]  # [B or 1, 1, T, width]
+        self.sin = (angles.sin() * rotary.factor).to(dtype)[:, None]  # [B or 1, 1, T, width / 2]
+        angles = angles.repeat_interleave(2, -1) if self.is_by_pairs else torch.cat((angles, angles), -1)
+        self.cos = (angles.cos() * rotary.factor).to(dtype)[:, None]  # [B or 1, 1, T, width]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate x, [B, H, T, D]."""
-        width, half = self._width, self._width // 2
+        width, half = self.width, self.width // 2
         pairs, halves = (slice(0, width, 2), slice(1, width, 2)), (slice(half), slice(half, width))
-        first, second = pairs if self._is_by_pairs else halves
-        rotated = x[..., :width] * self._cos
-        rotated[..., first].addcmul_(x[..., second], self._sin, value=-1)
-        rotated[..., second].addcmul_(x[..., first], self._sin)
+        first, second = pairs if self.is_by_pairs else halves
+        rotated = x[..., :width] * self.cos
+        rotated[..., first].addcmul_(x[..., second], self.sin, value=-1)
+        rotated[..., second].addcmul_(x[..., first], self.sin)
         return rotated if width == x.shape[-1] else torch.cat((rotated, x[..., width:]), -1)
 
 

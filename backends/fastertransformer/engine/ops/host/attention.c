@@ -1,0 +1,111 @@
+/* Attention of one token of each row to its row's pages, in fp32: the token's query and key are rotated, its key and
+   value are written to the cache, and each head looks at the row's entries; attention.py calls this.
+
+   Threads take a row's head of keys and values one after another, with the heads of queries that share it. */
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PAGE 32
+
+typedef void parallel(void (*)(void *), void *, unsigned, unsigned); /* OpenMP's GOMP_parallel */
+
+typedef struct {
+    const int *tables; /* of each row's pages, table_stride apart */
+    const long *positions, *windows;
+    const float *sin, *cos; /* of each row, width / 2 and width; NULL: nothing is rotated */
+    long table_stride, rows, width, by_pairs;
+    double scale;
+} rows_of_step;
+
+typedef struct {
+    const rows_of_step *step;
+    const float *q, *k, *v; /* of each row, heads side by side */
+    long q_stride, k_stride, v_stride;
+    float *keys, *values; /* of the layer's cache, entry_stride apart */
+    long entry_stride, heads, kv_heads, size;
+    float *out;
+    long next, has_failed;
+} attention;
+
+static void rotate(const rows_of_step *s, long row, const float *x, float *to, long size) {
+    memcpy(to, x, 4 * size);
+    if (!s->sin) return;
+    const long half = s->width / 2, apart = s->by_pairs ? 1 : half, step = s->by_pairs ? 2 : 1;
+    const float *sin = s->sin + row * half, *cos = s->cos + row * s->width;
+    for (long i = 0; i < half; i++) {
+        const long at = i * step;
+        to[at] = x[at] * cos[at] - x[at + apart] * sin[i];
+        to[at + apart] = x[at + apart] * cos[at + apart] + x[at] * sin[i];
+    }
+}
+
+static float dot(const float *a, const float *b, long size) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (long i = 0; i < size; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+/* Return where an entry's head is in the cache's keys, and in its values. */
+static long place_of(const attention *a, long row, long entry, long head) {
+    const int page = a->step->tables[row * a->step->table_stride + entry / PAGE];
+    return ((long)page * PAGE + entry % PAGE) * a->entry_stride + head * a->size;
+}
+
+/* Turn scores into weights that sum up to 1. */
+static void soften(float *scores, long length) {
+    float highest = -INFINITY, sum = 0;
+    for (long i = 0; i < length; i++) highest = scores[i] > highest || isnan(scores[i]) ? scores[i] : highest;
+    for (long i = 0; i < length; i++) sum += scores[i] = expf(scores[i] - highest);
+    for (long i = 0; i < length; i++) scores[i] /= sum;
+}
+
+static void attend_head(const attention *a, long row, long head) {
+    const rows_of_step *s = a->step;
+    const long size = a->size, group = a->heads / a->kv_heads, window = s->windows[row], position = s->positions[row];
+    const long length = position + 1 < window ? position + 1 : window, own = place_of(a, row, position % window, head);
+    float *scores = malloc(4 * group * (length + size)), *queries = scores + group * length;
+    float *out = a->out + (row * a->heads + head * group) * size;
+    if (!scores) {
+        __atomic_store_n(&((attention *)a)->has_failed, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    rotate(s, row, a->k + row * a->k_stride + head * size, a->keys + own, size);
+    memcpy(a->values + own, a->v + row * a->v_stride + head * size, 4 * size);
+    for (long i = 0; i < group; i++)
+        rotate(s, row, a->q + row * a->q_stride + (head * group + i) * size, queries + i * size, size);
+    for (long entry = 0; entry < length; entry++) {
+        const float *key = a->keys + place_of(a, row, entry, head);
+        for (long i = 0; i < group; i++)
+            scores[i * length + entry] = (float)s->scale * dot(queries + i * size, key, size);
+    }
+    for (long i = 0; i < group; i++) soften(scores + i * length, length);
+    memset(out, 0, 4 * group * size);
+    for (long entry = 0; entry < length; entry++) {
+        const float *value = a->values + place_of(a, row, entry, head);
+        for (long i = 0; i < group; i++) {
+            const float weight = scores[i * length + entry];
+            float *to = out + i * size;
+#pragma omp simd
+            for (long n = 0; n < size; n++) to[n] += weight * value[n];
+        }
+    }
+    free(scores);
+}
+
+static void work(void *given) {
+    attention *a = given;
+    for (long job; (job = __atomic_fetch_add(&a->next, 1, __ATOMIC_RELAXED)) < a->step->rows * a->kv_heads;)
+        attend_head(a, job / a->kv_heads, job % a->kv_heads);
+}
+
+int attend(parallel *run, int threads, const rows_of_step *step, const float *q, long q_stride, const float *k,
+           long k_stride, const float *v, long v_stride, float *keys, float *values, long entry_stride, long heads,
+           long kv_heads, long size, float *out) {
+    attention a = {step, q, k, v, q_stride, k_stride, v_stride, keys, values, entry_stride, heads, kv_heads, size, out, 0, 0};
+    if (threads > 1) run(work, &a, threads, 0);
+    else work(&a);
+    return a.has_failed;
+}
