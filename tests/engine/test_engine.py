@@ -216,7 +216,7 @@ def test_every_pair_of_data_types_stays_near_fp32(
         expected = log_probs_by_hugging_face(reference, prompt)
         assert abs(outputs["cum_log_probs"][row, 0] - expected.sum()) < tolerance * len(prompt)
     if data_type == "fp16":
-        assert "weights rounded to fp16, arithmetic in fp32" in engine.description
+        assert "fp16, arithmetic in fp32" in engine.description
 
 
 def test_what_the_last_batch_left_in_the_cache_does_not_matter(engine_settings: Settings) -> None:

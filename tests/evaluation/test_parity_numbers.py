@@ -65,6 +65,7 @@ def test_an_epsilon_that_rounding_hides_fails_parity(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(precision, "can_keep", lambda dtype: False)
     wrong = changed(llama / "bf16", tmp_path, "layernorm_eps", "1e-07")
     for shards, verdict in ((llama / "bf16", HOLDS), (wrong, FAILS)):
         with serve(shards, "Llama", data_type="bf16") as fake:

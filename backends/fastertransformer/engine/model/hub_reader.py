@@ -138,7 +138,7 @@ class HubReader(Reader):
 
     def _head_rows(self, name: str, part: range, is_packed: bool) -> tuple[Tensor, bool]:
         shape = (len(part), *self._file_shapes[name][1:])
-        rows = self._scratch(shape, self._precision.compute) if is_packed else self.empty(shape, self.head_type)
+        rows = self._scratch(shape, self._precision.kept) if is_packed else self.empty(shape, self.head_type)
         rows.copy_(self._bring(self._piece(name, part), rows.dtype))
         if not is_packed:
             self._count(rows.nbytes)
@@ -152,7 +152,7 @@ class HubReader(Reader):
         """Read tensors behind each other along their first axis; ``first`` 1: in memory that the next one reuses."""
         shapes = [self._here(name) for name in names]
         shape = (sum(each[0] for each in shapes), *shapes[0][1:])
-        target = self._scratch(shape, self._precision.compute) if first else self.empty(shape)
+        target = self._scratch(shape, self._precision.kept) if first else self.empty(shape)
         for name, part in zip(names, torch.split(target, [each[0] for each in shapes]), strict=True):
             self._copy(name, part)
         return target
@@ -244,7 +244,7 @@ class HubReader(Reader):
         self, count: int, shape: tuple[int, int], fill: Callable[[int, Tensor], None], biases: Tensor | None
     ) -> ExpertMatrices:
         """Put the experts' matrices, [out, in], into one tensor, or on a CPU each into a packed one."""
-        one_bytes = torch.Size(shape).numel() * self._precision.compute.itemsize
+        one_bytes = torch.Size(shape).numel() * self._precision.kept.itemsize
         self.size_bytes += count * one_bytes
         self.largest_bytes = max(self.largest_bytes, one_bytes)
         size_bytes = count * one_bytes + (0 if biases is None else biases.nbytes)
@@ -253,7 +253,7 @@ class HubReader(Reader):
             for expert, target in enumerate(weight):
                 fill(expert, target)
             return ExpertMatrices(size_bytes, (), weight, biases)
-        packed, target = list[Linear](), self._scratch(shape, self._precision.compute)
+        packed, target = list[Linear](), self._scratch(shape, self._precision.kept)
         for expert in range(count):
             fill(expert, target)
             packed.append(Linear(target, None if biases is None else biases[expert], is_lent=True))

@@ -1,10 +1,14 @@
 """Choose the device and the number formats of a network.
 
-config.pbtxt's data_type is fp32, fp16 or bf16, all of which a GPU computes in natively. On a CPU (measured on an AMD
-EPYC with AVX512_BF16, 2 cores, torch 2.13, F.linear 768 x 3072) fp16 matrices are 4 times slower than fp32 ones from a
-batch of about 32, so weights are rounded to fp16 and computed with in fp32. bf16 is 2 to 2.7 times faster than fp32
-where the processor has bf16 instructions, and slower elsewhere. The head gives fp32 logits everywhere, as in
-FasterTransformer: bf16 logits have steps of 1/16 at 10, which would make ties and shift log-probabilities.
+config.pbtxt's data_type is fp32, fp16 or bf16, all of which a GPU computes in natively. On a CPU that has our kernels
+(ops/host) matrices stay fp16 or bf16 in memory, which is what a product of few rows waits for, and all else is fp32;
+where the processor multiplies pairs of bf16, a product with bf16 matrices rounds its input to bf16. AMX's tiles are
+left to torch. Without the kernels (measured on an AMD EPYC with AVX512_BF16, 2 cores, torch 2.13, F.linear 768 x 3072)
+fp16 matrices are 4 times slower than fp32 ones from a batch of about 32, so weights are rounded to fp16 and computed
+with in fp32; bf16 is 2 to 2.7 times faster than fp32 where the processor has bf16 instructions, and slower elsewhere.
+
+The head gives fp32 logits everywhere, as in FasterTransformer: bf16 logits have steps of 1/16 at 10, which would make
+ties and shift log-probabilities.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import torch
 from ft_format.weight_format import NONE, WeightFormat
 
 from ..errors import EngineError
+from ..ops.host.panels import can_keep
 
 TORCH_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -26,12 +31,13 @@ class Precision:
 
     Attributes:
         rounded: data_type, to which every weight is rounded first.
-        compute: the format in which matrices and KV cache are stored and multiplied.
+        compute: the format in which activations and KV cache are stored and computed.
         note: one line for a log.
-        weights: format of the layers' matrices, and on a GPU of the head's too (see linear.py).
+        weights: format of the layers' matrices and of the head's (see linear.py).
         keeps_fp8: whether matrices that the files have in FP8 stay so; else they are as all others once they are read.
         rounds_activations: whether what these are multiplied with is rounded to FP8 too.
         exact: to which the few tensors are rounded first that are read in fp32 in any format.
+        narrow: the format in which matrices are stored, if it is not what is computed in.
     """
 
     rounded: torch.dtype
@@ -41,6 +47,12 @@ class Precision:
     keeps_fp8: bool = False
     rounds_activations: bool = False
     exact: torch.dtype = torch.float32
+    narrow: torch.dtype | None = None
+
+    @property
+    def kept(self) -> torch.dtype:
+        """The format in which matrices are stored before they are quantized."""
+        return self.narrow or self.compute
 
 
 def choose_precision(data_type: str, device: torch.device, weights: WeightFormat = NONE) -> Precision:
@@ -52,12 +64,16 @@ def choose_precision(data_type: str, device: torch.device, weights: WeightFormat
     if data_type not in TORCH_TYPES:
         raise EngineError(f"data_type = {data_type} is none of {', '.join(TORCH_TYPES)}")
     rounded = TORCH_TYPES[data_type]
-    compute, note = rounded, f"{data_type} on {device}"
-    if device.type == "cpu" and data_type == "bf16" and multiplies_bf16():
-        note = "bf16 on cpu: native, fp32 logits"
-    elif device.type == "cpu" and data_type != "fp32":
-        compute, note = torch.float32, f"{data_type} on cpu: weights rounded to {data_type}, arithmetic in fp32"
-    return Precision(rounded, compute, note + (f", {weights.name} weights" if weights else ""), weights)
+    compute, narrow, note = rounded, None, f"{data_type} on {device}"
+    if device.type == "cpu" and data_type != "fp32":
+        if can_keep(rounded) and not weights:
+            compute, narrow, note = torch.float32, rounded, f"{note}: weights kept as {data_type}, arithmetic in fp32"
+        elif data_type == "bf16" and multiplies_bf16():
+            note = "bf16 on cpu: native, fp32 logits"
+        else:
+            compute, note = torch.float32, f"{note}: weights rounded to {data_type}, arithmetic in fp32"
+    note += f", {weights.name} weights" if weights else ""
+    return Precision(rounded, compute, note, weights, narrow=narrow)
 
 
 def multiplies_bf16() -> bool:

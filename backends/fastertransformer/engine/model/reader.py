@@ -20,7 +20,8 @@ class Reader:
     """Reads tensors of one checkpoint onto a device: one rank's shards, or all of them concatenated (rank None).
 
     Attributes:
-        head_type: number format of the head; a CPU multiplies it in fp32 (see precision.py).
+        head_type: number format of the head; the logits are fp32 whatever it is (see precision.py).
+        exact_type: number format of small matrices whose products decide, as a router's.
         size_bytes: of what was read, as it is stored.
         saved_bytes: how much larger that would be without int8.
         largest_bytes: of the largest tensor.
@@ -41,7 +42,8 @@ class Reader:
         self._ranks = range(tensor_para_size) if rank is None else range(rank, rank + 1)
         self._precision, self._device, self._is_cpu = precision, device, is_cpu
         self._tensors, self._dtype = config.tensors, TORCH_TYPES[config.weight_data_type]
-        self.head_type = torch.float32 if is_cpu else precision.compute
+        self.exact_type = torch.float32 if is_cpu else precision.compute
+        self.head_type = precision.narrow or self.exact_type
         self.size_bytes = self.saved_bytes = self.largest_bytes = 0
         self.matrices: dict[str, Matrix] = {}
         self._buffers: dict[torch.dtype, Tensor] = {}
@@ -121,14 +123,14 @@ class Reader:
         return Norm(weight, bias, stack.layernorm_eps, stack.is_rms)
 
     def head(self, name: str | None, table: Tensor | None, bias: Tensor | None) -> Linear:
-        """Read the head, or this rank's rows of it; see linear.py. With int8 weights a GPU's is int8 too.
+        """Read the head, or this rank's rows of it; see linear.py. With int8 weights it is int8 too.
 
         Args:
             name: None: the head is tied to the table, which a CPU then stores in a second form.
             table: token embedding, [vocab, hidden]; None with a name.
             bias: of the whole vocabulary, or None.
         """
-        is_packed, is_lent = bool(self._precision.weights) and not self._is_cpu, False
+        is_packed, is_lent = bool(self._precision.weights), False
         vocab_size = self._tensors[name].shape[0] if name else 0 if table is None else len(table)
         part = range(vocab_size)
         if self._rank is not None:
@@ -142,7 +144,7 @@ class Reader:
         if is_packed:
             linear, bias_bytes = PACKED[self._precision.weights](matrix, bias), 0 if bias is None else bias.nbytes
             self._count(linear.size_bytes - bias_bytes)
-            self.saved_bytes += (matrix.nbytes if name else 0) + bias_bytes - linear.size_bytes
+            self.saved_bytes += (matrix.nbytes if name or self._is_cpu else 0) + bias_bytes - linear.size_bytes
             self.largest_bytes = max(self.largest_bytes, matrix.nbytes)
             return linear
         if self._is_cpu and not name:
@@ -206,7 +208,7 @@ class Reader:
         """
         here = self._here(names[0])
         target_shape = (*here[:first], len(names) * torch.Size(here[first:]).numel())
-        target = self._scratch(target_shape, self._precision.compute) if first else self.empty(target_shape)
+        target = self._scratch(target_shape, self._precision.kept) if first else self.empty(target_shape)
         for name, part in zip(names, target.chunk(len(names), first), strict=True):
             self._copy(name, part.view(here))
         return target

@@ -41,9 +41,9 @@ def read_mixture(read: HubReader, mixture: Mixture, function: FeedForward, names
 
 def _router(read: HubReader, mixture: Mixture, names: Names) -> Router:
     name = names["router"]
-    bias = read.tensor(f"{name}.bias", read.head_type) if mixture.has_router_bias else None
+    bias = read.tensor(f"{name}.bias", read.exact_type) if mixture.has_router_bias else None
     return Router(
-        Linear(read.tensor(f"{name}.weight", read.head_type), bias),
+        Linear(read.tensor(f"{name}.weight", read.exact_type), bias),
         mixture.experts_per_token,
         is_sigmoid=mixture.scoring == SIGMOID,
         choice_bias=read.exact(names["choice_bias"]).flatten() if mixture.has_choice_bias else None,
