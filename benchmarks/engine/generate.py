@@ -78,7 +78,7 @@ class Ask:
     count: int
 
 
-def make_cases(arguments: BenchmarkArguments) -> dict[str, list[Ask]]:
+def make_cases(arguments: BenchmarkArguments, batches: Sequence[int] = (1, 8, 32)) -> dict[str, list[Ask]]:
     """Draw the requests of every case; the same every time."""
     draw = random.Random(1234)
 
@@ -88,7 +88,7 @@ def make_cases(arguments: BenchmarkArguments) -> dict[str, list[Ask]]:
     longest_in, longest_out = 2 * arguments.input_length, 2 * arguments.output_length
     cases = {
         f"batch {batch}": [ask(arguments.input_length, arguments.output_length) for _ in range(batch)]
-        for batch in (1, 8, 32)
+        for batch in batches
     }
     mixed = [(draw.randint(4, longest_in), draw.randint(4, longest_out)) for _ in range(32)]
     return {**cases, "32 mixed": [ask(*lengths) for lengths in mixed]}
