@@ -26,8 +26,8 @@ from deployment.proof.served_models import ServedModel, find_served_models
 from deployment.proof.weights import prove_weights
 from deployment.ranks.gpus import visible_devices
 from deployment.ranks.launchers import Rank, find_rank
-from deployment.ranks.ranks import arguments_of, check_world_size, engine_environment
-from deployment.ranks.workers import take_part
+from deployment.ranks.ranks import arguments_of, check_world_size, engine_environment, ranks_of_node
+from deployment.ranks.workers import take_part, workers
 from deployment.triton.fitness import check_engine
 from deployment.triton.installation import SLIPWAY, locate
 from deployment.triton.running import Deployment, find_ports
@@ -39,22 +39,33 @@ from handover.signatures.trust import verify
 
 def main(argv: Sequence[str]) -> None:
     """Serve until stopped; a server that dies is an error."""
-    rank = find_rank(os.environ)
     given = within_kill_wait(with_address(ServeArguments.from_argv(argv, __doc__), os.environ), os.environ)
+    rank, *others = find_ranks(given)
     arguments = arguments_of(rank.rank, given)
     os.environ.update(visible_devices(given.cuda_devices, given.engine, os.environ))
     stop = StopRequest()
-    is_spread = arguments.engine == SLIPWAY and rank.world_size > 1
-    if rank.world_size > 1:
-        follows_moves = arguments.engine == SLIPWAY
-        check_world_size(rank, find_served_models(arguments.model_repository, follows_moves), arguments.engine)
-    if is_spread and rank.rank:
+    if arguments.engine == SLIPWAY and rank.rank:
         with stop.listening():
-            take_part(arguments, rank, given.endpoint, stop.came)
+            take_part(given, [rank, *others], stop.came)
         return
     arguments.endpoint.parent.mkdir(parents=True, exist_ok=True)
-    with lock(arguments.endpoint):
+    with lock(arguments.endpoint), workers(given, others):
         serve(arguments, given, rank, stop)
+
+
+def find_ranks(given: ServeArguments) -> list[Rank]:
+    """Return the ranks that this process stands for: one, unless it is a node's.
+
+    Raises:
+        ServerError: which they are is not clear, or the model has another number.
+    """
+    rank = find_rank(os.environ)
+    if rank.world_size == 1:
+        return [rank]
+    models = find_served_models(given.model_repository, follows_moves=given.engine == SLIPWAY)
+    ranks = ranks_of_node(rank, models, given.engine)
+    check_world_size(ranks[0], models, given.engine)
+    return ranks
 
 
 def serve(arguments: ServeArguments, given: ServeArguments, rank: Rank, stop: StopRequest) -> None:

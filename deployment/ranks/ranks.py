@@ -54,6 +54,20 @@ def arguments_of(rank: int, arguments: ServeArguments) -> ServeArguments:
     )
 
 
+def ranks_of_node(rank: Rank, models: Sequence[ServedModel], engine: str) -> list[Rank]:
+    """Return the ranks that this process stands for, of which it is the first.
+
+    A pod or a node that has one process gets a rank for each of its GPUs, where the model has a multiple of the nodes.
+    """
+    ranks = models[0].tensor_para_size * models[0].pipeline_para_size if len(models) == 1 else 0
+    count, rest = divmod(ranks, rank.world_size)
+    if not rank.is_nodes or engine == FASTERTRANSFORMER or count < 2 or rest:
+        return [rank]
+    first = rank.rank * count
+    own = {"world_size": ranks, "local_size": count}
+    return [dataclasses.replace(rank, rank=first + local, local_rank=local, **own) for local in range(count)]
+
+
 def check_world_size(rank: Rank, models: Sequence[ServedModel], engine: str) -> None:
     """Make sure that the processes are as many as the model can be served by; one alone runs all ranks.
 

@@ -11,7 +11,7 @@ from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.parallel.rank import LAUNCHER_VARIABLES, read_ranks, refuse_unassigned_rank
 from deployment.proof.served_models import ServedModel
 from deployment.ranks.launchers import LAUNCHERS, Rank, find_rank, first_host
-from deployment.ranks.ranks import check_world_size, engine_environment
+from deployment.ranks.ranks import check_world_size, engine_environment, ranks_of_node
 from handover.errors import ServerError
 
 LWS = {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "m-0.m.default"}
@@ -210,6 +210,17 @@ def test_the_engine_knows_every_variable_by_which_several_processes_are_told(tmp
     batch_script = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     refuse_unassigned_rank(batch_script, 2)
     assert read_ranks(engine_environment(Rank(), tmp_path, 1)) is None
+
+
+def test_a_pod_has_a_rank_for_each_of_its_gpus() -> None:
+    second = find_rank(LWS)
+    assert ranks_of_node(second, [served("4", "2")], "slipway") == [Rank(4 + i, 8, i, 4) for i in range(4)]
+    assert ranks_of_node(second, [served("2", "1")], "slipway") == [second]
+    assert ranks_of_node(second, [served("3", "1")], "slipway") == [second], "which is refused"
+    assert ranks_of_node(second, [served("4", "2")], "fastertransformer") == [second]
+    assert ranks_of_node(second, [served("4", "2")] * 2, "slipway") == [second]
+    task = find_rank({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"})
+    assert ranks_of_node(task, [served("4", "1")], "slipway") == [task], "srun starts a task a rank"
 
 
 def test_pods_meet_although_each_has_a_runner_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,15 +44,17 @@ def expected(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 class ServeRanks:
-    """One ``deployment.serve`` a rank, with the variables that srun gives its tasks."""
+    """One ``deployment.serve`` a rank, with the variables that srun gives its tasks, or one a pod of a group."""
 
-    def __init__(self, repository: Path, directory: Path, count: int = 2) -> None:
+    def __init__(self, repository: Path, directory: Path, count: int = 2, are_pods: bool = False) -> None:
         self.endpoint_file = directory / "endpoint.json"
         arguments = ServeArguments(repository, self.endpoint_file, directory / "server.log", exit_timeout_s=2)
         self.outputs, self.processes = [], []
         for rank in range(count):
             step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(count)}
             step |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_STEP_TASKS_PER_NODE": str(count)}
+            if are_pods:
+                step = {"LWS_WORKER_INDEX": str(rank), "LWS_GROUP_SIZE": str(count), "SLIPWAY_RUN": f"runner {rank}"}
             self.outputs.append(directory / f"rank{rank}.txt")
             with self.outputs[-1].open("wb") as stream:
                 self.processes.append(
@@ -121,6 +123,24 @@ def test_two_ranks_answer_as_one_process_does_and_end_in_good_order(ranks: Serve
     assert deaths_by_signal(ranks.directory) == []
     log = (ranks.directory / "server.log").read_text()
     assert "is lost" not in log + (ranks.directory / "server.rank1.log").read_text()
+
+
+@pytest.mark.long  # of the ranks of a pod; two pods of one are in test_pods_run.py
+def test_two_pods_of_two_ranks_answer_as_one_process_does(tmp_path: Path, expected: list[str]) -> None:
+    convert(ConvertArguments(NEMO, tmp_path / "2-gpu", 2, "fp32"))
+    arguments = ExportArguments(tmp_path / "2-gpu", tmp_path / "repo", "gpt", 2, 2, "fp32", 0, 0, max_batch_size=4)
+    build_repository(arguments)
+    pods = ServeRanks(tmp_path / "repo", tmp_path, are_pods=True)
+    try:
+        endpoint = pods.wait_until_published()
+        assert [generate(endpoint, prompt, 12) for prompt in PROMPTS] == expected
+        assert all((tmp_path / f"server.rank{rank}.log").exists() for rank in (1, 2, 3))
+        for process in pods.processes:
+            process.send_signal(signal.SIGTERM)
+        assert pods.wait(30) == [0, 0], pods.text
+        assert not pods.workers()
+    finally:
+        pods.kill()
 
 
 def test_a_killed_worker_ends_the_deployment_and_every_request(ranks: ServeRanks) -> None:

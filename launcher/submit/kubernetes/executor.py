@@ -7,7 +7,6 @@ from pathlib import Path
 
 from handover.errors import ConfigError
 from launcher.clusters.kubernetes_names import Names, run_name
-from launcher.config.choices import Engine
 from launcher.config.schema import Config
 from launcher.plan.mounts import given_files
 from launcher.plan.paths import RunPaths
@@ -16,7 +15,7 @@ from launcher.submit import Job
 from launcher.submit.jobs import SubmittedJob, read_jobs, write_jobs
 from launcher.submit.kubernetes.directory import check_directory, files_of, write
 from launcher.submit.kubernetes.kubectl import job_id
-from launcher.submit.kubernetes.pods import Pods, jobs_in
+from launcher.submit.kubernetes.pods import Pods, check_nodes, jobs_in
 from launcher.submit.kubernetes.servers import server
 from launcher.submit.kubernetes.stages import stages
 
@@ -87,7 +86,7 @@ class KubernetesExecutor:
         """Refuse paths that no pod sees, and plans that one process a pod cannot run."""
         check_directory(self.directory)
         for job in jobs:
-            _check_nodes(job, self.config.deployment.engine)
+            check_nodes(job, self.config.deployment.engine)
             for plan in job.plans:
                 for path in (plan.output, plan.log):
                     self._check_path(path, plan.stage, ())
@@ -111,30 +110,6 @@ class KubernetesExecutor:
 def _divide(jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
     """Return the jobs that end, as pods run them, and the server that stays."""
     return jobs_in([job for job in jobs if not job.stays]), [job for job in jobs if job.stays]
-
-
-def _check_nodes(job: Job, engine: Engine) -> None:
-    """Refuse a server over several pods that one process in each cannot serve."""
-    resources = next((plan.resources for plan in job.plans if plan.resources.nodes > 1), None)
-    if resources is None:
-        return
-    if not job.stays:
-        raise ConfigError(
-            f"a server over {resources.nodes} nodes with its clients in one run: they would be one pod",
-            "start the server in a run of its own, stages=[deploy], and give its address as deployment.endpoint",
-        )
-    if engine is Engine.fastertransformer:
-        raise ConfigError(
-            f"deployment.engine=fastertransformer over {resources.nodes} nodes: its servers find one another by MPI, "
-            "which pods do not have",
-            "lower the tensor or pipeline parallelism to the GPUs of one node",
-        )
-    if engine is Engine.slipway and resources.gpus_per_node > 1:
-        raise ConfigError(
-            f"the drop-in engine over {resources.nodes} nodes of {resources.gpus_per_node} GPUs: a pod runs one "
-            "process, and across pods each rank is one",
-            "take pods of one GPU each: cluster.gpus_per_node=1; or lower the tensor or pipeline parallelism",
-        )
 
 
 def open_executor(config: Config, paths: RunPaths) -> KubernetesExecutor:

@@ -8,7 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from handover.errors import ConfigError
 from launcher.clusters.kubernetes_names import PLANS_PATH, Names, quantity_bytes
+from launcher.config.choices import Engine
 from launcher.config.kubernetes import KubernetesConfig
 from launcher.plan.plan import PYTHON
 from launcher.plan.time_limit import limit_s
@@ -68,7 +70,7 @@ class Pods:
             "terminationGracePeriodSeconds": self.grace_s if serves else _CLEARING_S,
             "containers": [runner],
             "volumes": self.volumes(serves),
-            **(self._placing() if gpus else {}),
+            **(self.placing() if gpus else {}),
         }
         # Where plans are others, so is the object: Kubernetes refuses it for a Job, and a Deployment restarts.
         digest = hashlib.sha256("".join(plan.to_json() for plan in job.plans).encode()).hexdigest()[:16]
@@ -89,7 +91,11 @@ class Pods:
     def environment(self) -> list[Manifest]:
         """Variables: the pod's own address and, by reference, secrets; a plan has its variables itself."""
         address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-        return [address, *(_secret(name, str(place)) for name, place in sorted(self.given.secrets.items()))]
+        return [address, *self.secrets()]
+
+    def secrets(self) -> list[Manifest]:
+        """Variables whose values are those of secrets."""
+        return [_secret(name, str(place)) for name, place in sorted(self.given.secrets.items())]
 
     def resources(self, job: Job, gpus: int) -> Manifest:
         """Return what the pod asks for and may use; of several plans, what the hungriest needs."""
@@ -125,7 +131,7 @@ class Pods:
         found += [{"name": "shared-memory", "emptyDir": memory}] if serves else []
         return [{"name": "plans", "configMap": {"name": self.names.plans}}, *found]
 
-    def _placing(self) -> Manifest:
+    def placing(self) -> Manifest:
         """On which nodes pods with GPUs may be: those that are kept free for such pods among them."""
         tolerated = {"key": self.given.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
         labels = {name: str(value) for name, value in self.given.gpu_node_selector.items()}
@@ -169,3 +175,25 @@ def jobs_in(jobs: Sequence[Job]) -> list[Job]:
             job = Job(before.name, (*before.plans, *job.plans), job.stages_file)
         merged.append(job)
     return merged
+
+
+def check_nodes(job: Job, engine: Engine) -> None:
+    """Refuse a server over several pods or nodes that one process in each cannot serve.
+
+    Raises:
+        ConfigError: its clients would run on each of them, or its engine's processes do not find one another.
+    """
+    nodes = max(plan.resources.nodes for plan in job.plans)
+    if nodes == 1:
+        return
+    if not job.stays:
+        raise ConfigError(
+            f"a server over {nodes} nodes with its clients in one run: they would be one job, which each node runs",
+            "start the server in a run of its own, stages=[deploy], and give its address as deployment.endpoint",
+        )
+    if engine is Engine.fastertransformer:
+        raise ConfigError(
+            f"deployment.engine=fastertransformer over {nodes} nodes: its servers find one another by MPI, which is "
+            "not there",
+            "lower the tensor or pipeline parallelism to the GPUs of one node",
+        )
