@@ -11,7 +11,7 @@ PIP = $$(realpath $(VENV))/bin/python -m pip install --quiet --disable-pip-versi
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-llama demo-moe test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-kernels test-kernels-interpreted test-kernels-compiled \
+.PHONY: help demo demo-llama demo-moe test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-launchers test-kernels test-kernels-interpreted test-kernels-compiled \
   test-kernels-compiled-3.6 test-aiperf-counts test-aiperf-clocks test-lm-eval-decoder test-lm-eval-encoder-decoder environments check docs format golden lock clean
 
 help: ## list the targets
@@ -34,7 +34,7 @@ test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in thre
 
 # Tests marked long show what another one does with another model, size or victim: they run by night.
 test-all: export PYTEST_ADDOPTS += -m ''
-test-all: test test-kernels test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-clients test-compressed-tensors test-signing test-trackers ## run every test, also those that CI leaves out
+test-all: test test-kernels test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-launchers ## run every test, also those that CI leaves out
 
 CAMPAIGN := hour
 torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints, command lines: an hour; CAMPAIGN=full: five
@@ -77,6 +77,9 @@ test-signing: $(VENV)/.tests .signing/.ready ## verify what is signed by model-s
 
 test-trackers: .venv-trackers/.ready ## tell figures to MLflow, Weights & Biases and NeMo Evaluator, in a virtual environment of their own
 	.venv-trackers/bin/python -m pytest tests/with_trackers
+
+test-launchers: $(VENV)/.tests .venv-launchers/.ready ## read the jobs of plans=export by SkyPilot, NeMo-Run and Lepton's client, in a virtual environment of their own
+	LAUNCHERS_PYTHON=$(CURDIR)/.venv-launchers/bin/python $(RUN) -m pytest tests/with_launchers
 
 test-kernels: export PYTEST_ADDOPTS += -m ''
 test-kernels: test-kernels-interpreted test-kernels-compiled test-kernels-compiled-3.6 ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
@@ -147,6 +150,10 @@ INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
 	$(INSTALL)
 	touch $@
 
+.venv-launchers/.ready: tests/with_launchers/requirements.txt
+	$(INSTALL)
+	touch $@
+
 .venv-aiperf/.ready: tests/with_aiperf/requirements.txt
 	$(INSTALL)
 	touch $@
@@ -188,4 +195,4 @@ INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
 	touch $@
 
 clean: ## remove the virtual environments
-	rm -rf $(VENV) .venv-nemo .venv-lm-eval .venv-aiperf .venv-trackers .venv-vllm .vllm-client .clients .compressed-tensors .signing .triton .triton-3.6
+	rm -rf $(VENV) .venv-nemo .venv-lm-eval .venv-aiperf .venv-trackers .venv-launchers .venv-vllm .vllm-client .clients .compressed-tensors .signing .triton .triton-3.6

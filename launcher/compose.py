@@ -8,7 +8,8 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from launcher.clusters.table import CLUSTERS, detect_cluster
+from launcher.clusters.table import CLUSTERS, cluster_of, detect_cluster
+from launcher.config.choices import ClusterType
 from launcher.config.schema import Config, to_typed
 from launcher.config.secrets import check_secrets
 from launcher.config.values import check_values
@@ -27,7 +28,9 @@ def finish(cfg: DictConfig, results_suffix: str = "") -> Config:
 
 
 def _finish(cfg: DictConfig, results_suffix: str) -> Config:
-    cluster_type = cfg.cluster_type if cfg.cluster_type in CLUSTERS else detect_cluster()
+    cluster_type = cfg.cluster_type
+    if cluster_type not in CLUSTERS:  # of another launcher's nodes Slurm's keys say the size
+        cluster_type = ClusterType.bcm if cfg.plans else detect_cluster()
     overrides = written_overrides()
     chosen = any(override.split("=", 1)[0] == "cluster" for override in overrides)
     if not chosen and HydraConfig.get().runtime.choices["cluster"] != cluster_type.name:
@@ -36,7 +39,7 @@ def _finish(cfg: DictConfig, results_suffix: str) -> Config:
         cfg.export.run.config_summary = f"{cfg.export.run.config_summary}_{results_suffix}"
     config = to_typed(cfg)
     config.cluster_type = cluster_type
-    CLUSTERS[cluster_type].fill_in(config)
+    cluster_of(config).fill_in(config)
     check_values(config)
     check_secrets(config)
     return config

@@ -23,6 +23,7 @@ from launcher.plan.stages.table import STAGES
 from launcher.run.results import StageResult, write_results
 from launcher.submit import Executor, Job
 from launcher.submit.jobs import forget_ended, kept_if_refused
+from launcher.submit.kubernetes import kserve
 
 
 def launch(config: Config, sweep: Path | None = None) -> None:
@@ -45,16 +46,19 @@ def launch(config: Config, sweep: Path | None = None) -> None:
         force.add(Stage.convert.name)  # there is nothing else that export would make again
     jobs = make_jobs(config, paths, plans)
     executor.check(jobs)
+    kserve.check(config, paths)
     if config.dry_run:
         if Stage.convert in stages:
             show_size(config, paths)
         show(plans, executor)
         sys.stdout.write(executor.preview(jobs, force))
+        sys.stdout.write(kserve.preview(config, paths))
         return
     if paths.hub_name:
         paths.checkpoint.parent.mkdir(parents=True, exist_ok=True)  # a container can only see what is there
     for job in jobs:
         job.write()
+    kserve.write(config, paths)
     with kept_if_refused(paths.stages.parent):
         forget_ended(paths.stages.parent)
         write_results(paths.stages, [StageResult(plan.stage, plan.name, log=str(plan.log)) for plan in plans])

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from launcher.clusters.bcm import Slurm
 from launcher.clusters.bcp import BaseCommandPlatform
 from launcher.clusters.cluster import Cluster
+from launcher.clusters.elsewhere import Elsewhere
 from launcher.clusters.interactive import Interactive
 from launcher.clusters.kubernetes import Kubernetes
 from launcher.config.choices import ClusterType
@@ -23,11 +24,12 @@ CLUSTERS: Mapping[ClusterType, Cluster] = {
     ClusterType.kubernetes: Kubernetes(),
 }
 """In the order in which they are looked for."""
+_ELSEWHERE = Elsewhere()
 
 
 def cluster_of(config: Config) -> Cluster:
-    """Return the cluster of a run."""
-    return CLUSTERS[config.cluster_type]
+    """Return the cluster of a run; jobs that are written for other launchers run on none of these."""
+    return _ELSEWHERE if config.plans else CLUSTERS[config.cluster_type]
 
 
 def detect_cluster() -> ClusterType:

@@ -32,6 +32,12 @@ class ClusterType(Choice):
     kubernetes = "kubernetes"
 
 
+class Plans(Choice):
+    """What becomes of a run's jobs in place of being started."""
+
+    export = "export"
+
+
 class DataType(Choice):
     """Of weights on disk (weight_data_type) and of the computation (data_type)."""
 
@@ -123,6 +129,12 @@ class AdapterFormat(Choice):
     """What a LoRA adapter becomes that is not merged into its model."""
 
     peft = "peft"
+
+
+class Manifest(Choice):
+    """What serves an exported model in a cluster, for which manifests are written beside it."""
+
+    kserve = "kserve"
 
 
 class Quantization(Choice):

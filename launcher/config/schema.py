@@ -29,8 +29,10 @@ from launcher.config.choices import (
     DataType,
     Engine,
     Guard,
+    Manifest,
     ModelFormat,
     ModelType,
+    Plans,
     Quantization,
     Router,
     Stage,
@@ -62,6 +64,7 @@ class ClusterConfig:
     exclusive: bool = True
     gpus_per_task: int | None = number(None, GPUS)
     gpus_per_node: int | None = number(None, GPUS)  # None: what this machine has
+    gpu_type: str | None = None  # of plans=export: what launchers call the GPU, such as H100
     mem: int = number(0, Range(0, 1_000_000_000))  # MB per node; 0: all
     cpus_per_task: int | None = number(None, PROCESSES)  # None: 4 for each task, with exclusive all
     overcommit: bool = False
@@ -152,6 +155,8 @@ class ExportConfig:
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     # LoRA adapters that are served beside the model: {name: path}, or a directory of them
     adapters: Any = field(default=None, metadata={TAKES_NAMES: True})
+    manifest: Manifest | None = None  # that is written beside the exported model; see docs/kubernetes.md
+    manifest_uri: str | None = None  # where the cluster finds the model; None: its claim in kubernetes.volumes
     triton_deployment: TritonDeploymentConfig = field(default_factory=TritonDeploymentConfig)
 
 
@@ -339,6 +344,7 @@ class Config:
     container_mounts: list[str | None] = field(default_factory=list)
     bcp_no_redirect: bool = True
     env_vars: dict[str, Any] = field(default_factory=dict)
+    plans: Plans | None = None  # export: jobs are written for other launchers and not started; see docs/cluster.md
     dry_run: bool = False
     force: list[Stage] = field(default_factory=list)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

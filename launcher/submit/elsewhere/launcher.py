@@ -1,0 +1,31 @@
+"""The base of the launchers that jobs are written for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.submit.elsewhere.script import Script
+
+
+class Launcher:
+    """Another launcher; a new one is a class in a module of this folder and a line in ``table.py``.
+
+    Attributes:
+        name: of its folder.
+        suffix: of its files.
+    """
+
+    name: str
+    suffix: str
+
+    def lacks(self, script: Script) -> str:
+        """Return why it cannot run such a job; empty where it can."""
+        return ""
+
+    def render(self, script: Script, file: Path) -> str:
+        """Return what the file of a job holds."""
+        raise NotImplementedError
+
+    def start(self, script: Script, file: Path) -> list[str]:
+        """Return the command that starts a job by its file."""
+        raise NotImplementedError
