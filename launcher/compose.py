@@ -8,8 +8,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from launcher.clusters.table import CLUSTERS, cluster_of, detect_cluster
-from launcher.config.choices import ClusterType
+from launcher.clusters.table import CLUSTERS, OF_ELSEWHERE, cluster_of, detect_cluster
 from launcher.config.schema import Config, to_typed
 from launcher.config.secrets import check_secrets
 from launcher.config.values import check_values
@@ -28,9 +27,8 @@ def finish(cfg: DictConfig, results_suffix: str = "") -> Config:
 
 
 def _finish(cfg: DictConfig, results_suffix: str) -> Config:
-    cluster_type = cfg.cluster_type
-    if cluster_type not in CLUSTERS:  # of another launcher's nodes Slurm's keys say the size
-        cluster_type = ClusterType.bcm if cfg.plans else detect_cluster()
+    otherwise = (lambda: OF_ELSEWHERE) if cfg.plans else detect_cluster
+    cluster_type = cfg.cluster_type if cfg.cluster_type in CLUSTERS else otherwise()
     overrides = written_overrides()
     chosen = any(override.split("=", 1)[0] == "cluster" for override in overrides)
     if not chosen and HydraConfig.get().runtime.choices["cluster"] != cluster_type.name:

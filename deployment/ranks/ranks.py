@@ -64,8 +64,8 @@ def ranks_of_node(rank: Rank, models: Sequence[ServedModel], engine: str) -> lis
     if not rank.is_nodes or engine == FASTERTRANSFORMER or count < 2 or rest:
         return [rank]
     first = rank.rank * count
-    own = {"world_size": ranks, "local_size": count}
-    return [dataclasses.replace(rank, rank=first + local, local_rank=local, **own) for local in range(count)]
+    one = dataclasses.replace(rank, world_size=ranks, local_size=count)
+    return [dataclasses.replace(one, rank=first + local, local_rank=local) for local in range(count)]
 
 
 def check_world_size(rank: Rank, models: Sequence[ServedModel], engine: str) -> None:

@@ -24,7 +24,7 @@ _GRACE_S = 10.0
 
 
 def take_part(given: ServeArguments, ranks: Sequence[Rank], is_asked_to_stop: Callable[[float], bool]) -> None:
-    """Run the workers, which hear from rank 0 what to load, until that sends them home.
+    """Run the workers, which hear from rank 0 what to load, until that tells them to exit.
 
     Args:
         given: arguments of rank 0.

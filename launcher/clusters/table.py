@@ -24,6 +24,9 @@ CLUSTERS: Mapping[ClusterType, Cluster] = {
     ClusterType.kubernetes: Kubernetes(),
 }
 """In the order in which they are looked for."""
+OF_ELSEWHERE = ClusterType.bcm
+"""Whose keys say the size of another launcher's nodes, where none is named."""
+
 _ELSEWHERE = Elsewhere()
 
 
