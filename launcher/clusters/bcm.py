@@ -35,6 +35,7 @@ class Slurm(Cluster):
     """A cluster that this host submits to."""
 
     executor = "slurm"
+    starts_mpi = True
     starts_containers = True
     allocates = True
 

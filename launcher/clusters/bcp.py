@@ -14,6 +14,7 @@ class BaseCommandPlatform(Cluster):
     """The nodes of a job that is there already, in the one container that it was started with."""
 
     executor = "bcp"
+    starts_mpi = True
 
     def is_here(self) -> bool:
         """Whether this is such a job."""

@@ -13,12 +13,14 @@ class Cluster:
         runs_here: stages run on this very host: its programs and ports are those that they find.
         starts_containers: stages run in containers that their jobs start, with mounts.
         replicates: it starts several servers of one plan, and a router before them, by its own means.
+        starts_mpi: processes of several nodes are joined by MPI.
         allocates: the keys below ``cluster`` say what a job has.
     """
 
     executor: str
     runs_here = False
     starts_containers = False
+    starts_mpi = False
     replicates = False
     allocates = False
 

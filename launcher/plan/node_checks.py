@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from handover.errors import ConfigError
-from launcher.config.choices import ClusterType, Engine
+from launcher.clusters.table import cluster_of
+from launcher.config.choices import Engine
 from launcher.config.schema import Config
 from launcher.plan.paths import RunPaths
 from launcher.plan.programs import command_of, program_of
@@ -106,7 +107,7 @@ def _check_flags(config: Config) -> None:
 def _check_mpi(config: Config) -> None:
     """Refuse what a program cannot have whose processes MPI joins, one a GPU."""
     title, deployment = program_of(config).title, config.deployment
-    if config.cluster_type not in (ClusterType.bcm, ClusterType.bcp):
+    if not cluster_of(config).starts_mpi:
         raise ConfigError(
             f"deployment.engine={deployment.engine} over several nodes with cluster_type={config.cluster_type}: "
             f"{title} joins its processes through MPI, which nothing there starts",
