@@ -27,8 +27,8 @@ def finish(cfg: DictConfig, results_suffix: str = "") -> Config:
 
 
 def _finish(cfg: DictConfig, results_suffix: str) -> Config:
-    otherwise = (lambda: OF_ELSEWHERE) if cfg.plans else detect_cluster
-    cluster_type = cfg.cluster_type if cfg.cluster_type in CLUSTERS else otherwise()
+    usual = OF_ELSEWHERE if cfg.plans else None
+    cluster_type = cfg.cluster_type if cfg.cluster_type in CLUSTERS else usual or detect_cluster()
     overrides = written_overrides()
     chosen = any(override.split("=", 1)[0] == "cluster" for override in overrides)
     if not chosen and HydraConfig.get().runtime.choices["cluster"] != cluster_type.name:
