@@ -16,6 +16,8 @@ from handover.errors import ServerError
 _PATIENCE_S = 60.0
 _PAUSE_S = 0.05
 _SILENT_S = 30.0
+_EVERY_S = 1.0
+"""A look reads every process of the host."""
 
 
 class RouterProcess:
@@ -33,6 +35,7 @@ class RouterProcess:
         self._restarts = Restarts()
         self._admitted = set[int]()
         self._silent_since: float | None = None
+        self._looked = 0.0
         self._start(False)
 
     def _start(self, is_again: bool) -> None:
@@ -45,7 +48,7 @@ class RouterProcess:
                 raise self._process.explain(f"{self._router.title} does not listen")
 
     def watch(self) -> str:
-        """Start it again if it has died; the replicas go on.
+        """Look once a second, and start it again if it has died; the replicas go on.
 
         Returns:
             What happened, for the operator; empty: it runs.
@@ -53,6 +56,9 @@ class RouterProcess:
         Raises:
             ServerDiedError: it has died too often.
         """
+        if time.monotonic() - self._looked < _EVERY_S:
+            return ""
+        self._looked = time.monotonic()
         try:
             self._process.check()
             return ""
