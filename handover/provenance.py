@@ -36,7 +36,7 @@ def code_digest() -> str:
     """Digest the sources of all stages, ``sha256:<hex>``: outside a git checkout too, and with edits."""
     digest = hashlib.sha256()
     for package in _PACKAGES:
-        for file in sorted((_ROOT / package).rglob("*.py")):
+        for file in sorted(each for each in (_ROOT / package).rglob("*.*") if each.suffix in (".py", ".c")):
             digest.update(f"{file.relative_to(_ROOT).as_posix()}\0".encode() + file.read_bytes())
     return f"sha256:{digest.hexdigest()}"
 

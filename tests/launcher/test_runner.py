@@ -128,13 +128,14 @@ def test_code_that_changed_since_is_remarked_and_nothing_is_redone(
     assert f"made by commit {now['commit'][:8]}, now 01234567" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["plan.py", "kernels.c"])
 def test_the_digest_of_the_code_is_of_its_text_and_not_of_its_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests = []
     for text in ("a = 1", "a = 1", "a = 2"):
         (tmp_path / "launcher").mkdir(exist_ok=True)
-        (tmp_path / "launcher" / "plan.py").write_text(text)
+        (tmp_path / "launcher" / name).write_text(text)
         monkeypatch.setattr(provenance, "_ROOT", tmp_path)
         digests.append(provenance.code_digest())
     assert digests[0] == digests[1] != digests[2]
