@@ -20,9 +20,10 @@ help: ## list the targets
 demo: $(VENV)/.runtime ## convert, export, deploy, evaluate and benchmark the demonstration checkpoint
 	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]' 'benchmark.lengths=[[60,20]]'
 
-demo-llama: $(VENV)/.runtime ## the same with a checkpoint of the Llama family
+demo-llama: $(VENV)/.tests ## the same with a Llama and a LoRA adapter beside it, both held against transformers
 	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]' 'benchmark.lengths=[[60,20]]' \
-	  export.run.model_train_name=llama_demo
+	  export.run.model_train_name=llama_demo export.model.format=huggingface 'evaluation=[lambada,parity]' \
+	  export.adapters=examples/llama_demo/adapters 'deployment.adapter=[null,verse]'
 
 demo-moe: $(VENV)/.runtime ## the same with a mixture of experts, a distributed checkpoint of Megatron-LM
 	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]' 'benchmark.lengths=[[60,20]]' \

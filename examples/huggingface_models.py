@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 import tempfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 import yaml
+from safetensors.torch import load_file
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -23,11 +25,22 @@ from transformers import (
 )
 
 Weights = dict[str, torch.Tensor]
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def load(path: Path) -> tuple[PreTrainedModel, GPT2TokenizerFast]:
     """Read a demonstration checkpoint in fp32: NeMo's archive, or Megatron-LM's directory (both with GPT-2 BPE)."""
     return load_megatron(path) if path.is_dir() else load_nemo(path)
+
+
+def merge(model: PreTrainedModel, adapter: Path) -> None:
+    """Add a LoRA adapter, as PEFT saves one, to a model's weights."""
+    config, tensors = json.loads((adapter / "adapter_config.json").read_text()), load_file(adapter / ADAPTER_WEIGHTS)
+    for name, down in tensors.items():
+        module, is_down, _ = name.removeprefix("base_model.model.").partition(".lora_A.")
+        if is_down:
+            product = tensors[name.replace("lora_A", "lora_B")].float() @ down.float()
+            model.get_submodule(module).weight.data += config["lora_alpha"] / config["r"] * product
 
 
 def load_nemo(path: Path) -> tuple[PreTrainedModel, GPT2TokenizerFast]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_models import load
+from huggingface_models import load, merge
 from tqdm import tqdm
 from transformers import GPT2TokenizerFast, PreTrainedModel
 
@@ -120,10 +120,13 @@ def read_texts(path: Path) -> list[str]:
     return [json.loads(line)["text"] for line in path.read_text("utf-8").split("\n") if line]
 
 
-def record_figures(card: Path, data: Path, figures: dict[str, Any], samples: list[dict[str, Any]]) -> None:
-    """Put the figures of one data file into a model card, beside what it already holds."""
+def record_figures(
+    card: Path, adapter: str, data: Path, figures: dict[str, Any], samples: list[dict[str, Any]]
+) -> None:
+    """Put the figures of one data file into a model card, beside what it already holds; an adapter's by its name."""
     content = json.loads(card.read_text("utf-8")) if card.exists() else {}
-    content.setdefault("lambada", {})[data.name] = {
+    own = content.setdefault("adapters", {}).setdefault(adapter, {}) if adapter else content
+    own.setdefault("lambada", {})[data.name] = {
         "sha256": hashlib.sha256(data.read_bytes()).hexdigest(),
         **figures,
         "first_samples": samples[:RECORDED_SAMPLES],
@@ -135,16 +138,20 @@ def main() -> None:
     """Score one file, print the figures and record them if there is a card."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True, help="NeMo archive, or Megatron-LM's directory")
+    parser.add_argument("--adapter", type=Path, help="a LoRA of PEFT's, to be merged into it")
     parser.add_argument("--data", type=Path, required=True, help="LAMBADA as JSON Lines with a 'text'")
     parser.add_argument("--card", type=Path, help="model_card.json to record the figures in")
     arguments = parser.parse_args()
     model, tokenizer = load(arguments.checkpoint)
+    if arguments.adapter:
+        merge(model, arguments.adapter)
     texts = read_texts(arguments.data)
     samples, grams = score_texts(model, tokenizer, texts)
     figures = summarise(samples) | grams
     print(json.dumps(figures, indent=1))
     if arguments.card:
-        record_figures(arguments.card, arguments.data, figures, samples)
+        name = arguments.adapter.name if arguments.adapter else ""
+        record_figures(arguments.card, name, arguments.data, figures, samples)
 
 
 if __name__ == "__main__":

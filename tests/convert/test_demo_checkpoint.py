@@ -129,6 +129,25 @@ def test_hugging_face_computes_the_figures_of_the_card(
         assert ours == pytest.approx(theirs, abs=1e-3)
 
 
+def test_the_llamas_adapter_is_what_its_card_says(import_example: Any) -> None:
+    demo = EXAMPLES / "llama_demo"
+    card = json.loads((demo / "model_card.json").read_text())["adapters"]["verse"]
+    content = (demo / card["file"]).read_bytes()
+    assert len(content) == card["size_bytes"] <= 250_000 and hashlib.sha256(content).hexdigest() == card["sha256"]
+    scorer: ModuleType = import_example("score_with_huggingface")
+    model, tokenizer = scorer.load(demo / "checkpoints" / "llama_demo.nemo")
+    prompt = tokenizer(card["prompt"], return_tensors="pt")
+    told = {"max_new_tokens": 48, "do_sample": False, "pad_token_id": tokenizer.eos_token_id}
+    answers = [tokenizer.decode(model.generate(**prompt, **told)[0])]
+    scorer.merge(model, (demo / card["file"]).parent)
+    answers.append(tokenizer.decode(model.generate(**prompt, **told)[0]))
+    assert answers == [card["prompt"] + card[part] for part in ("model_says", "adapter_says")]
+    recorded = card["lambada"][SUBSET.name]["first_samples"][:5]
+    computed, _ = scorer.score_texts(model, tokenizer, scorer.read_texts(SUBSET)[:5])
+    for ours, theirs in zip(computed, recorded, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-3)
+
+
 def test_what_was_served_for_the_reference_report_scores_as_hugging_face_does() -> None:
     """All texts of the full file, through the ensemble on one side and by Hugging Face's forward pass on the other."""
     card = json.loads((EXAMPLES / "gpt3_demo" / "model_card.json").read_text())

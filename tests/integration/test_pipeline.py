@@ -143,6 +143,30 @@ def test_a_demonstration_reaches_the_figures_of_its_model_card(
     assert_nothing_is_left(tmp_path)
 
 
+@pytest.mark.long
+def test_the_llama_and_its_adapter_reach_their_figures_in_one_report(tmp_path: Path) -> None:
+    """Oracle: Hugging Face's model with the adapter merged (examples/score_with_huggingface.py); see demo-llama."""
+    demo = PROJECT / "examples" / "llama_demo"
+    given = ["cluster_type=interactive", "stages=[convert,export,deploy,evaluate]", "export.model.format=huggingface"]
+    given += ["export.run.model_train_name=llama_demo", f"export.adapters={demo / 'adapters'}"]
+    given += ["export.model.weight_data_type=fp32", "export.triton_deployment.data_type=fp32"]
+    given += ["deployment.adapter=[null,verse]", "evaluation=[lambada,parity]"]
+    launched = [sys.executable, str(PROJECT / "main.py"), f"base_results_dir={tmp_path}", *given]
+    result = subprocess.run(launched, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)
+    assert result.returncode == 0, result.stdout + result.stderr
+    results, card = tmp_path / "llama_demo/export_tp1_pp1_fp32_fp32", json.loads((demo / "model_card.json").read_text())
+    for name, known in (("lambada", card), ("lambada_verse", card["adapters"]["verse"])):
+        metrics = json.loads((results / "evaluation" / name / "metrics.json").read_text())["metrics"]
+        for metric in metrics:
+            expected = known["lambada"]["lambada_subset.jsonl"][metric["name"]]
+            rel = 1e-4 if metric["name"].endswith("perplexity") else 1e-9
+            assert metric["value"] == pytest.approx(expected, rel=rel), metric["name"]
+    report = (results / "report" / "report.md").read_text()
+    assert "Parity with adapter verse holds against Hugging Face" in report
+    assert "| last_token_accuracy | llama_demo |" in report and "| last_token_accuracy | verse |" in report
+    assert_nothing_is_left(tmp_path)
+
+
 @contextmanager
 def running_benchmark(root: Path) -> Iterator[subprocess.Popen[str]]:
     """The five-stage command, in the middle of a benchmark that takes a while."""
