@@ -58,3 +58,21 @@ def test_a_token_attends_as_by_torch(heads: int, kv_heads: int, size: int, rotar
             caches.append(kv.nan_to_num(7.0))
         torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(caches[1], caches[0], rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_of_one_row_see_each_other_whatever_their_order() -> None:
+    """Drafts are decoded so: the last token's keys are needed by none, and the first one's by all."""
+    table, positions = torch.arange(1, 5).int(), torch.tensor([72, 71, 70, 69, 68])
+    q, k, v = (drawn(5, heads, 1, 16, seed=heads) for heads in (4, 2, 2))
+    spec, windows = AttentionSpec(0.3, rotary=Rotary(16, False, plain_frequencies(16), 1.0)), torch.full((5,), 1 << 30)
+    seen, found = PAGE + torch.arange(68), []
+    for ops in (Ops(CPU), HostOps(CPU)):
+        kv = poisoned_cache(2, 16, seen)
+        found.append(ops.decode_attention(positions, table.expand(5, -1), windows, spec, q)(q, k, v, kv))
+    kv, alone = poisoned_cache(2, 16, seen), torch.empty_like(q)
+    for at in reversed(range(5)):  # a step for each
+        own = slice(at, at + 1)
+        attend = Ops(CPU).decode_attention(positions[own], table[None], windows[own], spec, q)
+        alone[own] = attend(q[own], k[own], v[own], kv)
+    for each in found:
+        torch.testing.assert_close(each, alone, rtol=1e-5, atol=1e-5)

@@ -1,5 +1,6 @@
 /* Attention of one token of each row to its row's pages, in fp32: the token's query and key are rotated, its key and
-   value are written to the cache, and each head looks at the row's entries; attention.py calls this.
+   value are written to the cache, and each head looks at the row's entries; attention.py calls this. All keys and
+   values are written before any is read: where drafts are verified, several of the call's tokens are of one row.
 
    Threads take a row's head of keys and values one after another, with the heads of queries that share it. */
 
@@ -65,15 +66,13 @@ static void soften(float *scores, long length) {
 static void attend_head(const attention *a, long row, long head) {
     const rows_of_step *s = a->step;
     const long size = a->size, group = a->heads / a->kv_heads, window = s->windows[row], position = s->positions[row];
-    const long length = position + 1 < window ? position + 1 : window, own = place_of(a, row, position % window, head);
+    const long length = position + 1 < window ? position + 1 : window;
     float *scores = malloc(4 * group * (length + size)), *queries = scores + group * length;
     float *out = a->out + (row * a->heads + head * group) * size;
     if (!scores) {
         __atomic_store_n(&((attention *)a)->has_failed, 1, __ATOMIC_RELAXED);
         return;
     }
-    rotate(s, row, a->k + row * a->k_stride + head * size, a->keys + own, size);
-    memcpy(a->values + own, a->v + row * a->v_stride + head * size, 4 * size);
     for (long i = 0; i < group; i++)
         rotate(s, row, a->q + row * a->q_stride + (head * group + i) * size, queries + i * size, size);
     for (long entry = 0; entry < length; entry++) {
@@ -95,6 +94,12 @@ static void attend_head(const attention *a, long row, long head) {
     free(scores);
 }
 
+static void write_entry(const attention *a, long row, long head) {
+    const long size = a->size, own = place_of(a, row, a->step->positions[row] % a->step->windows[row], head);
+    rotate(a->step, row, a->k + row * a->k_stride + head * size, a->keys + own, size);
+    memcpy(a->values + own, a->v + row * a->v_stride + head * size, 4 * size);
+}
+
 static void work(void *given) {
     attention *a = given;
     for (long job; (job = __atomic_fetch_add(&a->next, 1, __ATOMIC_RELAXED)) < a->step->rows * a->kv_heads;)
@@ -105,6 +110,7 @@ int attend(parallel *run, int threads, const rows_of_step *step, const float *q,
            long k_stride, const float *v, long v_stride, float *keys, float *values, long entry_stride, long heads,
            long kv_heads, long size, float *out) {
     attention a = {step, q, k, v, q_stride, k_stride, v_stride, keys, values, entry_stride, heads, kv_heads, size, out, 0, 0};
+    for (long job = 0; job < step->rows * kv_heads; job++) write_entry(&a, job / kv_heads, job % kv_heads);
     if (threads > 1) run(work, &a, threads, 0);
     else work(&a);
     return a.has_failed;
