@@ -9,7 +9,8 @@ penalties, words, a grammar; half of them streamed) come in small bursts, and th
 are known. Each generated token is compared with transformers' forward pass over the same text on the same device: the
 log-probability of the token, for any kind of request; that a greedy token is the argmax (of what a grammar allows),
 that a drawn one is among the top k, and that no bad word comes. In fp32 three ways of serving are tried: "served" with
-chunks and prefix cache, "whole" without either, "tight" with a KV cache so small that rows are set back.
+chunks and prefix cache, "whole" without either, "tight" with a KV cache so small that rows are set back, and "drafts"
+as served, with drafts for every row in every step: looked up, and then what the first answer had, some tokens wrong.
 
 Where two experts are as good as equal to a router, rounding chooses. An answer that is beyond a limit is compared again
 with transformers' model whose routers see their inputs changed by some 1e-6 of themselves: if one of these draws gives
@@ -32,10 +33,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -43,6 +45,9 @@ from torch import Tensor
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.model.families import read_config
+from backends.fastertransformer.engine.rows.prompt_lookup import PromptLookup
+from backends.fastertransformer.engine.scheduling import speculation
+from backends.fastertransformer.engine.scheduling.tuning import TUNING, Tuning
 from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments
 from handover.arguments import ScriptArguments
@@ -66,11 +71,14 @@ _FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp16 int8": torch.fl
 _FP8 = ("bf16 fp8", "bf16 fp8_block")  # the directories that convert makes of a hub directory
 _CACHE = "bf16 fp8_cache"
 _FORMATS |= dict.fromkeys((*_FP8, _CACHE), torch.bfloat16)
+_DRAFTS = "drafts"  # as long as may be in every step, where the model can verify any
 _WAYS: dict[str, dict[str, Any]] = {
     "served": {},
     "whole": {"prefill_chunk_tokens": 0, "has_prefix_cache": False},
     "tight": {},
+    _DRAFTS: {"has_drafts": True},
 }
+_WITHOUT_LIMITS = Tuning(draft_row_cost=0.0, draft_row_cost_cpu=0.0, draft_step_cost=0.0, acceptance_prior=0.9)
 _LARGE, _SMALL, _TINY = Shape(6, 1024, 32000, 300, 8192), Shape(3, 256, 2000, 96, 2048), Shape(2, 128, 600, 40, 512)
 _ROOMY = 4 << 30  # bytes of KV cache
 _FP32_LIMIT = 5e-3  # of a log-probability, and by how much a greedy token may be less likely than the argmax
@@ -116,6 +124,7 @@ class Row:
         ratio: of that to transformers' own in the same format; NaN in fp32.
         as_cpu: requests that got the CPU's tokens, and of how many.
         preempted: rows that were set back.
+        accepted: tokens of drafts that were right.
         seconds: that it took.
     """
 
@@ -131,6 +140,7 @@ class Row:
     ratio: float = math.nan
     as_cpu: str = ""
     preempted: int = 0
+    accepted: int = 0
     seconds: float = 0.0
     is_right: bool = True
 
@@ -282,22 +292,52 @@ def timed(row: Row) -> Iterator[Row]:
 
 
 def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape, shards: Path) -> Iterator[Row]:
-    """Serve in fp32 in three ways."""
+    """Serve in fp32 in each way."""
     oracle, allowed = Oracle(model, arguments.device), tokens_of_letters(shape.vocab).to(arguments.device)
     asks = draw_requests(shape, arguments.requests, 11, model.config.is_encoder_decoder)
-    for way in _WAYS:
+    for way in [way for way in _WAYS if way != _DRAFTS or _has_drafts(arguments, name, shards)]:
         with timed(Row(name, f"fp32 {way}")) as row:
             chosen, kv_bytes = asks, _ROOMY
             if way == "tight":
                 chosen, kv_bytes = tight(name, shards, shape, arguments.requests, 14, arguments.tensor_para_size)
-            with closing(opened(arguments, shards, name, row.way, kv_bytes)) as engine:
-                waves = [serve(engine, chosen, burst, seed) for seed, burst in enumerate((_BURST, 0))]
-                row.preempted = engine.metrics.preemptions
+            with (
+                mock.patch.object(speculation, "TUNING", _WITHOUT_LIMITS if way == _DRAFTS else TUNING),
+                closing(opened(arguments, shards, name, row.way, kv_bytes)) as engine,
+            ):
+                waves = list[list[Told]]()
+                for seed, burst in enumerate((_BURST, 0)):
+                    with drafted(chosen, waves[0]) if way == _DRAFTS and waves else nullcontext():
+                        waves.append(serve(engine, chosen, burst, seed))
+                row.preempted, row.accepted = engine.metrics.preemptions, engine.metrics.accepted_tokens
             pairs = [pair for told in waves for pair in zip(chosen, told, strict=True)]
             for pair in pairs:
                 check_answer(row, *pair, oracle, allowed)
             row.is_right = not (row.failed or row.wrong) and row.error < _FP32_LIMIT
+            row.is_right &= (row.accepted > 0) == (way == _DRAFTS)
         yield row
+
+
+@contextmanager
+def drafted(asks: list[Ask], told: list[Told]) -> Iterator[None]:
+    """Draft what rows were answered before, but for each fifth token."""
+    texts = {
+        tuple(ask.prompt): tokens_of(ask, each.tensors) for ask, each in zip(asks, told, strict=True) if each.tensors
+    }
+
+    def draft(lookup: PromptLookup, most: int) -> list[int]:
+        known = len(lookup.tokens) - lookup.begin
+        found = texts.get(tuple(lookup.tokens[: lookup.begin]), [])[known : known + most]
+        return [token ^ ((known + at) % 5 == 4) for at, token in enumerate(found)]
+
+    with mock.patch.object(PromptLookup, "draft", draft):
+        yield
+
+
+def _has_drafts(arguments: TruthArguments, name: str, shards: Path) -> bool:
+    """Return whether a family's drafts can be verified: no layer keeps a state, and on a GPU attention has no bias."""
+    config = read_config(shards, model_type_of(name), arguments.tensor_para_size)
+    has_bias = config.encoder is not None or config.positions in ("alibi", "relative")
+    return not (config.keeps_states or (has_bias and not arguments.is_on_cpu))
 
 
 def compare_format(arguments: TruthArguments, name: str, way: str, model: Any, shape: Shape, shards: Path) -> Row:

@@ -30,6 +30,16 @@ def test_what_is_served_is_what_transformers_gives_until_a_weight_is_another(tmp
     assert "**WRONG**" in wrong.cells() and "**WRONG**" not in right.cells()
 
 
+def test_drafts_are_verified_until_a_weight_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_truth, "_WAYS", {gpu_truth._DRAFTS: gpu_truth._WAYS[gpu_truth._DRAFTS]})
+    model, shards = made("llama", SHAPE, tmp_path, 1)
+    (row,) = compare_fp32(ARGUMENTS, "llama", model, SHAPE, shards)
+    assert row.is_right and row.accepted > 0 and row.error < 1e-3, row.cells()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[:, 3] += 0.5
+    assert not next(compare_fp32(ARGUMENTS, "llama", model, SHAPE, shards)).is_right
+
+
 @pytest.mark.parametrize("name", ["gemma3_text", "glm4_moe"])
 def test_what_shards_cannot_say_is_served_from_a_directory(name: str, tmp_path: Path) -> None:
     model, served = made(name, SHAPE, tmp_path, 1)

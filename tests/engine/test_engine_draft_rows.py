@@ -163,7 +163,7 @@ def test_a_wrong_draft_of_numbers_that_overflow_leaves_nothing(
 def test_drafts_that_are_wrong_end_and_those_that_are_right_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the costs that were measured: what wrong ones cost stays below 2% of the steps."""
+    """By the costs in Tuning: what wrong ones cost stays below 2% of the steps."""
     steps, line = paged_steps(guided_gpt2(tmp_path), 100), [5, 6, 7]
     cost, said = TUNING.draft_row_cost_cpu, Served(steps).say(ask([line], 250, end_id=NEVER))
     for is_right, rows in ((False, 1), (False, 5), (True, 1)):

@@ -170,7 +170,7 @@ def test_drawn_tokens_have_the_distribution_of_the_model(
         for place, (b, q) in enumerate(seconds[at].items()):
             expected |= {(a, b, c): p * q * r for c, r in thirds[at * top_k + place].items()}
     draft = list(max(expected, key=lambda key: expected[key]))
-    monkeypatch.setattr(PromptLookup, "draft", lambda lookup, most: draft[len(lookup._tokens) - len(line) :][:most])
+    monkeypatch.setattr(PromptLookup, "draft", lambda lookup, most: draft[len(lookup.tokens) - len(line) :][:most])
     served, counts = Served(paged_steps(settings, 400), drafts=DRAFTS), Counter[tuple[int, ...]]()
     drawn = {"runtime_top_k": top_k, "temperature": temperature, "end_id": NEVER}
     rng = random.Random(7)

@@ -18,8 +18,8 @@ def guess(
     prompts: dict[int, tuple[int, ...]] = {}
 
     def draft(lookup: PromptLookup, most: int) -> list[int]:
-        prompt = prompts.setdefault(id(lookup), tuple(lookup._tokens[: lookup._begin]))
-        known = len(lookup._tokens) - len(prompt)
+        prompt = prompts.setdefault(id(lookup), tuple(lookup.tokens[: lookup.begin]))
+        known = len(lookup.tokens) - len(prompt)
         follows = texts[prompt][known : known + most]
         return [rng.randrange(vocab_size) if rng.random() < wrong else token for token in follows]
 

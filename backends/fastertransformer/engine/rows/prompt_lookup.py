@@ -18,11 +18,15 @@ class PromptLookup:
 
     Args:
         prompt: int64 [n].
+
+    Attributes:
+        tokens: of the prompt, and of the answer so far.
+        begin: where the answer begins.
     """
 
     def __init__(self, prompt: Array) -> None:
-        self._tokens: list[int] = prompt[-_REACH:].tolist()
-        self._begin = len(self._tokens)
+        self.tokens: list[int] = prompt[-_REACH:].tolist()
+        self.begin = len(self.tokens)
         # By the last tokens before it: the latest place at which something followed on these.
         self._places: list[dict[tuple[int, ...], int]] = [{} for _ in _SIZES]
         self._note(0)
@@ -31,19 +35,19 @@ class PromptLookup:
         """Note what follows on each token from ``known`` on."""
         for size, places in zip(_SIZES, self._places, strict=True):
             first = max(known, size)
-            before = zip(*(self._tokens[first - size + at : -size + at] for at in range(size)), strict=False)
-            places.update(zip(before, range(first, len(self._tokens)), strict=False))
+            before = zip(*(self.tokens[first - size + at : -size + at] for at in range(size)), strict=False)
+            places.update(zip(before, range(first, len(self.tokens)), strict=False))
 
     def follow(self, generated: Sequence[int]) -> None:
         """Note the tokens that the row has generated so far; those that are known already stay."""
-        known = len(self._tokens)
-        self._tokens.extend(generated[known - self._begin :])
-        if known < len(self._tokens):
+        known = len(self.tokens)
+        self.tokens.extend(generated[known - self.begin :])
+        if known < len(self.tokens):
             self._note(known)
 
     def draft(self, most: int) -> list[int]:
         """Return up to ``most`` tokens that may come next."""
-        tokens, count = self._tokens, len(self._tokens)
+        tokens, count = self.tokens, len(self.tokens)
         for size, places in zip(_SIZES, self._places, strict=True):
             if place := places.get(tuple(tokens[-size:])):
                 period = count - place  # what ends the row comes again and again, where the draft is longer

@@ -40,7 +40,8 @@ class Tuning:
     scored_token_cost: int = 2  # on that CPU, in tokens: logits of every one make it 1.3 to 2 times as long
     held_tokens: int = 8 * 4096  # that the rows of one pass continue, padding included
 
-    # speculation.py: drafts. Of a CPU: the demonstration, 2 cores, 2026-11-27; of a GPU: reckoned, not measured.
+    # speculation.py: drafts. Of a CPU: a step of 8 rows of a Llama of 160M takes 1.6 times as long as of one, 2 cores,
+    # 2026-11-27. Of a GPU: reckoned, not measured.
     draft_row_cost_cpu: float = 0.09  # how much longer a step takes with a token more, in steps of a single row
     draft_row_cost: float = 0.012  # the keys and values of 2,000 tokens of a Llama 8B
     draft_step_cost: float = 0.1  # of a step with drafts: nothing is launched ahead of it

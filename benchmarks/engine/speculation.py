@@ -1,0 +1,198 @@
+"""Tokens a second with and without drafts, by turns in one process, and their ratio.
+
+    python3 -m benchmarks.engine.speculation                                              # the demonstration's shape
+    python3 -m benchmarks.engine.speculation --device=cuda --size="Llama 3.1 8B" --data-type=fp16 --csv=drafts.csv
+
+What a text repeats of its prompt decides how much drafts gain, so the model says what it is told to: its layers compute
+as ever and add zeros, its embedding is random, and its head knows what follows on each token. Four texts are asked for:
+
+    summary     runs of some 8 tokens of a prompt of 1,000, with some 4 of its own between them
+    edit        some 60 tokens of a prompt of 600 as they are, then some 5 others
+    own words   nothing is repeated, so nothing is drafted
+    misleading  two tokens of the prompt, then one of its own: each pair leads to a draft that is wrong
+
+The first two are to gain, and the others are to lose at most 3%. Both sides take turns, and a ratio is the median of
+those of a turn, so that what else the machine does changes it little. The second ratio is of the processor time of both
+sides, which other processes change less; it says nothing of a GPU.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from backends.fastertransformer.engine import loading
+from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.model.layouts import ModelWeights
+from backends.fastertransformer.engine.ops.linear import Linear
+from backends.fastertransformer.engine.settings import Settings
+from benchmarks.engine.generate import Ask, tensors_of
+from benchmarks.gpu.models import Table, find_size
+from benchmarks.gpu.sizes import LlamaSize
+from handover.arguments import ScriptArguments
+from handover.errors import exit_status
+
+_DEMONSTRATION = LlamaSize(6, 256, 8, 8064, kv_heads=8, head_size=32, inter=704, rope_theta=1e4, positions=2048)
+
+
+@dataclass(frozen=True)
+class SpeculationArguments(ScriptArguments):
+    """What to measure."""
+
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda"})
+    size: str = field(default="", metadata={"help": "a model of random weights; empty: the demonstration's shape"})
+    data_type: str = field(default="fp32", metadata={"help": "fp32, fp16 or bf16"})
+    threads: int = field(default=0, metadata={"help": "of torch on a CPU; 0: one for each core"})
+    rows: tuple[int, ...] = field(default=(1, 16), metadata={"help": "JSON list: rows of a request"})
+    tokens: int = field(default=256, metadata={"help": "of each row"})
+    repeats: int = field(default=5, metadata={"help": "runs of each side that count"})
+    csv: Path | None = field(default=None, metadata={"help": "file to write"})
+    commit: str = field(default="", metadata={"help": "what is measured, for the file"})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One text for a number of rows, in tokens a second of all rows: medians, also of a turn's ratios."""
+
+    model: str
+    data_type: str
+    text: str
+    rows: int
+    tokens: int
+    plain: float
+    drafted: float
+    accepted: float
+    ratio: float
+    processor_ratio: float
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt, and what the model says behind it; no token comes twice in either."""
+
+    name: str
+    prompt: list[int]
+    output: list[int]
+
+
+def make_texts(tokens: int, vocab_size: int) -> list[Text]:
+    """Make the four texts of some tokens each, see the module."""
+    draw = random.Random(1)
+
+    def make(name: str, length: int, copied: float, own: float) -> Text:
+        ids = draw.sample(range(1, vocab_size), length + tokens + 100)
+        prompt, new, output = ids[:length], iter(ids[length:]), list[int]()
+        starts = iter(range(0, length, max(1, int(copied) + 1)))
+        while len(output) < tokens:
+            output += [next(new) for _ in range(_about(draw, own))]
+            start = next(starts) if copied else 0
+            output += prompt[start : start + min(int(copied), _about(draw, copied))]
+        return Text(name, prompt, output[:tokens])
+
+    texts = [make("summary", 1000, 8, 4), make("edit", 600, 60, 5), make("own words", 600, 0, 4)]
+    pairs = make("misleading", 3 * tokens, 2, 1)
+    return [*texts, pairs]
+
+
+def _about(draw: random.Random, mean: float) -> int:
+    return draw.randint(max(1, int(mean / 2)), max(1, int(1.5 * mean))) if mean else 0
+
+
+@contextmanager
+def serving(arguments: SpeculationArguments, text: Text) -> Iterator[Engine]:
+    """Open the engine with a model that says a text."""
+    size = find_size(arguments.size) if arguments.size else _DEMONSTRATION
+    load = loading.load_weights
+
+    def load_and_tell(*given: Any, **more: Any) -> ModelWeights:
+        weights = load(*given, **more)
+        tell(weights, [text.prompt[-1], *text.output])
+        return weights
+
+    with tempfile.TemporaryDirectory(prefix="slipway-drafts-") as folder:
+        size.write(Path(folder))
+        settings = Settings(
+            Path(folder), 1, 1, arguments.data_type, arguments.threads, size.model_type, has_made_up_weights=True,
+            has_prefix_cache=False, has_drafts=True,
+        )  # fmt: skip
+        with mock.patch.object(loading, "load_weights", load_and_tell):
+            engine = open_engine(settings, torch.device(arguments.device))
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+@torch.inference_mode()
+def tell(weights: ModelWeights, says: Sequence[int]) -> None:
+    """Let a model say each of some tokens behind the one before it, whatever else it has seen."""
+    assert weights.decoder and weights.decoder.final_norm and weights.head
+    for layer in weights.decoder.layers:
+        for out in (layer.attention and layer.attention.out, layer.feed_forward and layer.feed_forward.out):
+            assert out
+            for part in (out.weight, out.bias):
+                if part is not None:
+                    part.zero_()
+    if weights.position_embedding is not None:
+        weights.position_embedding.zero_()
+    weights.decoder.final_norm.weight.fill_(1)
+    table = weights.token_embedding
+    table.copy_(torch.randn(table.shape, generator=torch.Generator().manual_seed(1)))
+    head = torch.zeros_like(table)
+    before, after = (torch.tensor(part, device=table.device) for part in (says[:-1], says[1:]))
+    head[after] = table[before]
+    object.__setattr__(weights, "head", Linear(head.to(weights.like.dtype)))
+
+
+def measure(engine: Engine, arguments: SpeculationArguments, text: Text, rows: int) -> Row:
+    """Run both sides by turns; the first run of each does not count."""
+    request = tensors_of([Ask(text.prompt, len(text.output))] * rows, engine.config.vocab_size)
+    sides = {
+        drafts: engine.parse(request | {"max_speculative_tokens": np.full((rows, 1), -drafts, np.int32)})
+        for drafts in (False, True)
+    }
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    busy_s: dict[bool, list[float]] = {False: [], True: []}
+    before = engine.metrics.draft_tokens, engine.metrics.accepted_tokens
+    for _ in range(arguments.repeats + 1):
+        for drafts, parsed in sides.items():
+            start, begun_s = time.perf_counter(), time.process_time()
+            (answer,) = engine.generate([parsed])
+            rates[drafts].append(rows * len(text.output) / (time.perf_counter() - start))
+            busy_s[drafts].append(time.process_time() - begun_s)
+            said = answer["output_ids"][:, 0, len(text.prompt) :]
+            assert (said == np.array(text.output)).all(), "the model says what it was told"
+    turns = list(zip(rates[False], rates[True], strict=True))[1:]
+    drafted = engine.metrics.draft_tokens - before[0]
+    accepted = (engine.metrics.accepted_tokens - before[1]) / max(1, drafted)
+    plain, with_drafts = (statistics.median(rates[side][1:]) for side in (False, True))
+    known = arguments.size or "demonstration", arguments.data_type, text.name
+    ratio = statistics.median(after / first for first, after in turns)
+    own = statistics.median(first / after for first, after in list(zip(busy_s[False], busy_s[True], strict=True))[1:])
+    return Row(*known, rows, len(text.output), plain, with_drafts, accepted, ratio, own)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure every text for every number of rows."""
+    arguments = SpeculationArguments.from_argv(argv, description=__doc__)
+    table = Table(arguments.csv, arguments.commit)
+    size = find_size(arguments.size) if arguments.size else _DEMONSTRATION
+    for text in make_texts(arguments.tokens, size.vocab):
+        with serving(arguments, text) as engine:
+            for rows in arguments.rows:
+                table.add(measure(engine, arguments, text, rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "benchmarks.engine.speculation"))
