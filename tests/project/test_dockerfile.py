@@ -1,4 +1,4 @@
-"""The recipes below docker/, which no test builds: linted by hadolint, and what they copy is there."""
+"""The recipes below docker/: linted by hadolint, and what they copy is there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from launcher.config.schema import DeploymentConfig
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCKERFILE = PROJECT / "docker" / "Dockerfile"
-RECIPES = (DOCKERFILE, DOCKERFILE.with_name("Dockerfile.fastertransformer"))
+PODS = DOCKERFILE.with_name("Dockerfile.pods")
+RECIPES = (DOCKERFILE, DOCKERFILE.with_name("Dockerfile.fastertransformer"), PODS)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
@@ -37,6 +38,15 @@ def test_what_it_copies_is_there_and_not_ignored() -> None:
     assert (PROJECT / "backends" / "fastertransformer" / "model.py").is_file()
     ignored = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()
     assert [line[1:] for line in ignored if line.startswith("!")] == sources
+
+
+def test_an_image_of_pods_has_all_that_stages_import_and_nothing_else() -> None:
+    """Every package of the product, and what main.py needs beside them."""
+    lines = PODS.with_name("Dockerfile.pods.dockerignore").read_text().splitlines()
+    kept = {line[1:] for line in lines if line.startswith("!")}
+    packages = {file.parent.name for file in PROJECT.glob("*/__init__.py")} - {"tests", "benchmarks"}
+    assert kept == {*packages, "backends", "conf", "main.py"}
+    assert all((PROJECT / name).exists() for name in kept) and lines[0] == "*"
 
 
 def test_fasterTransformers_recipe_puts_its_parts_where_the_launcher_looks_for_them() -> None:  # noqa: N802

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 from handover.manifest import Manifest
 
+PROJECT = Path(__file__).resolve().parents[2]
 IMAGE = "localhost/slipway-test:1"
 # The convert stage's row of "What a stage needs in its image", and a shell.
 PACKAGES = ("python3-numpy", "python3-yaml", "python3-sentencepiece", "dash")
@@ -54,10 +56,16 @@ def root(place: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def docker(place: Path, root: Path) -> Path:
-    """Directory with a program called docker that has the image."""
+def store(place: Path, root: Path) -> ImageStore:
+    """The image."""
     store = ImageStore(place)
     store.build(IMAGE, root, "--env=NCCL_LAUNCH_MODE=GROUP", f"--env=LD_LIBRARY_PATH={library_path(root)}")
+    return store
+
+
+@pytest.fixture
+def docker(store: ImageStore) -> Path:
+    """Directory with a program called docker that has the image."""
     return store.docker.parent
 
 
@@ -92,3 +100,25 @@ def test_a_stage_in_a_container_of_debians_packages(
     here = convert(ConvertArguments(checkpoint, tmp_path / "here", 1, "fp16"))
     assert Manifest.read(shards).files == here.files
     assert os.stat(shards).st_uid == os.getuid()
+
+
+@pytest.mark.long  # the recipe is linted in CI
+def test_the_recipe_of_pods_holds_the_code(store: ImageStore, tmp_path: Path) -> None:
+    """docker/Dockerfile.pods over Debian's packages: a stage runs in it, with nothing of this checkout mounted."""
+    image = "localhost/slipway-pods:1"
+    store.build_recipe(image, PROJECT / "docker" / "Dockerfile.pods", PROJECT, IMAGE)
+    (tmp_path / "results").mkdir()
+    shutil.copy(NEMO, tmp_path / "results")
+    arguments = ConvertArguments(Path("/results", NEMO.name), Path("/results/shards"), 1, "fp16")
+    ended = subprocess.run(
+        [
+            *(store.docker, "run", "--rm", "--network=none", f"--volume={tmp_path / 'results'}:/results", image),
+            *("/usr/bin/python3", "-m", "export_scripts.convert", *arguments.to_argv()),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    here = convert(ConvertArguments(NEMO, tmp_path / "here", 1, "fp16"))
+    assert Manifest.read(tmp_path / "results" / "shards").files == here.files
