@@ -87,7 +87,7 @@ def test_what_is_measured_of_two_servers_is_not_taken_for_one(two: Config) -> No
         ({"deployment.open_apis": [TritonApi.trace]}, "open_apis=.'trace'. with"),
         ({"deployment.server_args": ["--model-control-mode=explicit"]}, "server_args=.*explicit.* with"),
         ({"deployment.replicas": 5}, "5 of 2 GPUs each are 10 GPUs, and a node has 8"),
-        ({"export.model.tensor_model_parallel_size": 16}, "of 16 GPUs each are 32"),
+        ({"export.model.tensor_model_parallel_size": 16}, "servers over 2 nodes each"),
         ({"deployment.router": Router.vllm}, "router=vllm with deployment.engine=slipway"),
         ({**SGLANG, "deployment.engine": Engine.vllm}, "router=sglang with deployment.engine=vllm"),
         ({**SGLANG, "deployment.affinity_header": "X-A"}, "affinity_header with deployment.router=sglang"),

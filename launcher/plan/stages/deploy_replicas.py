@@ -134,7 +134,12 @@ def _check_shared(config: Config) -> None:
 
 def _check_gpus(config: Config) -> None:
     layout, count, on_node = serving_topology(config), config.deployment.replicas, config.cluster.gpus_per_node
-    if layout.nodes > 1 or on_node and layout.gpus * count > on_node:
+    if layout.nodes > 1:
+        raise ConfigError(
+            f"deployment.replicas={count} of servers over {layout.nodes} nodes each: replicas share one node",
+            "take a server that fits a node, or deployment.replicas=1",
+        )
+    if on_node and layout.gpus * count > on_node:
         raise ConfigError(
             f"deployment.replicas={count} of {layout.gpus} GPUs each are {layout.gpus * count} GPUs, and a node has "
             f"{on_node}: replicas divide the GPUs of one node",
