@@ -38,6 +38,7 @@ CASES = {
             *VLLM,
             "export.manifest_uri=s3://models/mine",
             "deployment.container=registry/vllm:1",
+            "deployment.replicas=3",
             "cluster.gpus_per_node=0",
         ),
         "kubernetes.namespace=llms",
@@ -108,7 +109,9 @@ def test_what_kserve_does_not_serve_is_refused() -> None:
     ):
         deployment.engine = engine
         assert reason in refusal()
-    deployment.engine = Engine.vllm
+    deployment.engine, deployment.affinity_header = Engine.vllm, "X-User"
+    assert "deployment.affinity_header: KServe's gateway chooses" in refusal()
+    deployment.affinity_header = None
     given.volumes = {"other": "/mount/res"}
     assert "is on none of kubernetes.volumes" in refusal()
     export.manifest_uri = "models/mine"

@@ -52,6 +52,11 @@ def check(config: Config, paths: RunPaths) -> None:
             "on one node",
             "lower tensor or pipeline parallelism, or take cluster_type=kubernetes, which renders a LeaderWorkerSet",
         )
+    if config.deployment.affinity_header is not None:
+        raise ConfigError(
+            "export.manifest=kserve with deployment.affinity_header: KServe's gateway chooses among its replicas",
+            "leave it out",
+        )
     if not config.kubernetes.memory.get(Stage.deploy.name):
         raise ConfigError(
             "export.manifest=kserve without kubernetes.memory.deploy: KServe's runtimes give a server 2Gi",
@@ -124,7 +129,14 @@ def _inference_service(config: Config, paths: RunPaths, suffix: str, model: Mani
         "env": _environment(config, paths),
         "resources": _resources(config),
     }
-    predictor = {"minReplicas": 1, **_placing(config, paths), **pod, "model": {**model, **container}}
+    count = config.deployment.replicas
+    predictor = {
+        "minReplicas": count,
+        "maxReplicas": count,
+        **_placing(config, paths),
+        **pod,
+        "model": {**model, **container},
+    }
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
@@ -145,7 +157,7 @@ def _for_llm(config: Config, paths: RunPaths) -> Manifest:
     }
     spec = {
         "model": {"uri": _uri(config, paths), "name": config.export.run.model_train_name},
-        "replicas": 1,
+        "replicas": config.deployment.replicas,
         "parallelism": {"tensor": config.export.model.tensor_model_parallel_size},
         "router": {"gateway": {}, "route": {}},
         "template": {**_placing(config, paths), "containers": [container]},

@@ -70,6 +70,7 @@ _MODEL = _object(
 _PREDICTOR = _object(
     "model",
     minReplicas={"type": "integer", "minimum": 0},
+    maxReplicas={"type": "integer", "minimum": 1},
     volumes=_list(_object("name", name=_TEXT, emptyDir=_MEMORY)),
     model=_MODEL,
     **_PLACING,
