@@ -94,6 +94,8 @@ class Gathered:
     def wait_until_ready(self, came: Callable[[float], bool]) -> bool:
         """Wait until every process has come and proved its files; returns False where ``came`` says to stop.
 
+        Who has come may take as long for the proof as the files are large: it is heard of meanwhile.
+
         Raises:
             ServerError: one reports that it cannot serve, or they are not all there in time.
         """
@@ -102,15 +104,16 @@ class Gathered:
             if came(_POLL_S):
                 return False
             self.check()
-            listed = ", ".join(map(str, missing))
-            if time.monotonic() - started > self._ranks.timeout_s:
+            absent = [str(rank) for rank in missing if rank not in self._others]
+            if absent and time.monotonic() - started > self._ranks.timeout_s:
                 raise ServerError(
                     f"of {self._ranks.world_size} processes these have not come within {self._ranks.timeout_s:g} s: "
-                    f"{listed}",
+                    f"{', '.join(absent)}",
                     "look for their errors in the stage's log, or raise deployment.start_timeout_s",
                 )
             if time.monotonic() - said > _SAY_EVERY_S:
                 said = time.monotonic()
+                listed = ", ".join(map(str, missing))
                 say(f"waiting    for {human_time(said - started)}, for these of the processes: {listed}")
         hosts = ", ".join(self._others[rank].host for rank in sorted(self._others))
         say(f"together   {self._ranks.world_size} processes: this one, and on {hosts}")

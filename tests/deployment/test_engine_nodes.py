@@ -6,8 +6,12 @@ import os
 import re
 import shutil
 import signal
+import stat
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +19,13 @@ import pytest
 from support.servers.served import wait_for
 from support.servers.served_engines import Served, is_alive
 
+from backends.fastertransformer.engine.parallel.rank import Ranks
 from deployment.arguments import EngineArguments
 from deployment.engines.leading import check_count
 from deployment.engines.nodes import Meeting
 from deployment.engines.table import PROGRAMS, build_argv
 from deployment.processes.linux import list_processes
+from deployment.ranks.gathered import Gathered, join
 from deployment.ranks.launchers import find_rank
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
@@ -192,3 +198,25 @@ def test_the_processes_of_one_host_have_its_gpus_divided_among_them() -> None:
     assert (find_rank(told).rank, find_rank(told).world_size, find_rank(told).local_size) == (1, 2, 2)
     assert variables_of(1, 2, 2, {})["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert "CUDA_VISIBLE_DEVICES" not in variables_of(1, 2, 0, {})
+
+
+def sleep(wait_s: float) -> bool:
+    """Wait, and be asked for no stop."""
+    time.sleep(wait_s)
+    return False
+
+
+def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
+    ranks = Ranks(0, 3, 0, 3, str(tmp_path / "ranks"), "run", timeout_s=0.5)
+    gathered = Gathered(ranks, {}, "digest")
+    try:
+        assert stat.S_IMODE((tmp_path / "ranks").stat().st_mode) == 0o600
+        channel = join(replace(ranks, rank=1), sleep)
+        assert channel is not None
+        with closing(channel), pytest.raises(ServerError, match="of 3 processes these have not come within 0.5 s: 2"):
+            gathered.wait_until_ready(sleep)
+        with pytest.raises(ServerError, match="rank 0 is lost: it has not come within 0.5 s"):
+            join(replace(ranks, rank=2, run="another"), sleep)
+    finally:
+        gathered.end()
+    assert not (tmp_path / "ranks").exists()
