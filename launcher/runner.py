@@ -35,7 +35,6 @@ Wrap = Callable[[Command, Resources, Mapping[str, str]], tuple[str, ...]]
 
 _POLL_S = 0.2
 _COMMAND_GRACE_S = 10.0
-_SERVER_GRACE_S = 40.0
 _DEATH_NOTICE_S = 3.0
 _SIGNAL_NOTICE_S = 0.5
 _FAREWELL_S = 60.0
@@ -114,6 +113,7 @@ class _Job:
         self.is_record_lost = False  # stages.json could not be written
         self.is_cut_off = False  # a plan failed that those after it need
         self.server: Step | None = None
+        self.server_grace_s = 0.0  # until it is killed
         self.endpoint: Path | None = None
         self.token = uuid.uuid4().hex  # the server writes it into its endpoint file
 
@@ -199,7 +199,7 @@ class _Job:
             if time.monotonic() >= deadline:
                 return
             time.sleep(_POLL_S)
-        self.server.wait(_SERVER_GRACE_S)
+        self.server.wait(self.server_grace_s)
         raise ServerError(f"the server died while {plan.stage} ran\n{indented(self.server.last_lines)}")
 
     def _serve(self, index: int) -> tuple[str, str]:
@@ -214,7 +214,7 @@ class _Job:
         *preparations, command = plan.commands
         for preparation in preparations:
             self._run_command(plan, preparation)
-        self.server = self._start(plan, command, **{RUN_VARIABLE: self.token})
+        self.server, self.server_grace_s = self._start(plan, command, **{RUN_VARIABLE: self.token}), plan.grace_s
         self.endpoint = plan.output / ENDPOINT_FILE
         if not clients:
             return self._serve_until_stopped(self.server)
@@ -243,7 +243,7 @@ class _Job:
         """Stop the service, if it runs; its supervisor cleans up after the server."""
         if self.server:
             server, self.server = self.server, None
-            server.stop(_SERVER_GRACE_S, whole_group=False)
+            server.stop(self.server_grace_s, whole_group=False)
 
     def _announce(self, index: int) -> None:
         self.results[index].state = "running"

@@ -80,6 +80,7 @@ class StagePlan:
         independent: nothing needs what it makes, so its failure stops no other (evaluations and benchmarks).
         replicas: servers that the cluster is to start of the last command, which is then that of one, with a router
             before them; 1 where the command itself starts as many as there are.
+        grace_s: of a service: seconds that it has to end once it is told, before it is killed.
         served_by: what of the server that it asks decides its answers and its speed; empty for other stages.
     """
 
@@ -96,6 +97,7 @@ class StagePlan:
     always: bool = False
     independent: bool = False
     replicas: int = 1
+    grace_s: float = 40.0
     served_by: str = ""
 
     @property

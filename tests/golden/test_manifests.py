@@ -46,6 +46,10 @@ CASES = {
         *("kubernetes.queue=gpus", "kubernetes.gpu_resource=nvidia.com/mig-1g.10gb"),
     ],
     "vllm": [*GIVEN, "stages=[deploy]", "deployment.engine=vllm", "deployment.container=vllm/vllm-openai:v0.19.0"],
+    "vllm_nodes": [
+        *(*GIVEN, "stages=[export,deploy]", "deployment.engine=vllm", "export.model.tensor_model_parallel_size=16"),
+        *("export.model.format=huggingface", "kubernetes.pod_monitor=false"),
+    ],
     "attached": [*GIVEN, "stages=[evaluate,benchmark]", "deployment.endpoint=http://server:9000/v1"],
 }
 
@@ -73,7 +77,7 @@ def test_manifests_are_as_reviewed_and_hold(
     case: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, preview = rendered(CASES[case], tmp_path)
-    plain = re.sub(r"(slipway/plans: )[0-9a-f]{16}\b", r"\1<digest>", preview)  # of plans, which name this checkout
+    plain = re.sub(r"(slipway/plans: )'?[0-9a-f]{16}'?", r"\1<digest>", preview)  # of plans, which name this checkout
     compare(plain, HERE / "kubernetes" / f"{case}.yaml", request)
     objects, maps = read_directory(tmp_path)
     check_objects(objects, maps)

@@ -74,7 +74,7 @@ CASES = {
     ],
     "trtllm_serve": [
         *("stages=[export,deploy,evaluate]", "deployment.engine=trtllm_serve", "deployment.max_num_seqs=64"),
-        *("export.model.tensor_model_parallel_size=8", "cluster_type=bcp"),
+        *("export.model.tensor_model_parallel_size=8", "cluster_type=bcp", "deployment.exit_timeout_s=300"),
     ],
 }
 

@@ -377,6 +377,15 @@ def test_a_service_runs_until_its_last_client_is_done(tmp_path: Path) -> None:
     assert not is_running(pid)
 
 
+@pytest.mark.parametrize(("grace_s", "ends"), [(0.2, False), (20.0, True)])
+def test_a_service_has_the_time_to_end_that_its_plan_says(tmp_path: Path, grace_s: float, ends: bool) -> None:
+    """As for requests in flight: deployment.exit_timeout_s of any length, and what ends around the server."""
+    code = FAKE_SERVER.replace("    (d /", "    time.sleep(1)\n    (d /")
+    server = replace(fake_server(tmp_path), commands=(python(code, tmp_path / "deploy", "60"),), grace_s=grace_s)
+    assert states(run(server, client(tmp_path, "evaluate"))) == ["done", "done"]
+    assert (server.output / "stopped").exists() is ends
+
+
 def test_what_prepares_a_service_comes_first(tmp_path: Path) -> None:
     server = fake_server(tmp_path)
     prepare = python("import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", server.output / "tuned")

@@ -19,7 +19,7 @@ from launcher.plan.node_checks import check_alone
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, python_module
 from launcher.plan.stages import deploy_program, deploy_replicas
-from launcher.plan.stages.settings import Known, environment, resources, serving_topology, trust
+from launcher.plan.stages.settings import Known, environment, grace_s, resources, serving_topology, trust
 
 _OF_OPENAI = (
     "api_keys_file",
@@ -122,6 +122,7 @@ def plan_server(config: Config, paths: RunPaths) -> StagePlan:
         log=paths.log("deploy"),
         env=environment(config) | ({"SLIPWAY_TORCH_KERNELS": "1"} if deployment.torch_kernels else {}),
         service=True,
+        grace_s=grace_s(config),
     )
 
 

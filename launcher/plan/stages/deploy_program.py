@@ -15,7 +15,7 @@ from launcher.plan.engine_checks import check_engine
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, python_module
 from launcher.plan.programs import command_of, program_of
-from launcher.plan.stages.settings import environment, resources, serving_topology, trust
+from launcher.plan.stages.settings import environment, grace_s, resources, serving_topology, trust
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
@@ -69,4 +69,5 @@ def plan(config: Config, paths: RunPaths) -> StagePlan:
         log=paths.log("deploy"),
         env=environment(config),
         service=True,
+        grace_s=grace_s(config),
     )

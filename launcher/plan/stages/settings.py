@@ -17,6 +17,8 @@ from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Resources
 from launcher.plan.topology import Topology, spread, topology
 
+_CLEARING_S = 30.0
+
 
 @dataclass
 class _Signing:
@@ -50,6 +52,11 @@ def resources(
     if config.cluster.container_runtime is ContainerRuntime.none:
         container = None
     return Resources(nodes, gpus_per_node, time_limit, container, mounts)
+
+
+def grace_s(config: Config) -> float:
+    """Return the seconds that a server and all that runs beside it have to end, after those for requests in flight."""
+    return config.deployment.exit_timeout_s + _CLEARING_S
 
 
 def signing(config: Config) -> SigningArguments:

@@ -32,8 +32,7 @@ class KubernetesExecutor:
         self.config, self.paths = config, paths
         given, name = config.kubernetes, config.export.run.model_train_name
         names = Names(run_name(given.name, name, paths.results))
-        directory, exit_s = str(paths.project), config.deployment.exit_timeout_s
-        self.pods = Pods(names, given, config.cluster.cpus_per_task, directory, exit_s)
+        self.pods = Pods(names, given, config.cluster.cpus_per_task, str(paths.project))
         self.directory = Path(given.directory or paths.results / "kubernetes").expanduser().absolute()
 
     def wrap(self, command: Command, resources: Resources, env: Mapping[str, str]) -> tuple[str, ...]:

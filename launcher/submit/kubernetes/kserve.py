@@ -181,7 +181,7 @@ def _vllm_flags(config: Config, paths: RunPaths, leave_out: Collection[str]) -> 
 def _pods(config: Config, paths: RunPaths) -> Pods:
     given = config.kubernetes
     names = Names(run_name(given.name, config.export.run.model_train_name, paths.results))
-    return Pods(names, given, config.cluster.cpus_per_task, "", config.deployment.exit_timeout_s)
+    return Pods(names, given, config.cluster.cpus_per_task, "")
 
 
 def _metadata(config: Config, paths: RunPaths, suffix: str) -> Manifest:

@@ -21,8 +21,8 @@ Manifest = dict[str, Any]
 DRAIN_S = 5
 """Between a pod's end being decided and its server hearing of it: until then Services still send it requests."""
 
-_CLEARING_S = 35
-"""For all that ends around a server, after the time for requests in flight."""
+_ENDING_S = 15
+"""For a runner to end its command, and what is left to it itself, once it is told."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,12 @@ class Pods:
         given: keys of ``kubernetes``.
         cpus: that each asks for; None: none.
         directory: in which the image has the code.
-        exit_timeout_s: for requests in flight at a server's end.
     """
 
     names: Names
     given: KubernetesConfig
     cpus: int | None
     directory: str
-    exit_timeout_s: int
 
     def template(self, job: Job, force: Collection[str], container: Mapping[str, Any], **spec: object) -> Manifest:
         """Return the pod that runs a job's plans.
@@ -67,7 +65,7 @@ class Pods:
         }
         pod = {
             **spec,
-            "terminationGracePeriodSeconds": self.grace_s if serves else _CLEARING_S,
+            "terminationGracePeriodSeconds": grace_s(job),
             "containers": [runner],
             "volumes": self.volumes(serves),
             **(self.placing() if gpus else {}),
@@ -76,11 +74,6 @@ class Pods:
         digest = hashlib.sha256("".join(plan.to_json() for plan in job.plans).encode()).hexdigest()[:16]
         metadata = {"labels": self.names.labels(stage), "annotations": {"slipway/plans": digest}}
         return {"metadata": metadata, "spec": pod}
-
-    @property
-    def grace_s(self) -> int:
-        """Seconds that a pod with a server has to end, from the decision on."""
-        return DRAIN_S + self.exit_timeout_s + _CLEARING_S
 
     def runner(self, job: Job, force: Collection[str]) -> list[str]:
         """Return the command of a pod: the plans are its last words."""
@@ -136,6 +129,11 @@ class Pods:
         tolerated = {"key": self.given.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
         labels = {name: str(value) for name, value in self.given.gpu_node_selector.items()}
         return {"tolerations": [tolerated], **({"nodeSelector": labels} if labels else {})}
+
+
+def grace_s(job: Job) -> int:
+    """Return the seconds that a pod has to end: until its runner is told, those of a server, and for the rest."""
+    return math.ceil(sum(DRAIN_S + plan.grace_s for plan in job.plans if plan.service)) + _ENDING_S
 
 
 def image_of(job: Job) -> str | None:

@@ -85,7 +85,7 @@ def _check_lifetime(kind: str, spec: Object) -> None:
         "podFailurePolicy asks for Never, a server for Always"
     )
     assert ends or "activeDeadlineSeconds" not in spec, "the apiserver refuses it in what stays"
-    assert spec["terminationGracePeriodSeconds"] > 30
+    assert spec["terminationGracePeriodSeconds"] > 10  # a command has so long
 
 
 def _check_volumes(spec: Object, maps: Mapping[str, Mapping[str, str]]) -> None:
