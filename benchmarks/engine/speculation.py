@@ -35,6 +35,7 @@ import torch
 from backends.fastertransformer.engine import loading
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.model.layouts import ModelWeights
+from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.ops.linear import Linear
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.engine.generate import Ask, tensors_of
@@ -113,10 +114,9 @@ def _about(draw: random.Random, mean: float) -> int:
 def serving(arguments: SpeculationArguments, text: Text) -> Iterator[Engine]:
     """Open the engine with a model that says a text."""
     size = find_size(arguments.size) if arguments.size else _DEMONSTRATION
-    load = loading.load_weights
 
     def load_and_tell(*given: Any, **more: Any) -> ModelWeights:
-        weights = load(*given, **more)
+        weights = load_weights(*given, **more)
         tell(weights, [text.prompt[-1], *text.output])
         return weights
 
