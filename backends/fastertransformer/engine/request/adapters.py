@@ -264,6 +264,6 @@ def _versions(directory: Path) -> Versions:
     """Return what changes when an adapter's files are written; None: one is not there."""
     try:
         found = [(directory / name).stat() for name in (CONFIG_FILE, WEIGHTS_FILE)]
-    except OSError:
+    except (OSError, ValueError):  # a path may hold a null byte
         return None
     return [(each.st_ino, each.st_size, each.st_mtime_ns) for each in found]
