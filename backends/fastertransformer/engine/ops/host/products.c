@@ -31,7 +31,7 @@
 #define PAIRS 0
 #endif
 #define WIDTH (2 * LANES)
-#define DEPTH 512       /* inputs whose part of a panel stays in a core's cache while tiles of rows pass */
+#define DEPTH 128       /* inputs whose part of a panel stays in a core's cache while tiles of rows pass */
 #define ROWS_AT_ONCE 96 /* of a job */
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 16")
@@ -75,11 +75,12 @@ INLINE vector widened(const char *from, int type) {
 #endif
 }
 
-/* Add some rows' products with a part of a panel to their sums: x is of fp32, or of pairs of bf16. */
+/* Add some rows' products with a part of a panel to their sums: x is of fp32, or of pairs of bf16. A part has a sum of
+   its own, so that what is rounded grows with the root of a part and not of all inputs. */
 INLINE void add_tile(int rows, int type, const float *x, long stride, const char *panel, long steps, vector sums[][2]) {
     const long step = WIDTH * (PAIRS && type == BF16 ? 4 : size_of(type));
     vector own[MOST_ROWS][2];
-    UNROLLED for (int row = 0; row < rows; row++) own[row][0] = sums[row][0], own[row][1] = sums[row][1];
+    UNROLLED for (int row = 0; row < rows; row++) own[row][0] = own[row][1] = (vector){0};
     for (long k = 0; k < steps; k++) {
         const char *at = panel + k * step;
 #if PAIRS
@@ -99,7 +100,7 @@ INLINE void add_tile(int rows, int type, const float *x, long stride, const char
             own[row][1] += x[row * stride + k] * second;
         }
     }
-    UNROLLED for (int row = 0; row < rows; row++) sums[row][0] = own[row][0], sums[row][1] = own[row][1];
+    UNROLLED for (int row = 0; row < rows; row++) sums[row][0] += own[row][0], sums[row][1] += own[row][1];
 }
 
 #define TILE(n) case n: add_tile(n, type, x, stride, panel, steps, sums); break;
@@ -158,7 +159,7 @@ INLINE vector exp_of(vector x) { /* within 2 units in the last place, between e^
 INLINE vector activated(vector x, int activation) {
     if (activation == SILU) return x / (1 + exp_of(-x));
     if (activation == GELU) return x / (1 + exp_of(-1.5957691216f * (x + 0.044715f * x * x * x))); /* by tanh */
-    if (activation == RELU) return (vector)((x > 0) & (__typeof__(x > 0))x);
+    if (activation == RELU) return (vector)(~(x < 0) & (__typeof__(x < 0))x); /* what is no number stays none */
     return x;
 }
 
