@@ -347,7 +347,7 @@ def compare_format(arguments: TruthArguments, name: str, way: str, model: Any, s
         shards = made_fp8(way.partition(" ")[2], shape, shards.parent)
         exact = meant_by_fp8(shards, shards.parent / "meant")
     if "int8" in way:
-        exact = rounded_to_int8(model, has_int8_head=not arguments.is_on_cpu, ranks=ranks)
+        exact = rounded_to_int8(model, ranks)
     oracle = Oracle(exact, arguments.device)
     asks = draw_requests(shape, arguments.requests // 2, 12, model.config.is_encoder_decoder)
     asks = [ask for ask in asks if ask.kind != "beams"]

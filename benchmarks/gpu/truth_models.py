@@ -328,8 +328,8 @@ _ROW_PARALLEL = ("c_proj", "out_proj", "o_proj", "dense", "dense_4h_to_h", "fc2"
 """Last word of the names of matrices whose inputs the ranks share, in transformers' classes."""
 
 
-def rounded_to_int8(model: Any, has_int8_head: bool, ranks: int = 1) -> Any:
-    """Copy a model as fp16, and its layers' matrices, and its head if so, as int8 with a scale for each output channel.
+def rounded_to_int8(model: Any, ranks: int = 1) -> Any:
+    """Copy a model as fp16, and its layers' matrices and its head as int8 with a scale for each output channel.
 
     Each rank has scales of its own for its part of a matrix. Numbers are fp32 again in the copy.
     """
@@ -341,8 +341,7 @@ def rounded_to_int8(model: Any, has_int8_head: bool, ranks: int = 1) -> Any:
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(head.weight.detach().clone())  # an embedding that is tied to it is not rounded
     for name, module in model.named_modules():
-        is_rounded = not name.endswith(_EXACT) and (has_int8_head or module is not head)
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and is_rounded:
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and not name.endswith(_EXACT):
             inputs = 0 if isinstance(module, Conv1D) else 1
             is_cut = name.rpartition(".")[2] in _ROW_PARALLEL
             parts = module.weight.data.chunk(ranks if is_cut else 1, inputs)

@@ -59,7 +59,7 @@ EXAMPLES: Tensors = {
 ZERO_MEANS_NONE = {"beam_width", "runtime_top_k", "random_seed", "min_length", "session_len", "memory_len", "input_ids"}
 ZERO_MEANS_NONE |= {"request_output_len", "request_prompt_lengths", "request_prompt_type", "START", "END"}
 ZERO_MEANS_NONE |= {"end_id", "start_id", "top_p_reset_ids", "bad_words_list", "stop_words_list"}
-ZERO_MEANS_NONE |= {"max_output_len", "ia3_tasks", *BEGINNING}
+ZERO_MEANS_NONE |= {"max_output_len", "ia3_tasks", "max_speculative_tokens", *BEGINNING}
 ZERO_MEANS_NONE |= {"num_top_log_probs", "num_context_top_log_probs", "stop_token_ids", *BIAS}
 ANY_NUMBER = {"beam_search_diversity_rate", "len_penalty", "presence_penalty", "top_p_decay", "top_p_min"}
 ANY_NUMBER |= {"frequency_penalty", "output_presence_penalty", "logit_bias_values"}
@@ -77,6 +77,7 @@ ACCEPTED = {
     **dict.fromkeys(((name, what) for name in NEVER_COMES for what in ("largest", "hundreds")), "it never comes"),
     **dict.fromkeys(((name, what) for name in FLAGS for what in ("rank", "no axis", "fewer rows")), "one number"),
     **dict.fromkeys(((name, what) for name in FLAGS for what in ("largest", "hundreds", "-1", "least")), "true"),
+    ("max_speculative_tokens", "-1"): "as deployed",
     ("input_ids", "no columns"): "a row without input starts from start_id",
     **dict.fromkeys(((name, what) for name in LISTS for what in ("no columns", "-1", "least")), "no words"),
     **dict.fromkeys(((name, "-1") for name in TOKENS), "padding"),

@@ -119,8 +119,9 @@ def test_an_encoder_decoder_gives_hugging_faces_logits(name: str, ranks: int, tm
     expected = t5_logits(model, inputs, lengths, ids)
     assert expected.std() > 0.1
     exact = t5_logits(deepcopy(model).double(), inputs, lengths, ids)
-    # On some processors transformers' own rounding in fp32 is 2e-4 of logits up to 20.
-    limit = max(TOLERANCE, 1.5 * float((expected - exact).abs().max()))
+    # On some processors transformers' own rounding in fp32 is 2e-4 of logits up to 20. Sums in another order have 0.7
+    # to 1.7 times the mean square (models and inputs drawn again, each beside fp64), and the largest varies more.
+    limit = max(TOLERANCE, 3 * float((expected - exact).abs().max()))
     for first in (14, 1, 5):
         assert (answers_logits(network, inputs, lengths, ids, first) - exact).abs().max() < limit
 
@@ -171,8 +172,9 @@ def test_ia3_scales_as_a_model_with_scaled_matrices_does(ranks: int, tmp_path: P
             key = f"{name}.wo.weight" if "Dense" in name else f"{name}.weight"
             scaled[key] = plain[key] * (factor if "Dense" in name else factor[:, None])
         model.load_state_dict(scaled)
-        expected = t5_logits(model, inputs, lengths, ids)[row]
-        assert (found[row] - expected).abs().max() < TOLERANCE
+        exact = t5_logits(deepcopy(model).double(), inputs, lengths, ids)[row]
+        limit = max(TOLERANCE, 3 * float((t5_logits(model, inputs, lengths, ids)[row] - exact).abs().max()))
+        assert (found[row] - exact).abs().max() < limit
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
