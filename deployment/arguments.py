@@ -12,9 +12,9 @@ from handover.ranges import (
     BODY_BYTES,
     COUNT,
     DAY_S,
-    FILE_BYTES,
     IN_FLIGHT,
     INSTANCES,
+    LOG_BYTES,
     PARALLEL,
     PORT,
     REPLICAS,
@@ -63,7 +63,7 @@ class ServeArguments(TrustArguments):
     )
     openai_sample_share: float | None = option(None, "of the requests that it gets; left out: 0.01", SHARE)
     openai_sample_bytes: int | None = option(
-        None, "of it and the older file beside it, at most; left out: 64 MiB", FILE_BYTES
+        None, "of it and the older file beside it, at most; left out: 64 MiB", LOG_BYTES
     )
     openai_chat_template: Path | None = option(None, "Jinja template of conversations; left out: the tokenizer's own")
     openai_tool_dialect: str | None = option(

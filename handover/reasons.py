@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 OUR_PROGRAMS = (
     *("benchmark", "compare", "consistency", "convert", "deploy", "divergence", "evaluate", "export", "gate", "guard"),
-    *("gemm_autotune", "generate", "harness", "inspect", "launcher", "load", "monitor", "nemo_ids", "openai"),
-    *("parity", "recommend", "recompute", "report", "request", "slipway", "sweep", "track"),
+    *("gemm_autotune", "generate", "harness", "inspect", "launcher", "load", "metrics", "monitor", "nemo_ids"),
+    *("openai", "parity", "recommend", "recompute", "report", "request", "slipway", "sweep", "track"),
 )
 """As what scripts name themselves in their errors; see ``handover.errors.exit_status``."""
 

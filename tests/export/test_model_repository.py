@@ -282,7 +282,7 @@ def test_the_engines_inputs_are_named_once() -> None:
     specs = [engine, lambda serving: alias(engine(serving), "x")]
     for make in specs:
         names = [tensor.name for tensor in make(_serving()).inputs]
-        assert len(names) == len(set(names)) == 41
+        assert len(names) == len(set(names)) == 42
 
 
 def _serving() -> Serving:

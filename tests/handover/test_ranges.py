@@ -115,7 +115,7 @@ def script_arguments() -> Iterator[type[ScriptArguments]]:
 @pytest.mark.parametrize("kind", list(script_arguments()), ids=lambda kind: kind.__name__)
 def test_every_numeric_flag_refuses_what_is_no_number_of_its_kind(kind: type[ScriptArguments]) -> None:
     hints = typing.get_type_hints(kind)
-    sample = {str: "fp16", bool: "true", int: "1", float: "1"}
+    sample = {str: "fp16", bool: "true", int: "1", float: "1", tuple[str, ...]: '["x"]'}
     required = [
         f"--{entry.name.replace('_', '-')}={sample.get(hints[entry.name], 'x')}"
         for entry in dataclasses.fields(kind)
