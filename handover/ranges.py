@@ -33,6 +33,7 @@ ADAPTER_RANK = Range(1, 256)
 INSTANCES = Range(1, 64)  # processes of one Triton model
 PROCESSES = Range(1, 4096)
 BODY_BYTES = Range(1, 2**31 - 1)  # of a request, which is in memory
+FILE_BYTES = Range(1, 1_000_000_000_000)
 LOG_BYTES = Range(1, 2**31 - 1)  # of a file that is written while requests come
 REPLICAS = Range(1, 256)  # servers behind one router
 PORT = Range(0, 65_535)

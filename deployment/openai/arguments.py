@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handover.arguments import ScriptArguments, option
-from handover.ranges import BODY_BYTES, DAY_S, FILE_BYTES, IN_FLIGHT, INSTANCES, PORT, SHARE, TOKEN_ID
+from handover.ranges import BODY_BYTES, DAY_S, IN_FLIGHT, INSTANCES, LOG_BYTES, PORT, SHARE, TOKEN_ID
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class OpenAIArguments(ScriptArguments):
         None, "file that gets tokens and log probabilities of some requests, for evaluation=monitor; left out: none"
     )
     sample_share: float = option(0.01, "of the requests that sample_log gets", SHARE)
-    sample_bytes: int = option(64 << 20, "of sample_log and the older file beside it, at most", FILE_BYTES)
+    sample_bytes: int = option(64 << 20, "of sample_log and the older file beside it, at most", LOG_BYTES)
     metrics_url: str = option("", "URL of Triton's metrics, where endpoint.json does not say it")
     max_body_bytes: int = option(8 << 20, "bytes of a request's body", BODY_BYTES)
     max_sequences: int = option(512, "answers of one request: prompts times n (or best_of)", IN_FLIGHT)
