@@ -2,16 +2,17 @@
 
 On an x86-64 CPU with a C compiler the weight lies in panels that our own kernels multiply (host/products.c). Elsewhere
 it is packed once into oneDNN's blocked layout, as TorchInductor does when it freezes a model (the same two operators);
-two and three rows are then padded to four. The products of a Llama of 160M (553 MB in fp32) take, in ms of processor
-time of one thread of an AMD EPYC (Zen 4), torch 2.13:
+two and three rows are then padded to four. The products of a Llama of 12 layers, 768 wide, with a head of 32,000 (438
+MB in fp32) take, in ms of processor time of one thread of an AMD EPYC (Zen 4), torch 2.13:
 
     rows                              1     2     4     8    16    32    64
-    fp32, panels                     30    31    30    46    63    99   198
-    fp32, oneDNN                     51    75    47    68    75   124   220
-    fp32, F.linear (MKL)             69   101    94    99   164   331   356
-    int8, panels                     10    12    16    33    56   106   201
+    fp32, panels                     22    21    20    26    45    78   144
+    fp32, oneDNN                     39    35    34    42    52    82   146
+    fp16, panels                     11    13    19    28    49    86   160
+    bf16, panels                     11    11    11    15    26    44    80
+    int8, panels                      6    10    15    26    44    79   150
 
-One row's are the memory's rate, 18 GB/s; bf16 and fp16 take half of fp32's there.
+One row's are the memory's rate, 20 GB/s.
 
 int8: each output channel has a scale, its largest weight / 127, and its weights are rounded to multiples of it. Without
 the kernels that saves memory on a CPU, not time: torch's own int8 product is 3 to 30 times slower there in fp32 than to

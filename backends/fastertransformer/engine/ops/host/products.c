@@ -31,7 +31,7 @@
 #define PAIRS 0
 #endif
 #define WIDTH (2 * LANES)
-#define DEPTH 128       /* inputs whose part of a panel stays in a core's cache while tiles of rows pass */
+#define DEPTH 256       /* inputs whose part of a panel stays in a core's cache while tiles of rows pass */
 #define ROWS_AT_ONCE 96 /* of a job */
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 16")
