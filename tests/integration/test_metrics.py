@@ -116,6 +116,8 @@ def test_sums_are_those_of_the_load_generator(
     assert count > 40 and not any(record.error for record in records)
     ended = sum_of(before, "e2e_request_latency_seconds_count") + count
     wait_for(lambda: value(endpoint, "e2e_request_latency_seconds_count") == ended, 10)
+    finished = sum_of(before, "request_success_total") + count
+    wait_for(lambda: value(endpoint, "request_success_total") == finished, 10)
     time.sleep(0.5)  # until the rest is published
     after = read(endpoint)
 
