@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from launcher.submit.elsewhere.script import Script
 
 
-class Launcher:
+class Launcher(ABC):
     """Another launcher; a new one is a class in a module of this folder and a line in ``table.py``.
 
     Attributes:
@@ -22,10 +23,10 @@ class Launcher:
         """Return why it cannot run such a job; empty where it can."""
         return ""
 
+    @abstractmethod
     def render(self, script: Script, file: Path) -> str:
         """Return what the file of a job holds."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self, script: Script, file: Path) -> list[str]:
         """Return the command that starts a job by its file."""
-        raise NotImplementedError
