@@ -1,14 +1,13 @@
 /* Attention of one token of each row to its row's pages, in fp32: the token's query and key are rotated, its key and
    value are written to the cache, and each head looks at the row's entries; attention.py calls this. All keys and
    values are written before any is read: where drafts are verified, several of the call's tokens are of one row.
+   compiled.py says how many tokens a PAGE has.
 
    Threads take a row's head of keys and values one after another, with the heads of queries that share it. */
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define PAGE 32
 
 typedef void parallel(void (*)(void *), void *, unsigned, unsigned); /* OpenMP's GOMP_parallel */
 

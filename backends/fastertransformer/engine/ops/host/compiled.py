@@ -20,9 +20,20 @@ from pathlib import Path
 
 import torch  # noqa: F401 (loads the library whose threads are used)
 
+from ...cache.page_allocator import PAGE
+
 _log = logging.getLogger(__name__)
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("products.c", "attention.c"))
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp-simd", "-shared", "-fPIC")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fopenmp-simd",
+    "-shared",
+    "-fPIC",
+    f"-DPAGE={PAGE}",
+)
 _COMPILERS = ("gcc", "cc")
 _TIMEOUT_S = 120.0
 _POINTER, _INT, _LONG, _DOUBLE = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_double
