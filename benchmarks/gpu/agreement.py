@@ -245,7 +245,7 @@ def continued(engine: Engine, ids: Array, count: int, k: int = 1) -> Array:
 
 
 def log_probs_of(engine: Engine, ids: Array) -> Array:
-    """Give the log-probability of each token, [rows, n], after those before it; 0 of the first."""
+    """Return the log-probability of each token, [rows, n], after those before it; 0 of the first."""
     tensors = tensors_of([Ask(row, 1) for row in ids.tolist()], engine.config.vocab_size)
     wish = np.ones((len(ids), 1), np.bool_)
     tensors |= {"is_return_log_probs": wish, "is_return_context_log_probs": wish}

@@ -12,10 +12,12 @@ from backends.fastertransformer.engine.cache.fp8_entries import pack
 from backends.fastertransformer.engine.ops import cached_attention
 from benchmarks.gpu import truth as gpu_truth
 from benchmarks.gpu import truth_models
-from benchmarks.gpu.truth import Row, TruthArguments, compare_format, compare_fp32, made
+from benchmarks.gpu.truth import compare_format, compare_fp32
+from benchmarks.gpu.truth_answers import Row, check_answer
 from benchmarks.gpu.truth_requests import KINDS, Told, draw_requests
+from benchmarks.gpu.truth_served import CACHE, DRAFTS, TINY, WAYS, TruthArguments, made
 
-SHAPE = gpu_truth._TINY
+SHAPE = TINY
 ARGUMENTS = TruthArguments(device="cpu", requests=len(KINDS))
 
 
@@ -31,7 +33,7 @@ def test_what_is_served_is_what_transformers_gives_until_a_weight_is_another(tmp
 
 
 def test_drafts_are_verified_until_a_weight_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_truth, "_WAYS", {gpu_truth._DRAFTS: gpu_truth._WAYS[gpu_truth._DRAFTS]})
+    monkeypatch.setattr(gpu_truth, "WAYS", {DRAFTS: WAYS[DRAFTS]})
     model, shards = made("llama", SHAPE, tmp_path, 1)
     (row,) = compare_fp32(ARGUMENTS, "llama", model, SHAPE, shards)
     assert row.is_right and row.accepted > 0 and row.error < 1e-3, row.cells()
@@ -67,10 +69,10 @@ def test_a_router_s_near_tie_is_told_from_a_fault(tmp_path: Path, monkeypatch: p
 
 def test_a_cache_of_fp8_is_compared_with_the_same_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, shards = made("qwen3", SHAPE, tmp_path, 1)
-    row = compare_format(ARGUMENTS, "qwen3", gpu_truth._CACHE, model, SHAPE, shards)
+    row = compare_format(ARGUMENTS, "qwen3", CACHE, model, SHAPE, shards)
     assert row.is_right and row.error > 1e-3, row.cells()
     monkeypatch.setattr(cached_attention, "pack", lambda x: pack(1.2 * x))
-    assert not compare_format(ARGUMENTS, "qwen3", gpu_truth._CACHE, model, SHAPE, shards).is_right
+    assert not compare_format(ARGUMENTS, "qwen3", CACHE, model, SHAPE, shards).is_right
 
 
 def test_an_int8_model_is_compared_with_the_same_rounding(tmp_path: Path) -> None:
@@ -82,5 +84,5 @@ def test_an_int8_model_is_compared_with_the_same_rounding(tmp_path: Path) -> Non
 def test_an_answer_that_takes_a_token_back_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     row, ask = Row("gpt2", "fp32"), draw_requests(SHAPE, 1, 1, is_encoder=False)[0]
     told = Told({"output_ids": torch.zeros(1, 1, 1).numpy()}, is_consistent=False)
-    gpu_truth.check_answer(row, ask, told, None, None)
+    check_answer(row, ask, told, None, None)
     assert row.failed == 1
