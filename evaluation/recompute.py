@@ -21,11 +21,7 @@ from handover.manifest import FILE_NAME, REPLACED, Manifest
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print a line for each point and one for each figure that differs.
-
-    Raises:
-        ArtefactError: there is no table, a table or a record is damaged, or no point has records.
-    """
+    """Print a line for each point and one for each figure that differs."""
     output = RecomputeArguments.from_argv(argv, description=__doc__).output
     tables = list(_tables(output))
     if not tables:

@@ -49,11 +49,7 @@ class Chat:
 
 
 def read_chat(directory: Path) -> Chat:
-    """Read what ``Chat.files`` rendered, or else the files of a tokenizer of transformers.
-
-    Raises:
-        ArtefactError: a file is damaged.
-    """
+    """Read what ``Chat.files`` rendered, or else the files of a tokenizer of transformers."""
     path = directory / CHAT_FILE
     names = [name for name in TOKENIZERS_FILES if (directory / name).is_file()]
     try:

@@ -149,11 +149,7 @@ class Manifest:
 
 
 def _check_types(manifest: Manifest) -> None:
-    """Refuse what is JSON and no manifest.
-
-    Raises:
-        TypeError: it is not.
-    """
+    """Refuse what is JSON and no manifest."""
     expected = {"kind": str, "fingerprint": str, "made_from": dict, "made_by": dict}
     for name, kind in expected.items():
         if not isinstance(getattr(manifest, name), kind):

@@ -102,9 +102,6 @@ def find(model_type: object, config: Mapping[str, Any] | None = None) -> Archite
     Args:
         model_type: that name.
         config: whose it is; an error says which one is nearest.
-
-    Raises:
-        ModelError: there is none; with the names that there are.
     """
     own = OTHER_NAMES.get(model_type, model_type) if isinstance(model_type, str) else model_type
     for each in ARCHITECTURES:

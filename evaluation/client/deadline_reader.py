@@ -15,11 +15,7 @@ class Clock:
         self.until = 0.0
 
     def left_s(self) -> float:
-        """Return the seconds that are left.
-
-        Raises:
-            TimeoutError: none are.
-        """
+        """Return the seconds that are left."""
         left = self.until - time.monotonic()
         if left <= 0:
             raise TimeoutError

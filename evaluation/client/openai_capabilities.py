@@ -117,7 +117,6 @@ def find_capabilities(client: OpenAIClient, card: ModelCard, may_chat: bool = Fa
 
     Raises:
         UnreachableError: no server answers, or it refuses the key.
-        ConfigError: the endpoint completes no prompt at all.
     """
     questions = _Questions(client, card.id)
     plain, takes_ids = _complete_plainly(questions)

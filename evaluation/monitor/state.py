@@ -42,11 +42,7 @@ def subject_of(*parts: str | float) -> str:
 
 
 def read_state(path: Path, subject: str) -> State:
-    """Read a test's state; another subject's is the beginning of a new test.
-
-    Raises:
-        ConfigError: the file is not a monitor's.
-    """
+    """Read a test's state; another subject's is the beginning of a new test."""
     if not path.exists():
         return State(subject)
     try:

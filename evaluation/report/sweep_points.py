@@ -69,11 +69,7 @@ class Point:
 
 
 def read_points(directory: Path) -> list[Point]:
-    """Read all points of the launcher's list, in their order.
-
-    Raises:
-        ArtefactError: there is no list of points, or it is damaged.
-    """
+    """Read all points of the launcher's list, in their order."""
     file = directory / POINTS_NAME
     try:
         keys = ("label", "title", "results", "error")

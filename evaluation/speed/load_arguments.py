@@ -97,11 +97,7 @@ class LoadArguments(ScriptArguments):
 
 
 def check_arguments(arguments: LoadArguments) -> None:
-    """Refuse arguments that cannot be measured.
-
-    Raises:
-        ConfigError: nothing to measure, a number out of range, or an unknown name.
-    """
+    """Refuse arguments that cannot be measured."""
     is_search = arguments.search_percentile is not None
     if is_search:
         _check_search(arguments)

@@ -103,11 +103,7 @@ class Outcome:
         }
 
     def show(self) -> None:
-        """Print the figures.
-
-        Raises:
-            ServerError: a sample has no score.
-        """
+        """Print the figures."""
         for figure in self.metrics:
             print(figure.line())
         if failed := self.failed:

@@ -57,11 +57,7 @@ def find_target(task: str, arguments: TaskArguments) -> Target:
 
 
 def with_adapter(target: Target, name: str | None) -> Target:
-    """Have an adapter of the model answer; without a name the model alone.
-
-    Raises:
-        ConfigError: the model does not take the name of an adapter.
-    """
+    """Have an adapter of the model answer; without a name the model alone."""
     if not name:
         return target
     if isinstance(target.interface, ModelInterface) and LORA_INPUT in target.interface.inputs:
@@ -71,11 +67,7 @@ def with_adapter(target: Target, name: str | None) -> Target:
 
 
 def check_takes_rows(target: Target) -> None:
-    """Refuse a model that takes neither token ids nor texts row by row, such as one with sessions.
-
-    Raises:
-        ConfigError: the model is such a one.
-    """
+    """Refuse a model that takes neither token ids nor texts row by row, such as one with sessions."""
     interface = target.interface
     if not (interface.takes_ids or interface.takes_text) or interface.has_sessions:
         raise ConfigError(

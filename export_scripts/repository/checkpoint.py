@@ -60,12 +60,7 @@ class ServedCheckpoint:
 
 
 def open_checkpoint(arguments: ExportArguments) -> ServedCheckpoint:
-    """Open what is exported.
-
-    Raises:
-        ArtefactError: it is incomplete, has no tokenizer, was made for another tensor_para_size, or is a model that the
-            engine does not serve.
-    """
+    """Open what is exported."""
     root = arguments.ft_checkpoint
     manifest = Manifest.read(root)
     if problems := manifest.problems(root, check_digests=False):

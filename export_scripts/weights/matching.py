@@ -47,9 +47,6 @@ def match(
         dims: the model's dimensions.
         tensors: the source.
         other_keys: keys of the source whose values are not tensors.
-
-    Raises:
-        CheckpointError: listing every key without a rule, every target without a source and every wrong shape.
     """
     problems = [f"{key}  is not a tensor and has no rule" for key in other_keys if not source_map.is_ignored(key)]
     groups: dict[tuple[Sources, int | None], dict[str, str]] = {}  # pattern -> key, of each entry and layer

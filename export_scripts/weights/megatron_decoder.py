@@ -41,9 +41,6 @@ def table(prefix: str, keys: Collection[str], dims: Decoder) -> SourceMap:
         prefix: what every key begins with; see ``megatron_gpt``.
         keys: of the checkpoint.
         dims: of the model; the vocabulary's may be unknown.
-
-    Raises:
-        CheckpointError: the keys are none of a decoder.
     """
     legacy = f"{prefix}language_model."
     if any(key.startswith(legacy) for key in keys):

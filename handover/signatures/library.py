@@ -23,9 +23,6 @@ def load(name: str, asked_by: str) -> ModuleType:
     Args:
         name: of the module.
         asked_by: the key that needs it, for the error.
-
-    Raises:
-        ConfigError: the library is not installed.
     """
     from importlib import import_module
 
@@ -84,9 +81,6 @@ def verified_statement(config: Any, path: Path) -> dict[str, Any]:
     Args:
         config: of ``model_signing.verifying``, with a verifier.
         path: of the bundle.
-
-    Raises:
-        ValueError: or another error of the library: it is no bundle, or another key has signed it.
     """
     signature = load("model_signing._signing.sign_sigstore_pb", "signing.trusted").Signature.read(path)
     kind, payload = config._verifier._verify_signed_content(signature)

@@ -27,11 +27,7 @@ _API = "the engine has an OpenAI API itself, at deployment.http_port"
 
 
 def check_engine(config: Config) -> None:
-    """Refuse keys that the engine has no use for, a program that is not here, and nodes that it cannot be spread over.
-
-    Raises:
-        ConfigError: naming the key, and what to do.
-    """
+    """Refuse keys that the engine has no use for, a program that is not here, and nodes that it cannot spread over."""
     _check_keys(config)
     check_nodes(config)
     data_type, weights = config.export.triton_deployment.data_type, config.export.model.weight_data_type
@@ -109,9 +105,6 @@ def check_served(config: Config, checkpoint: str, architecture: str, dims: Dims)
         checkpoint: for the error.
         architecture: transformers' class of the Hugging Face directory.
         dims: of the model.
-
-    Raises:
-        ConfigError: naming the engine and why.
     """
     program, engine = program_of(config), config.deployment.engine
     if not program.serves(architecture):
@@ -138,11 +131,7 @@ def check_served(config: Config, checkpoint: str, architecture: str, dims: Dims)
 
 
 def check_ranks(config: Config, checkpoint: str, planned: HuggingFacePlan) -> None:
-    """Refuse tensor parallelism that would divide groups or blocks of quantized weights.
-
-    Raises:
-        ConfigError: naming them.
-    """
+    """Refuse tensor parallelism that would divide groups or blocks of quantized weights."""
     from export_scripts.targets.huggingface.quantized import find_quantization, rank_problems
 
     model = config.export.model

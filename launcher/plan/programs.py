@@ -27,9 +27,6 @@ def words_of(given: Any, key: str, usual: str) -> tuple[str, ...]:
         given: value of the key.
         key: for messages.
         usual: what is taken where nothing is given.
-
-    Raises:
-        ConfigError: it is neither text nor a list of words, or its quotes are not closed.
     """
     try:
         words = shlex.split(given) if isinstance(given, str) else list(map(str, given or ()))

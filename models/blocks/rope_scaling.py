@@ -25,11 +25,7 @@ class Scaling(ABC):
     @classmethod
     @abstractmethod
     def read(cls, said: Said) -> Scaling:
-        """Read it.
-
-        Raises:
-            ModelError: a value that none can have.
-        """
+        """Read it; ModelError: a value that none can have."""
 
     @abstractmethod
     def write(self) -> dict[str, Any]:

@@ -85,9 +85,6 @@ def read_trace(path: Path, block_size: int) -> Trace:
     Args:
         path: path of the file.
         block_size: tokens of a block; Mooncake's have 512.
-
-    Raises:
-        ConfigError: there is no such file, a line is no such object, or there is no request.
     """
     if not path.is_file():
         raise ConfigError(f"there is no trace {path}")

@@ -55,11 +55,7 @@ def name_of_file(text: str) -> str:
 
 
 def parse(cell: str, hint: Any) -> Any:
-    """Read a cell as the type of its column.
-
-    Raises:
-        ValueError: the cell is not of that type.
-    """
+    """Read a cell as the type of its column."""
     if hint is str:
         return unquoted(cell)
     if hint is bool:

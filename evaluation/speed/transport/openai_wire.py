@@ -140,9 +140,6 @@ class OpenAIWire:
         Args:
             payload: the body.
             hang_up: says when the connection is closed before the end; None: it is not.
-
-        Raises:
-            ServerError: there was no answer in time, or it is a refusal or no answer of such an API.
         """
         assert self._session is not None
         try:

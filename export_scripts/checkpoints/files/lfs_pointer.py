@@ -50,9 +50,6 @@ def refuse_pointer(path: Path, content: bytes) -> None:
     Args:
         path: the file.
         content: its first bytes, up to ``POINTER_BYTES``.
-
-    Raises:
-        CheckpointError: it is a pointer.
     """
     if pointer := parse_pointer(content):
         raise CheckpointError(

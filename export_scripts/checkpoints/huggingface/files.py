@@ -80,11 +80,7 @@ def is_adapter(path: Path) -> bool:
 
 
 def read_json(archive: Archive, name: str) -> Mapping[str, Any]:
-    """Read a JSON object; an absent file is empty.
-
-    Raises:
-        CheckpointError: it is not a JSON object.
-    """
+    """Read a JSON object; an absent file is empty."""
     if name not in archive:
         return {}
     content = parse_json(archive.read_bytes(name), f"{archive.path}: {name}")
@@ -102,11 +98,7 @@ def model_type(archive: Archive) -> str:
 
 
 def read_config(archive: Archive) -> Mapping[str, Any]:
-    """Read ``config.json`` of a whole model, without what it says of the numbers that weights are stored in.
-
-    Raises:
-        CheckpointError: only an adapter, no configuration, or quantized in a way that is not read.
-    """
+    """Read ``config.json`` of a whole model, without what it says of the numbers that weights are stored in."""
     refuse_links_out(archive, (name for name in archive.sizes if archive.on_disk(name).is_relative_to(archive.path)))
     if CONFIG_FILE not in archive and ADAPTER_FILE in archive:
         base = read_json(archive, ADAPTER_FILE).get("base_model_name_or_path")
@@ -145,9 +137,6 @@ def refuse_links_out(archive: Archive, names: Iterable[str]) -> None:
     Args:
         archive: the checkpoint.
         names: of files in it; those that were given from elsewhere have a directory of their own.
-
-    Raises:
-        CheckpointError: naming the first one.
     """
     for name in sorted(names):
         path = archive.on_disk(name)
@@ -191,9 +180,6 @@ def open_weights(archive: Archive, names: Sequence[str] = _WEIGHT_FILES) -> Weig
     Args:
         archive: the files.
         names: of the weights' files, the preferred one first.
-
-    Raises:
-        CheckpointError: no weights, a shard of the index is missing, or index and shards name different keys.
     """
     for name in names:
         if name in archive:

@@ -65,11 +65,7 @@ PARTS: Mapping[str, TextPart] = {
 
 
 def text_settings(settings: Settings) -> Settings:
-    """Take the text's configuration out of that of a model which sees images; any other is returned as it is.
-
-    Raises:
-        CheckpointError: it is no mapping.
-    """
+    """Take the text's configuration out of that of a model which sees images; any other is returned as it is."""
     name = settings.get("model_type")
     part = PARTS.get(name) if isinstance(name, str) else None
     if part is None:
@@ -146,9 +142,6 @@ def text_weights(weights: Weights, name: str, settings: Settings) -> Weights:
         weights: of the files.
         name: ``model_type`` of the whole.
         settings: of the text.
-
-    Raises:
-        CheckpointError: a tensor is there under two names, or how experts lie in it cannot be told.
     """
     found, left_out = dict[str, LazyTensor](), dict[str, int]()
     for key, tensor in weights.tensors.items():

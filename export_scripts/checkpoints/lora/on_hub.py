@@ -55,9 +55,6 @@ def on_hub_names(updates: Iterable[Update], dims: object, where: str) -> tuple[U
         updates: of the training's weights.
         dims: of the model.
         where: path of the adapter.
-
-    Raises:
-        CheckpointError: the model is no decoder of models/, or has a weight in another form than single matrices.
     """
     if not isinstance(dims, Decoder):
         raise CheckpointError(

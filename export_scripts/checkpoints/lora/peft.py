@@ -42,9 +42,6 @@ def read_adapter(name: str, archive: Archive, model: Archive, keys: Iterable[str
         archive: its files.
         model: the files of the model that it is for.
         keys: names of the model's tensors.
-
-    Raises:
-        CheckpointError: it is no LoRA, or one that cannot be merged exactly.
     """
     where = f"{archive.path}: {ADAPTER_FILE}"
     config = read_json(archive, ADAPTER_FILE)
@@ -104,11 +101,7 @@ def _update(
     where: str,
     is_conv1d: bool,
 ) -> Update:
-    """Describe one module's update.
-
-    Raises:
-        CheckpointError: one of its two matrices is missing, or they do not fit together.
-    """
+    """Describe one module's update."""
     absent = [side for side in "AB" if side not in keys]
     if absent:
         raise CheckpointError(f"{module}.lora_{absent[0]}.weight is missing beside {', '.join(keys.values())}")

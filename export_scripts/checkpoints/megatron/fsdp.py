@@ -83,9 +83,6 @@ def _refuse_interleaved(path: Path, keys: Iterable[str], activation: object, fie
         keys: of the model.
         activation: of the feed-forward, in NeMo's words.
         fields: of the training's configuration.
-
-    Raises:
-        CheckpointError: the rows are in the order of the ranks.
     """
     is_gated = "glu" in str(activation) or str(activation).startswith("gated")
     several = [f"{name} {shown(fields[name])}" for name in _RANKS if fields.get(name) not in (None, 1)]

@@ -41,9 +41,6 @@ def sections_of(key: str, shape: Sequence[int], block: Recurrent, ranks: int, wh
         block: the kind of layers.
         ranks: tensor-parallel ranks.
         where: the file, for errors.
-
-    Raises:
-        CheckpointError: the tensor has not the rows of a rank.
     """
     found = _FUSED.fullmatch(key)
     if not found:

@@ -217,9 +217,6 @@ def _check_parts(source_map: SourceMap, tensors: Mapping[str, PartedTensor], gro
         source_map: the table.
         tensors: the source.
         groups: heads, or groups of heads that share a key and value.
-
-    Raises:
-        CheckpointError: a part ends within a head or a group.
     """
     for key, tensor in tensors.items():
         if (
@@ -247,9 +244,6 @@ def _refuse_parts_of_norms(
         tensors: the source.
         heads: of attention.
         archive: the files.
-
-    Raises:
-        CheckpointError: naming the first one.
     """
     for key in differing:
         name = next((name for name in (_QUERY_NORM, _KEY_NORM) if key.endswith(name)), None)

@@ -75,9 +75,6 @@ class RankGrid:
         Args:
             path: of the checkpoint, for errors.
             said: tensor-parallel ranks and pipeline stages of the training; 1 where it does not say.
-
-        Raises:
-            CheckpointError: naming the ranks whose files are missing.
         """
         dense = {(rank, stage) for rank, stage, _ in self.files}
         missing = _missing(dense, tuple(map(max, self._sizes, said)))
@@ -120,9 +117,6 @@ def grid_of(files: Mapping[tuple[int, ...], str], arguments: Mapping[str, Any], 
         files: name by the numbers in its folder's.
         arguments: of the training; empty: they were not saved.
         path: of the checkpoint, for errors.
-
-    Raises:
-        CheckpointError: the arguments say otherwise than the names, or files are missing.
     """
     expert_num = _size(arguments, "num_experts")
     expert_ranks = _size(arguments, "expert_model_parallel_size") or 1

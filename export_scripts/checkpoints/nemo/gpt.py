@@ -41,11 +41,7 @@ def recognises(archive: Archive) -> bool:
 
 
 def open_source(archive: Archive) -> Source:
-    """Open a GPT.
-
-    Raises:
-        CheckpointError: incomplete, or not a model that FasterTransformer's GPT can express.
-    """
+    """Open a GPT."""
     checkpoint = NemoCheckpoint(archive)
     config = checkpoint.config
     if is_prompt_config(config):

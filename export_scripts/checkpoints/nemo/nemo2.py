@@ -55,11 +55,7 @@ def recognises(archive: Archive) -> bool:
 
 
 def open_source(archive: Archive) -> Source:
-    """Open a GPT.
-
-    Raises:
-        CheckpointError: incomplete, or not a model that FasterTransformer's GPT can express.
-    """
+    """Open a GPT."""
     if _MODEL_FILE not in archive:
         raise CheckpointError(
             f"{archive.path} has no {_MODEL_FILE}",

@@ -63,11 +63,7 @@ class Pieces:
 
 
 def read_pieces(model: bytes) -> Pieces:
-    """Read a ``tokenizer.model``.
-
-    Raises:
-        CheckpointError: it is damaged, or empty.
-    """
+    """Read a ``tokenizer.model``."""
     try:
         return _read(model)
     except (IndexError, struct.error, UnicodeDecodeError) as error:

@@ -45,11 +45,7 @@ class Token:
 
 
 def token_of(value: Any, **flags: bool) -> Token:
-    """Read a token as a file writes it: its text, or an object with flags; ``flags`` go before its own.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Read a token as a file writes it: its text, or an object with flags; ``flags`` go before its own."""
     if isinstance(value, str):
         return Token(value, tuple(flags.items()))
     if not isinstance(value, Mapping) or not isinstance(value.get("content"), str):

@@ -135,11 +135,7 @@ def inspect_huggingface(path: Path, arguments: ConvertArguments) -> HuggingFaceP
 
 
 def wish_of(arguments: ConvertArguments) -> Wish:
-    """Read what is asked for.
-
-    Raises:
-        CheckpointError: weights of a data type or a quantization that is not written, or that are made up.
-    """
+    """Read what is asked for."""
     if arguments.random_weights:
         raise CheckpointError(
             "random weights are made for FasterTransformer's shards alone", "leave export.model.format out"

@@ -36,11 +36,7 @@ _MOST_LISTED = 10
 
 
 def find_quantization(name: str | None, allow_nonfinite: bool = False) -> Quantization | None:
-    """Find what is asked for; None: nothing is.
-
-    Raises:
-        CheckpointError: it is not known, or numbers that have no scale may come.
-    """
+    """Find what is asked for; None: nothing is."""
     if name is None:
         return None
     if name not in QUANTIZATIONS:
@@ -63,9 +59,6 @@ def quantized(
         config: config.json.
         quantization: what they become.
         data_type: of the other weights.
-
-    Raises:
-        CheckpointError: the model's tensors are not known, or there are some that cannot be quantized.
     """
     asked = f"quantization={quantization.name}"
     architecture = _architecture(config, quantization)
@@ -96,11 +89,7 @@ def quantized(
 
 
 def _architecture(config: Mapping[str, Any], quantization: Quantization) -> models.Architecture:
-    """Find what the model is.
-
-    Raises:
-        CheckpointError: the model is not one whose tensors are known, or not one that the quantization is for.
-    """
+    """Find what the model is."""
     asked, model_type = f"quantization={quantization.name}", config.get("model_type")
     if quantization.model_types and model_type not in quantization.model_types:
         raise CheckpointError(

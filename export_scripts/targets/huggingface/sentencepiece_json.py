@@ -30,9 +30,6 @@ def describe(pieces: Pieces, added: Mapping[str, int]) -> dict[str, Any]:
     Args:
         pieces: of the model.
         added: ids of special tokens that the model lacks.
-
-    Raises:
-        CheckpointError: the model is neither Unigram nor BPE.
     """
     if pieces.kind not in (UNIGRAM, BPE):
         raise CheckpointError(

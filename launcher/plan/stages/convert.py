@@ -41,7 +41,6 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
 
     Raises:
         CheckpointError: it cannot be converted; see ``export_scripts.conversion.plan.check.inspect_source``.
-        ConfigError: it is another model than the configuration or a stage needs.
     """
     from export_scripts.checkpoints.huggingface.hub import is_fetched
     from export_scripts.conversion.plan.description import is_description
@@ -225,9 +224,6 @@ def _check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) -
         config: of the run.
         checkpoint: for the error.
         said: config.json of the directory.
-
-    Raises:
-        ConfigError: naming what it does not compute.
     """
     other = "take another engine, such as deployment.engine=vllm, or stages=[convert] for the directory alone"
     try:
@@ -265,9 +261,6 @@ def _check_engine(config: Config, checkpoint: str, problem: str) -> None:
         config: of the run.
         checkpoint: for the error.
         problem: why FasterTransformer's own engine does not; empty: it does.
-
-    Raises:
-        ConfigError: naming the engine and why.
     """
     if config.deployment.engine is Engine.fastertransformer and problem:
         raise ConfigError(
