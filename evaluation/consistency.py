@@ -67,7 +67,6 @@ class Way:
     """A row of ``ways.csv``: one way of asking, against each prompt alone and for the first time.
 
     Attributes:
-        way: its name.
         tokens: that were compared: up to the first that differs.
         mean_difference, max_difference: of a token's log probability, in nats.
         identical: share of prompts that are continued by the same tokens.

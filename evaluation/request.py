@@ -91,13 +91,7 @@ def read_request(file: Path | None, overrides: Mapping[str, Any]) -> RequestFile
 
 
 def ask(request: RequestFile, url: str, timeout_s: float) -> Iterator[Tensors]:
-    """Send a request and yield the tensors of its answer or, with stream_api, of each answer as it arrives.
-
-    Args:
-        request: the request.
-        url: ``host:port`` of the protocol; a stream always uses gRPC.
-        timeout_s: limit until the last answer, in seconds.
-    """
+    """Send a request and yield the tensors of its answer or, with stream_api, of each answer as it arrives."""
     config, model = request.config, str(request.config["model_name"])
     try:
         if _is_http(config):

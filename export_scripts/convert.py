@@ -64,10 +64,6 @@ _LAYOUT_VERSION = 2
 def convert(arguments: ConvertArguments, opened: Seal | None = None) -> Manifest:
     """Convert a checkpoint and write the manifest last.
 
-    Args:
-        arguments: of the conversion.
-        opened: what signs the result, if it is open already.
-
     Raises:
         CheckpointError: the checkpoint cannot be converted; see ``check.inspect_source``.
         ArtefactError: the disk is full or the output directory holds foreign files.

@@ -22,12 +22,7 @@ def written(arrived_ns: int) -> str:
 
 
 def arrival_s(parameters: str, opened_s: float) -> float:
-    """Return when a request arrived, in seconds of ``time.monotonic``.
-
-    Args:
-        parameters: of the request, a JSON object.
-        opened_s: when the engine got it.
-    """
+    """Return when a request arrived, in seconds of ``time.monotonic``."""
     if PARAMETER not in parameters:
         return opened_s
     host, _, given = str(json.loads(parameters).get(PARAMETER, "")).partition("/")

@@ -29,12 +29,7 @@ _HINT = "correct the file, or convert the checkpoint again"
 
 
 class ConfigIniError(Exception):
-    """A config.ini is missing, malformed or incomplete; layers with an error of their own give that to the reader.
-
-    Args:
-        problem: file, section, key, what was found and what is legal.
-        hint: what to do next.
-    """
+    """A config.ini is missing, malformed or incomplete; layers with an error of their own give that to the reader."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
         super().__init__(f"{problem}; {hint}" if hint else problem)

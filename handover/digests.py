@@ -141,10 +141,6 @@ class SummedRange:
 def joined_digest(path: Path, ranges: Iterable[SummedRange]) -> str:
     """Digest a file as ``file_digest`` does; only blocks that no range holds as a whole are read.
 
-    Args:
-        path: of the file.
-        ranges: of it.
-
     Returns:
         ``crc32-1m:<hex>``
     """

@@ -16,12 +16,7 @@ from launcher.config.wording import explained
 
 
 def finish(cfg: DictConfig, results_suffix: str = "") -> Config:
-    """Resolve ``cluster_type: auto``, take that cluster's own group, and return dataclasses.
-
-    Args:
-        cfg: as Hydra composed it.
-        results_suffix: keeps this run's results apart from those of the other points of a sweep.
-    """
+    """Resolve ``cluster_type: auto``, take that cluster's own group, and return dataclasses."""
     with explained():
         return _finish(cfg, results_suffix)
 

@@ -35,9 +35,7 @@ class Finding:
     """What one check found.
 
     Attributes:
-        check: its name.
         state: ok, note (works, but know it) or bad.
-        text: what was found.
         mend: what to do, where something is bad.
     """
 
@@ -52,12 +50,7 @@ class Finding:
 
 
 def examine(results: Path, srun_args: Sequence[str] = ()) -> Iterator[Finding]:
-    """Run every check that applies here.
-
-    Args:
-        results: directory that results will go to; it and its file system are looked at.
-        srun_args: such as ``--partition=gpu``: where Slurm shall try.
-    """
+    """Run every check that applies here."""
     checks: list[Callable[[], Finding]] = [check_python, check_tritonserver, lambda: check_space(results)]
     checks += [check_ports, check_gpus]
     for check in checks:

@@ -27,12 +27,7 @@ from launcher.submit.kubernetes import kserve
 
 
 def launch(config: Config, sweep: Path | None = None) -> None:
-    """Plan the run and submit it; exit with the status of a stage that ran here and failed.
-
-    Args:
-        config: of the run.
-        sweep: directory of the sweep that it is a point of.
-    """
+    """Plan the run and submit it; exit with the status of a stage that ran here and failed."""
     if not cluster_of(config).starts_runs():
         return
     paths = RunPaths.of(config)

@@ -54,7 +54,6 @@ class Architecture:
     """One architecture of transformers, read and written.
 
     Attributes:
-        model_type: transformers' name of it.
         class_name: of the class that generates.
         keys: of ``config.json``, in the order in which they are written.
         has: fields of the description that no key says, where they are not a ``Decoder``'s defaults.

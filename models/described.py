@@ -29,7 +29,6 @@ class Described(NamedTuple):
     """A model as its directory describes it.
 
     Attributes:
-        decoder: what it is.
         ids: of tokens that begin and end a text, settled.
         data_type: that its weights are said to have; each tensor's own is in its file.
     """
@@ -40,12 +39,7 @@ class Described(NamedTuple):
 
 
 def read_directory(directory: Path, error: Refusal) -> Described:
-    """Read what a directory describes.
-
-    Args:
-        directory: with ``config.json``, and ``generation_config.json`` if it has one.
-        error: makes the exception for a description that is damaged, or of no model that is known.
-    """
+    """Read what a directory describes."""
     said = read_json(directory / CONFIG_FILE, error)
     try:
         architecture = find(said.get("model_type"), said)

@@ -41,7 +41,6 @@ class Place(NamedTuple):
 
     Attributes:
         file: that has it.
-        stored: its place in it.
         scales: of numbers of FP8; None: they are what they are.
     """
 
@@ -51,12 +50,7 @@ class Place(NamedTuple):
 
 
 def with_scales(found: Mapping[str, tuple[str, StoredTensor]], blocks: Sequence[Block]) -> dict[str, Place]:
-    """Join matrices of FP8 and their scales; what has none that fit stays as it is, and so do scales of no matrix.
-
-    Args:
-        found: tensors of files.
-        blocks: that scales may be for, as ``config.json`` says.
-    """
+    """Join matrices of FP8 and their scales; what has none that fit stays as it is, and so do scales of no matrix."""
     places = {name: Place(*each) for name, each in found.items()}
     for name, (_, numbers) in found.items():
         if numbers.data_type != FP8_NUMBERS or len(numbers.shape) != 2:

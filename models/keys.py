@@ -54,7 +54,6 @@ class Key(Keys):
     """One key that stands for one field.
 
     Attributes:
-        key, field: their names.
         kind: reads the value.
         unset: what is written where the field says that nothing is known, 0.
     """
@@ -80,7 +79,6 @@ class OfBlock(Keys):
     """Keys of a block that some models have not: they say nothing there, and are not written.
 
     Attributes:
-        block: its name.
         keys: those keys.
         is_there: whether a configuration has the block.
     """
@@ -116,11 +114,7 @@ class OfBlock(Keys):
 
 @dataclass(frozen=True)
 class Constants(Keys):
-    """Keys of which one value alone is followed; transformers reads them of no file, other engines do.
-
-    Attributes:
-        values: by key.
-    """
+    """Keys of which one value alone is followed; transformers reads them of no file, other engines do."""
 
     values: Mapping[str, Any]
     says: ClassVar[tuple[str, ...]] = ()

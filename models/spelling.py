@@ -52,7 +52,6 @@ class Spelling:
     """One tensor of a training's layer, and those of the model that it holds.
 
     Attributes:
-        roles: of the model's tensors.
         names: within the layer, by which it may go; ``{kind}`` stands for weight and bias.
         fused: how several tensors lie in it; None: it is one tensor.
         is_stacked: it has those of all experts, along its first axis.

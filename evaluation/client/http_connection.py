@@ -39,7 +39,6 @@ class Answer:
 
     Attributes:
         status: of HTTP.
-        headers: of the answer.
         content: the body.
     """
 

@@ -45,7 +45,6 @@ class WrittenPrompt:
     """A prompt that the model shall continue up to the end token.
 
     Attributes:
-        text: of the prompt.
         ids: the same as token ids.
     """
 

@@ -80,12 +80,7 @@ class Capabilities(Interface):
 
 
 class _Questions:
-    """Asks one thing after another and keeps the refusals.
-
-    Args:
-        client: connection to the endpoint.
-        model: the name that the endpoint gives the model.
-    """
+    """Asks one thing after another and keeps the refusals."""
 
     def __init__(self, client: OpenAIClient, model: str) -> None:
         self._client, self._model = client, model
@@ -108,16 +103,7 @@ class _Questions:
 
 
 def find_capabilities(client: OpenAIClient, card: ModelCard, may_chat: bool = False) -> Capabilities:
-    """Find out what an endpoint can do with a model.
-
-    Args:
-        client: connection to the endpoint.
-        card: the model.
-        may_chat: whether an endpoint is of use that answers conversations alone.
-
-    Raises:
-        UnreachableError: no server answers, or it refuses the key.
-    """
+    """Find out what an endpoint can do with a model; UnreachableError: no server answers, or it refuses the key."""
     questions = _Questions(client, card.id)
     plain, takes_ids = _complete_plainly(questions)
     if plain is None and may_chat and (chat := _find_chat(client, card, questions)) is not None:

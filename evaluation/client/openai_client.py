@@ -154,13 +154,7 @@ class OpenAIClient:
         return str(found.get("version", "")) if isinstance(found, dict) else ""
 
     def complete(self, model: str, prompts: Sequence[Sequence[int]] | Sequence[str], **fields: Any) -> Completed:
-        """Complete prompts, given as texts or as token ids, in one request.
-
-        Args:
-            model: the name that the server gives it.
-            prompts: at least one.
-            fields: of the request's body, such as ``max_tokens``.
-        """
+        """Complete prompts, given as texts or as token ids, in one request."""
         given: list[Any] = [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]
         found = self.post(COMPLETIONS, {"model": model, "prompt": given if len(given) > 1 else given[0], **fields})
         try:

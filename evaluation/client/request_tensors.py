@@ -55,7 +55,6 @@ class LearntPrompt:
 
     Attributes:
         task: number of the task in the checkpoint.
-        first_id: the id that stands for the first vector.
         table: float16 [vectors, hidden], where the request itself contains the vectors.
     """
 

@@ -46,7 +46,6 @@ class CheckpointReference:
     """A checkpoint whose scores are computed, or were.
 
     Attributes:
-        source: the checkpoint.
         given: what belongs to it and lies elsewhere.
         digest: of its files, and of what is given.
         directory: where everything of this checkpoint is kept.

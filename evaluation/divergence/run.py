@@ -104,10 +104,6 @@ class _Comparison:
     """What is compared.
 
     Attributes:
-        arguments: of the command.
-        target: the served model.
-        reference: the checkpoint.
-        passages: token ids.
         served: the server's scores.
         top: log probabilities of a place that the server told; what the reference is cut to where formats are compared.
     """

@@ -81,13 +81,7 @@ def decide(
 
 
 def conclude(verdict: Verdict, weights: WeightsFound, engine: str) -> Verdict:
-    """Add what is known of the weights: others fail whatever they do to these texts, and sound ones leave the kernels.
-
-    Args:
-        verdict: of the divergence.
-        weights: that are served.
-        engine: name of what serves them.
-    """
+    """Add what is known of the weights: others fail whatever they do to these texts, sound ones leave the kernels."""
     reasons = verdict.reasons if verdict.verdict != HOLDS or weights.are_sound is not False else ()
     if weights.are_sound is False:
         return Verdict(FAILS, (*reasons, f"the cause is the weights: {weights.evidence}"), WEIGHTS)

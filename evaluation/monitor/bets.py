@@ -31,7 +31,6 @@ class Bets:
     """The test after some requests.
 
     Attributes:
-        count: of the requests.
         staked: wealth of what was staked, for each of ``SHARES``.
         most: largest evidence so far; by it the alarm is raised.
     """

@@ -55,16 +55,7 @@ class Chosen:
 
 
 def choose(path: Path, after_ns: int, seen: Collection[str], model_digest: str, longest: int, samples: int) -> Chosen:
-    """Choose the newest requests that were not scored, whatever their log probabilities are.
-
-    Args:
-        path: of the file.
-        after_ns: time of the newest one that was.
-        seen: digests of those that were.
-        model_digest: of the model that is served now.
-        longest: tokens of a request.
-        samples: how many.
-    """
+    """Choose the newest requests that were not scored, whatever their log probabilities are."""
     left_out, known = dict[str, int](), set(seen)
     newest = deque[Logged](maxlen=samples)
 

@@ -46,7 +46,6 @@ class Scored:
     """A row of ``requests.csv``.
 
     Attributes:
-        time_ns: of the request.
         prompt_tokens, tokens: how many it has.
         square: mean squared difference of the answer's log probabilities from the reference's.
         square_of_formats: the same of the reference in the served number formats.

@@ -23,7 +23,6 @@ class State:
 
     Attributes:
         subject: digest of what is tested: source, served model, number formats and limits.
-        bets: the test.
         time_ns: of the newest request that was counted.
         seen: digests of requests that were, the newest last.
         reason: why the alarm was raised; empty: it was not.

@@ -68,13 +68,7 @@ class Room:
 
 
 def make_passages(room: Room, count: int, longest: int) -> tuple[Passages, Passages]:
-    """Make passages to average over, and a few that visit every position up to a length.
-
-    Args:
-        room: limits of the model.
-        count: number of passages to average over.
-        longest: maximum number of tokens of the others.
-    """
+    """Make passages to average over, and a few that visit every position up to a length."""
     rng, length = np.random.default_rng(_SEED), _length(room, longest)
     return _draw(rng, room, count, min(WIDTH, length)), _draw(rng, room, _LONG, length)
 

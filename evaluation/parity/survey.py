@@ -31,18 +31,7 @@ position; the server's log probabilities of both."""
 def survey(
     arguments: ParityArguments, target: Target, reference: Reference, answers: Sequence[Served], precision: str
 ) -> PassageFindings:
-    """Compare passages; the reference cannot be used afterwards.
-
-    Args:
-        arguments: arguments of the command.
-        target: the served model.
-        reference: the source.
-        answers: answers to the prompts, for the positions that they visited.
-        precision: the coarsest of the served model's formats.
-
-    Raises:
-        ServerError: a request failed.
-    """
+    """Compare passages; the reference cannot be used afterwards; ServerError: a request failed."""
     room, visited = _room(target, reference), [len(each.prompt) + len(each.tokens) for each in answers]
     asked = _ask(arguments, target, room) if arguments.passages else None
     if isinstance(asked, tuple):

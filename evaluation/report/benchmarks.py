@@ -24,8 +24,6 @@ class Benchmark:
     """One ``benchmark.csv`` or ``load.csv``.
 
     Attributes:
-        name: name of the benchmark.
-        directory: directory of the file.
         table: shape of the file.
         rows: one row a point, in the file's order.
         finished: False for the results of a failed or interrupted stage.
@@ -58,12 +56,7 @@ class Benchmark:
 
 
 def read_benchmarks(root: Path, remarks: Remarks) -> Iterable[Benchmark]:
-    """Read all benchmarks of a run, static ones first.
-
-    Args:
-        root: directory of a run's benchmarks.
-        remarks: sentences about missing or doubtful figures are added.
-    """
+    """Read all benchmarks of a run, static ones first."""
     for table in TABLES:
         for path, finished in newest_results(root, table.file_name, remarks):
             name = path.parent.name.removesuffix(PARTIAL)

@@ -56,7 +56,6 @@ class Evaluation:
     """One ``metrics.json``.
 
     Attributes:
-        task: name of the task.
         adapter: the LoRA adapter that answered; empty for the model alone.
         metrics: figures of the task.
         samples: number of samples.
@@ -118,7 +117,6 @@ class Findings:
     """The content of the report.
 
     Attributes:
-        title: name of the model.
         stages: stages in their order; empty if the runner left no record.
         evaluations: results of tasks and of parity.
         benchmarks: static sweeps, then loads.

@@ -51,13 +51,7 @@ _SHOWN = tuple(each for each in DISTRIBUTIONS if each.name in ("ttft", "itl", "e
 
 
 def describe_report(findings: Findings, results: Path, judgement: Judgement | None = None) -> dict[str, Any]:
-    """Describe the whole report by the names that the templates ``report.html`` and ``report.md`` use.
-
-    Args:
-        findings: what to report.
-        results: directory that log paths are shown relative to.
-        judgement: what the figures are held against.
-    """
+    """Describe the whole report by the names that the templates ``report.html`` and ``report.md`` use."""
     checks = judgement.worst_first if judgement is not None else ()
     gate = tuple((check.figure, check.rule, check.verdict, check.reason) for check in checks)
     stages = tuple(stage_cells(outcome, results) for outcome in findings.stages)

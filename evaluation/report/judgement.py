@@ -45,7 +45,6 @@ class Judgement:
     """A run's figures with a baseline or checked limits; either may be missing.
 
     Attributes:
-        current: figures of the run.
         baseline: figures of the earlier run; None if no run was named or it has none.
         checks: the check of every limit; empty without thresholds.
         remarks: sentences about what could not be read.

@@ -73,10 +73,8 @@ class Report:
 
     Attributes:
         name: name of the results directory.
-        figures: figures by name.
         digests: digests of the measured models, and of the repository in the results directory.
         machines: machines that measured.
-        remarks: remarks of the run's report.
         failures: points that could not be measured, with the reason.
         verdicts: name, verdict and reasons of each evaluation that has limits of its own.
         left_out: why the figures of an evaluation or a benchmark were left out, by its name.

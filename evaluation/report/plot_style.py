@@ -50,12 +50,7 @@ Point = tuple[float, float]
 
 
 def draw_svg(name: str, draw: Callable[[Figure, Axes], None]) -> str:
-    """Draw into a frame of the report's look.
-
-    Args:
-        name: prefix of the SVG's ids, unique in the page.
-        draw: draws into the axes.
-    """
+    """Draw into a frame of the report's look."""
     with matplotlib.rc_context(
         {
             "svg.fonttype": "none",
@@ -109,13 +104,7 @@ def _make_room_for_ticks(axes: Axes) -> float:
 
 
 def legend_above(axes: Axes, title: str, names: Sequence[str]) -> None:
-    """Name the lines between the title of the vertical axis and the plot, where no line runs.
-
-    Args:
-        axes: its first lines are named.
-        title: name of the vertical axis.
-        names: of the lines, in their order.
-    """
+    """Name the lines between the title of the vertical axis and the plot, where no line runs."""
     columns = 1 if max(map(len, names), default=0) > _LONGEST_IN_COLUMNS else min(len(names), _LEGEND_COLUMNS)
     rows = math.ceil(len(names) / max(1, columns))
     axes.set_position((0.095, 0.13, 0.865, 0.785 - _LEGEND_ROW * rows))

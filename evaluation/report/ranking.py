@@ -28,7 +28,6 @@ class DeploymentCandidate:
 
     Attributes:
         source: results directory of the measurement.
-        benchmark: name of the benchmark.
         workload: lengths as ``60/20``.
         load: ``batch 8``, ``concurrency 4``, ``2 requests/s``.
         settings: override keys of the deployment and their values.
@@ -80,7 +79,6 @@ class Ranking:
     Attributes:
         goal: ``offline`` or ``online``.
         workload: lengths as ``60/20``.
-        best: the best candidates.
         considered: number of candidates.
         within_budget: number of candidates within the budget.
         invalid: number of candidates by the reason that their rows are not valid for; they are not among the best.

@@ -30,7 +30,6 @@ class Point:
 
     Attributes:
         label: name that its deployment was given, or the settings in which it differs from others: ``TP 2``.
-        title: name of the model.
         results: results directory; empty if the point could not be planned.
         error: why the point failed; empty if it did not.
         candidates: measured points of its benchmarks.

@@ -32,7 +32,6 @@ class LoadTarget:
         is_text: whether the model takes text.
         max_positions: of the model; None where they are unknown.
         gpus: number of GPUs, TP x PP; None if unknown.
-        is_encoder_decoder: whether the model is an encoder-decoder.
         dialect: how an OpenAI API is asked; None for a server that is asked by gRPC.
     """
 

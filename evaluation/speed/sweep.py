@@ -67,8 +67,6 @@ class Sweep:
     """A deployment, the points to measure, and the function that measures one.
 
     Attributes:
-        name: name of the command.
-        deployment: the deployment.
         output: directory of the table.
         table: shape of the table.
         points: rows without figures, in the order of measuring.

@@ -37,7 +37,6 @@ class TextGenerator:
         by_text: whether requests contain texts.
         ids_model: Triton's name of a model that takes token ids, for prompts that no text is encoded to; None without
             one.
-        tokenizer: tokenizer of the served model.
         max_length: positions of the model.
         max_gen_toks: number of tokens to generate where a task does not say.
         start_id: the prompt where the context is empty.

@@ -47,7 +47,6 @@ class Outcome:
     """The results of one task.
 
     Attributes:
-        task: name of the task.
         metrics: figures, in order.
         samples: one row a sample, in the data's order; dataclasses of one type.
         cut_contexts: number of samples whose context was cut to the model's positions.

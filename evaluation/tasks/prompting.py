@@ -23,7 +23,6 @@ class Prompt:
     """A prompt of a task.
 
     Attributes:
-        text: the prompt for a text model.
         ids: the prompt for a model that takes token ids.
         cut_tokens: number of tokens that were cut from the field that may be cut.
         problem: why the prompt cannot be sent; empty otherwise.
@@ -36,15 +35,7 @@ class Prompt:
 
 
 class Prompter:
-    """Turns samples into prompts.
-
-    Args:
-        template: template of the prompts.
-        tokenizer: tokenizer of the served model.
-        target: the served model.
-        output_length: number of positions to leave for the answer.
-        learnt: the virtual tokens that the template's marks stand for; None without marks.
-    """
+    """Turns samples into prompts."""
 
     def __init__(
         self,
@@ -113,7 +104,6 @@ class Completer:
     """Has a model continue prompts up to the end token.
 
     Attributes:
-        target: the served model.
         arguments: model name, concurrency and timeout of the requests.
         tokenizer: tokenizer of the served model.
         output_length: maximum number of tokens of an answer.

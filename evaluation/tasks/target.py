@@ -114,13 +114,6 @@ def ask_all(
 ) -> dict[Question, Answer | str]:
     """Send every batch; the rows of a batch that fails are sent again one by one, and a str is the error of a row.
 
-    Args:
-        connect: opens a connection for a thread, which is closed at the end.
-        batches: batches of questions, all of which differ.
-        concurrency: number of requests in flight.
-        send: sends one batch and returns an answer for each row.
-        label: label of the progress bar.
-
     Raises:
         UnreachableError: no server answers.
     """

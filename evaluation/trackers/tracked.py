@@ -21,7 +21,6 @@ class Tracked:
     """One run.
 
     Attributes:
-        title: of the run.
         experiment: that it belongs to.
         figures: by name; those that are not reliable are left out, and named in ``left_out``.
         left_out: figures that are not reliable, with the reason.
@@ -44,17 +43,7 @@ class Tracked:
 
 
 def read_tracked(results: Path, report: Path, title: str, experiment: str) -> Tracked:
-    """Read a run's figures.
-
-    Args:
-        results: directory of the run.
-        report: directory of its report.
-        title: of the run.
-        experiment: that it belongs to.
-
-    Raises:
-        ArtefactError: nothing was measured there.
-    """
+    """Read a run's figures; ArtefactError: nothing was measured there."""
     found = read_report(results)
     doubtful = {name: figure.doubt for name, figure in found.figures.items() if figure.doubt}
     facts = {"model_digest": ", ".join(found.digests), "machine": "; ".join(found.machines), "slipway": VERSION}

@@ -21,10 +21,6 @@ _PLAIN_FILES = ("100644", "100755")
 def pointed_digests(root: Path, files: Mapping[str, Path]) -> dict[str, str]:
     """Find the SHA-256 of files as a clone's index has it.
 
-    Args:
-        root: a directory in the clone.
-        files: in it, by name.
-
     Returns:
         64 hexadecimal digits, by name; nothing without a clone, without git, or where git cannot read the clone.
     """
@@ -58,12 +54,7 @@ def _git_directory(path: Path) -> Path:
 
 
 class _Git:
-    """Git in an empty repository that borrows another one's index and objects.
-
-    Args:
-        own: an empty directory, for the repository.
-        theirs: directory of the other one's index.
-    """
+    """Git in an empty repository that borrows another one's index and objects."""
 
     def __init__(self, own: Path, theirs: Path) -> None:
         common = theirs / "commondir"

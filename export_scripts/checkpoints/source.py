@@ -39,7 +39,6 @@ class Source:
     """What is known of a checkpoint before its weights are read.
 
     Attributes:
-        archive: its files.
         family: FasterTransformer's model that expresses it.
         source_map: the table of its format.
         dims: dimensions, in the family's words.

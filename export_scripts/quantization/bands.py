@@ -16,11 +16,7 @@ _ELEMENTS = 1 << 17
 class Band:
     """Some rows in fp32 and memory for what is made of them.
 
-    Args:
-        shape: of a band.
-
     Attributes:
-        values: the rows.
         scaled, rounded, spare: of the same shape, for whoever quantizes.
         signs: of the same shape.
     """
@@ -72,11 +68,7 @@ def in_bytes(codes: Array, result: Array) -> None:
 
 
 class Errors:
-    """Sums of squares of each row, band by band: of what the numbers that come back differ by, and of the numbers.
-
-    Args:
-        rows: of all bands.
-    """
+    """Sums of squares of each row, band by band: of what the numbers that come back differ by, and of the numbers."""
 
     def __init__(self, rows: int) -> None:
         self._sums = np.empty((2, rows, 1, 1), np.float32)

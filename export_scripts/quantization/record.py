@@ -20,9 +20,7 @@ class Output:
     """One of the tensors that a quantized tensor becomes.
 
     Attributes:
-        name: in the file.
         kind: safetensors' word for its data type.
-        shape: its own.
         item_bytes: of one number.
         rows: of the quantized matrix that a row of this one stands for.
         content: all of it, where it does not depend on weights; empty: it does.

@@ -38,7 +38,6 @@ class ServedCheckpoint:
 
     Attributes:
         root: its directory.
-        manifest: of its files.
         place: where the repository has it, below a model's directory.
         family: FasterTransformer's model.
         start_id, end_id: of the vocabulary.

@@ -63,7 +63,6 @@ class Architecture:
         model_type: transformers' name of it.
         class_name: transformers' class that generates.
         title: its name, for people.
-        family: FasterTransformer's model.
         tensors: lists those of a saved model by their names, for the dimensions; ``{layer}`` is a layer's number.
         ignored: keys without ``prefix`` (shell patterns) that are dropped on purpose, with the reason.
         keys: of the configuration, and the dimensions that they are.
@@ -209,12 +208,7 @@ def _beyond(limits: Mapping[str, Limit], settings: Fields) -> list[str]:
 
 
 def other_than(dims: GptDims, **wanted: tuple[Any, str]) -> list[str]:
-    """List the dimensions that an architecture cannot follow, a line each.
-
-    Args:
-        dims: of the model.
-        wanted: by attribute, the one value that it can follow, and what it has.
-    """
+    """List the dimensions that an architecture cannot follow, a line each."""
     return [
         f"{name}: {getattr(dims, name)}  ({reason})"
         for name, (value, reason) in wanted.items()

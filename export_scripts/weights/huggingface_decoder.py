@@ -27,11 +27,7 @@ _TIE = "tie_word_embeddings"
 
 @dataclass(frozen=True, kw_only=True)
 class HubDecoder(Architecture):
-    """An architecture of models/.
-
-    Attributes:
-        described: that one.
-    """
+    """An architecture of models/."""
 
     described: models.Architecture
 

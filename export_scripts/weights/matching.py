@@ -39,15 +39,7 @@ def match(
     tensors: Mapping[str, LazyTensor],
     other_keys: Iterable[str] = (),
 ) -> Sequence[Assignment]:
-    """Find every target's sources, or refuse the checkpoint.
-
-    Args:
-        schema: every target by name, layers spelled out. All must be there but biases that the model does not have.
-        source_map: the table of the checkpoint's format.
-        dims: the model's dimensions.
-        tensors: the source.
-        other_keys: keys of the source whose values are not tensors.
-    """
+    """Find every target's sources, or refuse the checkpoint."""
     problems = [f"{key}  is not a tensor and has no rule" for key in other_keys if not source_map.is_ignored(key)]
     groups: dict[tuple[Sources, int | None], dict[str, str]] = {}  # pattern -> key, of each entry and layer
     for key, tensor in tensors.items():
@@ -159,13 +151,7 @@ def _fill(assigned: dict[str, Given], schema: Mapping[str, TensorSpec], source_m
 
 
 def _why_not_zeros(name: str, source_map: SourceMap, given: Set[str]) -> str | None:
-    """Return why what is missing cannot be zeros; None: it is a bias that the model does not have.
-
-    Args:
-        name: of the target.
-        source_map: what the configuration says.
-        given: targets that have a source, without their layers' numbers.
-    """
+    """Return why what is missing cannot be zeros; None: it is a bias that the model does not have."""
     if ".bias" not in name:
         return ""
     said = source_map.has_bias(name)

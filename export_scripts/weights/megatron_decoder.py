@@ -35,13 +35,7 @@ _UNKNOWN = Tensor(("hidden_units",))
 
 
 def table(prefix: str, keys: Collection[str], dims: Decoder) -> SourceMap:
-    """Choose the table by the keys.
-
-    Args:
-        prefix: what every key begins with; see ``megatron_gpt``.
-        keys: of the checkpoint.
-        dims: of the model; the vocabulary's may be unknown.
-    """
+    """Choose the table by the keys."""
     legacy = f"{prefix}language_model."
     if any(key.startswith(legacy) for key in keys):
         rules = _outer(legacy, f"{legacy}output_layer.weight", dims)

@@ -10,12 +10,7 @@ Made = TypeVar("Made")
 
 
 class Lazily(Sequence[Made], Generic[Made]):
-    """Things that are made each time they are asked for.
-
-    Args:
-        make: makes one, by its number.
-        numbers: of those that belong to the sequence.
-    """
+    """Things that are made each time they are asked for."""
 
     __slots__ = ("_make", "_numbers")
 
@@ -38,11 +33,7 @@ class Lazily(Sequence[Made], Generic[Made]):
 
 
 class Texts:
-    """Texts one behind the other: a process that is forked copies no page when it looks at one.
-
-    Args:
-        texts: in their order.
-    """
+    """Texts one behind the other: a process that is forked copies no page when it looks at one."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         content, self._ends = bytearray(), array("Q", (0,))

@@ -25,7 +25,6 @@ class ConfigValues:
     """What a ``config.ini`` is rendered from.
 
     Attributes:
-        dims: of the model.
         tensor_para_size: ranks that the shards are cut for.
         data_type: fp32, fp16 or bf16, on disk.
         start_id, end_id: of the vocabulary.
@@ -146,12 +145,6 @@ def prompt_tensors(family: Family, ini: ConfigIni) -> dict[str, TensorSpec]:
 
 
 def loaded_tensors(family: Family, ini: ConfigIni, has: Callable[[str], bool]) -> tuple[Any, Mapping[str, TensorSpec]]:
-    """Read a model's dimensions, and list every tensor that FasterTransformer loads of it, prompts included.
-
-    Args:
-        family: of the model.
-        ini: its config.ini.
-        has: whether there are files of a tensor.
-    """
+    """Read a model's dimensions, and list every tensor that FasterTransformer loads of it, prompts included."""
     dims = family.read(ini, has)
     return dims, {**family.schema(dims), **prompt_tensors(family, ini)}

@@ -24,15 +24,7 @@ Figures = Iterable[Mapping[str, Any]]
 def bill_of_materials(
     stage: str, manifest: Manifest, made: Mapping[str, str], made_from: Mapping[str, str], figures: Figures
 ) -> str:
-    """Render the bill of a directory.
-
-    Args:
-        stage: that has written it.
-        manifest: of the directory.
-        made: SHA-256 of its files, by name.
-        made_from: SHA-256 of what they were made from, by name.
-        figures: measured on the model.
-    """
+    """Render the bill of a directory."""
     said = manifest.made_from
     name = next((str(said[key]).rstrip("/").rpartition("/")[2] for key in _NAMES if said.get(key)), manifest.kind)
     model = {

@@ -36,9 +36,6 @@ class FileDigests:
     def of(self, files: Mapping[str, Path]) -> dict[str, str]:
         """Digest files.
 
-        Args:
-            files: by the names that they get in the answer.
-
         Returns:
             64 hexadecimal digits for each.
         """

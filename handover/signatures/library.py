@@ -18,12 +18,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
 def load(name: str, asked_by: str) -> ModuleType:
-    """Import a module of the library.
-
-    Args:
-        name: of the module.
-        asked_by: the key that needs it, for the error.
-    """
+    """Import a module of the library."""
     from importlib import import_module
 
     try:
@@ -63,25 +58,14 @@ def certify(config: Any, certificates: bytes) -> Any:
 
 
 def sign_statement(config: Any, statement: dict[str, Any], path: Path) -> None:
-    """Sign an in-toto statement and write it as a Sigstore bundle, as ``model.sig`` is one.
-
-    Args:
-        config: of ``model_signing.signing``, with a signer.
-        statement: the statement.
-        path: of the bundle.
-    """
+    """Sign an in-toto statement and write it as a Sigstore bundle, as ``model.sig`` is one."""
     message = load("in_toto_attestation.v1.statement_pb2", "signing.key").Statement()
     load("google.protobuf.json_format", "signing.key").ParseDict(statement, message)
     config._signer.sign(SimpleNamespace(statement=SimpleNamespace(pb=message))).write(path)
 
 
 def verified_statement(config: Any, path: Path) -> dict[str, Any]:
-    """Verify the signature of a bundle and return the statement in it.
-
-    Args:
-        config: of ``model_signing.verifying``, with a verifier.
-        path: of the bundle.
-    """
+    """Verify the signature of a bundle and return the statement in it."""
     signature = load("model_signing._signing.sign_sigstore_pb", "signing.trusted").Signature.read(path)
     kind, payload = config._verifier._verify_signed_content(signature)
     if kind != PAYLOAD_TYPE:

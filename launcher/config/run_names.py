@@ -39,9 +39,6 @@ def name_variant(*, _root_: DictConfig) -> str:
     """What makes a served model another one and is not in its name yet: ``_int8_decoupled``; empty for the defaults.
 
     An engine that reads another form than FasterTransformer's shards is in it too: ``_vllm``.
-
-    Args:
-        _root_: the whole configuration, which OmegaConf passes under this name.
     """
     triton, model = _root_.export.triton_deployment, _root_.export.model
     words = {

@@ -98,14 +98,7 @@ def _check_command(config: Config) -> None:
 
 
 def check_served(config: Config, checkpoint: str, architecture: str, dims: Dims) -> None:
-    """Refuse a model that the engine does not serve, or cannot split over the GPUs that are asked for.
-
-    Args:
-        config: of the run.
-        checkpoint: for the error.
-        architecture: transformers' class of the Hugging Face directory.
-        dims: of the model.
-    """
+    """Refuse a model that the engine does not serve, or cannot split over the GPUs that are asked for."""
     program, engine = program_of(config), config.deployment.engine
     if not program.serves(architecture):
         legal = sorted(program.architectures or ())

@@ -61,12 +61,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def start(self, container: Container, step: Step) -> tuple[str, ...]:
-        """Return what precedes a command that runs in a container.
-
-        Args:
-            container: to start.
-            step: srun's words, with more flags.
-        """
+        """Return what precedes a command that runs in a container."""
 
     def removal(self, image: str) -> tuple[str, ...]:
         """Command that removes a job's container from a node; empty where none is left."""

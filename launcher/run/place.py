@@ -38,13 +38,7 @@ class Place:
     def wrap(
         self, command: Command, resources: Resources, env: Mapping[str, str] = MappingProxyType({})
     ) -> tuple[str, ...]:
-        """Turn a command into the argv that starts it here.
-
-        Args:
-            command: what to start.
-            resources: how many nodes, in which container.
-            env: variables that a starter or a container must be told; others inherit them.
-        """
+        """Turn a command into the argv that starts it here."""
         inside = resources.container is not None
         argv = command.argv if inside or command.argv[0] != PYTHON else (sys.executable, *command.argv[1:])
         if command.nodes is not None:
@@ -78,11 +72,7 @@ class Place:
 
 
 def interpreter_in(project: str) -> str:
-    """Name this interpreter as the nodes know it, which may have the checkout, and what is installed in it, elsewhere.
-
-    Args:
-        project: the checkout as the nodes see it.
-    """
+    """Name this interpreter as the nodes know it, which may have the checkout and its packages elsewhere."""
     for directory in Path(sys.executable).parents:
         if directory.resolve() == PROJECT_DIR:
             return str(Path(project) / Path(sys.executable).relative_to(directory))

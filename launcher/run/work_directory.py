@@ -151,12 +151,7 @@ def _has_temporaries(parent: Path, names: set[str]) -> bool:
 
 
 def publish(output: Path, keep: Path | None) -> None:
-    """Rename the directory to the artefact's name.
-
-    Args:
-        output: the artefact.
-        keep: new name of an artefact that has its place; None: that is removed.
-    """
+    """Rename the directory to the artefact's name."""
     replaced = None
     if output.exists():
         replaced = keep or temporary_beside(output)

@@ -210,11 +210,7 @@ class Biases(Keys):
 
 @dataclass(frozen=True)
 class Multiplier(Keys):
-    """What scores are multiplied by, where a key says it.
-
-    Attributes:
-        key: that one.
-    """
+    """What scores are multiplied by, where a key says it."""
 
     key: str
     says = ("attention.multiplier",)

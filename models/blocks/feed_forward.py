@@ -40,7 +40,6 @@ class FeedForward:
 
     Attributes:
         inter_size: width of its middle.
-        is_gated: whether there is a gate.
         activation: one of ACTIVATIONS.
         has_bias: whether its linear layers have biases.
         is_fused: gate and up are one tensor, one after another.

@@ -18,7 +18,6 @@ class Multipliers:
     """What is multiplied by what.
 
     Attributes:
-        logits: the logits.
         key: keys, before they are rotated.
         attention_in, attention_out: attention's normalised input, and its output.
         mamba_in, mamba_out: the same of Mamba.

@@ -33,24 +33,14 @@ class Scaling(ABC):
 
     @abstractmethod
     def frequencies(self, plain: Sequence[float], base: float) -> list[float]:
-        """Scale angles from one position to the next.
-
-        Args:
-            plain: those of the base.
-            base: of the waves' lengths.
-        """
+        """Scale angles from one position to the next."""
 
     def attention_factor(self, longest: int) -> float:
         """Return what sines and cosines are multiplied by; ``longest`` is the longest text of the model."""
         return 1.0
 
     def problem(self, width: int, base: float) -> str:
-        """Return why a rotation cannot be scaled so; empty: it can.
-
-        Args:
-            width: elements of a head that are rotated.
-            base: of the waves' lengths.
-        """
+        """Return why a rotation cannot be scaled so; empty: it can."""
         return ""
 
 

@@ -22,11 +22,7 @@ _FEWEST_WORDS = 16
 
 @dataclass(frozen=True)
 class RandomIds:
-    """Token ids of a vocabulary, all equally probable.
-
-    Attributes:
-        vocab_size: size of the vocabulary.
-    """
+    """Token ids of a vocabulary, all equally probable."""
 
     vocab_size: int
 
@@ -42,10 +38,6 @@ class RandomIds:
 
 class Words:
     """Words that are one token each, so that a text of n words has n tokens.
-
-    Args:
-        tokenizer: tokenizer of the served model.
-        vocab_size: size of the vocabulary.
 
     Raises:
         ConfigError: the vocabulary has fewer than 16 such words.

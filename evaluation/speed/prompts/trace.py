@@ -80,12 +80,7 @@ class Trace:
 
 
 def read_trace(path: Path, block_size: int) -> Trace:
-    """Read a trace.
-
-    Args:
-        path: path of the file.
-        block_size: tokens of a block; Mooncake's have 512.
-    """
+    """Read a trace."""
     if not path.is_file():
         raise ConfigError(f"there is no trace {path}")
     lines = [(number, line) for number, line in enumerate(read_text(path).splitlines(), 1) if line.strip()]

@@ -34,7 +34,6 @@ class LoadPrompt:
     """The prompt of one request, with the length of its answer.
 
     Attributes:
-        ids: token ids of the prompt.
         output_length: number of tokens to generate.
         text: the prompt as text, for a text model; empty if unknown.
         is_clipped: whether it, its answer, or its conversation was made shorter to fit the model's positions.
@@ -214,13 +213,7 @@ class Agent(Workload):
 
 
 def fit_lengths(prompt: int, answer: int, most: int | None) -> tuple[int, int]:
-    """Shorten a prompt, and an answer that alone has too many tokens, to the positions of the model.
-
-    Args:
-        prompt: number of tokens of the prompt.
-        answer: number of tokens to generate.
-        most: positions of the model; None for no limit.
-    """
+    """Shorten a prompt, and an answer that alone has too many tokens, to the positions of the model."""
     if most is None or prompt + answer <= most:
         return prompt, answer
     answer = min(answer, max(1, most - 1))
@@ -245,12 +238,6 @@ def arrivals_ns(rate_per_s: float, arrival: str, ramp_s: float, random: np.rando
 
     Events of a process of rate 1 (exponential gaps, or one a second) are moved to the time at which the integral of the
     wanted rate reaches theirs; during the ramp the rate grows linearly from 0.
-
-    Args:
-        rate_per_s: rate after the ramp.
-        arrival: poisson or constant.
-        ramp_s: length of the ramp in seconds; 0 for none.
-        random: generator of the Poisson process.
     """
     in_ramp = rate_per_s * ramp_s / 2
     event = 0.0

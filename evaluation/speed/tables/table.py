@@ -59,7 +59,6 @@ class Table:
 
     Attributes:
         content: what it holds, for messages.
-        file_name: of the file.
         columns: name of the row's field or figure by column, in order.
         aliases: further columns at the end, which repeat others under names that users of other tools know.
     """

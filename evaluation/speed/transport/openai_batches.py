@@ -36,13 +36,7 @@ def encode_batch(dialect: Dialect, prompts: Sequence[Sequence[int]], output_leng
 
 
 class OpenAIBatches:
-    """Sends batches one after another over connections that are kept.
-
-    Args:
-        endpoint: of the API.
-        dialect: how it is asked.
-        timeout_s: limit of one request.
-    """
+    """Sends batches one after another over connections that are kept."""
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect, timeout_s: float) -> None:
         self._wire = OpenAIWire(endpoint, dialect, timeout_s, is_streaming=False)

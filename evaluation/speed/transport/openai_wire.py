@@ -75,14 +75,7 @@ class Dialect:
 
 
 class OpenAIWire:
-    """Connections to an OpenAI API, one for each request in flight, kept for the next ones.
-
-    Args:
-        endpoint: of the API.
-        dialect: how it is asked.
-        timeout_s: limit of one request, from sending to the last byte.
-        is_streaming: whether answers are streamed.
-    """
+    """Connections to an OpenAI API, one for each request in flight, kept for the next ones."""
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect, timeout_s: float, is_streaming: bool) -> None:
         self.dialect, self.timeout_s, self.is_streaming = dialect, timeout_s, is_streaming
@@ -135,12 +128,7 @@ class OpenAIWire:
             await asyncio.sleep(0)
 
     async def exchange(self, payload: bytes, hang_up: HangUp | None = None) -> list[Piece]:
-        """Send a body and return the answer's pieces with their times.
-
-        Args:
-            payload: the body.
-            hang_up: says when the connection is closed before the end; None: it is not.
-        """
+        """Send a body and return the answer's pieces with their times."""
         assert self._session is not None
         try:
             # A redirect is not followed: the key would go to another address.

@@ -29,13 +29,7 @@ from evaluation.tasks.target import ask_all, in_batches
 
 
 class SpanScorer:
-    """Scores spans with one model.
-
-    Args:
-        target: the served model.
-        arguments: model name, concurrency and timeout of the requests.
-        tokenizer: tokenizer of the served model.
-    """
+    """Scores spans with one model."""
 
     def __init__(self, target: Target, arguments: TaskArguments, tokenizer: Tokenizer) -> None:
         self._target, self._arguments, end_id = target, arguments, target.served.end_id

@@ -46,7 +46,6 @@ class Span:
     """The last tokens of a sequence, which the model should generate.
 
     Attributes:
-        sequence: token ids.
         start: index of the span's first token, at least 1.
     """
 
@@ -66,7 +65,6 @@ class Sample:
     Attributes:
         index: line in the file, from 0.
         target: the last word as ``lambada_openai`` sees it, without the space before it.
-        last_token: span of the last token of the text.
         last_word: span of the last word by FasterTransformer's rule.
         openai: span of the last word by lm-eval's rule.
         harness: span of the last word by NeMo-Megatron-Launcher's rule.

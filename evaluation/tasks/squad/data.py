@@ -27,7 +27,6 @@ class Question:
     """One question.
 
     Attributes:
-        id: id of the question.
         title: title of the article.
         context: the passage.
         question: text of the question.

@@ -28,7 +28,6 @@ class QuestionScore:
 
     Attributes:
         index: index of the question in the file, from 0.
-        id: id of the question.
         has_answer: whether the passage has the answer (v2.0 also has questions without one).
         prompt_tokens: number of tokens of the prompt, with virtual tokens.
         cut_tokens: tokens that were cut from the passage because the model has too few positions.

@@ -125,7 +125,6 @@ class Shards:
     Attributes:
         archive: the directory.
         names: of the files, in the order of ranks.
-        part_shape: shape of each.
         data_type: fp32, fp16 or bf16.
         axis: along which they follow one another; None: there is one.
         digests: of files, by name, as a manifest has them.

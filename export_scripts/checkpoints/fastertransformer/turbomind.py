@@ -191,11 +191,7 @@ def _tensor(archive: Archive, files: tuple[str, ...], target: TensorSpec, dims: 
 
 @dataclass(frozen=True)
 class _InPairs(Shards):
-    """A file of query, key and value whose heads are rotated in pairs; it is shown as the family has it.
-
-    Attributes:
-        dims: of the model.
-    """
+    """A file of query, key and value whose heads are rotated in pairs; it is shown as the family has it."""
 
     dims: Decoder | None = None
 

@@ -40,7 +40,6 @@ class Extent:
     """A range of bytes of a file.
 
     Attributes:
-        path: the file.
         offset: of the first byte.
         size_bytes: length of the range.
     """
@@ -95,8 +94,6 @@ class Archive:
         remark: how it was chosen among others; empty: there were none.
 
     Attributes:
-        path: the archive or directory.
-        remark: how it was chosen.
         sizes: bytes of each file.
         is_compressed: members cannot be mapped; ``unpack`` first.
     """

@@ -84,9 +84,7 @@ class ChunkedTensor:
 
     Attributes:
         key: for errors.
-        shape: of the whole.
         data_type: fp32, fp16, bf16, or another name.
-        chunks: that make it up.
         axis: always None.
         part_count: always 1.
     """

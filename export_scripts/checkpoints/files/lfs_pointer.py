@@ -45,12 +45,7 @@ def parse_pointer(content: bytes) -> Pointer | None:
 
 
 def refuse_pointer(path: Path, content: bytes) -> None:
-    """Refuse a pointer in place of the file that it stands for.
-
-    Args:
-        path: the file.
-        content: its first bytes, up to ``POINTER_BYTES``.
-    """
+    """Refuse a pointer in place of the file that it stands for."""
     if pointer := parse_pointer(content):
         raise CheckpointError(
             f"{path} is a git-lfs pointer: the file itself, of {pointer.size_bytes} bytes, was not fetched",

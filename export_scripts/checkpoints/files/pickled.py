@@ -56,7 +56,6 @@ class Storage:
 
     Attributes:
         key: name of the record below ``data/``.
-        data_type: of its elements.
         element_count: its length.
     """
 
@@ -70,7 +69,6 @@ class StoredTensor:
     """A strided view of a storage, as torch describes it; counts are in elements.
 
     Attributes:
-        storage: what it views.
         offset: of its first element.
         shape, stride: per axis.
     """
@@ -105,12 +103,7 @@ class Record:
 
 
 class _Steps(dict[int, Callable[[Any], None]]):
-    """What to do at each opcode; each look-up is a step.
-
-    Args:
-        methods: by opcode.
-        most: that are taken.
-    """
+    """What to do at each opcode; each look-up is a step."""
 
     def __init__(self, methods: Mapping[int, Callable[[Any], None]], most: int) -> None:
         super().__init__(methods)

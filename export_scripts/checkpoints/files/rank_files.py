@@ -195,11 +195,7 @@ class RankFiles:
 
 @dataclass(frozen=True)
 class StatesTogether:
-    """Parts of one model's state that training's ranks hold in different ways.
-
-    Attributes:
-        parts: of the state.
-    """
+    """Parts of one model's state that training's ranks hold in different ways."""
 
     parts: tuple[RankFiles, ...]
 

@@ -48,7 +48,6 @@ class TorchFile:
         records: top-level modules whose objects are read as Record.
 
     Attributes:
-        name: of the file within its archive.
         state: its dictionary; tensors are StoredTensor.
 
     Raises:

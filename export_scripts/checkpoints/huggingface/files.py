@@ -59,12 +59,7 @@ class Weights:
 
 
 def written(weights: Weights, used: Iterable[LazyTensor]) -> dict[str, LazyTensor]:
-    """Name tensors as the files do.
-
-    Args:
-        weights: of the files.
-        used: tensors of the model, whatever they are called by now.
-    """
+    """Name tensors as the files do."""
     kept = {id(tensor) for tensor in used}
     return {key: tensor for key, tensor in weights.tensors.items() if id(tensor) in kept}
 
@@ -175,12 +170,7 @@ def _named_weights(archive: Archive, config: Mapping[str, Any]) -> Weights:
 
 
 def open_weights(archive: Archive, names: Sequence[str] = _WEIGHT_FILES) -> Weights:
-    """List the tensors of all weight files, without reading them.
-
-    Args:
-        archive: the files.
-        names: of the weights' files, the preferred one first.
-    """
+    """List the tensors of all weight files, without reading them."""
     for name in names:
         if name in archive:
             return _unwrapped(_open_file(archive, name))

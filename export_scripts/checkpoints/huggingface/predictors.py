@@ -19,11 +19,6 @@ def without_absent_predictors(
 ) -> tuple[Settings, tuple[str, ...]]:
     """Count no predictors where the files have none.
 
-    Args:
-        settings: the configuration.
-        dims: that it describes.
-        keys: of the files, without the model's prefix.
-
     Returns:
         The configuration, and what is to be said of it: where it counted them itself.
     """
@@ -41,12 +36,6 @@ def of_passed_over(
     settings: Settings, table: SourceMap, keys: Iterable[str], is_written: bool
 ) -> tuple[Settings, tuple[str, ...]]:
     """Return what becomes of predictors that transformers' class passes over, and count none where none is written.
-
-    Args:
-        settings: the configuration.
-        table: of the model.
-        keys: of the files, without the model's prefix.
-        is_written: whether the files' tensors are written as they are.
 
     Returns:
         The configuration, and what is to be said.

@@ -39,7 +39,6 @@ class QuantizedTensor:
         method: of the quantization, as config.json calls it.
         kind: of the numbers, see ``small_floats``.
         block: rows and columns of a scale.
-        laid_out: shape of the numbers.
         is_transposed: the weight has the last two axes the other way round.
         axis: always None; it is in one part.
     """
@@ -112,10 +111,6 @@ def joined(
 ) -> tuple[Mapping[str, LazyTensor], Mapping[str, LazyTensor], tuple[str, ...]]:
     """Join numbers and scales; also returns the scales of activations, apart, and what is to be said of it.
 
-    Args:
-        tensors: of the files, by key.
-        said: how the configuration says that weights are stored; None: it does not.
-
     Raises:
         CheckpointError: numbers without scales or scales without numbers, or they do not fit together.
     """
@@ -152,7 +147,6 @@ class _Joining:
     """The work on one checkpoint.
 
     Attributes:
-        tensors: of its files.
         said: how they are stored.
         made: weights by key.
         used: keys that have become a part of one.

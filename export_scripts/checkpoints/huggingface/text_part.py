@@ -136,13 +136,7 @@ def _as_rows(key: str, tensor: LazyTensor, settings: Settings) -> LazyTensor:
 
 
 def text_weights(weights: Weights, name: str, settings: Settings) -> Weights:
-    """Call the text's tensors as the class of text alone does, and leave out those of images; say which.
-
-    Args:
-        weights: of the files.
-        name: ``model_type`` of the whole.
-        settings: of the text.
-    """
+    """Call the text's tensors as the class of text alone does, and leave out those of images; say which."""
     found, left_out = dict[str, LazyTensor](), dict[str, int]()
     for key, tensor in weights.tensors.items():
         if image := _OF_IMAGES.match(key):

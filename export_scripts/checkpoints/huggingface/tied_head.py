@@ -27,12 +27,6 @@ def untied_where_it_differs(
 ) -> tuple[Settings, tuple[str, ...]]:
     """Compare a tied head with the embedding where the files hold both; both are read unless they are one.
 
-    Args:
-        settings: the configuration.
-        architecture: that it describes.
-        tensors: of the files, by the table's names.
-        archive: the files.
-
     Returns:
         The configuration, whose head is untied where it differs, and what is to be said of that.
     """

@@ -58,12 +58,7 @@ _UNKNOWN = "no table says how its tensors and keys become those of a model that 
 
 
 def refusal(settings: Mapping[str, Any], known: Iterable[str]) -> CheckpointError:
-    """Word the refusal of an architecture without a table.
-
-    Args:
-        settings: its configuration.
-        known: the architectures that have one.
-    """
+    """Word the refusal of an architecture without a table."""
     name, those = settings.get("model_type"), ", ".join(known)
     if not isinstance(name, str) or name in _ENCODERS or settings.get("is_encoder_decoder"):
         said, hint = "is no architecture that FasterTransformer can express", f"these are: {those}"

@@ -19,7 +19,6 @@ class Adapter:
     Attributes:
         name: of its file or directory.
         where: its path, for errors.
-        updates: of weights.
         replaced: tensors that stand in the place of the model's, by the names of which the model has one.
     """
 

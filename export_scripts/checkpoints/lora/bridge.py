@@ -46,12 +46,7 @@ def refuse_adapter(archive: Archive) -> None:
 
 
 def read_adapter(name: str, archive: Archive) -> Adapter:
-    """Open an adapter.
-
-    Args:
-        name: of its directory.
-        archive: its files.
-    """
+    """Open an adapter."""
     folder, run = _open(archive)
     if is_fsdp(archive, folder):
         raise CheckpointError(

@@ -70,13 +70,7 @@ def is_adapter(state: ChunkedState) -> bool:
 
 
 def updates_of(state: ChunkedState, trained: Trained, where: str) -> tuple[Update, ...]:
-    """Describe what an adapter adds to each weight.
-
-    Args:
-        state: of the adapter.
-        trained: how it is used.
-        where: its path, for errors.
-    """
+    """Describe what an adapter adds to each weight."""
     tensors = state.tensors(lambda key: None)
     pairs: dict[str, dict[str, dict[str, str]]] = {}
     for key in weights_of(state):

@@ -38,7 +38,6 @@ class _Merging:
     """The work on one model.
 
     Attributes:
-        source: the model.
         tensors: its tensors, with what was merged so far.
         changed: keys that the adapter has changed.
         problems: what does not fit, one line each.

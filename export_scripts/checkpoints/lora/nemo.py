@@ -99,12 +99,7 @@ def refuse_adapter(archive: Archive) -> None:
 
 
 def read_adapter(name: str, archive: Archive) -> Adapter:
-    """Open an adapter.
-
-    Args:
-        name: of its file.
-        archive: its files; its configuration is that of its model.
-    """
+    """Open an adapter."""
     checkpoint = NemoCheckpoint(archive)
     said = _read_config(checkpoint.config, f"{archive.path}: {CONFIG_FILE}")
     groups: dict[tuple[str, str], dict[tuple[str, str], str]] = {}

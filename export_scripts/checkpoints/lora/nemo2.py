@@ -44,15 +44,7 @@ def refuse_adapter(archive: Archive) -> None:
 
 
 def read_adapter(name: str, archive: Archive) -> Adapter:
-    """Open an adapter.
-
-    Args:
-        name: of its directory.
-        archive: its files.
-
-    Raises:
-        CheckpointError: it is incomplete, or none that can be merged exactly.
-    """
+    """Open an adapter; CheckpointError: it is incomplete, or none that can be merged exactly."""
     updates = updates_of(open_distributed(archive, _WEIGHTS), _read_transform(archive), str(archive.path))
     return Adapter(name, str(archive.path), updates)
 

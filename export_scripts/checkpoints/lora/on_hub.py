@@ -49,13 +49,7 @@ def arranged(view: Array, outer: int) -> Arranged:
 
 
 def on_hub_names(updates: Iterable[Update], dims: object, where: str) -> tuple[Update, ...]:
-    """Describe what a training's adapter adds by transformers' tensors.
-
-    Args:
-        updates: of the training's weights.
-        dims: of the model.
-        where: path of the adapter.
-    """
+    """Describe what a training's adapter adds by transformers' tensors."""
     if not isinstance(dims, Decoder):
         raise CheckpointError(
             f"{where} is an adapter of Megatron's on a Hugging Face directory of another model than Llama's relatives",

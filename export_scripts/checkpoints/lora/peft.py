@@ -35,14 +35,7 @@ def others_in(archive: Archive) -> list[str]:
 
 
 def read_adapter(name: str, archive: Archive, model: Archive, keys: Iterable[str]) -> Adapter:
-    """Open an adapter.
-
-    Args:
-        name: of its directory.
-        archive: its files.
-        model: the files of the model that it is for.
-        keys: names of the model's tensors.
-    """
+    """Open an adapter."""
     where = f"{archive.path}: {ADAPTER_FILE}"
     config = read_json(archive, ADAPTER_FILE)
     if beyond := beyond_sums(config, where, CheckpointError):

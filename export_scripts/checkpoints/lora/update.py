@@ -29,7 +29,6 @@ class Update:
 
     Attributes:
         names: of the weight, one of which the model has; words before a model's own names may be left over.
-        shape: of the weight.
         factors: read from the adapter.
         read: gives [rows, rank] and [rank, columns], fp32, whose product is added.
         scale: of the product.
@@ -75,12 +74,7 @@ class Update:
 
 @dataclass(frozen=True)
 class MergedTensor:
-    """A weight with an adapter's update in it; computed in fp32, box by box, where it is read.
-
-    Attributes:
-        base: the model's weight.
-        update: the adapter's.
-    """
+    """A weight with an adapter's update in it; computed in fp32, box by box, where it is read."""
 
     base: LazyTensor
     update: Update
@@ -165,14 +159,7 @@ def swapped(rows: Array, outer: int, inner: int) -> Array:
 def side_by_side(
     pairs: Mapping[str, tuple[Array, Array]], fused: Fused, rows: int, sizes: Mapping[str, int]
 ) -> tuple[Array, Array]:
-    """Join the matrices of tensors that lie fused in one weight, each in columns of its own.
-
-    Args:
-        pairs: [rank, columns] and [rows, rank] of each, by its word in ``fused``.
-        fused: how the weight's rows lie.
-        rows: of the weight.
-        sizes: of the symbols in ``fused``.
-    """
+    """Join the matrices of tensors that lie fused in one weight, each in columns of its own."""
     left = np.zeros((rows, sum(up.shape[1] for _, up in pairs.values())), np.float32)
     start = 0
     for word, (_, up) in pairs.items():

@@ -26,12 +26,6 @@ _MATRIX = re.compile(r"(.*\.mlp\.experts\.)weight([12])")
 def numbered(state: Mapping[str, Any], rank: int, count: int, where: str) -> dict[str, Any]:
     """Number a rank's experts as the model does, and show those that lie in one tensor each by itself.
 
-    Args:
-        state: of the model, by key.
-        rank: expert-parallel rank.
-        count: experts of a rank.
-        where: the file, for errors.
-
     Raises:
         CheckpointError: a tensor of several experts is not one of as many.
     """

@@ -45,12 +45,6 @@ def settle_fsdp(path: Path, state: ChunkedState, activation: object, fields: Map
 
     Megatron-Bridge takes those of the gated delta rule apart itself, and leaves Mamba's.
 
-    Args:
-        path: of the checkpoint, for errors.
-        state: of the model.
-        activation: of the feed-forward, in NeMo's words.
-        fields: of the training's configuration.
-
     Raises:
         CheckpointError: rows of one tensor are in the order of the ranks.
     """
@@ -77,12 +71,6 @@ def _refuse_interleaved(path: Path, keys: Iterable[str], activation: object, fie
     """Refuse a gate and its up projection that lie in one matrix, cut by several ranks: each rank has both there.
 
     Megatron-FSDP takes the two apart where the activation is SwiGLU, and leaves the matrix as it is otherwise.
-
-    Args:
-        path: of the checkpoint, for the error.
-        keys: of the model.
-        activation: of the feed-forward, in NeMo's words.
-        fields: of the training's configuration.
     """
     is_gated = "glu" in str(activation) or str(activation).startswith("gated")
     several = [f"{name} {shown(fields[name])}" for name in _RANKS if fields.get(name) not in (None, 1)]

@@ -33,15 +33,7 @@ def recurrent_of(fields: Mapping[str, Any]) -> Recurrent | None:
 
 
 def sections_of(key: str, shape: Sequence[int], block: Recurrent, ranks: int, where: str) -> dict[str, int]:
-    """Return the rows of a fused tensor's sections, by their keys; none: it is not fused.
-
-    Args:
-        key: of one rank's tensor.
-        shape: its own.
-        block: the kind of layers.
-        ranks: tensor-parallel ranks.
-        where: the file, for errors.
-    """
+    """Return the rows of a fused tensor's sections, by their keys; none: it is not fused."""
     found = _FUSED.fullmatch(key)
     if not found:
         return {}

@@ -111,13 +111,7 @@ def _places(size: int, *sizes: int) -> Iterator[tuple[int, ...]]:
 
 
 def grid_of(files: Mapping[tuple[int, ...], str], arguments: Mapping[str, Any], path: Path) -> RankGrid:
-    """Read the places of files out of their names and the training's arguments.
-
-    Args:
-        files: name by the numbers in its folder's.
-        arguments: of the training; empty: they were not saved.
-        path: of the checkpoint, for errors.
-    """
+    """Read the places of files out of their names and the training's arguments."""
     expert_num = _size(arguments, "num_experts")
     expert_ranks = _size(arguments, "expert_model_parallel_size") or 1
     places: dict[tuple[int, int, int], str] = {}

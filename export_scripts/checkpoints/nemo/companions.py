@@ -15,11 +15,6 @@ from handover.errors import CheckpointError
 def with_companions(path: Path, model: Archive, companions: Mapping[str, Path]) -> Archive:
     """Put a model's files and those of its companions into one archive.
 
-    Args:
-        path: of the new archive: what the user calls the checkpoint.
-        model: the model's.
-        companions: path of each, by its folder.
-
     Raises:
         CheckpointError: one of them is compressed and cannot be mapped.
     """

@@ -78,10 +78,6 @@ def _linear(said: int | Sequence[int], layers: int) -> list[bool]:
 def delta_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Read the fields of the description that such a model has beside others; nothing where it is none.
 
-    Args:
-        config: of the model, in megatron-core's words.
-        fields: the others.
-
     Raises:
         CheckpointError: a key is not what it must be.
     """

@@ -59,7 +59,6 @@ class NemoCheckpoint:
     """A NeMo checkpoint, opened: configuration and keys are read, weights are not.
 
     Attributes:
-        archive: its files.
         config: content of ``model_config.yaml``.
     """
 

@@ -149,12 +149,7 @@ def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def read_dims(config: Mapping[str, Any], vocab_size: int) -> ModelDims:
-    """Read the dimensions.
-
-    Args:
-        config: of the checkpoint.
-        vocab_size: rows of the embedding: the configuration does not know the padding.
-    """
+    """Read the dimensions."""
     hidden = _positive(config, "hidden_size")
     heads = _positive(config, "num_attention_heads")
     if hidden % heads:

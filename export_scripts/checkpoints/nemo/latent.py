@@ -48,12 +48,7 @@ def is_latent(config: Mapping[str, Any]) -> bool:
 
 
 def with_original_length(words: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Call the length before YaRN as megatron-core does today.
-
-    Args:
-        words: of the model so far.
-        config: of megatron-core.
-    """
+    """Call the length before YaRN as megatron-core does today."""
     longest = config.get("max_position_embeddings")
     if not is_latent(config) or config.get(_ORIGINAL) is not None or longest is None:
         return dict(words)
@@ -74,15 +69,7 @@ def latent_problems(config: Mapping[str, Any], where: str = "") -> list[str]:
 
 
 def latent_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the fields of the description.
-
-    Args:
-        config: of the model, in megatron-core's words.
-        fields: of the model as if its attention were plain.
-
-    Raises:
-        CheckpointError: a key is not what it must be.
-    """
+    """Read the fields of the description; CheckpointError: a key is not what it must be."""
     if not is_latent(config):
         return {}
     sizes = {field: bounded(_said(config, key), f"{_FILE}: {key}", LARGEST) for key, field in _SIZES.items()}

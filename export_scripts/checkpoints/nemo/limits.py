@@ -40,13 +40,7 @@ def is_one_of(*legal: Any) -> Callable[[Any], bool]:
 
 
 def problems(config: Mapping[str, Any], limits: Mapping[str, Limit], where: str = "") -> list[str]:
-    """List the keys in the way, one line each.
-
-    Args:
-        config: of the model.
-        limits: by key.
-        where: put before each key.
-    """
+    """List the keys in the way, one line each."""
     return [
         f"{where}{key}: {shown(config[key])}  ({limit.reason})"
         for key, limit in limits.items()
@@ -55,13 +49,7 @@ def problems(config: Mapping[str, Any], limits: Mapping[str, Limit], where: str 
 
 
 def unknown_keys(config: Mapping[str, Any], known: Collection[str], where: str = "") -> list[str]:
-    """List the keys that no list has and that are set, so that they may change what is computed.
-
-    Args:
-        config: of the model.
-        known: names.
-        where: put before each key.
-    """
+    """List the keys that no list has and that are set, so that they may change what is computed."""
     return [f"{where}{key}: {shown(value)}" for key, value in config.items() if value and key not in known]
 
 

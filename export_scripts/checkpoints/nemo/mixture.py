@@ -42,12 +42,7 @@ def chosen_of(config: Mapping[str, Any]) -> int:
 
 
 def mixture_problems(config: Mapping[str, Any], where: str = "") -> list[str]:
-    """List what a mixture has that no block here has, one line each.
-
-    Args:
-        config: of the model, in megatron-core's words.
-        where: put before each key.
-    """
+    """List what a mixture has that no block here has, one line each."""
     found, chosen = problems(config, ROUTER_LIMITS, where), chosen_of(config)
     groups, of_groups = config.get(_GROUPS) or 1, config.get(_OF_GROUPS) or 1
     if groups != 1 and (not isinstance(of_groups, int) or chosen // of_groups not in (1, 2)):
@@ -65,12 +60,6 @@ def is_leaving_out(config: Mapping[str, Any]) -> str:
 
 def mixture_fields(config: Mapping[str, Any], layers: int, is_gated: bool, has_bias: bool) -> dict[str, Any]:
     """Read the fields of the description; nothing where the model has no experts.
-
-    Args:
-        config: of the model, in megatron-core's words.
-        layers: of the model.
-        is_gated: whether a feed-forward has a gate.
-        has_bias: whether linear layers have biases.
 
     Raises:
         CheckpointError: a key is not what it must be.

@@ -49,7 +49,6 @@ class Task:
     """One task's table.
 
     Attributes:
-        name: of the task.
         length: rows of the table: virtual tokens.
         table: [length, hidden_units].
         template: how the task's prompts are written, in NeMo's words.

@@ -40,16 +40,7 @@ def rotation_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def read_rotaries(config: Mapping[str, Any], size: int, windows: tuple[int, ...]) -> tuple[Rotary | None, ...]:
-    """Read how each layer rotates; None: it does not.
-
-    Args:
-        config: of the checkpoint.
-        size: of a head.
-        windows: of each layer.
-
-    Raises:
-        CheckpointError: a value that no rotation can have.
-    """
+    """Read how each layer rotates; None: it does not; CheckpointError: a value that no rotation can have."""
     rotary = _rotary(config, size)
     local = config.get(OF_LOCAL_LAYERS)
     of_local = rotary if local is None else Rotary(rotary.width, number(local, f"{_FILE}: rotary_base"))

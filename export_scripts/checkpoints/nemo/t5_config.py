@@ -172,15 +172,7 @@ def biases(config: Config) -> dict[str, bool]:
 
 
 def read_dims(config: Config, vocab_size: int) -> T5Dims:
-    """Read the dimensions.
-
-    Args:
-        config: of the checkpoint, expressible.
-        vocab_size: rows of the embedding: the configuration does not know the padding.
-
-    Raises:
-        CheckpointError: a key is missing or is not a positive number.
-    """
+    """Read the dimensions; CheckpointError: a key is missing or is not a positive number."""
     encoder, decoder = (side_config(config, side) for side in SIDES)
     hidden, heads = _positive(encoder, "hidden_size"), _positive(encoder, "num_attention_heads")
     is_relative = encoder["position_embedding_type"] == "relative"

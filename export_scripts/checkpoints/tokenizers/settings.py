@@ -27,7 +27,6 @@ class Token:
     """A token that is found in a text before the text is cut.
 
     Attributes:
-        content: its text.
         flags: how it is found, as the library ``tokenizers`` names them.
     """
 

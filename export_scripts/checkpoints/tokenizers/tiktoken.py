@@ -35,7 +35,6 @@ class Vocabulary:
     """How ids are made of ranks; NeMo's defaults.
 
     Attributes:
-        size: of all ids.
         special_count: ids before that of rank 0.
         special: the first of them; the others are called ``<SPECIAL_n>``.
         pattern: a regular expression of the words that a text is cut into.
@@ -52,9 +51,6 @@ class Vocabulary:
 
     def describe(self, content: bytes) -> bytes:
         """Write the tokenizer in Hugging Face's format.
-
-        Args:
-            content: of the JSON list.
 
         Raises:
             CheckpointError: it is no such list, or not of single bytes first.

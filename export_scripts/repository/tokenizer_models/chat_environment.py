@@ -27,11 +27,7 @@ class ChatTemplateError(ValueError):
 
 
 def make_environment(refuse: Callable[[str], Any]) -> ImmutableSandboxedEnvironment:
-    """Make an environment.
-
-    Args:
-        refuse: what ``raise_exception`` does.
-    """
+    """Make an environment."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,

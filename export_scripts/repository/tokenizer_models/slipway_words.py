@@ -19,13 +19,7 @@ class Encoder(Protocol):
 
 
 def encode_word_lists(tokenizer: Encoder, rows: Sequence[str], always: Sequence[int] = ()) -> NDArray[np.int32]:
-    """Encode one CSV line of words a request row; see ``lay_out_words``. A space after a comma belongs to the word.
-
-    Args:
-        tokenizer: of the model.
-        rows: a CSV line each.
-        always: tokens that are words of every row.
-    """
+    """Encode one CSV line of words a request row; see ``lay_out_words``. A space after a comma belongs to the word."""
     return lay_out_words(
         [(_encode_words(tokenizer, row) if row else []) + [[token] for token in always] for row in rows]
     )

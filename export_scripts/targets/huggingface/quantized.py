@@ -52,14 +52,7 @@ def find_quantization(name: str | None, allow_nonfinite: bool = False) -> Quanti
 def quantized(
     planned: Sequence[PlannedTensor], config: Mapping[str, Any], quantization: Quantization, data_type: str
 ) -> tuple[Sequence[PlannedTensor], dict[str, Any]]:
-    """Plan the matrices of all layers as quantized, and say so in config.json.
-
-    Args:
-        planned: the tensors to write.
-        config: config.json.
-        quantization: what they become.
-        data_type: of the other weights.
-    """
+    """Plan the matrices of all layers as quantized, and say so in config.json."""
     asked = f"quantization={quantization.name}"
     architecture = _architecture(config, quantization)
     stays, problems, are_quantized = [architecture.all_names["head"]], list[str](), bytearray(len(planned))
@@ -119,14 +112,7 @@ def _problems(tensor: PlannedTensor, quantization: Quantization, data_type: str)
 def rank_problems(
     tensors: Iterable[PlannedTensor], config: Mapping[str, Any], ranks: int, quantization: Quantization
 ) -> list[str]:
-    """List the quantized matrices of which ranks of tensor parallelism have no whole groups or blocks, one line each.
-
-    Args:
-        tensors: of the directory.
-        config: its config.json.
-        ranks: how many.
-        quantization: what its matrices became, or were already.
-    """
+    """List the quantized matrices of which tensor-parallel ranks have no whole groups or blocks, one line each."""
     decoder = models.find(config.get("model_type")).read(config)
     known, problems = decoder.tensors(), []
     for tensor in tensors:
@@ -147,11 +133,7 @@ def rank_problems(
 
 
 def report(costs: Iterable[QuantizationRecord]) -> dict[str, dict[str, Any]]:
-    """Return for the manifest what quantizing each tensor has cost: norms beside those of the weights.
-
-    Args:
-        costs: of all rows of all quantized tensors.
-    """
+    """Return for the manifest what quantizing each tensor has cost: norms beside those of the weights."""
     by_tensor: dict[str, list[QuantizationRecord]] = {}
     for cost in costs:
         by_tensor.setdefault(cost.tensor, []).append(cost)

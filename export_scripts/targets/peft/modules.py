@@ -67,11 +67,6 @@ def modules_of(
 ) -> tuple[tuple[Module, ...], list[str]]:
     """Find the layers that the adapter in a model changes.
 
-    Args:
-        source: the model, the adapter merged.
-        assignments: of its tensors.
-        tensors: transformers' by name, and what each is taken from.
-
     Returns:
         The layers; and what PEFT cannot say, one line each.
     """

@@ -218,13 +218,7 @@ def _check_huggingface(config: Config, paths: RunPaths, stages: Collection[Stage
 
 
 def _check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) -> None:
-    """Refuse a model that the drop-in engine does not serve from a Hugging Face directory.
-
-    Args:
-        config: of the run.
-        checkpoint: for the error.
-        said: config.json of the directory.
-    """
+    """Refuse a model that the drop-in engine does not serve from a Hugging Face directory."""
     other = "take another engine, such as deployment.engine=vllm, or stages=[convert] for the directory alone"
     try:
         decoder = models.find(said.get("model_type"), said).read(said)
@@ -255,13 +249,7 @@ def _check_tokenizer(checkpoint: str, members: Collection[str], stages: Collecti
 
 
 def _check_engine(config: Config, checkpoint: str, problem: str) -> None:
-    """Refuse to plan the deployment of a model that the engine does not compute.
-
-    Args:
-        config: of the run.
-        checkpoint: for the error.
-        problem: why FasterTransformer's own engine does not; empty: it does.
-    """
+    """Refuse to plan the deployment of a model that the engine does not compute."""
     if config.deployment.engine is Engine.fastertransformer and problem:
         raise ConfigError(
             f"deployment.engine=fastertransformer does not compute {checkpoint}: {problem}",
