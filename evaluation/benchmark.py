@@ -109,6 +109,9 @@ def plan_points(arguments: BenchmarkArguments) -> list[Point]:
     """List (batch size, input length, output length), smallest batches first.
 
     Batch sizes above max_batch_size are left out; if that leaves none, max_batch_size is measured.
+
+    Raises:
+        ConfigError: nothing to measure, or a size, length or count below 1.
     """
     lengths = [tuple(pair) for pair in arguments.lengths]
     if any(len(pair) != 2 for pair in lengths) or not lengths or not arguments.batch_sizes:
@@ -155,7 +158,11 @@ def draw_prompts(arguments: BenchmarkArguments, point: Point, vocab_size: int) -
 
 
 def _send(client: Client, model: str, request: IdsRequest) -> tuple[int, int]:
-    """Send a batch by gRPC; returns when it was sent and when its answer was there, in ns."""
+    """Send a batch by gRPC; returns when it was sent and when its answer was there, in ns.
+
+    Raises:
+        ServerError: the request failed, or has not as many tokens as were asked for.
+    """
     started_ns = time.perf_counter_ns()
     answer = client.send(model, request.inputs)
     ended_ns = time.perf_counter_ns()

@@ -83,6 +83,7 @@ def complete(
         whole answer.
 
     Raises:
+        ConfigError: the model takes neither text nor token ids.
         ServerError: the server is unreachable, refuses or fails.
     """
     interface = client.describe(model)
@@ -109,6 +110,7 @@ def converse(client: Client, endpoint: Endpoint, arguments: argparse.Namespace, 
     """Continue one session with a prompt for each turn: the given ones, or the lines of standard input.
 
     Raises:
+        ConfigError: the model has no sessions, or takes no text.
         ServerError: the server is unreachable, refuses or fails.
     """
     interface = client.describe(arguments.model)

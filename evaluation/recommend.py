@@ -92,7 +92,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def candidates_below(path: Path) -> list[DeploymentCandidate]:
-    """Read the run in a directory, or all runs below it: those with a ``benchmark/`` directory."""
+    """Read the run in a directory, or all runs below it: those with a ``benchmark/`` directory.
+
+    Raises:
+        ConfigError: there is no such directory.
+    """
     if not path.is_dir():
         raise ConfigError(f"there is no directory {path}")
     runs = sorted({found.parent for found in (path / "benchmark", *path.glob("**/benchmark")) if found.is_dir()})
@@ -104,7 +108,11 @@ def candidates_below(path: Path) -> list[DeploymentCandidate]:
 
 
 def read_budget(path: Path) -> Budget:
-    """Read the YAML file of the latency budget."""
+    """Read the YAML file of the latency budget.
+
+    Raises:
+        ConfigError: the file cannot be read, has no limits, or has an unknown one.
+    """
     content = read_limits(path, "slos", "write slos: {ttft_ms: 200, e2e_ms: 2000}")
     slos = content["slos"]
     legal = [f"{name}_ms" for name in FIGURES]

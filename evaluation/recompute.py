@@ -21,7 +21,11 @@ from handover.manifest import FILE_NAME, REPLACED, Manifest
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print a line for each point and one for each figure that differs."""
+    """Print a line for each point and one for each figure that differs.
+
+    Raises:
+        ArtefactError: there is no table, a table or a record is damaged, or no point has records.
+    """
     output = RecomputeArguments.from_argv(argv, description=__doc__).output
     tables = list(_tables(output))
     if not tables:

@@ -68,6 +68,9 @@ def read_request(file: Path | None, overrides: Mapping[str, Any]) -> RequestFile
     Args:
         file: path of the JSON file; None if the overrides are the whole request.
         overrides: content of the same form; a key of ``config`` replaces the file's, ``request`` the whole list.
+
+    Raises:
+        ConfigError: the file is missing, no JSON, or has an unknown key or value.
     """
     source = str(file) if file else "--params"
     try:
@@ -91,7 +94,17 @@ def read_request(file: Path | None, overrides: Mapping[str, Any]) -> RequestFile
 
 
 def ask(request: RequestFile, url: str, timeout_s: float) -> Iterator[Tensors]:
-    """Send a request and yield the tensors of its answer or, with stream_api, of each answer as it arrives."""
+    """Send a request and yield the tensors of its answer or, with stream_api, of each answer as it arrives.
+
+    Args:
+        request: the request.
+        url: ``host:port`` of the protocol; a stream always uses gRPC.
+        timeout_s: limit until the last answer, in seconds.
+
+    Raises:
+        UnreachableError: no server answers.
+        RequestError: the request was refused, failed or exceeded the time limit.
+    """
     config, model = request.config, str(request.config["model_name"])
     try:
         if _is_http(config):

@@ -129,7 +129,11 @@ def verify(source: Source) -> Iterator[str]:
 
 
 def artefact(path: Path) -> Iterator[str]:
-    """Yield the lines that describe what a stage has written and no conversion reads, such as a repository."""
+    """Yield the lines that describe what a stage has written and no conversion reads, such as a repository.
+
+    Raises:
+        ArtefactError: a file is missing or other than it was.
+    """
     manifest = Manifest.read(path) if (path / MANIFEST).is_file() else None
     if manifest is None or manifest.kind in _CHECKPOINTS:
         return

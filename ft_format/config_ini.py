@@ -128,7 +128,11 @@ def _without_comment(line: str) -> str:
 
 
 def render(*contents: Sections) -> str:
-    """Render a config.ini; of several contents the later ones add sections and keys, and replace values."""
+    """Render a config.ini; of several contents the later ones add sections and keys, and replace values.
+
+    Raises:
+        ConfigIniError: a value would be read back as another one.
+    """
     sections: dict[str, dict[str, str]] = {}
     for content in contents:
         for section, entries in content.items():

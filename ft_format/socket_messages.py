@@ -223,7 +223,11 @@ def pack(fields: Mapping[str, Any], arrays: Mapping[str, Array | Scalar]) -> byt
 
 
 def unpack(body: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return the fields and arrays of a body."""
+    """Return the fields and arrays of a body.
+
+    Raises:
+        MessageError: it is not what ``pack`` returns.
+    """
     try:
         end = _LENGTH.size + _LENGTH.unpack_from(body)[0]
         fields = json.loads(body[_LENGTH.size : end])

@@ -49,7 +49,11 @@ class Chat:
 
 
 def read_chat(directory: Path) -> Chat:
-    """Read what ``Chat.files`` rendered, or else the files of a tokenizer of transformers."""
+    """Read what ``Chat.files`` rendered, or else the files of a tokenizer of transformers.
+
+    Raises:
+        ArtefactError: a file is damaged.
+    """
     path = directory / CHAT_FILE
     names = [name for name in TOKENIZERS_FILES if (directory / name).is_file()]
     try:

@@ -85,7 +85,11 @@ class BlockSums:
 
 
 def new_digest(algorithm: str) -> Digest:
-    """Begin a digest."""
+    """Begin a digest.
+
+    Raises:
+        ValueError: the algorithm is not known.
+    """
     if algorithm == CRC32_BLOCKS:
         return BlockSums()
     if algorithm == SHA256:

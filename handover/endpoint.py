@@ -113,6 +113,7 @@ class Endpoint:
 
         Raises:
             ServerError: the source names no deployment.
+            ConfigError: the URL is not the base URL of an OpenAI API, or a key is given for something else.
         """
         endpoint = cls._read(source)
         if not key_env:
@@ -143,7 +144,11 @@ class Endpoint:
 
 
 def check_key_env(name: str) -> str:
-    """Return the name of an environment variable; refuse what cannot be one, such as the key itself."""
+    """Return the name of an environment variable; refuse what cannot be one, such as the key itself.
+
+    Raises:
+        ConfigError: it is no name of a variable; the message does not repeat it.
+    """
     if not (name.isascii() and name.isidentifier()):
         raise ConfigError(
             "endpoint_key_env is not the name of an environment variable",
@@ -153,7 +158,11 @@ def check_key_env(name: str) -> str:
 
 
 def _of_url(url: str) -> Endpoint:
-    """Read the base URL of an OpenAI API."""
+    """Read the base URL of an OpenAI API.
+
+    Raises:
+        ConfigError: it is not one.
+    """
     shown = _without_user(url)
     try:
         parts = urlsplit(url)

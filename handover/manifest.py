@@ -149,7 +149,11 @@ class Manifest:
 
 
 def _check_types(manifest: Manifest) -> None:
-    """Refuse what is JSON and no manifest."""
+    """Refuse what is JSON and no manifest.
+
+    Raises:
+        TypeError: it is not.
+    """
     expected = {"kind": str, "fingerprint": str, "made_from": dict, "made_by": dict}
     for name, kind in expected.items():
         if not isinstance(getattr(manifest, name), kind):

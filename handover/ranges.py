@@ -82,6 +82,9 @@ def check_ranges(settings: Any, place: str = "") -> None:
     Args:
         settings: an instance.
         place: what its keys stand below, with a dot at the end.
+
+    Raises:
+        ConfigError: a number is out of range.
     """
     for entry in dataclasses.fields(settings):
         value, allowed = getattr(settings, entry.name), entry.metadata.get(RANGE)

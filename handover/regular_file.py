@@ -17,7 +17,11 @@ SETTINGS_BYTES = 4 << 20
 
 
 def read_bytes(path: Path, most_bytes: int = DATA_BYTES) -> bytes:
-    """Read a whole file."""
+    """Read a whole file.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or has more than ``most_bytes``.
+    """
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(number, "rb") as stream:
         found = os.fstat(number)

@@ -24,7 +24,11 @@ def templates_file(templates: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def read_templates(directory: Path) -> list[dict[str, Any]]:
-    """Read the templates of the tasks of an FT checkpoint; empty where it has none."""
+    """Read the templates of the tasks of an FT checkpoint; empty where it has none.
+
+    Raises:
+        ArtefactError: the file is damaged.
+    """
     path = directory / TEMPLATES_FILE
     if not path.is_file():
         return []

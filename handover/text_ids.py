@@ -33,7 +33,11 @@ class TextIds:
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> TextIds:
-        """Read what ``files`` rendered."""
+        """Read what ``files`` rendered.
+
+        Raises:
+            ArtefactError: it is damaged.
+        """
         try:
             values = json.loads(content)
             return cls(*(tuple(int(each) for each in values.get(field.name, ())) for field in fields(cls)))

@@ -97,7 +97,15 @@ OTHER_NAMES = {"kimi_k2": DEEPSEEK_V3.model_type}
 
 
 def find(model_type: object, config: Mapping[str, Any] | None = None) -> Architecture:
-    """Find an architecture by transformers' name of it."""
+    """Find an architecture by transformers' name of it.
+
+    Args:
+        model_type: that name.
+        config: whose it is; an error says which one is nearest.
+
+    Raises:
+        ModelError: there is none; with the names that there are.
+    """
     own = OTHER_NAMES.get(model_type, model_type) if isinstance(model_type, str) else model_type
     for each in ARCHITECTURES:
         if each.model_type == own:

@@ -75,7 +75,11 @@ class Architecture:
     limits: Mapping[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
 
     def read(self, config: Mapping[str, Any]) -> Decoder:
-        """Read what ``config.json`` describes."""
+        """Read what ``config.json`` describes.
+
+        Raises:
+            ModelError: a value that no model can have, or that this architecture's description has no field for.
+        """
         if found := self.problems(config):
             raise ModelError(f"{self.model_type} is read without\n  " + "\n  ".join(found), "see config.json")
         given = self.completed(config)
@@ -85,7 +89,11 @@ class Architecture:
         return Decoder.of({**has, **said}, model_type=self.model_type, names=self.all_names)
 
     def write(self, decoder: Decoder) -> dict[str, Any]:
-        """Write a description as ``config.json`` has it: the architecture's own keys."""
+        """Write a description as ``config.json`` has it: the architecture's own keys.
+
+        Raises:
+            ModelError: the architecture lacks something of it; see ``lacks``.
+        """
         if found := self.lacks(decoder):
             raise ModelError(f"{self.class_name} cannot express this model\n  " + "\n  ".join(found))
         said = decoder.fields()

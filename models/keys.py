@@ -34,7 +34,11 @@ class Keys(ABC):
 
     @abstractmethod
     def read(self, config: ConfigJson) -> dict[str, Any]:
-        """Read the fields; ModelError: a value that no model can have."""
+        """Read the fields.
+
+        Raises:
+            ModelError: a value that no model can have.
+        """
 
     @abstractmethod
     def write(self, fields: Fields) -> dict[str, Any]:

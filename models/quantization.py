@@ -97,7 +97,11 @@ def quantization_said(config: Mapping[str, Any], where: str, error: Refusal) -> 
 
 
 def read_quantization(said: Any, where: str, error: Refusal) -> Quantization:
-    """Read the value of ``quantization_config``; The error: a method that is not read, or a key that changes it."""
+    """Read the value of ``quantization_config``.
+
+    Raises:
+        The error: a method that is not read, or a key that changes it.
+    """
     method = said.get("quant_method") if isinstance(said, Mapping) else said
     if not isinstance(said, Mapping) or method not in _KEYS:
         raise error(f"{where} is quantised ({shown(method)})", _HINT)

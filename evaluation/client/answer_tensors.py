@@ -54,7 +54,11 @@ class Generation:
 
 
 def read_completions(rows: int, answer: triton.InferResult, is_encoder_decoder: bool = False) -> list[Completion]:
-    """Read the texts of an ensemble's answer to a number of rows, with the requested log probabilities of each."""
+    """Read the texts of an ensemble's answer to a number of rows, with the requested log probabilities of each.
+
+    Raises:
+        ServerError: the answer has another number of texts.
+    """
     texts, lengths = answer.as_numpy("OUTPUT_0"), answer.as_numpy("sequence_length")
     if texts is None or texts.size != rows:
         raise ServerError(f"the answer to {rows} prompts has {0 if texts is None else texts.size} texts")
@@ -76,6 +80,9 @@ def read_generations(request: IdsRequest, answer: triton.InferResult) -> list[Ge
     generated tokens follow directly after each row's own input. Only the first beam is read. The drop-in engine counts
     ``sequence_length`` from the row's own input, FasterTransformer from the longest input of the batch; both are read
     correctly. For an encoder-decoder both tensors hold the decoder's tokens alone.
+
+    Raises:
+        ServerError: a tensor is missing or misshapen, or a row does not begin with its prompt.
     """
     ids, lengths = answer.as_numpy("output_ids"), answer.as_numpy("sequence_length")
     rows = len(request.shown)

@@ -27,7 +27,11 @@ def connect(target: Target, timeout_s: float, files: ModelFiles) -> ModelConnect
 
 
 def check_tokenizer(target: Target, tokenizer: Tokenizer) -> None:
-    """Refuse a tokenizer that is not the one of an OpenAI API, where the API says how it encodes (``/tokenize``)."""
+    """Refuse a tokenizer that is not the one of an OpenAI API, where the API says how it encodes (``/tokenize``).
+
+    Raises:
+        ConfigError: the two encode a text differently.
+    """
     if target.capabilities is None:
         return
     with OpenAIClient(target.served.endpoint) as client:

@@ -15,7 +15,11 @@ class Clock:
         self.until = 0.0
 
     def left_s(self) -> float:
-        """Return the seconds that are left."""
+        """Return the seconds that are left.
+
+        Raises:
+            TimeoutError: none are.
+        """
         left = self.until - time.monotonic()
         if left <= 0:
             raise TimeoutError

@@ -103,7 +103,17 @@ class _Questions:
 
 
 def find_capabilities(client: OpenAIClient, card: ModelCard, may_chat: bool = False) -> Capabilities:
-    """Find out what an endpoint can do with a model; UnreachableError: no server answers, or it refuses the key."""
+    """Find out what an endpoint can do with a model.
+
+    Args:
+        client: connection to the endpoint.
+        card: the model.
+        may_chat: whether an endpoint is of use that answers conversations alone.
+
+    Raises:
+        UnreachableError: no server answers, or it refuses the key.
+        ConfigError: the endpoint completes no prompt at all.
+    """
     questions = _Questions(client, card.id)
     plain, takes_ids = _complete_plainly(questions)
     if plain is None and may_chat and (chat := _find_chat(client, card, questions)) is not None:

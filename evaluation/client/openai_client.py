@@ -123,7 +123,11 @@ class OpenAIClient:
         yield from self._http.stream(path, {**body, "stream": True})
 
     def models(self) -> tuple[ModelCard, ...]:
-        """List the models."""
+        """List the models.
+
+        Raises:
+            RequestError: the answer is not a list of models.
+        """
         found = self.get(_MODELS)
         cards = found.get("data") if isinstance(found, dict) else None
         if not isinstance(cards, list) or not all(isinstance(card, dict) and card.get("id") for card in cards):
@@ -133,7 +137,11 @@ class OpenAIClient:
         return tuple(_card(card) for card in cards)
 
     def find_model(self, wanted: str) -> ModelCard:
-        """Return the model of a name, or the only one where the name is one of ``UNCHOSEN_MODELS``."""
+        """Return the model of a name, or the only one where the name is one of ``UNCHOSEN_MODELS``.
+
+        Raises:
+            ConfigError: there is no such model, or there are several and none was chosen.
+        """
         cards = self.models()
         names = [card.id for card in cards]
         for card in cards:
@@ -154,7 +162,16 @@ class OpenAIClient:
         return str(found.get("version", "")) if isinstance(found, dict) else ""
 
     def complete(self, model: str, prompts: Sequence[Sequence[int]] | Sequence[str], **fields: Any) -> Completed:
-        """Complete prompts, given as texts or as token ids, in one request."""
+        """Complete prompts, given as texts or as token ids, in one request.
+
+        Args:
+            model: the name that the server gives it.
+            prompts: at least one.
+            fields: of the request's body, such as ``max_tokens``.
+
+        Raises:
+            RequestError: the answer does not have a choice for each prompt.
+        """
         given: list[Any] = [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]
         found = self.post(COMPLETIONS, {"model": model, "prompt": given if len(given) > 1 else given[0], **fields})
         try:
@@ -169,7 +186,11 @@ class OpenAIClient:
 
 
 def read_key(endpoint: Endpoint) -> str:
-    """Return the bearer key of an endpoint; empty where it needs none."""
+    """Return the bearer key of an endpoint; empty where it needs none.
+
+    Raises:
+        ConfigError: the environment has no such variable, or what it holds is no key; no message shows it.
+    """
     name = endpoint.openai_key_env
     if not name:
         return ""

@@ -187,7 +187,11 @@ def _number(name: str) -> int:
 
 
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    """Translate sampling parameters; the default is greedy decoding."""
+    """Translate sampling parameters; the default is greedy decoding.
+
+    Raises:
+        ConfigError: beams, which OpenAI's API does not have.
+    """
     if sampling.beam_width > 1:
         raise ConfigError(
             f"beam_width is {sampling.beam_width}, and OpenAI's API has no beam search",

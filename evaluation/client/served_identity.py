@@ -37,7 +37,11 @@ def find_endpoint(source: str | Path | None, results: Path = DEFAULT_RESULTS, ke
 
 
 def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
-    """Refuse a deployment that serves another model than that of the digest; None accepts any."""
+    """Refuse a deployment that serves another model than that of the digest; None accepts any.
+
+    Raises:
+        ServerError: the endpoint has another digest, or its repository was replaced after it started.
+    """
     if model_digest is not None and endpoint.model_digest != model_digest:
         raise ServerError(
             f"the endpoint serves model {endpoint.model_digest or 'of unknown digest'}, not {model_digest}",
@@ -60,6 +64,9 @@ def check_server(endpoint: Endpoint, parameters: Mapping[str, str]) -> None:
     """Refuse a server whose model has other weights than the endpoint file says.
 
     The file may be outdated: its server has exited, and another one listens on the same port.
+
+    Raises:
+        ServerError: both have a digest of the weights, and the digests differ.
     """
     said, found = endpoint.settings.get(WEIGHTS_DIGEST), parameters.get(WEIGHTS_DIGEST)
     if said and found and said != found:

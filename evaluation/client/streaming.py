@@ -46,6 +46,10 @@ def stream(
         inputs: the request's tensors.
         timeout_s: limit until the last answer, in seconds.
         turn: the request's place in a session; None for a model without state.
+
+    Raises:
+        InferenceServerException: the server refused the request or failed, or the time limit was exceeded (status
+            DEADLINE_EXCEEDED).
     """
     arrived: queue.SimpleQueue[tuple[Any, InferenceServerException | None]] = queue.SimpleQueue()
     deadline = time.monotonic() + timeout_s

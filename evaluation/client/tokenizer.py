@@ -76,6 +76,9 @@ def load_tokenizer(source: Path) -> TextTokenizer:
         source: a directory with ``tokenizer.json``, or ``vocab.json`` and ``merges.txt`` (or ``gpt2-vocab.json`` and
             ``gpt2-merges.txt``, as FasterTransformer's scripts call them), or ``tokenizer.model``; or the first or last
             of these files.
+
+    Raises:
+        ArtefactError: none of these files exists, or they cannot be read.
     """
     directory = source if source.is_dir() else source.parent
     try:

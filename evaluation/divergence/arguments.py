@@ -53,7 +53,11 @@ class DivergenceArguments(ScriptArguments):
 
 
 def check_files(arguments: DivergenceArguments, converted: Path | None) -> None:
-    """Check the arguments and look for the files, as ``evaluation.task_table.Task`` says."""
+    """Check the arguments and look for the files, as ``evaluation.task_table.Task`` says.
+
+    Raises:
+        ConfigError: a precision is unknown, or a file is missing.
+    """
     check_texts(arguments, converted)
     check_checkpoint("divergence", arguments.checkpoint, converted)
     if arguments.served_weights is not None and not arguments.served_weights.is_dir():
@@ -61,7 +65,11 @@ def check_files(arguments: DivergenceArguments, converted: Path | None) -> None:
 
 
 def check_texts(arguments: DivergenceArguments | ConsistencyArguments, converted: Path | None) -> None:
-    """Check what both evaluations over texts are given, as ``evaluation.task_table.Task`` says."""
+    """Check what both evaluations over texts are given, as ``evaluation.task_table.Task`` says.
+
+    Raises:
+        ConfigError: a precision is unknown, or the file of texts is missing.
+    """
     check_precision(arguments.precision)
     if arguments.data_path is not None and not arguments.data_path.is_file():
         raise ConfigError(f"there is no file {arguments.data_path}", "mend data_path")

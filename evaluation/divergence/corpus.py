@@ -25,7 +25,11 @@ _SAMPLE = "a text"
 
 
 def read_documents(path: Path | None) -> list[str | Ids]:
-    """Read texts, or token ids: the package's own, those of JSON lines, or a whole file as one text."""
+    """Read texts, or token ids: the package's own, those of JSON lines, or a whole file as one text.
+
+    Raises:
+        ConfigError: the file is missing or damaged, or holds nothing.
+    """
     if path is None:
         return [file.read_text() for file in sorted(_TEXTS.glob("*.txt"))]
     if path.suffix == ".jsonl":
@@ -46,6 +50,9 @@ def make_passages(
     """Cut documents into passages of an eighth, a quarter, a half and the whole of a length, of all documents in turn.
 
     Each begins with the tokens that the tokenizer puts before a text.
+
+    Raises:
+        ConfigError: a text has no tokenizer, an id is not in the vocabulary, or nothing is long enough.
     """
     before: Ids = ()
     if tokenizer is not None:

@@ -68,6 +68,9 @@ class CheckpointReference:
             passages: token ids.
             top: most probable tokens of each place.
             numbers: formats to compute in.
+
+        Raises:
+            ConfigError: a passage is longer than the network goes, or the engine does not compute it here.
         """
         about = {"version": _VERSION, "checkpoint": self.digest, "passages": digest_of(passages)}
         about |= {"numbers": str(numbers), "top": str(top)}
@@ -92,7 +95,11 @@ class CheckpointReference:
             return Scores(stored["log_probs"], stored["top_ids"], stored["top"])
 
     def open(self, numbers: Numbers) -> LayeredModel:
-        """Open the checkpoint as what the engine reads, converted if it must be."""
+        """Open the checkpoint as what the engine reads, converted if it must be.
+
+        Raises:
+            ConfigError: the engine does not compute this network.
+        """
         path, is_whole = self.source.archive.path, self.given.adapter is None
         if numbers.quantization:
             path, is_whole = self._quantized(numbers.quantization), True
@@ -139,6 +146,7 @@ def open_reference(checkpoint: Path, references: Path, given: GivenFiles) -> Che
 
     Raises:
         CheckpointError: it cannot be read.
+        ConfigError: it is an encoder-decoder.
     """
     archive = find_archive(checkpoint, given)
     source = open_source(archive, for_shards=False)

@@ -44,6 +44,9 @@ def find_top(scorer: Scorer, target: Target, wanted: int) -> int:
     """Find how many log probabilities of a place the served model tells, at most as many as are wanted.
 
     0: it tells its most probable token, without a log probability.
+
+    Raises:
+        ConfigError: it scores no given tokens, or names them by their texts.
     """
     if isinstance(target.interface, ModelInterface):
         return min(wanted, _USUAL[0]) if PROMPT_TOP_INPUT in target.interface.inputs else 0
@@ -65,7 +68,11 @@ def find_top(scorer: Scorer, target: Target, wanted: int) -> int:
 
 
 def ask_scores(scorer: Scorer, passages: Sequence[Ids], top: int, rows: int) -> Scores:
-    """Score every token of passages but the first; ServerError: a request failed."""
+    """Score every token of passages but the first.
+
+    Raises:
+        ServerError: a request failed.
+    """
     found: list[TokenScores] = []
     with Progress("divergence", len(passages), "passages") as progress:
         for begin in range(0, len(passages), rows):

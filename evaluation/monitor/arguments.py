@@ -50,7 +50,11 @@ class MonitorArguments(ScriptArguments):
 
 
 def check_files(arguments: MonitorArguments, converted: Path | None) -> None:
-    """Check the arguments and look for the files, as ``evaluation.task_table.Task`` says."""
+    """Check the arguments and look for the files, as ``evaluation.task_table.Task`` says.
+
+    Raises:
+        ConfigError: a precision is unknown, or a file is missing.
+    """
     check_precision(arguments.precision)
     check_checkpoint("monitor", arguments.checkpoint, converted)
     if not arguments.requests.is_file():

@@ -41,7 +41,11 @@ def subject_of(*parts: str | float) -> str:
 
 
 def read_state(path: Path, subject: str) -> State:
-    """Read a test's state; another subject's is the beginning of a new test."""
+    """Read a test's state; another subject's is the beginning of a new test.
+
+    Raises:
+        ConfigError: the file is not a monitor's.
+    """
     if not path.exists():
         return State(subject)
     try:

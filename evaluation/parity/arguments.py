@@ -91,7 +91,11 @@ class ParityArguments(ScriptArguments):
 
 
 def check_files(arguments: ParityArguments, converted: Path | None) -> None:
-    """Check the arguments and look for the files, as ``evaluation.task_table.Task`` says."""
+    """Check the arguments and look for the files, as ``evaluation.task_table.Task`` says.
+
+    Raises:
+        ConfigError: see ``check_arguments``, or a file is missing.
+    """
     check_arguments(arguments)
     if converted is not None and not arguments.checkpoint.exists():
         raise ConfigError(
@@ -103,7 +107,11 @@ def check_files(arguments: ParityArguments, converted: Path | None) -> None:
 
 
 def check_arguments(arguments: ParityArguments) -> None:
-    """Refuse arguments that cannot be compared, before anything is written."""
+    """Refuse arguments that cannot be compared, before anything is written.
+
+    Raises:
+        ConfigError: no prompts, an unknown reference, precision or limit, or a limit that is no number.
+    """
     if not arguments.prompts and arguments.data_path is None:
         raise ConfigError("parity has no prompts", "give evaluation.parity.prompts, or evaluation.parity.data_path")
     check_ranges(arguments)

@@ -49,7 +49,11 @@ class UnfitError(Exception):
 
 
 def as_gpt2(source: Source) -> Any:
-    """Make Hugging Face's model of a checkpoint, in fp32."""
+    """Make Hugging Face's model of a checkpoint, in fp32.
+
+    Raises:
+        UnfitError: it is no GPT of NeMo's, or has what GPT-2 has not.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel
 
     if _CONFIG not in source.archive or source.archive.is_compressed:

@@ -17,7 +17,11 @@ _TEXT_KEYS = ("prompt", "text")
 
 
 def read_prompts(arguments: ParityArguments) -> list[str | Ids]:
-    """Read the texts and token ids to compare on, those of the configuration first."""
+    """Read the texts and token ids to compare on, those of the configuration first.
+
+    Raises:
+        ConfigError: the file is missing or damaged, or has fewer prompts than requested.
+    """
     prompts: list[str | Ids] = [*arguments.prompts, *(read_lines(arguments.data_path) if arguments.data_path else ())]
     wanted = arguments.samples
     if not prompts or not all(prompts) or (wanted is not None and len(prompts) < wanted):
@@ -28,7 +32,11 @@ def read_prompts(arguments: ParityArguments) -> list[str | Ids]:
 def encode_prompts(
     prompts: list[str | Ids], tokenizer: Tokenizer | None, vocab_size: int | None, room: int | None
 ) -> list[Ids]:
-    """Return every prompt's token ids, cut on the left to the model's positions."""
+    """Return every prompt's token ids, cut on the left to the model's positions.
+
+    Raises:
+        ConfigError: a text has no tokenizer, an id is not in the vocabulary, or no position is left.
+    """
     if room is not None and room < 1:
         raise ConfigError("parity: output_length leaves the model no positions for a prompt", "take a smaller one")
     encoded = []

@@ -75,6 +75,7 @@ def open_reference(
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
+        ConfigError: Hugging Face's code is requested and cannot compute the model.
     """
     source, notes = open_source(find_archive(checkpoint, given), for_shards=False), tuple[str, ...]()
     if served is not None:
@@ -92,7 +93,11 @@ def open_reference(
 
 
 def _hugging_face(source: Source) -> HuggingFaceReference:
-    """Open a checkpoint with Hugging Face's code."""
+    """Open a checkpoint with Hugging Face's code.
+
+    Raises:
+        UnfitError: it cannot be, for the reason that is said.
+    """
     if any(isinstance(tensor, MergedTensor) for tensor in source.tensors.values()):
         raise UnfitError("a LoRA adapter is merged into it")
     if find_spec("transformers") is None:
@@ -114,7 +119,11 @@ def _read_again(source: Source, scratch: Path, given: GivenFiles) -> HuggingFace
 
 
 def _with_adapter(source: Source, scratch: Path, given: GivenFiles, adapter: Path) -> HuggingFaceReference:
-    """Open a model with Hugging Face's code, on the directory that it becomes in fp32 with an adapter merged in."""
+    """Open a model with Hugging Face's code, on the directory that it becomes in fp32 with an adapter merged into it.
+
+    Raises:
+        ConfigError: transformers is not installed.
+    """
     if find_spec("transformers") is None:
         raise ConfigError("parity of an adapter is computed by transformers", "pip install transformers")
     shutil.rmtree(scratch, ignore_errors=True)

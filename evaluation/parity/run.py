@@ -77,7 +77,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def ask(arguments: ParityArguments, target: Target, prompts: Sequence[Ids]) -> list[Served]:
-    """Have the server continue every prompt and score its tokens."""
+    """Have the server continue every prompt and score its tokens.
+
+    Raises:
+        ServerError: a request failed, so that nothing is compared.
+    """
     is_t5, rows = target.interface.is_encoder_decoder, target.batch_size
     answers: list[Served] = []
     with (
@@ -135,7 +139,11 @@ def _open(arguments: ParityArguments) -> Target:
 
 
 def _check_api(target: Target, can: Capabilities) -> None:
-    """Print what the endpoint is, and refuse one that does not tell what parity compares."""
+    """Print what the endpoint is, and refuse one that does not tell what parity compares.
+
+    Raises:
+        ConfigError: it does not tell the log probabilities or the ids of tokens.
+    """
     sys.stdout.write(f"{can.line()}\n")
     needed = {
         "token ids as prompts": can.takes_ids,

@@ -31,7 +31,11 @@ _OF_EARLIER_METRICS = (
 
 
 def direction(column: str) -> str:
-    """Return which direction of a benchmark's figure is better: LOWER, HIGHER or NEITHER."""
+    """Return which direction of a benchmark's figure is better: LOWER, HIGHER or NEITHER.
+
+    Raises:
+        KeyError: it is not declared.
+    """
     found = next((better for pattern, better in _DECLARED if re.fullmatch(pattern, column)), None)
     if found is None:
         raise KeyError(f"no direction is declared for the figure {column}: add it to {__name__}")

@@ -91,7 +91,11 @@ class Report:
 
 
 def read_report(results: Path) -> Report:
-    """Read a run's results directory."""
+    """Read a run's results directory.
+
+    Raises:
+        ArtefactError: nothing was measured there.
+    """
     findings = collect_findings(results, results.name, results / "logs" / "stages.json")
     figures = {figure.name: figure for figure in _all(findings)}
     if not (figures or findings.left_out or any(benchmark.failed for benchmark in findings.benchmarks)):

@@ -68,7 +68,11 @@ class Point:
 
 
 def read_points(directory: Path) -> list[Point]:
-    """Read all points of the launcher's list, in their order."""
+    """Read all points of the launcher's list, in their order.
+
+    Raises:
+        ArtefactError: there is no list of points, or it is damaged.
+    """
     file = directory / POINTS_NAME
     try:
         keys = ("label", "title", "results", "error")

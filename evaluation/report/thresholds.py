@@ -28,7 +28,11 @@ CEILINGS: dict[str, _Limit] = {
 
 
 def read_limits(path: Path, key: str, hint: str) -> dict[str, Any]:
-    """Read a YAML file with a mapping of limits under a key."""
+    """Read a YAML file with a mapping of limits under a key.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no such mapping.
+    """
     try:
         content: Any = yaml.safe_load(read_text(path, SETTINGS_BYTES))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -39,7 +43,11 @@ def read_limits(path: Path, key: str, hint: str) -> dict[str, Any]:
 
 
 def read_thresholds(path: Path) -> dict[str, dict[str, float]]:
-    """Read the YAML file."""
+    """Read the YAML file.
+
+    Raises:
+        ConfigError: the file cannot be read, has no limits or an unknown rule, or a limit is not a number.
+    """
     content = read_limits(path, "thresholds", "write thresholds: {<figure>: {at_least: <number>}}")
     thresholds: dict[str, dict[str, float]] = content["thresholds"]
     for figure, rules in thresholds.items():

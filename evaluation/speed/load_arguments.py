@@ -97,7 +97,11 @@ class LoadArguments(ScriptArguments):
 
 
 def check_arguments(arguments: LoadArguments) -> None:
-    """Refuse arguments that cannot be measured."""
+    """Refuse arguments that cannot be measured.
+
+    Raises:
+        ConfigError: nothing to measure, a number out of range, or an unknown name.
+    """
     is_search = arguments.search_percentile is not None
     if is_search:
         _check_search(arguments)

@@ -50,7 +50,11 @@ class MeasuredDeployment:
         check_unchanged(self.source, self.endpoint, self.model)
 
     def check_alive(self) -> None:
-        """Refuse to measure further points if the server is gone."""
+        """Refuse to measure further points if the server is gone.
+
+        Raises:
+            UnreachableError: no server answers.
+        """
         if self.endpoint.is_openai:
             with OpenAIClient(self.endpoint, retries=0) as api:
                 api.models()
@@ -119,7 +123,11 @@ class Sweep:
         return [rows[point.point] for point in self.points]
 
     def finish(self, rows: Sequence[Row]) -> None:
-        """Write the manifest and print a line for each point."""
+        """Write the manifest and print a line for each point.
+
+        Raises:
+            ServerError: no point could be measured.
+        """
         first = self.points[0]
         made_from = {
             "model": first.model,
@@ -187,7 +195,11 @@ def describe_deployment(served: DeployedModel, row: Row, decisive: Sequence[obje
 
 
 def check_price(row: Row, address: str) -> None:
-    """Refuse a price where the number of GPUs is not known: every figure that it is given for would be empty."""
+    """Refuse a price where the number of GPUs is not known: every figure that it is given for would be empty.
+
+    Raises:
+        ConfigError: there is a price and no number.
+    """
     if row.gpu_hour_price is not None and row.gpus is None:
         raise ConfigError(
             f"{address} does not say on how many GPUs it serves, so that its tokens have no price",
@@ -196,7 +208,11 @@ def check_price(row: Row, address: str) -> None:
 
 
 def find_vocab_size(given: int | None, served: DeployedModel) -> int:
-    """Return the size of the vocabulary that random prompts are drawn from."""
+    """Return the size of the vocabulary that random prompts are drawn from.
+
+    Raises:
+        ConfigError: the size is neither given nor known.
+    """
     size = given or served.vocab_size
     if size is None:
         raise ConfigError(

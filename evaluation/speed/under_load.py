@@ -124,7 +124,11 @@ def _with_counts(arguments: LoadArguments, row: Row, raw: PointRecords, requests
 
 
 def probe(arguments: LoadArguments, target: LoadTarget, row: Row) -> None:
-    """Check that one request of a few succeeds before anything is measured: each point counts its own failures."""
+    """Check that one request of a few succeeds before anything is measured: each point counts its own failures.
+
+    Raises:
+        ServerError: all failed, or their answers do not continue the prompt.
+    """
     request = prepare_requests(arguments, target, row, 1).first[0]
 
     async def ask() -> RequestRecord:

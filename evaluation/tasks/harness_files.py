@@ -52,6 +52,9 @@ def write_tasks(data: Path, own: Path, output: Path) -> list[str]:
 
     Returns:
         Names of the tasks and groups.
+
+    Raises:
+        ConfigError: there is no such directory, or one lacks a split.
     """
     found = [name for name in PRESETS if (data / name).is_dir()]
     if not found:

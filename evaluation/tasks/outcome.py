@@ -102,7 +102,11 @@ class Outcome:
         }
 
     def show(self) -> None:
-        """Print the figures."""
+        """Print the figures.
+
+        Raises:
+            ServerError: a sample has no score.
+        """
         for figure in self.metrics:
             print(figure.line())
         if failed := self.failed:

@@ -29,6 +29,10 @@ def read_task(
         name: name of the task, NeMo's ``taskname``.
         known: fields of the samples.
         brings_table: whether requests contain the prompt table instead of the task's number.
+
+    Raises:
+        ConfigError: the checkpoint is not on this machine, has no such task, or its template has other fields.
+        ArtefactError: a file of the checkpoint is damaged.
     """
     if directory is None:
         raise ConfigError(f"the task {name}: the served checkpoint is not on this machine", "give --prompt instead")

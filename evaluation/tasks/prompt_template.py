@@ -82,7 +82,11 @@ def split_virtual(text: str) -> list[str | int]:
 
 
 def read_template(path: Path, known: Sequence[str]) -> Template:
-    """Read a YAML file; ``known`` are the fields of the samples."""
+    """Read a YAML file; ``known`` are the fields of the samples.
+
+    Raises:
+        ConfigError: the file cannot be read, or has an unknown key, a field that samples do not have, or no text.
+    """
     try:
         content: Any = yaml.safe_load(read_text(path, SETTINGS_BYTES))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

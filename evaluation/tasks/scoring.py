@@ -164,7 +164,11 @@ def _in_one_pass(asker: ModelConnection, pairs: Sequence[Pair], is_t5: bool, top
 
 
 def check_answers(model: str, can_score: bool) -> None:
-    """Refuse an encoder-decoder that does not take the decoder's input."""
+    """Refuse an encoder-decoder that does not take the decoder's input.
+
+    Raises:
+        ConfigError: the model does not take it.
+    """
     if not can_score:
         raise ConfigError(
             f"model {model} is an encoder-decoder that takes no {DECODER_INPUT}: nothing scores given tokens there",
@@ -173,7 +177,11 @@ def check_answers(model: str, can_score: bool) -> None:
 
 
 def prompt_log_prob(answer: Generation) -> float:
-    """Return the log probability of a prompt without its first token: the cumulative sum less the generated tokens'."""
+    """Return the log probability of a prompt without its first token: the cumulative sum less the generated tokens'.
+
+    Raises:
+        ServerError: the answer contains no log probabilities.
+    """
     if answer.cum_log_prob is None or answer.log_probs is None:
         raise ServerError("the server's answer carries no log probabilities")
     return answer.cum_log_prob - sum(answer.log_probs)

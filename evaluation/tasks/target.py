@@ -57,7 +57,11 @@ def find_target(task: str, arguments: TaskArguments) -> Target:
 
 
 def with_adapter(target: Target, name: str | None) -> Target:
-    """Have an adapter of the model answer; without a name the model alone."""
+    """Have an adapter of the model answer; without a name the model alone.
+
+    Raises:
+        ConfigError: the model does not take the name of an adapter.
+    """
     if not name:
         return target
     if isinstance(target.interface, ModelInterface) and LORA_INPUT in target.interface.inputs:
@@ -67,7 +71,11 @@ def with_adapter(target: Target, name: str | None) -> Target:
 
 
 def check_takes_rows(target: Target) -> None:
-    """Refuse a model that takes neither token ids nor texts row by row, such as one with sessions."""
+    """Refuse a model that takes neither token ids nor texts row by row, such as one with sessions.
+
+    Raises:
+        ConfigError: the model is such a one.
+    """
     interface = target.interface
     if not (interface.takes_ids or interface.takes_text) or interface.has_sessions:
         raise ConfigError(

@@ -20,6 +20,7 @@ def track(run: Tracked, uri: str) -> str:
 
     Raises:
         ConfigError: the library is not installed.
+        ServerError: MLflow does not take them.
     """
     mlflow = load("mlflow", "evaluation.tracking.mlflow", "mlflow")
     try:

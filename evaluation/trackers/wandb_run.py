@@ -21,6 +21,7 @@ def track(run: Tracked, mode: str, directory: Path) -> str:
 
     Raises:
         ConfigError: the library is not installed.
+        ServerError: it cannot log in, or reaches no server.
     """
     wandb = load("wandb", "evaluation.tracking.wandb", "wandb")
     directory.mkdir(parents=True, exist_ok=True)

@@ -80,7 +80,11 @@ def crc32_of(archive: Archive, processes: int = 1, read: Mapping[str, Sequence[S
 
 
 def check_pinned(archive: Archive, wanted: str, processes: int) -> None:
-    """Compare a checkpoint with the SHA-256 that is pinned."""
+    """Compare a checkpoint with the SHA-256 that is pinned.
+
+    Raises:
+        CheckpointError: it is another one.
+    """
     found = sha256_of(archive, processes)
     if found != wanted.lower():
         raise CheckpointError(
@@ -94,6 +98,9 @@ def check_published(archive: Archive, processes: int) -> dict[str, str]:
 
     Returns:
         ``sha256:<hex>`` of each file that has one, by its name below the checkpoint.
+
+    Raises:
+        CheckpointError: naming every file that is not what its digest says.
     """
     files = files_of(archive)
     wanted = {name: f"{SHA256}:{digest}" for name, digest in _published(archive, files).items()}

@@ -54,7 +54,11 @@ def recognises(archive: Archive) -> bool:
 
 
 def open_source(archive: Archive) -> Source:
-    """Open a model."""
+    """Open a model.
+
+    Raises:
+        CheckpointError: it is none of a decoder alone, or one that FasterTransformer's GPT cannot express.
+    """
     saved: dict[str, Any] = {}
     tensors, other_keys = _open_weights(archive, saved)
     arguments = _arguments(archive, saved)

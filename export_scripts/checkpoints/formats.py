@@ -81,6 +81,9 @@ def _find(path: Path) -> tuple[Path, dict[str, Path]]:
 
     Args:
         path: a checkpoint, or a directory that holds exactly one of them, with or without prompt tables or adapters.
+
+    Raises:
+        CheckpointError: there is none, or there are several, which are listed.
     """
     if not path.exists():
         raise CheckpointError(
@@ -108,7 +111,11 @@ def _find(path: Path) -> tuple[Path, dict[str, Path]]:
 
 
 def _refuse_part(path: Path) -> None:
-    """Refuse a file of weights: without its configuration nothing says what they are."""
+    """Refuse a file of weights: without its configuration nothing says what they are.
+
+    Raises:
+        CheckpointError: naming the checkpoint that it lies in, if there is one.
+    """
     if not path.is_file() or path.suffix not in _WEIGHT_SUFFIXES:
         return
     whole = next((folder for folder in list(path.absolute().parents)[:_NESTED] if _is_candidate(folder)), None)
@@ -121,7 +128,11 @@ def _refuse_part(path: Path) -> None:
 
 
 def _in_hub_cache(path: Path) -> Path:
-    """Find the model in a folder of huggingface_hub's cache, ``models--org--name``: the snapshot of the branch main."""
+    """Find the model in a folder of huggingface_hub's cache, ``models--org--name``: the snapshot of the branch main.
+
+    Raises:
+        CheckpointError: there is none of main, and not just one other.
+    """
     if not _HUB_FOLDER.fullmatch(path.name) or not (path / "snapshots").is_dir():
         return path
     snapshots = sorted(entry for entry in (path / "snapshots").iterdir() if entry.is_dir())
@@ -163,6 +174,9 @@ def open_source(archive: Archive, for_shards: bool = True) -> Source:
     Args:
         archive: the checkpoint.
         for_shards: the model must be one that FasterTransformer's shards can hold.
+
+    Raises:
+        CheckpointError: no format does, or the model cannot be expressed.
     """
     nemo_lora.refuse_adapter(archive)
     nemo2_lora.refuse_adapter(archive)

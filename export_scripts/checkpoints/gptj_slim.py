@@ -79,7 +79,11 @@ def recognises(archive: Archive) -> bool:
 
 
 def open_source(archive: Archive) -> Source:
-    """Open a model."""
+    """Open a model.
+
+    Raises:
+        CheckpointError: incomplete, not a slim checkpoint, or its number of heads is not known.
+    """
     shards = [_read_shard(archive, shard) for shard in range(_count_shards(archive))]
     layers, rest = divmod(len(shards[0]) - OTHER_ARRAYS, ARRAYS_A_LAYER)
     if rest or layers < 1:

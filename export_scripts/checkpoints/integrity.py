@@ -29,6 +29,9 @@ def listed_digests(files: Mapping[str, Path]) -> dict[str, str]:
 
     Returns:
         64 hexadecimal digits of each file that one of them names.
+
+    Raises:
+        CheckpointError: one is damaged, of another algorithm, or names a file that is not there.
     """
     found: dict[str, str] = {}
     for name, path in files.items():

@@ -36,6 +36,9 @@ def same_values(first: LazyTensor, second: LazyTensor, archive: Archive | None =
         first: a tensor.
         second: another, whose training shards are cut as those of the first.
         archive: that both lie in; None: it can be mapped.
+
+    Raises:
+        CheckpointError: one of them cannot be read, or the archive is compressed.
     """
     if first == second:
         return True

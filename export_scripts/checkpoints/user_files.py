@@ -38,7 +38,11 @@ NOTHING_GIVEN = GivenFiles()
 
 
 def with_given(archive: Archive, given: GivenFiles) -> Archive:
-    """Add what is given to a checkpoint's files; the archive keeps its path."""
+    """Add what is given to a checkpoint's files; the archive keeps its path.
+
+    Raises:
+        CheckpointError: a given path does not exist, or the checkpoint is compressed and cannot be mapped.
+    """
     folders: dict[str, Path] = {}
     for what, path in (("adapter_path", given.adapter), ("tokenizer", given.tokenizer)):
         if path is not None and not path.exists():

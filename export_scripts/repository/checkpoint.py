@@ -59,7 +59,12 @@ class ServedCheckpoint:
 
 
 def open_checkpoint(arguments: ExportArguments) -> ServedCheckpoint:
-    """Open what is exported."""
+    """Open what is exported.
+
+    Raises:
+        ArtefactError: it is incomplete, has no tokenizer, was made for another tensor_para_size, or is a model that the
+            engine does not serve.
+    """
     root = arguments.ft_checkpoint
     manifest = Manifest.read(root)
     if problems := manifest.problems(root, check_digests=False):

@@ -219,7 +219,11 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def reopen(root: Path, kind: str) -> None:
-    """Take the manifest from a repository that is built again: until it has one it is not finished."""
+    """Take the manifest from a repository that is built again: until it has one it is not finished.
+
+    Raises:
+        ArtefactError: the directory is another artefact.
+    """
     if not (root / MANIFEST_NAME).is_file():
         return
     found = Manifest.read(root).kind

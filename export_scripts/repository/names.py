@@ -18,6 +18,9 @@ def check_model_name(name: str) -> None:
 
     Triton takes a model's name from its directory, so spaces, quotes, semicolons and non-ASCII letters
     are fine; what is no file name is not. ``fastertransformer`` is legal: it is the engine's own name.
+
+    Raises:
+        ConfigError: the name is empty, reserved, hidden, too long, or no file name.
     """
     if name in (PREPROCESSING, POSTPROCESSING, ENSEMBLE):
         raise ConfigError(

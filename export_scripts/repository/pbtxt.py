@@ -126,7 +126,11 @@ def to_text(spec: ModelSpec, comment: str = "") -> str:
 
 
 def parse(text: str, source: str = "config.pbtxt") -> model_config_pb2.ModelConfig:
-    """Parse a ``config.pbtxt`` with the official parser."""
+    """Parse a ``config.pbtxt`` with the official parser.
+
+    Raises:
+        ArtefactError: the text is no model configuration; the message carries line and column.
+    """
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:

@@ -37,6 +37,7 @@ def build_vllm_repository(arguments: ExportVllmArguments) -> Manifest:
 
     Raises:
         ConfigError: the model's name is illegal.
+        ArtefactError: the Hugging Face directory is incomplete, or the output directory holds foreign files.
     """
     check_model_name(arguments.model_name)
     seal = Seal.open(arguments)

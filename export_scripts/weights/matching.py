@@ -39,7 +39,18 @@ def match(
     tensors: Mapping[str, LazyTensor],
     other_keys: Iterable[str] = (),
 ) -> Sequence[Assignment]:
-    """Find every target's sources, or refuse the checkpoint."""
+    """Find every target's sources, or refuse the checkpoint.
+
+    Args:
+        schema: every target by name, layers spelled out. All must be there but biases that the model does not have.
+        source_map: the table of the checkpoint's format.
+        dims: the model's dimensions.
+        tensors: the source.
+        other_keys: keys of the source whose values are not tensors.
+
+    Raises:
+        CheckpointError: listing every key without a rule, every target without a source and every wrong shape.
+    """
     problems = [f"{key}  is not a tensor and has no rule" for key in other_keys if not source_map.is_ignored(key)]
     groups: dict[tuple[Sources, int | None], dict[str, str]] = {}  # pattern -> key, of each entry and layer
     for key, tensor in tensors.items():

@@ -35,7 +35,16 @@ _UNKNOWN = Tensor(("hidden_units",))
 
 
 def table(prefix: str, keys: Collection[str], dims: Decoder) -> SourceMap:
-    """Choose the table by the keys."""
+    """Choose the table by the keys.
+
+    Args:
+        prefix: what every key begins with; see ``megatron_gpt``.
+        keys: of the checkpoint.
+        dims: of the model; the vocabulary's may be unknown.
+
+    Raises:
+        CheckpointError: the keys are none of a decoder.
+    """
     legacy = f"{prefix}language_model."
     if any(key.startswith(legacy) for key in keys):
         rules = _outer(legacy, f"{legacy}output_layer.weight", dims)

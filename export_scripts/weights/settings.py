@@ -18,7 +18,11 @@ class Settings(Fields):
         super().__init__(values, "config.json")
 
     def size(self, key: str, default: Any = REQUIRED) -> int:
-        """Read a positive number; ``default`` stands for a missing key and for null; CheckpointError: it is none."""
+        """Read a positive number; ``default`` stands for a missing key and for null.
+
+        Raises:
+            CheckpointError: it is none.
+        """
         value = self.get(key)
         value = default if value is None and default is not REQUIRED else value
         return positive(value, f"config.json: {key}")
@@ -33,7 +37,11 @@ class Settings(Fields):
         return "Gelu" if name in (*TANH_GELU, *EXACT_GELU) else "Relu" if name == "relu" else ""
 
     def head_size(self, hidden_key: str, heads_key: str) -> int:
-        """Divide the width by the heads."""
+        """Divide the width by the heads.
+
+        Raises:
+            CheckpointError: it is no multiple.
+        """
         hidden, heads = self.size(hidden_key), self.size(heads_key)
         if hidden % heads:
             raise CheckpointError(f"config.json: {hidden_key} {hidden} is not a multiple of {heads_key} {heads}")

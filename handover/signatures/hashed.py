@@ -38,6 +38,9 @@ class FileDigests:
 
         Returns:
             64 hexadecimal digits for each.
+
+        Raises:
+            ArtefactError: a file cannot be read.
         """
         try:
             contents = {name: _content(path) for name, path in files.items()}

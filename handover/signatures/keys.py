@@ -21,6 +21,9 @@ def open_key(given: SigningArguments) -> Any:
 
     Returns:
         A configuration of ``model_signing.signing`` with its signer; None where no key is given.
+
+    Raises:
+        ConfigError: the library, the key, its password or a certificate is missing, cannot be read, or does not fit.
     """
     given.check_signing()
     if given.signing_key is None:

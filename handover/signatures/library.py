@@ -18,7 +18,15 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
 def load(name: str, asked_by: str) -> ModuleType:
-    """Import a module of the library."""
+    """Import a module of the library.
+
+    Args:
+        name: of the module.
+        asked_by: the key that needs it, for the error.
+
+    Raises:
+        ConfigError: the library is not installed.
+    """
     from importlib import import_module
 
     try:
@@ -65,7 +73,15 @@ def sign_statement(config: Any, statement: dict[str, Any], path: Path) -> None:
 
 
 def verified_statement(config: Any, path: Path) -> dict[str, Any]:
-    """Verify the signature of a bundle and return the statement in it."""
+    """Verify the signature of a bundle and return the statement in it.
+
+    Args:
+        config: of ``model_signing.verifying``, with a verifier.
+        path: of the bundle.
+
+    Raises:
+        ValueError: or another error of the library: it is no bundle, or another key has signed it.
+    """
     signature = load("model_signing._signing.sign_sigstore_pb", "signing.trusted").Signature.read(path)
     kind, payload = config._verifier._verify_signed_content(signature)
     if kind != PAYLOAD_TYPE:

@@ -79,6 +79,9 @@ class Seal:
         """Take the digests that a stage before has signed, so that no large file is read for the signature again.
 
         A file that was changed since would be signed under the digest of what it was, and no verification passes.
+
+        Raises:
+            ArtefactError: signatures are required and it has none, or none of anybody who is trusted.
         """
         is_signed = (root / PROVENANCE).is_file()
         if self.given.signing_require and not is_signed:

@@ -52,6 +52,7 @@ def verify(path: Path, given: TrustArguments, digests: FileDigests) -> str:
         A sentence about the signature; empty where there is none and none is required.
 
     Raises:
+        ArtefactError: it is required and missing, of none who is trusted, or the files are not what was signed.
         ConfigError: ``signing.trusted`` cannot be read, or the library is not installed.
     """
     given.check_trust()
@@ -81,7 +82,11 @@ def verify(path: Path, given: TrustArguments, digests: FileDigests) -> str:
 
 
 def read_statement(path: Path, trusted: Path) -> dict[str, Any]:
-    """Verify who signed a statement, such as a provenance, and return it; ArtefactError: none who is trusted."""
+    """Verify who signed a statement, such as a provenance, and return it.
+
+    Raises:
+        ArtefactError: none who is trusted.
+    """
     _, statement = _first_that_verifies(trusted, path, lambda verifier: verified_statement(verifier, path))
     return dict(statement)
 
@@ -154,7 +159,11 @@ def _verifiers(trusted: Path) -> Iterator[Iterator[tuple[str, Any]]]:
 
 
 def _check_manifest(root: Path) -> None:
-    """Compare what the manifest says beyond the files with the provenance, which the directory's signature covers."""
+    """Compare what the manifest says beyond the files with the provenance, which the directory's signature covers.
+
+    Raises:
+        ArtefactError: it says something else.
+    """
     signed = unverified_payload(root / PROVENANCE)["predicate"]["buildDefinition"]["externalParameters"]
     if signed != json.loads(json.dumps(Manifest.read(root).made_from)):
         raise ArtefactError(

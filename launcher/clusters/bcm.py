@@ -49,7 +49,11 @@ class Slurm(Cluster):
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Refuse options of ``cluster.additional_parameters`` that would lose a job or run it several times."""
+    """Refuse options of ``cluster.additional_parameters`` that would lose a job or run it several times.
+
+    Raises:
+        ConfigError: naming the option, also where it is written short as sbatch takes it, and why.
+    """
     for name in options:
         written = name.replace("_", "-")
         meant = next(
@@ -61,7 +65,11 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def _slurm_answers() -> bool:
-    """Whether this host belongs to a cluster; one that has Slurm's programs and no configuration does not."""
+    """Whether this host belongs to a cluster; one that has Slurm's programs and no configuration does not.
+
+    Raises:
+        ConfigError: it does, and the controller does not answer: nothing then says where the run may go.
+    """
     ping = ask("scontrol", "ping")
     if ping.status == NOT_FOUND:
         return False

@@ -36,7 +36,15 @@ class Cluster:
         """Set keys that are left to what is found here."""
 
     def check(self, config: Config) -> None:
-        """Refuse keys that this cluster has no use for; ConfigError: there is one."""
+        """Refuse keys that this cluster has no use for.
+
+        Raises:
+            ConfigError: there is one.
+        """
 
     def check_nodes(self, needed: int) -> None:
-        """Compare the nodes that the model takes with those that are here; ConfigError: they are too few."""
+        """Compare the nodes that the model takes with those that are here.
+
+        Raises:
+            ConfigError: they are too few.
+        """

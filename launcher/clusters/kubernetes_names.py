@@ -62,7 +62,11 @@ class Names:
 
 
 def run_name(given: str | None, model: str, results: Path) -> str:
-    """Return the name of a run's objects: the one that is given, or one made of the model's and a digest."""
+    """Return the name of a run's objects: the one that is given, or one made of the model's and a digest.
+
+    Raises:
+        ConfigError: Kubernetes does not take it, or it is too long to make other names of it.
+    """
     if given is not None:
         if not _OF_A_SERVICE.fullmatch(given) or len(given) > _LONGEST:
             raise ConfigError(
@@ -78,7 +82,11 @@ def run_name(given: str | None, model: str, results: Path) -> str:
 
 
 def check_name(key: str, name: object, legal: re.Pattern[str] = SUBDOMAIN) -> str:
-    """Return a name of an object that is in the cluster already."""
+    """Return a name of an object that is in the cluster already.
+
+    Raises:
+        ConfigError: there can be none of that name.
+    """
     if not isinstance(name, str) or not legal.fullmatch(name):
         most = 63 if legal is LABEL else 253
         dots = "" if legal is LABEL else " and dots between them"
@@ -90,7 +98,11 @@ def check_name(key: str, name: object, legal: re.Pattern[str] = SUBDOMAIN) -> st
 
 
 def check_labels(key: str, labels: Mapping[str, object]) -> None:
-    """Refuse labels that no node can have."""
+    """Refuse labels that no node can have.
+
+    Raises:
+        ConfigError: there is one.
+    """
     for name, value in labels.items():
         if not is_qualified(name) or not _LABEL_VALUE.fullmatch(str(value)):
             raise ConfigError(

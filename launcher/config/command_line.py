@@ -27,6 +27,9 @@ def read(words: Sequence[str]) -> list[str]:
 
     Hydra's grammar has no ``=`` in a list, where ``cluster.srun_args=[--mpi=none]`` means a flag: it is quoted, and
     so is a text that looks like a number.
+
+    Raises:
+        ConfigError: a secret is written there, or Hydra is asked to load a pickle.
     """
     check_command_line(words)
     for word in words:

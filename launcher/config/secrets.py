@@ -65,7 +65,11 @@ def _check_key_name(key: str, name: str) -> None:
 
 
 def check_secrets(config: Config) -> None:
-    """Refuse secrets in the configuration that are not the environment's own."""
+    """Refuse secrets in the configuration that are not the environment's own.
+
+    Raises:
+        ConfigError: ``env_vars`` holds one, or a text somewhere else assigns one to a variable.
+    """
     _check_variables(config.env_vars, is_written=False)
     for key, text in _texts(config, ""):
         for name, value in _ASSIGNMENT.findall(text):

@@ -23,7 +23,12 @@ def writes_adapter(config: Config) -> bool:
 
 
 def served_adapters(config: Config) -> tuple[tuple[str, str], ...]:
-    """List the adapters that are served beside the model: name and path of each."""
+    """List the adapters that are served beside the model: name and path of each.
+
+    Raises:
+        ConfigError: ``export.adapters`` is neither names with paths nor a directory of adapters, or nothing that the
+            run makes serves them.
+    """
     given = config.export.adapters
     if given is None:
         return ()
@@ -46,7 +51,11 @@ def served_adapters(config: Config) -> tuple[tuple[str, str], ...]:
 
 
 def asked_adapters(config: Config) -> tuple[str | None, ...]:
-    """List the adapters that evaluations ask, by name; None: the model alone."""
+    """List the adapters that evaluations ask, by name; None: the model alone.
+
+    Raises:
+        ConfigError: ``deployment.adapter`` is neither a name nor some of them, or names what is not served.
+    """
     given = config.deployment.adapter
     names = tuple(None if each is None else str(each) for each in (given if isinstance(given, list) else [given]))
     if not names or isinstance(given, dict) or len(set(names)) < len(names):
@@ -70,6 +79,7 @@ def check_adapter(config: Config, stages: Collection[Stage], arguments: ConvertA
     """Work the adapter's directory out, as the conversion will.
 
     Raises:
+        ConfigError: a stage or a key wants the model.
         CheckpointError: it does not work out; see ``plan_peft``.
     """
     from export_scripts.targets.peft.convert import inspect_peft

@@ -27,7 +27,11 @@ _API = "the engine has an OpenAI API itself, at deployment.http_port"
 
 
 def check_engine(config: Config) -> None:
-    """Refuse keys that the engine has no use for, a program that is not here, and nodes that it cannot spread over."""
+    """Refuse keys that the engine has no use for, a program that is not here, and nodes that it cannot be spread over.
+
+    Raises:
+        ConfigError: naming the key, and what to do.
+    """
     _check_keys(config)
     check_nodes(config)
     data_type, weights = config.export.triton_deployment.data_type, config.export.model.weight_data_type
@@ -98,7 +102,17 @@ def _check_command(config: Config) -> None:
 
 
 def check_served(config: Config, checkpoint: str, architecture: str, dims: Dims) -> None:
-    """Refuse a model that the engine does not serve, or cannot split over the GPUs that are asked for."""
+    """Refuse a model that the engine does not serve, or cannot split over the GPUs that are asked for.
+
+    Args:
+        config: of the run.
+        checkpoint: for the error.
+        architecture: transformers' class of the Hugging Face directory.
+        dims: of the model.
+
+    Raises:
+        ConfigError: naming the engine and why.
+    """
     program, engine = program_of(config), config.deployment.engine
     if not program.serves(architecture):
         legal = sorted(program.architectures or ())
@@ -124,7 +138,11 @@ def check_served(config: Config, checkpoint: str, architecture: str, dims: Dims)
 
 
 def check_ranks(config: Config, checkpoint: str, planned: HuggingFacePlan) -> None:
-    """Refuse tensor parallelism that would divide groups or blocks of quantized weights."""
+    """Refuse tensor parallelism that would divide groups or blocks of quantized weights.
+
+    Raises:
+        ConfigError: naming them.
+    """
     from export_scripts.targets.huggingface.quantized import find_quantization, rank_problems
 
     model = config.export.model

@@ -17,7 +17,11 @@ _OF_THE_NODES = "it says which of several nodes this is, or where they find each
 
 
 def check_nodes(config: Config) -> None:
-    """Refuse nodes and copies that the engine cannot be spread over, and flags that only the deployment gives."""
+    """Refuse nodes and copies that the engine cannot be spread over, and flags that only the deployment gives.
+
+    Raises:
+        ConfigError: naming the key, and what to do.
+    """
     layout, engine = serving_topology(config), config.deployment.engine
     _check_copies(config, layout.nodes)
     if layout.nodes == 1:
@@ -35,7 +39,11 @@ def check_nodes(config: Config) -> None:
 
 
 def check_alone(config: Config) -> None:
-    """Refuse what an engine that reads shards is not spread by: its own ranks fill nodes by TP x PP."""
+    """Refuse what an engine that reads shards is not spread by: its own ranks fill nodes by TP x PP.
+
+    Raises:
+        ConfigError: naming the key, and what to do.
+    """
     deployment, nodes = config.deployment, serving_topology(config).nodes
     given = {
         "nodes": deployment.nodes not in (None, nodes),

@@ -21,7 +21,16 @@ def command_of(config: Config) -> tuple[str, ...]:
 
 
 def words_of(given: Any, key: str, usual: str) -> tuple[str, ...]:
-    """Words of a command that is text or a list; empty where it is not given."""
+    """Words of a command that is text or a list; empty where it is not given.
+
+    Args:
+        given: value of the key.
+        key: for messages.
+        usual: what is taken where nothing is given.
+
+    Raises:
+        ConfigError: it is neither text nor a list of words, or its quotes are not closed.
+    """
     try:
         words = shlex.split(given) if isinstance(given, str) else list(map(str, given or ()))
     except (ValueError, TypeError) as error:

@@ -17,6 +17,9 @@ def limit_s(text: str) -> float:
 
     sbatch's notations: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and
     days-hours:minutes:seconds.
+
+    Raises:
+        ConfigError: it is none of them.
     """
     if text.upper() in _NO_LIMIT:
         return math.inf

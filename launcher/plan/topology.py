@@ -29,6 +29,9 @@ def topology(tensor_para_size: int, pipeline_para_size: int, gpus_per_node: int,
 
     FasterTransformer uses every GPU that a process sees and the same number on each node, so a model
     takes part of one node or all of several.
+
+    Raises:
+        ConfigError: the GPUs neither fit one node nor fill several.
     """
     gpus = tensor_para_size * pipeline_para_size * copies
     if gpus <= gpus_per_node:
@@ -53,6 +56,9 @@ def spread(nodes: int, tensor_para_size: int, pipeline_para_size: int, gpus_per_
         pipeline_para_size: groups of layers.
         gpus_per_node: 0 where there are none: a rank is then a process on the CPU.
         copies: of the model.
+
+    Raises:
+        ConfigError: the ranks cannot be the same number on each node, or a node has too few GPUs for its share.
     """
     ranks = tensor_para_size * pipeline_para_size * copies
     size = _size(tensor_para_size, pipeline_para_size, copies)

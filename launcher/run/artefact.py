@@ -156,7 +156,11 @@ def _is_untouched(directory: Path) -> bool:
 
 @contextmanager
 def begin(plan: StagePlan) -> Iterator[Work]:
-    """Take up work on an artefact, continuing where an earlier run of the same plan was cut off."""
+    """Take up work on an artefact, continuing where an earlier run of the same plan was cut off.
+
+    Raises:
+        ArtefactError: another run is at it, or a directory in the way was not made by Slipway.
+    """
     fingerprint = run_fingerprint(plan)
     if plan.output.exists() and not (plan.output / FILE_NAME).is_file() and any(plan.output.iterdir()):
         raise ArtefactError(

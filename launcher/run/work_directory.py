@@ -90,6 +90,9 @@ def take_up(output: Path, fingerprint: str) -> int:
 
     Returns:
         Number of commands that are done.
+
+    Raises:
+        ArtefactError: a directory in the way is not ours.
     """
     directory = partial(output)
     if _is_ours(directory):

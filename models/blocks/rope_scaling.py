@@ -25,7 +25,11 @@ class Scaling(ABC):
     @classmethod
     @abstractmethod
     def read(cls, said: Said) -> Scaling:
-        """Read it; ModelError: a value that none can have."""
+        """Read it.
+
+        Raises:
+            ModelError: a value that none can have.
+        """
 
     @abstractmethod
     def write(self) -> dict[str, Any]:

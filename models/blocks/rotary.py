@@ -108,6 +108,9 @@ def rope_parameters(config: Mapping[str, Any], base_key: str = "rope_theta", par
         config: with the architecture's defaults.
         base_key: of the base beside the mapping; what the mapping itself says goes before.
         part_key: of the rotated part, likewise.
+
+    Raises:
+        ModelError: the value is no mapping.
     """
     said = config.get(rope_key(config)) or {}
     if not isinstance(said, Mapping):

@@ -41,7 +41,11 @@ class LengthDistribution:
 
     @classmethod
     def parse(cls, text: str) -> LengthDistribution:
-        """Read ``60``, ``uniform:20:400``, ``normal:100:20`` or ``lognormal:100:0.8``."""
+        """Read ``60``, ``uniform:20:400``, ``normal:100:20`` or ``lognormal:100:0.8``.
+
+        Raises:
+            ConfigError: the text is none of these, or a length could be below 1.
+        """
         words = text.strip().split(":")
         kind = "constant" if len(words) == 1 else words[0]
         try:

@@ -22,6 +22,9 @@ def read_prompt_file(
 
     Returns:
         The prompts, and the number of lines that were left out because they have no answer or do not fit.
+
+    Raises:
+        ConfigError: a line is none of these or needs a tokenizer that is missing, or no line is left.
     """
     prompts, left_out = [], 0
     for number, line in enumerate(read_text(path).splitlines(), 1):

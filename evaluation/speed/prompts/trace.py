@@ -80,7 +80,15 @@ class Trace:
 
 
 def read_trace(path: Path, block_size: int) -> Trace:
-    """Read a trace."""
+    """Read a trace.
+
+    Args:
+        path: path of the file.
+        block_size: tokens of a block; Mooncake's have 512.
+
+    Raises:
+        ConfigError: there is no such file, a line is no such object, or there is no request.
+    """
     if not path.is_file():
         raise ConfigError(f"there is no trace {path}")
     lines = [(number, line) for number, line in enumerate(read_text(path).splitlines(), 1) if line.strip()]

@@ -88,7 +88,11 @@ class Workload(ABC):
 
     @classmethod
     def parse(cls, text: str) -> Workload:
-        """Read what WORKLOAD_HINT describes; ConfigError: the text is no workload."""
+        """Read what WORKLOAD_HINT describes.
+
+        Raises:
+            ConfigError: the text is no workload.
+        """
         kind, _, rest = text.partition(":")
         if kind == _SHARED:
             return SharedPrefix.read(text, rest)

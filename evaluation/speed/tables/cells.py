@@ -55,7 +55,11 @@ def name_of_file(text: str) -> str:
 
 
 def parse(cell: str, hint: Any) -> Any:
-    """Read a cell as the type of its column."""
+    """Read a cell as the type of its column.
+
+    Raises:
+        ValueError: the cell is not of that type.
+    """
     if hint is str:
         return unquoted(cell)
     if hint is bool:

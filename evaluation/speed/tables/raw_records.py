@@ -131,6 +131,9 @@ def read_records(directory: Path) -> PointRecords | None:
     """Read what ``write_records`` wrote; None for a point of an earlier version, which has neither file.
 
     A streamed request whose token times were left out has its first and its last token only.
+
+    Raises:
+        ArtefactError: one of the files is missing or damaged.
     """
     if not (directory / REQUESTS).exists() and not (directory / POINT).exists():
         return None

@@ -80,7 +80,11 @@ class Table:
         write_atomically(path, csv_text([heads, *([row.value(name) for _, name in columns] for row in rows)]))
 
     def read(self, path: Path) -> list[Row]:
-        """Read what ``write`` wrote, also of an earlier version, whose tables do not have all of NEWER_COLUMNS."""
+        """Read what ``write`` wrote, also of an earlier version, whose tables do not have all of NEWER_COLUMNS.
+
+        Raises:
+            ValueError: the file is not such a table.
+        """
         expected = [*self.columns, *self.aliases]
         with path.open(newline="", encoding="utf-8") as stream:
             reader = csv.DictReader(stream)

@@ -32,6 +32,7 @@ def find_dialect(client: OpenAIClient, found: Capabilities, is_streaming: bool) 
 
     Raises:
         UnreachableError: no server answers, or it refuses the key.
+        ServerError: the endpoint does not stream, or does not count its tokens.
     """
     asker = _Asker(client, found)
     fields: dict[str, Any] = {}

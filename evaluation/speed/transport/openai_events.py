@@ -37,7 +37,11 @@ class Tokens:
 
 
 def read_answer(arrived_ns: int, content: bytes) -> Tokens:
-    """Read an answer that came as a whole, of one or of several prompts."""
+    """Read an answer that came as a whole, of one or of several prompts.
+
+    Raises:
+        ServerError: it is no answer, is an error, or does not say how many tokens it has.
+    """
     answer = _parse(content)
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices:
@@ -132,6 +136,9 @@ def read_events(pieces: Sequence[Piece], has_hung_up: bool = False) -> Tokens:
         pieces: what arrived.
         has_hung_up: whether the client did not wait for the end, which counts tokens where events do not. Each
             event counts as one there.
+
+    Raises:
+        ServerError: the stream was cut off, holds an error or no JSON, or does not say how many tokens it has.
     """
     times_ns: list[int] = []
     counts: list[int | None] = []

@@ -128,7 +128,15 @@ class OpenAIWire:
             await asyncio.sleep(0)
 
     async def exchange(self, payload: bytes, hang_up: HangUp | None = None) -> list[Piece]:
-        """Send a body and return the answer's pieces with their times."""
+        """Send a body and return the answer's pieces with their times.
+
+        Args:
+            payload: the body.
+            hang_up: says when the connection is closed before the end; None: it is not.
+
+        Raises:
+            ServerError: there was no answer in time, or it is a refusal or no answer of such an API.
+        """
         assert self._session is not None
         try:
             # A redirect is not followed: the key would go to another address.

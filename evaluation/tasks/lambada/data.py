@@ -31,6 +31,9 @@ def check_data(path: Path, expected: str | None) -> str:
     Args:
         path: path of the data file.
         expected: expected digest, with or without ``sha256:``; ``any``; or None for one of KNOWN_FILES.
+
+    Raises:
+        ConfigError: the file is missing or has another digest.
     """
     try:
         digest = hashlib.sha256(read_bytes(path)).hexdigest()
@@ -51,7 +54,11 @@ def check_data(path: Path, expected: str | None) -> str:
 
 
 def read_texts(path: Path, samples: int | None) -> list[str]:
-    """Read the ``text`` of the first lines of a JSON Lines file, as many as there are samples; None for all."""
+    """Read the ``text`` of the first lines of a JSON Lines file, as many as there are samples; None for all.
+
+    Raises:
+        ConfigError: the file is missing, damaged, or shorter than the samples asked for.
+    """
     try:
         # Not splitlines: it also splits at U+2028, which a text may contain.
         lines = [line for line in read_text(path).split("\n") if line]

@@ -110,6 +110,9 @@ def prepare_sample(
     """Encode a text for every metric and cut contexts to the model's positions.
 
     One position is left free: a request generates at least one token, and an encoder's input has an end token.
+
+    Raises:
+        ConfigError: the text has no context or no last word.
     """
     context, word = split_openai(text)
     word_context, last_word = split_last_word(text) if text.strip() else ("", "")

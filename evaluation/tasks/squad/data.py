@@ -54,7 +54,11 @@ class Dataset:
 
 
 def check_files(arguments: SquadArguments, converted: Path | None) -> None:
-    """Read the files, and look for the p-tuned task in a checkpoint that was converted before."""
+    """Read the files, and look for the p-tuned task in a checkpoint that was converted before.
+
+    Raises:
+        ConfigError: see ``check_squad``, or the checkpoint has no such task.
+    """
     check_squad(arguments)
     if arguments.taskname is None or converted is None or not converted.is_dir():
         return
@@ -65,7 +69,11 @@ def check_files(arguments: SquadArguments, converted: Path | None) -> None:
 
 
 def check_squad(arguments: SquadArguments) -> tuple[Dataset, Template | None]:
-    """Read the questions and the prompt's template; None for that of a p-tuned task."""
+    """Read the questions and the prompt's template; None for that of a p-tuned task.
+
+    Raises:
+        ConfigError: a file is missing or malformed, there are two prompts or none, or no token may be generated.
+    """
     if (arguments.prompt is None) is (arguments.taskname is None):
         raise ConfigError(
             f"prompt is {arguments.prompt}, taskname is {arguments.taskname}",
@@ -80,7 +88,11 @@ def check_squad(arguments: SquadArguments) -> tuple[Dataset, Template | None]:
 
 
 def read_dataset(path: Path, samples: int | None) -> Dataset:
-    """Read a file of SQuAD v1.1 or v2.0, or NeMo's JSON lines of ``context``, ``question`` and ``answer``."""
+    """Read a file of SQuAD v1.1 or v2.0, or NeMo's JSON lines of ``context``, ``question`` and ``answer``.
+
+    Raises:
+        ConfigError: the file is missing, damaged, or shorter than the samples asked for; None asks for all.
+    """
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:

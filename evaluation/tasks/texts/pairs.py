@@ -32,7 +32,11 @@ def check_files(arguments: TextPairArguments, converted: Path | None) -> None:
 
 
 def check_pairs(arguments: TextPairArguments) -> tuple[list[Pair], Template]:
-    """Read the pairs and the prompt; ConfigError: a file is missing or malformed."""
+    """Read the pairs and the prompt.
+
+    Raises:
+        ConfigError: a file is missing or malformed.
+    """
     pairs = read_pairs(arguments.data_path, arguments.reference_path, arguments.samples, arguments.recover_bpe)
     return pairs, read_template(arguments.prompt, FIELDS)
 
@@ -45,6 +49,9 @@ def read_pairs(path: Path, reference: Path | None, samples: int | None, recover_
         reference: file of references; None if ``path`` has JSON lines.
         samples: number of pairs to read; None for all.
         recover_bpe: whether lines hold SentencePiece's pieces, as in FasterTransformer's ``test.en`` and ``test.de``.
+
+    Raises:
+        ConfigError: a file is missing or malformed, they have different lengths, or fewer than the samples asked for.
     """
     if reference is None:
         pairs = [_pair(path, number, line) for number, line in enumerate(_lines(path), 1)]

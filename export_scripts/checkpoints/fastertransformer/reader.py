@@ -104,7 +104,11 @@ def _refuse_untransposed(archive: Archive, files: Iterable[str]) -> None:
 
 
 def _text_ids(archive: Archive) -> TextIds:
-    """What stands around a text's own tokens."""
+    """What stands around a text's own tokens.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
     if TEXT_IDS_FILE not in archive:
         return TextIds()
     try:
@@ -231,6 +235,7 @@ def check_manifest(archive: Archive, manifest: Manifest, are_weights_read: bool)
         are_weights_read: whether the shards' digests are compared too; else they are when the shards are read.
 
     Raises:
+        ArtefactError: naming every file that is missing, altered or left over.
         CheckpointError: a file is a git-lfs pointer.
     """
     archive.refuse_pointers(record.path for record in manifest.files if record.path in archive)

@@ -131,7 +131,11 @@ def _read_dims(section: Values, embedding_bytes: int) -> Decoder:
 
 
 def _files(archive: Archive, folder: str) -> dict[str, tuple[str, ...]]:
-    """Group the files by the family's name of what they hold, in the order of ranks."""
+    """Group the files by the family's name of what they hold, in the order of ranks.
+
+    Raises:
+        CheckpointError: a file holds 4-bit weights, or has no counterpart.
+    """
     ranks: dict[str, dict[int, str]] = {}
     unknown = []
     for file in sorted(archive.sizes):

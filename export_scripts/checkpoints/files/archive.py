@@ -151,7 +151,11 @@ class Archive:
                     refuse_pointer(extent.path, file.read())
 
     def read_bytes(self, name: str) -> bytes:
-        """Read one small file: a configuration, a vocabulary."""
+        """Read one small file: a configuration, a vocabulary.
+
+        Raises:
+            CheckpointError: it is missing, or far too large to be one.
+        """
         if self.sizes.get(name, 0) > DESCRIPTION_BYTES:
             raise CheckpointError(
                 f"{self.path}: {name} has {self.sizes[name]} bytes", "a file that is not weights has a few MB"
@@ -173,7 +177,11 @@ class Archive:
 
 
 def open_archive(path: Path) -> Archive:
-    """Open a checkpoint's archive or directory and check every member."""
+    """Open a checkpoint's archive or directory and check every member.
+
+    Raises:
+        CheckpointError: missing, not a tar, truncated, or holding a member that escapes or is not a plain file.
+    """
     if path.is_dir():
         return _open_directory(path)
     if path.exists() and not path.is_file():

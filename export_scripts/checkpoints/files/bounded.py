@@ -53,7 +53,11 @@ class BoundedReader(io.BufferedReader):
 
 
 def parse_json(content: bytes, where: str) -> Any:
-    """Parse JSON out of a checkpoint; CheckpointError: it is none, nested without end, or has a key twice."""
+    """Parse JSON out of a checkpoint.
+
+    Raises:
+        CheckpointError: it is none, nested without end, or has a key twice.
+    """
     return safetensors.parse_json(content, where, CheckpointError)
 
 

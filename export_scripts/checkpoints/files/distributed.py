@@ -39,6 +39,9 @@ def open_distributed(archive: Archive, folder: str, rename: Callable[[str], str]
         archive: the files.
         folder: of the checkpoint within them, with a slash at its end; empty: the root.
         rename: from a stored key to the table's.
+
+    Raises:
+        CheckpointError: of a backend that is not read, damaged, or incomplete.
     """
     backend = _backend(archive, folder)
     if backend == "torch_dist":
@@ -100,7 +103,11 @@ def _common_tensors(archive: Archive, folder: str) -> dict[str, ChunkedTensor]:
 
 
 def flat(content: Mapping[str, Any]) -> dict[str, Any]:
-    """List what nested dictionaries hold, under keys joined by dots."""
+    """List what nested dictionaries hold, under keys joined by dots.
+
+    Raises:
+        ValueError: one is within itself, or so often within others that the list has no end.
+    """
     found: dict[str, Any] = {}
     waiting: list[tuple[str, Any]] = [("", content)]
     for _ in range(_MOST_VALUES):

@@ -45,7 +45,15 @@ def parse_pointer(content: bytes) -> Pointer | None:
 
 
 def refuse_pointer(path: Path, content: bytes) -> None:
-    """Refuse a pointer in place of the file that it stands for."""
+    """Refuse a pointer in place of the file that it stands for.
+
+    Args:
+        path: the file.
+        content: its first bytes, up to ``POINTER_BYTES``.
+
+    Raises:
+        CheckpointError: it is a pointer.
+    """
     if pointer := parse_pointer(content):
         raise CheckpointError(
             f"{path} is a git-lfs pointer: the file itself, of {pointer.size_bytes} bytes, was not fetched",

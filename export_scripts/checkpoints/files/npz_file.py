@@ -61,7 +61,11 @@ class NpzArray:
 
 
 def read_npz(archive: Archive, name: str) -> tuple[NpzArray, ...]:
-    """List a file's arrays in the order in which they were saved, without reading them."""
+    """List a file's arrays in the order in which they were saved, without reading them.
+
+    Raises:
+        CheckpointError: it is truncated, damaged, compressed, or no ``.npz`` file.
+    """
     try:
         with archive.open(name) as stream, zipfile.ZipFile(stream) as records:
             return tuple(_array(archive, name, stream, info) for info in records.infolist())

@@ -30,7 +30,11 @@ def has_parts(archive: Archive) -> bool:
 
 
 def read_parted_safetensors(archive: Archive) -> Mapping[str, ChunkedTensor]:
-    """List the tensors of all ranks' files, without reading them."""
+    """List the tensors of all ranks' files, without reading them.
+
+    Raises:
+        CheckpointError: a file is damaged, does not say where its tensors belong, or they do not make up a whole.
+    """
     parts: dict[str, list[tuple[tuple[int, ...], SafeTensor]]] = {}
     for name in sorted(name for name in archive.sizes if fnmatchcase(name, PATTERN)):
         places = _places(archive, name)

@@ -249,6 +249,9 @@ def unpickle(
         storages: every storage that is referred to is noted here, by key.
         most_steps: see Unpickler.
         reader: the unpickler.
+
+    Raises:
+        CheckpointError: it is damaged or holds a name that is not on the list.
     """
     try:
         return reader(stream, records, storages, most_steps).load()
@@ -261,7 +264,11 @@ def unpickle(
 
 
 def as_state(content: Any, where: str) -> Mapping[str, Any]:
-    """Take a state dictionary out of what a checkpoint holds."""
+    """Take a state dictionary out of what a checkpoint holds.
+
+    Raises:
+        CheckpointError: it is not a dictionary.
+    """
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

@@ -115,7 +115,11 @@ class RankFiles:
         return (*others, *self.beside)
 
     def tensors(self, join_axis: JoinAxis) -> Mapping[str, JoinedTensor]:
-        """Join the training ranks' tensors, without reading them."""
+        """Join the training ranks' tensors, without reading them.
+
+        Raises:
+            CheckpointError: ranks hold different keys, types or shapes.
+        """
         ranks = self._ranks
         for number, rank in enumerate(ranks[1:], start=1):
             if differing := sorted(ranks[0].keys() ^ rank.keys()):

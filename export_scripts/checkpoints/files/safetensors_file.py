@@ -51,7 +51,11 @@ class SafeTensor:
 
 
 def read_safetensors(archive: Archive, name: str) -> Mapping[str, SafeTensor]:
-    """List a file's tensors without reading them; CheckpointError: it is truncated, damaged, or no safetensors file."""
+    """List a file's tensors without reading them.
+
+    Raises:
+        CheckpointError: it is truncated, damaged, or no safetensors file.
+    """
     with archive.open(name) as stream:
         header = read_header(stream, archive.sizes[name], f"{archive.path}: {name}", CheckpointError)
     return {key: SafeTensor(archive, name, each.offset, each.shape, each.data_type) for key, each in header.items()}

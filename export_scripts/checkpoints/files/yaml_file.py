@@ -18,14 +18,22 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(archive: Archive, name: str) -> Mapping[str, Any]:
-    """Read a mapping; no tag of YAML makes an object."""
+    """Read a mapping; no tag of YAML makes an object.
+
+    Raises:
+        CheckpointError: it is missing, not YAML, or not a mapping.
+    """
     if name not in archive:
         raise CheckpointError(f"{archive.path} has no {name}", "it is not a NeMo checkpoint")
     return parse_yaml(archive.read_bytes(name), f"{archive.path}: {name}")
 
 
 def parse_yaml(content: bytes, where: str) -> dict[str, Any]:
-    """Parse a mapping; no tag of YAML makes an object."""
+    """Parse a mapping; no tag of YAML makes an object.
+
+    Raises:
+        CheckpointError: it is too large for a configuration, not YAML, or not a mapping.
+    """
     try:
         _check_events(content)
         config = yaml.load(content, _LOADER)

@@ -55,7 +55,11 @@ def recognises(archive: Archive) -> bool:
 
 
 def open_source(archive: Archive) -> Source:
-    """Open a model; CheckpointError: incomplete, or not a model that FasterTransformer can express."""
+    """Open a model.
+
+    Raises:
+        CheckpointError: incomplete, or not a model that FasterTransformer can express.
+    """
     said, of_name = _by_class(Settings(read_config(archive)))
     config = text_settings(said)
     architecture, described_dims, beyond = _expressed(config)
@@ -164,7 +168,11 @@ def _architecture(settings: Settings) -> Architecture:
 
 
 def _named_alike(weights: Weights, architecture: Architecture) -> Weights:
-    """Call keys as the model without its head does, and by the table's names: checkpoints of both are about."""
+    """Call keys as the model without its head does, and by the table's names: checkpoints of both are about.
+
+    Raises:
+        CheckpointError: a key is there under two names.
+    """
     tensors: dict[str, LazyTensor] = {}
     named: dict[str, str] = {}
     for key, tensor in weights.tensors.items():

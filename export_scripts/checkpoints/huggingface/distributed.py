@@ -36,7 +36,11 @@ def has_hub_names(archive: Archive) -> bool:
 
 
 def read_parts(archive: Archive) -> tuple[Mapping[str, LazyTensor], tuple[str, ...]]:
-    """List the tensors, without reading them, and the keys of what is none."""
+    """List the tensors, without reading them, and the keys of what is none.
+
+    Raises:
+        CheckpointError: something is missing or damaged.
+    """
     if has_parts(archive):
         return read_parted_safetensors(archive), ()
     found = read_torch_dist(archive, "")

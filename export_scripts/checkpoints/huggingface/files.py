@@ -75,7 +75,11 @@ def is_adapter(path: Path) -> bool:
 
 
 def read_json(archive: Archive, name: str) -> Mapping[str, Any]:
-    """Read a JSON object; an absent file is empty."""
+    """Read a JSON object; an absent file is empty.
+
+    Raises:
+        CheckpointError: it is not a JSON object.
+    """
     if name not in archive:
         return {}
     content = parse_json(archive.read_bytes(name), f"{archive.path}: {name}")
@@ -93,7 +97,11 @@ def model_type(archive: Archive) -> str:
 
 
 def read_config(archive: Archive) -> Mapping[str, Any]:
-    """Read ``config.json`` of a whole model, without what it says of the numbers that weights are stored in."""
+    """Read ``config.json`` of a whole model, without what it says of the numbers that weights are stored in.
+
+    Raises:
+        CheckpointError: only an adapter, no configuration, or quantized in a way that is not read.
+    """
     refuse_links_out(archive, (name for name in archive.sizes if archive.on_disk(name).is_relative_to(archive.path)))
     if CONFIG_FILE not in archive and ADAPTER_FILE in archive:
         base = read_json(archive, ADAPTER_FILE).get("base_model_name_or_path")
@@ -132,6 +140,9 @@ def refuse_links_out(archive: Archive, names: Iterable[str]) -> None:
     Args:
         archive: the checkpoint.
         names: of files in it; those that were given from elsewhere have a directory of their own.
+
+    Raises:
+        CheckpointError: naming the first one.
     """
     for name in sorted(names):
         path = archive.on_disk(name)
@@ -170,7 +181,15 @@ def _named_weights(archive: Archive, config: Mapping[str, Any]) -> Weights:
 
 
 def open_weights(archive: Archive, names: Sequence[str] = _WEIGHT_FILES) -> Weights:
-    """List the tensors of all weight files, without reading them."""
+    """List the tensors of all weight files, without reading them.
+
+    Args:
+        archive: the files.
+        names: of the weights' files, the preferred one first.
+
+    Raises:
+        CheckpointError: no weights, a shard of the index is missing, or index and shards name different keys.
+    """
     for name in names:
         if name in archive:
             return _unwrapped(_open_file(archive, name))

@@ -49,7 +49,11 @@ _WEIGHTS = (
 
 
 def hub_name(checkpoint_path: str) -> str | None:
-    """Return the name on huggingface.co that a checkpoint_path is; None: it is a path."""
+    """Return the name on huggingface.co that a checkpoint_path is; None: it is a path.
+
+    Raises:
+        ConfigError: it begins as a name and is none.
+    """
     if not checkpoint_path.startswith(PREFIX):
         return None
     name = checkpoint_path.removeprefix(PREFIX)
@@ -94,6 +98,9 @@ def fetch(name: str, directory: Path, say: Callable[[str], None]) -> None:
         name: on huggingface.co, without ``hf:``.
         directory: to fetch into; where all of it is there already, the network is not asked.
         say: tells people what is fetched.
+
+    Raises:
+        CheckpointError: there is no network, no such name, no access, or nothing to convert.
     """
     if is_fetched(name, directory):
         return

@@ -54,7 +54,11 @@ class MultipliedTensor:
 
 
 def with_products(tensors: Mapping[str, LazyTensor], products: Mapping[str, Product]) -> Mapping[str, LazyTensor]:
-    """Put products in the place of their factors."""
+    """Put products in the place of their factors.
+
+    Raises:
+        CheckpointError: a factor is missing, or two do not fit together.
+    """
     made: dict[str, LazyTensor] = {}
     for key, product in products.items():
         if absent := [name for name in (product.rows, product.weight) if name not in tensors]:

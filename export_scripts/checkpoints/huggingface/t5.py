@@ -77,7 +77,11 @@ def recognises(archive: Archive) -> bool:
 
 
 def open_source(archive: Archive) -> Source:
-    """Open a T5."""
+    """Open a T5.
+
+    Raises:
+        CheckpointError: incomplete, or not a model that FasterTransformer's T5 can express.
+    """
     given = read_config(archive)
     is_multilingual, config = given.get("model_type") != "t5", settled(given)
     weights = open_model_weights(archive, given)
@@ -130,7 +134,11 @@ def _with_embedding(tensors: Mapping[str, LazyTensor]) -> Mapping[str, LazyTenso
 
 
 def _check_copies(tensors: Mapping[str, LazyTensor], archive: Archive) -> None:
-    """Compare the encoder's and the decoder's embedding with the shared one: transformers 5 ties only what is equal."""
+    """Compare the encoder's and the decoder's embedding with the shared one: transformers 5 ties only what is equal.
+
+    Raises:
+        CheckpointError: one of them differs.
+    """
     for key in _COPIES:
         if key in tensors and _EMBEDDING in tensors and not same_values(tensors[key], tensors[_EMBEDDING], archive):
             raise CheckpointError(
@@ -153,7 +161,11 @@ def _scales_logits(config: Mapping[str, Any]) -> bool:
 
 
 def read_dims(config: Mapping[str, Any]) -> T5Dims:
-    """Read the dimensions of what ``settled`` gives."""
+    """Read the dimensions of what ``settled`` gives.
+
+    Raises:
+        CheckpointError: a size is missing, or FasterTransformer's T5 cannot express the model.
+    """
     if beyond := _beyond(config):
         raise CheckpointError(
             "FasterTransformer's T5 cannot express this checkpoint\n  " + "\n  ".join(beyond),

@@ -65,7 +65,11 @@ PARTS: Mapping[str, TextPart] = {
 
 
 def text_settings(settings: Settings) -> Settings:
-    """Take the text's configuration out of that of a model which sees images; any other is returned as it is."""
+    """Take the text's configuration out of that of a model which sees images; any other is returned as it is.
+
+    Raises:
+        CheckpointError: it is no mapping.
+    """
     name = settings.get("model_type")
     part = PARTS.get(name) if isinstance(name, str) else None
     if part is None:
@@ -136,7 +140,16 @@ def _as_rows(key: str, tensor: LazyTensor, settings: Settings) -> LazyTensor:
 
 
 def text_weights(weights: Weights, name: str, settings: Settings) -> Weights:
-    """Call the text's tensors as the class of text alone does, and leave out those of images; say which."""
+    """Call the text's tensors as the class of text alone does, and leave out those of images; say which.
+
+    Args:
+        weights: of the files.
+        name: ``model_type`` of the whole.
+        settings: of the text.
+
+    Raises:
+        CheckpointError: a tensor is there under two names, or how experts lie in it cannot be told.
+    """
     found, left_out = dict[str, LazyTensor](), dict[str, int]()
     for key, tensor in weights.tensors.items():
         if image := _OF_IMAGES.match(key):

@@ -35,7 +35,11 @@ def recognises(archive: Archive) -> bool:
 
 
 def refuse_adapter(archive: Archive) -> None:
-    """Refuse an adapter where a model is wanted."""
+    """Refuse an adapter where a model is wanted.
+
+    Raises:
+        CheckpointError: it is one; its model is named where the run names it.
+    """
     if recognises(archive):
         base = _open(archive)[1].fields("checkpoint", {}).get("pretrained_checkpoint")
         raise CheckpointError(
@@ -46,7 +50,15 @@ def refuse_adapter(archive: Archive) -> None:
 
 
 def read_adapter(name: str, archive: Archive) -> Adapter:
-    """Open an adapter."""
+    """Open an adapter.
+
+    Args:
+        name: of its directory.
+        archive: its files.
+
+    Raises:
+        CheckpointError: it is incomplete, or none that can be merged exactly.
+    """
     folder, run = _open(archive)
     if is_fsdp(archive, folder):
         raise CheckpointError(
@@ -63,7 +75,11 @@ def _open(archive: Archive) -> tuple[str, Fields]:
 
 
 def _trained(run: Fields, where: str) -> Trained:
-    """Read what the products depend on."""
+    """Read what the products depend on.
+
+    Raises:
+        CheckpointError: it is another transformation than LoRA, or has a key that is not known.
+    """
     peft = run.fields("peft")
     kind = peft.get("_target_")
     if kind not in _CLASSES:

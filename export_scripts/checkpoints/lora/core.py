@@ -70,7 +70,16 @@ def is_adapter(state: ChunkedState) -> bool:
 
 
 def updates_of(state: ChunkedState, trained: Trained, where: str) -> tuple[Update, ...]:
-    """Describe what an adapter adds to each weight."""
+    """Describe what an adapter adds to each weight.
+
+    Args:
+        state: of the adapter.
+        trained: how it is used.
+        where: its path, for errors.
+
+    Raises:
+        CheckpointError: a key is no part of such an adapter, or a matrix is missing or of another shape.
+    """
     tensors = state.tensors(lambda key: None)
     pairs: dict[str, dict[str, dict[str, str]]] = {}
     for key in weights_of(state):
@@ -96,7 +105,11 @@ def updates_of(state: ChunkedState, trained: Trained, where: str) -> tuple[Updat
 def _of_experts(
     place: str, keys: Mapping[str, str], tensors: Mapping[str, ChunkedTensor], trained: Trained
 ) -> Iterator[Update]:
-    """Describe what is added to each expert; a matrix that has no axis of experts is that of all of them."""
+    """Describe what is added to each expert; a matrix that has no axis of experts is that of all of them.
+
+    Raises:
+        CheckpointError: a matrix has the axis of another number of experts, or another rank than it can have.
+    """
     each: dict[str, Sequence[ChunkedTensor]] = {}
     for key in keys.values():
         whole = tensors[key]
@@ -139,7 +152,11 @@ def _update(
 
 
 def _rows(place: str, pairs: Mapping[str, Pair], trained: Trained) -> int:
-    """Count the rows of a weight whose tensors have matrices of their own, not necessarily all of them."""
+    """Count the rows of a weight whose tensors have matrices of their own, not necessarily all of them.
+
+    Raises:
+        CheckpointError: a matrix has not as many rows as the configuration says.
+    """
     if place.endswith(_FC1_LAYER):
         wanted = dict.fromkeys(("gate", "up"), next(iter(pairs.values()))[1].shape[0])
     else:
@@ -171,7 +188,11 @@ def _read(place: str, pairs: Mapping[str, Pair], rows: int, trained: Trained) ->
 
 
 def _in_order(up: ChunkedTensor, said: int) -> Array:
-    """Read rows that are stored as the first half of every training rank's, then the second half of each."""
+    """Read rows that are stored as the first half of every training rank's, then the second half of each.
+
+    Raises:
+        CheckpointError: their chunks are those of another number of ranks.
+    """
     ranks, rest = divmod(len({chunk.offsets[0] for chunk in up.chunks}), 2)
     if rest or not ranks or (said and said != ranks):
         raise CheckpointError(

@@ -85,7 +85,11 @@ class _Merging:
 
 
 def with_adapter(source: Source) -> Source:
-    """Merge the adapter that lies in a model's archive, if there is one."""
+    """Merge the adapter that lies in a model's archive, if there is one.
+
+    Raises:
+        CheckpointError: it cannot be merged exactly, it does not fit the model, or there are several.
+    """
     adapter = _open_adapter(source)
     if adapter is None:
         return source

@@ -90,7 +90,11 @@ def holds_adapter(archive: Archive) -> bool:
 
 
 def refuse_adapter(archive: Archive) -> None:
-    """Refuse an adapter where a model is wanted."""
+    """Refuse an adapter where a model is wanted.
+
+    Raises:
+        CheckpointError: it is one.
+    """
     if holds_adapter(archive):
         raise CheckpointError(
             f"{archive.path} holds a LoRA adapter, not a GPT",
@@ -99,7 +103,15 @@ def refuse_adapter(archive: Archive) -> None:
 
 
 def read_adapter(name: str, archive: Archive) -> Adapter:
-    """Open an adapter."""
+    """Open an adapter.
+
+    Args:
+        name: of its file.
+        archive: its files; its configuration is that of its model.
+
+    Raises:
+        CheckpointError: it is incomplete, or none that can be merged exactly.
+    """
     checkpoint = NemoCheckpoint(archive)
     said = _read_config(checkpoint.config, f"{archive.path}: {CONFIG_FILE}")
     groups: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
@@ -130,7 +142,11 @@ def _known() -> str:
 
 
 def _read_config(config: Mapping[str, Any], where: str) -> _Model:
-    """Read what the weights' places and scale depend on."""
+    """Read what the weights' places and scale depend on.
+
+    Raises:
+        CheckpointError: it describes more than products to add.
+    """
     peft = Fields(config, where).fields("peft")
     lora = peft.fields("lora_tuning")
     wanted: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
@@ -161,7 +177,11 @@ def _read_config(config: Mapping[str, Any], where: str) -> _Model:
 
 
 def _check_layers(checkpoint: NemoCheckpoint, groups: Mapping[tuple[str, str], object]) -> None:
-    """Make sure that layers can be numbered: each pipeline stage counts its own from 0."""
+    """Make sure that layers can be numbered: each pipeline stage counts its own from 0.
+
+    Raises:
+        CheckpointError: a stage may lack some, as with ``layer_selection``.
+    """
     layers = {found.group() for module, _ in groups if (found := _LAYER.match(f"{module}."))}
     wanted = checkpoint.config.get("num_layers")
     if checkpoint.pipeline_parallel > 1 and len(layers) != wanted:
@@ -186,7 +206,11 @@ def _update(
     tensors: Mapping[str, PartedTensor],
     said: _Model,
 ) -> Update:
-    """Describe what an adapter adds to one weight; CheckpointError: a matrix is missing or of another rank."""
+    """Describe what an adapter adds to one weight.
+
+    Raises:
+        CheckpointError: a matrix is missing or of another rank.
+    """
     adapter = f"{module}.adapter_layer.lora_{kind}_adapter"
     pairs = []
     for part in _PARTS.get(kind, ("",)):

@@ -33,7 +33,11 @@ def recognises(archive: Archive) -> bool:
 
 
 def refuse_adapter(archive: Archive) -> None:
-    """Refuse an adapter where a model is wanted."""
+    """Refuse an adapter where a model is wanted.
+
+    Raises:
+        CheckpointError: it is one; its model is named where the adapter names it.
+    """
     if recognises(archive):
         base = _base(archive)
         model = f"its model, {base}," if base else "its model"
@@ -59,7 +63,11 @@ def _base(archive: Archive) -> str:
 
 
 def _read_transform(archive: Archive) -> Trained:
-    """Read what the products depend on."""
+    """Read what the products depend on.
+
+    Raises:
+        CheckpointError: it is another transformation than LoRA.
+    """
     where = f"{archive.path}: {_MODEL_FILE}"
     model = Fields(read_yaml(archive, _MODEL_FILE), where)
     lora = model.fields("model_transform", {})

@@ -35,7 +35,17 @@ def others_in(archive: Archive) -> list[str]:
 
 
 def read_adapter(name: str, archive: Archive, model: Archive, keys: Iterable[str]) -> Adapter:
-    """Open an adapter."""
+    """Open an adapter.
+
+    Args:
+        name: of its directory.
+        archive: its files.
+        model: the files of the model that it is for.
+        keys: names of the model's tensors.
+
+    Raises:
+        CheckpointError: it is no LoRA, or one that cannot be merged exactly.
+    """
     where = f"{archive.path}: {ADAPTER_FILE}"
     config = read_json(archive, ADAPTER_FILE)
     if beyond := beyond_sums(config, where, CheckpointError):
@@ -94,7 +104,11 @@ def _update(
     where: str,
     is_conv1d: bool,
 ) -> Update:
-    """Describe one module's update."""
+    """Describe one module's update.
+
+    Raises:
+        CheckpointError: one of its two matrices is missing, or they do not fit together.
+    """
     absent = [side for side in "AB" if side not in keys]
     if absent:
         raise CheckpointError(f"{module}.lora_{absent[0]}.weight is missing beside {', '.join(keys.values())}")

@@ -140,6 +140,9 @@ def pair_of(
         word: how the configuration calls the rank, for the error.
         rank: of the product.
         beside: keys that are there, for the error.
+
+    Raises:
+        CheckpointError: a matrix is missing or of another rank.
     """
     if absent := [f"{place}.linear_{side}.weight" for side in ("in", "out") if side not in sides]:
         raise CheckpointError(f"{', '.join(absent)}  missing beside {', '.join(beside)}")

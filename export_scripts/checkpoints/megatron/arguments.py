@@ -95,6 +95,9 @@ def without_arguments(path: Path, state: State, said: Mapping[str, Any]) -> tupl
 
     Returns:
         The configuration, and what had to be assumed, one line each.
+
+    Raises:
+        CheckpointError: nothing says how many heads there are.
     """
     tensors = state.tensors(lambda _: None)
     positions = [t.shape for key, t in tensors.items() if key.endswith("position_embeddings.weight")]

@@ -65,7 +65,11 @@ def recognises(archive: Archive) -> bool:
 
 
 def open_source(archive: Archive) -> Source:
-    """Open a GPT."""
+    """Open a GPT.
+
+    Raises:
+        CheckpointError: incomplete, or not a model that is expressed.
+    """
     folder = find_folder(archive)
     run = read_run(archive, folder)
     model = run.fields("model")

@@ -26,7 +26,11 @@ class HoldsCopies(Protocol):
 
 
 def refuse_differing(table: SourceMap, tensors: Mapping[str, LazyTensor], archive: Archive) -> None:
-    """Compare what the table drops as a copy with what it should equal."""
+    """Compare what the table drops as a copy with what it should equal.
+
+    Raises:
+        CheckpointError: they differ, so that training computed with both.
+    """
     for copy, original in table.copies.items():
         if copy in tensors and original in tensors and not _is_same(tensors[copy], tensors[original], archive):
             raise CheckpointError(

@@ -71,6 +71,15 @@ def _refuse_interleaved(path: Path, keys: Iterable[str], activation: object, fie
     """Refuse a gate and its up projection that lie in one matrix, cut by several ranks: each rank has both there.
 
     Megatron-FSDP takes the two apart where the activation is SwiGLU, and leaves the matrix as it is otherwise.
+
+    Args:
+        path: of the checkpoint, for the error.
+        keys: of the model.
+        activation: of the feed-forward, in NeMo's words.
+        fields: of the training's configuration.
+
+    Raises:
+        CheckpointError: the rows are in the order of the ranks.
     """
     is_gated = "glu" in str(activation) or str(activation).startswith("gated")
     several = [f"{name} {shown(fields[name])}" for name in _RANKS if fields.get(name) not in (None, 1)]

@@ -33,7 +33,18 @@ def recurrent_of(fields: Mapping[str, Any]) -> Recurrent | None:
 
 
 def sections_of(key: str, shape: Sequence[int], block: Recurrent, ranks: int, where: str) -> dict[str, int]:
-    """Return the rows of a fused tensor's sections, by their keys; none: it is not fused."""
+    """Return the rows of a fused tensor's sections, by their keys; none: it is not fused.
+
+    Args:
+        key: of one rank's tensor.
+        shape: its own.
+        block: the kind of layers.
+        ranks: tensor-parallel ranks.
+        where: the file, for errors.
+
+    Raises:
+        CheckpointError: the tensor has not the rows of a rank.
+    """
     found = _FUSED.fullmatch(key)
     if not found:
         return {}

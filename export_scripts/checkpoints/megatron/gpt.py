@@ -211,7 +211,16 @@ class _Llama:
 
 
 def _check_parts(source_map: SourceMap, tensors: Mapping[str, PartedTensor], groups: int) -> None:
-    """Make sure that training's ranks cut the fused query, key and value between heads, as all of Megatron does."""
+    """Make sure that training's ranks cut the fused query, key and value between heads, as all of Megatron does.
+
+    Args:
+        source_map: the table.
+        tensors: the source.
+        groups: heads, or groups of heads that share a key and value.
+
+    Raises:
+        CheckpointError: a part ends within a head or a group.
+    """
     for key, tensor in tensors.items():
         if (
             not any(place in target for target in source_map.targets(key) for place in _QUERIES)
@@ -232,6 +241,15 @@ def _refuse_parts_of_norms(
     """Refuse norms of one head's width that differ where each rank has one head: they may be parts of one norm.
 
     A norm of all heads, as OLMoE and MiniMax M2 have, is cut by heads; one of each head is the same on all ranks.
+
+    Args:
+        differing: keys of which the ranks hold different values.
+        tensors: the source.
+        heads: of attention.
+        archive: the files.
+
+    Raises:
+        CheckpointError: naming the first one.
     """
     for key in differing:
         name = next((name for name in (_QUERY_NORM, _KEY_NORM) if key.endswith(name)), None)

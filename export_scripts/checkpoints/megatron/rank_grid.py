@@ -75,6 +75,9 @@ class RankGrid:
         Args:
             path: of the checkpoint, for errors.
             said: tensor-parallel ranks and pipeline stages of the training; 1 where it does not say.
+
+        Raises:
+            CheckpointError: naming the ranks whose files are missing.
         """
         dense = {(rank, stage) for rank, stage, _ in self.files}
         missing = _missing(dense, tuple(map(max, self._sizes, said)))
@@ -111,7 +114,16 @@ def _places(size: int, *sizes: int) -> Iterator[tuple[int, ...]]:
 
 
 def grid_of(files: Mapping[tuple[int, ...], str], arguments: Mapping[str, Any], path: Path) -> RankGrid:
-    """Read the places of files out of their names and the training's arguments."""
+    """Read the places of files out of their names and the training's arguments.
+
+    Args:
+        files: name by the numbers in its folder's.
+        arguments: of the training; empty: they were not saved.
+        path: of the checkpoint, for errors.
+
+    Raises:
+        CheckpointError: the arguments say otherwise than the names, or files are missing.
+    """
     expert_num = _size(arguments, "num_experts")
     expert_ranks = _size(arguments, "expert_model_parallel_size") or 1
     places: dict[tuple[int, int, int], str] = {}

@@ -69,7 +69,11 @@ def recognises(archive: Archive) -> bool:
 
 
 def open_source(archive: Archive) -> Source:
-    """Open a GPT; CheckpointError: incomplete, or not a model that FasterTransformer's GPT can express."""
+    """Open a GPT.
+
+    Raises:
+        CheckpointError: incomplete, or not a model that FasterTransformer's GPT can express.
+    """
     folder = find_folder(archive)
     saved: dict[str, Any] = {}
     state: State

@@ -28,7 +28,11 @@ _TEMPLATE = (
 
 
 def chat_template(config: Mapping[str, Any]) -> str:
-    """Write the template; empty: the model was not tuned on conversations, or does not say how they are written."""
+    """Write the template; empty: the model was not tuned on conversations, or does not say how they are written.
+
+    Raises:
+        CheckpointError: a token is missing or no text.
+    """
     data = config.get("data")
     tokens = data.get("chat_prompt_tokens") if isinstance(data, Mapping) and data.get("chat") else None
     if not isinstance(tokens, Mapping):

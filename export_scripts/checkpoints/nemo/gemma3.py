@@ -25,7 +25,11 @@ def is_gemma3(config: Mapping[str, Any]) -> bool:
 
 
 def gemma3_words(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Put them into the words of ``model_config.yaml``; the window is NeMo's, see ``windows``."""
+    """Put them into the words of ``model_config.yaml``; the window is NeMo's, see ``windows``.
+
+    Raises:
+        CheckpointError: a value that these classes do not compute with.
+    """
     bases = config[_BASES]
     if len(bases) != 2:
         raise CheckpointError(f"{_BASES} is {quoted(bases)}, not one of layers with a window and one of the others")

@@ -41,7 +41,11 @@ def recognises(archive: Archive) -> bool:
 
 
 def open_source(archive: Archive) -> Source:
-    """Open a GPT."""
+    """Open a GPT.
+
+    Raises:
+        CheckpointError: incomplete, or not a model that FasterTransformer's GPT can express.
+    """
     checkpoint = NemoCheckpoint(archive)
     config = checkpoint.config
     if is_prompt_config(config):

@@ -71,7 +71,11 @@ def has_zero_centred_norms(config: Mapping[str, Any]) -> bool:
 
 
 def check_expressible(config: Mapping[str, Any]) -> None:
-    """Refuse an architecture that FasterTransformer's GPT cannot express."""
+    """Refuse an architecture that FasterTransformer's GPT cannot express.
+
+    Raises:
+        CheckpointError: naming every key in the way, its value and the reason.
+    """
     model_class = str(config.get("target", "")).rpartition(".")[2]
     if model_class and ("GPT" not in model_class or "Prompt" in model_class):
         raise CheckpointError(f"the checkpoint is a {model_class}, not a GPT", "export=gpt3/... converts GPT models")
@@ -99,7 +103,11 @@ def _problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def heads_per_group(config: Mapping[str, Any]) -> int:
-    """Count the heads that share one key and value; 1: every head has its own."""
+    """Count the heads that share one key and value; 1: every head has its own.
+
+    Raises:
+        CheckpointError: the groups do not divide the heads.
+    """
     groups = config.get("num_query_groups")
     if groups is None:
         return 1
@@ -149,7 +157,15 @@ def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def read_dims(config: Mapping[str, Any], vocab_size: int) -> ModelDims:
-    """Read the dimensions."""
+    """Read the dimensions.
+
+    Args:
+        config: of the checkpoint.
+        vocab_size: rows of the embedding: the configuration does not know the padding.
+
+    Raises:
+        CheckpointError: a key is missing or is not a positive number.
+    """
     hidden = _positive(config, "hidden_size")
     heads = _positive(config, "num_attention_heads")
     if hidden % heads:

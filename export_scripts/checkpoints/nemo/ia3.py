@@ -85,7 +85,11 @@ def is_ia3_config(config: Mapping[str, Any]) -> bool:
 
 
 def read_ia3(archive: Archive) -> Ia3:
-    """Open the vectors of all tasks that lie beside a model; CheckpointError: a file is damaged or incomplete."""
+    """Open the vectors of all tasks that lie beside a model.
+
+    Raises:
+        CheckpointError: a file is damaged or incomplete.
+    """
     tensors: dict[str, LazyTensor] = {}
     other_keys: list[str] = []
     companions = companions_of(archive, KIND)
@@ -97,7 +101,11 @@ def read_ia3(archive: Archive) -> Ia3:
 
 
 def refuse_unread(source: Source) -> None:
-    """Make sure that IA3 vectors beside a model were added to it."""
+    """Make sure that IA3 vectors beside a model were added to it.
+
+    Raises:
+        CheckpointError: they lie beside a model of a kind for which they are not read.
+    """
     if not getattr(source.dims, "ia3_num_tasks", 0) and companions_of(source.archive, KIND):
         raise CheckpointError(
             f"{source.archive.path} holds IA3 vectors beside a model of {source.source_map.name}",

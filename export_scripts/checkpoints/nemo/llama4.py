@@ -45,7 +45,11 @@ def llama4_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def llama4_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the fields of the description that differ from ``fields``; CheckpointError: a key is not what it must be."""
+    """Read the fields of the description that differ from ``fields``.
+
+    Raises:
+        CheckpointError: a key is not what it must be.
+    """
     layers = fields["num_layer"]
     found: dict[str, Any] = {"attention.qk_norm": UNIT} if config.get(_NORM) else {}
     if config.get(_ON_INPUT) and "mixture.expert_num" in fields:

@@ -148,7 +148,11 @@ def _router_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def check_expressible(config: Mapping[str, Any]) -> None:
-    """Refuse what the family has not."""
+    """Refuse what the family has not.
+
+    Raises:
+        CheckpointError: naming every key in the way, its value and the reason.
+    """
     if found := problems_of(config):
         raise CheckpointError(
             "the Llama family cannot express this checkpoint\n  " + "\n  ".join(found),
@@ -163,6 +167,9 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         config: of the checkpoint.
         vocab_size: rows of the embedding.
         keys: of the checkpoint, which say what a configuration is silent about; none: nothing but it is known.
+
+    Raises:
+        CheckpointError: a key is missing or not what it must be.
     """
     hidden, heads = _positive(config, "hidden_size"), _positive(config, "num_attention_heads")
     groups = _positive(config, "num_query_groups", heads)

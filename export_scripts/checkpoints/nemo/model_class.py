@@ -62,6 +62,10 @@ def scales_embeddings(model: Mapping[str, Any], config: Mapping[str, Any], file:
         model: names the class by ``_target_``, and its builder, if it has one, by ``_builder_``.
         config: its fields, and the class of theirs.
         file: where they stand, for the error.
+
+    Raises:
+        CheckpointError: the class or the layers are of another architecture, or the class is not known and the fields
+            are those of a Gemma.
     """
     named, builder = (str(model.get(key) or "") for key in ("_target_", "_builder_"))
     foreign = [name for name in _unknown(model, config) if _is_foreign(name)]

@@ -55,7 +55,11 @@ def recognises(archive: Archive) -> bool:
 
 
 def open_source(archive: Archive) -> Source:
-    """Open a GPT."""
+    """Open a GPT.
+
+    Raises:
+        CheckpointError: incomplete, or not a model that FasterTransformer's GPT can express.
+    """
     if _MODEL_FILE not in archive:
         raise CheckpointError(
             f"{archive.path} has no {_MODEL_FILE}",

@@ -79,6 +79,9 @@ def with_prompts(source: Source, section: str, width: str = "hidden_units", firs
         section: of ``config.ini`` that FasterTransformer reads the number of tasks from.
         width: symbol of a row's width.
         first_id: the first id that stands for a row; None: the size of the tokenizer's own vocabulary.
+
+    Raises:
+        CheckpointError: a table does not fit the model, or a task is there twice.
     """
     tasks = [
         task for name in sorted(source.archive.sizes) if _KEY_FILE.match(name) for task in _tasks(source.archive, name)
@@ -111,7 +114,11 @@ def with_prompts(source: Source, section: str, width: str = "hidden_units", firs
 
 
 def refuse_unread_prompts(source: Source) -> None:
-    """Make sure that prompt tables beside a model were added to it."""
+    """Make sure that prompt tables beside a model were added to it.
+
+    Raises:
+        CheckpointError: they lie beside a model of a kind for which they are not read.
+    """
     if not source.extra_targets and any(_KEY_FILE.match(name) for name in source.archive.sizes):
         raise CheckpointError(
             f"{source.archive.path} holds prompt tables beside a model of {source.source_map.name}",

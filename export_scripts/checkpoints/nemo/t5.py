@@ -51,7 +51,11 @@ def recognises(archive: Archive) -> bool:
 
 
 def open_source(archive: Archive) -> Source:
-    """Open a T5."""
+    """Open a T5.
+
+    Raises:
+        CheckpointError: incomplete, or not a model that FasterTransformer's T5 can express.
+    """
     config = nemo.read_config(archive)
     if is_ia3_config(config) or is_prompt_config(config):
         raise CheckpointError(

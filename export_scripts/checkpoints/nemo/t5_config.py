@@ -91,7 +91,11 @@ def side_config(config: Config, side: str) -> dict[str, Any]:
 
 
 def check_expressible(config: Config) -> None:
-    """Refuse an architecture that FasterTransformer's T5 cannot express."""
+    """Refuse an architecture that FasterTransformer's T5 cannot express.
+
+    Raises:
+        CheckpointError: naming every key in the way, its value and the reason.
+    """
     sides = {side: side_config(config, side) for side in SIDES}
     problems = [
         f"{side}.{key}: {shown(values[key])}  ({reason})"

@@ -35,7 +35,11 @@ def window_of(config: Mapping[str, Any]) -> int | None:
 
 
 def read_windows(config: Mapping[str, Any], layers: int, is_gemma2: bool) -> tuple[int, ...]:
-    """Read how many tokens a token sees in each layer, itself among them; 0: it sees all."""
+    """Read how many tokens a token sees in each layer, itself among them; 0: it sees all.
+
+    Raises:
+        CheckpointError: the number is none, or layers are listed and there are more.
+    """
     seen = window_of(config)
     if seen is None:
         return (0,) * layers

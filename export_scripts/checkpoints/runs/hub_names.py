@@ -33,7 +33,11 @@ _MOST_BYTES = 1 << 12  # of a pointer
 
 
 def find_run(path: Path) -> Archive | None:
-    """Open the model of a run, of one of its steps, or of a folder within one; None: it is none of these."""
+    """Open the model of a run, of one of its steps, or of a folder within one; None: it is none of these.
+
+    Raises:
+        CheckpointError: the step that is taken is incomplete.
+    """
     if not path.is_dir():
         return None
     path = path.absolute()

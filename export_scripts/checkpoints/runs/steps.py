@@ -35,6 +35,9 @@ def choose(
         steps: number of each, by the folder's name; not empty.
         is_complete: whether a folder holds all that its training saved last.
         pointed: the file that names a step, and the step that it names.
+
+    Raises:
+        CheckpointError: it is not complete.
     """
     name = pointed[1] if pointed else max(steps, key=lambda each: (steps[each], each))
     if not is_complete(name):

@@ -57,6 +57,9 @@ def assemble(
         files: the vocabulary, by FasterTransformer's file names.
         model_type: of the model; that of a ``config.json`` in the folder goes before it.
         extra_ids: see ``whole``.
+
+    Raises:
+        CheckpointError: a file is damaged, or names a token that the vocabulary lacks.
     """
     where = f"{archive.path}: {folder}{next(iter(files))}"
     try:
@@ -162,7 +165,11 @@ class _Assembly:
         return classes.with_sentinels(self._class, class_vocabularies.of_pieces(self._pieces, not is_scored), settings)
 
     def _around(self, pipeline: Any, special: Mapping[str, Token]) -> dict[str, list[str]]:
-        """Name what stands before and behind a text by the settings."""
+        """Name what stands before and behind a text by the settings.
+
+        Raises:
+            CheckpointError: no file has such a token.
+        """
         added = {token.content for token in self.settings.added.values()}
         names: dict[str, list[str]] = {}
         for key, name in AROUND.items():
@@ -190,7 +197,11 @@ class _Assembly:
 
 
 def complete(pipeline: Any, settings: Settings, special: Mapping[str, Token], extra: Iterable[Token]) -> None:
-    """Add the tokens that lie beside the vocabulary to a pipeline, in transformers' order: it decides their ids."""
+    """Add the tokens that lie beside the vocabulary to a pipeline, in transformers' order: it decides their ids.
+
+    Raises:
+        ValueError: a token does not get the id that the files give it.
+    """
     from tokenizers import AddedToken
 
     wanted = [token for _, token in sorted(settings.added.items())]

@@ -9,7 +9,11 @@ from handover.errors import CheckpointError
 
 
 def find_chat(source: Source) -> Chat:
-    """Find the chat template; what lies beside the tokenizer goes before what training's configuration says."""
+    """Find the chat template; what lies beside the tokenizer goes before what training's configuration says.
+
+    Raises:
+        CheckpointError: a file is damaged, or a link to what is no part of the checkpoint.
+    """
     archive = source.archive
     folders = {member.rpartition("/")[0] for member in source.tokenizer.members.values()}
     names = (CHAT_FILE, *TOKENIZERS_FILES)

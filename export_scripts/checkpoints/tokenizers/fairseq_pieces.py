@@ -20,7 +20,11 @@ _FILLING_WORDS = 7
 
 
 def with_fairseq_ids(model: bytes) -> bytes:
-    """Put the pieces of a ``sentencepiece.bpe.model`` into the order of fairseq's ids."""
+    """Put the pieces of a ``sentencepiece.bpe.model`` into the order of fairseq's ids.
+
+    Raises:
+        CheckpointError: it is not a SentencePiece model that begins with <unk>, <s>, </s>.
+    """
     try:
         parts = list(fields(model))
         if b"".join(_field(*part) for part in parts) != model:

@@ -70,7 +70,11 @@ class TokenizerFiles:
 
 
 def find_tokenizer(archive: Archive, config: Mapping[str, Any]) -> TokenizerFiles:
-    """Find the tokenizer's files; the archive's names carry a prefix that changes with each save."""
+    """Find the tokenizer's files; the archive's names carry a prefix that changes with each save.
+
+    Raises:
+        CheckpointError: the library is none that is read, or a file is missing.
+    """
     settings = config.get("tokenizer") or {}
     if not isinstance(settings, Mapping):
         raise CheckpointError(f"{archive.path}: tokenizer is {quoted(settings)}, not a section")

@@ -63,7 +63,11 @@ class Pieces:
 
 
 def read_pieces(model: bytes) -> Pieces:
-    """Read a ``tokenizer.model``."""
+    """Read a ``tokenizer.model``.
+
+    Raises:
+        CheckpointError: it is damaged, or empty.
+    """
     try:
         return _read(model)
     except (IndexError, struct.error, UnicodeDecodeError) as error:

@@ -44,7 +44,11 @@ class Token:
 
 
 def token_of(value: Any, **flags: bool) -> Token:
-    """Read a token as a file writes it: its text, or an object with flags; ``flags`` go before its own."""
+    """Read a token as a file writes it: its text, or an object with flags; ``flags`` go before its own.
+
+    Raises:
+        ValueError: it is neither.
+    """
     if isinstance(value, str):
         return Token(value, tuple(flags.items()))
     if not isinstance(value, Mapping) or not isinstance(value.get("content"), str):

@@ -16,7 +16,11 @@ Around = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def around_of(processor: Any, where: str) -> Around:
-    """Read a post-processor, or those that it is a sequence of."""
+    """Read a post-processor, or those that it is a sequence of.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     try:

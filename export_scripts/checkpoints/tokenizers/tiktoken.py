@@ -94,7 +94,11 @@ def is_vocabulary(content: bytes) -> bool:
 
 
 def read_tokens(content: bytes, where: str) -> list[bytes]:
-    """Read the tokens in the order of their ranks."""
+    """Read the tokens in the order of their ranks.
+
+    Raises:
+        CheckpointError: it is no such list: ranks are not 0, 1, ..., a token is there twice, or a single byte is not.
+    """
     tokens = []
     for number, entry in enumerate(entries(parse_json(content, where), where)):
         fields = Fields(entry, f"{where}: entry {number}")

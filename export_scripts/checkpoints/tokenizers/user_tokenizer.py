@@ -26,7 +26,11 @@ _FORMS = (
 
 
 def given_tokenizer(archive: Archive) -> TokenizerFiles | None:
-    """Find the tokenizer that the user gave; None: there is none."""
+    """Find the tokenizer that the user gave; None: there is none.
+
+    Raises:
+        CheckpointError: its files are of no form that is read.
+    """
     names = sorted(name.removeprefix(f"{FOLDER}/") for name in archive.sizes if name.startswith(f"{FOLDER}/"))
     found = tokenizer_in(archive, f"{FOLDER}/")
     if names and found is None:
@@ -66,7 +70,11 @@ def _says_more(archive: Archive, names: Mapping[str, str]) -> bool:
 
 
 def refuse_unused(archive: Archive, tokenizer: TokenizerFiles) -> None:
-    """Make sure that a given tokenizer is the one that was taken."""
+    """Make sure that a given tokenizer is the one that was taken.
+
+    Raises:
+        CheckpointError: the checkpoint's format keeps its own.
+    """
     is_given = any(name.startswith(f"{FOLDER}/") for name in archive.sizes)
     if is_given and not any(member.startswith(f"{FOLDER}/") for member in tokenizer.members.values()):
         raise CheckpointError(

@@ -27,7 +27,11 @@ def tokens_of(vocabulary: bytes) -> list[str]:
 
 
 def ids_of(vocabulary: bytes, where: str) -> tuple[int, int, int]:
-    """Find the tokens that NeMo's AutoTokenizer takes for begin, end and padding: [CLS], [SEP], [PAD]."""
+    """Find the tokens that NeMo's AutoTokenizer takes for begin, end and padding: [CLS], [SEP], [PAD].
+
+    Raises:
+        CheckpointError: one of them is not in the vocabulary.
+    """
     tokens = tokens_of(vocabulary)
     missing = [token for token in ("[CLS]", "[SEP]", "[PAD]") if token not in tokens]
     if missing:

@@ -46,7 +46,11 @@ def make_environment(refuse: Callable[[str], Any]) -> ImmutableSandboxedEnvironm
 
 
 def compile_template(environment: ImmutableSandboxedEnvironment, source: str) -> Template:
-    """Compile a template."""
+    """Compile a template.
+
+    Raises:
+        ChatTemplateError: it is no Jinja, too long, or nested more deeply than Python compiles.
+    """
     if len(source) > MOST_CHARACTERS:
         raise ChatTemplateError(f"it has {len(source)} characters; at most {MOST_CHARACTERS} are read")
     try:

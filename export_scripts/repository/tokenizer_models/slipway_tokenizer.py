@@ -154,7 +154,11 @@ class FileTokenizer:
         self._names, self._forged = re.compile(names), re.compile(f"{GUARD}({names}){GUARD}")
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text; TextError: the library fails on it."""
+        """Return the token ids of a text.
+
+        Raises:
+            TextError: the library fails on it.
+        """
         return self._encode(self._forged.sub(lambda found: found[1], text) if GUARD in text else text)
 
     def encode_written(self, text: str) -> list[int]:
@@ -264,6 +268,10 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     """Load the tokenizer whose files lie in a directory.
 
     ``tokenizer.json`` goes first: it alone knows of tokens that were added to a vocabulary.
+
+    Raises:
+        FileNotFoundError: there is neither ``tokenizer.json`` nor ``vocab.json`` with ``merges.txt`` nor
+            ``tokenizer.model``.
     """
     names = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
     file, vocab, merges, model = (directory / name for name in names)
@@ -286,6 +294,10 @@ def read_texts(array: NDArray[Any], name: str, most_bytes: int = 0) -> list[str]
         name: of the tensor, for the message.
         most_bytes: that a text may have in UTF-8; 0: any number. To tokenize a megabyte takes a second, in which others
             wait.
+
+    Raises:
+        ValueError: another shape (FasterTransformer would ignore what is beyond the first column), a text that is not
+            UTF-8, or one that is too long.
     """
     if array.ndim != 2 or array.shape[1] != 1:
         raise ValueError(f"{name} must have the shape [batch, 1], not {list(array.shape)}")

@@ -126,7 +126,11 @@ def inspect_huggingface(path: Path, arguments: ConvertArguments) -> HuggingFaceP
 
 
 def wish_of(arguments: ConvertArguments) -> Wish:
-    """Read what is asked for."""
+    """Read what is asked for.
+
+    Raises:
+        CheckpointError: weights of a data type or a quantization that is not written, or that are made up.
+    """
     if arguments.random_weights:
         raise CheckpointError(
             "random weights are made for FasterTransformer's shards alone", "leave export.model.format out"

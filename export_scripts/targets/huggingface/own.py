@@ -39,7 +39,11 @@ Stored = Mapping[str, tuple[LazyTensor, str]]
 
 
 def own_quantized(own: OwnModel, quantization: Quantization | None) -> Stored:
-    """List the numbers and scales of quantized weights, if their format is the one asked for; empty: it is not."""
+    """List the numbers and scales of quantized weights, if their format is the one asked for; empty: it is not.
+
+    Raises:
+        CheckpointError: some are of it and some are not, or they lie in files that are not safetensors.
+    """
     held = {name: each for name, each in own.tensors.items() if isinstance(each, QuantizedTensor)}
     if quantization is None or own.is_renamed or not own.quantization:
         return {}

@@ -98,7 +98,12 @@ class Wish:
 
 
 def plan_huggingface(archive: Archive, wish: Wish) -> HuggingFacePlan:
-    """Work out a conversion."""
+    """Work out a conversion.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or incomplete, or transformers cannot express the model; all name
+            the checkpoint.
+    """
     try:
         return _plan(archive, wish)
     except CheckpointError as error:
@@ -203,7 +208,11 @@ def facts_of(opened: Source, source: Source, assignments: Sequence[Assignment]) 
 
 
 def target_of(family: Family, dims: Any, facts: Facts) -> Target:
-    """Choose the architecture for a model of a family."""
+    """Choose the architecture for a model of a family.
+
+    Raises:
+        CheckpointError: none can express the model; what is in the way of each.
+    """
     reasons = []
     for target in TARGETS.get(family.name, ()):
         problems = target.lacks(dims, facts)

@@ -36,7 +36,11 @@ _MOST_LISTED = 10
 
 
 def find_quantization(name: str | None, allow_nonfinite: bool = False) -> Quantization | None:
-    """Find what is asked for; None: nothing is."""
+    """Find what is asked for; None: nothing is.
+
+    Raises:
+        CheckpointError: it is not known, or numbers that have no scale may come.
+    """
     if name is None:
         return None
     if name not in QUANTIZATIONS:
@@ -52,7 +56,17 @@ def find_quantization(name: str | None, allow_nonfinite: bool = False) -> Quanti
 def quantized(
     planned: Sequence[PlannedTensor], config: Mapping[str, Any], quantization: Quantization, data_type: str
 ) -> tuple[Sequence[PlannedTensor], dict[str, Any]]:
-    """Plan the matrices of all layers as quantized, and say so in config.json."""
+    """Plan the matrices of all layers as quantized, and say so in config.json.
+
+    Args:
+        planned: the tensors to write.
+        config: config.json.
+        quantization: what they become.
+        data_type: of the other weights.
+
+    Raises:
+        CheckpointError: the model's tensors are not known, or there are some that cannot be quantized.
+    """
     asked = f"quantization={quantization.name}"
     architecture = _architecture(config, quantization)
     stays, problems, are_quantized = [architecture.all_names["head"]], list[str](), bytearray(len(planned))
@@ -82,7 +96,11 @@ def quantized(
 
 
 def _architecture(config: Mapping[str, Any], quantization: Quantization) -> models.Architecture:
-    """Find what the model is."""
+    """Find what the model is.
+
+    Raises:
+        CheckpointError: the model is not one whose tensors are known, or not one that the quantization is for.
+    """
     asked, model_type = f"quantization={quantization.name}", config.get("model_type")
     if quantization.model_types and model_type not in quantization.model_types:
         raise CheckpointError(

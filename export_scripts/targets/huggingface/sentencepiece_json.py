@@ -25,7 +25,15 @@ _SPACE = "▁"
 
 
 def describe(pieces: Pieces, added: Mapping[str, int]) -> dict[str, Any]:
-    """Render ``tokenizer.json``'s content without a post-processor."""
+    """Render ``tokenizer.json``'s content without a post-processor.
+
+    Args:
+        pieces: of the model.
+        added: ids of special tokens that the model lacks.
+
+    Raises:
+        CheckpointError: the model is neither Unigram nor BPE.
+    """
     if pieces.kind not in (UNIGRAM, BPE):
         raise CheckpointError(
             f"the checkpoint's tokenizer.model is of SentencePiece's type {pieces.kind}",

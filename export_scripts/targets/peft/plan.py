@@ -31,7 +31,11 @@ _PREFIX = "base_model.model."
 
 
 def adapter_in(archive: Archive, may_be_peft: bool = False) -> Archive:
-    """Find the adapter that is to be written."""
+    """Find the adapter that is to be written.
+
+    Raises:
+        CheckpointError: there is none, or it is PEFT's already, and may not be.
+    """
     companions = companions_of(archive, LORA)
     if not may_be_peft and (ADAPTER_FILE in archive or any(map(peft.recognises, companions.values()))):
         raise CheckpointError(f"{archive.path}: its adapter is a directory of PEFT already", "it is loaded as it is")
@@ -50,6 +54,9 @@ def plan_peft(archive: Archive, wish: Wish, base_model: str | None, may_be_peft:
         wish: the data type, and whether what is not finite may be written.
         base_model: what the directory calls the model; None: nothing.
         may_be_peft: whether PEFT's own adapters are written too, as they are served.
+
+    Raises:
+        CheckpointError: the adapter does not fit, or PEFT cannot say what it does.
     """
     adapter = adapter_in(archive, may_be_peft)
     source = open_source(archive, for_shards=False)

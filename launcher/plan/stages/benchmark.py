@@ -20,7 +20,11 @@ from launcher.plan.stages.settings import Known, asked_endpoint, environment, ex
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
-    """Look for the server and read what a load is made of."""
+    """Look for the server and read what a load is made of.
+
+    Raises:
+        ConfigError: there is no server, nothing to measure, or no file of prompts.
+    """
     check_server(config, paths, stages)
     if config.benchmark.kind is not BenchmarkKind.load:
         return

@@ -27,6 +27,7 @@ def check_server(config: Config, paths: RunPaths, stages: Collection[Stage]) -> 
     """Look for the server that clients will ask: this run's own, a given one, or one that stands.
 
     Raises:
+        ConfigError: there is none, it serves other results, or it serves conversations only.
         ServerError: the given endpoint cannot be read.
     """
     _check_sessions(config, stages)

@@ -41,6 +41,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
 
     Raises:
         CheckpointError: it cannot be converted; see ``export_scripts.conversion.plan.check.inspect_source``.
+        ConfigError: it is another model than the configuration or a stage needs.
     """
     from export_scripts.checkpoints.huggingface.hub import is_fetched
     from export_scripts.conversion.plan.description import is_description
@@ -218,7 +219,16 @@ def _check_huggingface(config: Config, paths: RunPaths, stages: Collection[Stage
 
 
 def _check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) -> None:
-    """Refuse a model that the drop-in engine does not serve from a Hugging Face directory."""
+    """Refuse a model that the drop-in engine does not serve from a Hugging Face directory.
+
+    Args:
+        config: of the run.
+        checkpoint: for the error.
+        said: config.json of the directory.
+
+    Raises:
+        ConfigError: naming what it does not compute.
+    """
     other = "take another engine, such as deployment.engine=vllm, or stages=[convert] for the directory alone"
     try:
         decoder = models.find(said.get("model_type"), said).read(said)
@@ -249,7 +259,16 @@ def _check_tokenizer(checkpoint: str, members: Collection[str], stages: Collecti
 
 
 def _check_engine(config: Config, checkpoint: str, problem: str) -> None:
-    """Refuse to plan the deployment of a model that the engine does not compute."""
+    """Refuse to plan the deployment of a model that the engine does not compute.
+
+    Args:
+        config: of the run.
+        checkpoint: for the error.
+        problem: why FasterTransformer's own engine does not; empty: it does.
+
+    Raises:
+        ConfigError: naming the engine and why.
+    """
     if config.deployment.engine is Engine.fastertransformer and problem:
         raise ConfigError(
             f"deployment.engine=fastertransformer does not compute {checkpoint}: {problem}",

@@ -38,7 +38,12 @@ _OF_OPENAI = (
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
-    """Look for the repository and try the ports."""
+    """Look for the repository and try the ports.
+
+    Raises:
+        ConfigError: the engine is not started from here, there is no repository, a port is taken, the engine does not
+            tune its GEMMs, or there are settings for an API that is off or that it does not know.
+    """
     engine = config.deployment.engine
     _check_gpus_per_task(config)
     deploy_replicas.check(config)

@@ -19,7 +19,11 @@ from launcher.plan.stages.settings import environment, grace_s, resources, servi
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
-    """Look for the directory and the program, and for keys that the engine has no use for."""
+    """Look for the directory and the program, and for keys that the engine has no use for.
+
+    Raises:
+        ConfigError: there is no directory, or see ``check_engine``.
+    """
     check_engine(config)
     if not {Stage.convert, Stage.export} & set(stages) and not (paths.huggingface / FILE_NAME).is_file():
         raise ConfigError(

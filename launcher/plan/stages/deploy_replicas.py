@@ -20,7 +20,11 @@ from launcher.plan.stages.settings import serving_topology
 
 
 def check(config: Config) -> None:
-    """Refuse what replicas cannot share, and look for GPUs and the router's program."""
+    """Refuse what replicas cannot share, and look for GPUs and the router's program.
+
+    Raises:
+        ConfigError: naming the key, and what to do.
+    """
     deployment = config.deployment
     router_command(config)
     if deployment.replicas == 1:

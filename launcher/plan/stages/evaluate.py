@@ -28,7 +28,11 @@ from launcher.plan.stages.settings import Known, asked_endpoint, environment, ex
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
-    """Look for the server, read the files of every evaluation as the stage will, and look at an exported model."""
+    """Look for the server, read the files of every evaluation as the stage will, and look at an exported model.
+
+    Raises:
+        ConfigError: no evaluation is chosen, a file is missing or malformed, or the model cannot be asked this.
+    """
     if not config.deployment.endpoint:
         _check_model(config, known if Stage.convert in stages else _exported_model(config, paths))
     check_server(config, paths, stages)

@@ -18,7 +18,11 @@ from launcher.plan.stages.settings import Known, environment, resources, signing
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
-    """Refuse a repository that its engine could not serve."""
+    """Refuse a repository that its engine could not serve.
+
+    Raises:
+        ConfigError: ``text_deltas`` for FasterTransformer's own backend, or a key that vLLM has no use for.
+    """
     if config.deployment.engine is Engine.vllm_triton:
         check_engine(config)
     triton = config.export.triton_deployment

@@ -18,7 +18,11 @@ from launcher.plan.stages.settings import environment, resources, signing
 
 
 def check(config: Config, paths: RunPaths) -> None:
-    """Read the gate's limits, look for what the run is compared with, and for the libraries that others are told by."""
+    """Read the gate's limits, look for what the run is compared with, and for the libraries that others are told by.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or a library is not installed.
+    """
     _track_arguments(config, paths)
     for name in ("mlflow", "wandb"):
         is_here = cluster_of(config).runs_here and not config.container
