@@ -86,9 +86,13 @@ def serve(arguments: ServeArguments, given: ServeArguments, rank: Rank, stop: St
         arguments = replace(arguments, restart=0)
     is_ours = arguments.engine == SLIPWAY
     environment = engine_environment(rank, given.endpoint, given.start_timeout_s) if is_ours else {}
+
+    def may_join() -> bool:
+        return is_alone or is_ours and not rendezvous.exists()  # the others have not been told where this one is
+
     try:
         with stop.listening():
-            Deployment(arguments, models, stop, rank.rank == 0, environment, edited, is_alone).run()
+            Deployment(arguments, models, stop, rank.rank == 0, environment, edited, may_join).run()
     finally:
         if rank.rank == 0:
             rendezvous.unlink(missing_ok=True)

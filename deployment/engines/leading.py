@@ -97,9 +97,10 @@ class LeadingDeployment(EngineDeployment):
     def __init__(
         self, arguments: EngineArguments, stop: StopRequest, edited: Sequence[str], gathered: Gathered, count: int
     ) -> None:
-        if PROGRAMS[arguments.engine].over_nodes.is_mpis:  # no process can join MPI's others again
+        is_mpis = PROGRAMS[arguments.engine].over_nodes.is_mpis
+        if is_mpis:  # no process can join MPI's others again
             arguments = dataclasses.replace(arguments, restart=0)
-        super().__init__(arguments, stop, edited)
+        super().__init__(arguments, stop, edited, lambda: not is_mpis)
         self._gathered, self._count = gathered, count
 
     def _start(self, directory: Path, is_again: bool) -> EngineServer:

@@ -39,10 +39,17 @@ class EngineDeployment(Lifecycle[EngineServer]):
         arguments: of this process.
         stop: ends the deployment.
         edited: files of the directory that were edited after they were written.
+        may_join: see Lifecycle.
     """
 
-    def __init__(self, arguments: EngineArguments, stop: StopRequest, edited: Sequence[str]) -> None:
-        super().__init__(arguments, stop)
+    def __init__(
+        self,
+        arguments: EngineArguments,
+        stop: StopRequest,
+        edited: Sequence[str],
+        may_join: Callable[[], bool] = lambda: True,
+    ) -> None:
+        super().__init__(arguments, stop, may_join)
         self._arguments, self._edited = arguments, edited
         self._program = PROGRAMS[arguments.engine]
 

@@ -44,13 +44,17 @@ class Lifecycle(ABC, Generic[S]):
     Args:
         arguments: of this process.
         stop: ends the deployment.
-        is_alone: False for one of several processes that serve together: it could not join the others again.
+        may_join: whether it could still join those that serve together with it if it were started again.
     """
 
-    def __init__(self, arguments: ServeArguments | EngineArguments, stop: StopRequest, is_alone: bool = True) -> None:
-        self._given, self._stop = arguments, stop
-        self._is_serving = False
-        self._may_crash = is_alone  # once, before it serves
+    def __init__(
+        self,
+        arguments: ServeArguments | EngineArguments,
+        stop: StopRequest,
+        may_join: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._given, self._stop, self._may_join = arguments, stop, may_join
+        self._is_serving = self._has_crashed = False
 
     def run(self) -> None:
         """Bring the server up and watch it until it is asked to stop.
@@ -88,23 +92,24 @@ class Lifecycle(ABC, Generic[S]):
             try:
                 return self._watch(server, state, started)
             except ServerError as error:
-                if self._has_crashed_once(server):
-                    continue
-                if not (isinstance(error, ServerDiedError) and self._is_serving and restarts < self._given.restart):
-                    raise
-                restarts += 1
-                say(f"restarting {restarts} of {self._given.restart}: {error.problem}")
+                failure, crash = error, server.find_crash()
             finally:
                 self._end(server, state)
+            if self._forgives(crash):
+                continue
+            if not (isinstance(failure, ServerDiedError) and self._is_serving and restarts < self._given.restart):
+                raise failure
+            restarts += 1
+            say(f"restarting {restarts} of {self._given.restart}: {failure.problem}")
 
-    def _has_crashed_once(self, server: S) -> bool:
-        """Return whether the server crashed before it has ever served, for the first time; tell the operator.
+    def _forgives(self, crash: str) -> bool:
+        """Return whether the server that has ended crashed for the first time, before it served; tell the operator.
 
-        Such a crash is rarely the model's fault: on busy cores shared memory that a stub has just made may be broken.
+        Such a crash is rarely the model's fault: on busy cores Triton gives up stubs that live, see its ``Server``.
         """
-        if self._is_serving or self._stop.reason or not self._may_crash or not (crash := server.find_crash()):
+        if not crash or self._is_serving or self._stop.reason or self._has_crashed or not self._may_join():
             return False
-        self._may_crash = False
+        self._has_crashed = True
         say(f"starting again: {crash} before it served")
         return True
 

@@ -16,6 +16,7 @@ from handover.parent import end_with_parent
 
 _PROC = Path("/proc")
 _PR_SET_CHILD_SUBREAPER = 36
+_WAIT4 = "61" if os.uname().machine == "x86_64" else "260"  # the system call's number
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -69,6 +70,17 @@ def read_ending(pid: int) -> tuple[str, int] | None:
         return None
     name, fields = content[content.index(b"(") + 1 : content.rindex(b")")], content[content.rindex(b")") + 2 :].split()
     return (name.decode(errors="replace"), int(fields[49])) if fields[0] == b"Z" else None  # man 5 proc: exit_code
+
+
+def awaited(pid: int) -> set[int]:
+    """Return the children for whose end threads of a process wait at this moment, as far as the kernel tells."""
+    found = set()
+    for call in Path(f"{_PROC}/{pid}/task").glob("*/syscall"):
+        with contextlib.suppress(OSError):
+            number, *given = call.read_text().split()
+            if number == _WAIT4:
+                found.add(int(given[0], 16))
+    return found
 
 
 def descendants(pids: Iterable[int]) -> list[Process]:

@@ -55,7 +55,7 @@ class Deployment(Lifecycle[Server]):
         takes_requests: False for a rank that only computes: nothing is probed or published.
         environment: variables for the server.
         edited: files of the repository that were edited after the export.
-        is_alone: see Lifecycle.
+        may_join: see Lifecycle.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Deployment(Lifecycle[Server]):
         takes_requests: bool,
         environment: Mapping[str, str],
         edited: Sequence[str],
-        is_alone: bool = True,
+        may_join: Callable[[], bool],
     ) -> None:
-        super().__init__(arguments, stop, is_alone)
+        super().__init__(arguments, stop, may_join)
         self._arguments, self._model = arguments, models[0]
         self._takes_requests, self._environment = takes_requests, environment
         self._edited = edited

@@ -12,6 +12,7 @@ from pathlib import Path
 from deployment.life.leftovers import processes_of, remove_shared_memory
 from deployment.processes.linux import (
     Process,
+    awaited,
     blank_argument,
     command_line,
     kill_all,
@@ -27,6 +28,8 @@ _RANDOM_WEIGHTS = "cannot be opened, loading model fails!"
 """FasterTransformer's warning before it serves random numbers in place of a shard."""
 
 _LOAD_FAILURE = re.compile(r"failed to load '.*' version \d+: (?:Internal: )?(.*)")
+_STUB_FAILED = "Failed to initialize Python stub"
+"""A stub prints it before it ends by a model's error."""
 _LOG_LINE = re.compile(r"[IWE]\d{4} ")
 """Begins what Triton itself prints."""
 _STUB_NAME = "triton_python_backend_stub"
@@ -73,6 +76,7 @@ class Server(Supervised):
         self._zombie_since: float | None = None
         self._ended_stubs: dict[int, int] = {}
         self._killed_stubs = set[int]()
+        self._given_up, self._has_stub_failed = "", False
         self._secret = secret
 
     def remember_stubs(self, is_served: Callable[[ModelVersion], bool] | None = None) -> int:
@@ -92,12 +96,17 @@ class Server(Supervised):
             ServerDiedError: the server or one of its stubs died, or was stopped for 20 s.
             ServerError: a model could not be loaded, or the engine would serve random weights.
         """
+        abandoned = None
         if not self._stubs:
             self._note_ended_stubs()
+            abandoned = self._find_abandoned_stub()
         status = self._poll()
         if status is not None:
             raise ServerDiedError(f"tritonserver {describe(status)}{self._quoted_log()}")
         self._scan_log()
+        if abandoned and not self._has_stub_failed:
+            self._given_up = f"tritonserver gave up the Python stub of {abandoned}, which had no core for a second,"
+            raise ServerDiedError(f"{self._given_up} and waits for its end{self._quoted_log()}")
         dead = self._dead_stubs()
         if dead:
             raise ServerDiedError(
@@ -137,6 +146,8 @@ class Server(Supervised):
 
     def find_crash(self) -> str:
         """Return which program crashed, the stub before the server that ends with it."""
+        if self._given_up:
+            return self._given_up
         self._note_ended_stubs()
         signals = self._ended_stubs.values()
         if crashed := next((number for number in signals if number in CRASH_SIGNALS), 0):
@@ -155,6 +166,21 @@ class Server(Supervised):
                 path = Path(argv[1])
                 found[child] = (path.parent.parent.name, path.parent.name)
         return found
+
+    def _find_abandoned_stub(self) -> str:
+        """While models load: the name of a model whose stub lives and is given up by the server, or empty.
+
+        A stub has a thread that says three times a second that it lives. While a stub imports and initializes its
+        model the server looks once a second, and takes one that did not say so for dead: on busy cores that is one
+        that got no core in time. The server frees what it has sent to it, then waits for an end that does not come: a
+        stub that has yet to read that ends by SIGBUS or SIGSEGV with the lock that both share, at which the server
+        aborts; any other waits for the server for ever.
+        """
+        if self._is_served is not None:  # models come and go, and their stubs are waited for in good order
+            return ""
+        pids = awaited(self.pid)
+        stubs = self._find_stubs().items() if pids else ()
+        return next((model for stub, (model, _) in stubs if stub.pid in pids and stub.is_running), "")
 
     def _dead_stubs(self) -> list[Process]:
         if not self._stubs:
@@ -196,6 +222,7 @@ class Server(Supervised):
         if self._secret and any(map(_LOG_LINE.match, lines)):  # it speaks when it has read its command line
             blank_argument(self.pid, self._secret)
             self._secret = ""
+        self._has_stub_failed |= any(_STUB_FAILED in line for line in lines)
         random = [line.strip() for line in lines if _RANDOM_WEIGHTS in line]
         if random:
             raise ServerError(

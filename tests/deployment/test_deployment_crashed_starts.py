@@ -30,11 +30,13 @@ os.kill(os.getpid(), signal.{server})
 class Stand(Lifecycle[Server]):
     """A deployment of Python programs, one for each start; one that prints "up" has served."""
 
-    def __init__(self, place: Path, programs: list[str], restart: int = 0, is_alone: bool = True) -> None:
+    def __init__(
+        self, place: Path, programs: list[str], restart: int = 0, may_join: Callable[[], bool] = lambda: True
+    ) -> None:
         self.log, self.stop, self.starts, self.programs = place / "server.log", StopRequest(), 0, programs
         self.may_stop = True
         arguments = ServeArguments(place, place / "endpoint.json", self.log, restart=restart)
-        super().__init__(arguments, self.stop, is_alone)
+        super().__init__(arguments, self.stop, may_join)
 
     def _prepare_start(self, state: State) -> Callable[[bool], Server]:
         def start(is_again: bool) -> Server:
@@ -105,11 +107,38 @@ def test_the_stub_that_crashed_is_said_and_not_the_server_that_ended_with_it(
     assert "starting again: a Python stub of tritonserver ended by SIGBUS before it served\n" in capsys.readouterr().out
 
 
-def test_one_of_several_processes_that_serve_together_is_not_started_again(tmp_path: Path) -> None:
-    stand = Stand(tmp_path, [ending("SIGBUS"), UP], is_alone=False)
+def test_one_of_several_is_started_again_unless_the_others_have_been_told_where_it_is(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    stand = Stand(tmp_path, [ending("SIGBUS"), UP], may_join=lambda: not told.exists())
+    stand.run()
+    assert stand.starts == 2
+    programs = [f"open({str(told)!r}, 'w'); {ending('SIGBUS')}", UP]
+    stand = Stand(tmp_path, programs, may_join=lambda: not told.exists())
     with pytest.raises(ServerDiedError, match="tritonserver was killed by SIGBUS"):
         stand.run()
     assert stand.starts == 1
+
+
+@pytest.mark.parametrize(("said", "starts"), [("", 2), ("Failed to initialize Python stub: no such shard", 1)])
+def test_a_stub_that_lives_and_is_waited_for_was_given_up_unless_its_model_failed(
+    said: str, starts: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = tmp_path / "triton_python_backend_stub"
+    stub.symlink_to("/bin/sh")
+    model = tmp_path / "engine" / "1" / "model.py"
+    model.parent.mkdir(parents=True)
+    model.write_text("sleep 1")
+    waiting = f"import subprocess; print({said!r}); subprocess.run([{str(stub)!r}, {str(model)!r}])"
+    failed = "; print(\"failed to load 'a' version 1: no such shard\"); import time; time.sleep(60)"
+    stand = Stand(tmp_path, [waiting + failed, UP])
+    if said:
+        with pytest.raises(ServerError, match="a model could not be loaded: no such shard"):
+            stand.run()
+    else:
+        stand.run()
+    assert stand.starts == starts
+    again = "starting again: tritonserver gave up the Python stub of engine, which had no core for a second, before"
+    assert capsys.readouterr().out.count(again) == starts - 1
 
 
 def test_a_server_that_has_served_is_started_again_by_deployment_restart_alone(tmp_path: Path) -> None:

