@@ -61,7 +61,7 @@ test-aiperf-counts: $(VENV)/.tests .venv-aiperf/.ready
 test-aiperf-clocks: $(VENV)/.tests .venv-aiperf/.ready
 	AIPERF=.venv-aiperf/bin/aiperf $(RUN) -m pytest tests/with_aiperf/test_load_client.py
 
-test-vllm: $(VENV)/.tests .venv-vllm/.ready ## serve by vLLM itself on the CPU, in a virtual environment of its own (3.4 GB)
+test-vllm: $(VENV)/.tests .venv-vllm/.ready ## serve by vLLM itself on the CPU, in a virtual environment of its own (3.6 GB)
 	VLLM=$(CURDIR)/.venv-vllm/bin/vllm $(RUN) -m pytest tests/with_vllm
 
 test-vllm-client: $(VENV)/.tests .vllm-client/.ready ## ask a deployment as vllm bench serve does, by its own request functions

@@ -108,6 +108,7 @@ class EngineArguments(TrustArguments):
     data_parallel_size: int | None = option(None, "copies of the model behind one API; left out: one", PARALLEL)
     expert_parallel: bool | None = option(None, "true: a mixture's experts are spread over the GPUs; left out: split")
     nodes: int | None = option(None, "that serve one model together; left out: one", PARALLEL)
+    distributed_executor: str | None = option(None, "of vllm over several nodes: mp or ray; left out: mp")
     max_model_len: int | None = option(None, "tokens of prompt and answer; left out: what the model allows", TOKENS)
     max_num_seqs: int | None = option(None, "requests that are computed together; left out: its own choice", COUNT)
     gpu_memory_utilization: float | None = option(

@@ -14,6 +14,7 @@ from deployment.arguments import EngineArguments
 from deployment.engines.leading import environment_over_nodes
 from deployment.engines.nodes import Meeting
 from deployment.engines.process import EngineServer
+from deployment.engines.ray_nodes import RAY, RayNode, node_address, ray_environment
 from deployment.engines.running import find_port
 from deployment.engines.table import PROGRAMS, build_argv
 from deployment.life.lifecycle import leaving_nothing
@@ -63,7 +64,7 @@ class Following:
 
     def _next_order(self, server: EngineServer | None = None) -> dict[str, Any]:
         """Wait for the first process's word, and report meanwhile what becomes of the server."""
-        is_reported = False
+        is_reported = has_started = False
         while (order := self._channel.receive()) is None:
             if self._channel.lost:
                 raise ServerError(f"rank 0 is lost: {self._channel.lost}")
@@ -72,6 +73,9 @@ class Following:
             try:
                 if server is not None and not is_reported:
                     server.check()
+                    if not has_started and server.has_started:
+                        has_started = True
+                        self._channel.send(started=True)
             except ServerDiedError as error:
                 is_reported = True
                 say(f"ended      {error.problem.splitlines()[0]}")
@@ -89,14 +93,22 @@ class Following:
 
     def _serve(self, directory: Path, order: dict[str, Any]) -> dict[str, Any]:
         """Run the server until the first process says otherwise; returns what it has said."""
-        arguments, title = self._arguments, self._program.title
-        meeting = Meeting(self._rank.rank, self._rank.world_size, order["address"], order["port"])
-        argv = build_argv(self._program, arguments, find_port(arguments), meeting)
-        environment = environment_over_nodes(arguments, directory, self._channel.own_address)
-        say(f"starting   {title}: {argv[0]}, process {meeting.rank} of {meeting.count}, log {arguments.log}")
-        server = EngineServer(title, argv, environment, directory, arguments.log, self._is_again)
+        server = self._start(directory, order)
         self._is_again = True
         try:
             return self._next_order(server)
         finally:
             server.stop(_SHORTER_S)
+
+    def _start(self, directory: Path, order: dict[str, Any]) -> EngineServer:
+        arguments, title, own_address = self._arguments, self._program.title, self._channel.own_address
+        meeting = Meeting(self._rank.rank, self._rank.world_size, order["address"], order["port"])
+        if arguments.distributed_executor == RAY:
+            address = node_address(own_address, meeting.rank)
+            environment = ray_environment(environment_over_nodes(arguments, directory, address), order["token"])
+            say(f"starting   Ray for {title}, node {meeting.rank} of {meeting.count}, log {arguments.log}")
+            return RayNode(arguments, meeting, address, environment, directory, arguments.log, self._is_again)
+        argv = build_argv(self._program, arguments, find_port(arguments), meeting)
+        environment = environment_over_nodes(arguments, directory, own_address)
+        say(f"starting   {title}: {argv[0]}, process {meeting.rank} of {meeting.count}, log {arguments.log}")
+        return EngineServer(title, argv, environment, directory, arguments.log, self._is_again)

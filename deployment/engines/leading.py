@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from deployment.arguments import EngineArguments
 from deployment.doors.ports import find_neighbours
 from deployment.engines.nodes import PORTS, Meeting
 from deployment.engines.process import EngineServer, environment_of
+from deployment.engines.ray_nodes import RAY, RayNode, head_of, node_address, ray_environment
 from deployment.engines.running import EngineDeployment
 from deployment.engines.table import PROGRAMS, build_argv
 from deployment.life.stop_request import StopRequest
@@ -23,6 +25,7 @@ from deployment.ranks.gathered import Gathered
 from deployment.ranks.launchers import Rank
 from deployment.ranks.ranks import ENGINE_VARIABLE, engine_environment
 from handover.errors import ServerError
+from handover.progress import say
 
 
 def check_count(rank: Rank, arguments: EngineArguments) -> None:
@@ -85,6 +88,60 @@ class LeadingServer(EngineServer):
             self._gathered.wait_until_stopped()
 
 
+class RayHead(RayNode):
+    """Ray of the first node, then that of the others, then the engine.
+
+    Args:
+        gathered: the other nodes.
+        order_start: tells them to start theirs, which look for this one.
+        start_engine: starts the engine's program on this node.
+        given: see ``RayNode``.
+    """
+
+    def __init__(
+        self,
+        gathered: Gathered,
+        order_start: Callable[[], None],
+        start_engine: Callable[[], LeadingServer],
+        *given: Any,
+    ) -> None:
+        self._gathered, self._order_start, self._start_engine = gathered, order_start, start_engine
+        self._is_ordered = False
+        self._engine: LeadingServer | None = None
+        super().__init__(*given)
+
+    def check(self) -> None:
+        """Look once at all that runs, and start what has its turn."""
+        super().check()
+        if self._engine is not None:
+            self._engine.check()
+        elif self._is_ordered:
+            self._gathered.check()
+            if self._gathered.have_started():
+                say("together   Ray runs on all nodes")
+                self._engine = self._start_engine()
+        elif self.has_started:
+            self._is_ordered = True
+            self._order_start()
+
+    def stop(self, exit_timeout_s: float | None) -> int:
+        """End the engine, then Ray everywhere; returns the engine's exit status."""
+        try:
+            return self._engine.stop(exit_timeout_s) if self._engine is not None else 0
+        finally:
+            self._gathered.order_stop()
+            super().stop(None)
+            self._gathered.wait_until_stopped()
+
+    def explain(self, problem: str) -> ServerError:
+        """Quote the engine, once it runs."""
+        return self._engine.explain(problem) if self._engine is not None else super().explain(problem)
+
+    def word_of_crash(self, status: int) -> str:
+        """Return how the engine ended, whose status that is."""
+        return self._engine.word_of_crash(status) if self._engine is not None else ""
+
+
 class LeadingDeployment(EngineDeployment):
     """The deployment of the first process.
 
@@ -104,6 +161,8 @@ class LeadingDeployment(EngineDeployment):
         self._gathered, self._count = gathered, count
 
     def _start(self, directory: Path, is_again: bool) -> EngineServer:
+        if self._arguments.distributed_executor == RAY:
+            return self._start_ray(directory, is_again)
         address = self._gathered.address
         meeting = Meeting(0, self._count, address, find_neighbours(address, PORTS))
         argv = build_argv(self._program, self._arguments, self._port, meeting)
@@ -111,3 +170,22 @@ class LeadingDeployment(EngineDeployment):
         self._gathered.order_start(meeting.port)
         title, log = self._program.title, self._arguments.log
         return LeadingServer(self._gathered, title, argv, environment, directory, log, is_again)
+
+    def _start_ray(self, directory: Path, is_again: bool) -> RayHead:
+        arguments, gathered, token = self._arguments, self._gathered, secrets.token_hex(32)
+        address, log = node_address(gathered.address, 0), arguments.log
+        meeting = Meeting(0, self._count, gathered.address, find_neighbours(address, PORTS))
+        environment = ray_environment(environment_over_nodes(arguments, directory, address), token)
+
+        def order_start() -> None:
+            gathered.order_start(meeting.port, token)
+
+        def start_engine() -> LeadingServer:
+            argv = build_argv(self._program, arguments, self._port, meeting)
+            told = {**environment, "RAY_ADDRESS": head_of(meeting)}
+            return LeadingServer(gathered, self._program.title, argv, told, directory, log, is_again)
+
+        rays = log.with_name(f"{log.stem}.ray{log.suffix}")
+        return RayHead(
+            gathered, order_start, start_engine, arguments, meeting, address, environment, directory, rays, is_again
+        )

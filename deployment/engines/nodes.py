@@ -41,6 +41,7 @@ class OverNodes:
         address_variable: by which a process is told this host's address; empty where it is told none.
         starter: program that starts the engine's, which then is as many processes as GPUs, joined by MPI.
         copies: whether several nodes can have several copies of the model.
+        executors: that it can be told to take, see ``ray_nodes.py``; empty: it has one way.
     """
 
     words: Callable[[EngineArguments, Meeting], tuple[str, ...]]
@@ -48,6 +49,7 @@ class OverNodes:
     address_variable: str = ""
     starter: tuple[str, ...] = ()
     copies: bool = False
+    executors: frozenset[str] = frozenset()
 
     @property
     def is_mpis(self) -> bool:
@@ -56,7 +58,10 @@ class OverNodes:
 
 
 def _of_vllm(arguments: EngineArguments, meeting: Meeting) -> tuple[str, ...]:
-    words = ["--distributed-executor-backend", "mp", "--nnodes", str(meeting.count), "--node-rank", str(meeting.rank)]
+    backend = ("--distributed-executor-backend", arguments.distributed_executor or "mp")
+    if arguments.distributed_executor == "ray":
+        return backend
+    words = [*backend, "--nnodes", str(meeting.count), "--node-rank", str(meeting.rank)]
     words += ["--master-addr", meeting.address, "--master-port", str(meeting.port)]
     if (arguments.data_parallel_size or 1) > 1:
         words += ["--data-parallel-address", meeting.address, "--data-parallel-rpc-port", str(meeting.port + 1)]
@@ -80,6 +85,7 @@ VLLM_OVER_NODES = OverNodes(
     ),
     address_variable="VLLM_HOST_IP",
     copies=True,
+    executors=frozenset({"mp", "ray"}),
 )
 SGLANG_OVER_NODES = OverNodes(
     _of_sglang,

@@ -20,6 +20,9 @@ _LONGEST_PLACE = 60
 class EngineServer(Supervised):
     """One server with its children; its session is noted in its directory, which is private."""
 
+    session = "engine"
+    """Name of the note."""
+
     def __init__(
         self,
         title: str,
@@ -32,7 +35,12 @@ class EngineServer(Supervised):
         hint = "give the program in deployment.command, such as /path/to/venv/bin/vllm serve"
         super().__init__(title, argv, environment, directory, log, is_again, hint)
         self._directory = directory
-        note_session(directory, self.pid)
+        note_session(directory, self.pid, self.session)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it takes part already where others wait for it; a server that finds the others itself does."""
+        return True
 
     def check(self) -> None:
         """Look once.

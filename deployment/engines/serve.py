@@ -21,6 +21,7 @@ from deployment.arguments import EngineArguments
 from deployment.doors.address import LOOPBACK, with_address
 from deployment.engines.following import Following
 from deployment.engines.leading import LeadingDeployment, check_count, ranks_of
+from deployment.engines.ray_nodes import RAY, check_ray
 from deployment.engines.running import EngineDeployment, find_port
 from deployment.engines.table import PROGRAMS, build_argv
 from deployment.life.kill_wait import within_kill_wait
@@ -120,6 +121,8 @@ def prepare(arguments: EngineArguments) -> list[str]:
     if arguments.engine not in PROGRAMS:
         raise ServerError(f"unknown engine '{arguments.engine}'", nearest(arguments.engine, PROGRAMS))
     check_program(build_argv(PROGRAMS[arguments.engine], arguments, 0)[0], PROGRAMS[arguments.engine].title)
+    if arguments.distributed_executor == RAY:
+        check_ray(arguments)
     find_port(arguments)  # before the long part: a port in use is said at once
     if not (arguments.model_repository / _CONFIG).is_file():
         raise ArtefactError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,25 +21,32 @@ _MAPPED = re.compile(r" (/dev/shm/[^/\n]+)$", re.MULTILINE)
 _DELETED = " (deleted)"
 
 
-def note_session(directory: Path, leader: int) -> None:
-    """Remember the session that a fresh process has begun, in the deployment's private directory."""
+def note_session(directory: Path, leader: int, name: str) -> None:
+    """Remember the session that a fresh process has begun, in the deployment's private directory.
+
+    Args:
+        directory: of the deployment.
+        leader: the process.
+        name: of the program: started again, it has another session.
+    """
     process = look_up(leader)
     if process is not None:
-        (directory / _NOTE).write_text(json.dumps({"session": leader, "started": process.started}))
+        note = json.dumps({"session": leader, "started": process.started})
+        (directory / f"{_NOTE}.{name}").write_text(note)
 
 
 def session_processes(directory: Path) -> list[Process]:
-    """Find what runs in the session that was noted; empty where none was.
+    """Find what runs in the sessions that were noted; empty where none was.
 
     The number of a session is not given to another process while one of its processes exists, and no process of it is
     older than the one that began it.
     """
-    try:
-        noted = json.loads((directory / _NOTE).read_text())
-        session, started = int(noted["session"]), int(noted["started"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    return [each for each in list_processes() if each.session == session and each.started >= started]
+    sessions: dict[int, int] = {}
+    for note in directory.glob(f"{_NOTE}.*"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            noted = json.loads(note.read_text())
+            sessions[int(noted["session"])] = int(noted["started"])
+    return [each for each in list_processes() if each.started >= sessions.get(each.session, math.inf)]
 
 
 def mapped_regions(processes: Iterable[Process]) -> set[Path]:

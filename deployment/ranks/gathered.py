@@ -48,6 +48,7 @@ class _Other:
         host: on which it runs.
         is_ready: it has proved its files.
         is_serving: it has been told to start, and not reported that it has stopped since.
+        has_started: it has reported that what it was told to start takes part.
         problem: what went wrong there.
         is_over: it cannot be started again.
     """
@@ -57,6 +58,7 @@ class _Other:
     host: str = ""
     is_ready: bool = False
     is_serving: bool = False
+    has_started: bool = False
     problem: str = ""
     is_over: bool = False
 
@@ -146,14 +148,20 @@ class Gathered:
                 other.problem, other.is_over = "its node has another model at the same path, by its manifest", True
         elif "problem" in message:
             other.problem, other.is_over = message["problem"], bool(message.get("is_over"))
+        elif "started" in message:
+            other.has_started = True
         elif "stopped" in message:
             other.is_serving = False
 
-    def order_start(self, port: int) -> None:
-        """Tell all to start their servers, which find each other on this host behind that port."""
+    def order_start(self, port: int, token: str = "") -> None:
+        """Tell all to start their servers, which find each other on this host behind that port, by that token."""
         for other in self._others.values():
-            other.is_serving, other.problem = True, ""
-            other.channel.send(order="start", address=self.address, port=port)
+            other.is_serving, other.has_started, other.problem = True, False, ""
+            other.channel.send(order="start", address=self.address, port=port, token=token)
+
+    def have_started(self) -> bool:
+        """Return whether all have reported that what they were told to start takes part."""
+        return all(other.has_started for other in self._others.values())
 
     def order_stop(self) -> None:
         """Tell all to stop their servers."""

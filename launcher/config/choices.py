@@ -77,6 +77,13 @@ class Engine(Choice):
         return not self.reads_shards and self is not Engine.vllm_triton
 
 
+class DistributedExecutor(Choice):
+    """What joins an engine's processes of several nodes."""
+
+    mp = "mp"
+    ray = "ray"
+
+
 class TritonApi(Choice):
     """What Triton offers its clients and this project closes to them; see docs/serving.md."""
 

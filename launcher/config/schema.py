@@ -27,6 +27,7 @@ from launcher.config.choices import (
     ClusterType,
     ContainerRuntime,
     DataType,
+    DistributedExecutor,
     Engine,
     Guard,
     Manifest,
@@ -214,6 +215,7 @@ class DeploymentConfig:
     gemm_autotune: bool = False  # engine=fastertransformer: find the fastest matrix products before serving
     gemm_binary: str = "/workspace/build/fastertransformer_backend/build/bin/gpt_gemm"  # in the container
     nodes: int | None = same(EngineArguments, "nodes")  # None: as many as TP x PP x data_parallel_size fill
+    distributed_executor: DistributedExecutor | None = None  # of vllm over several nodes; None: mp
     data_parallel_size: int | None = same(EngineArguments, "data_parallel_size")
     expert_parallel: bool | None = same(EngineArguments, "expert_parallel")
     command: Any = None  # of an engine with a program of its own: text or a list; None: vllm serve and the like

@@ -6,7 +6,7 @@ import re
 
 from handover.errors import ConfigError
 from launcher.clusters.table import cluster_of
-from launcher.config.choices import Engine
+from launcher.config.choices import DistributedExecutor, Engine
 from launcher.config.schema import Config
 from launcher.plan.paths import RunPaths
 from launcher.plan.programs import command_of, program_of
@@ -24,6 +24,7 @@ def check_nodes(config: Config) -> None:
     """
     layout, engine = serving_topology(config), config.deployment.engine
     _check_copies(config, layout.nodes)
+    _check_executor(config, layout.nodes)
     if layout.nodes == 1:
         return
     if not engine.is_program:
@@ -49,6 +50,7 @@ def check_alone(config: Config) -> None:
         "nodes": deployment.nodes not in (None, nodes),
         "data_parallel_size": (deployment.data_parallel_size or 1) > 1,
         "expert_parallel": bool(deployment.expert_parallel),
+        "distributed_executor": deployment.distributed_executor is not None,
     }
     for name, is_given in given.items():
         if is_given:
@@ -80,6 +82,26 @@ def _check_copies(config: Config, nodes: int) -> None:
         raise ConfigError(
             f"deployment.data_parallel_size={copies} on {nodes} nodes: a node has whole copies, or a copy whole nodes",
             "take a divisor or a multiple of the number of nodes",
+        )
+
+
+def _check_executor(config: Config, nodes: int) -> None:
+    deployment = config.deployment
+    given = f"deployment.distributed_executor={deployment.distributed_executor}"
+    if deployment.distributed_executor is None:
+        return
+    if not deployment.engine.is_program or not program_of(config).over_nodes.executors:
+        raise ConfigError(
+            f"{given} with deployment.engine={deployment.engine}, whose processes are joined in one way",
+            "leave it out, or take deployment.engine=vllm",
+        )
+    if nodes == 1:
+        raise ConfigError(f"{given} on one node: it joins several", "leave it out, or give deployment.nodes")
+    if deployment.distributed_executor is DistributedExecutor.ray and (deployment.data_parallel_size or 1) > 1:
+        raise ConfigError(
+            f"{given} with deployment.data_parallel_size={deployment.data_parallel_size}: copies of a model over "
+            "several nodes are joined by mp alone",
+            "leave one of the two out",
         )
 
 

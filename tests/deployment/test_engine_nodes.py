@@ -23,6 +23,7 @@ from backends.fastertransformer.engine.parallel.rank import Ranks
 from deployment.arguments import EngineArguments
 from deployment.engines.leading import check_count
 from deployment.engines.nodes import Meeting
+from deployment.engines.ray_nodes import check_ray
 from deployment.engines.table import PROGRAMS, build_argv
 from deployment.processes.linux import list_processes
 from deployment.ranks.gathered import Gathered, join
@@ -87,6 +88,25 @@ def test_a_program_that_dies_on_the_second_node_restarts_both_and_then_ends_both
     last = served.text.splitlines()
     assert any(re.fullmatch(r"deploy: process 1 of 2, on \S+: vLLM was killed by SIGKILL", line) for line in last)
     served.assert_nothing_is_left()
+
+
+def test_ray_runs_on_both_before_the_engine_starts_and_both_are_restarted_with_one_of_them(
+    directory: Path, tmp_path: Path
+) -> None:
+    served = Served(directory, tmp_path, "counts", restart=1, distributed_executor="ray", **TWO)
+    served.wait()
+    assert served.text.index("Ray runs on all nodes") < served.text.index("serving")
+    assert served.log.read_text().count("GPUs 2") == 1
+    first = served.children
+    assert len(first) == 3  # Ray of both nodes, and the engine
+    os.kill(second_program(served), signal.SIGKILL)
+    wait_for(lambda: re.search(r"restarting 1 of 1: process 1 of 2, on \S+: Ray was killed by", served.text), 30)
+    wait_for(lambda: served.text.count("serving") == 2, 60)
+    assert not any(map(is_alive, first))
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(30) == 0, served.text
+    served.assert_nothing_is_left()
+    assert "--address 127.0.0.2:" in served.log.with_name("server.rank1.log").read_text()
 
 
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)])
@@ -158,6 +178,7 @@ def test_the_command_lines_over_nodes_are_those_of_each_project() -> None:
     sizes = "vllm serve /m --tensor-parallel-size 8 --pipeline-parallel-size"
     assert over_nodes("vllm", 0, pipeline_para_size=2) == f"{sizes} 2 {mp.format(0)}"
     assert over_nodes("vllm", 1, pipeline_para_size=2) == f"{sizes} 2 {mp.format(1)} --headless"
+    assert over_nodes("vllm", 0, distributed_executor="ray") == f"{sizes} 1 --distributed-executor-backend ray"
     copies = "--data-parallel-address 10.0.0.1 --data-parallel-rpc-port 20001"
     assert over_nodes("vllm", 1, data_parallel_size=2, expert_parallel=True) == (
         f"{sizes} 1 --data-parallel-size 2 --enable-expert-parallel {mp.format(1)} {copies} --headless"
@@ -169,6 +190,26 @@ def test_the_command_lines_over_nodes_are_those_of_each_project() -> None:
     assert over_nodes("trtllm_serve", 9, tensor_para_size=16, expert_parallel=True) == (
         "trtllm-llmapi-launch trtllm-serve /m --tp_size 16 --pp_size 1 --ep_size 16"
     )
+
+
+def test_ray_that_lets_anybody_in_or_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the engine's program, whatever PATH has."""
+    arguments = EngineArguments(
+        "vllm", Path("/m"), "mine", Path("e"), Path("l"), data_type="bf16", command=(str(tmp_path / "vllm"), "serve")
+    )
+    ray = tmp_path / "ray"
+    ray.write_text("#!/bin/sh\necho ray, version 2.51.1\n")
+    ray.chmod(0o755)
+    with pytest.raises(
+        ServerError, match=r"ray --version says 'ray, version 2.51.1': before 2.52 Ray runs what anybody"
+    ):
+        check_ray(arguments)
+    ray.write_text("#!/bin/sh\necho ray, version 2.52.0\n")
+    check_ray(arguments)
+    ray.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServerError, match="there is no program 'ray' beside .*/vllm or on PATH"):
+        check_ray(arguments)
 
 
 @pytest.mark.parametrize(

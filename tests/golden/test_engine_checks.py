@@ -115,7 +115,7 @@ def test_an_encoder_decoder_is_refused(tmp_path: Path, engine: str) -> None:
 
 TP, PP = "export.model.tensor_model_parallel_size", "export.triton_deployment.pipeline_model_parallel_size"
 VLLM, SGLANG, TRTLLM = (f"deployment.engine={engine}" for engine in ("vllm", "sglang", "trtllm_serve"))
-COPIES = "deployment.data_parallel_size"
+COPIES, RAY = "deployment.data_parallel_size", "deployment.distributed_executor=ray"
 
 
 @pytest.mark.parametrize(
@@ -143,6 +143,10 @@ COPIES = "deployment.data_parallel_size"
         ),
         ((SGLANG, f"{TP}=8", f"{PP}=2", "deployment.command='sglang --nnodes 2'"), "--nnodes is given"),
         (("deployment.engine=vllm_triton", "stages=[export]", f"{TP}=8", f"{PP}=2"), "is one process, on one node"),
+        ((SGLANG, f"{TP}=8", f"{PP}=2", RAY), "=ray with deployment.engine=sglang, whose processes are joined in one"),
+        ((VLLM, RAY), "deployment.distributed_executor=ray on one node: it joins several"),
+        ((VLLM, RAY, f"{TP}=8", f"{COPIES}=2"), "=ray with deployment.data_parallel_size=2: copies of a model over"),
+        ((RAY,), "deployment.distributed_executor=ray with deployment.engine=slipway"),
         (("deployment.nodes=2",), "deployment.nodes=2 with deployment.engine=slipway"),
         ((f"{COPIES}=2",), "deployment.data_parallel_size=2 with deployment.engine=slipway"),
         (("deployment.expert_parallel=true",), "deployment.expert_parallel=True with deployment.engine=slipway"),

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+
+from deployment.processes.linux import command_line, list_processes
 
 PROJECT = Path(__file__).resolve().parents[2]
 LLAMA = PROJECT / "examples" / "llama_demo" / "checkpoints"
@@ -24,7 +27,10 @@ pytestmark = pytest.mark.timeout(3600)
 TWO = ("deployment.nodes=2", "cluster.nodes=2")
 
 
-def perplexity(root: Path, sizes: Sequence[str]) -> float:
+RAY = ("deployment.distributed_executor=ray", "export.model.tensor_model_parallel_size=2")
+
+
+def perplexity(root: Path, sizes: Sequence[str], given: Mapping[str, str] | None = None) -> float:
     """LAMBADA's, of a run from the export on."""
     words = [sys.executable, str(PROJECT / "main.py"), "stages=[export,deploy,evaluate]", "cluster_type=interactive"]
     words += [f"base_results_dir={root}", f"export.model.checkpoint_path={LLAMA}", "export.run.model_train_name=tiny"]
@@ -38,7 +44,7 @@ def perplexity(root: Path, sizes: Sequence[str]) -> float:
     ended = subprocess.run(
         [*words, "deployment.start_timeout_s=2400"],
         cwd=root,
-        env={**os.environ, **ENVIRONMENT},
+        env={**os.environ, **ENVIRONMENT, **(given or {})},
         capture_output=True,
         text=True,
         check=False,
@@ -60,3 +66,23 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> float:
 )
 def test_two_nodes_compute_what_one_does(tmp_path: Path, alone: float, sizes: tuple[str, ...]) -> None:
     assert perplexity(tmp_path, (*sizes, *TWO)) == pytest.approx(alone, rel=1e-3)
+
+
+def test_two_nodes_of_ray_compute_what_one_does(tmp_path: Path, alone: float) -> None:
+    """vLLM's platform for CPUs has no name for Ray's resource: a plugin of vLLM's own kind gives it that of GPUs."""
+    plugin = tmp_path / "plugin"
+    (plugin / "on_ray-1.0.dist-info").mkdir(parents=True)
+    (plugin / "on_ray-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: on-ray\nVersion: 1.0\n")
+    (plugin / "on_ray-1.0.dist-info" / "entry_points.txt").write_text("[vllm.platform_plugins]\non_ray = on_ray:find\n")
+    (plugin / "on_ray.py").write_text("def find():\n    return 'on_ray_cpus.Platform'\n")
+    (plugin / "on_ray_cpus.py").write_text(
+        "from vllm.platforms.cpu import CpuPlatform\n\nclass Platform(CpuPlatform):\n    ray_device_key = 'GPU'\n"
+    )
+    found = perplexity(tmp_path, (*RAY, *TWO), {"PYTHONPATH": str(plugin)})
+    assert found == pytest.approx(alone, rel=1e-3)
+    (log,) = tmp_path.glob("tiny/export_*/deployment/server.log")
+    said = log.read_text()
+    assert "Connected to Ray cluster" in said and "RayWorkerProc" in said
+    lines = [" ".join(command_line(process.pid)) for process in list_processes()]
+    assert not [line for line in lines if "/ray/core/" in line or line.startswith("ray::")]
+    assert not list(Path(tempfile.gettempdir()).glob("slipway-*/session_*"))
