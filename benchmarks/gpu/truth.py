@@ -91,11 +91,14 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
                     with drafted(chosen, waves[0]) if way == DRAFTS and waves else nullcontext():
                         waves.append(serve(engine, chosen, burst, seed))
                 row.preempted, row.accepted = engine.metrics.preemptions, engine.metrics.accepted_tokens
+                row.found = engine.metrics.prefix_hits
             pairs = [pair for told in waves for pair in zip(chosen, told, strict=True)]
             for pair in pairs:
                 check_answer(row, *pair, oracle, allowed)
             row.is_right = not (row.failed or row.wrong) and row.error < FP32_LIMIT
             row.is_right &= (row.accepted > 0) == (way == DRAFTS)
+            if way == "served" and not (arguments.is_on_cpu or model.config.is_encoder_decoder):  # a host keeps less
+                row.is_right &= row.found > 0
         yield row
 
 

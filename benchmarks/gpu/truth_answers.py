@@ -38,6 +38,7 @@ class Row:
         as_cpu: requests that got the CPU's tokens, and of how many.
         preempted: rows that were set back.
         accepted: tokens of drafts that were right.
+        found: tokens of prompts that the prefix cache had.
         seconds: that it took.
     """
 
@@ -54,6 +55,7 @@ class Row:
     as_cpu: str = ""
     preempted: int = 0
     accepted: int = 0
+    found: int = 0
     seconds: float = 0.0
     is_right: bool = True
 

@@ -144,7 +144,7 @@ def test_rows_that_come_go_and_are_set_back_get_what_transformers_gives_each(ope
         found = generated(answer.tensors)
         assert len(found) == count and found == argmaxes(model, line, found)
     assert scheduler.metrics.preemptions > 2 and allocator.free == 18
-    assert sorted(allocator._states) == list(range(1, allocator.most_rows + 2))
+    assert allocator.states and allocator.states.free == allocator.states.count
 
 
 def test_padding_of_a_captured_step_has_the_state_of_no_row(opened: tuple[Any, Settings]) -> None:
@@ -242,19 +242,21 @@ def test_as_many_rows_are_run_as_have_states(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "tensor", "pipeline"), [("nemotron_h", 1, 2), ("qwen3_5", 2, 1)])
 def test_ranks_answer_as_one_process_does(name: str, tensor: int, pipeline: int, tmp_path: Path) -> None:
-    """Stages have the states of their layers, and ranks those of their heads."""
+    """Stages have the states of their layers, and ranks those of their heads; also of a prompt that they have kept."""
     _, settings = saved(name, tmp_path)
-    requests = [ask(lines_of(70, 5), 12, end_id=NEVER, is_return_log_probs=True)]
+    requests = [ask(lines_of(140, 5), 12, end_id=NEVER, is_return_log_probs=True)] * 2
     ranks = RankProcesses(tmp_path, tmp_path, tensor, pipeline, requests, model_type="Llama", chunk_tokens=16)
     try:
         alone = open_engine(settings, CPU)
-        expected = answer_of(alone, requests[0])
+        expected = [answer_of(alone, request) for request in requests]
+        assert alone.metrics.prefix_hits == 128
         alone.close()
         assert set(ranks.wait(100)) == {0}, ranks.text
     finally:
         ranks.stop()
-    for output, values in expected.items():
-        np.testing.assert_allclose(ranks.answers[0][output], values, atol=1e-4, err_msg=output)
+    for ours, theirs in zip(ranks.answers, expected, strict=True):
+        for output, values in theirs.items():
+            np.testing.assert_allclose(ours[output], values, atol=1e-4, err_msg=output)
 
 
 def mixed(directory: Path, ranks: int, rank: int | None, x: torch.Tensor) -> list[torch.Tensor]:

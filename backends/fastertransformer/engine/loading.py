@@ -218,8 +218,7 @@ class _Part:
             token_bytes = max(shape.token_bytes, 1)
             budget = self._group.all_reduce_min(budget // token_bytes) * token_bytes
         longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
-        keeps_prefixes = self._settings.has_prefix_cache and not states
-        return KvCache(shape, self._device, budget, longest, keeps_prefixes, config.reach, states)
+        return KvCache(shape, self._device, budget, longest, self._settings.has_prefix_cache, config.reach, states)
 
     def _as_fp8(self, shape: CacheShape) -> CacheShape:
         """Return the dimensions of a cache that keeps as FP8 what another keeps as numbers.
@@ -241,7 +240,7 @@ class _Part:
             EngineError: there is room for one row at most.
         """
         shapes = self.weights.decoder.states if self.weights.decoder else ()
-        count = choose_count(shapes, budget)
+        count = choose_count(shapes, budget, self._settings.has_prefix_cache)
         count = self._group.all_reduce_min(count) if self._group else count
         if count < LEAST_STATES:
             raise EngineError(
@@ -249,8 +248,6 @@ class _Part:
                 f" {budget} bytes for {LEAST_STATES} of them and as much for keys and values; give it more"
                 " (kv_cache_bytes, kv_cache_fraction)"
             )
-        if self._settings.has_prefix_cache:
-            _log.info("no prefix cache: a page says nothing of the states that this model's layers keep of a row")
         return States(shapes, count, self._device)
 
     def describe(self, cache: KvCache) -> str:

@@ -16,7 +16,7 @@ def paged_steps(settings: Settings, pages: int = 200) -> Steps:
     shape = steps.cache.shape
     size = (pages + 1) * PAGE * shape.token_bytes
     states = poisoned_states(steps.network, steps.cache.states.count) if steps.cache.states else None
-    cache = KvCache(shape, CPU, size, steps.config.max_pos_seq_len, not states, steps.config.reach, states)
+    cache = KvCache(shape, CPU, size, steps.config.max_pos_seq_len, reach=steps.config.reach, states=states)
     for block in cache.kv:
         block.fill_(1e4)  # what an earlier row left must not matter
         block[:, 0] = float("nan")  # and this page is never read

@@ -30,10 +30,11 @@ from .fp8_entries import FP8_BYTES, flatten, pack
 from .page_allocator import PAGE, PageAllocator, pages_of
 from .page_pool import RowPages
 from .sizing import CacheNeed, CacheShape, Entry
-from .states import States
+from .state_pool import StatePool
+from .states import States, states_of
 
 __all__ = ["PAGE", "KvCache"]
-_UNUSED_BYTES = 1 << 30  # of known pages on a host, which has other uses for its memory
+_UNUSED_BYTES = 1 << 30  # of known pages on a host, and of states: it has other uses for its memory
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python 3.10 has no name for it; this is Linux's number
 
 
@@ -86,7 +87,7 @@ class KvCache:
             reach,
             first_unused,
             is_on_cpu,
-            states.count if states else None,
+            self._pool(keeps_prefixes, longest) if states else None,
         )
         widths = pages_of(longest), pages_of(longest) if shape.has_cross else 0
         self.page_tables, self.source_page_tables = (
@@ -96,6 +97,13 @@ class KvCache:
         self.windows = torch.ones(MOST_SLOTS, dtype=torch.long, device=device)
         self.sources = torch.empty(2, MOST_SLOTS, dtype=torch.long, device=device)
         self.clear_sources()
+
+    def _pool(self, keeps_prefixes: bool, longest: int) -> StatePool:
+        assert self.states
+        most_kept = self.states.count if keeps_prefixes else 0
+        if self._device.type == "cpu":
+            most_kept = min(most_kept, _UNUSED_BYTES // max(1, self.states.row_bytes))
+        return StatePool(self.states.count, most_kept, longest)
 
     def clear_sources(self) -> None:
         """Mark the encoder input of every slot as free."""
@@ -123,7 +131,7 @@ class KvCache:
         """Allocate the slots from ``first`` on to rows whose pages were taken; for a cache that no other rank has."""
         most = np.full(len(rows), UNBOUNDED) if windows is None else windows
         tables, sources = table_of([row.listed for row in rows]), table_of([row.source for row in rows])
-        self.place(first, tables, sources, most, np.array([row.state for row in rows]))
+        self.place(first, tables, sources, most, states_of(rows))
 
     def place(self, first: int, tables: Array, sources: Array, windows: Array, states: Array) -> None:
         """Give new rows the slots from ``first`` on, with their page tables and states; see RowSlots.allocate.
@@ -175,7 +183,7 @@ class KvCache:
         to, of = upload(slots, self._device)
         self.sources[:, to] = self.sources[:, of]
         if self.states:
-            self.states.copy(to, of)
+            self.states.copy_slots(to, of)
 
     def clear(self, pages: Array) -> None:
         """Fill pages with zeros; see _zeros."""

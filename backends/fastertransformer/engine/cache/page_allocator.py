@@ -19,6 +19,7 @@ from ..arrays import MOST_SLOTS, Array
 from ..errors import EngineError
 from .page_pool import PagePool, RowPages
 from .prefix_index import PAGE, PrefixIndex, pages_before_window
+from .state_pool import StatePool
 
 __all__ = ["PAGE", "PageAllocator", "pages_of"]
 
@@ -38,13 +39,13 @@ class PageAllocator:
         window: tokens that a token sees at most, itself among them, in any layer; 0: all before it.
         first_unused: as many are kept at first, see PrefixIndex; None: ``most_unused``.
         reads_in_place: whether rows are read faster whose pages are contiguous: by torch, see PagedView.
-        states: of rows, numbered from 1; None: the model keeps none.
+        states: of rows; None: the model keeps none.
 
     Attributes:
         count: see above.
         window: see above.
         keeps_prefixes: whether rows share pages.
-        keeps_states: whether each row has a state.
+        states: see above.
         most_rows: rows in the batch at most. One more may be half run, see scheduling/chunks.py.
         prefixes: the pages that are known by their tokens.
     """
@@ -56,15 +57,16 @@ class PageAllocator:
         window: int = 0,
         first_unused: int | None = None,
         reads_in_place: bool = False,
-        states: int | None = None,
+        states: StatePool | None = None,
     ) -> None:
         self.count, self.window, self._reads_in_place = count, window, reads_in_place
-        self.keeps_prefixes, self.prefixes = most_unused > 0, PrefixIndex(most_unused, window, first_unused)
+        self.keeps_prefixes = most_unused > 0
+        self.prefixes = PrefixIndex(most_unused, window, first_unused, states)
         self._pool = PagePool(range(1, count + 1))
         self._changes: list[tuple[RowPages, int, int]] = []  # row, column of its page table, page
         self._dirty: list[int] = []
-        self.keeps_states, self._states = states is not None, list(range(states or 0, 0, -1))
-        self.most_rows = MOST_SLOTS if states is None else states - 1
+        self.states = states
+        self.most_rows = MOST_SLOTS if states is None else min(MOST_SLOTS, states.count - 1)
 
     @property
     def free(self) -> int:
@@ -113,7 +115,7 @@ class PageAllocator:
         free = self.free - self.prefixes.count_unused(shared)
         if count + beyond > free:
             raise EngineError(f"{count + beyond} pages of the KV cache for a row; there are {free}")
-        if self.keeps_states and not self._states:
+        if self.states and not self.states.free:
             raise EngineError("a row more than there are states")
         self.prefixes.use(shared)
         self._evict(count + beyond)
@@ -125,7 +127,8 @@ class PageAllocator:
         else:
             self._pool.allocate(row, max(0, count), growth)
         self._note_taken()
-        row.state = self._states.pop() if self.keeps_states else 0
+        if self.states:
+            self.states.begin(row, shared[-1] if shared else 0)
         return row
 
     def _is_copied(self, shared: Sequence[int], count: int) -> bool:
@@ -217,8 +220,9 @@ class PageAllocator:
             self._pool.release(row)
             self._release(row.pages)
             self._pool.free([*row.source, *row.copies])
-            self._states += [row.state] if row.state else []
-            row.pages, row.source, row.copies, row.slot, row.state = [], [], [], -1, 0
+            if self.states:
+                self.states.release(row)
+            row.pages, row.source, row.copies, row.slot = [], [], [], -1
 
     def save(self, row: RowPages, entries: int) -> list[int]:
         """Take the pages of a row's first entries from it, before it is released."""

@@ -17,6 +17,8 @@ class RowPages:
         slot: where the row is in the batch; -1: it is in none.
         copies: pages right before its own, to which those that it shares are copied once its context has been run.
         state: its state, see states.py; 0: the model keeps none.
+        origin: the state that it begins with, until that is copied; 0: it begins with zeros.
+        trail: a copy of its state after its first ``trail_end`` tokens; 0: there is none. See state_pool.py.
     """
 
     pages: list[int] = field(default_factory=list)
@@ -25,6 +27,9 @@ class RowPages:
     slot: int = -1
     copies: list[int] = field(default_factory=list)
     state: int = 0
+    origin: int = 0
+    trail: int = 0
+    trail_end: int = 0
 
     @property
     def listed(self) -> list[int]:

@@ -20,6 +20,7 @@ from itertools import count
 from typing import NamedTuple
 
 from ..arrays import Array
+from .state_pool import StatePool
 
 PAGE = 32  # tokens
 _MOST_GONE = 1 << 16  # contents that are remembered without a page; each takes half a KiB of the host's memory
@@ -66,6 +67,7 @@ class PrefixIndex:
         most_unused: pages that are kept though no row uses them.
         window: tokens that a token sees, itself among them; 0: all before it.
         first_unused: as many of them are kept at first; None: all.
+        states: of rows: a beginning is found where one is kept; None: the model keeps none.
 
     Attributes:
         fresh: pages that this step's prefill computes.
@@ -73,8 +75,10 @@ class PrefixIndex:
         found: tokens of these that were found.
     """
 
-    def __init__(self, most_unused: int, window: int = 0, first_unused: int | None = None) -> None:
-        self._ceiling, self._window = most_unused, window
+    def __init__(
+        self, most_unused: int, window: int = 0, first_unused: int | None = None, states: StatePool | None = None
+    ) -> None:
+        self._ceiling, self._window, self._states = most_unused, window, states
         self._most_unused = most_unused if first_unused is None else min(first_unused, most_unused)
         self._gone: dict[PageKey, int] = {}  # numbers of contents without a page; the oldest first
         self._pages: dict[PageKey, int] = {}
@@ -93,23 +97,26 @@ class PrefixIndex:
         Rows with different roots share no page: other weights have made their keys and values.
         """
         pages: list[int] = []
-        before, best, present = (
-            root,
-            0,
-            0,
-        )  # content, pages of the best beginning, and how many of the last ones are there
-        for length, tokens in enumerate(_cut(ids), 1):
-            key = PageKey(before, tokens)
-            page = self._pages.get(key, 0)
-            if not (page or key in self._gone):
-                break
+        best = present = 0  # pages of the best beginning, and how many of the last ones are there
+        for length, page in enumerate(self.walk(ids, root), 1):
             pages.append(page)
-            before = self._known[page].number if page else self._gone[key]
             present = present + 1 if page else 0
-            if present >= length - pages_before_window(length * PAGE, self._window):
+            is_seen = present >= length - pages_before_window(length * PAGE, self._window)
+            if is_seen and (self._states is None or page in self._states):
                 best = length
         unseen = pages_before_window(best * PAGE, self._window)
         return [0] * unseen + pages[unseen:best]
+
+    def walk(self, ids: Array, root: int = 0) -> Iterator[int]:
+        """Yield the pages of the longest known beginning of some tokens; 0 for content without a page."""
+        before = root
+        for tokens in _cut(ids):
+            key = PageKey(before, tokens)
+            page = self._pages.get(key, 0)
+            if not (page or key in self._gone):
+                return
+            yield page
+            before = self._known[page].number if page else self._gone[key]
 
     def count_unused(self, pages: Iterable[int]) -> int:
         """Return how many of these pages no row uses."""
@@ -158,12 +165,17 @@ class PrefixIndex:
         for page in pages:
             if known := self._known.get(page):
                 if known.key:
-                    del self._pages[known.key]
+                    self._lose(page, known.key)
                 known.key = None
                 if known.uses > 1:
                     known.is_dirty |= is_dirty
                     shared.append(page)
         return shared
+
+    def _lose(self, page: int, key: PageKey) -> None:
+        del self._pages[key]
+        if self._states:
+            self._states.forget(page)
 
     def release(self, pages: Sequence[int]) -> tuple[list[int], list[int]]:
         """Count one row less that uses pages; returns those that are free now, and those of them that are dirty."""
@@ -191,7 +203,7 @@ class PrefixIndex:
             del self._unused[page]
             known = self._known.pop(page)
             assert known.key
-            del self._pages[known.key]
+            self._lose(page, known.key)
             if self._window or self._most_unused < self._ceiling:
                 self._remember(known.key, known.number)
         return pages

@@ -3,7 +3,8 @@
 A row has one state, whatever its length: in each such layer the last inputs of a short convolution, and the memory
 that every token updates. The page allocator of rank 0 says which state a row has, from the row's begin to its end, and
 a table on each device lists the states of the slots, so that nothing is copied when rows move. A row that begins at
-position 0 begins with zeros, whatever is in its state: nothing needs to be cleared.
+position 0 begins with zeros, whatever is in its state: nothing needs to be cleared. One that begins with what the
+prefix cache has begins with a copy of a state that was kept behind that, see state_pool.py.
 
 State 0 belongs to no row: slots that are free have it.
 """
@@ -13,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..arrays import MOST_SLOTS, Array, upload
+from .page_pool import RowPages
 
 LEAST_STATES = 2  # of a row in the batch, and of one that is half run
 _PART = 2  # of the cache's memory, states take a half at most
@@ -73,6 +76,7 @@ class States:
         self.count, self.row_bytes = count, bytes_of(shapes)
         self.layers = [shape and _allocated(shape, count + 1, device) for shape in shapes]
         self.of_slots = torch.zeros(MOST_SLOTS + 1, dtype=torch.long, device=device)
+        self._parts: dict[int, list[Tensor]] = {}  # of states that were copied
 
     @property
     def size_bytes(self) -> int:
@@ -80,10 +84,29 @@ class States:
         return (self.count + 1) * self.row_bytes
 
     def place(self, first: int, states: Array) -> None:
-        """Note the states, int64 [n], of the slots from ``first`` on."""
-        self.of_slots[first : first + len(states)] = upload(states, self.of_slots.device)
+        """Note the states of the slots from ``first`` on, and copy to them what they begin with; see states_of."""
+        own, origins = states
+        self.of_slots[first : first + len(own)] = upload(own, self.of_slots.device)
+        if origins.any():
+            self.copy(states[:, origins > 0])
 
-    def copy(self, to: Tensor, of: Tensor) -> None:
+    def copy(self, states: Array) -> None:
+        """Copy states to others, int64 [2 (target, source), n]; all are read before any is written.
+
+        It is one operation on a device, whatever the number of layers, and nothing waits for it.
+        """
+        targets, sources = ([part for state in some for part in self._parts_of(state)] for some in states.tolist())
+        if np.isin(*states).any():
+            sources = [part.clone() for part in sources]
+        if targets:  # a stage may have no such layer
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+
+    def _parts_of(self, state: int) -> list[Tensor]:
+        if state not in self._parts:
+            self._parts[state] = [part[state] for layer in self.layers if layer for part in layer]
+        return self._parts[state]
+
+    def copy_slots(self, to: Tensor, of: Tensor) -> None:
         """Copy the states of slots to those of others, int64 [n] each; all are read before any is written."""
         targets, sources = self.of_slots[to], self.of_slots[of]
         for layer in filter(None, self.layers):
@@ -91,10 +114,19 @@ class States:
                 part[targets] = part[sources]
 
 
-def choose_count(shapes: Sequence[StateShape | None], budget_bytes: int) -> int:
-    """Choose how many rows have states; below LEAST_STATES: the memory has room for too few."""
+def choose_count(shapes: Sequence[StateShape | None], budget_bytes: int, keeps_prefixes: bool) -> int:
+    """Choose how many states there are; below LEAST_STATES: the memory has room for too few."""
     row_bytes = bytes_of(shapes)  # none in a process whose layers keep none
-    return min(MOST_SLOTS + 1, budget_bytes // _PART // row_bytes - 1) if row_bytes else MOST_SLOTS + 1
+    most = MOST_SLOTS + 1 + MOST_SLOTS * keeps_prefixes
+    return min(most, budget_bytes // _PART // row_bytes - 1) if row_bytes else most
+
+
+def states_of(rows: Sequence[RowPages]) -> Array:
+    """Return the states of rows that get slots, and those that they begin with from now on; int64 [2, rows]."""
+    states = np.array([(row.state, row.origin) for row in rows]).T
+    for row in rows:
+        row.origin = 0
+    return states
 
 
 def bytes_of(shapes: Sequence[StateShape | None]) -> int:

@@ -10,6 +10,7 @@ from ..arrays import UNBOUNDED, Array
 from ..cache.page_allocator import PAGE, PageAllocator, pages_of
 from ..cache.page_pool import RowPages
 from ..cache.prefix_index import pages_before_window
+from .kept_state import KeptState, StateCopy
 from .transcript import Transcript
 
 
@@ -33,6 +34,7 @@ class Reservation:
         room: it has pages for as many launched tokens.
         skipped: tokens of its context whose keys and values were found in the prefix cache, or run as chunks.
         stage: of its prefill pass.
+        kept: copies of its state that others begin with.
         lacks_past: whether the session's entries were lost, and must be computed again.
     """
 
@@ -42,6 +44,7 @@ class Reservation:
         self.room = self.skipped = 0
         self.stage = Stage.NEW
         self.lacks_past = False
+        self.kept = KeptState(allocator, row.root)
 
     @property
     def _is_shareable(self) -> bool:
@@ -57,11 +60,21 @@ class Reservation:
         ids, row = self._row.inputs(), self._row
         return np.concatenate((np.full(row.start, -1 - row.context.prefix), ids)) if row.start else ids
 
+    @property
+    def _may_begin_known(self) -> bool:
+        row = self._row
+        is_wanted = row.width == 1 if row.count else not row.needs_hidden  # later, its beams differ
+        return is_wanted and self._is_shareable
+
+    @property
+    def _keeps_state(self) -> bool:
+        """Whether copies of its state are kept; where pages are given back, none is."""
+        return self._allocator.states is not None and not self._allocator.window and self._may_begin_known
+
     def _find_known(self) -> list[int]:
         """Find the pages of its context's beginning that are known; its last token is always run."""
         row, allocator = self._row, self._allocator
-        is_wanted = row.width == 1 if row.count else not row.needs_hidden  # later, its beams differ
-        if not (is_wanted and self._is_shareable):
+        if not self._may_begin_known:
             return []
         known = allocator.prefixes.find(self._entries[:-1], row.root)
         if allocator.window and self._pages_for(known) > allocator.free:  # to run all of it may take fewer
@@ -172,10 +185,38 @@ class Reservation:
         )
         self.skipped = max(0, len(known) * PAGE - row.start)
         self.stage = Stage.CONTINUED if row.start + self.skipped else Stage.NEW
+        self.kept.begin(self._entries[:-1], row.start + self.skipped, self._keeps_state)
+        if self.kept.cuts:
+            self.stage = Stage.CONTINUED
         if self._is_shareable:
             self._allocator.prefixes.queried += len(row.context.ids) + row.count
             self._allocator.prefixes.found += self.skipped
         return known, unneeded
+
+    @property
+    def begin_of_last_pass(self) -> int:
+        """Tokens of its context that are known, or run before its last pass."""
+        return self.kept.cuts[-1] - self._row.start if self.kept.cuts else self.skipped
+
+    def end_chunk(self, tokens: int) -> int:
+        """Return how many of the next ``tokens`` of its context a chunk has: it ends where the state can be kept."""
+        if not self._keeps_state:
+            return tokens
+        begin = self._row.start + self.tokens_found
+        end = (begin + tokens) // PAGE * PAGE
+        return end - begin if end > begin else tokens
+
+    def keep_state(self) -> StateCopy | None:
+        """Return what is to be copied of its state, after what was run of its context."""
+        entries = self._entries[: self._row.start + self.skipped]
+        return self.kept.keep(self.rows[0], entries) if self._keeps_state else None
+
+    def follow(self) -> StateCopy | None:
+        """Return what is to be copied of its state before its next token is launched."""
+        cached = self._row.cached
+        if cached % PAGE or self._row.width > 1 or not self._keeps_state:
+            return None
+        return self.kept.follow(self.rows[0], cached)
 
     @property
     def lacks_read_pages(self) -> bool:
@@ -203,6 +244,7 @@ class Reservation:
             if row.count:  # its last token has not been run
                 entries = entries[: -1 if row.width == 1 else -row.count]
             self._allocator.prefixes.add(self.rows[0].pages, entries, row.root)
+            self.kept.publish(self.rows[0], entries)
 
     def grow(self) -> bool:
         """Take the pages that the next launched token needs; false: there are too few."""
@@ -231,7 +273,7 @@ class Reservation:
         """
         if self.room != UNBOUNDED:  # its last step had no page to write to
             entries = min(entries, PAGE * len(self.rows[0].pages))
-        if self._allocator.keeps_states:
+        if self._allocator.states:
             return entries, None
         return entries, self._allocator.save(self.rows[0], min(entries, self._row.window))
 

@@ -6,7 +6,7 @@ Slots are filled from the first on: when a sequence frees its slots, the last on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 
 import numpy as np
@@ -14,13 +14,14 @@ from torch import Tensor
 
 from ..arrays import Array, upload
 from ..errors import EngineError
+from ..rows.kept_state import StateCopy
 from ..rows.reservation import Stage
 from ..rows.sequence import Sequence
 from ..sampling.pending import Owners, PendingTokens
 from ..sampling.sampler import Sampler
 from ..steps.graphs import Chosen
 from ..steps.steps import Steps
-from .contexts import Extend, can_mix, run_chunk, run_contexts
+from .contexts import Extend, can_mix, run_chunk, run_contexts, run_heads
 
 _PAGES_TO_GROW = attrgetter("reservation.pages_to_grow")
 
@@ -54,7 +55,7 @@ class Batch:
         first, extend = len(self._owners), self._choose_extend(new)
         self._sequences += new
         # The first beams are adjacent, for one pass of the network prefills them, stage by stage.
-        new = sorted(new, key=lambda sequence: sequence.reservation.stage)
+        new = sorted(new, key=lambda each: (each.reservation.stage, len(each.reservation.kept.cuts)))
         self._owners += [(sequence, 0) for sequence in new]
         self._owners += [(sequence, beam) for sequence in new for beam in range(1, sequence.width)]
         rows = self._owners[first:]
@@ -69,6 +70,9 @@ class Batch:
             np.array([sequence.place for sequence, _ in rows]) if self._steps.places else None,
         )
         self._assign_slots()
+        run_heads(self._steps, new, first)
+        if self.is_mixed:
+            self._follow(first)
         hidden = run_contexts(self._steps, rows, first, extend)
         allocator = self._steps.cache.allocator
         allocator.prefixes.fresh.clear()
@@ -90,7 +94,10 @@ class Batch:
         task = np.array([-1 if sequence.skipped else sequence.context.prefix])
         place = np.array([sequence.place]) if self._steps.places else None
         self._steps.slots.allocate(first, sequence.reservation.rows, position, window, task, None, place)
+        if self.is_mixed:
+            self._follow(first)
         run_chunk(extend, sequence, count, first)
+        self._copy_states([sequence.reservation.keep_state()])
         # A decode step's padding writes to slots that follow its rows.
         self._steps.slots.free(first + 1, first, nothing, nothing)
         self._steps.cache.allocator.prefixes.fresh.clear()
@@ -114,7 +121,9 @@ class Batch:
         if any(each.reservation.stage != Stage.NEW for each in lacking):
             raise EngineError("a row's context would be continued from pages of the KV cache that it does not have")
         rows = new[0].width if len(new) == 1 and new[0].count and count is None else len(new)
-        tokens = count or rows // len(new) * sum(len(each.inputs()) - each.skipped for each in new)
+        tokens = count or rows // len(new) * sum(
+            len(each.inputs()) - each.reservation.begin_of_last_pass for each in new
+        )
         decoding = self.decoding
         self.is_mixed = (
             decoding > 0
@@ -131,6 +140,16 @@ class Batch:
             return hidden
 
         return mix
+
+    def _follow(self, count: int) -> None:
+        """Copy the states of the first rows that have come to a page's end, before their next token; see StatePool."""
+        if self._steps.cache.states:
+            rows = [row for row, beam in self._owners[:count] if not beam and row.needs_step]
+            self._copy_states([row.reservation.follow() for row in rows])
+
+    def _copy_states(self, copies: Iterable[StateCopy | None]) -> None:
+        if wanted := [copy for copy in copies if copy]:
+            self._steps.slots.copy_states(np.array(wanted).T)
 
     def grow(self) -> bool:
         """Take the pages that the next step needs, the oldest sequence first; false: there are too few."""
@@ -167,8 +186,10 @@ class Batch:
         Args:
             hidden: last hidden state of the slots that were just prefilled, [n, hidden]; None: every slot decodes.
         """
-        Sequence.note_launch(self._sequences)
         before = len(self._owners) - (0 if hidden is None else len(hidden))
+        if not self._decoded:
+            self._follow(before)
+        Sequence.note_launch(self._sequences)
         parts = []
         if before:
             self._upload_changes()
@@ -239,6 +260,8 @@ class Batch:
         """Withdraw the pages of failed sequences from the prefix cache; returns those that other rows use."""
         rows = [row for sequence in sequences for row in sequence.reservation.rows]
         pages = dict.fromkeys(page for row in rows for page in row.pages)
+        for sequence in sequences:
+            sequence.reservation.kept.forget()
         return self._steps.cache.allocator.prefixes.forget(pages, is_dirty)
 
     def drop(self, sequence: Sequence) -> None:

@@ -55,7 +55,7 @@ class Chunks:
             tokens = -(-left // -(-left // tokens))  # equal chunks
         else:
             tokens = self._mixed(budget, decoding) or budget
-        return tokens if tokens < left else 0
+        return sequence.reservation.end_chunk(tokens) if tokens < left else 0
 
     def _mixed(self, budget: int, decoding: int) -> int:
         """Return a context's tokens in a step of a budget, whose rows decode in the same pass; 0: there is none."""

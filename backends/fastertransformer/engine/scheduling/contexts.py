@@ -36,6 +36,21 @@ def run_chunk(extend: Extend, sequence: Sequence, count: int, slot: int) -> None
     sequence.note_chunk(count, hidden)
 
 
+def run_heads(steps: Steps, new: Several[Sequence], first: int) -> None:
+    """Run contexts up to each place where their states are kept; the rows with the most such places come last."""
+    while heads := [sequence for sequence in new if sequence.reservation.kept.cuts]:
+        parts = [_rest(each, 0, each.reservation.kept.cuts[0] - each.position) for each in heads]
+        ids, lengths, embeddings = _packed(parts)
+        starts = np.array([sequence.position for sequence in heads])
+        steps.extend(ids, starts, lengths, first + len(new) - len(heads), embeddings)
+        copies = []
+        for sequence, part in zip(heads, parts, strict=True):
+            sequence.reservation.note_chunk(len(part.ids))
+            copies += [copy] if (copy := sequence.reservation.keep_state()) else []
+        if copies:
+            steps.slots.copy_states(np.array(copies).T)
+
+
 def can_mix(sequence: Sequence, count: int | None = None) -> bool:
     """Return whether what is left of a context, or ``count`` tokens of it, may be run in a pass in which rows decode.
 

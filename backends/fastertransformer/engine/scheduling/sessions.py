@@ -102,7 +102,7 @@ class Sessions:
     def _check_kind(self, request: Request, contexts: Iterable[Context]) -> None:
         if request.beam_width > 1 or any(each.embeddings is not None or each.prefix_length for each in contexts):
             raise RequestError("beam_width above 1 and prompts do not go with interactive generation")
-        if request.memory_len and self._allocator.keeps_states:
+        if request.memory_len and self._allocator.states:
             raise RequestError("memory_len: the states of this model's rows have seen all tokens, and forget none")
 
     def save(self, sequence: Sequence) -> None:

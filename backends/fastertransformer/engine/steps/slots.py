@@ -13,6 +13,7 @@ from ..arrays import MOST_SLOTS, UNBOUNDED, Array, upload
 from ..cache.kv_cache import KvCache, table_of
 from ..cache.page_allocator import pages_of
 from ..cache.page_pool import RowPages
+from ..cache.states import states_of
 from ..model.network import Network
 from ..model.prefixes import Prefix
 from .collective import Collective, collective_step
@@ -65,8 +66,7 @@ class RowSlots(Collective):
         """
         most = np.full(len(rows), UNBOUNDED) if windows is None else windows
         tables, source_tables = table_of([row.listed for row in rows]), table_of([row.source for row in rows])
-        states = np.array([row.state for row in rows])
-        self.place(first, tables, source_tables, positions, most, tasks, ids, states, adapters)
+        self.place(first, tables, source_tables, positions, most, tasks, ids, states_of(rows), adapters)
 
     @collective_step
     def place(
@@ -167,6 +167,12 @@ class RowSlots(Collective):
     def copy_pages(self, pages: Array, slots: Array) -> None:
         """Copy pages, int64 [2 (target, source), n], and what slots have of their encoder inputs, likewise."""
         self.cache.copy(pages, slots)
+
+    @collective_step
+    def copy_states(self, states: Array) -> None:
+        """Copy states to others, int64 [2 (target, source), n]; see States.copy."""
+        assert self.cache.states
+        self.cache.states.copy(states)
 
     @collective_step
     def clear(self, pages: Array) -> None:
