@@ -127,23 +127,80 @@ def box_around(whole: ArrayOfPieces, view: Array) -> Box:
     return Box(whole, view, tuple(low), tuple(more + 1 for more in reach))
 
 
-def pieces_in_order(view: Array) -> list[Array] | None:
-    """Return parts of pieces whose elements, one after another, are those of a view; None: they are not."""
+def runs_in_order(view: Array, least_bytes: int) -> list[Array] | None:
+    """Return flat parts of pieces whose elements, one after another, are those of a view.
+
+    Returns:
+        None where it is of no scattered array, its elements do not lie in runs of so many bytes, or a piece's are not
+        together in the array.
+    """
+    whole = pieces_beneath(view)
+    if whole is None or not view.size:
+        return None
+    outer = outer_axes(view)
+    if outer and prod(view.shape[outer:]) * view.itemsize < least_bytes:
+        return None
+    steps, sizes = np.array(_steps(whole.shape), np.int64), (whole.ends - whole.starts).prod(1)
+    firsts = whole.starts @ steps
+    order = np.argsort(firsts)
+    firsts, are_runs = firsts[order], (((whole.ends - 1) @ steps + 1)[order] == firsts[order] + sizes[order])
+    start, found = _place(whole, view), list[Array]()
+    for index in np.ndindex(view.shape[:outer]):
+        low = start + sum(place * step for place, step in zip(index, view.strides, strict=False)) // view.itemsize
+        end = low + prod(view.shape[outer:])
+        while low < end:
+            number = int(np.searchsorted(firsts, low, "right")) - 1
+            piece = whole.take_piece(int(order[number])) if whole.take_piece and are_runs[number] else None
+            if not isinstance(piece, np.ndarray) or not piece.flags.c_contiguous:
+                return None
+            begin = low - int(firsts[number])
+            found.append(piece.reshape(-1)[begin : begin + end - low])
+            low += found[-1].size
+            if not found[-1].size:
+                return None
+    return found
+
+
+def outer_axes(view: Array) -> int:
+    """Count the first axes along which a view has no step to the next byte: the others lie together."""
+    return next(axes for axes in range(view.ndim + 1) if view[(slice(1),) * axes].flags.c_contiguous)
+
+
+def columns_in_order(view: Array) -> list[Array] | None:
+    """Return parts of pieces, [rows, columns], that are a view if they stand side by side; None: they are not."""
     whole = pieces_beneath(view)
     if whole is None or not view.size or not view.flags.c_contiguous:
         return None
-    box, found, end = box_around(whole, view), list[Array](), 0
-    if prod(box.shape) != view.size:
+    box = box_around(whole, view)
+    placed = [(tuple(axis.start for axis in place), piece) for place, piece in box.pieces()]
+    return side_by_side(box.shape, view.shape[0], placed) if prod(box.shape) == view.size else None
+
+
+def side_by_side(
+    shape: tuple[int, ...], rows: int, placed: Sequence[tuple[tuple[int, ...], Array | Computed]]
+) -> list[Array] | None:
+    """Return pieces as [rows, columns] if they make up an array by standing side by side; None: they do not.
+
+    Args:
+        shape: of the array.
+        rows: of it as a matrix; its first axes are the rows, the others the columns.
+        placed: each piece with the place of its first element.
+    """
+    outer = next((axes for axes in range(len(shape) + 1) if prod(shape[:axes]) == rows), None)
+    if outer is None:
         return None
-    steps = _steps(box.shape)
-    for place, piece in sorted(box.pieces(), key=lambda each: [axis.start for axis in each[0]]):
-        inner = sum(size > 1 for size in piece.shape) and next(n for n, size in enumerate(piece.shape) if size > 1) + 1
-        is_run = piece.shape[inner:] == box.shape[inner:] and isinstance(piece, np.ndarray) and piece.flags.c_contiguous
-        if not is_run or sum(axis.start * step for axis, step in zip(place, steps, strict=True)) != end:
+    found, end, steps = list[Array](), 0, _steps(shape)
+    for start, piece in sorted(placed, key=lambda each: each[0]):
+        inner = piece.shape[outer:]
+        reach = sum((size - 1) * step for size, step in zip(inner, steps[outer:], strict=True)) + 1
+        is_whole = piece.shape[:outer] == shape[:outer] and reach == prod(inner)
+        if not is_whole or not isinstance(piece, np.ndarray) or not piece.flags.c_contiguous:
             return None
-        found.append(piece)  # type: ignore[arg-type]
-        end += piece.size  # type: ignore[union-attr]
-    return found
+        if sum(place * step for place, step in zip(start, steps, strict=True)) != end:
+            return None
+        found.append(piece.reshape(rows, -1))
+        end += prod(inner)
+    return found if end * rows == prod(shape) else None
 
 
 def parts_of(piece: Array | Computed, most_bytes: int) -> Iterator[tuple[slice, ...]]:
@@ -169,8 +226,13 @@ def _axis(steps: Sequence[int], step: int) -> int:
 
 
 def _start(whole: Array, view: Array) -> tuple[int, ...]:
-    address = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-    return tuple(int(n) for n in np.unravel_index(address // whole.itemsize, whole.shape))
+    return tuple(int(n) for n in np.unravel_index(_place(whole, view), whole.shape))
+
+
+def _place(whole: Array, view: Array) -> int:
+    """Elements from the start of an array to that of a view of it."""
+    address: int = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    return address // whole.itemsize
 
 
 def _slices(begin: Any, end: Any) -> tuple[slice, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +32,7 @@ _ALIGNMENT = 64
 _PIECE_BYTES = 1 << 20
 # Of what is only copied: read, checked, summed up and written while it lies in the second-level cache.
 RUN_BYTES = 512 << 10
+_OPEN_FILES = 16  # that stay open: pieces of a tensor are read from several by turns
 
 
 RecordKey = tuple[str, int, int]
@@ -78,6 +79,7 @@ class Reader:
     """
 
     def __init__(self, capacity_bytes: int, verified: set[RecordKey], read_sums: ReadSums | None = None) -> None:
+        self._files: dict[str, int] = {}
         self._buffer = np.empty(capacity_bytes, np.uint8)
         self._used_bytes = 0
         self._verified = verified
@@ -114,11 +116,11 @@ class Reader:
             strides[axis], step = step, step * view.shape[axis]
         buffer = self._take(step)
         offset = _offset(record, view)
-        with _opened(record) as file:
-            for index in product(*(range(view.shape[axis]) for axis in outer)):
-                start = sum(i * strides[axis] for i, axis in zip(index, outer, strict=True))
-                at = offset + sum(i * view.strides[axis] for i, axis in zip(index, outer, strict=True))
-                self._read_run(file, buffer[start : start + run_bytes], at, record)
+        file = self._opened(record)
+        for index in product(*(range(view.shape[axis]) for axis in outer)):
+            start = sum(i * strides[axis] for i, axis in zip(index, outer, strict=True))
+            at = offset + sum(i * view.strides[axis] for i, axis in zip(index, outer, strict=True))
+            self._read_run(file, buffer[start : start + run_bytes], at, record)
         return np.ndarray(view.shape, view.dtype, buffer.data, strides=tuple(strides))
 
     def runs(self, view: Array) -> Iterator[Array]:
@@ -134,14 +136,12 @@ class Reader:
         assert record is not None, "is_mapped has been asked"
         self.forget()
         buffer, offset = self._take(RUN_BYTES), _offset(record, view)
-        end = offset + view.nbytes
-        with _opened(record) as file:
-            while offset < end:
-                begun = (offset - offset % view.itemsize) % RUN_BYTES  # a run holds whole numbers, wherever they begin
-                run = buffer[: min(RUN_BYTES - begun, end - offset)]
-                self._read_run(file, run, offset, record)
-                yield run
-                offset += run.size
+        end, file = offset + view.nbytes, self._opened(record)
+        while offset < end:
+            run = buffer[: min(RUN_BYTES, end - offset)]
+            self._read_run(file, run, offset, record)
+            yield run
+            offset += run.size
 
     def _gather(self, whole: ArrayOfPieces, view: Array) -> Array:
         """Read what a view shows of an array whose pieces lie in many places."""
@@ -196,13 +196,33 @@ class Reader:
         self._sums[_key(record)] = total = _RunningSum(record.offset)
         self.forget()
         buffer = self._take(min(_PIECE_BYTES, record.nbytes))
-        with _opened(record) as file:
-            for start in range(0, record.nbytes, _PIECE_BYTES):
-                self._read_run(file, buffer[: record.nbytes - start], record.offset + start, record)
+        file = self._opened(record)
+        for start in range(0, record.nbytes, _PIECE_BYTES):
+            self._read_run(file, buffer[: record.nbytes - start], record.offset + start, record)
         del self._sums[_key(record)]
         return total
 
-    def _read_run(self, file: BinaryIO, run: Array, offset: int, record: np.memmap[Any, Any]) -> None:
+    def _opened(self, record: np.memmap[Any, Any]) -> int:
+        """Open a record's file; those of the last records stay open."""
+        name = str(record.filename)
+        if name not in self._files:
+            if len(self._files) == _OPEN_FILES:
+                self._close()
+            try:
+                self._files[name] = os.open(name, os.O_RDONLY)
+            except OSError as error:
+                raise CheckpointError(f"cannot read {name}: {error.strerror}") from error
+        return self._files[name]
+
+    def _close(self) -> None:
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def __del__(self) -> None:
+        self._close()
+
+    def _read_run(self, file: int, run: Array, offset: int, record: np.memmap[Any, Any]) -> None:
         """Fill a buffer from a file."""
         total = None
         if getattr(record, "crc32", None) is not None and _key(record) not in self._verified:
@@ -210,7 +230,7 @@ class Reader:
         done = 0
         while done < run.size:
             try:
-                count = os.preadv(file.fileno(), [run[done : done + _PIECE_BYTES].data], offset + done)
+                count = os.preadv(file, [run[done : done + _PIECE_BYTES].data], offset + done)
             except OSError as error:
                 raise CheckpointError(f"cannot read {record.filename} at byte {offset + done}: {error}") from error
             if not count:
@@ -271,13 +291,6 @@ def _offset(record: np.memmap[Any, Any], view: Array) -> int:
 
 def _key(record: np.memmap[Any, Any]) -> RecordKey:
     return sys.intern(str(record.filename)), record.offset, record.nbytes
-
-
-def _opened(record: np.memmap[Any, Any]) -> BinaryIO:
-    try:
-        return Path(str(record.filename)).open("rb", buffering=0)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {record.filename}: {error.strerror}") from error
 
 
 def _dense_axes(view: Array, axes: Sequence[int]) -> int:

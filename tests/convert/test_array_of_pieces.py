@@ -15,7 +15,7 @@ from transformers.integrations.mxfp4 import FP4_VALUES
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
 from export_scripts.conversion.move.placement import assemble
 from export_scripts.conversion.move.transposition import Transposer
-from export_scripts.tensors.array_of_pieces import array_of_pieces, box_around
+from export_scripts.tensors.array_of_pieces import array_of_pieces, box_around, columns_in_order, runs_in_order
 from export_scripts.tensors.dtypes import STORAGE, widen
 from export_scripts.tensors.low_rank import LowRankSum
 from export_scripts.tensors.mapped import Reader, map_record
@@ -78,6 +78,10 @@ def test_every_view_shows_what_the_array_shows(shape: list[int], seed: int, dept
         assert (reader.read(view) == expected).all()
         if view.size:
             assert all(n > 0 for n in box_around(described, view).shape)
+        if (runs := runs_in_order(view, 1)) is not None:
+            assert np.concatenate(runs).tolist() == expected.reshape(-1).tolist()
+        if (columns := columns_in_order(view)) is not None:
+            assert (np.concatenate(columns, 1) == expected.reshape(len(expected), -1)).all()
 
 
 def test_only_what_a_view_shows_is_read(tmp_path: Path) -> None:
@@ -90,6 +94,21 @@ def test_only_what_a_view_shows_is_read(tmp_path: Path) -> None:
     # One of three blocks in each head, as the fused query, key and value are taken apart.
     blocks = described.reshape(8, 2, 4, 96)[:, 1]
     assert (Reader(0, set()).read(blocks) == whole.reshape(8, 2, 4, 96)[:, 1]).all()
+
+
+def test_rows_and_columns_of_pieces_are_found_in_the_order_of_a_view() -> None:
+    whole = np.arange(64 * 96, dtype=np.uint16).reshape(64, 96)
+    rows = array_of_pieces(whole.shape, whole.dtype, [((32, 0), whole[32:]), ((0, 0), whole[:32])])
+    heads = rows.reshape(8, 2, 4, 96)[:, 1]
+    runs = runs_in_order(heads, 4 * 96 * 2)
+    assert runs is not None
+    assert len(runs) == 8
+    assert runs_in_order(heads, 4 * 96 * 2 + 1) is None
+    columns = [((0, 60), np.ascontiguousarray(whole[:, 60:])), ((0, 0), np.ascontiguousarray(whole[:, :60]))]
+    joined = columns_in_order(array_of_pieces(whole.shape, whole.dtype, columns)[3:])
+    assert joined is not None
+    assert [part.shape for part in joined] == [(61, 60), (61, 36)]
+    assert columns_in_order(rows) is None
 
 
 def test_checksums_of_all_pieces_are_compared(tmp_path: Path) -> None:

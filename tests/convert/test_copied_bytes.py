@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.checkpoints.llama_configs import padded_vocabulary
+from support.checkpoints.llama_sources import FORMS as SOURCES
+from support.checkpoints.llama_sources import Case
+from support.checkpoints.llama_state import core_state
 from support.tiny_models.huggingface_models import save
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.digests import crc32_of
 from export_scripts.checkpoints.formats import find_archive
+from export_scripts.conversion.write import copied_bytes
 from export_scripts.convert import convert
+from export_scripts.tensors import mapped
 from export_scripts.tensors.read_sums import ReadSums, by_path
 from handover import digests
 from handover.errors import CheckpointError
@@ -113,3 +120,31 @@ def test_a_source_that_ends_early_is_an_error_of_its_tensor(source: Path, tmp_pa
         patched.setattr(os, "preadv", shrinking)
         with pytest.raises(CheckpointError, match=r"transformer.wte.weight: .* ends at byte \d+, while it is read"):
             convert(ConvertArguments(path, tmp_path / "out", 1, "fp32", processes=1, format="huggingface"))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("form", ["Megatron-LM", "zarr", "Bridge", "NeMo 2, layers apart, gate and up apart"])
+def test_what_megatron_has_fused_or_cut_is_copied_in_runs_and_rows_side_by_side(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused query, key and value, gate above up, and two ranks' columns; a NaN among them is named by its place."""
+
+    def no_blocks(*_: object, **__: object) -> None:
+        raise AssertionError("an array is made of what is only copied")
+
+    monkeypatch.setattr(copied_bytes, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(copied_bytes, "blocks", no_blocks)
+    for module in (copied_bytes, mapped):
+        monkeypatch.setattr(module, "RUN_BYTES", 1 << 10)
+    case = Case("llama", form, 2, dtype=torch.bfloat16)
+    source = case.source
+    state = core_state(source.tensors, source.config, padded_vocabulary(source.config, 2))
+    arguments = ConvertArguments(tmp_path / "source", tmp_path / "out", 1, "bf16", processes=1, format="huggingface")
+    convert(replace(arguments, checkpoint=SOURCES[form](case, state, tmp_path / "source")))
+    made = load_file(tmp_path / "out" / WEIGHTS)
+    assert all(torch.equal(made[name], source.tensors[name]) for name in made)
+    state = {name: tensor.clone() for name, tensor in state.items()}
+    state["decoder.layers.1.self_attention.linear_proj.weight"][3, -2] = float("nan")
+    path = SOURCES[form](case, state, tmp_path / "damaged")
+    with pytest.raises(CheckpointError, match=r"layers.1.self_attn.o_proj.weight holds 1 values .* the first at \[3, "):
+        convert(replace(arguments, checkpoint=path, output=tmp_path / "refused"))
