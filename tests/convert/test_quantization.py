@@ -195,7 +195,8 @@ def test_a_stopped_conversion_continues_within_its_tensors(
     """Tensors are cut into parts, numbers and scales at two places of the file; errors survive the stop."""
     source = saved(tmp_path / "source")
     whole = to_huggingface(source, tmp_path / "whole", name)
-    monkeypatch.setattr(safetensors_layout, "PART_BYTES", 20_000)
+    for name_of_bound in ("LEAST_PART_BYTES", "MOST_PART_BYTES"):
+        monkeypatch.setattr(safetensors_layout, name_of_bound, 20_000)
     write, count = safetensors_files.write_part, 0
 
     def stopped(*given: Any) -> Any:

@@ -23,8 +23,7 @@ from export_scripts.weights.schema import Shape
 LARGEST_FILE_BYTES = 5 * 10**9
 INDEX_FILE = "model.safetensors.index.json"
 _ALIGNMENT = 8
-PART_BYTES = 64 << 20
-"""Written by one process at a time: enough to share the work of a file, and few lines of the journal."""
+LEAST_PART_BYTES, MOST_PART_BYTES, _PARTS = 8 << 20, 64 << 20, 128
 
 
 @dataclass(frozen=True)
@@ -218,21 +217,26 @@ def index_of(files: Sequence[WeightsFile], data_type: str) -> bytes:
     return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2).encode()
 
 
-def parts_of(file: WeightsFile, data_type: str) -> Iterator[Part]:
-    """Cut a file into parts: some small tensors each, or some rows of a large one."""
+def part_bytes(files: Sequence[WeightsFile]) -> int:
+    """Return what one process writes at a time: so little that all end together, and few lines of the journal."""
+    return max(LEAST_PART_BYTES, min(sum(file.size_bytes for file in files) // _PARTS, MOST_PART_BYTES))
+
+
+def parts_of(file: WeightsFile, data_type: str, size_bytes: int) -> Iterator[Part]:
+    """Cut a file into parts of about a size: some small tensors each, or some rows of a large one."""
     rows: list[Rows] = []
     spans: list[tuple[int, int]] = []
     for tensor, offset in zip(file.tensors, file.offsets, strict=True):
         count = tensor.axes[0]
         row_bytes = -(-tensor.size_bytes(data_type) // max(1, count))
-        most = max(1, PART_BYTES // max(1, row_bytes)) if tensor.is_cut else count
+        most = max(1, size_bytes // max(1, row_bytes)) if tensor.is_cut else count
         most = max(1, most // tensor.together) * tensor.together if most < count else count
         for start in range(0, count, max(1, most)):
             stop = min(start + most, count)
             rows.append(Rows(tensor, start, stop))
             for begin, end in tensor.places(start, stop, data_type):
                 _extend(spans, offset + begin, offset + end)
-            if sum(end - begin for begin, end in spans) >= PART_BYTES:
+            if sum(end - begin for begin, end in spans) >= size_bytes:
                 yield Part(file, tuple(spans), tuple(rows))
                 spans, rows = [], []
     if rows:

@@ -29,9 +29,9 @@ from export_scripts.conversion.write.journal import Journal, PartRecord, Quantiz
 from export_scripts.conversion.write.safetensors_files import begin_file, publish, write_part
 from export_scripts.conversion.write.safetensors_layout import (
     LARGEST_FILE_BYTES,
-    PART_BYTES,
     Part,
     WeightsFile,
+    part_bytes,
     parts_of,
 )
 from export_scripts.conversion.write.shards import Workspace, check_space, write_bytes
@@ -49,7 +49,7 @@ from handover.signatures.sealing import Seal
 
 KIND = "huggingface"
 # Written into the journal: work of an older layout is not continued.
-_LAYOUT_VERSION = 2
+_LAYOUT_VERSION = 3
 
 
 def convert_to_huggingface(arguments: ConvertArguments, seal: Seal) -> Manifest:
@@ -171,35 +171,49 @@ class _Growing:
 
 
 class _Parts:
-    """The parts of all files, of which each process makes those of one file at a time.
+    """The parts of all files, in an order in which each process writes to a file of its own, where there are as many.
+
+    The kernel lets one process at a time write to a file.
+
+    Args:
+        files: to write.
+        data_type: of the weights.
+        processes: that write.
+        size_bytes: of a part, about.
 
     Attributes:
         places: file and number in it of each part, in the order in which they are written.
         spans: how many each file has, in the order of the files.
     """
 
-    def __init__(self, files: Sequence[WeightsFile], data_type: str) -> None:
-        self._files, self._data_type = files, data_type
-        self._file, self._own = -1, list[Part]()
+    def __init__(self, files: Sequence[WeightsFile], data_type: str, processes: int, size_bytes: int) -> None:
+        self._files, self._data_type, self._processes, self._each_bytes = files, data_type, processes, size_bytes
+        self._own: dict[int, list[Part]] = {}
         self.size_bytes, self.spans = 0, array("L")
         places, keys = array("L"), array("L")
         for number, file in enumerate(files):
             self.spans.append(0)
-            for index, part in enumerate(parts_of(file, data_type)):
+            for index, part in enumerate(parts_of(file, data_type, size_bytes)):
                 self.size_bytes += part.size_bytes
                 self.spans[-1] += len(part.spans)
                 places.extend((number, index))
-                keys.append(part.size_bytes // (2 * PART_BYTES))
-        # Those that cannot be cut and are large come first, so that no process is left with one at the end.
-        in_order = sorted(range(len(keys)), key=lambda number: -keys[number])
-        self.places = [(places[2 * number], places[2 * number + 1]) for number in in_order]
+                keys.append(part.size_bytes // (2 * size_bytes))
+
+        def order(number: int) -> tuple[int, int, int]:
+            file, index = places[2 * number : 2 * number + 2]
+            # Those that cannot be cut and are large come first, so that no process is left with one at the end.
+            return -keys[number], file // processes, index
+
+        self.places = [(places[2 * number], places[2 * number + 1]) for number in sorted(range(len(keys)), key=order)]
 
     def part(self, number: int) -> Part:
         """Make one."""
         file, index = self.places[number]
-        if file != self._file:
-            self._file, self._own = file, list(parts_of(self._files[file], self._data_type))
-        return self._own[index]
+        if file not in self._own:
+            if len(self._own) == self._processes:
+                self._own.clear()
+            self._own[file] = list(parts_of(self._files[file], self._data_type, self._each_bytes))
+        return self._own[file][index]
 
 
 Written = tuple[list[PartRecord], list[QuantizationRecord]]
@@ -219,7 +233,7 @@ def _write_weights(
     verified, data_type = set[RecordKey](), plan.settings.data_type
     files = [file for file in plan.files if file.name not in journal.finished]
     records = [journal.finished[file.name] for file in plan.files if file.name in journal.finished]
-    parts = _Parts(files, data_type)
+    parts = _Parts(files, data_type, workers_of(processes), part_bytes(plan.files))
     growing = {file.name: _Growing(file, spans, []) for file, spans in zip(files, parts.spans, strict=True)}
     for file in files:
         begin_file(output, file, data_type, journal)
