@@ -69,7 +69,7 @@ class SmallFloat:
         bits >>= np.uint32(_DIGITS - self.digits)
         np.copyto(codes, bits, casting="unsafe")  # the sign lies beyond the lowest byte
         np.signbit(band.scaled, out=band.signs)
-        signs <<= np.uint8(self.digits + self.exponent_bits)
+        signs *= np.uint8(1 << self.digits + self.exponent_bits)  # it shifts bytes four times more slowly
         codes |= signs
 
 

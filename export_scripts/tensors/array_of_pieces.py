@@ -131,7 +131,7 @@ def runs_in_order(view: Array, least_bytes: int) -> list[Array] | None:
     """Return flat parts of pieces whose elements, one after another, are those of a view.
 
     Returns:
-        None where it is of no scattered array, its elements do not lie in runs of so many bytes, or a piece's are not
+        None where it is of no scattered array, its elements lie in shorter runs, or a piece's are not
         together in the array.
     """
     whole = pieces_beneath(view)

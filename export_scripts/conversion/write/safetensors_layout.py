@@ -218,7 +218,7 @@ def index_of(files: Sequence[WeightsFile], data_type: str) -> bytes:
 
 
 def part_bytes(files: Sequence[WeightsFile]) -> int:
-    """Return what one process writes at a time: so little that all end together, and few lines of the journal."""
+    """Return what one process writes at a time: so little that all end together, with few lines of the journal."""
     return max(LEAST_PART_BYTES, min(sum(file.size_bytes for file in files) // _PARTS, MOST_PART_BYTES))
 
 
