@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import PurePath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,7 +111,13 @@ def together(nodeid: str) -> str:
     return str(file.parent if file.parent.name in TOGETHER else file)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers("in_ci"):
+            parameters: Any = vars(item)["callspec"].params
+            if not mark.kwargs["when"](SimpleNamespace(**parameters)):
+                item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: FIRST.index(item.path.parent.name) if item.path.parent.name in FIRST else len(FIRST))
 
 

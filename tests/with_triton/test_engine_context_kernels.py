@@ -100,6 +100,8 @@ def test_every_row_is_normed(is_rms: bool, dtype: torch.dtype) -> None:
     assert float((found.double() - expected).norm() / expected.norm()) < LIMITS[dtype]
 
 
+# A bias is added alike whether heads fill their tile (64) or not (80).
+@pytest.mark.in_ci(when=lambda at: HAS_GPU or at.size == 80 or at.kind == "plain")
 @pytest.mark.parametrize("dtype", [*LIMITS] if HAS_GPU else [torch.float32], ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "slopes", "by distance"])

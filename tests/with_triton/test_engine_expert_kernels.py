@@ -63,6 +63,8 @@ def test_pairs_are_sorted_by_expert(pairs: tuple[int, int]) -> None:
     assert torch.equal(ends.long(), chosen.flatten().bincount(minlength=13).cumsum(0))
 
 
+# The kernel for few rows takes both types by the same lines.
+@pytest.mark.in_ci(when=lambda at: HAS_GPU or at.rows > 6 or at.dtype == torch.float16)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("rows", "activation", "clamped", "has_bias"),

@@ -93,6 +93,8 @@ def test_a_row_attends_to_what_its_cells_mean_and_keeps_its_token(
         assert torch.equal(restore_entries(memory.cpu()), expected)
 
 
+# Each size with a window; without one, the size that fills no tile.
+@pytest.mark.in_ci(when=lambda at: HAS_GPU or at.window or at.size == 80)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), HEADS)
 @pytest.mark.parametrize("window", [0, 40])

@@ -125,6 +125,8 @@ def test_each_row_attends_to_its_own_entries_and_keeps_its_token(sizes: Sizes, d
         assert all(layer.holds(row) for row in range(4))
 
 
+# More heads than a program has are computed in one type.
+@pytest.mark.in_ci(when=lambda at: HAS_GPU or at.sizes.heads == 4 or at.dtype == torch.float16)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_rows_go_on_several_tokens_at_a_time_and_one(sizes: Sizes, dtype: torch.dtype) -> None:

@@ -98,6 +98,8 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
+# The delta rule by key in 16 bits, by kind in 32.
+@pytest.mark.in_ci(when=lambda at: HAS_GPU or at.name != "delta by key" or at.dtype == torch.float16)
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
 def test_passes_and_steps_leave_outputs_and_states_as_torch_does(name: str, dtype: torch.dtype) -> None:
     """Rows begin, go on and have one token; one is padding, and some have no tokens. States are in any order."""
