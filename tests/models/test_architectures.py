@@ -15,7 +15,7 @@ import models
 from models import ARCHITECTURES, Architecture, ModelError
 from models.blocks.rotary import Rotary
 
-DRAWS, ALL = 25, 200
+DRAWS, ALL = 12, 200
 _FUNCTIONS = ("hidden_act", "hidden_activation")
 _SWITCHES = (
     *("use_sliding_window", "max_window_layers", "sliding_window", "no_rope_layers", "decoder_sparse_step"),
