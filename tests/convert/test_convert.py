@@ -53,6 +53,8 @@ def assert_same_as_fastertransformer(root: Path, oracle: str) -> None:
     assert written[: len(FT[oracle]["config"])] == list(FT[oracle]["config"].items())
 
 
+# Numbers are rounded before they are cut.
+@pytest.mark.in_ci(when=lambda at: at.data_type == "fp32" or at.ranks == 2)
 @pytest.mark.parametrize("name", SAME_MODEL)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("data_type", ["fp32", "fp16"])
@@ -63,6 +65,8 @@ def test_every_byte_is_that_of_fastertransformers_converter(
     assert_same_as_fastertransformer(tmp_path / "out", f"{data_type}/{ranks}-gpu")
 
 
+# The bytes of every number of ranks are compared above, but for the untied one's.
+@pytest.mark.in_ci(when=lambda at: at.ranks == 2 or at.name == "gpt_untied")
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("name", [*SAME_MODEL, "gpt_spm", "gpt_untied"])
 def test_shards_compute_nemos_logits(name: str, ranks: int, tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ def column(values: list[int] | int, dtype: Any) -> np.ndarray:
     return np.broadcast_to(np.asarray(values, dtype).reshape(-1, 1), (len(PROMPTS), 1)).copy()
 
 
+# Two ranks need what one needs, and the sums as well.
+@pytest.mark.in_ci(when=lambda at: at.ranks == 2 or at.name == "gpt2")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", MODELS)
 def test_engine_continues_as_transformers_does(name: str, ranks: int, tmp_path: Path) -> None:
