@@ -67,6 +67,8 @@ def drawn(vocab: int, *lengths: int) -> list[list[int]]:
     return [np.random.default_rng(seed).integers(3, vocab, length).tolist() for seed, length in enumerate(lengths)]
 
 
+# Ranks cut the heads of every model alike.
+@pytest.mark.in_ci(when=lambda at: at.ranks == 1 or at.name == "llama")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
 def test_answers_are_those_of_a_rounded_cache(name: str, ranks: int, tmp_path: Path) -> None:

@@ -257,6 +257,8 @@ def requests_of_all_kinds() -> list[Tensors]:
     ]
 
 
+# Steps that are taken ahead have more to take back.
+@pytest.mark.in_ci(when=lambda at: at.steps_ahead)
 @pytest.mark.parametrize(("steps_ahead", "order"), [(False, 1), (True, 1), (True, -1)])
 def test_rows_that_are_set_back_go_on_as_if_nothing_had_happened(gpt2: Settings, steps_ahead: bool, order: int) -> None:
     requests, engine = requests_of_all_kinds()[::order], open_engine(gpt2, CPU)

@@ -44,6 +44,8 @@ def prompt(length: int, seed: int = 3) -> list[int]:
     return line
 
 
+# Neither, and both.
+@pytest.mark.in_ci(when=lambda at: at.steps_ahead == at.keeps_prefixes)
 @pytest.mark.parametrize("keeps_prefixes", [False, True])
 @pytest.mark.parametrize("steps_ahead", [False, True])
 def test_a_row_of_many_windows_takes_the_pages_of_one(opened: Opened, steps_ahead: bool, keeps_prefixes: bool) -> None:
