@@ -53,6 +53,8 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+# OPT's is a GPT's, which the engine's reference shows to be read.
+@pytest.mark.in_ci(when=lambda at: at.family != "opt" or at.reference == "engine")
 @pytest.mark.parametrize("reference", ["huggingface", "engine"])
 @pytest.mark.parametrize(("family", "model_type"), [("gpt2", "GPT"), ("opt", "GPT"), ("gpt_neox", "GPT-NeoX")])
 def test_a_sound_model_holds(family: str, model_type: str, reference: str, tmp_path: Path) -> None:
@@ -99,6 +101,8 @@ def write_heads_side_by_side(shards: Path) -> None:
             np.ascontiguousarray(weight.swapaxes(1, 2)).tofile(path)
 
 
+# Either reference sees tokens alone; a defect of each is enough for one.
+@pytest.mark.in_ci(when=lambda at: at.reference == "engine" or at.defect is swap_two_heads)
 @pytest.mark.parametrize("reference", ["huggingface", "engine"])
 @pytest.mark.parametrize("defect", [swap_two_heads, swap_two_shards, write_heads_side_by_side])
 def test_a_planted_defect_is_found(gpt2: Path, defect: Callable[[Path], None], reference: str, tmp_path: Path) -> None:

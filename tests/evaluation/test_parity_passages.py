@@ -69,6 +69,8 @@ def damaged(shards: Path, directory: Path, file: str, change: Callable[[torch.Te
     return copy
 
 
+# What fp16 rounds it rounds to int8, too; weights in fp16 are computed with in bf16.
+@pytest.mark.in_ci(when=lambda at: (at.weights, at.int8_mode) != ("fp16", 0) or at.data_type == "bf16")
 @pytest.mark.parametrize(("weights", "data_type", "int8_mode"), FORMATS)
 def test_a_norm_that_is_two_percent_too_large_is_named_in_every_format_and_a_sound_model_holds(
     weights: str, data_type: str, int8_mode: int, source: Path, tmp_path: Path
