@@ -82,21 +82,18 @@ def nothing_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", SLURM)
-def test_sbatch_files_are_as_reviewed(case: str, request: pytest.FixtureRequest) -> None:
-    compare(render(compose(SLURM[case])), HERE / "slurm" / f"{case}.txt", request)
+def test_sbatch_files_are_as_reviewed_and_read_by_bash(case: str, request: pytest.FixtureRequest) -> None:
+    rendered = render(compose(SLURM[case]))
+    compare(rendered, HERE / "slurm" / f"{case}.txt", request)
+    for script in rendered.split("=== sbatch ")[1:]:
+        body = script.partition("\n")[2]
+        ended = subprocess.run(["/bin/bash", "-n"], input=body, capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stderr) == (0, ""), body
 
 
 @pytest.mark.parametrize("case", BCP)
 def test_bcp_commands_are_as_reviewed(case: str, request: pytest.FixtureRequest) -> None:
     compare(render(compose(BCP[case], cluster="bcp")), HERE / "slurm" / f"{case}.txt", request)
-
-
-@pytest.mark.parametrize("case", SLURM)
-def test_bash_reads_the_sbatch_files(case: str) -> None:
-    for script in render(compose(SLURM[case])).split("=== sbatch ")[1:]:
-        body = script.partition("\n")[2]
-        ended = subprocess.run(["/bin/bash", "-n"], input=body, capture_output=True, text=True, check=False)
-        assert (ended.returncode, ended.stderr) == (0, ""), body
 
 
 @pytest.mark.parametrize("path", ["/mount/a,b", "/mount/here:/mount/there", "relative"])
