@@ -6,7 +6,7 @@ The keys are those of NeMo-Megatron-Launcher where it has them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -377,11 +377,15 @@ def register() -> None:
     OmegaConf.register_new_resolver("sweep_dir", sweep_directory, replace=True, use_cache=True)
 
 
+@cache
+def _schema() -> Any:
+    """Return every key with its type and default. It takes 40 ms to make; what is merged into it goes into a copy."""
+    return OmegaConf.structured(Config)
+
+
 def to_typed(cfg: DictConfig) -> Config:
     """Turn Hydra's config into dataclasses; after this no DictConfig exists."""
-    known = OmegaConf.merge(  # refuses keys that +key=value smuggled in
-        OmegaConf.structured(Config), OmegaConf.to_container(cfg, resolve=False)
-    )
+    known = OmegaConf.merge(_schema(), OmegaConf.to_container(cfg, resolve=False))  # refuses what + smuggled in
     typed = OmegaConf.to_object(known)
     assert isinstance(typed, Config)
     return typed
