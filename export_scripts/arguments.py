@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ft_format.location import DRAFT as DIRECTORY
 from handover.arguments import option
 from handover.errors import ConfigError
 from handover.ranges import (
@@ -35,7 +36,7 @@ from handover.signatures.arguments import SigningArguments
 
 AUTO, FP8_CACHE = CACHE_TYPES = ("auto", "fp8")
 """Of keys and values, as vLLM calls them."""
-NO_DRAFTS, NGRAM = SPECULATION = ("none", "ngram")
+NO_DRAFTS, NGRAM, DRAFT_MODEL = SPECULATION = ("none", "ngram", DIRECTORY)
 """Where drafts of tokens come from, as vLLM calls it."""
 FASTERTRANSFORMER, HUGGINGFACE, PEFT = FORMATS = ("fastertransformer", "huggingface", "peft")
 """What a conversion writes."""
@@ -136,7 +137,12 @@ class ExportArguments(SigningArguments):
         None, "rank that these have room for; without it the largest of them", ADAPTER_RANK
     )
     speculation: str | None = option(
-        None, "ngram: the drop-in engine drafts tokens by what the text has had before; none, or without it: by request"
+        None,
+        "ngram: the drop-in engine drafts tokens by what the text has had before; draft: by a small model; none, or "
+        "without it: by request",
+    )
+    draft_model: Path | None = option(
+        None, "speculation draft: Hugging Face directory of a small model of the same vocabulary, which drafts tokens"
     )
     max_speculative_tokens: int | None = option(None, "of a draft at most; without it 8", DRAFT)
     kv_cache_dtype: str | None = option(
@@ -154,6 +160,11 @@ class ExportArguments(SigningArguments):
             if (value := getattr(self, name)) not in (None, *legal):
                 flag = name.replace("_", "-")
                 raise ConfigError(f"--{flag}={value} is none", f"legal: {', '.join(legal)}")
+        if (self.speculation == DRAFT_MODEL) != (self.draft_model is not None):
+            raise ConfigError(
+                f"speculation={self.speculation} with draft_model={self.draft_model}: one needs the other",
+                "take speculation=draft and name the small model's directory in draft_model, or leave both out",
+            )
 
 
 @dataclass(frozen=True)

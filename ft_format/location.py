@@ -10,6 +10,8 @@ from models.directory import CONFIG_FILE
 
 HUGGINGFACE = "huggingface"
 """Name of the Hugging Face directory below ``<repository>/<model>/<version>``."""
+DRAFT = "draft"
+"""Name of a draft model's directory below that of the model, and of this way of speculation."""
 
 
 def checkpoint_places(path: str, version: Path, tensor_para_size: int | str) -> tuple[Path, ...]:

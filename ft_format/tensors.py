@@ -28,7 +28,7 @@ ARGMAX_NUCLEUS = 1e-6
 _BEAM_WIDTHS = Range(0, 64)  # FasterTransformer's kernels; see the engine's beam.py for those that its backend takes
 _SMALLEST = 2.0**-126  # above 0, of fp32's normal numbers
 _TOP = Range(0, 20)  # as in the OpenAI API
-_DRAFTS = "tokens that are drafted for a step at most, looked up in the text; 0: none, -1: as deployed"
+_DRAFTS = "tokens that are drafted for a step at most; 0: none, -1: as deployed"
 
 
 @dataclass(frozen=True)

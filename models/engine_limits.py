@@ -66,6 +66,15 @@ def drafts_problem(decoder: Decoder) -> str:
     return "speculation with layers that keep states, which cannot go back by wrong tokens" if has_states else ""
 
 
+def draft_model_problem(draft: Decoder | None, draft_vocab_size: int, vocab_size: int) -> str:
+    """Return why a small model cannot draft for a model of a vocabulary; empty: it can."""
+    if draft is None:
+        return "a draft model is a Hugging Face directory of a decoder"
+    if draft_vocab_size != vocab_size:
+        return f"the draft model has {draft_vocab_size} tokens, and the model {vocab_size}: the vocabulary must be one"
+    return drafts_problem(draft) and "the draft model's layers keep states, which cannot go back by wrong tokens"
+
+
 def ranks_problem(decoder: Decoder, ranks: int) -> str:
     """Return why ranks cannot share a model's layers; empty: they can, each with a head of keys and values at least."""
     heads, kv_heads, middles = decoder.head_num, decoder.kv_head_num, _middles(decoder)

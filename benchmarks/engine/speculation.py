@@ -124,7 +124,7 @@ def serving(arguments: SpeculationArguments, text: Text) -> Iterator[Engine]:
         size.write(Path(folder))
         settings = Settings(
             Path(folder), 1, 1, arguments.data_type, arguments.threads, size.model_type, has_made_up_weights=True,
-            has_prefix_cache=False, has_drafts=True,
+            has_prefix_cache=False, speculation="ngram",
         )  # fmt: skip
         with mock.patch.object(loading, "load_weights", load_and_tell):
             engine = open_engine(settings, torch.device(arguments.device))

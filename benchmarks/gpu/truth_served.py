@@ -27,7 +27,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "served": {},
     "whole": {"prefill_chunk_tokens": 0, "has_prefix_cache": False},
     "tight": {},
-    DRAFTS: {"has_drafts": True},
+    DRAFTS: {"speculation": "ngram"},
 }
 LARGE, SMALL, TINY = Shape(6, 1024, 32000, 300, 8192), Shape(3, 256, 2000, 96, 2048), Shape(2, 128, 600, 40, 512)
 ROOMY = 4 << 30  # bytes of KV cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import models
-from export_scripts.arguments import FP8_CACHE, NGRAM, ExportArguments
+from export_scripts.arguments import DRAFT_MODEL, FP8_CACHE, NGRAM, ExportArguments
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.families import SECTIONS, find_family
@@ -41,6 +41,7 @@ class ServedCheckpoint:
         place: where the repository has it, below a model's directory.
         family: FasterTransformer's model.
         start_id, end_id: of the vocabulary.
+        vocab_size: of it, padding included.
         positions: of the longest text; 0: as many as the memory has room for (T5, ALiBi).
         tokenizer: files of it that the models for text read.
         made: content of files of the tokenizer by name, in place of the checkpoint's: the whole of what training had,
@@ -53,6 +54,7 @@ class ServedCheckpoint:
     family: Family
     start_id: int
     end_id: int
+    vocab_size: int
     positions: int
     tokenizer: tuple[str, ...] = ()
     made: Mapping[str, bytes] = field(default_factory=dict)
@@ -103,9 +105,9 @@ def _open_shards(root: Path, manifest: Manifest, arguments: ExportArguments) -> 
             "convert again for the tensor_para_size to serve with",
         )
     start_id, end_id = (section.get(key, INDEX) for key in family.id_keys)
-    positions = section.get("max_pos_seq_len", INDEX, 0)
+    positions, vocab_size = section.get("max_pos_seq_len", INDEX, 0), section.get("vocab_size", COUNT, 0)
     files = tuple(record.path for record in manifest.files if record.path in _TOKENIZER_FILES)
-    return ServedCheckpoint(root, manifest, f"1/{ranks}-gpu", family, start_id, end_id, positions, files)
+    return ServedCheckpoint(root, manifest, f"1/{ranks}-gpu", family, start_id, end_id, vocab_size, positions, files)
 
 
 def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) -> ServedCheckpoint:
@@ -127,7 +129,7 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
     problems = [
         ranks_problem(decoder, arguments.tensor_para_size),
         int8_problem(decoder, are_fp8) * arguments.int8_mode,
-        drafts_problem(decoder) * (arguments.speculation == NGRAM),
+        drafts_problem(decoder) * (arguments.speculation in (NGRAM, DRAFT_MODEL)),
         cache_problem(decoder) * (arguments.kv_cache_dtype == FP8_CACHE),
         "fp8_activations with weights of which none is FP8" * (arguments.fp8_activations and not are_fp8),
     ]
@@ -138,4 +140,5 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
     tokenizer, ids = source.tokenizer, source.ids
     made = {**tokenizer.contents(source.archive), **tokenizer.text_ids.files(), **find_chat(source).files()}
     where = (root, manifest, f"1/{HUGGINGFACE}")
-    return ServedCheckpoint(*where, source.family, ids.start_id, ids.end_id, longest_text(decoder), made=made)
+    own = ids.start_id, ids.end_id, decoder.vocab_size, longest_text(decoder)
+    return ServedCheckpoint(*where, source.family, *own, made=made)

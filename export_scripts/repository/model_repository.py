@@ -14,19 +14,21 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from export_scripts.arguments import ExportArguments
 from export_scripts.repository.adapters import written_adapters
 from export_scripts.repository.checkpoint import ServedCheckpoint, open_checkpoint
+from export_scripts.repository.draft_model import draft_files
 from export_scripts.repository.interfaces import gpt, t5
 from export_scripts.repository.interfaces.interactive import make_interactive
 from export_scripts.repository.interfaces.serving import Serving, alias, can_be_aliased
 from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING, check_model_name
 from export_scripts.repository.pbtxt import ModelSpec, to_text
 from ft_format import byte_pieces
+from ft_format.location import DRAFT
 from ft_format.weight_format import KEY, find_format
 from handover.digests import file_digest
 from handover.durable import sync
@@ -61,6 +63,7 @@ def build_repository(arguments: ExportArguments) -> Manifest:
     opened = open_checkpoint(arguments)
     checkpoint, serving = opened.manifest, _serving(arguments, opened)
     seal.take_up(opened.root)
+    draft = draft_files(arguments, opened)
     repository = _Repository(arguments.output, opened)
     interface = t5 if serving.family.is_encoder_decoder else gpt
     identity = {WEIGHTS_DIGEST: checkpoint.digest}
@@ -71,7 +74,8 @@ def build_repository(arguments: ExportArguments) -> Manifest:
     files, size = len(engines) * len(checkpoint.files), len(engines) * checkpoint.size_bytes
     with written_adapters(arguments) as adapters, Progress("export", files, "files", size) as bar:
         for name in engines:
-            repository.link_checkpoint(f"{name}/{opened.place}", bar)
+            beside = repository.link_draft(f"{name}/{opened.place}", arguments.draft_model, draft)
+            repository.link_checkpoint(f"{name}/{opened.place}", bar, beside)
             repository.link_adapters(f"{name}/{opened.place}", adapters)
     repository.add_config(_form(engine, arguments))
     if has_alias:
@@ -98,7 +102,16 @@ class _Repository:
         self.records: dict[str, FileRecord] = {}
         reopen(root, KIND)
 
-    def link_checkpoint(self, directory: str, bar: Progress) -> None:
+    def link_draft(self, directory: str, root: Path | None, files: Sequence[FileRecord]) -> list[FileRecord]:
+        """Link a draft model into the checkpoint's directory; returns the records that this has of it."""
+        for record in files:
+            assert root
+            path = f"{directory}/{DRAFT}/{record.path}"
+            link_or_copy(root / record.path, self._clear(path))
+            self.records[path] = replace(record, path=path)
+        return [replace(record, path=f"{DRAFT}/{record.path}") for record in files]
+
+    def link_checkpoint(self, directory: str, bar: Progress, beside: Sequence[FileRecord]) -> None:
         made = {name: self._write(f"{directory}/{name}", content) for name, content in self.opened.made.items()}
         linked = [record for record in self.checkpoint.files if record.path not in made]
         for record in self.checkpoint.files:
@@ -108,7 +121,7 @@ class _Repository:
         # The checkpoint's manifest goes along, so that the shards can be proved wherever they are moved to. Only what
         # it says of them: where and by which code they were made must not make another model of the same weights.
         kept = {name: value for name, value in self.checkpoint.made_from.items() if name == RANDOM_WEIGHTS}
-        records = [*linked, *(replace(record, path=name) for name, record in made.items())]
+        records = [*linked, *beside, *(replace(record, path=name) for name, record in made.items())]
         shards = Manifest(self.checkpoint.kind, tuple(sorted(records, key=lambda record: record.path)), kept)
         self._write(f"{directory}/{MANIFEST_NAME}", shards.to_text())
 
@@ -151,6 +164,7 @@ class _Repository:
                          "text_deltas", "kv_cache_dtype", "fp8_activations", "prefill_chunk_tokens",
                          "speculation", "max_speculative_tokens", "adapters", "max_adapters", "max_adapter_rank")
         }  # fmt: skip
+        settings["draft_model"] = arguments.draft_model and str(arguments.draft_model)
         made_from = {
             self.checkpoint.kind: str(self.opened.root),
             f"{self.checkpoint.kind}_digest": self.checkpoint.digest,
@@ -165,6 +179,8 @@ class _Repository:
         for name, path in arguments.adapters or ():
             files = files_of(Path(path))
             materials |= {f"adapters/{name}/{inner or Path(path).name}": file for inner, file in files.items()}
+        if draft := arguments.draft_model:
+            materials |= {f"{DRAFT}/{inner}": file for inner, file in files_of(draft).items()}
         seal.finish("export", self.root, manifest, materials)
         return manifest
 

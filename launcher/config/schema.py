@@ -140,6 +140,7 @@ class TritonDeploymentConfig:
     kv_cache_dtype: str | None = same(ExportArguments, "kv_cache_dtype")
     fp8_activations: bool = same(ExportArguments, "fp8_activations")
     speculation: str | None = same(ExportArguments, "speculation")
+    draft_model: str | None = None  # Hugging Face directory of a small model of the same vocabulary
     max_speculative_tokens: int | None = same(ExportArguments, "max_speculative_tokens")
     max_adapters: int | None = same(ExportArguments, "max_adapters")
     max_adapter_rank: int | None = same(ExportArguments, "max_adapter_rank")

@@ -66,7 +66,7 @@ SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enu
 def test_grammars_cut_drafts_and_rows_follow_them(
     kind: str, text: str, way: dict[str, Any], always: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = open_engine(guided_gpt2(tmp_path, has_drafts=True), CPU)
+    engine = open_engine(guided_gpt2(tmp_path, speculation="ngram"), CPU)
     request = guided([kind], [text], 60, **way)
     plain = request | {"max_speculative_tokens": np.array([[0]], np.int32)}
     expected = answer_of(engine, plain)
@@ -99,7 +99,7 @@ def test_a_conversation_goes_on_and_one_with_a_memory_has_no_drafts(
 
 def test_an_encoder_decoder_repeats_its_input(always: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = t5_requests.settings_of(write_family(random_t5(), tmp_path, 1))
-    engine, lines = open_engine(replace(settings, has_drafts=True), CPU), t5_requests.sources(9, 4, 14)
+    engine, lines = open_engine(replace(settings, speculation="ngram"), CPU), t5_requests.sources(9, 4, 14)
     request = t5_requests.ask(lines, 20, end_id=NEVER, is_return_log_probs=True)
     none = np.zeros((3, 1), np.int32)
     expected = answer_of(engine, request | {"max_speculative_tokens": none})
@@ -182,7 +182,7 @@ def test_a_model_whose_layers_keep_states_refuses_drafts(tmp_path: Path) -> None
     save("nemotron_h", tmp_path, max_position_embeddings=64)
     settings = Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)
     with pytest.raises(EngineError, match="speculation = ngram .*: the layers of this model keep states"):
-        open_engine(replace(settings, has_drafts=True), CPU)
+        open_engine(replace(settings, speculation="ngram"), CPU)
     served = Served(paged_steps(settings))
     served.scheduler._speculation._most = 4
     (refused,) = served.submit(ask([[5, 6]], 3) | {"max_speculative_tokens": np.array([[2]], np.int32)})

@@ -20,6 +20,7 @@ from .cache.sizing import CacheShape, free_bytes
 from .cache.states import LEAST_STATES, States, bytes_of, choose_count
 from .errors import EngineError, WeightsError
 from .model.adapters import AdapterPlaces
+from .model.draft_model import load_draft_model
 from .model.families import read_config
 from .model.network import Network
 from .model.precision import choose_device, choose_precision
@@ -88,6 +89,8 @@ def load(settings: Settings, device: torch.device, adapters: Adapters, group: Gr
                 steps, description = loading.submit(load_steps, settings, device, group).result()
                 loading.submit(adapters.use, steps, steps.config.decoder, settings.checkpoint).result()
                 note = loading.submit(warm_up, steps, mixed=settings.prefill_chunk_tokens).result()
+                if steps.drafting:
+                    loading.submit(warm_up, steps.drafting).result()
             except torch.OutOfMemoryError as error:
                 raise EngineError(_out_of_memory(settings, device, error)) from None
         if note:
@@ -126,8 +129,13 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         comm = Comm(ops, like, vocab_size=config.vocab_size, width=config.hidden_units, group=group)
         network = Network(config, part.weights, comm, ops)
         prefixes, adapters = part.read_prefixes(), part.reserve_adapters()
-        cache = part.reserve_cache(ops.is_head_major)
+        is_first = not group or group.rank == 0
+        draft = load_draft_model(settings, config, device, ops, part.sharers) if is_first else None
+        cache = part.reserve_cache(ops.is_head_major, draft)
+        drafting = Steps(draft, cache.of_draft_model()) if draft else None
     description = part.describe(cache)
+    if draft:
+        description += f"; a draft model of {draft.weights.size_bytes / 1e9:.3g} GB"
     if adapters:
         room = f"{adapters.count} adapters of rank {adapters.rank} at once, {adapters.size_bytes / 1e9:.3g} GB"
         description += f"; room for {room}"
@@ -136,9 +144,9 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         description += f", {comm.note}" if comm.is_split else ""
     _log.info(description)
     if group and group.rank == 0:
-        steps: Steps = RankZeroSteps(network, cache, prefixes, adapters, group)
+        steps: Steps = RankZeroSteps(network, cache, prefixes, adapters, drafting, group)
     else:
-        steps = Steps(network, cache, prefixes, adapters)
+        steps = Steps(network, cache, prefixes, adapters, drafting)
     _check_drafts(settings, steps)
     return steps, description
 
@@ -156,7 +164,7 @@ class _Part:
         encoder_layers = config.encoder.num_layer if config.encoder else 0
         whole = Partition(range(config.num_layer))
         self.partition = group.partition(config.num_layer, encoder_layers) if group else whole
-        self._sharers = group.ranks.local_size if group and device.type == "cpu" else 1  # of the device's memory
+        self.sharers = group.ranks.local_size if group and device.type == "cpu" else 1  # of the device's memory
         start = time.perf_counter()
         self.weights = load_weights(
             settings.checkpoint,
@@ -165,7 +173,7 @@ class _Part:
             self._precision,
             device,
             self.partition,
-            sharers=self._sharers,
+            sharers=self.sharers,
             are_made_up=settings.has_made_up_weights,
         )
         self._seconds = time.perf_counter() - start
@@ -200,25 +208,31 @@ class _Part:
             )
         return AdapterPlaces(self.weights.matrices, decoder, count, rank, self.weights.like)
 
-    def reserve_cache(self, is_head_major: bool) -> KvCache:
-        """Reserve the KV cache in the free memory: for the same number of tokens in all processes of a group."""
+    def reserve_cache(self, is_head_major: bool, draft: Network | None = None) -> KvCache:
+        """Reserve the KV cache in the free memory: for the same number of tokens in all processes of a group.
+
+        A draft model keeps its keys and values there too, and needs all of a row, whatever the model's windows are.
+        """
+        beside = draft.weights.decoder.entries if draft and draft.weights.decoder else ()
         config, decoder = self.config, self.weights.decoder
         shape = CacheShape(
             decoder.entries if decoder else (),
             self._precision.compute,
             has_cross=config.encoder is not None,
             is_head_major=is_head_major,
+            beside=beside,
         )
         if self._settings.has_fp8_cache:
             shape = self._as_fp8(shape)
-        budget = choose_budget(self._settings, free_bytes(self._device) // self._sharers, self._device)
+        budget = choose_budget(self._settings, free_bytes(self._device) // self.sharers, self._device)
         states = self._reserve_states(budget) if config.keeps_states else None
         budget -= states.size_bytes if states else 0
         if self._group:  # a stage may have no layers
             token_bytes = max(shape.token_bytes, 1)
             budget = self._group.all_reduce_min(budget // token_bytes) * token_bytes
         longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
-        return KvCache(shape, self._device, budget, longest, self._settings.has_prefix_cache, config.reach, states)
+        reach = 0 if beside else config.reach
+        return KvCache(shape, self._device, budget, longest, self._settings.has_prefix_cache, reach, states)
 
     def _as_fp8(self, shape: CacheShape) -> CacheShape:
         """Return the dimensions of a cache that keeps as FP8 what another keeps as numbers.
@@ -226,7 +240,7 @@ class _Part:
         Raises:
             EngineError: of latent vectors.
         """
-        if any(entry.parts == 1 for entry in shape.layers):
+        if any(entry.parts == 1 for entry in (*shape.layers, *shape.beside)):
             raise EngineError(
                 f"kv_cache_dtype = fp8 with {self._settings.checkpoint}, whose attention keeps latent vectors: these"
                 " are as wide as they are computed with"
@@ -286,7 +300,7 @@ def _check_kernels(settings: Settings, device: torch.device) -> None:
 def _check_drafts(settings: Settings, steps: Steps) -> None:
     """Raise an EngineError if drafts are to be verified and the model cannot; see Steps.problem_with_drafts."""
     if settings.has_drafts and (problem := steps.problem_with_drafts):
-        raise EngineError(f"speculation = ngram with {settings.checkpoint}: {problem}; leave it out")
+        raise EngineError(f"speculation = {settings.speculation} with {settings.checkpoint}: {problem}; leave it out")
 
 
 def _check_rounding(settings: Settings, device: torch.device) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ft_format.families import MODEL_TYPES
-from ft_format.location import checkpoint_places, first_checkpoint
+from ft_format.location import DRAFT, checkpoint_places, first_checkpoint
 from ft_format.values import COUNT, INDEX, Values, fraction, one_of, seconds, whole
 from ft_format.weight_format import FORMATS, KEY, WeightFormat, find_format
 
@@ -32,7 +32,7 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {  # by Settings' fie
     "kv_cache_bytes": ("kv_cache_bytes", INDEX),
     "has_prefix_cache": ("enable_prefix_cache", _FLAG),
     "prefill_chunk_tokens": ("prefill_chunk_tokens", INDEX),
-    "has_drafts": ("speculation", one_of({"none": False, "ngram": True})),
+    "speculation": ("speculation", one_of({name: name for name in ("none", "ngram", DRAFT)})),
     "max_speculative_tokens": ("max_speculative_tokens", whole(1, 64)),
     "max_adapters": ("max_adapters", INDEX),
     "max_adapter_rank": ("max_adapter_rank", COUNT),
@@ -70,8 +70,9 @@ class Settings:
     # Of a step in which rows decode and a prompt is run in part; 0: prompts are run whole. On an H200 a pass of 256
     # tokens in fp16 takes about as long as a decode step of a few rows.
     prefill_chunk_tokens: int = 256
-    # Whether rows whose requests say nothing have drafts, looked up in their texts; see scheduling/speculation.py.
-    has_drafts: bool = False
+    # Where the drafts come from of rows whose requests say nothing: "ngram", their texts; "draft", a small model in
+    # the checkpoint's folder of this name; "none": they have none. See scheduling/speculation.py.
+    speculation: str = "none"
     max_speculative_tokens: int = 8  # of a draft, whoever asks for it
     # LoRA adapters on the device at once; others wait on the host. None: as many as the checkpoint has, 64 at most.
     max_adapters: int | None = None
@@ -98,6 +99,16 @@ class Settings:
     def world_size(self) -> int:
         """The number of ranks."""
         return self.tensor_para_size * self.pipeline_para_size
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether rows have drafts whose requests say nothing."""
+        return self.speculation != "none"
+
+    @property
+    def draft_model(self) -> Path | None:
+        """Directory of the draft model; None: there is none."""
+        return self.checkpoint / DRAFT if self.speculation == DRAFT else None
 
     @property
     def weights(self) -> WeightFormat:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import models
-from export_scripts.arguments import FP8_CACHE, HUGGINGFACE, NGRAM, PEFT, ConvertArguments
+from export_scripts.arguments import DRAFT_MODEL, FP8_CACHE, HUGGINGFACE, NGRAM, PEFT, ConvertArguments
 from ft_format.families.family import Family
 from ft_format.families.gpt import FAMILY as GPT
 from ft_format.layout import Dims
@@ -243,7 +243,7 @@ def _check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) -
         raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.int8_mode out")
     if config.export.triton_deployment.kv_cache_dtype == FP8_CACHE and (problem := cache_problem(decoder)):
         raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.kv_cache_dtype out")
-    if config.export.triton_deployment.speculation == NGRAM and (problem := drafts_problem(decoder)):
+    if config.export.triton_deployment.speculation in (NGRAM, DRAFT_MODEL) and (problem := drafts_problem(decoder)):
         raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.speculation out")
     if problem := ranks_problem(decoder, config.export.model.tensor_model_parallel_size):
         raise ConfigError(f"{checkpoint}: {problem}", "take another export.model.tensor_model_parallel_size")

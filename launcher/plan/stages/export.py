@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         return [_for_vllm(config, paths)]
     run, triton = config.export.run, config.export.triton_deployment
     adapters = served_adapters(config)
+    draft = Path(os.path.abspath(triton.draft_model)) if triton.draft_model else None
     checkpoint = paths.huggingface if config.export.model.format is ModelFormat.huggingface else paths.ft_checkpoint
     arguments = filled(
         ExportArguments,
@@ -56,6 +58,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         tensor_para_size=config.export.model.tensor_model_parallel_size,
         pipeline_para_size=triton.pipeline_model_parallel_size,
         adapters=adapters or None,
+        draft_model=draft,
         **vars(signing(config)),
     )
     stage = StagePlan(
@@ -63,7 +66,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         name=run.name,
         commands=(python_module("export_scripts.export", arguments),),
         resources=resources(config, run.time_limit, nodes=1, gpus_per_node=0),
-        inputs=(checkpoint, *(Path(path) for _, path in adapters)),
+        inputs=(checkpoint, *(Path(path) for _, path in adapters), *([draft] if draft else ())),
         output=paths.model_repository,
         log=paths.log("export"),
         env=environment(config),

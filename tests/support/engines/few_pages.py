@@ -49,7 +49,8 @@ def spoiled(steps: Steps) -> Iterator[None]:
         given = [page for page in pages if page]
         free(allocator, pages)
         lost = [page for page in given if page not in allocator.prefixes._known]
-        for memory in steps.cache.kv:
+        # A draft model always goes on, on half a page, where torch multiplies what follows by 0.
+        for memory in (*steps.cache.kv, *(steps.cache.beside if steps.network.ops.can_capture else ())):
             memory[:, lost] = float("nan")
 
     with patch.object(PageAllocator, "_release", spoil):

@@ -16,11 +16,13 @@ def paged_steps(settings: Settings, pages: int = 200) -> Steps:
     shape = steps.cache.shape
     size = (pages + 1) * PAGE * shape.token_bytes
     states = poisoned_states(steps.network, steps.cache.states.count) if steps.cache.states else None
-    cache = KvCache(shape, CPU, size, steps.config.max_pos_seq_len, reach=steps.config.reach, states=states)
-    for block in cache.kv:
+    reach = steps.cache.allocator.window
+    cache = KvCache(shape, CPU, size, steps.config.max_pos_seq_len, reach=reach, states=states)
+    for block in (*cache.kv, *cache.beside):
         block.fill_(1e4)  # what an earlier row left must not matter
         block[:, 0] = float("nan")  # and this page is never read
-    return Steps(steps.network, cache, adapters=steps.adapters)
+    drafting = Steps(steps.drafting.network, cache.of_draft_model()) if steps.drafting else None
+    return Steps(steps.network, cache, adapters=steps.adapters, drafting=drafting)
 
 
 def poisoned_states(network: Network, count: int) -> States:

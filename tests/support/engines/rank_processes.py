@@ -196,6 +196,7 @@ def main(shards: str, directory: str, model_type: str, data_type: str, *numbers:
     settings = Settings(Path(shards), tensor, pipeline, data_type, 1, model_type)
     settings = replace(settings, has_process_per_rank=ranks is None, has_peer_sums=bool(has_peer_sums))
     settings = replace(settings, kv_cache_bytes=CACHE_BYTES, prefill_chunk_tokens=chunk_tokens)
+    settings = replace(settings, speculation="draft" if settings.checkpoint.joinpath("draft").is_dir() else "none")
     answers = []
     for _ in range(engines):
         engine = open_engine(settings, device, Group(ranks, device, settings) if ranks else None)
@@ -207,6 +208,7 @@ def main(shards: str, directory: str, model_type: str, data_type: str, *numbers:
             answers.append(answer_of(engine, request))
             sys.stdout.write("answered\n")
             sys.stdout.flush()
+        sys.stdout.write(f"{engine.metrics.accepted_tokens} of {engine.metrics.draft_tokens} tokens accepted\n")
         engine.close()
     (Path(directory) / "answers").write_bytes(pickle.dumps(answers))
     os._exit(0)

@@ -46,10 +46,15 @@ DRAWN: dict[str, Any] = {"runtime_top_p": 1.0, "end_id": END}
 def guided_gpt2(directory: Path, ranks: int = 1, positions: int = 640, **changes: Any) -> Settings:
     model = random_gpt2(vocab_size=END + 1, n_positions=positions, eos_token_id=END, initializer_range=0.1)
     shards = write_shards(model, directory, ranks)
-    vocabulary = {"".join(LETTERS[byte] for byte in token): index for index, token in reversed(list(enumerate(TOKENS)))}
-    (shards / "vocab.json").write_text(json.dumps(vocabulary))
-    (shards / "merges.txt").write_text("#version: 0.2\n")
+    write_vocabulary(shards)
     return Settings(shards, ranks, 1, "fp32", cpu_threads=1, **changes)
+
+
+def write_vocabulary(directory: Path) -> None:
+    """Write the tokens of a model that follows grammars."""
+    vocabulary = {"".join(LETTERS[byte] for byte in token): index for index, token in reversed(list(enumerate(TOKENS)))}
+    (directory / "vocab.json").write_text(json.dumps(vocabulary))
+    (directory / "merges.txt").write_text("#version: 0.2\n")
 
 
 def guided(kinds: list[str], guides: list[str], count: int = 400, seed: int = 3, **scalars: Any) -> Tensors:

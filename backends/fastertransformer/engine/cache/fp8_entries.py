@@ -24,8 +24,10 @@ _NOT_FINITE = 255
 
 def shape_of(shape: CacheShape) -> CacheShape:
     """Return the dimensions of a cache that keeps as FP8 what another keeps as numbers."""
-    layers = tuple(Entry(heads, size + 1, parts) for heads, size, parts in shape.layers)
-    return CacheShape(layers, FP8_BYTES, shape.has_cross, shape.is_head_major)
+    layers, beside = (
+        tuple(Entry(heads, size + 1, parts) for heads, size, parts in kept) for kept in (shape.layers, shape.beside)
+    )
+    return CacheShape(layers, FP8_BYTES, shape.has_cross, shape.is_head_major, beside)
 
 
 def pack(x: Tensor) -> Tensor:

@@ -9,6 +9,9 @@ longest. The keys and values of an encoder's output are in pages of the same mem
 The token at position p of a row is in its entry p % window: a row with a window keeps the last tokens only, and its
 valid entries are the first min(p + 1, window). Rows without one have window UNBOUNDED.
 
+A draft model keeps its keys and values in the same pages, beside those of the model: so it shares what rows share, and
+ends when they end. It has slots of its own.
+
 Page 0 belongs to no slot: padding is written there, and so are tokens that a context's later tokens do not see once it
 has been run, see PageAllocator.unneeded. It is never read.
 """
@@ -18,6 +21,8 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -53,6 +58,7 @@ class KvCache:
     Attributes:
         allocator: which row has which pages; in use in rank 0 only.
         kv: of each layer, [2 (k, v), pages, H, PAGE, D]; or [1, ...] of vectors from which both are made.
+        beside: the same of each layer of a draft model.
         page_tables: int32 [MOST_SLOTS + 1, most pages of a row], on the device: the pages of each slot, padded with 0.
             The last slot is unused.
         source_page_tables: pages of each slot's encoder output; no columns if there is no encoder.
@@ -76,7 +82,9 @@ class KvCache:
         self._page_bytes = PAGE * shape.token_bytes
         pages = max(0, budget_bytes // max(1, shape.token_bytes) // PAGE - 1)
         self.budget_bytes = pages * self._page_bytes
-        self.kv = [_zeros(shape, entry, pages + 1, device) for entry in shape.layers]
+        self.kv, self.beside = (
+            [_zeros(shape, entry, pages + 1, device) for entry in entries] for entries in (shape.layers, shape.beside)
+        )
         most_unused, first_unused, is_on_cpu = pages, pages, device.type == "cpu"
         if is_on_cpu:
             most_unused = min(pages // 2, _UNUSED_BYTES // max(1, self._page_bytes))
@@ -89,7 +97,12 @@ class KvCache:
             is_on_cpu,
             self._pool(keeps_prefixes, longest) if states else None,
         )
-        widths = pages_of(longest), pages_of(longest) if shape.has_cross else 0
+        self._make_slots(pages_of(longest))
+
+    def _make_slots(self, most_pages: int) -> None:
+        """Make slots, all free, of rows that have ``most_pages`` at most."""
+        device = self._device
+        widths = most_pages, most_pages if self.shape.has_cross else 0
         self.page_tables, self.source_page_tables = (
             torch.zeros(MOST_SLOTS + 1, width, dtype=torch.int32, device=device) for width in widths
         )
@@ -104,6 +117,13 @@ class KvCache:
         if self._device.type == "cpu":
             most_kept = min(most_kept, _UNUSED_BYTES // max(1, self.states.row_bytes))
         return StatePool(self.states.count, most_kept, longest)
+
+    def of_draft_model(self) -> KvCache:
+        """Return the draft model's part: its keys and values in the same pages, and slots of its own."""
+        part = copy(self)
+        part.shape, part.kv, part.beside = replace(self.shape, layers=self.shape.beside, beside=()), self.beside, []
+        part._make_slots(self.page_tables.shape[1])
+        return part
 
     def clear_sources(self) -> None:
         """Mark the encoder input of every slot as free."""
@@ -178,7 +198,7 @@ class KvCache:
         All sources are read before any target is written.
         """
         to, of = upload(pages, self._device)
-        for block in self.kv:
+        for block in (*self.kv, *self.beside):
             block[:, to] = block[:, of]
         to, of = upload(slots, self._device)
         self.sources[:, to] = self.sources[:, of]
@@ -188,7 +208,7 @@ class KvCache:
     def clear(self, pages: Array) -> None:
         """Fill pages with zeros; see _zeros."""
         cleared = upload(pages, self._device)
-        for block in self.kv:
+        for block in (*self.kv, *self.beside):
             block[:, cleared] = 0
 
     def restore(self, pages: Array, content: Sequence[Tensor]) -> None:

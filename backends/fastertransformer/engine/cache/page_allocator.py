@@ -48,6 +48,7 @@ class PageAllocator:
         states: see above.
         most_rows: rows in the batch at most. One more may be half run, see scheduling/chunks.py.
         prefixes: the pages that are known by their tokens.
+        drafted: see PagePool.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class PageAllocator:
         self.keeps_prefixes = most_unused > 0
         self.prefixes = PrefixIndex(most_unused, window, first_unused, states)
         self._pool = PagePool(range(1, count + 1))
+        self.drafted = self._pool.drafted
         self._changes: list[tuple[RowPages, int, int]] = []  # row, column of its page table, page
         self._dirty: list[int] = []
         self.states = states
@@ -175,6 +177,7 @@ class PageAllocator:
         copy(np.array([pair for row in copied for pair in zip(row.copies, row.pages, strict=False)]).T)
         for row in copied:
             shared, row.pages[: len(row.copies)] = row.pages[: len(row.copies)], row.copies
+            self.drafted.update(to for to, of in zip(row.copies, shared, strict=True) if of in self.drafted)
             self._changes += [(row, column, page) for column, page in enumerate(row.copies)]
             row.copies = []
             self._release(shared)

@@ -47,6 +47,7 @@ class PagePool:
 
     Attributes:
         taken_from: rows that pages were taken from, and the column of each of these pages in the row's page table.
+        drafted: pages in use of which a draft model has keys and values for every token.
     """
 
     def __init__(self, pages: range) -> None:
@@ -54,6 +55,7 @@ class PagePool:
         self._holders: dict[RowPages, None] = {}
         self._held = 0
         self.taken_from: list[tuple[RowPages, int]] = []
+        self.drafted: set[int] = set()
 
     def __len__(self) -> int:
         return sum(map(len, self._runs)) + self._held
@@ -130,6 +132,7 @@ class PagePool:
 
     def free(self, pages: Sequence[int]) -> None:
         """Free pages."""
+        self.drafted.difference_update(pages)
         runs = sorted([*self._runs, *(range(page, page + 1) for page in pages)], key=lambda run: run.start)
         self._runs = []
         for run in runs:

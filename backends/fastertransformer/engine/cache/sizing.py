@@ -43,17 +43,20 @@ class CacheShape:
         has_cross: whether each slot also keeps the keys and values of an encoder's output.
         is_head_major: whether a page has each head's entries side by side, as the kernels read them; else each token's
             heads, so that torch can read a row whose pages are contiguous as one tensor.
+        beside: what each layer of a draft model keeps, in the same pages.
     """
 
     layers: tuple[Entry, ...]
     dtype: torch.dtype
     has_cross: bool = False
     is_head_major: bool = False
+    beside: tuple[Entry, ...] = ()
 
     @property
     def token_bytes(self) -> int:
         """Bytes that all layers keep of one token."""
-        return sum(parts * heads * size for heads, size, parts in self.layers) * self.dtype.itemsize
+        kept = (*self.layers, *self.beside)
+        return sum(parts * heads * size for heads, size, parts in kept) * self.dtype.itemsize
 
 
 def free_bytes(device: torch.device) -> int:

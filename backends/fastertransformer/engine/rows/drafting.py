@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ..cache.page_pool import RowPages
 from .prompt_lookup import PromptLookup
 
 
@@ -37,8 +38,14 @@ class Drafting:
         most: tokens of one.
         acceptance: of their tokens.
         lookup: proposes them; None: none has been proposed yet.
+        pages: that the row had when a draft model ran its tokens; None: it has run none.
+        known: tokens of the row that the draft model has run, and keeps keys and values of.
+        assumed: tokens of the last draft that it has run behind these.
     """
 
     most: int
     acceptance: Acceptance
     lookup: PromptLookup | None = None
+    pages: RowPages | None = None
+    known: int = 0
+    assumed: list[int] = field(default_factory=list)

@@ -26,8 +26,9 @@ from .jobs import check_need, end_grammars, is_cancelled, note_adapters, send
 from .launch_times import LaunchTimes
 from .metrics import EngineMetrics
 from .outputs import answer_so_far
+from .proposers import Drafts
 from .sessions import Session, Sessions
-from .speculation import Drafts, Speculation
+from .speculation import Speculation
 from .tokens import append_tokens, grammar_failures, overflow_in
 from .waiting import NO_LIMITS, QueueLimits, WaitingQueue, jobs_of
 

@@ -1,5 +1,7 @@
 """Speculation: which rows have drafts in a step, and how long these are, by how many tokens of earlier ones were right.
 
+Where they come from, proposers.py says.
+
 A step that verifies drafts computes a token more for each token of a draft, and takes longer. How much is estimated by
 a line in the number of tokens, see tuning.py. A row's next drafted token is worth its probability of being right, and
 is drafted while that is more than its part of the step. So drafts grow where they are right, become short where they
@@ -9,7 +11,7 @@ is found out whether they are right again.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from collections.abc import Sequence as Several
 
 from ..arrays import UNBOUNDED
@@ -17,14 +19,12 @@ from ..errors import RequestError
 from ..grammar.masks import count_allowed
 from ..ops.logits import NOT_FINITE
 from ..rows.drafting import Acceptance, Drafting
-from ..rows.prompt_lookup import PromptLookup
 from ..rows.sequence import Sequence
 from ..sampling.pending import OwnedToken
 from ..steps.steps import Steps
 from .metrics import EngineMetrics
+from .proposers import DraftModel, Drafts, Proposer, TextLookup
 from .tuning import TUNING
-
-Drafts = dict[Sequence, list[int]]
 
 
 class Speculation:
@@ -42,6 +42,7 @@ class Speculation:
         is_on_host = steps.device.type == "cpu"
         self._row_cost = TUNING.draft_row_cost_cpu if is_on_host else TUNING.draft_row_cost
         self._step_cost = 0.0 if is_on_host else TUNING.draft_step_cost
+        self._proposer: Proposer = DraftModel(steps.drafting, steps.config) if steps.drafting else TextLookup()
         self._overall = Acceptance(TUNING.acceptance_prior, TUNING.acceptance_memory_all)
         self._steps_to_try = TUNING.steps_between_tries  # until rows whose drafts were wrong are tried again
 
@@ -69,26 +70,62 @@ class Speculation:
                 for these.
         """
         base = 1 + self._row_cost * count  # what a step takes; in units of one of a single row
-        least = self._row_cost * count / base
+        token_cost = self._proposer.token_cost
         self._steps_to_try -= 1
-        is_trying, gain, found = self._steps_to_try < 0, 0.0, Drafts()
+        is_trying, gain, lengths, tried = self._steps_to_try < 0, 0.0, dict[Sequence, int](), list[Sequence]()
         for row in rows:
-            drafting = row.drafting
-            if drafting is None or row.window != UNBOUNDED or row.has_failed or not row.count:
+            if row.drafting is None or row.window != UNBOUNDED or row.has_failed or not row.count:
                 continue
-            probability, worth, most = drafting.acceptance.probability, 0.0, 0
-            part = probability
-            while most < min(drafting.most, row.max_tokens - row.count - 1) and part > least:
-                most, worth, part = most + 1, worth + part, part * probability
-            most = most or int(is_trying and row.count < row.max_tokens - 1)
-            if most and (draft := _draft(row, drafting, most, is_certain)):
-                found[row], gain = draft, gain + worth * len(draft) / most
-        drafted = sum(map(len, found.values()))
-        is_worth = gain * base > count * (self._row_cost * drafted + self._step_cost)
-        if not (is_worth or is_trying) or not self._steps.can_verify(count, count + drafted):
-            found = {}
-        if is_trying and (is_certain or not found):
+            most, worth = self._choose_length(row, least=self._row_cost * count / base + token_cost)
+            if most and (length := self._room(row, most, is_certain)):
+                lengths[row], gain = length, gain + worth * length / most
+            elif row.count < row.max_tokens - 1:
+                tried.append(row)
+        drafted, longest = sum(lengths.values()), max(lengths.values(), default=0)
+        if gain * base <= count * (self._row_cost * drafted + self._step_cost + token_cost * longest * base):
+            tried, lengths = [*lengths, *tried], {}
+        for row in self._proposer.choose_tried(tried) if is_trying else ():
+            if length := self._room(row, 1, is_certain):
+                lengths[row] = length
+        if not self._steps.can_verify(count, count + sum(lengths.values())):
+            lengths = {}
+        if is_trying and (is_certain or not lengths):
             self._steps_to_try = TUNING.steps_between_tries
+        is_known = is_certain and lengths
+        return self._propose(lengths) if is_known else {row: [NOT_FINITE] * length for row, length in lengths.items()}
+
+    def _choose_length(self, row: Sequence, least: float) -> tuple[int, float]:
+        """Return how long a row's draft is best, and how many of its tokens will be right.
+
+        Args:
+            row: which has drafts.
+            least: what a token costs.
+        """
+        assert row.drafting
+        probability, worth, most = row.drafting.acceptance.probability, 0.0, 0
+        part = probability
+        while most < min(row.drafting.most, row.max_tokens - row.count - 1) and part > least:
+            most, worth, part = most + 1, worth + part, part * probability
+        return most, worth
+
+    def _room(self, row: Sequence, most: int, is_certain: bool) -> int:
+        """Return how many tokens a row's draft may have: as many as it has pages for."""
+        length = self._proposer.expect(row, most)
+        return row.reservation.room_for_draft(length) if is_certain and length else length
+
+    def _propose(self, lengths: Mapping[Sequence, int]) -> Drafts:
+        """Return drafts of rows, as far as their grammars allow, and before the rows may end."""
+        found = Drafts()
+        for row, draft in self._proposer.propose(lengths).items():
+            if draft[:1] == [NOT_FINITE]:
+                self._overall.note(1, 0)
+                row.drafting = None
+            ends = {*row.end_ids, NOT_FINITE}
+            count = next((at for at, token in enumerate(draft) if token in ends), len(draft))
+            if row.guided:
+                count = count_allowed(row.guided, row.beams[0].tokens, draft[:count])
+            if count:
+                found[row] = draft[:count]
         return found
 
     def accept(
@@ -124,18 +161,3 @@ class Speculation:
             self._overall.note(drafted, right)
             self._metrics.note_draft(drafted, right)
         return moved, spoilt
-
-
-def _draft(row: Sequence, drafting: Drafting, most: int, is_certain: bool) -> list[int]:
-    """Return a draft of a row: as many tokens as it has pages for, and as its grammar allows, before it may end."""
-    tokens = row.beams[0].tokens
-    if drafting.lookup is None:
-        drafting.lookup = PromptLookup(row.text)
-    drafting.lookup.follow(tokens)
-    draft = drafting.lookup.draft(most)
-    draft = draft[: next((at for at, token in enumerate(draft) if token in row.end_ids), most)]
-    if draft and is_certain:
-        draft = draft[: row.reservation.room_for_draft(len(draft))]
-        if row.guided:
-            draft = draft[: count_allowed(row.guided, tokens, draft)]
-    return draft

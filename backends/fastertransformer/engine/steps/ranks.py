@@ -44,9 +44,10 @@ class RankZeroSteps(Steps):
         cache: KvCache,
         prefixes: Sequence[Prefix],
         adapters: AdapterPlaces | None,
+        drafting: Steps | None,
         group: Group,
     ) -> None:
-        super().__init__(network, cache, prefixes, adapters)
+        super().__init__(network, cache, prefixes, adapters, drafting)
         self.group = group
         self.announce = self.slots.announce = self.predictions.announce = self._announce
 

@@ -34,6 +34,7 @@ class Steps(Collective):
         cache: of this process.
         prefixes: of this process's layers and heads, by task.
         adapters: of this process; None: rows cannot have any.
+        drafting: the steps of a draft model, which this process computes alone; None: there is none, or another has it.
 
     Attributes:
         slots: what is in them.
@@ -49,8 +50,9 @@ class Steps(Collective):
         cache: KvCache,
         prefixes: Sequence[Prefix] = (),
         adapters: AdapterPlaces | None = None,
+        drafting: Steps | None = None,
     ) -> None:
-        self.network, self.cache, self.adapters = network, cache, adapters
+        self.network, self.cache, self.adapters, self.drafting = network, cache, adapters, drafting
         self.places = adapters.count if adapters else 0
         self.config, self.device = network.config, network.weights.like.device
         self.slots, self.predictions = RowSlots(network, cache, prefixes, self.places), Predictions(network)
@@ -279,6 +281,8 @@ class Steps(Collective):
         """Release the CUDA graphs: NCCL does not close its connections while a graph uses them. No step follows."""
         for graphs in filter(None, (self._graphs, self._adapted_graphs)):
             graphs.release()
+        if self.drafting:
+            self.drafting.release_graphs()
 
     @collective_step
     def begin_adapter(self, number: int, path: Array) -> None:
