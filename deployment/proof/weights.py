@@ -167,13 +167,13 @@ def _content_problems(model: ServedModel, records: Mapping[str, FileRecord]) -> 
     pool = ThreadPoolExecutor()
     with Progress("deploy", len(records), "shards", total) as bar, _cancelling(pool):
         digests = {
-            pool.submit(file_digest, model.checkpoint / name, record.digest): record for name, record in records.items()
+            pool.submit(file_digest, model.checkpoint / name, record.digest): name for name, record in records.items()
         }
         for future in as_completed(digests):
-            record = digests[future]
+            record = records[name := digests[future]]
             if future.result() != record.digest:
                 owner = owners.get(future.result())
-                problems[record.path.rsplit("/", 1)[-1]] = (
+                problems[name] = (
                     f"content is that of {owner}"
                     if owner
                     else (f"content differs from its digest {record.digest[:19]}")
