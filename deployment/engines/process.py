@@ -58,15 +58,19 @@ class EngineServer(Supervised):
         """End the server with its children and the shared memory that they had mapped."""
         regions = mapped_regions(session_processes(self._directory))
         if exit_timeout_s is not None and self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(max(0.0, exit_timeout_s + GRACE_S))
+            self._end_within(max(0.0, exit_timeout_s + GRACE_S))
         remaining = session_processes(self._directory)
         regions |= mapped_regions(remaining)
         kill_all(remaining)
         status = self._wait_killed()
         remove_regions(regions)
         return status
+
+    def _end_within(self, timeout_s: float) -> None:
+        """Ask the server to end, and wait for that."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
 
 
 def environment_of(directory: Path) -> dict[str, str]:

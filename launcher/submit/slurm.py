@@ -2,6 +2,9 @@
 
 submitit renders the sbatch file, calls sbatch and names the logs by job id. Nothing is pickled: a job is
 ``python -m launcher.runner`` on rendered plans, and the runner starts each command as an ``srun`` step.
+
+submitit's public ``submit`` takes a function alone: it pickles it, and the file says submitit's own command line. A
+command line is rendered by its private ``_make_sbatch_string`` and submitted by ``_submit_command`` (``sbatch.py``).
 """
 
 from __future__ import annotations

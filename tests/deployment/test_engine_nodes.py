@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import signal
 import stat
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -107,6 +109,44 @@ def test_ray_runs_on_both_before_the_engine_starts_and_both_are_restarted_with_o
     assert served.process.wait(30) == 0, served.text
     served.assert_nothing_is_left()
     assert "--address 127.0.0.2:" in served.log.with_name("server.rank1.log").read_text()
+
+
+@pytest.fixture
+def launched(directory: Path, tmp_path: Path) -> Iterator[Served]:
+    """TensorRT-LLM's program, which a launcher starts beside what joins MPI's ranks."""
+    served = Served(directory, tmp_path, "counts", engine="trtllm_serve", **{**TWO, "exit_timeout_s": 20})
+    yield served
+    if served.process.poll() is None:
+        served.process.kill()
+        served.process.wait()
+
+
+def launched_program(served: Served) -> int:
+    return parent_of(served.children[0])
+
+
+def test_a_program_beside_its_launcher_finishes_what_is_in_flight_at_a_stop(launched: Served) -> None:
+    endpoint = launched.wait()
+    assert "rank 0 of 2" in launched.log.read_text()
+    body = {"model": "llama", "prompt": "Hello", "max_tokens": 40, "stream": True}
+    request = urllib.request.Request(
+        f"{endpoint.openai_url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        first = answer.readline()
+        launched.process.send_signal(signal.SIGTERM)
+        events = [first, *(line for line in answer if line.strip())]
+    assert len(events) == 41 and events[-1].strip() == b"data: [DONE]"
+    assert launched.process.wait(15) == 0, launched.text  # not only after the time for requests in flight
+    launched.assert_nothing_is_left()
+
+
+def test_a_program_that_dies_beside_its_launcher_ends_the_server(launched: Served) -> None:
+    launched.wait()
+    os.kill(launched_program(launched), signal.SIGKILL)
+    assert launched.process.wait(60) == 1
+    assert "deploy: TensorRT-LLM has ended, and trtllm-llmapi-launch has not" in launched.text
+    launched.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)])

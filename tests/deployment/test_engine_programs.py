@@ -167,6 +167,49 @@ def test_the_command_lines_are_those_of_each_project() -> None:
     }
 
 
+TRTLLM_OPTIONS = frozenset(
+    [
+        "--tokenizer",
+        "--custom_tokenizer",
+        "--host",
+        "--port",
+        "--backend",
+        "--custom_module_dirs",
+        "--log_level",
+        "--max_beam_width",
+        "--max_batch_size",
+        "--max_num_tokens",
+        "--max_seq_len",
+        "--tensor_parallel_size",
+        "--tp_size",
+        "--pipeline_parallel_size",
+        "--pp_size",
+        "--context_parallel_size",
+        "--cp_size",
+        "--moe_expert_parallel_size",
+        "--ep_size",
+        "--gpus_per_node",
+        "--free_gpu_memory_fraction",
+        "--kv_cache_free_gpu_memory_fraction",
+        "--kv_cache_dtype",
+        "--num_postprocess_workers",
+        "--trust_remote_code",
+        "--hf_revision",
+        "--revision",
+        "--config",
+        "--extra_llm_api_options",
+        "--reasoning_parser",
+    ]
+)
+"""Options of ``trtllm-serve serve`` as TensorRT-LLM's own sources of 2026 declare them, beside those of other uses."""
+
+
+def test_trtllm_serve_declares_every_flag_that_it_is_given() -> None:
+    program = PROGRAMS["trtllm_serve"]
+    written = {*program.flags.values(), *program.spread_experts(arguments_for("trtllm_serve"))[::2]}
+    assert written <= TRTLLM_OPTIONS and len(written) == 8
+
+
 def test_a_command_may_say_where_the_model_stands() -> None:
     command = ("python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}")
     argv = build_argv(PROGRAMS["vllm"], arguments_for("vllm", command=command), 1)

@@ -94,3 +94,23 @@ def test_over_both_nodes_a_program_that_dies_on_the_second_ends_the_job_with_its
         assert_clean(slurm, node)
         assert_no_engine(slurm, node)
     assert not [file for file in directory.iterdir() if "endpoint" in file.name]
+
+
+@pytest.mark.long
+def test_what_mpi_joins_is_launched_on_both_nodes_and_ends_in_good_order(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """srun starts TensorRT-LLM's launcher by pmix, a task a GPU; its words keep their place beside MPI's variables."""
+    sizes = ("export.model.tensor_model_parallel_size=2", "deployment.nodes=2", "cluster.gpus_per_node=1")
+    engine = ("deployment.engine=trtllm_serve", override("deployment.command", f"{PLACE}/trtllm-serve"), *sizes)
+    path = f"cluster.setup=['export PATH={PLACE}:{Path(sys.executable).parent}:$PATH']"
+    results = tmp_path / "results"  # the launcher takes no path with a space
+    launched = launch(slurm, results, "stages=[convert,deploy]", *engine, path, *MODEL, *SMALL)
+    directory = results / "tiny" / "export_tp2_pp1_fp32_fp32_trtllm_serve" / "deployment"
+    wait_until((directory / "endpoint.json").exists, 120, lambda: f"no endpoint; {launched.jobs[-1].errors}")
+    assert "rank 0 of 2" in (directory / "server.log").read_text()
+    assert "rank 1 of 2" in (directory / "server.rank1.log").read_text()
+    slurm.run("scancel", launched.ids[-1])
+    assert list(slurm.wait_for_end(launched.ids[-1]).values()) == ["CANCELLED"]
+    for node in NODES:
+        assert_clean(slurm, node)
+        assert_no_engine(slurm, node)
+    assert not [file for file in directory.iterdir() if "endpoint" in file.name]
