@@ -10,6 +10,7 @@ import csv
 import json
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from deployment.replicas.router import Front, Router
@@ -28,9 +29,8 @@ _ERRORS = {
 }
 _GLOBAL = """\
 global
-    stats socket {socket} mode 600 level admin
     fd-hard-limit 65536
-
+{told}
 defaults
     mode http
     # Refused connections alone are tried again: a request that ends one server shall not go to the next.
@@ -58,6 +58,20 @@ backend metrics
     server summed 127.0.0.1:{page}
 """
 
+_RESOLVERS = """
+resolvers names
+    parse-resolv-conf
+    accepted_payload_size 8192
+    hold valid 2s
+"""
+ROUTERS_HEALTH = "/router-health"
+"""Where a router that finds its servers by name says that it is up itself."""
+_OF_NAMES = f"""\
+    monitor-uri {ROUTERS_HEALTH}
+    # They would be those of one server.
+    http-request deny deny_status 404 if {{ path /metrics }}
+"""
+
 
 def check_header(name: str) -> None:
     """Refuse what is no name of a header; ConfigError."""
@@ -73,32 +87,73 @@ def render(front: Front, socket_path: Path) -> str:
     Raises:
         ConfigError: the header of the affinity has no name of one.
     """
+    numbers = range(front.replicas)
+    text = _render(
+        front,
+        f"    stats socket {socket_path} mode 600 level admin\n",
+        lambda _, words: "".join(f"    server replica{number} 127.0.0.1:1{words} disabled\n" for number in numbers),
+        "    use_backend metrics if { path /metrics }\n",
+    )
+    return text + _METRICS.format(place=f"{_place(front.host)}:{front.metrics}", page=front.page)
+
+
+def render_for_names(front: Front, name: str, health: tuple[str, str]) -> str:
+    """Write the configuration of one that finds its servers by a name that has the address of each; pure.
+
+    Servers have the ports of the router, and are asked for their health every two seconds. There is no page of metrics.
+
+    Args:
+        front: of it.
+        name: that is asked for; variables of HAProxy's environment in it are replaced.
+        health: service that is asked for the health of a server, and the path there.
+    """
+    service, path = health
+    asked = f"check port {front.ports[service]} check-proto h1 inter 2s fall 2 resolvers names init-addr none"
+
+    def servers(each: str, words: str) -> str:
+        # Not by server-template, which has check-proto count for the first of them alone (2.6). During a rolling update
+        # there is one more than ``replicas``, and one that has just ended may still have its slot.
+        place = f'"_{each}._tcp.{name}"{words} {asked}'
+        lines = [f"    server replica{number} {place}\n" for number in range(front.replicas + 2)]
+        return "".join((f"    option httpchk GET {path}\n", *lines))
+
+    return _render(front, _RESOLVERS, servers, _OF_NAMES)
+
+
+def _render(front: Front, told: str, servers: Callable[[str, str], str], of_http: str) -> str:
+    """Write what clients reach.
+
+    Args:
+        front: of it.
+        told: lines between the global part and the defaults.
+        servers: returns the lines of a service's servers, given the words that its protocol asks for.
+        of_http: lines of each frontend but gRPC's.
+    """
     header = front.affinity_header
     if header is not None:
         check_header(header)
-    text = [_GLOBAL.format(socket=socket_path)]
+    text = [_GLOBAL.format(told=told)]
     for status, said in _ERRORS.items():
         body = json.dumps({"error": {"message": said, "type": "server_error", "code": status}})
         text.append(f"    http-error status {status} content-type application/json string '{body}' hdr Retry-After 1\n")
-    host = f"[{front.host}]" if ":" in front.host else front.host
     for service, port in front.ports.items():
         words = " proto h2" if service == "grpc" else ""
-        text += [f"\nfrontend {service}-in\n", f"    bind {host}:{port}{words}\n"]
-        if service != "grpc":
-            text.append("    use_backend metrics if { path /metrics }\n")
+        text += [f"\nfrontend {service}-in\n", f'    bind "{_place(front.host)}:{port}"{words}\n']
+        text.append(of_http if service != "grpc" else "")
         if header is not None:
             text.append(f"    use_backend {service}-affine if {{ req.hdr({header}) -m found }}\n")
         text.append(f"    default_backend {service}\n")
-        servers = "".join(
-            f"    server replica{number} 127.0.0.1:1{words} disabled\n" for number in range(front.replicas)
-        )
-        text += [f"\nbackend {service}\n", "    balance leastconn\n", servers]
+        lines = servers(service, words)
+        text += [f"\nbackend {service}\n", "    balance leastconn\n", lines]
         if header is not None:
             # Consistent: a replica that is away moves its own sessions alone, and has them again afterwards.
             balance = f"    balance hdr({header})\n    hash-type consistent\n"
-            text += [f"\nbackend {service}-affine\n", balance, servers]
-    text.append(_METRICS.format(place=f"{host}:{front.metrics}", page=front.page))
+            text += [f"\nbackend {service}-affine\n", balance, lines]
     return "".join(text)
+
+
+def _place(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 class HAProxy(Router):
