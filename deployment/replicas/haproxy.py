@@ -98,13 +98,13 @@ def render(front: Front, socket_path: Path) -> str:
 
 
 def render_for_names(front: Front, name: str, health: tuple[str, str]) -> str:
-    """Write the configuration of one that finds its servers by a name that has the address of each; pure.
+    """Write the configuration of one that finds its servers by the named ports of a Service (SRV records); pure.
 
-    Servers have the ports of the router, and are asked for their health every two seconds. There is no page of metrics.
+    They are asked for their health every two seconds. There is no page of metrics.
 
     Args:
-        front: of it.
-        name: that is asked for; variables of HAProxy's environment in it are replaced.
+        front: of it; the Service's ports have the same names.
+        name: of the Service; variables of HAProxy's environment in it are replaced.
         health: service that is asked for the health of a server, and the path there.
     """
     service, path = health

@@ -12,7 +12,6 @@ class Cluster:
         executor: module of ``launcher.submit`` whose ``open_executor`` starts the jobs.
         runs_here: stages run on this very host: its programs and ports are those that they find.
         starts_containers: stages run in containers that their jobs start, with mounts.
-        replicates: it starts several servers of one plan, and a router before them, by its own means.
         starts_mpi: processes of several nodes are joined by MPI.
         allocates: the keys below ``cluster`` say what a job has.
     """
@@ -21,7 +20,6 @@ class Cluster:
     runs_here = False
     starts_containers = False
     starts_mpi = False
-    replicates = False
     allocates = False
 
     def is_here(self) -> bool:
@@ -31,6 +29,10 @@ class Cluster:
     def starts_runs(self) -> bool:
         """Whether this process is the one that starts the run, where main.py runs several times."""
         return True
+
+    def replicates(self, config: Config) -> bool:
+        """Whether it starts ``deployment.replicas`` servers of one plan by its own means, not one stage all of them."""
+        return False
 
     def fill_in(self, config: Config) -> None:
         """Set keys that are left to what is found here."""

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from handover.errors import ConfigError
 from launcher.clusters.cluster import Cluster
 from launcher.clusters.kubernetes_names import LABEL, PLANS_PATH, check_labels, check_name, is_qualified, quantity_bytes
-from launcher.config.choices import ContainerRuntime, Stage
+from launcher.config.choices import ContainerRuntime, Router, Stage
 from launcher.config.schema import ClusterConfig, Config
 from launcher.config.secrets import is_secret
 
@@ -38,6 +38,10 @@ class Kubernetes(Cluster):
     """A cluster that is told what to run by files."""
 
     executor = "kubernetes.executor"
+
+    def replicates(self, config: Config) -> bool:
+        """A server that stays has a pod each; one with its clients shares their pod."""
+        return serves_alone(config)
 
     def fill_in(self, config: Config) -> None:
         """Settle the ports of a server that stays, and how many processes the conversion's memory holds."""
@@ -69,6 +73,7 @@ class Kubernetes(Cluster):
                 "it has a domain: nvidia.com/gpu, nvidia.com/mig-1g.10gb",
             )
         _check_sizes(config)
+        _check_router(config)
         _check_places(given.volumes, given.secret_files)
         _check_secrets(config)
 
@@ -124,6 +129,30 @@ def _check_image(config: Config) -> None:
             "start the server in a run of its own, stages=[deploy], and give its address as deployment.endpoint; or "
             "take one image for all",
         )
+
+
+def _check_router(config: Config) -> None:
+    """Hold the keys of a router against whether one is to stand before the pods: without one a Service spreads."""
+    deployment, is_asked = config.deployment, config.kubernetes.router
+    if is_asked and not (serves_alone(config) and deployment.replicas > 1):
+        raise ConfigError(
+            "kubernetes.router=true without several servers that stay: a router would stand before one pod",
+            "give deployment.replicas=2 or more and no stage that asks the server, or leave it out",
+        )
+    if not serves_alone(config) or deployment.replicas == 1:
+        return
+    if deployment.router is not Router.haproxy:
+        raise ConfigError(
+            f"deployment.router={deployment.router} with cluster_type=kubernetes: it finds pods by Kubernetes' own "
+            "API, for which it needs rights that are not rendered here",
+            "take deployment.router=haproxy, which finds them by DNS",
+        )
+    for name in ("affinity_header", "router_command"):
+        if getattr(deployment, name) is not None and not is_asked:
+            raise ConfigError(
+                f"deployment.{name} without kubernetes.router: a Service spreads connections, and reads no header",
+                "give kubernetes.router=true too, or leave it out",
+            )
 
 
 def _check_sizes(config: Config) -> None:

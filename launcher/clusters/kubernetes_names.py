@@ -12,6 +12,8 @@ from handover.errors import ConfigError
 
 PLANS_PATH = "/etc/slipway/plans"
 """Where pods have the run's plans: files of a ConfigMap."""
+ROUTER_PATH = "/etc/slipway/router"
+"""Where the pod of a router has its configuration, as a file of another one."""
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -46,6 +48,16 @@ class Names:
     def server(self) -> str:
         """The Deployment or LeaderWorkerSet: the latter makes a Service of its own name, so it has not the run's."""
         return f"{self.run}-server"
+
+    @property
+    def pods(self) -> str:
+        """The Service without an address of its own, whose name has those of all servers that are ready."""
+        return f"{self.run}-pods"
+
+    @property
+    def router(self) -> str:
+        """The router before several servers: its Deployment, and the ConfigMap with its configuration."""
+        return f"{self.run}-router"
 
     def job(self, stage: str) -> str:
         """The Job of a stage that is alone."""

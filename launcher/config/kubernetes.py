@@ -21,4 +21,5 @@ class KubernetesConfig:
     gpu_node_selector: dict[str, Any] = field(default_factory=dict)  # label: value, of nodes for pods with GPUs
     memory: dict[str, Any] = field(default_factory=dict)  # stage: request and limit of its pod, such as 512Mi
     shared_memory: str = "8Gi"  # of /dev/shm in pods with a server
+    router: bool = False  # HAProxy before the pods of several servers; without it a Service spreads connections
     pod_monitor: bool = True  # of a server that stays, for the Prometheus operator

@@ -50,6 +50,14 @@ CASES = {
         *(*GIVEN, "stages=[export,deploy]", "deployment.engine=vllm", "export.model.tensor_model_parallel_size=16"),
         *("export.model.format=huggingface", "kubernetes.pod_monitor=false"),
     ],
+    "replicas": [
+        *(*GIVEN, *OPENAI, "stages=[convert,export,deploy]", "deployment.replicas=3", "kubernetes.router=true"),
+        *("deployment.affinity_header=X-Session-Id", "kubernetes.secret_files={api: /secrets}"),
+    ],
+    "replicas_nodes": [
+        *(*GIVEN, "stages=[deploy]", "cluster.gpus_per_node=1", "export.model.tensor_model_parallel_size=2"),
+        "deployment.replicas=2",
+    ],
     "attached": [*GIVEN, "stages=[evaluate,benchmark]", "deployment.endpoint=http://server:9000/v1"],
 }
 

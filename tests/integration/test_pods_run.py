@@ -7,6 +7,7 @@ that a pod runs is real: the runner, the stages, tritonserver.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,7 +108,7 @@ def test_a_server_in_a_pod_is_ready_by_its_probe_and_ends_in_its_time_of_grace(t
         assert set(cluster.run_job_set().values()) == {0}
     manifests = render(tmp_path, "stages=[deploy]", *settings, "deployment.openai_port=0")
     with Cluster(manifests, tmp_path / "server") as cluster:
-        pod = cluster.start_deployment()
+        (pod,) = cluster.start_deployment()
         file = manifests.parent / "deployment" / "endpoint.json"
         wait_for(lambda: pod.is_ready and file.exists(), 120)
         assert pod.address in file.read_text() and generate(Endpoint.read(file), "the world", 8)
@@ -134,6 +135,49 @@ def test_two_pods_of_a_leaderworkerset_serve_one_model_and_are_made_again_togeth
         assert not set(second) & set(first)
         assert _answer(second, file) == said
     assert not file.exists()
+
+
+@pytest.mark.long  # HAProxy's part is in test_router_by_name.py, the manifests are in tests/golden
+def test_several_servers_behind_a_router_are_replaced_without_a_lost_request(tmp_path: Path) -> None:
+    settings = [checkpoint(tmp_path), "cluster.gpus_per_node=0"]
+    with Cluster(render(tmp_path, "stages=[convert,export]", *settings), tmp_path / "node") as cluster:
+        assert set(cluster.run_job_set().values()) == {0}
+    replicas = ["deployment.replicas=2", "kubernetes.router=true", "deployment.openai_port=0"]
+    manifests = render(tmp_path, "stages=[deploy]", *settings, *replicas)
+    with Cluster(manifests, tmp_path / "servers") as cluster:
+        (router,), pods = cluster.start_deployment("router"), cluster.start_deployment()
+        wait_for(lambda: router.is_ready and all(pod.is_ready for pod in pods), 240)
+        files = sorted((manifests.parent / "deployment").glob("replica-*/endpoint.json"))
+        assert {Endpoint.read(file).host for file in files} == {pod.address for pod in pods}
+        assert not (manifests.parent / "deployment" / "endpoint.json").exists()
+        before = Endpoint(router.address, grpc_port=8001)
+        wait_for(lambda: _works(before), 30)
+        said, failures, is_over = generate(before, "the world", 8), list[str](), threading.Event()
+
+        def ask() -> None:
+            while not is_over.is_set():
+                try:
+                    assert generate(before, "the world", 8) == said
+                except Exception as error:
+                    failures.append(str(error))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        made = cluster.roll(pods)
+        is_over.set()
+        asking.join()
+        assert not failures, failures
+        assert all(pod.status == 0 and not pod.ended_hard for pod in pods), [pod.output for pod in pods]
+        assert all(pod.is_ready and not pod.restarts for pod in made)
+    assert not list((manifests.parent / "deployment").glob("replica-*/endpoint.json"))
+
+
+def _works(endpoint: Endpoint) -> bool:
+    """Whether a generation comes back."""
+    try:
+        return bool(generate(endpoint, "the world", 8))
+    except Exception:
+        return False
 
 
 def _answer(pods: list[Pod], file: Path) -> str:

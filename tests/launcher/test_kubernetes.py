@@ -18,7 +18,7 @@ from support.runs.composed import compose
 from handover.errors import ConfigError, SlipwayError
 from launcher import pipeline
 from launcher.clusters.table import cluster_of
-from launcher.config.choices import ContainerRuntime, Engine, Stage
+from launcher.config.choices import ContainerRuntime, Engine, Router, Stage
 from launcher.config.schema import PROJECT_DIR, Config, register
 from launcher.plan.plan import Resources, StagePlan
 from launcher.run import after, artefact
@@ -27,6 +27,7 @@ from launcher.submit import jobs
 from launcher.submit.jobs import SubmittedJob
 from launcher.submit.kubernetes.kubectl import job_id
 
+SEVERAL = {"deployment__replicas": 2}
 CHECKPOINT = PROJECT_DIR / "examples" / "gpt3_demo" / "checkpoints"
 
 
@@ -116,9 +117,14 @@ def test_what_is_refused_is_refused_before_anything_is_written(
         (("deploy", "evaluate"), {"deployment__container": "vllm/vllm-openai:v1"}, "share a pod"),
         (("export", "deploy"), {"deployment__engine": Engine.fastertransformer}, "MPI"),
         (("export", "deploy", "evaluate"), {"cluster__gpus_per_node": 1}, "which each node runs"),
+        (("export", "deploy"), {"kubernetes__router": True}, "before one pod"),
+        (("export", "deploy", "evaluate"), {"kubernetes__router": True, **SEVERAL}, "before one pod"),
+        (("export", "deploy"), {"deployment__affinity_header": "X-Session-Id", **SEVERAL}, "kubernetes.router=true"),
+        (("export", "deploy"), {"deployment__router_command": "haproxy -q", **SEVERAL}, "kubernetes.router=true"),
+        (("export", "deploy"), {"deployment__router": Router.vllm, **SEVERAL}, "rights that are not rendered"),
     ],
 )
-def test_servers_that_no_pod_can_be_are_refused(
+def test_servers_that_no_pods_can_be_are_refused(
     stages: Sequence[str], values: dict[str, object], named: str, settings: Settings
 ) -> None:
     config = settings(

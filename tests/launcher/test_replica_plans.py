@@ -68,8 +68,8 @@ def test_a_cluster_that_starts_replicas_itself_gets_the_plan_of_one(
     two: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     single = plan_of(two, replicas=1)
-    monkeypatch.setattr(CLUSTERS[ClusterType.bcm], "replicates", True)
-    assert plan_of(two) == replace(single, replicas=2)
+    monkeypatch.setattr(CLUSTERS[ClusterType.bcm], "replicates", lambda config: True)
+    assert plan_of(two) == replace(single, replicas=2, log=single.output / "deploy.log")
 
 
 def test_what_is_measured_of_two_servers_is_not_taken_for_one(two: Config) -> None:

@@ -31,7 +31,14 @@ def check(config: Config) -> None:
         _check_unused(config)
         return
     _check_shared(config)
-    if cluster_of(config).replicates:
+    if deployment.affinity_header is not None:
+        if deployment.router is not Router.haproxy:
+            raise ConfigError(
+                f"deployment.affinity_header with deployment.router={deployment.router}, which goes by the prompt",
+                "leave it out, or take deployment.router=haproxy",
+            )
+        check_header(deployment.affinity_header)
+    if cluster_of(config).replicates(config):
         return
     _check_gpus(config)
     if deployment.router is not Router.haproxy and not deployment.engine.is_program:
@@ -46,13 +53,6 @@ def check(config: Config) -> None:
             "SGLang's servers alone say",
             "take deployment.router=haproxy or vllm",
         )
-    if deployment.affinity_header is not None:
-        if deployment.router is not Router.haproxy:
-            raise ConfigError(
-                f"deployment.affinity_header with deployment.router={deployment.router}, which goes by the prompt",
-                "leave it out, or take deployment.router=haproxy",
-            )
-        check_header(deployment.affinity_header)
     _check_program(config)
 
 
@@ -66,8 +66,8 @@ def replicated(config: Config, plan: StagePlan) -> StagePlan:
     deployment, count = config.deployment, config.deployment.replicas
     if count == 1:
         return plan
-    if cluster_of(config).replicates:
-        return replace(plan, replicas=count)
+    if cluster_of(config).replicates(config):
+        return replace(plan, replicas=count, log=plan.output / plan.log.name)  # each pod has that directory for itself
     *preparations, server = plan.commands
     python, _, program, *words = server.argv
     assert python == PYTHON

@@ -19,26 +19,44 @@ _MARK = "# Rendered by Slipway: the next run replaces it. Changes go to an overl
 _PLANS = "plans"
 
 
-def files_of(manifests: Sequence[Manifest], names: Names, namespace: str | None, jobs: Sequence[Job]) -> dict[str, str]:
-    """Return the files of a run by their names in the directory: a manifest each, the plans, and what joins them."""
+def files_of(
+    manifests: Sequence[Manifest], names: Names, namespace: str | None, jobs: Sequence[Job], router: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the files of a run by their names in the directory: a manifest each, the plans, and what joins them.
+
+    Args:
+        manifests: the objects.
+        names: of the run's objects.
+        namespace: of them; None: kubectl's own.
+        jobs: whose plans they are.
+        router: files of a router, by name.
+    """
     plans = {
         f"{_PLANS}/{file.name}": plan for job in jobs for plan, file in zip(job.plans, job.plan_files, strict=True)
     }
-    objects = {f"{manifest['kind'].lower()}.yaml": as_text(manifest) for manifest in manifests}
+    objects = {_file_of(manifest, names): as_text(manifest) for manifest in manifests}
+    maps = [{"name": names.plans, "files": list(plans)}]
+    maps += [{"name": names.router, "files": list(router)}] if router else []
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         **({"namespace": namespace} if namespace else {}),
         "resources": list(objects),
-        "configMapGenerator": [{"name": names.plans, "files": list(plans)}],
-        # Objects that kustomize does not know refer to the plans by their plain name.
+        "configMapGenerator": maps,
+        # Objects that kustomize does not know refer to them by their plain names.
         "generatorOptions": {"disableNameSuffixHash": True, "labels": names.selector},
     }
     return {
         KUSTOMIZATION: _MARK + as_text(kustomization),
         **objects,
         **{name: plan.to_json() for name, plan in plans.items()},
+        **router,
     }
+
+
+def _file_of(manifest: Manifest, names: Names) -> str:
+    of_router = manifest["metadata"]["labels"] == names.labels("router")
+    return f"{'router-' if of_router else ''}{manifest['kind'].lower()}.yaml"
 
 
 def as_text(manifest: Manifest) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from deployment.replicas.haproxy import CONFIG_FILE
 from handover.errors import ConfigError
 from launcher.clusters.kubernetes_names import Names, run_name
 from launcher.config.schema import Config
@@ -14,8 +15,10 @@ from launcher.plan.plan import Command, Resources
 from launcher.submit import Job
 from launcher.submit.jobs import SubmittedJob, read_jobs, write_jobs
 from launcher.submit.kubernetes.directory import check_directory, files_of, write
+from launcher.submit.kubernetes.doors import doors_of
 from launcher.submit.kubernetes.kubectl import job_id
-from launcher.submit.kubernetes.pods import Pods, check_nodes, jobs_in
+from launcher.submit.kubernetes.pods import Pods, check_nodes, image_of, jobs_in
+from launcher.submit.kubernetes.router import configuration
 from launcher.submit.kubernetes.servers import server
 from launcher.submit.kubernetes.stages import stages
 
@@ -42,7 +45,7 @@ class KubernetesExecutor:
     def preview(self, jobs: Sequence[Job], force: Collection[str]) -> str:
         """The manifests as they would be written."""
         files = self.files(jobs, force).items()
-        return "".join(f"=== {self.directory / name}\n{text}" for name, text in files if name.endswith(".yaml"))
+        return "".join(f"=== {self.directory / name}\n{text}" for name, text in files if not name.endswith(".json"))
 
     def submit(self, jobs: Sequence[Job], force: Collection[str]) -> int:
         """Write the directory, and print one line a job and how they are started."""
@@ -59,9 +62,12 @@ class KubernetesExecutor:
         """Return the directory's files by name."""
         ending, staying = _divide(jobs)
         found = stages(self.pods, ending, force)
+        deployment, more = self.config.deployment, dict[str, str]()
         for job in staying:
-            found += server(self.pods, job, ending, self.config.deployment)
-        return files_of(found, self.pods.names, self.config.kubernetes.namespace, jobs)
+            found += server(self.pods, job, ending, deployment, self.config.container or image_of(job))
+            if self.config.kubernetes.router:
+                more[CONFIG_FILE] = configuration(self.pods, doors_of(deployment).routed(), deployment)
+        return files_of(found, self.pods.names, self.config.kubernetes.namespace, jobs, more)
 
     def _rendered(self, jobs: Sequence[Job]) -> list[SubmittedJob]:
         """What status, logs and cancel ask kubectl for."""

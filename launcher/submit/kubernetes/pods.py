@@ -6,13 +6,14 @@ import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from handover.errors import ConfigError
 from launcher.clusters.kubernetes_names import PLANS_PATH, Names, quantity_bytes
 from launcher.config.choices import Engine
 from launcher.config.kubernetes import KubernetesConfig
-from launcher.plan.plan import PYTHON
+from launcher.plan.plan import PYTHON, StagePlan
 from launcher.plan.time_limit import limit_s
 from launcher.submit import Job
 
@@ -20,6 +21,13 @@ Manifest = dict[str, Any]
 
 DRAIN_S = 5
 """Between a pod's end being decided and its server hearing of it: until then Services still send it requests."""
+
+ROLLING: Manifest = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+"""A new pod is ready before an old one ends."""
+
+_REPLICA = "SLIPWAY_REPLICA"
+_GROUP = "metadata.labels['leaderworkerset.sigs.k8s.io/group-index']"
+"""Which server of several a pod is, or belongs to."""
 
 _ENDING_S = 15
 """For a runner to end its command, and what is left to it itself, once it is told."""
@@ -63,6 +71,8 @@ class Pods:
             "volumeMounts": self.mounts(serves),
             **container,
         }
+        if job.plans[0].replicas > 1:
+            self._separate(runner, job.plans[0])
         pod = {
             **spec,
             "terminationGracePeriodSeconds": grace_s(job),
@@ -77,14 +87,29 @@ class Pods:
 
     def runner(self, job: Job, force: Collection[str]) -> list[str]:
         """Return the command of a pod: the plans are its last words."""
-        words = [PYTHON, "-m", "launcher.runner", f"--stages-file={job.stages_file}"]
+        words = [PYTHON, "-m", "launcher.runner"]
+        words += [] if job.plans[0].replicas > 1 else [f"--stages-file={job.stages_file}"]  # one could not say of all
         words += [f"--force={','.join(sorted(force))}"] if force else []
         return [*words, *(f"{PLANS_PATH}/{file.name}" for file in job.plan_files)]
 
+    def _separate(self, runner: Manifest, plan: StagePlan) -> None:
+        """Have each server see a directory of its own, on the claim, where its plan says that its files are.
+
+        One of several pods shares it with them: its name is that of their group.
+        """
+        source = _GROUP if plan.resources.nodes > 1 else "metadata.name"
+        runner["env"].append(field_variable(_REPLICA, source))
+        claims = [(Path(str(path)), number) for number, path in enumerate(self.given.volumes.values())]
+        place, number = max(
+            (len(path.parts), path, number) for path, number in claims if plan.output.is_relative_to(path)
+        )[1:]
+        below = plan.output.relative_to(place) / f"replica-$({_REPLICA})"
+        mount = {"name": _claim(number), "mountPath": str(plan.output), "subPathExpr": str(below)}
+        runner["volumeMounts"].append(mount)
+
     def environment(self) -> list[Manifest]:
         """Variables: the pod's own address and, by reference, secrets; a plan has its variables itself."""
-        address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-        return [address, *self.secrets()]
+        return [field_variable("POD_IP", "status.podIP"), *self.secrets()]
 
     def secrets(self) -> list[Manifest]:
         """Variables whose values are those of secrets."""
@@ -145,6 +170,11 @@ def deadline(job: Job) -> Manifest:
     """Return the time limit of a pod: of a job's stages together; empty where there is none."""
     seconds = limit_s(job.time_limit)
     return {} if math.isinf(seconds) else {"activeDeadlineSeconds": math.ceil(seconds)}
+
+
+def field_variable(name: str, field: str) -> Manifest:
+    """Return a variable whose value is a field of the pod."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
 
 
 def _secret(name: str, place: str) -> Manifest:

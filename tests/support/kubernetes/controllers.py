@@ -2,7 +2,8 @@
 
 They make the pods that an object asks for, with the variables that the real ones give them, and keep the rules that
 matter here: a JobSet's order by ``dependsOn``, a Job's single attempt (``backoffLimit: 0``), and of a LeaderWorkerSet
-that its group is made again as a whole when one of its containers ends. Scheduling, queues and Services are not there.
+that its group is made again as a whole when one of its containers ends. The name of a Service without an address has
+those of its pods that are ready. Scheduling, queues and other Services are not there.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.kubernetes.kubelet import Machine, Pod
+from support.kubernetes.kubelet import NAMESPACE, Machine, Pod
+from support.kubernetes.names import Names
 from support.kubernetes.objects import Object, read_directory
 
 _POLL_S = 0.05
+_NAME_SERVER = "127.0.2.53"
+_GROUP = "leaderworkerset.sigs.k8s.io/group-index"
 
 
 class Cluster:
@@ -32,7 +36,10 @@ class Cluster:
     def __init__(self, manifests: Path, work: Path, secrets: Mapping[tuple[str, str], str] | None = None) -> None:
         self.objects, maps = read_directory(manifests)
         work.mkdir(parents=True, exist_ok=True)
-        self.machine = Machine(work, maps, secrets or {})
+        headless = [each["spec"]["ports"] for each in self.objects if each["spec"].get("clusterIP") == "None"]
+        named = {each["name"]: each["port"] for ports in headless for each in ports}
+        self._names = Names(self._addresses_of, named, _NAME_SERVER, 53) if headless else None
+        self.machine = Machine(work, maps, secrets or {}, _NAME_SERVER if headless else "")
         self.pods: list[Pod] = []
         self.groups = 0  # of LeaderWorkerSets, made so far
         self._addresses = (f"127.0.1.{number}" for number in itertools.count(1))
@@ -47,10 +54,26 @@ class Cluster:
             ending.start()
         for pod in self.pods:
             pod.thread.join()
+        if self._names is not None:
+            self._names.close()
 
-    def found(self, kind: str) -> Object:
-        """The object of a kind."""
-        (found,) = (each for each in self.objects if each["kind"] == kind)
+    def _addresses_of(self, name: str) -> list[str] | None:
+        """Resolve the name of a Service."""
+        service, *domain = name.split(".")
+        found = [each for each in self.objects if each["kind"] == "Service" and each["metadata"]["name"] == service]
+        if domain != [NAMESPACE, "svc", "cluster", "local"] or not found:
+            return None
+        selector = found[0]["spec"]["selector"].items()
+        return [pod.address for pod in self.pods if pod.is_listed and selector <= pod.labels.items()]
+
+    def found(self, kind: str, component: str = "deploy") -> Object:
+        """The object of a kind; of several the one with that label."""
+        (found,) = (
+            each
+            for each in self.objects
+            if each["kind"] == kind
+            and each["metadata"]["labels"].get("app.kubernetes.io/component", component) == component
+        )
         return found
 
     def run_job(self, name: str, spec: Mapping[str, Any]) -> int:
@@ -74,24 +97,38 @@ class Cluster:
                 )
         return ended
 
-    def start_deployment(self) -> Pod:
-        """Start the pod of the Deployment."""
-        found = self.found("Deployment")
-        assert found["spec"]["replicas"] == 1
-        return self._pod(found["metadata"]["name"], found["spec"]["template"])
+    def start_deployment(self, component: str = "deploy") -> list[Pod]:
+        """Start the pods of a Deployment."""
+        found = self.found("Deployment", component)
+        return [self._of_deployment(found, number) for number in range(found["spec"]["replicas"])]
 
-    def start_group(self) -> list[Pod]:
-        """Start the group of the LeaderWorkerSet once; its pods, the leader first."""
+    def roll(self, pods: Sequence[Pod]) -> list[Pod]:
+        """Replace the pods of the Deployment as ``kubectl rollout restart`` does, by its strategy; the new ones."""
+        found = self.found("Deployment")
+        assert found["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+        made = []
+        for old in pods:
+            made.append(self._of_deployment(found, len(self.pods)))
+            while not made[-1].is_ready and not self._is_over.is_set():
+                time.sleep(_POLL_S)
+            old.delete()
+        return made
+
+    def _of_deployment(self, found: Object, number: int) -> Pod:
+        return self._pod(f"{found['metadata']['name']}-{number}", found["spec"]["template"])
+
+    def start_group(self, group_index: int = 0) -> list[Pod]:
+        """Start a group of the LeaderWorkerSet once; its pods, the leader first."""
         found, self.groups = self.found("LeaderWorkerSet"), self.groups + 1
         group = found["spec"]["leaderWorkerTemplate"]
-        name, address = found["metadata"]["name"], next(self._addresses)
+        name, address, labels = found["metadata"]["name"], next(self._addresses), {_GROUP: str(group_index)}
         told = {"LWS_LEADER_ADDRESS": address, "LWS_GROUP_SIZE": str(group["size"])}
         pods = []
         for index in range(group["size"]):
             template = group["workerTemplate"] if index or "leaderTemplate" not in group else group["leaderTemplate"]
             own = address if index == 0 else next(self._addresses)
             told = {**told, "LWS_WORKER_INDEX": str(index)}
-            pods.append(self._pod(f"{name}-0-{index}.{self.groups}", template, own, told))
+            pods.append(self._pod(f"{name}-{group_index}-{index}.{self.groups}", template, own, told, labels))
         return pods
 
     def keep_group(self) -> Iterator[list[Pod]]:
@@ -109,8 +146,13 @@ class Cluster:
                 pod.thread.join()
 
     def _pod(
-        self, name: str, template: Mapping[str, Any], address: str = "", more: Mapping[str, str] | None = None
+        self,
+        name: str,
+        template: Mapping[str, Any],
+        address: str = "",
+        more: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Pod:
-        pod = Pod(name, template["spec"], address or next(self._addresses), self.machine, more)
+        pod = Pod(name, template, address or next(self._addresses), self.machine, more, labels)
         self.pods.append(pod)
         return pod

@@ -11,6 +11,8 @@ command that lead into a ConfigMap lead to its files elsewhere. A pod's address 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,13 +20,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 _NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 _OWN_MEMORY = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+NAMESPACE = "default"
 _POLL_S = 0.05
 _BACK_OFF_S = 0.2  # ten seconds in Kubernetes
 
@@ -37,11 +40,13 @@ class Machine:
         directory: for ConfigMaps and what containers print.
         maps: data of the ConfigMaps.
         secrets: values by name and key.
+        name_server: address of the cluster's; empty: there is none.
     """
 
     directory: Path
     maps: Mapping[str, Mapping[str, str]]
     secrets: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    name_server: str = ""
 
     def map_directory(self, name: str) -> Path:
         """Files of a ConfigMap."""
@@ -54,7 +59,7 @@ class Machine:
     @property
     def image(self) -> dict[str, str]:
         """Variables of every image."""
-        path = os.pathsep.join((str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"))
+        path = os.pathsep.join((str(Path(sys.executable).parent), "/usr/local/bin", "/usr/sbin", "/usr/bin", "/bin"))
         given = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "OMP_NUM_THREADS") if name in os.environ}
         return {"PATH": path, "HOME": str(self.directory), "TOKENIZERS_PARALLELISM": "false", **given}
 
@@ -64,10 +69,11 @@ class Pod:
 
     Args:
         name: of the pod.
-        spec: of its template.
+        template: of it.
         address: of the pod.
         machine: where it runs.
         more: variables that a controller gives its containers.
+        labels: that it adds.
 
     Attributes:
         is_ready: its readiness probe is answered.
@@ -77,9 +83,22 @@ class Pod:
     """
 
     def __init__(
-        self, name: str, spec: Mapping[str, Any], address: str, machine: Machine, more: Mapping[str, str] | None = None
+        self,
+        name: str,
+        template: Mapping[str, Any],
+        address: str,
+        machine: Machine,
+        more: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
-        self.name, self.spec, self.address, self.machine, self.more = name, spec, address, machine, more or {}
+        self.name, self.spec, self.address, self.machine, self.more = (
+            name,
+            template["spec"],
+            address,
+            machine,
+            more or {},
+        )
+        self.labels = {**template["metadata"]["labels"], **(labels or {})}
         self.is_ready, self.restarts, self.status, self.reason = False, 0, None, ""
         self.ended_hard = False
         self._is_ending = threading.Event()
@@ -91,6 +110,11 @@ class Pod:
     def output(self) -> str:
         """All that its containers printed."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether Services send it requests: not from the moment at which its end is decided."""
+        return self.is_ready and not self._is_ending.is_set()
 
     def delete(self) -> None:
         """End it in good order, and wait until it is over."""
@@ -123,10 +147,12 @@ class Pod:
         self.status = -signal.SIGTERM
 
     def _run_container(self, container: Mapping[str, Any], started: float | None = None) -> int:
+        variables = self._variables(container)
+        mounting = "".join((*self._own_mounts(container, variables), _OWN_MEMORY))
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*_NAMESPACES, "sh", "-c", _OWN_MEMORY, "sh", *self._words(container["command"], container)],
-                cwd=container.get("workingDir", "/"), env=self._variables(container),
+                [*_NAMESPACES, "sh", "-c", mounting, "sh", *self._words(container["command"], container)],
+                cwd=container.get("workingDir", "/"), env=variables,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         probes = _Probes(container, self.address)
@@ -149,8 +175,11 @@ class Pod:
         assert self._process
         deadline = time.monotonic() + self.spec["terminationGracePeriodSeconds"]
         hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")
-        if hook:
-            subprocess.run(hook, timeout=max(0.0, deadline - time.monotonic()), check=True)
+        if hook:  # in the container: its process 1 is not this machine's
+            inside = ("nsenter", f"--target={self._first()}", "--mount", "--pid", "--")
+            ended = -signal.SIGKILL, 128 + signal.SIGKILL  # with the container, whose program it had told to end
+            status = subprocess.run([*inside, *hook], timeout=max(0.0, deadline - time.monotonic()), check=False)
+            assert status.returncode in (0, *ended), f"{self.name}: {hook} ended by {status.returncode}"
         if self._process.poll() is None:
             os.kill(self._first(), signal.SIGTERM)
         try:
@@ -185,6 +214,27 @@ class Pod:
                 assert Path(mount["mountPath"]).is_dir(), mount
         return list(words)
 
+    @property
+    def fields(self) -> dict[str, str]:
+        """What the downward API says of the pod."""
+        own = {"status.podIP": self.address, "metadata.name": self.name, "metadata.namespace": NAMESPACE}
+        return own | {f"metadata.labels['{name}']": value for name, value in self.labels.items()}
+
+    def _own_mounts(self, container: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator[str]:
+        """What the shell runs first: mounts of directories within a claim, and the cluster's name server."""
+        claims = {each["name"]: each["mountPath"] for each in container["volumeMounts"] if "subPathExpr" not in each}
+        for mount in container["volumeMounts"]:
+            if expression := mount.get("subPathExpr"):
+                below = re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], expression)
+                directory = Path(claims[mount["name"]]) / below
+                for each in (directory, Path(mount["mountPath"])):
+                    each.mkdir(parents=True, exist_ok=True)
+                yield f"mount --bind {shlex.quote(str(directory))} {shlex.quote(mount['mountPath'])} && "
+        if self.machine.name_server:
+            file = self.machine.directory / "resolv.conf"
+            file.write_text(f"nameserver {self.machine.name_server}\n")
+            yield f"mount --bind {shlex.quote(str(file))} /etc/resolv.conf && "
+
     def _variables(self, container: Mapping[str, Any]) -> dict[str, str]:
         found = {**self.machine.image, **self.more}
         for each in container.get("env", ()):
@@ -192,8 +242,7 @@ class Pod:
             if secret := source.get("secretKeyRef"):
                 found[each["name"]] = self.machine.secrets[secret["name"], secret["key"]]
             elif source:
-                assert source == {"fieldRef": {"fieldPath": "status.podIP"}}, each
-                found[each["name"]] = self.address
+                found[each["name"]] = self.fields[source["fieldRef"]["fieldPath"]]
             else:
                 found[each["name"]] = each["value"]
         return found

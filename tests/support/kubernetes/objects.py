@@ -12,6 +12,7 @@ import yaml
 Object = dict[str, Any]
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035: a Service asks for more than the others
 _PLANS = "/etc/slipway/plans/"
+_ROUTER = "/etc/slipway/router"
 _RANDOM = "-xxxxx"
 
 
@@ -66,7 +67,33 @@ def check_objects(objects: list[Object], maps: Mapping[str, Mapping[str, str]]) 
             _check_lifetime(each["kind"], template["spec"])
             _check_volumes(template["spec"], maps)
             _check_containers(template["spec"])
+        _check_directories(each)
     _check_selectors(objects)
+    headless = [each for each in objects if each["spec"].get("clusterIP") == "None"]
+    named = {(port["name"], each["metadata"]["name"]) for each in headless for port in each["spec"]["ports"]}
+    configurations = [text for files in maps.values() for file, text in files.items() if file.endswith(".cfg")]
+    asked = {found for text in configurations for found in re.findall(r'"_(\w+)\._tcp\.([-a-z0-9]+)\.\$', text)}
+    assert asked <= named and bool(asked) is bool(headless), "a router finds its servers by the ports of a Service"
+
+
+def _check_directories(found: Object) -> None:
+    """Assert that each of several servers has a directory of its own, and that a new one is ready before another ends.
+
+    Two servers in one directory would find it locked.
+    """
+    if found["kind"] not in ("Deployment", "LeaderWorkerSet"):
+        return
+    spec, is_several = found["spec"], found["spec"]["replicas"] > 1
+    containers = [template["spec"]["containers"][0] for _, template in pod_templates(found)]
+    for each in containers:
+        assert any("subPathExpr" in mount for mount in each["volumeMounts"]) is is_several
+        assert not is_several or not any(word.startswith("--stages-file=") for word in each["command"])
+    rolling = spec.get("strategy", {}).get("rollingUpdate") or spec.get("rolloutStrategy", {}).get(
+        "rollingUpdateConfiguration"
+    )
+    assert rolling == (
+        {"maxUnavailable": 0, "maxSurge": 1} if is_several or containers[0]["name"] == "router" else None
+    )
 
 
 def _check_order(found: Object) -> None:
@@ -97,10 +124,26 @@ def _check_volumes(spec: Object, maps: Mapping[str, Mapping[str, str]]) -> None:
         assert len({each["mountPath"] for each in mounts}) == len(mounts)
         mounted |= {each["name"] for each in mounts}
         where = {each["mountPath"]: volumes[each["name"]] for each in mounts}
+        told = {each["name"] for each in container.get("env", ())}
+        for own in (each["subPathExpr"] for each in mounts if "subPathExpr" in each):
+            assert not own.startswith("/") and ".." not in own.split("/"), own
+            assert re.findall(r"\$\((\w+)\)", own) and set(re.findall(r"\$\((\w+)\)", own)) <= told, own
+        if container["name"] == "router":
+            file = maps[where[_ROUTER]["configMap"]["name"]][container["command"][-1].removeprefix(f"{_ROUTER}/")]
+            _check_router(container, file)
+            continue
         plans = maps[where[_PLANS.rstrip("/")]["configMap"]["name"]]
         words = [word for word in container["command"] if word.endswith(".plan.json")]
         assert words and {word.removeprefix(_PLANS) for word in words} <= plans.keys()
     assert mounted == volumes.keys()
+
+
+def _check_router(container: Object, text: str) -> None:
+    """Assert that it listens where its container has ports, and that its variables are those that it replaces."""
+    binds = {int(port) for port in re.findall(r'^    bind "\$\{POD_IP\}:(\d+)"', text, re.MULTILINE)}
+    assert binds == {each["containerPort"] for each in container["ports"]}
+    assert set(re.findall(r"\$\{(\w+)\}", text)) == {each["name"] for each in container["env"]}
+    assert f"monitor-uri {container['readinessProbe']['httpGet']['path']}\n" in text
 
 
 def _check_containers(spec: Object) -> None:

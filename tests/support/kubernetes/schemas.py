@@ -40,6 +40,13 @@ _GROUP = _object(
     leaderTemplate=_TEMPLATE,
     workerTemplate=_TEMPLATE,
 )
+_ROLLING = _object(
+    [],
+    partition={"type": "integer", "minimum": 0},
+    maxUnavailable={"type": ["integer", "string"]},
+    maxSurge={"type": ["integer", "string"]},
+)
+_ROLLOUT = _object(["type"], type={"enum": ["RollingUpdate"]}, rollingUpdateConfiguration=_ROLLING)
 _ENDPOINT = _object(["port"], port={"type": "string"}, path={"type": "string", "pattern": "^/"})
 
 SCHEMAS = {
@@ -56,6 +63,7 @@ SCHEMAS = {
         _object(
             ["leaderWorkerTemplate"],
             replicas={"type": "integer", "minimum": 0},
+            rolloutStrategy=_ROLLOUT,
             startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
             leaderWorkerTemplate=_GROUP,
         ),
