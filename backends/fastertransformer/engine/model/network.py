@@ -23,6 +23,7 @@ from ..cache.kv_cache import PAGE, KvCache
 from ..cache.states import LayerState
 from ..ops import choose_ops
 from ..ops.adapted import AdaptedOps
+from ..ops.host.layers import HostLayers
 from ..ops.latent_attention import LatentAttend, LatentOps
 from ..ops.linear import Norm
 from ..ops.low_rank import AdaptedRows
@@ -35,6 +36,7 @@ from .blocks.context import LayerContext
 from .config import ModelConfig, Rope, Stack
 from .layers import run_layer
 from .layouts import ModelWeights, StackWeights
+from .whole_steps import whole_step
 
 PreparedAttention = Attend | LatentAttend
 _BIASED = ("alibi", "relative")  # positions that attention adds a bias for
@@ -140,6 +142,9 @@ class Network:
             return self._attention_of(spec).decode_attention(positions, tables, windows, spec, self._like)
 
         x = self.comm.recv_input(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
+        if adapted is None and self._whole_step and self._whole_step.can_run(cache.kv):
+            x = self._whole_step.run(x, positions, cache.page_tables[slots], cache.windows[slots], cache.kv)
+            return self.comm.send_output(x)[:, 0]
         return self.comm.send_output(self._decoder(x, prepare, slots, cache, adapted=adapted))[:, 0]
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -156,6 +161,10 @@ class Network:
         if cap := self.config.final_softcap:
             logits.div_(cap).tanh_().mul_(cap)
         return logits
+
+    @cached_property
+    def _whole_step(self) -> HostLayers | None:
+        return whole_step(self.config, self.weights.decoder, self.comm, self.ops, self._specs.values(), self._like)
 
     @cached_property
     def _head_norm(self) -> Norm | None:

@@ -36,6 +36,9 @@ class DecodeAttention:
         windows: int64 [B].
         spec: scale and rotary positions.
         like: gives the type of keys.
+
+    Attributes:
+        at: address of what the kernel reads of the step.
     """
 
     def __init__(
@@ -54,8 +57,12 @@ class DecodeAttention:
         pointers = [None if each is None else each.data_ptr() for each in self._kept]
         width, by_pairs = (rotation.width, rotation.is_by_pairs) if rotation else (0, False)
         self._step = _RowsOfStep(*pointers, tables.stride(0), len(positions), width, by_pairs, spec.scale)
-        self._at = ctypes.addressof(self._step)
+        self.at = ctypes.addressof(self._step)
         self._numbers = int(torch.minimum(positions + 1, windows).sum())
+
+    def threads(self, width: int) -> int:
+        """Return how many threads are worth it for queries of some numbers."""
+        return torch.get_num_threads() if self._numbers * width > _LEAST_NUMBERS else 1
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
         """See Attend; fp32."""
@@ -63,11 +70,10 @@ class DecodeAttention:
         out = q.new_empty(q.shape)
         heads, kv_heads, size = q.shape[1], k.shape[1], q.shape[3]
         keys, values = kv.unbind()
-        threads = torch.get_num_threads() if self._numbers * heads * size > _LEAST_NUMBERS else 1
         failed = self._kernels.attend(
             self._kernels.run,
-            threads,
-            self._at,
+            self.threads(heads * size),
+            self.at,
             *(value for each in (q, k, v) for value in (each.data_ptr(), each.stride(0))),
             keys.data_ptr(),
             values.data_ptr(),

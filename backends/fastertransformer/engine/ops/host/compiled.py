@@ -23,7 +23,7 @@ import torch  # noqa: F401 (loads the library whose threads are used)
 from ...cache.page_allocator import PAGE
 
 _log = logging.getLogger(__name__)
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("products.c", "attention.c"))
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("products.c", "attention.c", "layers.c"))
 _FLAGS = (
     "-O3",
     "-march=native",
@@ -45,6 +45,10 @@ _ATTEND = (
     *(_POINTER, _INT, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG),
     *(_POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER),
 )
+_RUN_LAYERS = (
+    *(_POINTER, _INT, _INT, _POINTER, _POINTER, _LONG),
+    *(_POINTER, _LONG, _LONG, _LONG, _LONG, _INT, _POINTER),
+)
 
 
 class NoKernelsError(Exception):
@@ -52,7 +56,7 @@ class NoKernelsError(Exception):
 
 
 class HostKernels:
-    """The library of products.c and attention.c.
+    """The library of the sources.
 
     Args:
         library: where it is.
@@ -63,6 +67,7 @@ class HostKernels:
         run: OpenMP's function that runs another one on each thread.
         use_large_pages, multiply: see products.c.
         attend: see attention.c.
+        run_layers: see layers.c.
     """
 
     def __init__(self, library: Path) -> None:
@@ -76,6 +81,8 @@ class HostKernels:
         self.multiply.argtypes, self.multiply.restype = _MULTIPLY, _INT
         self.attend = found.attend
         self.attend.argtypes, self.attend.restype = _ATTEND, _INT
+        self.run_layers = found.run_layers
+        self.run_layers.argtypes, self.run_layers.restype = _RUN_LAYERS, _INT
 
 
 @lru_cache

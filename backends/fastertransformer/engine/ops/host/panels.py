@@ -31,26 +31,28 @@ class Panels:
         scales: what each output is multiplied by, [out]; None: nothing is.
 
     Attributes:
+        outputs, inputs: of the weight.
+        at: address of what the kernels read of it.
         rounds: whether inputs are rounded to bf16: the processor multiplies pairs of them, and so they lie.
     """
 
     def __init__(
         self, kernels: HostKernels, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None
     ) -> None:
-        self._kernels, (self._outputs, self._inputs), self._width = kernels, weight.shape, kernels.width
+        self._kernels, (self.outputs, self.inputs), self._width = kernels, weight.shape, kernels.width
         self.rounds = kernels.multiplies_pairs and weight.dtype == torch.bfloat16
-        if self.rounds and self._inputs % 2:
+        if self.rounds and self.inputs % 2:
             weight, self.rounds = weight.float(), False
-        self._padded = -(-self._outputs // self._width) * self._width
-        self._numbers = weight.new_empty(self._padded * self._inputs)
+        self._padded = -(-self.outputs // self._width) * self._width
+        self._numbers = weight.new_empty(self._padded * self.inputs)
         kernels.use_large_pages(self._numbers.data_ptr(), self._numbers.nbytes)  # or not, where the host has none
         self._write(weight)
         # The kernels read these where they are, so that they live as long as this.
         self._kept = [None if each is None else self._filled_up(each) for each in (scales, bias)]
         pointers = [None if each is None else each.data_ptr() for each in self._kept]
         known = _TYPES.index(weight.dtype)
-        self._matrix = _Matrix(self._numbers.data_ptr(), *pointers, self._inputs, self._outputs, known)
-        self._at = ctypes.addressof(self._matrix)
+        self._matrix = _Matrix(self._numbers.data_ptr(), *pointers, self.inputs, self.outputs, known)
+        self.at = ctypes.addressof(self._matrix)
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Panels | None:
@@ -63,11 +65,11 @@ class Panels:
     @property
     def matrix(self) -> Tensor:
         """The numbers as a matrix, [out, in], that has the weight's shape and type and not its order."""
-        return self._numbers[: self._outputs * self._inputs].view(self._outputs, self._inputs)
+        return self._numbers[: self.outputs * self.inputs].view(self.outputs, self.inputs)
 
     def dense(self) -> Tensor:
         """Return a copy of the matrix in the weight's order."""
-        return self._panels().transpose(1, 2).reshape(self._padded, self._inputs)[: self._outputs]
+        return self._panels().transpose(1, 2).reshape(self._padded, self.inputs)[: self.outputs]
 
     def is_like(self, other: Panels) -> bool:
         """Return whether another matrix has this one's shape and type, so that both can be multiplied at once."""
@@ -79,20 +81,20 @@ class Panels:
 
     def _write(self, weight: Tensor) -> None:
         """Copy a weight, whatever its strides; the last panel is filled up with zeros."""
-        panels, whole = self._panels(), self._outputs // self._width
+        panels, whole = self._panels(), self.outputs // self._width
         full, rest = weight[: whole * self._width], weight[whole * self._width :]
         panels[whole:] = 0
         for some, rows, width in ((panels[:whole], full, self._width), (panels[whole:], rest, len(rest))):
             if not len(rows):
                 continue
-            by_panel = rows.view(len(some), width, self._inputs)  # [panels, width, inputs]
+            by_panel = rows.view(len(some), width, self.inputs)  # [panels, width, inputs]
             if self.rounds:
                 by_panel = by_panel.view(len(some), width, -1, 2)
             some[:, :, :width] = by_panel.transpose(1, 2)
 
     def _filled_up(self, values: Tensor) -> Tensor:
         filled = torch.zeros(self._padded)
-        filled[: self._outputs] = values
+        filled[: self.outputs] = values
         return filled
 
     def multiply(
@@ -114,28 +116,28 @@ class Panels:
             out: fp32 [..., out], contiguous, that is written to; None: a new tensor is.
             adds: whether to add to ``out``.
         """
-        rows = x.numel() // self._inputs
+        rows = x.numel() // self.inputs
         x = x.contiguous()
         if out is None:
-            out = x.new_empty(*x.shape[:-1], self._outputs)
+            out = x.new_empty(*x.shape[:-1], self.outputs)
         weight, bias, eps, is_rms = norm or (None, None, 0.0, False)
         failed = self._kernels.multiply(
             self._kernels.run,
             torch.get_num_threads(),
-            self._at,
-            gate._at if gate else None,
+            self.at,
+            gate.at if gate else None,
             x.data_ptr(),
             rows,
             None if weight is None else weight.data_ptr(),
             None if bias is None else bias.data_ptr(),
             eps,
             is_rms,
-            _ACTIVATIONS.index(activation),
+            activation_number(activation),
             out.data_ptr(),
             adds,
         )
         if failed:
-            raise MemoryError(f"there is no memory for {rows} rows of {self._inputs} numbers")
+            raise MemoryError(f"there is no memory for {rows} rows of {self.inputs} numbers")
         return out
 
 
@@ -149,3 +151,8 @@ def can_keep(dtype: torch.dtype) -> bool:
 def knows(activation: str) -> bool:
     """Return whether the kernels have an activation."""
     return activation in _ACTIVATIONS
+
+
+def activation_number(activation: str) -> int:
+    """Return the kernels' number of an activation that they have."""
+    return _ACTIVATIONS.index(activation)
