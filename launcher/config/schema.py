@@ -359,14 +359,10 @@ class Config:
     signing: SigningConfig = field(default_factory=SigningConfig)
 
 
+@cache
 def register() -> None:
-    """Make the schema and the resolvers known to Hydra; call once, before composing."""
-    schema = OmegaConf.structured(Config)
-    given = schema.kubernetes
-    named = given.volumes, given.secrets, given.secret_files, given.gpu_node_selector, given.memory
-    for free in (schema.cluster.additional_parameters, schema.env_vars, *named):
-        OmegaConf.set_struct(free, False)  # their keys are not ours: no '+' is needed to add one
-    ConfigStore.instance().store(name="schema", node=schema)
+    """Make the schema and the resolvers known to Hydra, once in a process, before composing."""
+    ConfigStore.instance().store(name="schema", node=_schema())
     for task in TASKS:
         if not (PROJECT_DIR / "conf" / "evaluation" / f"{task}.yaml").is_file():  # its arguments' defaults are enough
             ConfigStore.instance().store(group="evaluation", name=task, node={task: {}})
@@ -381,7 +377,12 @@ def register() -> None:
 @cache
 def _schema() -> Any:
     """Return every key with its type and default. It takes 40 ms to make; what is merged into it goes into a copy."""
-    return OmegaConf.structured(Config)
+    schema = OmegaConf.structured(Config)
+    given = schema.kubernetes
+    named = given.volumes, given.secrets, given.secret_files, given.gpu_node_selector, given.memory
+    for free in (schema.cluster.additional_parameters, schema.env_vars, *named):
+        OmegaConf.set_struct(free, False)  # their keys are not ours: no '+' is needed to add one
+    return schema
 
 
 def to_typed(cfg: DictConfig) -> Config:
