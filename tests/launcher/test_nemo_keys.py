@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import hydra
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -25,12 +28,18 @@ def compose(*overrides: str) -> object:
         return hydra.compose("config", overrides=list(overrides))
 
 
+@pytest.fixture(scope="module")
+def composed() -> Any:
+    return compose()
+
+
 @pytest.mark.parametrize("key", [key for key in KEYS if key not in WORK])
-def test_a_key_without_a_meaning_says_what_to_use(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_without_a_meaning_says_what_to_use(key: str, composed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     override = f"evaluation.{key}=1"
     monkeypatch.setattr("sys.argv", ["main.py", override])
+    parsed = OverridesParser.create().parse_override(override)
     with pytest.raises((HydraException, OmegaConfBaseException)) as refused:
-        compose(override)
+        ConfigLoaderImpl._apply_overrides_to_config([parsed], composed)  # the last that composing does
     worded = wording.explain(refused.value)
     assert worded.problem.startswith("unknown key '") and worded.hint
     assert "legal:" not in worded.hint, "this key's own hint, not the list of all"
