@@ -72,10 +72,13 @@ class LearntModel:
 
     def _learn(self, texts: list[list[int]]) -> None:
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+        counts = torch.tensor([[len(text) - 1] for text in texts])
+        is_text = torch.arange(ids.shape[1] - 1) < counts
         for _ in range(40):
-            for ids in texts:
-                batch = torch.tensor([ids])
-                self.model(batch, labels=batch).loss.backward()
+            logits = self.model(ids).logits[:, :-1]
+            losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+            (losses * is_text / counts).sum().backward()  # the sum of each text's mean
             optimizer.step()
             optimizer.zero_grad()
 
