@@ -231,11 +231,13 @@ def test_the_table_names_the_keys_that_the_installed_transformers_reads() -> Non
 def test_what_becomes_of_each_key_is_what_the_table_says(model_type: str) -> None:
     table = accounted_for(model_type)
     del table["transformers_weights"]  # it names a file
-    seen = {}
+    seen, base = {}, config_of(model_type)
+    of_base = outcome(base)
     for key, said in table.items():
-        config, base = changed(model_type, key), config_of(model_type)
+        config = changed(model_type, key)
         made = outcome(config)
-        plain = outcome({k: base[k] if k == key else value for k, value in config.items() if k != key or k in base})
+        without = {k: base[k] if k == key else value for k, value in config.items() if k != key or k in base}
+        plain = of_base if without == base else outcome(without)
         if made.startswith("refused") and key in made:
             seen[key] = "refused"
         elif made != plain:
@@ -338,13 +340,16 @@ _SOME_OF = {
 """Values of one model's own."""
 
 
+@pytest.mark.parametrize("draws", [12, pytest.param(60, marks=pytest.mark.long)])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_of_keys_that_say_one_thing_the_one_counts_that_counts_in_transformers(model_type: str, tmp_path: Path) -> None:
+def test_of_keys_that_say_one_thing_the_one_counts_that_counts_in_transformers(
+    model_type: str, draws: int, tmp_path: Path
+) -> None:
     """transformers' class reads them and says what it made of them, each thing by one key: the outcome is the same."""
     from transformers import AutoConfig
 
     rng, compared, expressed = random.Random(model_type), 0, 0
-    for _ in range(30):
+    for _ in range(draws):
         values = {**_SOME, **_SOME_OF.get(model_type, {})}
         some = {key: rng.choice(each) for key, each in values.items() if rng.random() < 0.2}
         said = {key: copy.deepcopy(value) for key, value in some.items() if value is not _SAYS_NOTHING}
@@ -360,5 +365,5 @@ def test_of_keys_that_say_one_thing_the_one_counts_that_counts_in_transformers(m
         made, wanted = outcome(config), outcome(meant)
         assert made == wanted or made.startswith("refused"), said
         expressed += not made.startswith("refused")
-    assert compared > 20
+    assert compared > draws * 2 / 3
     assert expressed > compared / 3
