@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-# Four processes for two cores: a test that waits for a server or a deadline leaves its core to others. How tests are
+# Three processes for two cores: a test that waits for a server or a deadline leaves its core to others. How tests are
 # shared out: tests/conftest.py.
 SHARED_OUT := --numprocesses=3 --dist=loadgroup
 # Of thousands of modules few are imported: these are compiled then, and pip compiles none (--no-compile).

@@ -62,6 +62,8 @@ def log_probs_by_hugging_face(model: GPT2LMHeadModel, sequence: list[int]) -> np
     return log_probs[:-1].gather(1, torch.tensor(sequence[1:])[:, None])[:, 0].numpy()
 
 
+# The output layer is cut alike whoever else has it.
+@pytest.mark.in_ci(when=lambda at: at.tensor_para_size == 2 or at.is_tied)
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("tensor_para_size", [1, 2, 4])
 def test_greedy_tokens_and_log_probs_are_hugging_faces_in_a_mixed_batch(

@@ -94,6 +94,8 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+# More beams meet every case of fewer.
+@pytest.mark.in_ci(when=lambda at: at.width == 4 or at.case == 0)
 @pytest.mark.parametrize("case", range(len(CASES)))
 @pytest.mark.parametrize("width", [2, 4])
 def test_beams_that_end_are_fastertransformers(opened: tuple[GPT2LMHeadModel, Engine], case: int, width: int) -> None:

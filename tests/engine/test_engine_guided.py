@@ -117,7 +117,7 @@ SCHEMAS = st.recursive(
 VALID: list[str] = []
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(SCHEMAS, min_size=8, max_size=8, unique_by=json.dumps))
 def test_whatever_the_schema_the_output_is_valid(engine: Engine, schemas: list[Schema]) -> None:
     outputs = answer(engine, guided(["json_schema"] * len(schemas), list(map(json.dumps, schemas)), 600))

@@ -19,6 +19,8 @@ NEMO = Path(__file__).resolve().parent.parent / "data" / "nemo"
 TOLERANCE = 1e-4
 
 
+# What an archive's own ranks were is settled by the conversion.
+@pytest.mark.in_ci(when=lambda at: at.tensor_para_size == 2 or at.name == "gpt_untied")
 @pytest.mark.parametrize("tensor_para_size", [1, 2, 4])
 @pytest.mark.parametrize("name", ["gpt122_tp1_pp1", "gpt_tp2_pp1", "gpt_tp1_pp2", "gpt_untied"])
 def test_logits_are_nemos(name: str, tensor_para_size: int, tmp_path: Path) -> None:
