@@ -13,9 +13,7 @@ def beyond_engine(decoder: Decoder) -> list[str]:
     """List what no part of the engine computes, ``what  (reason)`` a line each; empty: it serves the model."""
     of_model = {
         "a clamped gate": (_clamps_for_all(decoder), "experts alone have an offset and a clamp"),
-        "norms without weights": (decoder.attention.qk_norm == UNIT, "queries and keys are normalised by weights"),
-        "a temperature of positions": (decoder.attention.temperature != 0, "queries are as they are"),
-        "chunks": (any(layer.chunk for layer in decoder.layers), "a token sees all before it, or a window"),
+        "a factor of rotated queries and keys": (_norms_factors(decoder), "norms without weights, behind it, undo it"),
         **{f"rotation {kind}": (_changes(decoder, kind), _NO_LONGEST) for kind in (LongRope.kind, Dynamic.kind)},
     }
     return [f"{what}  ({reason})" for what, (is_so, reason) in of_model.items() if is_so]
@@ -26,6 +24,13 @@ def _clamps_for_all(decoder: Decoder) -> bool:
     is_there = any("feed_forward" in layer.blocks for layer in decoder.layers)
     shared = decoder.mixture.shared_inter_size if decoder.mixture else 0
     return decoder.feed_forward.is_clamped and bool(is_there or shared)
+
+
+def _norms_factors(decoder: Decoder) -> bool:
+    """Return whether a norm behind the rotation undoes a factor of it; without one it computes the same before it."""
+    rotaries = [layer.rotary for layer in decoder.layers if layer.rotary]
+    has_factor = any(each.attention_factor(decoder.max_positions) != 1 for each in rotaries)
+    return decoder.attention.qk_norm == UNIT and has_factor
 
 
 def _changes(decoder: Decoder, kind: str) -> bool:

@@ -128,6 +128,18 @@ def _gpt_oss(shape: Shape) -> dict[str, Any]:
     return _llama(shape, head_dim=shape.hidden // 8, sliding_window=shape.window, rope_parameters=rope, **experts)
 
 
+def _llama4(shape: Shape) -> dict[str, Any]:
+    """Every second layer has experts, every second one does not rotate; a text is one chunk, as on GPUs it must."""
+    experts = {"num_local_experts": 16, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2}
+    layers = {
+        "no_rope_layer_interval": 2,
+        "attention_chunk_size": shape.positions,
+        "floor_scale": 64,
+        "attn_scale": 0.1,
+    }
+    return _llama(shape, head_dim=shape.hidden // 8, intermediate_size_mlp=2 * shape.hidden, **experts, **layers)
+
+
 # Name: class of the configuration, model_type of config.pbtxt, and its keys.
 _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
     "gpt2": ("GPT2", "GPT", _gpt2),
@@ -196,6 +208,7 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
     "mixtral": ("Mixtral", "Llama", lambda s: _experts(s, "num_local_experts", num_experts_per_tok=2)),
     "qwen3_moe": ("Qwen3Moe", "Llama", lambda s: _experts(s, norm_topk_prob=True)),
     "gpt_oss": ("GptOss", "Llama", _gpt_oss),
+    "llama4": ("Llama4Text", "Llama", _llama4),
     "olmoe": ("Olmoe", "Llama", lambda s: _llama(s, num_experts=16, num_experts_per_tok=4)),
     "glm4_moe": (
         "Glm4Moe",

@@ -50,9 +50,8 @@ def test_what_no_class_computes_is_refused_by_name(changes: dict[str, Any], word
         plan_huggingface(find_archive(run_of(tmp_path / "run", **changes)), Wish("fp32", 10**9))
 
 
-def test_chunks_in_every_layer_are_said_and_the_engine_names_what_it_lacks(tmp_path: Path) -> None:
+def test_chunks_in_every_layer_are_said_and_the_engine_computes_them(tmp_path: Path) -> None:
     source = open_source(find_archive(run_of(tmp_path / "run")), for_shards=False)
     assert [line for line in source.remarks if line.startswith("every layer sees chunks of 5 tokens")]
     assert isinstance(source.dims, Decoder)
-    found = {line.partition("  (")[0] for line in beyond_engine(source.dims)}
-    assert {"norms without weights", "chunks"} <= found
+    assert {layer.chunk for layer in source.dims.layers} == {5} and not beyond_engine(source.dims)

@@ -39,6 +39,7 @@ RELATIVES = [
 ]
 PARTS = {"pieces": ("_PIECE_BYTES", 1000), "parts": ("_PART_BYTES", 3000)}
 INDEX = "model.safetensors.index.json"
+YARN = {"rope_theta": 5e5, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
@@ -251,7 +252,11 @@ def test_weights_that_are_damaged_or_elsewhere_are_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("llama4", {}, "norms without weights  .queries and keys are normalised by weights"),
+        (
+            "llama4",
+            {"rope_parameters": YARN},
+            "a factor of rotated queries and keys  .norms without weights, behind it",
+        ),
         ("llama", {"model_type": "gpt_bigcode"}, "model_type is 'gpt_bigcode'; known are llama, mistral"),
         ("llama", {"num_attention_heads": 7}, "num_key_value_heads 4 does not divide 7 heads"),
         ("llama", {"bos_token_id": "x"}, "bos_token_id is 'x', not a number"),

@@ -60,6 +60,8 @@ class Stack:
         attention_multiplier: of scores, in place of a root; 0: there is none.
         attn_softcap: c of c * tanh(score / c); 0: scores are not capped.
         windows: of each layer, tokens that a token sees, itself among them; 0: all before it. Empty: none has one.
+        chunks: of each layer, see AttentionSpec; empty: none has any.
+        temperature: of queries in layers that do not rotate, and its floor, see models' Attention; 0: they have none.
         residual_multiplier: of what attention and MLP add to the residual stream.
         is_pre_norm: whether the norm precedes attention and MLP; else it follows their sum with the residual stream.
         is_parallel: whether attention and MLP both work on the layer's input.
@@ -89,6 +91,8 @@ class Stack:
     attention_multiplier: float = 0.0
     attn_softcap: float = 0.0
     windows: tuple[int, ...] = ()
+    chunks: tuple[int, ...] = ()
+    temperature: tuple[float, int] = (0.0, 0)
     residual_multiplier: float = 1.0
     is_pre_norm: bool = True
     is_parallel: bool = False

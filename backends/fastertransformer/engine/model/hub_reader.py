@@ -229,7 +229,8 @@ class HubReader(Reader):
         own = self.own_experts(count)
 
         def fill(expert: int, target: Tensor) -> None:
-            values = self._bring(self._piece(name, self._part(name), own[expert]), target.dtype)
+            pieces = [self._piece(name, part, own[expert]) for part in self._parts(name)]
+            values = torch.cat([self._bring(piece, target.dtype) for piece in pieces], 1)
             parts = values.view(len(values), -1, taking_turns).permute(2, 1, 0)
             target.view(parts.shape).copy_(parts)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
 from ..cache.states import LayerState
+from ..errors import EngineError
 from ..ops import choose_ops
 from ..ops.adapted import AdaptedOps
 from ..ops.host.layers import HostLayers
@@ -71,9 +73,10 @@ class Network:
         differing = list(dict.fromkeys(kinds))
         self._kinds = [differing.index(kind) for kind in kinds]
         self._specs = {
-            number: spec._replace(rotary=_rotary(config, rope, weights.like.device), window=window, is_latent=is_latent)
-            for number, (window, rope, is_latent) in enumerate(differing)
+            number: kind.spec(spec, _rotary(config, kind.rope, weights.like.device))
+            for number, kind in enumerate(differing)
         }
+        self._check_chunks()
         self._no_states: list[LayerState | None] = [None] * len(kinds)
         encoder = config.encoder or config
         self._encoder_spec = _attention_spec(encoder, weights.encoder, weights.like.device, is_both_ways=True)
@@ -85,6 +88,15 @@ class Network:
         self.can_capture_decode = self.ops.can_capture and can_mix and can_attend
         self.can_capture = self.can_capture_decode and not config.ia3_num_tasks
         self.can_capture_continued = self.can_capture and not config.encoder and config.positions not in _BIASED
+
+    def _check_chunks(self) -> None:
+        """Raise an EngineError if texts are longer than chunks that the device's kernels do not know."""
+        chunk, longest = max(self.config.chunks, default=0), self.config.max_pos_seq_len
+        if 0 < chunk < longest and not self.ops.attends_in_chunks:
+            raise EngineError(
+                f"a model that attends within chunks of {chunk} tokens, for texts of up to {longest}, which the kernels"
+                " for GPUs do not compute: serve it on a CPU, or with deployment.engine=vllm"
+            )
 
     def extend(
         self,
@@ -110,8 +122,10 @@ class Network:
         def prepare(spec: AttentionSpec) -> PreparedAttention:
             ops = self._attention_of(spec)
             if longest:
-                return ops.extend_attention(cache, rows, longest, spec, self._like)
-            return ops.prefill_attention(cache, rows, spec, self._like)
+                attend = ops.extend_attention(cache, rows, longest, spec, self._like)
+            else:
+                attend = ops.prefill_attention(cache, rows, spec, self._like)
+            return self._tempered(attend, spec, rows.positions[None])
 
         x = self._embed(rows, embeddings)
         return self.comm.send_output(self._decoder(x, prepare, rows.slots, cache, rows, adapted))[0]
@@ -139,7 +153,8 @@ class Network:
 
         def prepare(spec: AttentionSpec) -> PreparedAttention:
             tables, windows = cache.page_tables[slots], cache.windows[slots]
-            return self._attention_of(spec).decode_attention(positions, tables, windows, spec, self._like)
+            attend = self._attention_of(spec).decode_attention(positions, tables, windows, spec, self._like)
+            return self._tempered(attend, spec, positions[:, None])
 
         x = self.comm.recv_input(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
         if adapted is None and self._whole_step and self._whole_step.can_run(cache.kv):
@@ -264,6 +279,18 @@ class Network:
     def _attention_of(self, spec: AttentionSpec) -> Ops | LatentOps:
         return self.ops.latent if spec.is_latent else self.ops
 
+    def _tempered(self, attend: PreparedAttention, spec: AttentionSpec, positions: Tensor) -> PreparedAttention:
+        """Make queries that are not rotated grow with their positions, [B or 1, T], where the model's do."""
+        temperature, floor = self.config.temperature
+        if not temperature or spec.rotary:
+            return attend
+        factors = 1 + temperature * torch.log1p(torch.floor((positions.float() + 1) / floor))[:, None, :, None]
+
+        def attend_tempered(q: Tensor, *given: Any, **named: Any) -> Tensor:
+            return attend((q * factors).to(q.dtype), *given, **named)
+
+        return attend_tempered
+
     def _embed(self, rows: Rows, embeddings: Tensor | None) -> Tensor:
         """Return the first layer's input of packed rows, [1, T, hidden]."""
         return self.comm.recv_input(lambda: self._embed_rows(rows, embeddings)[None], (1, len(rows.ids)))
@@ -298,10 +325,23 @@ def _attention_spec(
     return AttentionSpec(stack.attention_scale, bias, rotary, stack.attn_softcap)
 
 
-def _kinds_of_layers(config: ModelConfig, decoder: StackWeights) -> list[tuple[int, Rope | None, bool]]:
-    """List what may differ from layer to layer: window, rotation, and whether attention is latent."""
+class _Kind(NamedTuple):
+    """What may differ from layer to layer; see AttentionSpec."""
+
+    window: int
+    chunk: int
+    rope: Rope | None
+    is_latent: bool
+
+    def spec(self, common: AttentionSpec, rotary: Rotary | None) -> AttentionSpec:
+        """Return how such a layer attends."""
+        return common._replace(rotary=rotary, window=self.window, chunk=self.chunk, is_latent=self.is_latent)
+
+
+def _kinds_of_layers(config: ModelConfig, decoder: StackWeights) -> list[_Kind]:
+    chunks = config.chunks or (0,) * config.num_layer
     return [
-        (config.window_of(index), config.rope_of(index), entry.parts == 1)
+        _Kind(config.window_of(index), chunks[index], config.rope_of(index), entry.parts == 1)
         for index, entry in zip(decoder.indices, decoder.entries, strict=True)
     ]
 

@@ -20,7 +20,7 @@ from ..cache.page_allocator import PAGE
 from .linear import HeadNorms, Norm
 from .packed_rows import Rows
 from .positions import Attend, AttentionSpec
-from .torch_attention import KvWrite, attend_masked, biased, is_in_window
+from .torch_attention import KvWrite, attend_masked, biased
 
 WithoutNorms = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]  # an Attend that takes none
 _MOST_MASKED = 1 << 24  # queries times keys whose mask is held at a time: 16 MiB, and 64 as fp32
@@ -40,14 +40,15 @@ def extend_rows(
     tokens = begins[:, None] + torch.minimum(steps, counts[:, None] - 1)  # [B, n]
     row = torch.searchsorted(ends[1:], every, right=True, out_int32=True)
     origin = row, every - begins[row]
-    columns, held = _entries_in_reach(starts[:, 0], windows, longest, spec.window, cache.has_windows)
+    columns, held = _entries_in_reach(starts[:, 0], windows, longest, spec, cache.has_windows)
     keys, size = torch.cat((held, padded), 1), max(1, _MOST_MASKED // (len(starts) * (held.shape[1] + rows.longest)))
 
     def mask_of(part: slice) -> Tensor:
         """Return the mask of some of the new tokens, [B, H or 1, n, S]."""
         queries = padded[:, part, None]
         is_seen = (keys >= 0)[:, None] & (keys[:, None] > queries - windows[:, None, None]) & (keys[:, None] <= queries)
-        is_seen &= is_in_window(keys[:, None], queries, spec.window)
+        if spec.window or spec.chunk:
+            is_seen &= keys[:, None] >= spec.first_seen(queries)
         return biased(is_seen[:, None], spec.bias(padded[:, part], keys) if spec.bias else None, like)
 
     parts = [slice(start, start + size) for start in range(0, rows.longest, size)]
@@ -92,14 +93,14 @@ def decode_rows(
     entries = positions % windows
     entries = tables.gather(1, (entries // PAGE)[:, None])[:, 0] * PAGE + entries % PAGE
     lengths = torch.minimum(positions + 1, windows)
-    begins = torch.zeros_like(lengths)
-    if spec.window:  # of a row that overwrites its first entries, all are looked at
-        begins = torch.where(positions < windows, (lengths - spec.window).clamp(min=0) // PAGE * PAGE, 0)
+    first = spec.first_seen(positions)
+    # Of a row that overwrites its first entries, all are looked at.
+    begins = torch.where(positions < windows, first // PAGE * PAGE, 0)
     view = PagedView(tables, lengths, begins)
     longest = int((lengths - begins).max())
-    if spec.bias or 0 < spec.window < longest:
+    if spec.bias or bool((first > begins).any()):
         held = entry_positions(positions, windows, longest, begins)  # [B, S]
-        is_seen = (held >= 0) & is_in_window(held, positions[:, None], spec.window)
+        is_seen = (held >= 0) & (held >= first[:, None])
         bias = spec.bias(positions[:, None], held) if spec.bias else None
         mask = biased(is_seen[:, None, None], bias, like)  # [B, H or 1, 1, S]
 
@@ -229,7 +230,7 @@ def write_entries(kv: Tensor, entries: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _entries_in_reach(
-    starts: Tensor, windows: Tensor, longest: int, window: int, has_rings: bool
+    starts: Tensor, windows: Tensor, longest: int, spec: AttentionSpec, has_rings: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the columns of rows' page tables, [B, n], that tokens from ``starts``, [B], on see, and what they hold.
 
@@ -239,7 +240,7 @@ def _entries_in_reach(
         starts: positions.
         windows: [B], of the rows' slots.
         longest: entries that a row has at most.
-        window: of the model; 0: none.
+        spec: the model's window, or chunks.
         has_rings: whether any slot has a window.
 
     Returns:
@@ -247,9 +248,9 @@ def _entries_in_reach(
     """
     count = -(-longest // PAGE)
     begins = torch.zeros_like(starts)
-    if window:
-        begins = torch.where(starts < windows, (starts + 1 - window).clamp(min=0) // PAGE, 0)
-        count = count if has_rings else min(count, window // PAGE + 2)
+    if reach := spec.window or spec.chunk:
+        begins = torch.where(starts < windows, spec.first_seen(starts) // PAGE, 0)
+        count = count if has_rings else min(count, reach // PAGE + 2)
     columns = begins[:, None] + torch.arange(count, device=starts.device)
     last = (torch.minimum(starts, windows) - 1).clamp(min=0) // PAGE
     held = entry_positions(starts - 1, windows, count * PAGE, begins * PAGE)

@@ -171,6 +171,7 @@ class AttentionSpec(NamedTuple):
         rotary: rotary positions of queries and keys; None: none.
         softcap: c of c * tanh(score / c), which a score is replaced by before it is masked; 0: scores are as they are.
         window: a token sees itself and the window - 1 tokens before it; 0: all before it.
+        chunk: the text is cut at multiples of it, and a token sees none of another part; 0: it is whole.
         is_latent: whether the cache holds vectors from which keys and values are made; see latent_attention.py.
     """
 
@@ -179,7 +180,14 @@ class AttentionSpec(NamedTuple):
     rotary: Rotary | None = None
     softcap: float = 0.0
     window: int = 0
+    chunk: int = 0
     is_latent: bool = False
+
+    def first_seen(self, positions: Tensor) -> Tensor:
+        """Return the first position that tokens at positions, of any shape, see."""
+        if self.chunk:
+            return positions // self.chunk * self.chunk
+        return (positions + 1 - self.window).clamp(min=0) if self.window else torch.zeros_like(positions)
 
     def rotation(self, positions: Tensor, like: Tensor) -> Rotation | None:
         """Make the rotation, in torch, of queries and keys at positions, [B or 1, T]; None without rotary positions."""

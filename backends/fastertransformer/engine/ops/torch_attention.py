@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from ..arrays import UNBOUNDED
 from .packed_rows import Rows
 from .positions import AttentionSpec
 
@@ -128,13 +127,14 @@ def within_rows(
     """Prepare attention of packed rows, of known lengths, to themselves; see Ops.encoder_attention."""
     mask: Tensor | None = None
     windowed = _InWindow(spec, like.device) if is_causal and 0 < spec.window < rows.longest else None
+    chunk = spec.chunk if is_causal and 0 < spec.chunk < rows.longest else 0
     if spec.bias:
         steps = torch.arange(rows.longest, device=like.device)
         is_seen = (steps <= steps[:, None]) | (not is_causal)
         mask = biased(is_seen[None, None], spec.bias(steps[None], steps[None]), like)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, _: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
-        is_plain = mask is None and sinks is None and not (windowed or spec.softcap)
+        is_plain = mask is None and sinks is None and not (windowed or chunk or spec.softcap)
         if is_causal and is_plain and has_flash_kernel(q):
             return flash_rows(q, k, v, rows, spec.scale)
         assert rows.lengths, "only the Triton kernels read the lengths on the device"
@@ -144,6 +144,10 @@ def within_rows(
             own = None if mask is None else mask[..., :length, :length]
             if windowed:
                 windowed.attend(query, key, value, target, sinks)
+            elif chunk:
+                each_chunk = (torch.split(each, chunk, 2) for each in (query, key, value, target))
+                for q_in, k_in, v_in, out_in in zip(*each_chunk, strict=True):
+                    out_in[:] = attend_masked(q_in, k_in, v_in, None, spec, is_causal=True, sinks=sinks)
             elif scores is None:
                 target[:] = attend_masked(query, key, value, own, spec, is_causal and own is None, sinks)
             else:
@@ -178,13 +182,8 @@ class _InWindow:
     def _mask(self, before: int) -> Tensor:
         if before not in self._masks:
             keys, queries = self._steps[: before + _WINDOW_BLOCK], self._steps[before : before + _WINDOW_BLOCK, None]
-            self._masks[before] = (keys <= queries) & is_in_window(keys, queries, self._spec.window)
+            self._masks[before] = (keys <= queries) & (keys > queries - self._spec.window)
         return self._masks[before]
-
-
-def is_in_window(keys: Tensor, queries: Tensor, window: int) -> Tensor:
-    """Return which keys a model's window shows to queries, by their positions; 0: all. The shapes are broadcast."""
-    return keys > queries - (window or UNBOUNDED)
 
 
 def biased(is_seen: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:

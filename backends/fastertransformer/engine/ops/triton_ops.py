@@ -41,6 +41,7 @@ class TritonOps(TritonProducts):
 
     can_capture = can_capture_experts = True
     is_head_major = has_norms_in_products = True
+    attends_in_chunks = False
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...ops.experts import Experts
 from ...ops.linear import Linear, Norm
+from ...ops.ops import Ops
 from ...ops.routing import Router
 from .context import LayerContext
 from .feed_forward import DenseWeights
@@ -24,6 +25,7 @@ class MixtureWeights:
         shared: feed-forward that every token uses; None: there is none.
         shared_gate: hidden -> 1: the sigmoid that multiplies what that computes; None: it counts as it is.
         latent_in, latent_out: into the width in which the chosen experts work, and out of it; None: it is the model's.
+        is_weighted_before: whether what an expert is given is multiplied by its score; else what it gives.
     """
 
     router: Router
@@ -32,6 +34,7 @@ class MixtureWeights:
     shared_gate: Linear | None = None
     latent_in: Linear | None = None
     latent_out: Linear | None = None
+    is_weighted_before: bool = False
 
     @property
     def out(self) -> None:
@@ -46,7 +49,7 @@ class MixtureWeights:
     def inner(self, x: Tensor, norm: Norm | None, context: LayerContext) -> Tensor:
         """Compute this process's part of the sum over a token's experts, [B, T, hidden]."""
         ops = context.ops
-        if norm and not (ops.has_norms_in_products and x.shape[:2] == (1, 1)):
+        if norm and (self.is_weighted_before or not (ops.has_norms_in_products and x.shape[:2] == (1, 1))):
             x, norm = ops.norm(x, norm), None
         rows, first = x.reshape(-1, x.shape[-1]), norm
         chosen, counts = ops.choose_experts(self.router, rows, norm)
@@ -54,7 +57,10 @@ class MixtureWeights:
             chosen = self.experts.numbered(chosen)
         if self.latent_in:
             rows, first = ops.linear(self.latent_in, rows, norm), None
-        mixed = ops.run_experts(self.experts, rows, chosen, counts, first)
+        if self.is_weighted_before:
+            mixed = self._run_weighted(ops, rows, chosen, counts)
+        else:
+            mixed = ops.run_experts(self.experts, rows, chosen, counts, first)
         mixed = (ops.linear(self.latent_out, mixed) if self.latent_out else mixed).view(x.shape)
         if not self.shared:
             return mixed
@@ -62,3 +68,9 @@ class MixtureWeights:
         if self.shared_gate:
             inner *= torch.sigmoid(ops.linear(self.shared_gate, x, norm))
         return ops.linear(self.shared.out, inner, residual=mixed)
+
+    def _run_weighted(self, ops: Ops, rows: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
+        """Run experts that are given a token times its score: to them, each is a token that uses one expert."""
+        given = (rows[:, None] * counts[..., None]).to(rows.dtype).flatten(0, 1)
+        found = ops.run_experts(self.experts, given, chosen.view(-1, 1), torch.ones_like(counts).view(-1, 1))
+        return found.view(*chosen.shape, -1).sum(1)

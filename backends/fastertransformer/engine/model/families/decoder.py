@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from models.blocks.attention import WHOLE
+from models.blocks.attention import UNIT, WHOLE
 from models.blocks.latent import NORM_EPS
 from models.blocks.multipliers import Multipliers
 from models.blocks.norms import RMS_NORM
@@ -51,6 +51,8 @@ def structure(decoder: Decoder) -> dict[str, Any]:
         "layernorm_eps": norms.eps,
         "has_zero_centred_norms": norms.is_zero_centred,
         "windows": tuple(layer.window for layer in decoder.layers),
+        "chunks": tuple(layer.chunk for layer in decoder.layers),
+        "temperature": (attention.temperature, attention.temperature_floor),
         "positions": "rotary",
         "norms_heads_together": attention.qk_norm == WHOLE,
         "rotates_pairs": decoder.latent.is_interleaved if decoder.latent else attention.rotates_neighbours,
@@ -94,15 +96,15 @@ def read_stack(
         indices=layers,
         position_bias=None,
         final_norm=read.norm(final_norm, config),
-        layers=tuple(_layer(read, config, names_of(index)) for index in layers),
+        layers=tuple(_layer(read, config, names_of(index), index) for index in layers),
     )
 
 
-def _layer(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> LayerWeights:
+def _layer(read: Reader, config: ModelConfig, names: Mapping[str, str], index: int) -> LayerWeights:
     norm = partial(_norm, read, config, names)
     return LayerWeights(
         input_norm=norm("input_norm"),
-        attention=_attention(read, config, names),
+        attention=_attention(read, config, names, index),
         post_norm=norm("pre_mlp_norm"),
         feed_forward=_feed_forward(read, config, names),
         attention_output_norm=norm("post_attention_norm"),
@@ -115,20 +117,29 @@ def _norm(read: Reader, config: ModelConfig, names: Mapping[str, str], role: str
     return read.norm(names[role], config) if role in names else None
 
 
-def _attention(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> SelfAttention | None:
+def _attention(read: Reader, config: ModelConfig, names: Mapping[str, str], index: int) -> SelfAttention | None:
     if "latent.output" in names:
         return _latent(read, config, names)
-    return _grouped(read, config, names) if "query" in names else None
+    return _grouped(read, config, names, index) if "query" in names else None
 
 
-def _grouped(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> GroupedWeights:
+def _unit_norm(read: Reader, config: ModelConfig, index: int) -> Norm | None:
+    """Return a norm of heads without weights: behind the rotation, which changes no length, it is what it is before."""
+    rope = config.rope_of(index)
+    if not (config.decoder and config.decoder.attention.qk_norm == UNIT and rope and rope.frequencies):
+        return None
+    return Norm(read.empty((config.size_per_head,)).fill_(1), None, config.layernorm_eps, is_rms=True)
+
+
+def _grouped(read: Reader, config: ModelConfig, names: Mapping[str, str], index: int) -> GroupedWeights:
+    unit = _unit_norm(read, config, index)
     return GroupedWeights(
         qkv=read.column_parallel(*dict.fromkeys((names["query"], names["key"], names["value"]))),
         out=read.row_parallel(names["attention_output"]),
         size_per_head=config.size_per_head,
         group=config.group,
-        query_norm=_norm(read, config, names, "query_norm"),
-        key_norm=_norm(read, config, names, "key_norm"),
+        query_norm=unit or _norm(read, config, names, "query_norm"),
+        key_norm=unit or _norm(read, config, names, "key_norm"),
         norms_together=config.norms_heads_together,
         sinks=read.tensor(names["sinks"], torch.float32) if "sinks" in names else None,
         is_gated=config.has_output_gate,

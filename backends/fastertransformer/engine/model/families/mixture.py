@@ -36,6 +36,7 @@ def read_mixture(read: HubReader, mixture: Mixture, function: FeedForward, names
         read.column_parallel(names["shared_gate"]) if mixture.has_shared_gate else None,
         read.column_parallel(names["latent_in"]) if mixture.latent_size else None,
         read.column_parallel(names["latent_out"]) if mixture.latent_size else None,
+        mixture.is_weighted_before,
     )
 
 
@@ -58,7 +59,8 @@ def _router(read: HubReader, mixture: Mixture, names: Names) -> Router:
 def _into(read: HubReader, mixture: Mixture, names: Names) -> ExpertMatrices:
     """Read what leads into the middle: the gate's rows, which are activated, before those of up."""
     if mixture.is_in_arrays:
-        return read.expert_arrays(names["experts_gate_up"], names.get("experts_gate_up_bias", ""), 2)
+        turns = 1 if mixture.is_in_halves else 2
+        return read.expert_arrays(names["experts_gate_up"], names.get("experts_gate_up_bias", ""), turns)
     roles = ("gate", "up")[not mixture.is_gated :]
     own = read.own_experts(mixture.expert_num)
     return read.experts([[names[f"experts.{n}.{role}"] for role in roles] for n in own])
