@@ -109,6 +109,21 @@ def test_what_is_refused_is_refused_before_anything_is_written(
     assert list(Path(config.base_results_dir).iterdir()) == []
 
 
+def test_files_of_the_checkout_in_the_image_are_those_of_this_one(settings: Settings) -> None:
+    """main.py runs from a clone anywhere, as its page has it."""
+    image, file = "/opt/slipway", "examples/data/lambada_subset.jsonl"
+    config = settings("convert", "export", "deploy", "evaluate", launcher_scripts_path=image)
+    config.kubernetes.volumes["examples"] = str(CHECKPOINT)
+    config.evaluation.tasks["lambada"].data_path = f"{image}/{file}x"
+    with pytest.raises(ConfigError, match=f"the LAMBADA file {image}/{file}x cannot be read"):
+        pipeline.launch(config)
+    config.evaluation.tasks["lambada"].data_path = f"{image}/{file}"
+    pipeline.launch(config)
+    (plan,) = Path(config.base_results_dir).glob("*/*/kubernetes/plans/evaluate_lambada.plan.json")
+    assert f"--data-path={image}/{file}" in plan.read_text()
+    shutil.rmtree(next(Path(config.base_results_dir).iterdir()))
+
+
 @pytest.mark.parametrize(
     ("stages", "values", "named"),
     [

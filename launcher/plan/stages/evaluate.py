@@ -18,13 +18,16 @@ from handover.errors import ArtefactError, ConfigError
 from launcher.config.choices import Engine, Stage
 from launcher.config.nemo_keys import HARNESS
 from launcher.config.options import filled
-from launcher.config.schema import Config
+from launcher.config.schema import PROJECT_DIR, Config
 from launcher.config.schema_help import legal_options, options
 from launcher.plan.adapter_checks import asked_adapters, served_adapters
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.clients import api_tokenizer, check_server, served_by
 from launcher.plan.stages.settings import Known, asked_endpoint, environment, expected_repository, resources
+
+Arguments = TaskArguments | ConsistencyArguments | ParityArguments | DivergenceArguments | MonitorArguments
+"""What an evaluation's program is given."""
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
@@ -43,9 +46,18 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
     for name, task, adapter in _asked(config):
         _check_given(name, task)
         try:
-            TASKS[name].check_files(task_arguments(config, paths, name, task, adapter), converted)
+            arguments = task_arguments(config, paths, name, task, adapter)
+            TASKS[name].check_files(_with_own_files(arguments, paths.project), converted)
         except ConfigError as error:
             raise ConfigError(f"evaluation.{name}: {error.problem}", error.hint) from None
+
+
+def _with_own_files(arguments: Arguments, project: Path) -> Arguments:
+    """Return the arguments with files of this checkout for those of one that only pods or nodes see, as in an image."""
+    given = {name: value for name, value in vars(arguments).items() if isinstance(value, Path)}
+    files = {name: value.relative_to(project) for name, value in given.items() if value.is_relative_to(project)}
+    own: dict[str, Any] = {name: PROJECT_DIR / file for name, file in files.items() if (PROJECT_DIR / file).is_file()}
+    return arguments if project.is_dir() else dataclasses.replace(arguments, **own)
 
 
 def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
@@ -58,9 +70,7 @@ def _asked(config: Config) -> list[tuple[str, Any, str | None]]:
     return [(*task, adapter) for adapter in asked_adapters(config) for task in config.evaluation.tasks.items()]
 
 
-def task_arguments(
-    config: Config, paths: RunPaths, name: str, task: Any, adapter: str | None = None
-) -> TaskArguments | ConsistencyArguments | ParityArguments | DivergenceArguments | MonitorArguments:
+def task_arguments(config: Config, paths: RunPaths, name: str, task: Any, adapter: str | None = None) -> Arguments:
     """Arguments of one evaluation, of the model or of an adapter; what is a file is absolute."""
     kind = TASKS[name].arguments
     names = {entry.name for entry in dataclasses.fields(kind)}
