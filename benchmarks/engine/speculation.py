@@ -1,6 +1,7 @@
 """Tokens a second with and without drafts, by turns in one process, and their ratio.
 
     python3 -m benchmarks.engine.speculation                                              # the demonstration's shape
+    python3 -m benchmarks.engine.speculation --way=draft
     python3 -m benchmarks.engine.speculation --device=cuda --size="Llama 3.1 8B" --data-type=fp16 --csv=drafts.csv
 
 What a text repeats of its prompt decides how much drafts gain, so the model says what it is told to: its layers compute
@@ -11,7 +12,16 @@ as ever and add zeros, its embedding is random, and its head knows what follows 
     own words   nothing is repeated, so nothing is drafted
     misleading  two tokens of the prompt, then one of its own: each pair leads to a draft that is wrong
 
-The first two are to gain, and the others are to lose at most 3%. Both sides take turns, and a ratio is the median of
+The first two are to gain, and the others are to lose at most 3%.
+
+With ``--way=draft`` drafts come from a draft model of the first layers of the same shape, which is told things too, and
+three texts of no words of a prompt of 600 are asked for:
+
+    known       the draft model says the same
+    half known  it says another token in the place of every third
+    unknown     it never says the same
+
+The last one is to lose at most 3%. Both sides take turns, and a ratio is the median of
 those of a turn, so that what else the machine does changes it little. The second ratio is of the processor time of both
 sides, which other processes change less; it says nothing of a GPU.
 """
@@ -24,7 +34,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,6 +44,7 @@ import torch
 
 from backends.fastertransformer.engine import loading
 from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.model import draft_model
 from backends.fastertransformer.engine.model.layouts import ModelWeights
 from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.ops.linear import Linear
@@ -41,6 +52,7 @@ from backends.fastertransformer.engine.settings import Settings
 from benchmarks.engine.generate import Ask, tensors_of
 from benchmarks.gpu.models import Table, find_size
 from benchmarks.gpu.sizes import LlamaSize
+from ft_format.location import DRAFT
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status
 
@@ -55,6 +67,8 @@ class SpeculationArguments(ScriptArguments):
     size: str = field(default="", metadata={"help": "a model of random weights; empty: the demonstration's shape"})
     data_type: str = field(default="fp32", metadata={"help": "fp32, fp16 or bf16"})
     threads: int = field(default=0, metadata={"help": "of torch on a CPU; 0: one for each core"})
+    way: str = field(default="ngram", metadata={"help": "ngram or draft: where drafts come from"})
+    layers: int = field(default=1, metadata={"help": "of the draft model"})
     rows: tuple[int, ...] = field(default=(1, 16), metadata={"help": "JSON list: rows of a request"})
     tokens: int = field(default=256, metadata={"help": "of each row"})
     repeats: int = field(default=5, metadata={"help": "runs of each side that count"})
@@ -66,6 +80,7 @@ class SpeculationArguments(ScriptArguments):
 class Row:
     """One text for a number of rows, in tokens a second of all rows: medians, also of a turn's ratios."""
 
+    way: str
     model: str
     data_type: str
     text: str
@@ -80,15 +95,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt, and what the model says behind it; no token comes twice in either."""
+    """A prompt, what the model says behind it, and what a draft model does; no token comes twice in the first two."""
 
     name: str
     prompt: list[int]
     output: list[int]
+    drafted: list[int] = field(default_factory=list)
 
 
-def make_texts(tokens: int, vocab_size: int) -> list[Text]:
-    """Make the four texts of some tokens each, see the module."""
+def make_texts(tokens: int, vocab_size: int, way: str) -> list[Text]:
+    """Make the texts of some tokens each, see the module."""
     draw = random.Random(1)
 
     def make(name: str, length: int, copied: float, own: float) -> Text:
@@ -101,6 +117,15 @@ def make_texts(tokens: int, vocab_size: int) -> list[Text]:
             output += prompt[start : start + min(int(copied), _about(draw, copied))]
         return Text(name, prompt, output[:tokens])
 
+    if way == DRAFT:
+        own = make(way, 600, 0, 4)
+        others = draw.sample(sorted({*range(1, vocab_size)} - {*own.prompt, *own.output}), tokens)
+        said = {
+            "known": own.output,
+            "half known": [each if at % 3 else others[at] for at, each in enumerate(own.output)],
+            "unknown": others,
+        }
+        return [replace(own, name=name, drafted=drafted) for name, drafted in said.items()]
     texts = [make("summary", 1000, 8, 4), make("edit", 600, 60, 5), make("own words", 600, 0, 4)]
     pairs = make("misleading", 3 * tokens, 2, 1)
     return [*texts, pairs]
@@ -117,16 +142,27 @@ def serving(arguments: SpeculationArguments, text: Text) -> Iterator[Engine]:
 
     def load_and_tell(*given: Any, **more: Any) -> ModelWeights:
         weights = load_weights(*given, **more)
-        tell(weights, [text.prompt[-1], *text.output])
+        tell(weights, [text.prompt[-1], *text.output], text.output)
+        return weights
+
+    def load_and_tell_draft(*given: Any, **more: Any) -> ModelWeights:
+        weights = load_weights(*given, **more)
+        tell(weights, [text.prompt[-1], *text.output], text.drafted)
         return weights
 
     with tempfile.TemporaryDirectory(prefix="slipway-drafts-") as folder:
         size.write(Path(folder))
+        if arguments.way == DRAFT:
+            (Path(folder) / DRAFT).mkdir()
+            replace(size, layers=arguments.layers).write(Path(folder) / DRAFT)
         settings = Settings(
             Path(folder), 1, 1, arguments.data_type, arguments.threads, size.model_type, has_made_up_weights=True,
-            has_prefix_cache=False, speculation="ngram",
+            has_prefix_cache=False, speculation=arguments.way,
         )  # fmt: skip
-        with mock.patch.object(loading, "load_weights", load_and_tell):
+        with (
+            mock.patch.object(loading, "load_weights", load_and_tell),
+            mock.patch.object(draft_model, "load_weights", load_and_tell_draft),
+        ):
             engine = open_engine(settings, torch.device(arguments.device))
         try:
             yield engine
@@ -135,8 +171,8 @@ def serving(arguments: SpeculationArguments, text: Text) -> Iterator[Engine]:
 
 
 @torch.inference_mode()
-def tell(weights: ModelWeights, says: Sequence[int]) -> None:
-    """Let a model say each of some tokens behind the one before it, whatever else it has seen."""
+def tell(weights: ModelWeights, before: Sequence[int], says: Sequence[int]) -> None:
+    """Let a model say each of some tokens behind the one of ``before`` in its place, whatever else it has seen."""
     assert weights.decoder and weights.decoder.final_norm and weights.head
     for layer in weights.decoder.layers:
         for out in (layer.attention and layer.attention.out, layer.feed_forward and layer.feed_forward.out):
@@ -150,8 +186,7 @@ def tell(weights: ModelWeights, says: Sequence[int]) -> None:
     table = weights.token_embedding
     table.copy_(torch.randn(table.shape, generator=torch.Generator().manual_seed(1)))
     head = torch.zeros_like(table)
-    before, after = (torch.tensor(part, device=table.device) for part in (says[:-1], says[1:]))
-    head[after] = table[before]
+    head[torch.tensor(says, device=table.device)] = table[torch.tensor(before[: len(says)], device=table.device)]
     object.__setattr__(weights, "head", Linear(head.to(weights.like.dtype)))
 
 
@@ -177,7 +212,7 @@ def measure(engine: Engine, arguments: SpeculationArguments, text: Text, rows: i
     drafted = engine.metrics.draft_tokens - before[0]
     accepted = (engine.metrics.accepted_tokens - before[1]) / max(1, drafted)
     plain, with_drafts = (statistics.median(rates[side][1:]) for side in (False, True))
-    known = arguments.size or "demonstration", arguments.data_type, text.name
+    known = arguments.way, arguments.size or "demonstration", arguments.data_type, text.name
     ratio = statistics.median(after / first for first, after in turns)
     own = statistics.median(first / after for first, after in list(zip(busy_s[False], busy_s[True], strict=True))[1:])
     return Row(*known, rows, len(text.output), plain, with_drafts, accepted, ratio, own)
@@ -188,7 +223,7 @@ def main(argv: Sequence[str]) -> None:
     arguments = SpeculationArguments.from_argv(argv, description=__doc__)
     table = Table(arguments.csv, arguments.commit)
     size = find_size(arguments.size) if arguments.size else _DEMONSTRATION
-    for text in make_texts(arguments.tokens, size.vocab):
+    for text in make_texts(arguments.tokens, size.vocab, arguments.way):
         with serving(arguments, text) as engine:
             for rows in arguments.rows:
                 table.add(measure(engine, arguments, text, rows))

@@ -42,7 +42,9 @@ import torch
 
 from backends.fastertransformer.engine.rows.prompt_lookup import PromptLookup
 from backends.fastertransformer.engine.scheduling import speculation
+from backends.fastertransformer.engine.scheduling.draft_costs import DraftCosts
 from backends.fastertransformer.engine.scheduling.tuning import TUNING, Tuning
+from ft_format.location import DRAFT
 from handover.errors import SlipwayError, exit_status
 
 from .truth_answers import FP32_LIMIT, Oracle, Row, are_same, check_answer, timed
@@ -50,6 +52,7 @@ from .truth_models import Shape, in_format, meant_by_fp8, rounded_to_int8, token
 from .truth_requests import Ask, Told, draw_requests, serve, tokens_of
 from .truth_served import (
     CACHE,
+    DRAFT_MODEL,
     DRAFTS,
     FORMATS,
     FP8,
@@ -77,13 +80,17 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
     """Serve in fp32 in each way."""
     oracle, allowed = Oracle(model, arguments.device), tokens_of_letters(shape.vocab).to(arguments.device)
     asks = draw_requests(shape, arguments.requests, 11, model.config.is_encoder_decoder)
-    for way in [way for way in WAYS if way != DRAFTS or has_drafts(arguments, name, shards)]:
+    drafting = DRAFTS, DRAFT_MODEL
+    for way in [way for way in WAYS if way not in drafting or has_drafts(arguments, name, shards, way)]:
+        if way == DRAFT_MODEL:
+            (shards / DRAFT).symlink_to(shards.parent / "hub")
         with timed(Row(name, f"fp32 {way}")) as row:
             chosen, kv_bytes = asks, ROOMY
             if way == "tight":
                 chosen, kv_bytes = tight(name, shards, shape, arguments.requests, 14, arguments.tensor_para_size)
             with (
-                mock.patch.object(speculation, "TUNING", _WITHOUT_LIMITS if way == DRAFTS else TUNING),
+                mock.patch.object(speculation, "TUNING", _WITHOUT_LIMITS if way in drafting else TUNING),
+                mock.patch.object(speculation, "DraftCosts", lambda _: DraftCosts(0.0)),
                 closing(opened(arguments, shards, name, row.way, kv_bytes)) as engine,
             ):
                 waves = list[list[Told]]()
@@ -96,7 +103,7 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
             for pair in pairs:
                 check_answer(row, *pair, oracle, allowed)
             row.is_right = not (row.failed or row.wrong) and row.error < FP32_LIMIT
-            row.is_right &= (row.accepted > 0) == (way == DRAFTS)
+            row.is_right &= (row.accepted > 0) == (way in drafting)
             if way == "served" and not (arguments.is_on_cpu or model.config.is_encoder_decoder):  # a host keeps less
                 row.is_right &= row.found > 0
         yield row

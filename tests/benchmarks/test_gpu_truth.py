@@ -15,7 +15,7 @@ from benchmarks.gpu import truth_models
 from benchmarks.gpu.truth import compare_format, compare_fp32
 from benchmarks.gpu.truth_answers import Row, check_answer
 from benchmarks.gpu.truth_requests import KINDS, Told, draw_requests
-from benchmarks.gpu.truth_served import CACHE, DRAFTS, TINY, WAYS, TruthArguments, made
+from benchmarks.gpu.truth_served import CACHE, DRAFT_MODEL, DRAFTS, TINY, WAYS, TruthArguments, made
 
 SHAPE = TINY
 ARGUMENTS = TruthArguments(device="cpu", requests=len(KINDS))
@@ -30,6 +30,15 @@ def test_what_is_served_is_what_transformers_gives_until_a_weight_is_another(tmp
     wrong = next(compare_fp32(ARGUMENTS, "mistral", model, SHAPE, shards))
     assert not wrong.is_right and wrong.wrong > 0 and wrong.error > 0.05
     assert "**WRONG**" in wrong.cells() and "**WRONG**" not in right.cells()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
+def test_a_model_that_drafts_for_itself_is_right(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_truth, "WAYS", {DRAFT_MODEL: WAYS[DRAFT_MODEL]})
+    model, shards = made(name, SHAPE, tmp_path, 1)
+    (row,) = compare_fp32(ARGUMENTS, name, model, SHAPE, shards)
+    assert row.is_right and row.accepted > 100 and row.error < 1e-3, row.cells()
 
 
 def test_drafts_are_verified_until_a_weight_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

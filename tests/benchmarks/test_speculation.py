@@ -11,13 +11,25 @@ from benchmarks.engine import speculation
 from benchmarks.gpu import sizes as gpu_sizes
 
 
-def test_texts_that_repeat_their_prompts_have_right_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def measured(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, dict[str, str]]:
+    """What the measurement says of a tiny model, by text."""
     tiny = gpu_sizes.LlamaSize(1, 64, 2, 2000, kv_heads=1, head_size=32, inter=64, positions=1200)
     monkeypatch.setitem(gpu_sizes.SIZES, "tiny", tiny)
     shape = ["--size=tiny", "--rows=[2]", "--tokens=40", "--repeats=1", "--threads=1"]
-    speculation.main([*shape, f"--csv={tmp_path / 'table.csv'}"])
-    with (tmp_path / "table.csv").open() as file:
-        rows = {row["text"]: row for row in csv.DictReader(file)}
+    speculation.main([*shape, f"--csv={folder / 'table.csv'}", *more])
+    with (folder / "table.csv").open() as file:
+        return {row["text"]: row for row in csv.DictReader(file)}
+
+
+def test_a_draft_model_says_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = measured(tmp_path, monkeypatch, "--way=draft")
+    accepted = {text: float(row["accepted"]) for text, row in rows.items()}
+    assert accepted["known"] == 1 > accepted["half known"] > accepted["unknown"] == 0
+    assert {row["way"] for row in rows.values()} == {"draft"}
+
+
+def test_texts_that_repeat_their_prompts_have_right_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = measured(tmp_path, monkeypatch)
     accepted = {text: float(row["accepted"]) for text, row in rows.items()}
     assert accepted["edit"] > 0.8 > accepted["summary"] > 0.2 and accepted["own words"] == accepted["misleading"] == 0
     for row in rows.values():

@@ -31,6 +31,7 @@ from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.rows.answer import Failure
 from backends.fastertransformer.engine.scheduling import proposers, speculation
+from backends.fastertransformer.engine.scheduling.draft_costs import DraftCosts
 from backends.fastertransformer.engine.scheduling.tuning import TUNING, Tuning
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
@@ -64,7 +65,7 @@ def noisy(settings: Settings) -> None:
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows have drafts in every step, as long as may be, whatever came of earlier ones."""
     monkeypatch.setattr(speculation, "TUNING", Tuning(draft_row_cost_cpu=0.0, acceptance_prior=0.9))
-    monkeypatch.setattr(proposers, "numbers_read", Mock(side_effect=[0, 1] * 9))
+    monkeypatch.setattr(proposers, "numbers_read", Mock(side_effect=[0, 1] * 9))  # nor is anything timed then
 
 
 _SHORT = (("llama", "", 16, 0, False),)
@@ -253,3 +254,26 @@ def test_rows_that_begin_with_no_tokens_or_are_too_long_have_no_drafts(tmp_path:
     served.run()
     assert not isinstance(answer, Failure) and served.scheduler.metrics.draft_tokens > 0
     assert served.scheduler.metrics.drafts < 9
+
+
+def test_passes_cost_what_they_are_found_to_take() -> None:
+    """A step of 8 ms, later of 4; passes of 1 ms, and one that has waited."""
+    times = iter([0.0, 0.008, 0.01, 0.011, 0.02, 0.022, 1.0, 1.5, 2.0, 2.004, 3.0, 3.0001])
+    costs = DraftCosts(0.05, lambda: next(times))
+    assert not costs.are_known and costs.of_pass == 0.05
+    costs.begin_step(1.0)
+    costs.note_plain()
+    costs.begin_step(1.0)
+    assert costs.are_known and costs.of_pass == 0.05
+    costs.time_passes(costs.now(), 1.0)
+    assert costs.of_pass == pytest.approx(1 / 8)
+    costs.time_passes(costs.now(), 2.0)
+    assert costs.of_pass == pytest.approx(1 / 8)
+    costs.time_passes(costs.now(), 1.0)
+    assert costs.of_pass == pytest.approx(1.02 / 8)
+    costs.note_plain()
+    costs.begin_step(1.0)
+    assert costs.of_pass == pytest.approx(1.02 / 4)
+    costs.time_passes(costs.now(), 1.0)
+    assert costs.of_pass == 0.05
+    assert DraftCosts(0.0).are_known and DraftCosts(0.0).of_pass == 0

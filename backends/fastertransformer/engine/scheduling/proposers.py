@@ -32,9 +32,11 @@ class Proposer(Protocol):
 
     Attributes:
         token_cost: what one more token in the drafts of all rows takes, in steps of the model.
+        ran: tokens that it lacked for the last drafts, and ran.
     """
 
     token_cost: float
+    ran: int
 
     def expect(self, row: Sequence, most: int) -> int:
         """Return how many tokens it would propose for a row, ``most`` at most."""
@@ -49,7 +51,7 @@ class Proposer(Protocol):
 class TextLookup:
     """Proposes what followed earlier in a row's text; see PromptLookup."""
 
-    token_cost = 0.0
+    token_cost, ran = 0.0, 0
 
     def expect(self, row: Sequence, most: int) -> int:
         """See Proposer."""
@@ -83,7 +85,7 @@ class DraftModel:
     """
 
     def __init__(self, steps: Steps, config: ModelConfig) -> None:
-        self._steps, self._is_broken = steps, False
+        self._steps, self._is_broken, self.ran = steps, False, 0
         self.token_cost = numbers_read(steps.config) / numbers_read(config)
 
     def expect(self, row: Sequence, most: int) -> int:
@@ -110,6 +112,7 @@ class DraftModel:
         rows = sorted(lengths, key=lambda row: -lengths[row])  # those that need no more tokens come last
         counts, nothing = np.array([lengths[row] for row in rows]), np.empty(0, np.int64)
         known, ends = np.array([self._known(row) for row in rows]), np.array([row.cached + 1 for row in rows])
+        self.ran = int((ends - known).sum())
         steps.slots.allocate(0, [_pages(row) for row in rows], ends)
         try:
             hidden = self._catch_up(rows, known, ends)

@@ -22,6 +22,7 @@ from ..rows.drafting import Acceptance, Drafting
 from ..rows.sequence import Sequence
 from ..sampling.pending import OwnedToken
 from ..steps.steps import Steps
+from .draft_costs import DraftCosts
 from .metrics import EngineMetrics
 from .proposers import DraftModel, Drafts, Proposer, TextLookup
 from .tuning import TUNING
@@ -43,6 +44,7 @@ class Speculation:
         self._row_cost = TUNING.draft_row_cost_cpu if is_on_host else TUNING.draft_row_cost
         self._step_cost = 0.0 if is_on_host else TUNING.draft_step_cost
         self._proposer: Proposer = DraftModel(steps.drafting, steps.config) if steps.drafting else TextLookup()
+        self._costs = DraftCosts(self._proposer.token_cost)
         self._overall = Acceptance(TUNING.acceptance_prior, TUNING.acceptance_memory_all)
         self._steps_to_try = TUNING.steps_between_tries  # until rows whose drafts were wrong are tried again
 
@@ -70,7 +72,18 @@ class Speculation:
                 for these.
         """
         base = 1 + self._row_cost * count  # what a step takes; in units of one of a single row
-        token_cost = self._proposer.token_cost
+        self._costs.begin_step(base)
+        lengths = self._choose_lengths(rows, count, base, is_certain) if self._costs.are_known else {}
+        if not lengths:
+            self._costs.note_plain()
+        is_known = is_certain and lengths
+        return self._propose(lengths, base) if is_known else {row: [NOT_FINITE] * most for row, most in lengths.items()}
+
+    def _choose_lengths(
+        self, rows: Iterable[Sequence], count: int, base: float, is_certain: bool
+    ) -> dict[Sequence, int]:
+        """Choose how long drafts are at most; see choose."""
+        token_cost = self._costs.of_pass
         self._steps_to_try -= 1
         is_trying, gain, lengths, tried = self._steps_to_try < 0, 0.0, dict[Sequence, int](), list[Sequence]()
         for row in rows:
@@ -91,8 +104,7 @@ class Speculation:
             lengths = {}
         if is_trying and (is_certain or not lengths):
             self._steps_to_try = TUNING.steps_between_tries
-        is_known = is_certain and lengths
-        return self._propose(lengths) if is_known else {row: [NOT_FINITE] * length for row, length in lengths.items()}
+        return lengths
 
     def _choose_length(self, row: Sequence, least: float) -> tuple[int, float]:
         """Return how long a row's draft is best, and how many of its tokens will be right.
@@ -113,10 +125,12 @@ class Speculation:
         length = self._proposer.expect(row, most)
         return row.reservation.room_for_draft(length) if is_certain and length else length
 
-    def _propose(self, lengths: Mapping[Sequence, int]) -> Drafts:
+    def _propose(self, lengths: Mapping[Sequence, int], base: float) -> Drafts:
         """Return drafts of rows, as far as their grammars allow, and before the rows may end."""
-        found = Drafts()
-        for row, draft in self._proposer.propose(lengths).items():
+        found, begun_s = Drafts(), self._costs.now()
+        drafts = self._proposer.propose(lengths)
+        self._costs.time_passes(begun_s, max(lengths.values()) * base + self._row_cost * self._proposer.ran)
+        for row, draft in drafts.items():
             if draft[:1] == [NOT_FINITE]:
                 self._overall.note(1, 0)
                 row.drafting = None
