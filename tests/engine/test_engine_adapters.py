@@ -121,6 +121,8 @@ def answered(adapters: Adapters, steps: Any, scheduler: Scheduler, name: str, li
     return answers
 
 
+# Whole prompts with adapters are in the test above.
+@pytest.mark.in_ci(when=lambda at: at.chunk_tokens)
 @pytest.mark.parametrize(("chunk_tokens", "pages", "places"), [(0, 400, None), (64, 400, 2), (64, 12, None)])
 def test_mixed_traffic_gets_what_each_adapter_gives(
     chunk_tokens: int, pages: int, places: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
