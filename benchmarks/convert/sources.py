@@ -229,6 +229,12 @@ def _write_llama(model: Model, path: Path) -> None:
     (path / "config.json").write_text(json.dumps({**config, "vocab_size": model.vocab, "tie_word_embeddings": True}))
 
 
+def _write_bridge(model: Model, path: Path) -> None:
+    from benchmarks.convert.bridge_source import write_bridge
+
+    write_bridge(model.layers, model.hidden, model.random, path)
+
+
 def _new_tree(model: Model, path: Path, backend: dict[str, Any]) -> Path:
     """Make a NeMo directory without its weights; returns their folder."""
     weights = path / "model_weights"
@@ -247,6 +253,7 @@ SOURCES: dict[str, Callable[[Model, Path], None]] = {
     "nemo_rotary": lambda model, path: _write_archive(model, path, is_rotary=True),
     "huggingface": _write_huggingface,
     "llama": _write_llama,
+    "bridge": _write_bridge,
 }
 """Writers by name: a plain archive, a gzipped one, distributed ones, one of a GPT with rotation, GPT-2 and Llama of
-Hugging Face; zarr_grid is cut as no training rank cuts."""
+Hugging Face, a Llama of Megatron-Bridge; zarr_grid is cut as no training rank cuts."""

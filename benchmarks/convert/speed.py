@@ -4,6 +4,8 @@ r"""Time the conversion against ``cp`` of the same bytes, in alternation, and me
     python3 -m benchmarks.convert.speed --shapes='[[12,1536],[24,2048],[34,3072]]'  # 0.8, 2.6 and 8.0 GB: the curve
     python3 -m benchmarks.convert.speed --sources='["gzip","zarr","zarr_grid","torch_dist"]'    # other forms of it
     python3 -m benchmarks.convert.speed --format=huggingface --sources='["nemo","nemo_rotary","huggingface"]'
+    python3 -m benchmarks.convert.speed --format=huggingface --sources='["bridge"]' --source-data-type=bf16 \\
+        --weight-data-type=bf16
     python3 -m benchmarks.convert.speed --format=huggingface --sources='["llama"]' --source-data-type=bf16 \
         --weight-data-type=bf16 --quantizations='["fp8","fp8_block","int4"]'
     python3 -m benchmarks.convert.speed --profile=true                              # where processor time goes (perf)
@@ -52,7 +54,7 @@ class BenchmarkArguments(ScriptArguments):
     )
     sources: tuple[str, ...] = field(
         default=("nemo",),
-        metadata={"help": "forms of it: nemo, nemo_rotary, gzip, zarr, zarr_grid, torch_dist, huggingface, llama"},
+        metadata={"help": "nemo, nemo_rotary, gzip, zarr, zarr_grid, torch_dist, huggingface, llama, bridge: its form"},
     )
     format: str = field(default="fastertransformer", metadata={"help": "fastertransformer or huggingface: the target"})
     quantizations: tuple[str, ...] = field(
