@@ -5,39 +5,38 @@ r"""Convert DeepSeek-V3 (671 B) and Kimi K2 (1 T) on a machine that has room for
     python3 -m benchmarks.convert.largest --layers=5                            # the first five layers
 
 The source is one of Megatron-Bridge with every name, shape and chunk, whose weights are holes in files. The conversion
-is ``export_scripts.convert``, unchanged. It writes into a tmpfs that is mounted for the benchmark alone, larger than
-the memory; blocks of zeros, which all its weights are, are made holes there as soon as they are found, so that no byte
-of the result changes and little of it is kept. Reading holes costs no disk: the processor's time is what is measured,
-not a storage's. Run it as root, or where user namespaces are allowed (``unshare --map-root-user --mount``).
+is ``export_scripts.convert``, with one change: bytes that are zeros, as all its weights are, are discarded behind the
+digest. The target's files have their size already, so that they stay holes and no byte of the result changes. It is a
+tmpfs that is mounted for the benchmark alone, larger than the memory. Reading holes costs no disk, and nothing is
+written: the processor's time of all else is what is measured, beside the memory. Run it as root, or where user
+namespaces are allowed (``unshare --map-root-user --mount``).
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.convert.speed import MemorySampler, _machine, _out, _tree
+from export_scripts.conversion.write.journal import FILE_NAME as JOURNAL
+from export_scripts.conversion.write.journal import GROWING
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status
 from handover.manifest import Manifest
 from handover.progress import human_bytes
 
-_MOUNTED = "--mounted"
-_BLOCK_BYTES = 1 << 20
-_ZEROS = bytes(_BLOCK_BYTES)
+_MOUNTED, _DISCARDING = "--mounted", "--discarding"
 _EVERY_S = 0.2
-_PUNCH = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -51,69 +50,30 @@ class LargestArguments(ScriptArguments):
     directory: Path | None = field(default=None, metadata={"help": "where the source is; default: the temporary one"})
 
 
-class Discarder:
-    """Makes holes of the blocks of zeros that a conversion has written, every now and then.
+def convert_discarding(argv: Sequence[str]) -> None:
+    """Convert, and write no zeros."""
+    from export_scripts import convert
+    from export_scripts.conversion.write import safetensors_files, shard_file
 
-    Attributes:
-        discarded_bytes: so far.
-    """
+    def write_at(descriptor: int, content: memoryview, offset: int) -> None:
+        if np.frombuffer(content, np.uint8).max():
+            shard_file.write_at(descriptor, content, offset)
 
-    def __init__(self, folder: Path) -> None:
-        self.discarded_bytes = 0
-        self._folder = folder
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Discarder:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-        self._discard()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(_EVERY_S):
-            self._discard()
-
-    def _discard(self) -> None:
-        for path in self._folder.glob("*.safetensors*"):
-            try:
-                descriptor = os.open(path, os.O_RDWR)
-            except FileNotFoundError:  # it has got its name
-                continue
-            try:
-                self._discard_in(descriptor)
-            finally:
-                os.close(descriptor)
-
-    def _discard_in(self, descriptor: int) -> None:
-        """Go through what a file has of data; the first block has the header, and stays."""
-        at = _BLOCK_BYTES
-        while True:
-            try:
-                begin = os.lseek(descriptor, at, os.SEEK_DATA) // _BLOCK_BYTES * _BLOCK_BYTES
-            except OSError:  # no more data
-                return
-            at = begin + _BLOCK_BYTES
-            if os.pread(descriptor, _BLOCK_BYTES, begin) == _ZEROS:
-                offset, length = ctypes.c_int64(begin), ctypes.c_int64(_BLOCK_BYTES)
-                if _LIBC.fallocate(descriptor, _PUNCH, offset, length):
-                    raise OSError(ctypes.get_errno(), "no hole can be made")
-                self.discarded_bytes += _BLOCK_BYTES
+    safetensors_files.write_at = write_at
+    convert.main(argv)
 
 
 def measure(name: str, arguments: LargestArguments, source: Path, output: Path) -> None:
     """Convert one model and print what it took."""
     making = [sys.executable, "-m", "benchmarks.convert.largest", "--write-only", name, str(arguments.layers)]
     subprocess.run([*making, str(source)], check=True)
-    argv = [sys.executable, "-m", "export_scripts.convert", f"--checkpoint={source}", f"--output={output}"]
+    argv = [sys.executable, "-m", "benchmarks.convert.largest", _DISCARDING]
+    argv += [f"--checkpoint={source}", f"--output={output}"]
     argv += ["--format=huggingface", "--weight-data-type=bf16", f"--processes={arguments.processes}"]
     started, planned, while_planning, spent_s = time.monotonic(), 0.0, 0, 0.0
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(argv, stdout=said, stderr=said)
-        with MemorySampler(process.pid) as memory, Discarder(output) as discarder:
+        with MemorySampler(process.pid) as memory:
             while process.poll() is None:
                 spent_s = max(spent_s, _cpu_s(process.pid))
                 if not planned and any(output.glob("*.safetensors*")):
@@ -127,13 +87,13 @@ def measure(name: str, arguments: LargestArguments, source: Path, output: Path) 
         if not is_whole and (not arguments.seconds or not planned):
             said.seek(0)
             raise RuntimeError(f"the conversion ended with status {process.returncode}\n{said.read()[-2000:]}")
-    headers = [_names(path) for path in output.glob("*.safetensors*")]
+    headers = [_names(path) for end in ("", GROWING) for path in output.glob(f"*.safetensors{end}")]
     tensors = sum(len(header) for header in headers)
     source_bytes = sum(path.stat().st_size for path in source.rglob("*.distcp"))
     _out(f"\n{name}: {human_bytes(source_bytes)}, {len(headers)} files of {tensors} tensors")
     _out(f"planned after {planned:.1f} s with {human_bytes(while_planning)} at most")
-    written = discarder.discarded_bytes
-    how_far = "all of it" if is_whole else f"stopped after {arguments.seconds} s"
+    written = sum(path.stat().st_size for path in output.glob("*.safetensors")) + _noted_bytes(output)
+    how_far = "all of it, digests included" if is_whole else f"stopped after {arguments.seconds} s"
     _out(f"written {human_bytes(written)}, {how_far}, in {elapsed_s:.0f} s; {spent_s:.0f} s of processor")
     _out(f"{spent_s / (written / 1e9):.2f} s of processor a GB, {written / 1e9 / elapsed_s:.2f} GB/s")
     most = 200_000_000 + 100 * tensors
@@ -143,6 +103,13 @@ def measure(name: str, arguments: LargestArguments, source: Path, output: Path) 
     )
     if is_whole:
         Manifest.read(output)
+
+
+def _noted_bytes(output: Path) -> int:
+    """Sum up what the journal of a conversion that was stopped has of files that are not whole."""
+    journal = output / JOURNAL
+    entries = [json.loads(line) for line in journal.read_text().splitlines()] if journal.is_file() else []
+    return sum(entry["size_bytes"] for entry in entries if str(entry.get("path")).endswith(GROWING))
 
 
 def _cpu_s(pid: int) -> float:
@@ -167,6 +134,9 @@ def main(argv: Sequence[str]) -> None:
         from benchmarks.convert.largest_sources import write_largest
 
         write_largest(argv[1], int(argv[2]), Path(argv[3]))
+        return
+    if argv[:1] == [_DISCARDING]:
+        convert_discarding(argv[1:])
         return
     arguments = LargestArguments.from_argv([each for each in argv if each != _MOUNTED], description=__doc__)
     if _MOUNTED not in argv:
