@@ -24,7 +24,8 @@ def end_of_text(vocabulary: Mapping[str, int]) -> tuple[str, int]:
 def read_vocabulary(archive: Archive, member: str) -> dict[str, int]:
     """Read a ``vocab.json``; CheckpointError where it is not ids by token."""
     where = f"{archive.path}: {member}"
-    return checked(wholes(parse_json(archive.read_bytes(member), where), where), where)
+    tokens = parse_json(archive.read_bytes(member), where)
+    return tokens if _is_plain(tokens) else checked(wholes(tokens, where), where)
 
 
 def described_tokens(archive: Archive, member: str) -> dict[str, int]:
@@ -40,13 +41,23 @@ def tokens_in(description: bytes, where: str) -> dict[str, int]:
         pairs = [(entries(entry, f"{where}: vocab"), index) for index, entry in enumerate(model.entries("vocab"))]
         tokens: dict[Any, Any] = {entry[0]: index for entry, index in pairs if entry}
     else:
-        tokens = dict(model.fields("vocab"))
+        model.fields("vocab")
+        tokens = dict(model["vocab"])
     for entry in content.entries("added_tokens", ()):
         added = Fields(entry, f"{where}: added_tokens")
         tokens[added.text("content")] = added.whole("id")
+    if _is_plain(tokens):
+        return tokens
     return checked(
         {text(token, f"{where}: vocab"): whole(number, f"{where}: {token}") for token, number in tokens.items()}, where
     )
+
+
+def _is_plain(tokens: Any) -> bool:
+    """Whether something is a vocabulary beyond doubt: no entry of hundreds of thousands is looked at on its own."""
+    if not isinstance(tokens, dict) or set(map(type, tokens)) != {str} or set(map(type, tokens.values())) != {int}:
+        return False
+    return min(tokens.values()) in _IDS and max(tokens.values()) in _IDS
 
 
 def checked(tokens: dict[str, int], where: str) -> dict[str, int]:
