@@ -200,6 +200,7 @@ def with_exact_gelu(source: Source) -> Sections:
 def main(argv: Sequence[str]) -> None:
     """Run the conversion that the arguments name."""
     gc.set_threshold(_COLLECTED_EVERY)
+    gc.freeze()
     arguments = ConvertArguments.from_argv(argv, description=__doc__)
     seal = Seal.open(arguments)
     if arguments.hub_name:
@@ -207,6 +208,7 @@ def main(argv: Sequence[str]) -> None:
             arguments.hub_name, arguments.checkpoint, say=lambda line: print(f"convert: note: {line}", file=sys.stderr)
         )
     convert(arguments, seal)
+    gc.freeze()  # the interpreter looks for garbage once more at its end, which took as long again as half of planning
 
 
 if __name__ == "__main__":
