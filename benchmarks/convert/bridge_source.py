@@ -38,8 +38,9 @@ def write_bridge(layers: int, width: int, random: Callable[..., torch.Tensor], p
     state["model.norm.weight"] = random(width)
     for layer in range(layers):
         state |= {f"model.layers.{layer}.{name}.weight": random(*shape) for name, shape in shapes.items()}
+    arrays = chunked(core_state(state, config, padded_vocabulary(config, _RANKS)), _RANKS)
+    del state  # what is fused is there twice
     folder = write_bridge_tree(path, bridge(config, (_RANKS, 1)))
     write_huggingface_tokenizer(folder / "tokenizer", _VOCABULARY)
-    arrays = chunked(core_state(state, config, padded_vocabulary(config, _RANKS)), _RANKS)
     with warnings.catch_warnings(action="ignore"):
         write_torch_dist(folder, arrays, "", {"iteration": 7, "checkpoint_version": 3.0, "content_metadata": {}})

@@ -59,7 +59,7 @@ def convert_discarding(argv: Sequence[str]) -> None:
         if np.frombuffer(content, np.uint8).max():
             shard_file.write_at(descriptor, content, offset)
 
-    safetensors_files.write_at = write_at
+    vars(safetensors_files)["write_at"] = write_at
     convert.main(argv)
 
 

@@ -5,10 +5,13 @@ Format: torch/serialization.py; records ``<prefix>/data.pkl``, ``<prefix>/byteor
 
 from __future__ import annotations
 
+import io
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ from export_scripts.tensors.mapped import map_record
 from handover.errors import CheckpointError
 
 _LOCAL_HEADER_BYTES = 30
+_ONE_TENSORS_BYTES = 1024  # most that describe one tensor
 _LOCAL_HEADER_MAGIC = b"PK\x03\x04"
 # What zipfile raises on damaged input.
 _DAMAGE = (
@@ -76,7 +80,10 @@ class TorchFile:
             self._records = {info.filename: info for info in zipped.infolist()}
             self._prefix = self._find_prefix()
             self._check_byte_order(zipped)
-            with zipped.open(self._small_record(f"{self._prefix}data.pkl")) as pickled:
+            info = self._small_record(f"{self._prefix}data.pkl")
+            if info.file_size <= _ONE_TENSORS_BYTES and (tensor := _one_tensor(zipped.read(info))):
+                return tensor
+            with zipped.open(info) as pickled:
                 return unpickle(pickled, self._where, records)
 
     def _small_record(self, name: str) -> zipfile.ZipInfo:
@@ -157,6 +164,15 @@ class TorchFile:
         name = f"{self._prefix}byteorder"
         if name in self._records and records.read(self._small_record(name)) != b"little":
             raise CheckpointError(f"{self._where} was written on a big-endian machine")
+
+
+@lru_cache(maxsize=256)
+def _one_tensor(pickled: bytes) -> StoredTensor | None:
+    """Read a pickle of one tensor alone: a distributed checkpoint has tens of thousands, and few that differ."""
+    with suppress(CheckpointError):
+        found = unpickle(io.BytesIO(pickled), "")
+        return found if isinstance(found, StoredTensor) else None
+    return None
 
 
 def is_sane(tensor: StoredTensor) -> bool:
