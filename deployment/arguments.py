@@ -136,6 +136,7 @@ class ReplicasArguments(ScriptArguments):
     router_command: tuple[str, ...] = option((), "JSON list: program and first words; empty: the router's own")
     affinity_header: str | None = option(None, "requests with the same value of it go to the same server")
     drain_timeout_s: float = option(600, "seconds for requests in flight before a server is restarted", DAY_S)
+    job_logs: Path | None = option(None, "directory of the logs of servers that are Slurm jobs; left out: children")
     lasting: bool = option(False, "true: a server that is out of restarts is left out; false: all end with it")
 
 

@@ -29,6 +29,8 @@ ROUTER = "router"
 FILE_NAME = "endpoint.json"
 RUN_VARIABLE = "SLIPWAY_RUN"
 """Environment variable with a token that the server copies into its endpoint file."""
+REPLICA_JOBS_VARIABLE = "SLIPWAY_REPLICA_JOBS"
+"""Environment variable with the ids of the jobs that are the servers behind a router, with commas."""
 _PORTS = {"http": 80, "https": 443}
 _BASE = "/v1"
 _LEGAL = "give an endpoint.json, its directory, host:port of Triton's gRPC, or http://host:port/v1 of an OpenAI API"

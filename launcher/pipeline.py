@@ -6,6 +6,7 @@ import importlib
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from handover.errors import ConfigError
@@ -96,7 +97,15 @@ def group(plans: Sequence[StagePlan]) -> list[list[StagePlan]]:
 def make_jobs(config: Config, paths: RunPaths, plans: Sequence[StagePlan]) -> list[Job]:
     """Name the jobs that the plans come to."""
     prefix = config.cluster.job_name_prefix
-    return [Job(prefix + together[0].name, tuple(together), paths.stages) for together in group(plans)]
+    jobs = [Job(prefix + together[0].name, tuple(together), paths.stages) for together in group(plans)]
+    router = next((job for job in jobs if job.plans[0].service and not job.is_replica), None)
+    return [_lasting_as_long(job, router) if router and job.is_replica else job for job in jobs]
+
+
+def _lasting_as_long(job: Job, router: Job) -> Job:
+    """Return the job of a server with the time limit of its router's, which has the clients."""
+    (plan,) = job.plans
+    return replace(job, plans=(replace(plan, resources=replace(plan.resources, time_limit=router.time_limit)),))
 
 
 def executor_for(config: Config, paths: RunPaths) -> Executor:

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from types import FrameType
 
 from handover.durable import remove_temporaries
 from handover.endpoint import FILE_NAME as ENDPOINT_FILE
-from handover.endpoint import RUN_VARIABLE, is_published
+from handover.endpoint import REPLICA_JOBS_VARIABLE
 from handover.errors import ArtefactError, ServerError, SlipwayError, worded
 from launcher.plan.plan import Command, Resources, StagePlan
 from launcher.run import artefact, console, work_directory
@@ -26,6 +25,7 @@ from launcher.run.bcprun import BcpNodes
 from launcher.run.place import Place
 from launcher.run.process import describe_status, indented, run_quietly
 from launcher.run.results import StageResult, failure_status, write_results
+from launcher.run.service import Service
 from launcher.run.srun import SlurmSteps
 from launcher.run.steps import Step
 
@@ -112,10 +112,7 @@ class _Job:
         ]
         self.is_record_lost = False  # stages.json could not be written
         self.is_cut_off = False  # a plan failed that those after it need
-        self.server: Step | None = None
-        self.server_grace_s = 0.0  # until it is killed
-        self.endpoint: Path | None = None
-        self.token = uuid.uuid4().hex  # the server writes it into its endpoint file
+        self.server: Service | None = None
 
     def run(self) -> None:
         for index, plan in enumerate(self.plans):
@@ -192,14 +189,14 @@ class _Job:
         A client may notice before the server's supervisor does, hence the patience. The supervisor withdraws
         the endpoint file first; its exit, with the reason, comes once the server is cleared away.
         """
-        if not (plan.needs_server and self.server and self.endpoint):
+        if not (plan.needs_server and self.server):
             return
         deadline = time.monotonic() + patience_s
-        while is_published(self.endpoint, self.token) and self.server.wait(0) is None:
+        while self.server.is_published() and self.server.wait(0) is None:
             if time.monotonic() >= deadline:
                 return
             time.sleep(_POLL_S)
-        self.server.wait(self.server_grace_s)
+        self.server.wait(self.server.grace_s)
         raise ServerError(f"the server died while {plan.stage} ran\n{indented(self.server.last_lines)}")
 
     def _serve(self, index: int) -> tuple[str, str]:
@@ -214,19 +211,19 @@ class _Job:
         *preparations, command = plan.commands
         for preparation in preparations:
             self._run_command(plan, preparation)
-        self.server, self.server_grace_s = self._start(plan, command, **{RUN_VARIABLE: self.token}), plan.grace_s
-        self.endpoint = plan.output / ENDPOINT_FILE
+        server = self.server = Service(partial(self._start, plan, command), plan.output / ENDPOINT_FILE, plan.grace_s)
         if not clients:
-            return self._serve_until_stopped(self.server)
-        while not is_published(self.endpoint, self.token):
-            if (status := self.server.wait(_POLL_S)) is not None:
-                lines = indented(self.server.last_lines)
+            return self._serve_until_stopped(server, plan)
+        while not server.is_published():
+            if (status := server.wait(_POLL_S)) is not None:
                 self.server = None
-                raise ServerError(f"the server did not start: {describe_status(status)}\n{lines}")
-        return "done", f"{self.endpoint}"
+                raise ServerError(f"the server did not start: {describe_status(status)}\n{indented(server.last_lines)}")
+        return "done", f"{server.endpoint}"
 
-    def _serve_until_stopped(self, server: Step) -> tuple[str, str]:
+    def _serve_until_stopped(self, server: Service, plan: StagePlan) -> tuple[str, str]:
         """Wait for Ctrl-C or SIGTERM: that is how a server without clients in this run is meant to end."""
+        if plan.is_replica:
+            server.restart_at_hangup()
         try:
             while (status := server.wait(_POLL_S)) is None:
                 pass
@@ -240,10 +237,10 @@ class _Job:
         return "done", "the server ended"
 
     def stop_server(self) -> None:
-        """Stop the service, if it runs; its supervisor cleans up after the server."""
+        """Stop the service, if it runs."""
         if self.server:
             server, self.server = self.server, None
-            server.stop(self.server_grace_s, whole_group=False)
+            server.stop()
 
     def _announce(self, index: int) -> None:
         self.results[index].state = "running"
@@ -277,9 +274,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--place", type=place, default=Place(), help="how commands are started, as JSON")
     parser.add_argument("--force", default="", help="stages to redo, with commas")
     parser.add_argument("--stages-file", type=Path, help="file for the results")
+    parser.add_argument("--replica-jobs", default="", help="that are the servers of a router here, with commas")
     options = parser.parse_args(list(argv))
     force = [stage for stage in options.force.split(",") if stage]
     options.place.prepare(os.environ)
+    os.environ.update({REPLICA_JOBS_VARIABLE: options.replica_jobs} if options.replica_jobs else {})
     try:
         plans = [StagePlan.from_json(file.read_text()) for file in options.plans]
         results = run_job(plans, options.place.wrap, force, options.stages_file, options.place.stop_signals)
@@ -291,7 +290,8 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
-        for command in options.place.clean_up_commands([plan.resources for plan in plans]):
+        ending = options.place.cancelling([job for job in options.replica_jobs.split(",") if job])
+        for command in (*ending, *options.place.clean_up_commands([plan.resources for plan in plans])):
             run_quietly(command, _FAREWELL_S)
     return failure_status(results)
 

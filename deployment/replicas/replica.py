@@ -1,4 +1,7 @@
-"""One server of several, with a supervisor of its own in a process of its own. Standard library only."""
+"""One server of several, with a supervisor of its own: what all have, and one whose supervisor is a child process.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import replace
 from enum import Enum
@@ -15,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from deployment.arguments import EngineArguments, ServeArguments
+from deployment.doors.address import LOOPBACK
 from deployment.processes.supervised import describe, last_lines
 from handover.endpoint import FILE_NAME, RUN_VARIABLE, Endpoint, is_published
 from handover.errors import ServerError
@@ -33,33 +38,88 @@ class Place(Enum):
     ENDED = "ended"
 
 
-class Replica:
+class Replica(ABC):
     """A server that publishes an endpoint file of its own, in ``replica-N`` beside that of the deployment.
 
     Args:
         number: from 0.
+        deployment: directory of the deployment.
+
+    Attributes:
+        log: of its supervisor.
+        place: where it was at the last look.
+        restarts: how often it was started again.
+    """
+
+    log: Path
+    place: Place
+
+    def __init__(self, number: int, deployment: Path) -> None:
+        self.number, self.restarts = number, 0
+        self.directory = deployment / f"replica-{number}"
+        self.endpoint_file = self.directory / FILE_NAME
+
+    def endpoint(self) -> Endpoint:
+        """Read where it listens; ServerError: it has just gone."""
+        return Endpoint.read(self.endpoint_file)
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it, or start it again."""
+
+    @abstractmethod
+    def look(self) -> Place:
+        """Look where it is now."""
+
+    @abstractmethod
+    def reason(self) -> str:
+        """Return why it has ended, in its own words where it had any."""
+
+    @property
+    @abstractmethod
+    def was_killed(self) -> bool:
+        """Whether it ended by another's will: else its supervisor has given the server up."""
+
+    @abstractmethod
+    def ask_to_stop(self) -> None:
+        """Ask it to end once its requests in flight are answered."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float) -> None:
+        """Wait for its end; after that time it is killed."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it at once, and what belongs to it; ServerError: it does not end."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Begin a restart, once its requests in flight are answered."""
+
+    @abstractmethod
+    def come_back(self) -> bool:
+        """Start it again if it has left; return whether it has."""
+
+
+class ChildReplica(Replica):
+    """A server whose supervisor is a child of this process.
+
+    Args:
+        number: from 0.
         program: module that serves.
-        arguments: of the deployment: the replica listens on free ports.
-        host: that it listens on.
+        arguments: of the deployment: the replica listens on free ports of loopback.
         gpus: that each replica takes; 0: there are none.
         cores: of its own; empty: all.
     """
 
     def __init__(
-        self,
-        number: int,
-        program: str,
-        arguments: ServeArguments | EngineArguments,
-        host: str,
-        gpus: int,
-        cores: Collection[int],
+        self, number: int, program: str, arguments: ServeArguments | EngineArguments, gpus: int, cores: Collection[int]
     ) -> None:
-        self.number, self.restarts = number, 0
-        self.directory = arguments.endpoint.parent / f"replica-{number}"
-        self.endpoint_file, self.log = self.directory / FILE_NAME, self.directory / "deploy.log"
+        super().__init__(number, arguments.endpoint.parent)
+        self.log = self.directory / "deploy.log"
         first = number * gpus
         devices = ",".join(map(str, range(first, first + gpus)))
-        own = own_arguments(arguments, self.directory, host, devices)
+        own = own_arguments(arguments, self.directory, LOOPBACK, devices)
         self._command = [sys.executable, "-m", program, *own.to_argv()]
         self._cores = set(cores)
         self._process: subprocess.Popen[bytes] | None = None
@@ -93,10 +153,6 @@ class Replica:
         elif self.place is Place.SERVING:
             self.place = Place.AWAY
         return self.place
-
-    def endpoint(self) -> Endpoint:
-        """Read where it listens; ServerError: it has just gone."""
-        return Endpoint.read(self.endpoint_file)
 
     def reason(self) -> str:
         """Return why it has ended, in its own words where it had any."""
@@ -133,6 +189,17 @@ class Replica:
             self._process.wait(_KILL_S)
         if self._process.poll() is None:
             raise ServerError(f"replica {self.number}, pid {self._process.pid}, cannot be killed")
+
+    def leave(self) -> None:
+        """Ask it to end."""
+        self.ask_to_stop()
+
+    def come_back(self) -> bool:
+        """Start it again if it has ended."""
+        if self.place is not Place.ENDED:
+            return False
+        self.start()
+        return True
 
     def _take_cores(self) -> None:
         os.sched_setaffinity(0, self._cores)

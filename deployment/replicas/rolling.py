@@ -47,8 +47,7 @@ class RollingRestart:
             return self._take_next()
         if self._phase is Phase.DRAINING:
             self._drain(replica, time.monotonic() - self._since)
-        elif self._phase is Phase.STOPPING and replica.place is Place.ENDED:
-            replica.start()
+        elif self._phase is Phase.STOPPING and replica.come_back():
             self._phase = Phase.STARTING
         elif self._phase is Phase.STARTING and replica.place is Place.SERVING:
             say(f"restarted  replica {replica.number}")
@@ -74,5 +73,5 @@ class RollingRestart:
             return
         if left:
             say(f"restarting replica {replica.number}: {left} requests still in flight after {waited_s:.0f} s")
-        replica.ask_to_stop()
+        replica.leave()
         self._phase = Phase.STOPPING

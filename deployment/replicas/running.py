@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deployment.arguments import EngineArguments, ReplicasArguments, ServeArguments
-from deployment.doors.address import own_address
-from deployment.doors.doors import ALWAYS, AUTO, is_loopback
+from deployment.doors.address import LOOPBACK, own_address
 from deployment.doors.ports import Ports, choose_ports
 from deployment.engines.questions import CompletionProbe
 from deployment.engines.table import PROGRAMS
@@ -23,7 +21,8 @@ from deployment.processes.supervised import GRACE_S, ServerDiedError
 from deployment.proof.served_models import find_served_models
 from deployment.replicas.health import Health
 from deployment.replicas.page import PageArguments, PageProcess
-from deployment.replicas.replica import Place, Replica, parts_of_cores
+from deployment.replicas.places import find_replicas
+from deployment.replicas.replica import Place, Replica
 from deployment.replicas.rolling import RollingRestart
 from deployment.replicas.router import Front
 from deployment.replicas.router_process import RouterProcess
@@ -34,7 +33,6 @@ from handover.endpoint import REPLICAS, ROUTER, Endpoint
 from handover.errors import ServerError
 from handover.progress import human_time, say
 
-_LOOPBACK = "127.0.0.1"
 _POLL_S, _STARTING_POLL_S, _HEALTH_EVERY_S = 0.2, 0.05, 1.0
 _SWEEPING_S = 10.0
 """What a replica gets for its end beyond its own time for requests in flight, on a busy machine."""
@@ -62,12 +60,7 @@ class ReplicatedDeployment:
     ) -> None:
         self._given, self._arguments, self._stop = given, arguments, stop
         self._request = RestartRequest(arguments.endpoint)
-        cores = [] if given.gpus else parts_of_cores(given.replicas)
-        own = _guarded(arguments)
-        self._replicas = [
-            Replica(number, given.program, own, _LOOPBACK, given.gpus, cores[number] if cores else ())
-            for number in range(given.replicas)
-        ]
+        self._replicas = find_replicas(given, arguments)
         self._health: dict[int, Health] = {}
         self._looked_at_health = 0.0
         self._given_up = set[int]()
@@ -98,7 +91,7 @@ class ReplicatedDeployment:
         arguments, given, started = self._arguments, self._given, time.monotonic()
         self._ports = find_ports(arguments)
         kind = ROUTERS[given.router]
-        page = self._ports.metrics if kind.is_for_openai else choose_ports(_LOOPBACK, dict.fromkeys(_NAMES, 0)).http
+        page = self._ports.metrics if kind.is_for_openai else choose_ports(LOOPBACK, dict.fromkeys(_NAMES, 0)).http
         front = Front(
             arguments.host, self._services(), self._ports.metrics, page, given.replicas, given.affinity_header
         )
@@ -111,7 +104,7 @@ class ReplicatedDeployment:
         if not self._wait_until_all_serve():
             return
         files = tuple(str(replica.endpoint_file) for replica in self._replicas)
-        host = arguments.host if kind.is_for_openai else _LOOPBACK
+        host = arguments.host if kind.is_for_openai else LOOPBACK
         self._page = PageProcess(PageArguments(host, files, page), arguments.log.with_name("metrics.log"))
         self._page.wait_until_up(self._stop.came, f"does not listen on port {page}")
         if not self._prove(time.monotonic() + arguments.start_timeout_s):
@@ -267,10 +260,3 @@ _NAMES = ("http", "grpc", "metrics")
 
 def _address(endpoint: Endpoint) -> tuple[str, int, int]:
     return endpoint.host, endpoint.http_port or 0, endpoint.grpc_port or 0
-
-
-def _guarded(arguments: ServeArguments | EngineArguments) -> ServeArguments | EngineArguments:
-    """Put the guard before each replica where others than this host reach the router."""
-    if isinstance(arguments, ServeArguments) and arguments.guard == AUTO and not is_loopback(arguments.host):
-        return replace(arguments, guard=ALWAYS)
-    return arguments

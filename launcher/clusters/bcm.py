@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from handover.errors import ConfigError
 from launcher.clusters.clients import NOT_FOUND, ask
-from launcher.clusters.cluster import Cluster
+from launcher.clusters.cluster import Cluster, Replicas
 from launcher.config.schema import Config
 
 _UNCONFIGURED = "Could not establish a configuration source"  # Slurm's words where there is no slurm.conf at all
@@ -42,6 +42,10 @@ class Slurm(Cluster):
     def is_here(self) -> bool:
         """Whether its programs are here and its controller answers."""
         return bool(shutil.which("sbatch")) and _slurm_answers()
+
+    def replicas_are(self, config: Config) -> Replicas:
+        """Each is a job, unless they are to share one."""
+        return Replicas.jobs if config.deployment.replica_jobs else Replicas.children
 
     def check(self, config: Config) -> None:
         """Refuse options that a run's jobs cannot have."""

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 from launcher.config.schema import Config
+
+
+class Replicas(Enum):
+    """What several servers of one model are, where a router stands before them."""
+
+    children = "processes of the stage that has the router"
+    jobs = "jobs of their own beside the router's"
+    pods = "pods that the cluster starts of one plan"
 
 
 class Cluster:
@@ -30,9 +40,9 @@ class Cluster:
         """Whether this process is the one that starts the run, where main.py runs several times."""
         return True
 
-    def replicates(self, config: Config) -> bool:
-        """Whether it starts ``deployment.replicas`` servers of one plan by its own means, not one stage all of them."""
-        return False
+    def replicas_are(self, config: Config) -> Replicas:
+        """Return what the servers of ``deployment.replicas`` are."""
+        return Replicas.children
 
     def fill_in(self, config: Config) -> None:
         """Set keys that are left to what is found here."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from handover.errors import ConfigError
-from launcher.clusters.cluster import Cluster
+from launcher.clusters.cluster import Cluster, Replicas
 from launcher.clusters.kubernetes_names import LABEL, PLANS_PATH, check_labels, check_name, is_qualified, quantity_bytes
 from launcher.config.choices import ContainerRuntime, Router, Stage
 from launcher.config.schema import ClusterConfig, Config
@@ -39,9 +39,9 @@ class Kubernetes(Cluster):
 
     executor = "kubernetes.executor"
 
-    def replicates(self, config: Config) -> bool:
-        """A server that stays has a pod each; one with its clients shares their pod."""
-        return serves_alone(config)
+    def replicas_are(self, config: Config) -> Replicas:
+        """Servers that stay have a pod each; those with clients share one with these."""
+        return Replicas.pods if serves_alone(config) else Replicas.children
 
     def fill_in(self, config: Config) -> None:
         """Settle the ports of a server that stays, and how many processes the conversion's memory holds."""

@@ -227,6 +227,7 @@ class DeploymentConfig:
     exit_timeout_s: int = number(10, DAY_S)  # for requests in flight when the server is stopped
     restart: int = same(ServeArguments, "restart")
     replicas: int = same(ReplicasArguments, "replicas", default=1)
+    replica_jobs: bool = True  # on Slurm each of several replicas is a job; False: all share one job of one node
     router: Router = Router.haproxy  # before several replicas
     router_command: Any = None  # text or a list: the router's program and first words; None: its own
     affinity_header: str | None = same(ReplicasArguments, "affinity_header")

@@ -16,8 +16,10 @@ from typing import Any
 from handover.arguments import ScriptArguments
 
 PYTHON = "python3"
-VERDICT_FILE = "gate.json"
 """argv[0] of project code; an executor replaces it with the interpreter of the place."""
+VERDICT_FILE = "gate.json"
+REPLICA = "replica-"
+"""With its number the stage of a server that is a job of its own."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class StagePlan:
     """The whole truth about one stage of a run.
 
     Attributes:
-        stage: convert, export, deploy, evaluate, benchmark, report or gate.
+        stage: convert, export, deploy, replica-N, evaluate, benchmark, report or gate.
         name: of the job, for people.
         commands: run one after another; the first failure stops the stage.
             Those of a service are what prepares it, and last the server itself.
@@ -78,8 +80,8 @@ class StagePlan:
         needs_server: runs while the service of the same job is up.
         always: runs even if a stage before it failed (the report and the gate).
         independent: nothing needs what it makes, so its failure stops no other (evaluations and benchmarks).
-        replicas: servers that the cluster is to start of the last command, which is then that of one, with a router
-            before them; 1 where the command itself starts as many as there are.
+        replicas: servers that are pods of this plan, or jobs beside the one of this plan, which is their router's; 1
+            where there is one, or where the last command itself starts all.
         grace_s: of a service: seconds that it has to end once it is told, before it is killed.
         served_by: what of the server that it asks decides its answers and its speed; empty for other stages.
     """
@@ -104,6 +106,11 @@ class StagePlan:
     def verdict_file(self) -> str:
         """Name of the file with the stage's verdict, which is a result whatever it says; empty for other stages."""
         return VERDICT_FILE if self.stage == "gate" else ""
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether it is a server that is a job of its own, beside that of its router."""
+        return self.stage.startswith(REPLICA)
 
     def to_json(self) -> str:
         """Render as JSON with sorted keys."""

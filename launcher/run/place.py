@@ -55,6 +55,10 @@ class Place:
         """Commands at the end of a job that used these resources."""
         return []
 
+    def cancelling(self, jobs: Sequence[str]) -> list[tuple[str, ...]]:
+        """Commands that end other jobs, where there are such things."""
+        return []
+
     def prepare(self, environment: MutableMapping[str, str]) -> None:
         """Take out of the runner's environment what its commands would take for words about themselves."""
 

@@ -59,6 +59,10 @@ class SlurmSteps(Place):
         removals = ((count, RUNTIMES[self.runtime].removal(image)) for image, count in nodes.items())
         return [("srun", "--overlap", *_size(count, 1), *removal) for count, removal in removals if removal]
 
+    def cancelling(self, jobs: Sequence[str]) -> list[tuple[str, ...]]:
+        """Commands that cancel jobs."""
+        return [("scancel", "--quiet", *jobs)] if jobs else []
+
     def prepare(self, environment: MutableMapping[str, str]) -> None:
         """Forget the size of the job, which srun would take for that of each step."""
         forget_size(environment)

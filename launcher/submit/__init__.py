@@ -47,6 +47,11 @@ class Job:
         return total(list(limits.values()) or [self.plans[0].resources.time_limit])
 
     @property
+    def is_replica(self) -> bool:
+        """Whether it is one of several servers, whose router is the job after them."""
+        return self.plans[0].is_replica
+
+    @property
     def stays(self) -> bool:
         """Whether it is a server without clients in the run, which serves until it is stopped."""
         return self.plans[0].service and not any(plan.needs_server for plan in self.plans)

@@ -38,6 +38,7 @@ from launcher.run.place import interpreter_in
 from launcher.run.srun import SlurmSteps
 from launcher.submit import Job
 from launcher.submit.jobs import SubmittedJob, read_jobs, write_jobs
+from launcher.submit.order import Order
 from launcher.submit.partitions import partitions, word_of_endless_wait
 from launcher.submit.sbatch import Sbatch
 
@@ -61,10 +62,18 @@ class SlurmExecutor:
         dependency: of every job, such as singleton: two runs at once then do not get in each other's way.
         directory: the project as the nodes see it.
         mounts: directories that containers must see.
+        replaces: a server that is one of several is started again where its node dies.
     """
 
-    def __init__(self, cluster: ClusterConfig, dependency: str | None, directory: Path, mounts: Sequence[Path]) -> None:
-        self.cluster, self.dependency = cluster, dependency
+    def __init__(
+        self,
+        cluster: ClusterConfig,
+        dependency: str | None,
+        directory: Path,
+        mounts: Sequence[Path],
+        replaces: bool = False,
+    ) -> None:
+        self.cluster, self.dependency, self.replaces = cluster, dependency, replaces
         self.place = SlurmSteps(
             directory=str(directory),
             mounts=tuple(map(str, mounts)),
@@ -94,10 +103,12 @@ class SlurmExecutor:
         self._check_pyxis(jobs)
         self._warn(jobs)
         submitted: list[SubmittedJob] = []
+        order = Order(self.dependency or "")
         try:
-            for before, job in zip((None, *jobs), jobs, strict=False):
-                dependency = self._dependency(before, submitted[-1].job_id if submitted else "")
-                job_id = self._submit(job, force, dependency)
+            for job in jobs:
+                dependency = order.dependency(job)
+                job_id = self._submit(job, force, order)
+                order.append(job, job_id)
                 stages = tuple(dict.fromkeys(plan.stage for plan in job.plans))
                 submitted.append(SubmittedJob(job_id, stages, dependency, str(job.folder / f"{job_id}_0_log.out")))
         except ConfigError:
@@ -115,10 +126,11 @@ class SlurmExecutor:
 
     def preview(self, jobs: Sequence[Job], force: Collection[str]) -> str:
         """The sbatch files as they would be submitted; JOB1 stands where the id of the first will be."""
-        lines = []
-        for number, (before, job) in enumerate(zip((None, *jobs), jobs, strict=False)):
-            lines.append(f"=== sbatch JOB{number + 1}: {job.name}\n")
-            lines.append(self.render(job, force, self._dependency(before, f"JOB{number}")))
+        lines, order = [], Order(self.dependency or "")
+        for number, job in enumerate(jobs, 1):
+            lines.append(f"=== sbatch JOB{number}: {job.name}\n")
+            lines.append(self.render(job, force, order))
+            order.append(job, f"JOB{number}")
         return "".join(lines)
 
     def _check_pyxis(self, jobs: Sequence[Job]) -> None:
@@ -148,28 +160,15 @@ class SlurmExecutor:
                 "use the keys below cluster"
             )
 
-    def _dependency(self, before: Job | None, before_id: str) -> str:
-        """What a job waits for; Slurm joins conditions with either ',' (all) or '?' (any).
-
-        Args:
-            before: the job before it; where nothing needs what that makes, this one runs after its failure too.
-            before_id: id of that.
-        """
-        own = self.dependency or ""
-        if before is None:
-            return own
-        after = "afterany" if all(plan.independent for plan in before.plans) else "afterok"
-        return f"{after}:{before_id}" + (f",{own}" if own and "?" not in own else "")
-
-    def _submit(self, job: Job, force: Collection[str], dependency: str) -> str:
+    def _submit(self, job: Job, force: Collection[str], order: Order) -> str:
         folder = job.folder
         folder.mkdir(parents=True, exist_ok=True)
         executor = Sbatch(folder)
-        executor.parameters.update(self.parameters(job, dependency))
+        executor.parameters.update(self.parameters(job, order.dependency(job)))
         printed = io.StringIO()
         try:
             with contextlib.redirect_stderr(printed):
-                job_id = executor.submit_script(self.script(job, force))
+                job_id = executor.submit_script(self.script(job, force, order.replicas))
         except FailedJobError:
             raise self._refusal(job, printed.getvalue()) from None
         except FailedSubmissionError as error:
@@ -200,15 +199,18 @@ class SlurmExecutor:
             hint = "name yours: cluster.additional_parameters={wckey: NAME}"
         return ConfigError(f"sbatch refused {job.name}: {'; '.join(lines)}", hint)
 
-    def render(self, job: Job, force: Collection[str], dependency: str | None) -> str:
+    def render(self, job: Job, force: Collection[str], order: Order) -> str:
         """The sbatch file, without submitting it; needs no Slurm."""
-        return str(_make_sbatch_string(self.script(job, force), job.folder, **self.parameters(job, dependency)))
+        parameters = self.parameters(job, order.dependency(job))
+        return str(_make_sbatch_string(self.script(job, force, order.replicas), job.folder, **parameters))
 
-    def script(self, job: Job, force: Collection[str]) -> str:
+    def script(self, job: Job, force: Collection[str], replicas: Sequence[str] = ()) -> str:
         """The job's command line, quoted for the sbatch file: the only shell text there is."""
         project = self.place.directory
         runner = [interpreter_in(project), "-m", "launcher.runner", f"--place={self.place.to_json()}"]
         runner += [f"--stages-file={job.stages_file}", f"--force={','.join(sorted(force))}"]
+        if job.plans[0].replicas > 1:
+            runner += [f"--replica-jobs={','.join(replicas)}"]
         runner += [str(path) for path in job.plan_files]
         return f"cd {shlex.quote(project)}\nexec {shlex.join(runner)}"
 
@@ -219,21 +221,24 @@ class SlurmExecutor:
         notice_s = int(min(_NOTICE_S, limit_s(time_limit) / 4))
         extra: dict[str, Any] = {"signal": f"B:USR2@{notice_s}", "time": time_limit}
         extra |= {"overcommit": True} if cluster.overcommit else {}
+        extra |= {("requeue" if self.replaces else "no-requeue"): True} if job.is_replica else {}
         if dependency:
             extra |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
         extra |= {option: _pattern(job.folder, ending) for option, ending in (("output", "out"), ("error", "err"))}
         extra |= cluster.additional_parameters
+        is_router = plans[0].replicas > 1  # and its clients: they take part of a node
+        is_exclusive = cluster.exclusive and not is_router
         nodes = max(plan.resources.nodes for plan in plans)
         tasks = max(command.tasks_per_node for plan in plans for command in plan.commands)
         chosen = {
             "job_name": job.name,
             "partition": cluster.partition,
             "account": cluster.account,
-            "exclusive": cluster.exclusive or None,
-            "mem": cluster.mem,
+            "exclusive": is_exclusive or None,
+            "mem": cluster.mem or None if is_router else cluster.mem,
             "nodes": nodes,
             "ntasks_per_node": tasks if tasks > 1 else None,  # a CPU each, else srun could not start them
-            "cpus_per_task": cluster.cpus_per_task or (None if cluster.exclusive else _CPUS_PER_TASK),
+            "cpus_per_task": cluster.cpus_per_task or (None if is_exclusive else _CPUS_PER_TASK),
             "setup": list(cluster.setup) or None,
             "use_srun": False,
             "additional_parameters": extra,
@@ -261,7 +266,8 @@ class SlurmExecutor:
 def open_executor(config: Config, paths: RunPaths) -> SlurmExecutor:
     """Return the executor of a run, whose containers get its secrets by name."""
     cluster = replace(config.cluster, container_args=[*config.cluster.container_args, *passed_by_name(config)])
-    return SlurmExecutor(cluster, config.export.run.dependency or None, paths.project, paths.mounts)
+    dependency, replaces = config.export.run.dependency or None, config.deployment.restart > 0
+    return SlurmExecutor(cluster, dependency, paths.project, paths.mounts, replaces)
 
 
 def _pattern(folder: Path, ending: str) -> str:

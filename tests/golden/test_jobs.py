@@ -50,6 +50,11 @@ SLURM = {
         *("export.run.time_limit=0:30:00", "deployment.run.time_limit=1-00:00:00", "export.run.dependency=afterany:7"),
     ],
     "deploy_alone": [*BCM, "stages=[deploy]"],
+    "replicas": [  # parts of a node each, in a container; the router's job has the clients
+        *(*BCM, IMAGE, "stages=[export,deploy,evaluate]", "deployment.replicas=2", "deployment.restart=1"),
+        *("export.model.tensor_model_parallel_size=2", "cluster.exclusive=false", "cluster.mem=100000"),
+    ],
+    "replicas_nodes": [*BCM, *TWO_NODES[:2], "stages=[deploy]", "deployment.replicas=2"],
     "attached": [*BCM, "stages=[evaluate,benchmark]", "deployment.endpoint=node7:8001"],
     "hostile": [FIVE, "cluster_type=bcm", 'export.run.model_train_name="it\'s \\"; touch x $(touch y)"'],
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launcher.run.results import StageResult, write_results
@@ -54,3 +55,18 @@ def test_a_damaged_record_of_the_stages_is_written_anew(tmp_path: Path) -> None:
         (tmp_path / "stages.json").write_text(content)
         write_results(tmp_path / "stages.json", [StageResult("convert", "c")])
         assert [entry["stage"] for entry in json.loads((tmp_path / "stages.json").read_text())] == ["convert"]
+
+
+def test_jobs_that_begin_at_once_forget_nothing_of_one_another(tmp_path: Path) -> None:
+    file = tmp_path / "logs" / "stages.json"
+    stages = [*(f"replica-{number}" for number in range(6)), "deploy"]
+
+    def note(stage: str) -> None:
+        for state in ("not run", "running", "done"):
+            write_results(file, [StageResult(stage, stage, state, log=f"{stage}.log")])
+
+    with ThreadPoolExecutor(len(stages)) as pool:
+        list(pool.map(note, stages))
+    assert [(entry["stage"], entry["state"]) for entry in json.loads(file.read_text())] == [
+        (stage, "done") for stage in stages
+    ]

@@ -19,6 +19,7 @@ from launcher.plan.plan import Command, Resources, StagePlan
 from launcher.run.results import StageResult, write_results
 from launcher.submit import Job, jobs
 from launcher.submit.jobs import read_jobs
+from launcher.submit.order import Order
 from launcher.submit.slurm import SlurmExecutor
 
 
@@ -87,7 +88,7 @@ def test_what_would_be_read_as_something_else_in_a_path_is_refused(slurm_without
 
 def test_a_percent_sign_in_a_path_is_kept(tmp_path: Path) -> None:
     job = job_in(None, tmp_path / "p%u_x")
-    text = SlurmExecutor(ClusterConfig(), None, tmp_path, []).render(job, (), None)
+    text = SlurmExecutor(ClusterConfig(), None, tmp_path, []).render(job, (), Order(""))
     assert f"#SBATCH --output={tmp_path}/p%%u_x/logs/convert/%j_0_log.out\n" in text
     assert "wckey" not in text, "submitit's own"
 
@@ -237,10 +238,10 @@ def test_a_checkout_that_nodes_have_elsewhere_is_where_a_job_runs(tmp_path: Path
 
 def test_gpus_per_task_comes_with_the_number_of_tasks_and_on_jobs_with_gpus_alone(tmp_path: Path) -> None:
     executor = SlurmExecutor(ClusterConfig(gpus_per_task=1), None, tmp_path, [])
-    assert "--gpus" not in executor.render(job_in(None, tmp_path), (), None)
+    assert "--gpus" not in executor.render(job_in(None, tmp_path), (), Order(""))
     plan = job_in(None, tmp_path).plans[0]
     served = replace(plan, commands=(Command(("x",), tasks_per_node=2),), resources=Resources(2, gpus_per_node=2))
-    text = executor.render(Job("deploy", (served,), tmp_path / "logs" / "stages.json"), (), None)
+    text = executor.render(Job("deploy", (served,), tmp_path / "logs" / "stages.json"), (), Order(""))
     for line in ("--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--gpus-per-task=1", "--gpus-per-node=2"):
         assert f"#SBATCH {line}\n" in text
 

@@ -82,8 +82,8 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
 
 
 def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
-    """Plan the servers, in one stage."""
-    return [deploy_replicas.replicated(config, plan_server(config, paths))]
+    """Plan the servers."""
+    return deploy_replicas.plans_of(config, plan_server(config, paths))
 
 
 def plan_server(config: Config, paths: RunPaths) -> StagePlan:

@@ -1,0 +1,95 @@
+"""Slurm jobs of this user, asked and told by Slurm's own programs. Standard library only."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Sequence
+
+from handover.errors import ServerError, shortened
+
+_ANSWER_S = 20.0
+_EVERY_S = 2.0
+_UNKNOWN_JOB = "Invalid job id"
+GONE = "GONE"
+"""State of a job that Slurm has forgotten."""
+ALIVE = ("PENDING", "RUNNING", "CONFIGURING", "REQUEUED", "SUSPENDED", "RESIZING", "STOPPED")
+
+
+class SlurmJobs:
+    """Some jobs, of which Slurm is asked every two seconds, in a thread of its own: it may answer late.
+
+    Args:
+        ids: of the jobs.
+    """
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        self.ids = tuple(ids)
+        self._states, self._times, self._lock = dict[str, str](), 0, threading.Lock()
+        threading.Thread(target=self._keep_asking, daemon=True).start()
+
+    def state(self, job: str) -> str:
+        """Return what Slurm said last, such as RUNNING; empty: nothing yet, or nothing since it was told something."""
+        with self._lock:
+            return self._states.get(job, "")
+
+    def requeue(self, job: str) -> None:
+        """Have a job run again that has ended, at once; ServerError: Slurm refuses."""
+        _run("scontrol", "requeue", job)
+        with self._lock:
+            self._times += 1  # an answer that is under way is of before
+            self._states.pop(job, None)
+        _run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait for two minutes
+
+    def signal(self, job: str, name: str) -> None:
+        """Send the runner of a job a signal; nothing where there is none any more."""
+        self._cancel("--batch", f"--signal={name}", job)
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job, whether it waits or runs."""
+        self._cancel(job)
+
+    def _cancel(self, *words: str) -> None:
+        try:
+            _run("scancel", "--quiet", *words)
+        except ServerError as error:
+            if _UNKNOWN_JOB not in error.problem:
+                raise
+
+    def _keep_asking(self) -> None:
+        pause = threading.Event()
+        while True:
+            with self._lock:
+                times = self._times
+            try:
+                found = _ask(self.ids)
+            except ServerError:  # the controller is away: what it said last counts
+                found = {}
+            with self._lock:
+                if times == self._times:
+                    self._states.update(found)
+            pause.wait(_EVERY_S)
+
+
+def _ask(ids: Sequence[str]) -> dict[str, str]:
+    """Return the state of each job; ServerError: Slurm does not answer."""
+    try:
+        printed = _run("squeue", "--noheader", "--states=all", f"--jobs={','.join(ids)}", "--format=%i|%T")
+    except ServerError as error:
+        if _UNKNOWN_JOB not in error.problem:  # so it says where it has forgotten all of them
+            raise
+        printed = ""
+    found = dict(line.strip().split("|", 1) for line in printed.splitlines() if "|" in line)
+    return {job: found.get(job, GONE) for job in ids}
+
+
+def _run(*words: str) -> str:
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ServerError(f"{words[0]}: {error}") from error
+    if done.returncode:
+        raise ServerError(f"{words[0]}: {shortened(done.stderr.strip())}")
+    return done.stdout
