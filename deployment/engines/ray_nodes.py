@@ -88,6 +88,7 @@ def ray_argv(arguments: EngineArguments, meeting: Meeting, address: str, directo
     words = [find_ray(arguments), "start", "--block", "--node-ip-address", address, "--temp-dir", str(directory)]
     words += ["--num-gpus", gpus, "--num-cpus", gpus, "--object-store-memory", str(_OBJECTS_BYTES)]
     words += ["--dashboard-agent-listen-port", "0", "--log-color", "false"]
+    words += ["--min-worker-port", "0", "--max-worker-port", "0"]  # the kernel's: Ray's own may hold the head's port
     if meeting.rank:
         return (*words, "--address", head_of(meeting))
     words += ["--head", "--port", str(meeting.port), "--ray-client-server-port", str(meeting.port + 1)]

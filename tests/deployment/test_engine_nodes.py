@@ -108,7 +108,9 @@ def test_ray_runs_on_both_before_the_engine_starts_and_both_are_restarted_with_o
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(30) == 0, served.text
     served.assert_nothing_is_left()
-    assert "--address 127.0.0.2:" in served.log.with_name("server.rank1.log").read_text()
+    for log, words in {"server.ray.log": "--head --port ", "server.rank1.log": "--address 127.0.0.2:"}.items():
+        line = served.log.with_name(log).read_text().splitlines()[0]
+        assert words in line and "--min-worker-port 0 --max-worker-port 0" in line
 
 
 @pytest.fixture
