@@ -23,7 +23,7 @@ NODES = ("node1", "node2")
 PROGRAMS = ("gcc", "slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch", "srun", "unshare")
 
 _INSTALL = Path(__file__).resolve().parents[2] / "install"
-_SQL = Path("/usr/share/mysql")
+_SQL = Path("/usr/share")  # below it: mysql/mysql_..., since MariaDB 11 mariadb/mariadb_...
 _PR_SET_PDEATHSIG = 1
 _START_TIMEOUT_S = 60
 _FINAL_STATES = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
@@ -191,7 +191,8 @@ class SlurmCluster:
         place = self.directory / "db"
         server = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={place}", "--innodb-log-file-size=8M"]
         server += ["--innodb-buffer-pool-size=64M", "--innodb-flush-log-at-trx-commit=0", "--skip-log-bin"]
-        tables = [(_SQL / f"mysql_system_tables{part}.sql").read_text() for part in ("", "_data")]
+        found = [sorted(_SQL.glob(f"m*/m*_system_tables{part}.sql"))[0] for part in ("", "_data")]
+        tables = [file.read_text() for file in found]
         script = "\n".join(["create database mysql;", "use mysql;", *tables])
         made = subprocess.run(
             [*server, "--bootstrap"], input=script, capture_output=True, text=True, check=False, timeout=60
