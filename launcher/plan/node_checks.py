@@ -92,7 +92,7 @@ def _check_executor(config: Config, nodes: int) -> None:
         return
     if not deployment.engine.is_program or not program_of(config).over_nodes.executors:
         raise ConfigError(
-            f"{given} with deployment.engine={deployment.engine}, whose processes are joined in one way",
+            f"{given} with deployment.engine={deployment.engine}, whose processes are joined here in one way alone",
             "leave it out, or take deployment.engine=vllm",
         )
     if nodes == 1:

@@ -143,7 +143,7 @@ COPIES, RAY = "deployment.data_parallel_size", "deployment.distributed_executor=
         ),
         ((SGLANG, f"{TP}=8", f"{PP}=2", "deployment.command='sglang --nnodes 2'"), "--nnodes is given"),
         (("deployment.engine=vllm_triton", "stages=[export]", f"{TP}=8", f"{PP}=2"), "is one process, on one node"),
-        ((SGLANG, f"{TP}=8", f"{PP}=2", RAY), "=ray with deployment.engine=sglang, whose processes are joined in one"),
+        ((SGLANG, f"{TP}=8", f"{PP}=2", RAY), "=ray with deployment.engine=sglang, whose processes are joined here"),
         ((VLLM, RAY), "deployment.distributed_executor=ray on one node: it joins several"),
         ((VLLM, RAY, f"{TP}=8", f"{COPIES}=2"), "=ray with deployment.data_parallel_size=2: copies of a model over"),
         ((RAY,), "deployment.distributed_executor=ray with deployment.engine=slipway"),
