@@ -44,7 +44,7 @@ def with_draft(name: str, folder: Path, draft: str = "", **changes: Any) -> tupl
     """A model with another one as its draft model, or with itself."""
     root, model = served_of(name, folder, 1, **LONGER, **changes)
     if draft:
-        save(draft, root / "draft", **LONGER, **changes)
+        save(draft, root / "draft", **{"max_position_embeddings": 8192}, **changes)
     else:
         shutil.copytree(folder / "hub", root / "draft", ignore=shutil.ignore_patterns("draft"))
     return model, Settings(root, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22, speculation="draft")
@@ -92,6 +92,9 @@ def test_rows_answer_what_they_answer_without(
     _, settings = with_draft(name, tmp_path, draft)
     noisy(settings)
     steps = captured_steps(settings, pages, monkeypatch, 64, 256) if is_gpu else paged_steps(settings, pages)
+    if is_gpu and steps.drafting:
+        for sizes in ((4, 0), (16, 0), (0, 0, 64)):
+            steps.drafting.capture(*sizes)
     requests, ways = loads(pages)[: 18 if pages == 16 else 9], {"chunk_tokens": chunk_tokens, "steps_ahead": is_gpu}
     with spoiled(steps) if is_gpu or not chunk_tokens else nullcontext():
         drafting, steps.drafting = steps.drafting, None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ft_format.location import is_hub_directory
@@ -20,7 +22,7 @@ from .weights import load_weights
 def load_draft_model(
     settings: Settings, config: ModelConfig, device: torch.device, ops: Ops, sharers: int
 ) -> Network | None:
-    """Load the draft model whole; None: there is none.
+    """Load the draft model whole, for texts no longer than the model's; None: there is none.
 
     Args:
         settings: of the model.
@@ -50,4 +52,4 @@ def load_draft_model(
         sharers=sharers,
         are_made_up=settings.has_made_up_weights,
     )
-    return Network(draft, weights, ops=ops)
+    return Network(replace(draft, max_pos_seq_len=min(draft.max_pos_seq_len, config.max_pos_seq_len)), weights, ops=ops)

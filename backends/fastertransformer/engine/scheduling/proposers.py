@@ -6,7 +6,7 @@ What a proposer says decides how fast rows are, and nothing of what they answer:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import takewhile
 from typing import Protocol
 
@@ -41,8 +41,8 @@ class Proposer(Protocol):
     def expect(self, row: Sequence, most: int) -> int:
         """Return how many tokens it would propose for a row, ``most`` at most."""
 
-    def choose_tried(self, rows: Iterable[Sequence]) -> list[Sequence]:
-        """Choose those of some rows of which it is to be found out whether their drafts are right again."""
+    def lacks(self, row: Sequence) -> int:
+        """Return how many tokens of a row it would run before the first of a draft."""
 
     def propose(self, lengths: Mapping[Sequence, int]) -> Drafts:
         """Propose drafts of these lengths at most, of rows whose tokens the host knows; NOT_FINITE is no token."""
@@ -57,9 +57,9 @@ class TextLookup:
         """See Proposer."""
         return len(self._draft(row, most))
 
-    def choose_tried(self, rows: Iterable[Sequence]) -> list[Sequence]:
+    def lacks(self, row: Sequence) -> int:
         """See Proposer."""
-        return list(rows)
+        return 0
 
     def propose(self, lengths: Mapping[Sequence, int]) -> Drafts:
         """See Proposer."""
@@ -94,9 +94,9 @@ class DraftModel:
         room = self._steps.config.max_pos_seq_len - row.cached
         return max(0, min(most, room)) if has_tokens and not self._is_broken else 0
 
-    def choose_tried(self, rows: Iterable[Sequence]) -> list[Sequence]:
-        """See Proposer: the row of which it lacks least."""
-        return sorted(rows, key=lambda row: row.cached - self._known(row))[:1]
+    def lacks(self, row: Sequence) -> int:
+        """See Proposer."""
+        return row.cached - self._known(row)
 
     def propose(self, lengths: Mapping[Sequence, int]) -> Drafts:
         """See Proposer; nothing from now on if the small model fails."""

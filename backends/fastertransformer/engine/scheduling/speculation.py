@@ -86,25 +86,35 @@ class Speculation:
         token_cost = self._costs.of_pass
         self._steps_to_try -= 1
         is_trying, gain, lengths, tried = self._steps_to_try < 0, 0.0, dict[Sequence, int](), list[Sequence]()
+        lacked = 0.0  # tokens that are run once, as part of those of each step until the rows end
         for row in rows:
             if row.drafting is None or row.window != UNBOUNDED or row.has_failed or not row.count:
                 continue
             most, worth = self._choose_length(row, least=self._row_cost * count / base + token_cost)
             if most and (length := self._room(row, most, is_certain)):
                 lengths[row], gain = length, gain + worth * length / most
+                lacked += self._proposer.lacks(row) * (1 + worth) / (row.max_tokens - row.count)
             elif row.count < row.max_tokens - 1:
                 tried.append(row)
         drafted, longest = sum(lengths.values()), max(lengths.values(), default=0)
-        if gain * base <= count * (self._row_cost * drafted + self._step_cost + token_cost * longest * base):
+        run = longest * base + self._row_cost * lacked
+        if gain * base <= count * (self._row_cost * drafted + self._step_cost + token_cost * run):
             tried, lengths = [*lengths, *tried], {}
-        for row in self._proposer.choose_tried(tried) if is_trying else ():
-            if length := self._room(row, 1, is_certain):
-                lengths[row] = length
+        if token_cost:  # one row is enough to find out
+            tried = sorted(tried, key=self._proposer.lacks)[:1]
+        if is_trying:
+            lengths |= {row: length for row in tried if (length := self._room(row, 1, is_certain))}
         if not self._steps.can_verify(count, count + sum(lengths.values())):
             lengths = {}
         if is_trying and (is_certain or not lengths):
-            self._steps_to_try = TUNING.steps_between_tries
+            self._wait_for_try(tried if lengths else [], base)
         return lengths
+
+    def _wait_for_try(self, tried: list[Sequence], base: float) -> None:
+        """Choose after how many steps rows are tried again."""
+        ran = sum(map(self._proposer.lacks, tried))
+        cost = self._costs.of_pass * (1 + self._row_cost * ran / base)
+        self._steps_to_try = max(TUNING.steps_between_tries, int(cost / TUNING.tries_share))
 
     def _choose_length(self, row: Sequence, least: float) -> tuple[int, float]:
         """Return how long a row's draft is best, and how many of its tokens will be right.

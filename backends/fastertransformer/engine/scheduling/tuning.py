@@ -48,7 +48,8 @@ class Tuning:
     acceptance_prior: float = 0.5
     acceptance_memory: float = 0.8
     acceptance_memory_all: float = 0.98  # of all rows' drafts together, which a new row begins with
-    steps_between_tries: int = 32
+    steps_between_tries: int = 32  # or more, so that what a draft model runs for a try takes no more than this part:
+    tries_share: float = 0.01
 
 
 TUNING = Tuning()
