@@ -41,7 +41,12 @@ class Values:
         return key in self.texts
 
     def find(self, key: str, kind: Callable[[str], _T]) -> _T | None:
-        """Read a value, or return None where the key is not given."""
+        """Read a value, or return None where the key is not given.
+
+        Args:
+            key: of the value.
+            kind: converts the text, or raises a ValueError that says what is legal.
+        """
         self._known.add(key)
         if key not in self.texts:
             return None

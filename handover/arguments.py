@@ -73,13 +73,26 @@ class ScriptArguments:
 
 
 def option(default: Any, help: str, allowed: Range | None = None, **metadata: Any) -> Any:
-    """Declare a dataclass field that is an argument with a default."""
+    """Declare a dataclass field that is an argument with a default.
+
+    Args:
+        default: of the argument.
+        help: what it means, with its unit.
+        allowed: numbers that are legal, of an argument that is one or holds some.
+        metadata: more of it.
+    """
     metadata |= {"help": help} | ({} if allowed is None else {RANGE: allowed})
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def same(arguments: type[ScriptArguments], name: str, **changed: Any) -> Any:
-    """Declare a dataclass field as a script's argument of that name is: default, range and sentence."""
+    """Declare a dataclass field as a script's argument of that name is: default, range and sentence.
+
+    Args:
+        arguments: the script's.
+        name: of the argument.
+        changed: what is different here, such as ``default``.
+    """
     (field,) = (field for field in dataclasses.fields(arguments) if field.name == name)
     default = changed.pop("default", field.default)
     is_path = typing.get_type_hints(arguments)[name] in PATHS

@@ -50,7 +50,12 @@ class Finding:
 
 
 def examine(results: Path, srun_args: Sequence[str] = ()) -> Iterator[Finding]:
-    """Run every check that applies here."""
+    """Run every check that applies here.
+
+    Args:
+        results: directory that results will go to; it and its file system are looked at.
+        srun_args: such as ``--partition=gpu``: where Slurm shall try.
+    """
     checks: list[Callable[[], Finding]] = [check_python, check_tritonserver, lambda: check_space(results)]
     checks += [check_ports, check_gpus]
     for check in checks:

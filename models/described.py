@@ -39,7 +39,12 @@ class Described(NamedTuple):
 
 
 def read_directory(directory: Path, error: Refusal) -> Described:
-    """Read what a directory describes."""
+    """Read what a directory describes.
+
+    Args:
+        directory: with ``config.json``, and ``generation_config.json`` if it has one.
+        error: makes the exception for a description that is damaged, or of no model that is known.
+    """
     said = read_json(directory / CONFIG_FILE, error)
     try:
         architecture = find(said.get("model_type"), said)

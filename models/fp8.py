@@ -50,7 +50,12 @@ class Place(NamedTuple):
 
 
 def with_scales(found: Mapping[str, tuple[str, StoredTensor]], blocks: Sequence[Block]) -> dict[str, Place]:
-    """Join matrices of FP8 and their scales; what has none that fit stays as it is, and so do scales of no matrix."""
+    """Join matrices of FP8 and their scales; what has none that fit stays as it is, and so do scales of no matrix.
+
+    Args:
+        found: tensors of files.
+        blocks: that scales may be for, as ``config.json`` says.
+    """
     places = {name: Place(*each) for name, each in found.items()}
     for name, (_, numbers) in found.items():
         if numbers.data_type != FP8_NUMBERS or len(numbers.shape) != 2:

@@ -124,7 +124,13 @@ def linear_layers(decoder: Decoder) -> dict[str, LinearLayer]:
 
 
 def read_adapter(directory: Path, decoder: Decoder, error: Refusal) -> dict[str, Update]:
-    """Read what an adapter adds to a decoder's linear layers, by their names; of the numbers nothing is read."""
+    """Read what an adapter adds to a decoder's linear layers, by their names; of the numbers nothing is read.
+
+    Args:
+        directory: with the two files.
+        decoder: that it is for.
+        error: makes the exception for what is damaged, does not fit, or is more than such sums.
+    """
     config, where = check_sums_alone(directory, error), str(directory / CONFIG_FILE)
     layers, sides, problems = linear_layers(decoder), dict[str, dict[str, StoredTensor]](), list[str]()
     for key, stored in _header(directory, error).items():

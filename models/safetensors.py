@@ -44,7 +44,14 @@ class StoredTensor(NamedTuple):
 
 
 def read_header(stream: IO[bytes], size_bytes: int, where: str, error: Refusal) -> dict[str, StoredTensor]:
-    """List a file's tensors by name."""
+    """List a file's tensors by name.
+
+    Args:
+        stream: the file, at its beginning.
+        size_bytes: of the file.
+        where: the file, for errors.
+        error: makes the exception for a file that is truncated, damaged, or no safetensors file.
+    """
     content, base = _header(stream, size_bytes, where, error)
     content.pop(_METADATA, None)
     shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # equal ones are one

@@ -17,7 +17,13 @@ _SAMPLE = "The quick brown fox doesn't jump over 13 lazy dogs."
 
 
 def connect(target: Target, timeout_s: float, files: ModelFiles) -> ModelConnection:
-    """Open a connection to a target, for one thread."""
+    """Open a connection to a target, for one thread.
+
+    Args:
+        target: the served model.
+        timeout_s: limit of one request in seconds.
+        files: the model's tokenizer, end token and learnt prompt.
+    """
     endpoint, interface = target.served.endpoint, target.interface
     if isinstance(interface, Capabilities):
         return OpenAIConnection(OpenAIClient(endpoint, timeout_s), interface, files)

@@ -146,9 +146,14 @@ class Stage:
 
     @torch.inference_mode()
     def run(self, rows: Sequence[Ids], hidden: Tensor | None) -> Tensor:
-        """Run rows from their first token on; returns fp32 [T, hidden].
+        """Run rows from their first token on.
 
-        ``hidden`` is what the stage before gives, and is not overwritten; None: tokens are embedded.
+        Args:
+            rows: token ids.
+            hidden: [T, hidden] behind the stage before, which is not overwritten; None: tokens are embedded.
+
+        Returns:
+            fp32 [T, hidden].
         """
         like = self._network.weights.like
         self._relay.given = None if hidden is None else hidden.to(like.device, like.dtype, copy=True)[None]

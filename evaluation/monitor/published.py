@@ -10,7 +10,16 @@ from handover.durable import write_atomically
 
 
 def write_metrics(path: Path, model: str, figures: Sequence[Metric], requests: int, limit: float, reason: str) -> None:
-    """Write the file whole; the collector wants a name that ends with ``.prom``."""
+    """Write the file whole.
+
+    Args:
+        path: of the file; the collector wants a name that ends with ``.prom``.
+        model: name of the served model, a label.
+        figures: of the monitor.
+        requests: that were counted.
+        limit: evidence that raises the alarm.
+        reason: why the alarm was raised; empty: it was not.
+    """
     found = {
         "requests": (float(requests), "Requests that were scored again."),
         "alarm": (float(bool(reason)), "Whether the alarm was raised."),

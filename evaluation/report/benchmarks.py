@@ -56,7 +56,12 @@ class Benchmark:
 
 
 def read_benchmarks(root: Path, remarks: Remarks) -> Iterable[Benchmark]:
-    """Read all benchmarks of a run, static ones first."""
+    """Read all benchmarks of a run, static ones first.
+
+    Args:
+        root: directory of a run's benchmarks.
+        remarks: sentences about missing or doubtful figures are added.
+    """
     for table in TABLES:
         for path, finished in newest_results(root, table.file_name, remarks):
             name = path.parent.name.removesuffix(PARTIAL)

@@ -41,7 +41,12 @@ class Plot:
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Fill a template."""
+    """Fill a template.
+
+    Args:
+        template: name of its file, which ends with ``.html`` or ``.md``.
+        values: by the names that it uses.
+    """
     text = _ENVIRONMENT.get_template(template).render(**values)
     # A part of a Markdown document that is empty leaves blank lines behind.
     return text if template.endswith(".html") else re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"

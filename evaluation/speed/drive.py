@@ -142,7 +142,12 @@ class Recorder:
 
 
 class Arrivals:
-    """Due times of an open loop, taken one after another; those that have passed are counted before they are taken."""
+    """Due times of an open loop, taken one after another; those that have passed are counted before they are taken.
+
+    Args:
+        due_ns: nanoseconds after the start, ascending.
+        begin_ns: start of the load by the clock.
+    """
 
     def __init__(self, due_ns: Iterator[int], begin_ns: int) -> None:
         self._due_ns, self._begin_ns = due_ns, begin_ns
@@ -167,7 +172,14 @@ class Arrivals:
 
 
 async def drive(wire: Asks, requests: Sequence[Encoded], load: ClosedLoop | OpenLoop, plan: MeasuringPlan) -> Recorder:
-    """Put the server under load until the plan is fulfilled."""
+    """Put the server under load until the plan is fulfilled.
+
+    Args:
+        wire: sends requests.
+        requests: sent in this order, and again from the first when they run out.
+        load: closed or open loop.
+        plan: how long.
+    """
     with _without_garbage_collection():
         recorder = Recorder(plan, load.ramp_s)
         given = takewhile(lambda _: not recorder.is_over, cycle(requests))

@@ -177,7 +177,14 @@ class FoundRate:
 def search_rates(
     sweep: Sweep, new_search: Callable[[], RateSearch], percentile: float, slos: Mapping[str, float]
 ) -> tuple[list[Row], list[FoundRate]]:
-    """Search for each workload of a sweep; rows of an interrupted search are taken as they are."""
+    """Search for each workload of a sweep; rows of an interrupted search are taken as they are.
+
+    Args:
+        sweep: a point for each workload, whose rate does not matter.
+        new_search: begins a search.
+        percentile: of the requests.
+        slos: limits in milliseconds.
+    """
     kept, rows, found = sweep.finished_rows(), list[Row](), list[FoundRate]()
     for template in sweep.points:
         search, measured = new_search(), list[Row]()

@@ -35,7 +35,15 @@ class Prompt:
 
 
 class Prompter:
-    """Turns samples into prompts."""
+    """Turns samples into prompts.
+
+    Args:
+        template: template of the prompts.
+        tokenizer: tokenizer of the served model.
+        target: the served model.
+        output_length: number of positions to leave for the answer.
+        learnt: the virtual tokens that the template's marks stand for; None without marks.
+    """
 
     def __init__(
         self,

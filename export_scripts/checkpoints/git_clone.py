@@ -54,7 +54,12 @@ def _git_directory(path: Path) -> Path:
 
 
 class _Git:
-    """Git in an empty repository that borrows another one's index and objects."""
+    """Git in an empty repository that borrows another one's index and objects.
+
+    Args:
+        own: an empty directory, for the repository.
+        theirs: directory of the other one's index.
+    """
 
     def __init__(self, own: Path, theirs: Path) -> None:
         common = theirs / "commondir"

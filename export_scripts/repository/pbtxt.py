@@ -116,7 +116,12 @@ def to_message(spec: ModelSpec) -> model_config_pb2.ModelConfig:
 
 
 def to_text(spec: ModelSpec, comment: str = "") -> str:
-    """Render a ``config.pbtxt`` and prove that Triton's parser reads the same message back."""
+    """Render a ``config.pbtxt`` and prove that Triton's parser reads the same message back.
+
+    Args:
+        spec: the configuration.
+        comment: lines for the head of the file, without the leading ``#``.
+    """
     message = to_message(spec)
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
     text = head + text_format.MessageToString(message, as_utf8=True)

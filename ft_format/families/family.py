@@ -145,6 +145,12 @@ def prompt_tensors(family: Family, ini: ConfigIni) -> dict[str, TensorSpec]:
 
 
 def loaded_tensors(family: Family, ini: ConfigIni, has: Callable[[str], bool]) -> tuple[Any, Mapping[str, TensorSpec]]:
-    """Read a model's dimensions, and list every tensor that FasterTransformer loads of it, prompts included."""
+    """Read a model's dimensions, and list every tensor that FasterTransformer loads of it, prompts included.
+
+    Args:
+        family: of the model.
+        ini: its config.ini.
+        has: whether there are files of a tensor.
+    """
     dims = family.read(ini, has)
     return dims, {**family.schema(dims), **prompt_tensors(family, ini)}

@@ -66,7 +66,13 @@ def certify(config: Any, certificates: bytes) -> Any:
 
 
 def sign_statement(config: Any, statement: dict[str, Any], path: Path) -> None:
-    """Sign an in-toto statement and write it as a Sigstore bundle, as ``model.sig`` is one."""
+    """Sign an in-toto statement and write it as a Sigstore bundle, as ``model.sig`` is one.
+
+    Args:
+        config: of ``model_signing.signing``, with a signer.
+        statement: the statement.
+        path: of the bundle.
+    """
     message = load("in_toto_attestation.v1.statement_pb2", "signing.key").Statement()
     load("google.protobuf.json_format", "signing.key").ParseDict(statement, message)
     config._signer.sign(SimpleNamespace(statement=SimpleNamespace(pb=message))).write(path)

@@ -38,7 +38,13 @@ class Place:
     def wrap(
         self, command: Command, resources: Resources, env: Mapping[str, str] = MappingProxyType({})
     ) -> tuple[str, ...]:
-        """Turn a command into the argv that starts it here."""
+        """Turn a command into the argv that starts it here.
+
+        Args:
+            command: what to start.
+            resources: how many nodes, in which container.
+            env: variables that a starter or a container must be told; others inherit them.
+        """
         inside = resources.container is not None
         argv = command.argv if inside or command.argv[0] != PYTHON else (sys.executable, *command.argv[1:])
         if command.nodes is not None:

@@ -154,7 +154,12 @@ def _has_temporaries(parent: Path, names: set[str]) -> bool:
 
 
 def publish(output: Path, keep: Path | None) -> None:
-    """Rename the directory to the artefact's name."""
+    """Rename the directory to the artefact's name.
+
+    Args:
+        output: the artefact.
+        keep: new name of an artefact that has its place; None: that is removed.
+    """
     replaced = None
     if output.exists():
         replaced = keep or temporary_beside(output)

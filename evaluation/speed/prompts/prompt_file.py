@@ -20,6 +20,11 @@ def read_prompt_file(
     A line holds ``input_ids`` or ``prompt`` with ``output_length`` (tokens), or ``prompt`` and ``completion``, or
     ShareGPT's ``conversations``, whose first two turns are the prompt and, by its length, the answer.
 
+    Args:
+        path: path of the file.
+        encode: encodes with the served model's tokenizer; None without one.
+        max_tokens: positions of the model; longer lines are left out.
+
     Returns:
         The prompts, and the number of lines that were left out because they have no answer or do not fit.
 

@@ -217,7 +217,13 @@ class Agent(Workload):
 
 
 def fit_lengths(prompt: int, answer: int, most: int | None) -> tuple[int, int]:
-    """Shorten a prompt, and an answer that alone has too many tokens, to the positions of the model."""
+    """Shorten a prompt, and an answer that alone has too many tokens, to the positions of the model.
+
+    Args:
+        prompt: number of tokens of the prompt.
+        answer: number of tokens to generate.
+        most: positions of the model; None for no limit.
+    """
     if most is None or prompt + answer <= most:
         return prompt, answer
     answer = min(answer, max(1, most - 1))
@@ -242,6 +248,12 @@ def arrivals_ns(rate_per_s: float, arrival: str, ramp_s: float, random: np.rando
 
     Events of a process of rate 1 (exponential gaps, or one a second) are moved to the time at which the integral of the
     wanted rate reaches theirs; during the ramp the rate grows linearly from 0.
+
+    Args:
+        rate_per_s: rate after the ramp.
+        arrival: poisson or constant.
+        ramp_s: length of the ramp in seconds; 0 for none.
+        random: generator of the Poisson process.
     """
     in_ramp = rate_per_s * ramp_s / 2
     event = 0.0

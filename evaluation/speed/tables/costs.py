@@ -113,7 +113,13 @@ def _processes(handle: Any) -> set[int]:
 
 
 class CostMeter:
-    """Measures while its ``with`` block runs; ``figures`` holds COST_FIGURES and ENERGY_FIGURES after it."""
+    """Measures while its ``with`` block runs; ``figures`` holds COST_FIGURES and ENERGY_FIGURES after it.
+
+    Args:
+        endpoint: endpoint of the deployment.
+        log: path of the server's log; None if unknown.
+        model: Triton's name of the model.
+    """
 
     def __init__(self, endpoint: Endpoint, log: Path | None, model: str) -> None:
         self.figures: dict[str, float | None] = dict.fromkeys((*COST_FIGURES, *ENERGY_FIGURES))

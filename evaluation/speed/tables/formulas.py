@@ -80,6 +80,10 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     With the values sorted as x[0..n-1] and h = (n - 1) * percent / 100 it is
     x[floor(h)] + (h - floor(h)) * (x[floor(h) + 1] - x[floor(h)]): Hyndman and Fan's type 7, the
     default of numpy. With fewer than 100 / (100 - percent) values it lies between the two largest.
+
+    Args:
+        values: in any order.
+        percent: 0 to 100.
     """
     if not 0 <= percent <= 100:
         raise ValueError(f"a percentile lies between 0 and 100, not at {percent}")

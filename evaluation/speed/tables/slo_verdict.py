@@ -48,7 +48,13 @@ class Judgement:
 
 
 def judge(records: Sequence[RequestRecord], slos: Mapping[str, float], percentile: float) -> Judgement:
-    """Judge whether ``percentile`` of 100 requests keep each limit."""
+    """Judge whether ``percentile`` of 100 requests keep each limit.
+
+    Args:
+        records: requests that ended; one that failed exceeds every limit, one that was cancelled does not count.
+        slos: limits in milliseconds by the name of a distribution, at least one.
+        percentile: above 0 and below 100.
+    """
     requests = Judge(slos, percentile)
     requests.add(records)
     return requests.judgement()

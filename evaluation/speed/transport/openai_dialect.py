@@ -20,7 +20,15 @@ _USAGE = {"stream_options": {"include_usage": True}}
 
 
 def open_dialect(target: Target, streaming: bool | None) -> Dialect | None:
-    """Find out how the load asks a served model, as ``find_dialect``; None for one that is asked by gRPC."""
+    """Find out how the load asks a served model; None for one that is asked by gRPC.
+
+    Args:
+        target: the model.
+        streaming: whether answers will be streamed; None: they will.
+
+    Raises:
+        ServerError: as ``find_dialect``.
+    """
     if target.capabilities is None:
         return None
     with OpenAIClient(target.served.endpoint) as client:
@@ -29,6 +37,11 @@ def open_dialect(target: Target, streaming: bool | None) -> Dialect | None:
 
 def find_dialect(client: OpenAIClient, found: Capabilities, is_streaming: bool) -> Dialect:
     """Ask what a load needs to know beside the capabilities.
+
+    Args:
+        client: connection to the endpoint.
+        found: what is known of it.
+        is_streaming: whether answers will be streamed.
 
     Raises:
         UnreachableError: no server answers, or it refuses the key.

@@ -75,7 +75,14 @@ class Dialect:
 
 
 class OpenAIWire:
-    """Connections to an OpenAI API, one for each request in flight, kept for the next ones."""
+    """Connections to an OpenAI API, one for each request in flight, kept for the next ones.
+
+    Args:
+        endpoint: of the API.
+        dialect: how it is asked.
+        timeout_s: limit of one request, from sending to the last byte.
+        is_streaming: whether answers are streamed.
+    """
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect, timeout_s: float, is_streaming: bool) -> None:
         self.dialect, self.timeout_s, self.is_streaming = dialect, timeout_s, is_streaming

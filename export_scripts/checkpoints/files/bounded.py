@@ -17,6 +17,11 @@ _MOST_AXES = 16
 class BoundedReader(io.BufferedReader):
     """A file of which only a limited number of bytes is read; seeking is free.
 
+    Args:
+        raw: the file beneath.
+        where: its place, for the error.
+        most_bytes: to be read.
+
     Raises:
         CheckpointError: on the read that goes beyond.
     """

@@ -160,6 +160,11 @@ class _MetadataUnpickler(Unpickler):
 def read_metadata(archive: Archive, folder: str, where: str) -> Any:
     """Read the metadata of a folder.
 
+    Args:
+        archive: the files.
+        folder: of the checkpoint within them, with a slash at its end.
+        where: the file's place, for the error.
+
     Raises:
         CheckpointError: they are damaged, hold foreign objects, or describe more than there is room for in the files.
     """

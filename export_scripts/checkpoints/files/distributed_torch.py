@@ -59,6 +59,10 @@ class TorchDist:
 def read_torch_dist(archive: Archive, folder: str) -> TorchDist:
     """Read the metadata of a folder.
 
+    Args:
+        archive: the files.
+        folder: of the checkpoint within them, with a slash at its end.
+
     Raises:
         CheckpointError: the metadata are damaged, or name files or bytes that are not there.
     """

@@ -30,6 +30,10 @@ _DATA_TYPES = {"<f4": "fp32", "<f2": "fp16", "bfloat16": "bf16"}
 def read_zarr(archive: Archive, folder: str) -> dict[str, ChunkedTensor]:
     """List the arrays below a folder; only their headers are read.
 
+    Args:
+        archive: the files.
+        folder: of the checkpoint within them, with a slash at its end.
+
     Raises:
         CheckpointError: an array is compressed, incomplete, or stored in a way that megatron-core does not use.
     """

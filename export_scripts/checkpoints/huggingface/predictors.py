@@ -37,6 +37,12 @@ def of_passed_over(
 ) -> tuple[Settings, tuple[str, ...]]:
     """Return what becomes of predictors that transformers' class passes over, and count none where none is written.
 
+    Args:
+        settings: the configuration.
+        table: of the model.
+        keys: of the files, without the model's prefix.
+        is_written: whether the files' tensors are written as they are.
+
     Returns:
         The configuration, and what is to be said.
     """

@@ -111,6 +111,10 @@ def joined(
 ) -> tuple[Mapping[str, LazyTensor], Mapping[str, LazyTensor], tuple[str, ...]]:
     """Join numbers and scales; also returns the scales of activations, apart, and what is to be said of it.
 
+    Args:
+        tensors: of the files, by key.
+        said: how the configuration says that weights are stored; None: it does not.
+
     Raises:
         CheckpointError: numbers without scales or scales without numbers, or they do not fit together.
     """

@@ -162,7 +162,14 @@ def swapped(rows: Array, outer: int, inner: int) -> Array:
 def side_by_side(
     pairs: Mapping[str, tuple[Array, Array]], fused: Fused, rows: int, sizes: Mapping[str, int]
 ) -> tuple[Array, Array]:
-    """Join the matrices of tensors that lie fused in one weight, each in columns of its own."""
+    """Join the matrices of tensors that lie fused in one weight, each in columns of its own.
+
+    Args:
+        pairs: [rank, columns] and [rows, rank] of each, by its word in ``fused``.
+        fused: how the weight's rows lie.
+        rows: of the weight.
+        sizes: of the symbols in ``fused``.
+    """
     left = np.zeros((rows, sum(up.shape[1] for _, up in pairs.values())), np.float32)
     start = 0
     for word, (_, up) in pairs.items():

@@ -61,6 +61,12 @@ def is_leaving_out(config: Mapping[str, Any]) -> str:
 def mixture_fields(config: Mapping[str, Any], layers: int, is_gated: bool, has_bias: bool) -> dict[str, Any]:
     """Read the fields of the description; nothing where the model has no experts.
 
+    Args:
+        config: of the model, in megatron-core's words.
+        layers: of the model.
+        is_gated: whether a feed-forward has a gate.
+        has_bias: whether linear layers have biases.
+
     Raises:
         CheckpointError: a key is not what it must be.
     """

@@ -43,7 +43,12 @@ def given_tokenizer(archive: Archive) -> TokenizerFiles | None:
 
 
 def tokenizer_in(archive: Archive, folder: str) -> TokenizerFiles | None:
-    """Find a tokenizer's files in a folder, the whole of it; None: there are none of a form that is read."""
+    """Find a tokenizer's files in a folder, the whole of it; None: there are none of a form that is read.
+
+    Args:
+        archive: the files.
+        folder: with a slash at its end; empty: the root.
+    """
     inside = {name.removeprefix(folder): name for name in archive.sizes if name.startswith(folder)}
     names = {short: name for short, name in inside.items() if "/" not in short}
     for library, wanted in _FORMS:

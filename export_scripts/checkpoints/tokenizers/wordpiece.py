@@ -40,7 +40,12 @@ def ids_of(vocabulary: bytes, where: str) -> tuple[int, int, int]:
 
 
 def describe(vocabulary: bytes, ignores_case: bool) -> bytes:
-    """Write the tokenizer in Hugging Face's format, ``tokenizer.json``."""
+    """Write the tokenizer in Hugging Face's format, ``tokenizer.json``.
+
+    Args:
+        vocabulary: content of ``vocab.txt``.
+        ignores_case: text becomes lower case, and accents are dropped.
+    """
     tokens = tokens_of(vocabulary)
     ids = {token: index for index, token in enumerate(tokens)}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

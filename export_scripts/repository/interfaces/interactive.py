@@ -24,7 +24,13 @@ _TEXTS = ("OUTPUT", "OUTPUT_0", "OUTPUT_DELTA")
 
 
 def make_interactive(spec: ModelSpec, max_sessions: int, idle_timeout_s: float) -> ModelSpec:
-    """Turn a model of ``gpt`` into its stateful form."""
+    """Turn a model of ``gpt`` into its stateful form.
+
+    Args:
+        spec: the engine, an ensemble around it, or a tokenizer model.
+        max_sessions: conversations at a time.
+        idle_timeout_s: seconds without a request after which a conversation is forgotten.
+    """
     speaks_to_engine = spec.backend == ENGINE or any(step.model_name == ENGINE for step in spec.steps)
     passed_on = {tensor.name: tensor.name for tensor in _SESSION}
     session: tuple[TensorSpec, ...] = _SESSION if speaks_to_engine else ()

@@ -27,7 +27,11 @@ class ChatTemplateError(ValueError):
 
 
 def make_environment(refuse: Callable[[str], Any]) -> ImmutableSandboxedEnvironment:
-    """Make an environment."""
+    """Make an environment.
+
+    Args:
+        refuse: what ``raise_exception`` does.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,

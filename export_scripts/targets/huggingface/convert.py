@@ -88,6 +88,15 @@ def write_directory(
 ) -> Manifest:
     """Write what is planned, and the manifest last.
 
+    Args:
+        kind: of the directory, for its manifest.
+        plan: of it.
+        archive: what its bytes are from.
+        made_from: for the manifest and the journal.
+        arguments: of the conversion.
+        seal: signs it.
+        plan_again: plans it for the same files, unpacked.
+
     Raises:
         CheckpointError: the source is damaged, or was changed meanwhile.
         ArtefactError: the disk is full or the output directory holds foreign files.

@@ -24,6 +24,13 @@ def own_files(
 ) -> tuple[WeightsFile, ...] | None:
     """Lay the source's own files out, which can be linked.
 
+    Args:
+        archive: the source.
+        planned: the tensors to write.
+        tensors: the source's, in the same order.
+        data_type: fp32, fp16 or bf16.
+        largest_bytes: of a file's tensors.
+
     Returns:
         None where a tensor is of another type, or a file is in an archive, has tensors that are not written, a name
         that a conversion does not give, or more bytes than a file may have.

@@ -130,7 +130,14 @@ def _problems(tensor: PlannedTensor, quantization: Quantization, data_type: str)
 def rank_problems(
     tensors: Iterable[PlannedTensor], config: Mapping[str, Any], ranks: int, quantization: Quantization
 ) -> list[str]:
-    """List the quantized matrices of which tensor-parallel ranks have no whole groups or blocks, one line each."""
+    """List the quantized matrices of which ranks of tensor parallelism have no whole groups or blocks, one line each.
+
+    Args:
+        tensors: of the directory.
+        config: its config.json.
+        ranks: how many.
+        quantization: what its matrices became, or were already.
+    """
     decoder = models.find(config.get("model_type")).read(config)
     known, problems = decoder.tensors(), []
     for tensor in tensors:

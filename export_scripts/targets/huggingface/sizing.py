@@ -33,7 +33,18 @@ _TIMES = 64
 def measure_huggingface(
     path: Path, data_type: str, processes: int, given: GivenFiles = NOTHING_GIVEN, quantization: str | None = None
 ) -> Sizing:
-    """Work out the size of a conversion; CheckpointError: it cannot be converted."""
+    """Work out the size of a conversion.
+
+    Args:
+        path: a checkpoint, or the description of one.
+        data_type: fp32, fp16 or bf16, on disk.
+        processes: parts of files that are written at a time, at most.
+        given: beside the checkpoint.
+        quantization: what the matrices of the layers become; None: they are as the other weights.
+
+    Raises:
+        CheckpointError: it cannot be converted.
+    """
     becomes = find_quantization(quantization)
     if is_description(path):
         return _of_description(read_description(path), path, data_type, processes, becomes)

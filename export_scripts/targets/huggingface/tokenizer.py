@@ -34,7 +34,15 @@ _SENTINELS = 100
 
 
 def tokenizer_files(source: Source, sizes: Mapping[str, int]) -> dict[str, bytes]:
-    """Return the files by name; none where the checkpoint has no tokenizer; CheckpointError: a file is damaged."""
+    """Return the files by name; none where the checkpoint has no tokenizer.
+
+    Args:
+        source: the checkpoint, its ids settled.
+        sizes: what the model says of a text's length: ``model_max_length``, or nothing.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
     archive, tokenizer = source.archive, source.tokenizer
     if source.own is not None and not any("/" in member for member in tokenizer.members.values()):
         given = {name: archive.read_bytes(name) for name in _OWN if name in archive}

@@ -21,6 +21,11 @@ _OF_THE_MODEL = ("checkpoint_sha256", "start_id", "end_id")
 def convert_to_peft(arguments: ConvertArguments, seal: Seal, may_be_peft: bool = False) -> Manifest:
     """Write the adapter's directory and its manifest last; of the model, nothing but its configuration is read.
 
+    Args:
+        arguments: of the conversion.
+        seal: signs it.
+        may_be_peft: see ``plan_peft``.
+
     Raises:
         CheckpointError: the adapter cannot be written; see ``plan_peft``.
         ArtefactError: the disk is full or the output directory holds foreign files.
