@@ -7,6 +7,7 @@ source tensors become which target (``SourceMap``); ``matching.match`` demands t
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from export_scripts.tensors.dtypes import Array
+from export_scripts.tensors.dtypes import STORAGE, Array
 from ft_format.families import t5
 from ft_format.families.gpt import GptDims
 from ft_format.layout import Dims, TensorSpec
@@ -61,6 +62,30 @@ class LazyTensor(Protocol):
 
     def parts(self) -> tuple[Array, ...]:
         """Map the parts, without copying; bf16 comes as uint16."""
+
+
+class Computed(ABC):
+    """A tensor that is computed of others where it is read, in one part."""
+
+    @property
+    def axis(self) -> int | None:
+        """None: there is one part."""
+        return None
+
+    @property
+    @abstractmethod
+    def sources(self) -> tuple[LazyTensor, ...]:
+        """The others."""
+
+    @property
+    def data_type(self) -> str:
+        """fp32; or the name of a source's type that is none of a weight's."""
+        return next((each.data_type for each in self.sources if each.data_type not in STORAGE), "fp32")
+
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """Files that hold a source without a checksum of its bytes."""
+        return tuple(dict.fromkeys(file for each in self.sources for file in each.unproved))
 
 
 def rows_of(tensor: LazyTensor | None) -> int:

@@ -6,27 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from export_scripts.checkpoints.tensor_values import read_whole
-from export_scripts.tensors.dtypes import STORAGE, Array
+from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.architecture import Product
-from export_scripts.weights.schema import LazyTensor
+from export_scripts.weights.schema import Computed, LazyTensor
 from handover.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class MultipliedTensor:
+class MultipliedTensor(Computed):
     """A matrix of rows behind a linear layer without a bias; computed in fp32, where it is asked for.
 
     Attributes:
         rows: [row, inner].
         weight: [inner, outer], or [outer, inner] where ``is_transposed``.
         is_transposed: the layer's weight stands as torch's Linear keeps it: [out, in].
-        axis: always None; it is in one part.
     """
 
     rows: LazyTensor
     weight: LazyTensor
     is_transposed: bool
-    axis: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -34,14 +32,9 @@ class MultipliedTensor:
         return (self.rows.shape[0], self.weight.shape[0 if self.is_transposed else 1])
 
     @property
-    def data_type(self) -> str:
-        """fp32; or the name of a factor's type that is none of a weight's."""
-        return next((each.data_type for each in (self.rows, self.weight) if each.data_type not in STORAGE), "fp32")
-
-    @property
-    def unproved(self) -> tuple[str, ...]:
-        """Files that hold it without a checksum of its bytes."""
-        return (*self.rows.unproved, *self.weight.unproved)
+    def sources(self) -> tuple[LazyTensor, ...]:
+        """The factors."""
+        return self.rows, self.weight
 
     def parts(self) -> tuple[Array, ...]:
         """Multiply; both factors and the product are held whole meanwhile.

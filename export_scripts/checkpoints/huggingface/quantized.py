@@ -16,7 +16,7 @@ from export_scripts.tensors.dtypes import STORAGE, Array, item_bytes
 from export_scripts.tensors.scaled import Scaled
 from export_scripts.tensors.small_floats import BYTE, BYTES, E4M3, E5M2, E8M0, FP4
 from export_scripts.weights.remarks import DequantizedRemark
-from export_scripts.weights.schema import LazyTensor, Shape
+from export_scripts.weights.schema import Computed, LazyTensor, Shape
 from handover.errors import CheckpointError
 from models.quantization import FP8, MXFP4, QUANTIZATION, Block, Quantization
 from models.tensor import Tensor
@@ -30,7 +30,7 @@ _MOST_LISTED = 20
 
 
 @dataclass(frozen=True)
-class QuantizedTensor:
+class QuantizedTensor(Computed):
     """A weight whose numbers and scales are stored apart; each number is multiplied by its scale where it is read.
 
     Attributes:
@@ -40,7 +40,6 @@ class QuantizedTensor:
         kind: of the numbers, see ``small_floats``.
         block: rows and columns of a scale.
         is_transposed: the weight has the last two axes the other way round.
-        axis: always None; it is in one part.
     """
 
     numbers: LazyTensor
@@ -51,7 +50,6 @@ class QuantizedTensor:
     block: Block
     laid_out: Shape
     is_transposed: bool = False
-    axis: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,9 +63,9 @@ class QuantizedTensor:
         return "bf16" if self.kind == FP4 else "fp32"
 
     @property
-    def unproved(self) -> tuple[str, ...]:
-        """Files that hold it without a checksum of its bytes."""
-        return tuple(dict.fromkeys((*self.numbers.unproved, *self.scales.unproved)))
+    def sources(self) -> tuple[LazyTensor, ...]:
+        """Numbers and scales."""
+        return self.numbers, self.scales
 
     def parts(self) -> tuple[Array, ...]:
         """Describe the products by numbers and scales; nothing is read."""

@@ -16,7 +16,7 @@ from typing import Any
 import models
 from export_scripts.checkpoints.huggingface.files import Weights
 from export_scripts.tensors.dtypes import Array
-from export_scripts.weights.schema import LazyTensor
+from export_scripts.weights.schema import Computed, LazyTensor
 from export_scripts.weights.settings import Settings
 from handover.errors import CheckpointError
 from models.blocks.rotary import ROPE_KEYS
@@ -97,7 +97,7 @@ def _plain(rope: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class _Turned:
+class _Turned(Computed):
     """A tensor whose last two axes change places."""
 
     stored: LazyTensor
@@ -112,12 +112,8 @@ class _Turned:
         return self.stored.data_type
 
     @property
-    def axis(self) -> int | None:
-        return None
-
-    @property
-    def unproved(self) -> tuple[str, ...]:
-        return self.stored.unproved
+    def sources(self) -> tuple[LazyTensor, ...]:
+        return (self.stored,)
 
     def parts(self) -> tuple[Array, ...]:
         (whole,) = self.stored.parts()

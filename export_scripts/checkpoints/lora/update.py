@@ -11,7 +11,7 @@ import numpy as np
 from export_scripts.tensors.array_of_pieces import array_of_pieces
 from export_scripts.tensors.dtypes import STORAGE, Array
 from export_scripts.tensors.low_rank import LowRankSum
-from export_scripts.weights.schema import LazyTensor
+from export_scripts.weights.schema import Computed, LazyTensor
 from handover.errors import CheckpointError
 from models.spelling import Fused
 
@@ -73,7 +73,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class MergedTensor:
+class MergedTensor(Computed):
     """A weight with an adapter's update in it; computed in fp32, box by box, where it is read."""
 
     base: LazyTensor
@@ -90,15 +90,9 @@ class MergedTensor:
         return self.base.axis
 
     @property
-    def data_type(self) -> str:
-        """fp32; or the name of a factor's type that is none of a weight's."""
-        tensors = (self.base, *self.update.factors)
-        return next((each.data_type for each in tensors if each.data_type not in STORAGE), "fp32")
-
-    @property
-    def unproved(self) -> tuple[str, ...]:
-        """Files that hold it without a checksum of its bytes."""
-        return tuple(file for each in (self.base, *self.update.factors) for file in each.unproved)
+    def sources(self) -> tuple[LazyTensor, ...]:
+        """The weight and the factors."""
+        return (self.base, *self.update.factors)
 
     def parts(self) -> tuple[Array, ...]:
         """Describe the sum of each part by the part and the factors, which are read; the sum is not computed yet.
