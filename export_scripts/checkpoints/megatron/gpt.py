@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from export_scripts.checkpoints.files.archive import Archive
@@ -121,7 +121,7 @@ def gpt_source(
         ids=special_ids(archive, tokenizer),
         other_keys=state.other_keys(),
         remarks=(*model.remarks(config), *more_remarks, *remarks_on_copies(differing), *_left_out(source_map, tensors)),
-        activation="gelu" if isinstance(model, _Gpt) and has_exact_gelu(config) else "",
+        activation="gelu" if model.has_exact_gelu(config) else "",
         is_padded=True,
         chat_template=chat_template(config),
     )
@@ -141,23 +141,25 @@ def _with_width(config: Mapping[str, Any], state: State) -> Mapping[str, Any]:
     return {**config, llama_config.QK_WIDTH: next((shape[-1] for shape in shapes if shape), None)}
 
 
-class Model(Protocol):
-    """What FasterTransformer's model of a configuration is."""
+@dataclass(frozen=True)
+class Model:
+    """What FasterTransformer's model of a configuration is.
 
-    def check(self, config: Mapping[str, Any]) -> None:
-        """Refuse what it has not; CheckpointError."""
+    Attributes:
+        check: refuses what it has not; CheckpointError.
+        family: names it.
+        table: chooses the table by the keys, of the archive, the configuration, the keys and their prefix.
+        dims: reads the dimensions, of the configuration, the rows of the embedding and the keys.
+        remarks: lists what is expressed only nearly, one line each.
+        has_exact_gelu: whether the feed-forward's function is one that dimensions do not say.
+    """
 
-    def family(self, config: Mapping[str, Any]) -> Family:
-        """Name it."""
-
-    def table(self, archive: Archive, config: Mapping[str, Any], keys: tuple[str, ...], prefix: str) -> SourceMap:
-        """Choose the table by the keys."""
-
-    def dims(self, config: Mapping[str, Any], vocab_size: int, keys: tuple[str, ...]) -> DecoderDims:
-        """Read the dimensions."""
-
-    def remarks(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """List what is expressed only nearly, one line each."""
+    check: Callable[[Mapping[str, Any]], None]
+    family: Callable[[Mapping[str, Any]], Family]
+    table: Callable[[Archive, Mapping[str, Any], tuple[str, ...], str], SourceMap]
+    dims: Callable[[Mapping[str, Any], int, tuple[str, ...]], DecoderDims]
+    remarks: Callable[[Mapping[str, Any]], tuple[str, ...]]
+    has_exact_gelu: Callable[[Mapping[str, Any]], bool]
 
 
 def model_of(config: Mapping[str, Any]) -> Model:
@@ -166,48 +168,9 @@ def model_of(config: Mapping[str, Any]) -> Model:
     Raises:
         CheckpointError: it has not what the configuration says.
     """
-    is_llama = is_hybrid(config) or is_falcon_h1(config) or is_beyond_gpt(config)
-    model: Model = _Llama() if is_llama else _Gpt()
+    model = _LLAMA if is_hybrid(config) or is_falcon_h1(config) or is_beyond_gpt(config) else _GPT
     model.check(config)
     return model
-
-
-class _Gpt:
-    """GPT, and GPT-NeoX where positions are rotated."""
-
-    def check(self, config: Mapping[str, Any]) -> None:
-        check_expressible(config)
-
-    def family(self, config: Mapping[str, Any]) -> Family:
-        return gptneox.FAMILY if is_rotary(config) else gpt.FAMILY
-
-    def table(self, archive: Archive, config: Mapping[str, Any], keys: tuple[str, ...], prefix: str) -> SourceMap:
-        return _source_map(archive, config, keys, prefix)
-
-    def dims(self, config: Mapping[str, Any], vocab_size: int, keys: tuple[str, ...]) -> DecoderDims:
-        return read_dims(config, vocab_size)
-
-    def remarks(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return remarks(config)
-
-
-class _Llama:
-    """Llama and its relatives."""
-
-    def check(self, config: Mapping[str, Any]) -> None:
-        llama_config.check_expressible(config)
-
-    def family(self, config: Mapping[str, Any]) -> Family:
-        return llama.FAMILY
-
-    def table(self, archive: Archive, config: Mapping[str, Any], keys: tuple[str, ...], prefix: str) -> SourceMap:
-        return megatron_decoder.table(prefix, keys, llama_config.read_dims(config, 1, keys))
-
-    def dims(self, config: Mapping[str, Any], vocab_size: int, keys: tuple[str, ...]) -> DecoderDims:
-        return llama_config.read_dims(config, vocab_size, keys)
-
-    def remarks(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return llama_config.remarks(config)
 
 
 def _check_parts(source_map: SourceMap, tensors: Mapping[str, PartedTensor], groups: int) -> None:
@@ -294,3 +257,25 @@ def _qkv(config: Mapping[str, Any]) -> Layout:
         return _OLD_ORDERS[version]
     shared_by = heads_per_group(config)
     return qkv_by_head_to_block if shared_by == 1 else qkv_by_group_to_block(shared_by)
+
+
+_GPT = Model(
+    check=check_expressible,
+    family=lambda config: gptneox.FAMILY if is_rotary(config) else gpt.FAMILY,
+    table=_source_map,
+    dims=lambda config, vocab_size, keys: read_dims(config, vocab_size),
+    remarks=remarks,
+    has_exact_gelu=has_exact_gelu,
+)
+"""GPT, and GPT-NeoX where positions are rotated."""
+_LLAMA = Model(
+    check=llama_config.check_expressible,
+    family=lambda config: llama.FAMILY,
+    table=lambda archive, config, keys, prefix: megatron_decoder.table(
+        prefix, keys, llama_config.read_dims(config, 1, keys)
+    ),
+    dims=llama_config.read_dims,
+    remarks=llama_config.remarks,
+    has_exact_gelu=lambda config: False,
+)
+"""Llama and its relatives."""
