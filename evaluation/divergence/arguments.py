@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from evaluation.arguments import ENDPOINT, ConsistencyArguments, TaskArguments
-from evaluation.parity.arguments import PRECISIONS, ParityArguments
+from evaluation.parity.arguments import ParityArguments, check_checkpoint, check_data, check_precision
 from handover.arguments import ScriptArguments, option, same
-from handover.errors import ConfigError, nearest
+from handover.errors import ConfigError
 from handover.ranges import BATCH, COUNT, NATS, PASSAGE_TOKENS, TOKENS
 
 
@@ -24,22 +24,20 @@ class DivergenceArguments(ScriptArguments):
     adapter: Path | None = same(ParityArguments, "adapter")
     checkpoint_tokenizer: Path | None = same(ParityArguments, "checkpoint_tokenizer")
     references: Path | None = option(None, "directory that keeps references; by default beside the output")
-    data_path: Path | None = option(
-        None, 'texts in place of the own ones: a .txt, or JSON lines with "text", "input_ids"'
-    )
+    data_path: Path | None = same(ConsistencyArguments, "data_path")
     samples: int | None = option(128, "passages to take, of all texts in turn; all without it", COUNT)
     longest_passage: int = option(
         512, "tokens of the longest passages; others are a half, a quarter, an eighth", PASSAGE_TOKENS
     )
     top: int = option(20, "log probabilities to ask for in each place, or as many as the API gives", TOKENS)
     reference_top: int = option(256, "log probabilities that the reference keeps of each place", TOKENS)
-    precision: str | None = option(None, "fp32, fp16, bf16 or int8, for a server that does not say it")
+    precision: str | None = same(ConsistencyArguments, "precision")
     quantization: str | None = option(None, "fp8, fp8_block, int4 or mxfp4: what the checkpoint was served after")
     served_weights: Path | None = option(None, "directory that is served, where the endpoint does not say it")
     most_ratio: float = option(2.0, "divergence to that of the number formats alone: the mean, at most", NATS)
     most_tail_ratio: float = option(4.0, "the same of the 99.9th percentile", NATS)
     batch_size: int = option(8, "passages a request", BATCH)
-    model: str = option("fastertransformer", "model to ask; it must take token ids")
+    model: str = same(ConsistencyArguments, "model")
     tokenizer: Path | None = same(TaskArguments, "tokenizer")
     model_repository: Path | None = same(TaskArguments, "model_repository")
     timeout_s: float = same(TaskArguments, "timeout_s")
@@ -71,19 +69,4 @@ def check_texts(arguments: DivergenceArguments | ConsistencyArguments, converted
         ConfigError: a precision is unknown, or the file of texts is missing.
     """
     check_precision(arguments.precision)
-    if arguments.data_path is not None and not arguments.data_path.is_file():
-        raise ConfigError(f"there is no file {arguments.data_path}", "mend data_path")
-
-
-def check_precision(precision: str | None) -> None:
-    """Refuse a precision that is unknown; ConfigError."""
-    if precision is not None and precision not in PRECISIONS:
-        raise ConfigError(f"precision is '{precision}'", nearest(precision, PRECISIONS))
-
-
-def check_checkpoint(name: str, checkpoint: Path, converted: Path | None) -> None:
-    """Refuse an evaluation of what was converted before whose source is not there; ConfigError."""
-    if converted is not None and not checkpoint.exists():
-        raise ConfigError(
-            f"{name} compares with the source, and there is no {checkpoint}", "give export.model.checkpoint_path"
-        )
+    check_data(arguments.data_path)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from evaluation.arguments import ENDPOINT, TaskArguments
-from evaluation.divergence.arguments import DivergenceArguments, check_checkpoint, check_precision
-from evaluation.parity.arguments import ParityArguments
+from evaluation.divergence.arguments import DivergenceArguments
+from evaluation.parity.arguments import ParityArguments, check_checkpoint, check_precision
 from handover.arguments import ScriptArguments, option, same
 from handover.errors import ConfigError
 from handover.ranges import CHANCE, COUNT, PASSAGE_TOKENS, RATIO

@@ -97,13 +97,28 @@ def check_files(arguments: ParityArguments, converted: Path | None) -> None:
         ConfigError: see ``check_arguments``, or a file is missing.
     """
     check_arguments(arguments)
-    if converted is not None and not arguments.checkpoint.exists():
+    check_checkpoint("parity", arguments.checkpoint, converted)
+    check_data(arguments.data_path)
+
+
+def check_checkpoint(name: str, checkpoint: Path, converted: Path | None) -> None:
+    """Refuse an evaluation of what was converted before whose source is not there; ConfigError."""
+    if converted is not None and not checkpoint.exists():
         raise ConfigError(
-            f"parity compares with the source, and there is no {arguments.checkpoint}",
-            "give export.model.checkpoint_path",
+            f"{name} compares with the source, and there is no {checkpoint}", "give export.model.checkpoint_path"
         )
-    if arguments.data_path is not None and not arguments.data_path.is_file():
-        raise ConfigError(f"there is no file {arguments.data_path}", "mend data_path")
+
+
+def check_data(path: Path | None) -> None:
+    """Refuse a file of texts that is not there; ConfigError."""
+    if path is not None and not path.is_file():
+        raise ConfigError(f"there is no file {path}", "mend data_path")
+
+
+def check_precision(precision: str | None, where: str = "") -> None:
+    """Refuse a precision that is unknown; ConfigError, whose words begin with ``where``."""
+    if precision is not None and precision not in PRECISIONS:
+        raise ConfigError(f"{where}precision is '{precision}'", nearest(precision, PRECISIONS))
 
 
 def check_arguments(arguments: ParityArguments) -> None:
@@ -126,8 +141,7 @@ def check_arguments(arguments: ParityArguments) -> None:
         )
     if arguments.lora_name and arguments.reference == ENGINE:
         raise ConfigError("parity: reference=engine computes no adapter beside its model", "take reference=auto")
-    if arguments.precision is not None and arguments.precision not in PRECISIONS:
-        raise ConfigError(f"parity: precision is '{arguments.precision}'", nearest(arguments.precision, PRECISIONS))
+    check_precision(arguments.precision, "parity: ")
     if arguments.passages and arguments.passages < LEAST_PASSAGES:
         hint = f"it is 0, or at least {LEAST_PASSAGES}: fewer have no standard error worth the name"
         raise ConfigError(f"parity: passages is {arguments.passages}", hint)
