@@ -1,4 +1,4 @@
-"""Rearrangements from training's layout to FasterTransformer's. Each is a view and names its inverse."""
+"""Rearrangements from training's layout to FasterTransformer's. Each is a view."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def transposed(weight: Array, dims: ModelDims) -> Array:
 
 
 def qkv_by_head_to_block(values: Array, dims: ModelDims) -> Array:
-    """Rearrange Megatron's fused QKV into FasterTransformer's block order; ``qkv_block_to_by_head`` is the inverse.
+    """Rearrange Megatron's fused QKV into FasterTransformer's block order.
 
     Megatron keeps q, k and v of one head side by side; FasterTransformer keeps all q, then all k, then all v.
 
@@ -101,19 +101,3 @@ def plus_one(values: Array, dims: ModelDims) -> Array:
 def less_one(values: Array, dims: object) -> Array:
     """Store a norm's weights as Nemotron and Gemma do, which add the one when they multiply."""
     return np.asarray(values - np.float32(1))
-
-
-def qkv_block_to_by_head(blocks: Array, dims: ModelDims) -> Array:
-    """Undo ``qkv_by_head_to_block``.
-
-    Args:
-        blocks: [hidden, 3, head_num, size_per_head] or [3, head_num, size_per_head].
-        dims: of the model.
-
-    Returns:
-        [head_num * 3 * size_per_head, hidden] or [head_num * 3 * size_per_head].
-    """
-    rows = dims.head_num * 3 * dims.size_per_head
-    if blocks.ndim == 3:
-        return blocks.swapaxes(0, 1).reshape(rows)
-    return blocks.transpose(2, 1, 3, 0).reshape(rows, blocks.shape[0])

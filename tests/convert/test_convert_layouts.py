@@ -6,9 +6,10 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from support.shards.inverse_layouts import qkv_block_to_by_head
 
 from export_scripts.conversion.move.transposition import Transposer
-from export_scripts.weights.layouts import qkv_block_to_by_head, qkv_by_head_to_block, transposed, unchanged
+from export_scripts.weights.layouts import qkv_by_head_to_block, transposed, unchanged
 from export_scripts.weights.schema import ModelDims, split_layer, with_layer
 from ft_format.families import gpt
 from ft_format.layout import TensorSpec

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.shards.inverse_layouts import qkv_block_to_by_head
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
-from export_scripts.weights.layouts import qkv_block_to_by_head, qkv_by_head_to_block
+from export_scripts.weights.layouts import qkv_by_head_to_block
 from export_scripts.weights.schema import ModelDims
 from export_scripts.weights.t5_layouts import fused_block, fused_part, half, output, projection
 from ft_format.families import gpt, gptj, gptneox, t5
