@@ -107,18 +107,9 @@ def build_llama(config: dict[str, Any], source: Weights, end_id: int) -> tuple[P
     """Build an empty Llama of a megatron-core model's dimensions, and rename its weights."""
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=source["embedding.word_embeddings.weight"].shape[0],
-            hidden_size=config["hidden_size"],
+            **common_keys(config, source, end_id),
             intermediate_size=config["ffn_hidden_size"],
-            num_hidden_layers=config["num_layers"],
-            num_attention_heads=config["num_attention_heads"],
-            num_key_value_heads=config["num_query_groups"],
-            max_position_embeddings=config["max_position_embeddings"],
             rms_norm_eps=config["layernorm_epsilon"],
-            rope_parameters={"rope_type": "default", "rope_theta": config["rotary_base"]},
-            tie_word_embeddings=True,
-            bos_token_id=end_id,
-            eos_token_id=end_id,
         )
     )
     return model, rename_llama(
@@ -130,25 +121,32 @@ def build_mixture(config: dict[str, Any], source: Weights, end_id: int) -> tuple
     """Build an empty mixture of Qwen3 of a Megatron-LM model's arguments, and rename its weights."""
     model = Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
-            vocab_size=source["embedding.word_embeddings.weight"].shape[0],
-            hidden_size=config["hidden_size"],
+            **common_keys(config, source, end_id),
             moe_intermediate_size=config["moe_ffn_hidden_size"],
             num_experts=config["num_experts"],
             num_experts_per_tok=config["moe_router_topk"],
             norm_topk_prob=True,  # Megatron-LM's softmax is over the chosen
-            num_hidden_layers=config["num_layers"],
-            num_attention_heads=config["num_attention_heads"],
-            num_key_value_heads=config["num_query_groups"],
             head_dim=config["kv_channels"],
-            max_position_embeddings=config["max_position_embeddings"],
             rms_norm_eps=config["norm_epsilon"],
-            rope_parameters={"rope_type": "default", "rope_theta": config["rotary_base"]},
-            tie_word_embeddings=True,
-            bos_token_id=end_id,
-            eos_token_id=end_id,
         )
     )
     return model, rename_mixture(source, config["num_query_groups"], config["kv_channels"])
+
+
+def common_keys(config: dict[str, Any], source: Weights, end_id: int) -> dict[str, Any]:
+    """Return the keys of Llama's configuration and of its relatives' that Megatron has for both."""
+    return {
+        "vocab_size": source["embedding.word_embeddings.weight"].shape[0],
+        "hidden_size": config["hidden_size"],
+        "num_hidden_layers": config["num_layers"],
+        "num_attention_heads": config["num_attention_heads"],
+        "num_key_value_heads": config["num_query_groups"],
+        "max_position_embeddings": config["max_position_embeddings"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": config["rotary_base"]},
+        "tie_word_embeddings": True,
+        "bos_token_id": end_id,
+        "eos_token_id": end_id,
+    }
 
 
 def rename_gpt(source: Weights, heads: int) -> Weights:
