@@ -198,13 +198,8 @@ def artefact_files(root: Path) -> list[str]:
     Left out are its manifest, the signatures over it, and what stands there only while it is made.
     """
     found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    return sorted(
-        name for name in found if name not in (FILE_NAME, WORK_FILE, *SIGNED_NAMES) and not _is_unfinished(name)
-    )
-
-
-def _is_unfinished(name: str) -> bool:
-    return any(is_temporary(part) for part in name.split("/"))
+    kept = (name for name in found if name not in (FILE_NAME, WORK_FILE, *SIGNED_NAMES))
+    return sorted(name for name in kept if not any(map(is_temporary, name.split("/"))))
 
 
 def record_files(root: Path, known: Iterable[FileRecord] = ()) -> tuple[FileRecord, ...]:

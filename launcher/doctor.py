@@ -128,7 +128,8 @@ def check_gpus() -> Finding:
     if status or not count:
         return Finding("gpus", "bad", "nvidia-smi lists no GPU", "check the driver: nvidia-smi")
     _, topology = _run("nvidia-smi", "topo", "-m")
-    slow = [word for word in ("SYS", "NODE", "PHB") if any(word in line.split() for line in _gpu_rows(topology))]
+    links = {word for line in topology.splitlines() if line.startswith("GPU") for word in line.split()}
+    slow = [word for word in ("SYS", "NODE", "PHB") if word in links]
     if slow:
         text = f"{count}, some linked across {'/'.join(slow)}: tensor parallelism over them is slow and can hang"
         return Finding("gpus", "note", text, "see nvidia-smi topo -m; take GPUs that NVLink connects")
@@ -227,10 +228,6 @@ def _existing(path: Path) -> Path:
     while not path.exists():
         path = path.parent
     return path
-
-
-def _gpu_rows(topology: str) -> list[str]:
-    return [line for line in topology.splitlines() if line.startswith("GPU")]
 
 
 def _run(*command: str) -> tuple[int, str]:

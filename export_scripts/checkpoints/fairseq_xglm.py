@@ -29,7 +29,7 @@ from handover.text_ids import TextIds
 from models.directory import SpecialIds
 
 NAME = "fairseq's XGLM (directory with model.pt and dict.txt)"
-_WEIGHTS, _DICTIONARY = "model.pt", "dict.txt"
+_WEIGHTS, _DICTIONARY, _HEAD = "model.pt", "dict.txt", "output_projection.weight"
 # Objects of these are read as records: arguments and what the training keeps beside the weights.
 _MODULES = ("argparse", "fairseq", "omegaconf", "typing", "numpy")
 _IDS = SpecialIds(start_id=0, end_id=2, pad_id=1)  # fairseq, data/dictionary.py
@@ -104,13 +104,8 @@ def _open_weights(archive: Archive, saved: dict[str, Any]) -> tuple[dict[str, La
         return model
 
     file = open_torch_file(archive, _WEIGHTS, take_model, _MODULES)
-    named = {_in_transformers_name(key): value for key, value in file.state.items()}
-    return tensors_of(file, named)
-
-
-def _in_transformers_name(key: str) -> str:
-    name = key.removeprefix("decoder.")
-    return XGLM.head if name == "output_projection.weight" else name
+    named = {key.removeprefix("decoder."): value for key, value in file.state.items()}
+    return tensors_of(file, {XGLM.head if key == _HEAD else key: value for key, value in named.items()})
 
 
 def _arguments(archive: Archive, saved: Mapping[str, Any]) -> Mapping[str, Any]:

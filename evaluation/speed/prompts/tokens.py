@@ -70,9 +70,6 @@ class Words:
         return LoadPrompt(tuple(self._tokenizer.encode(text)), output_length, text)
 
 
-if TYPE_CHECKING:
-    import numpy as np
-
 _WORDS = """
 the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not what
 all were we when your can said there use each which she do how their if will up other about out many then them these

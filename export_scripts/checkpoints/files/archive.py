@@ -216,7 +216,7 @@ def _members(path: Path, stream: IO[bytes], is_gzip: bool) -> tuple[dict[str, Ex
                     _check_growth(path, member)
                 end = member.offset_data + -(-member.size // _BLOCK_BYTES) * _BLOCK_BYTES
                 if member.isfile():
-                    extents[_clean(member.name)] = Extent(path, member.offset_data, member.size)
+                    extents[PurePosixPath(member.name).as_posix()] = Extent(path, member.offset_data, member.size)
     except tarfile.TarError as error:
         raise CheckpointError(
             f"{path} is not a tar archive, or it is truncated or damaged ({error})", "copy the checkpoint again"
@@ -262,7 +262,3 @@ def _check_growth(path: Path, member: tarfile.TarInfo) -> None:
             f"{member.size} bytes",
             "weights do not compress so well; unpack it by hand if you trust it",
         )
-
-
-def _clean(name: str) -> str:
-    return PurePosixPath(name).as_posix()

@@ -182,10 +182,6 @@ def _rebuild_tensor(storage: Storage, offset: int, shape: Any, stride: Any, *_: 
     return StoredTensor(storage, int(offset), tuple(int(n) for n in shape), tuple(int(n) for n in stride))
 
 
-def _rebuild_parameter(tensor: StoredTensor, *_: Any) -> StoredTensor:
-    return tensor
-
-
 def _encode(text: str, encoding: str) -> bytes:
     if encoding != "latin1":  # that is how bytes are spelled; others may take quadratic time
         raise pickle.UnpicklingError(f"it encodes text as {encoding}")
@@ -214,17 +210,13 @@ def _methods() -> dict[int, Callable[[Any], None]]:
 Unpickler.METHODS = _methods()
 
 
-def _default_dictionary(*_: Any) -> dict[Any, Any]:
-    return {}
-
-
 _KNOWN: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): collections.OrderedDict,
-    ("collections", "defaultdict"): _default_dictionary,
+    ("collections", "defaultdict"): lambda *_: {},
     ("builtins", "set"): set,
     ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
-    ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+    ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
     # How pickle protocol 2 spells a bytes object, and Transformer Engine its state (`_extra_state`).
     ("_codecs", "encode"): _encode,
     ("_io", "BytesIO"): io.BytesIO,

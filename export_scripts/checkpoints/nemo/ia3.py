@@ -15,7 +15,6 @@ from typing import Any
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.pickled import as_state
 from export_scripts.checkpoints.files.rank_files import RankFiles
-from export_scripts.checkpoints.files.torch_file import TorchFile
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.checkpoints.nemo import gpt as nemo
 from export_scripts.checkpoints.nemo.companions import companions_of
@@ -94,7 +93,8 @@ def read_ia3(archive: Archive) -> Ia3:
     other_keys: list[str] = []
     companions = companions_of(archive, KIND)
     for task, companion in enumerate(companions.values()):
-        state = RankFiles(companion, nemo.NemoCheckpoint(companion).weight_files(), _canonical, _open_flat)
+        files = nemo.NemoCheckpoint(companion).weight_files()
+        state = RankFiles(companion, files, _canonical, lambda within, name: open_torch_file(within, name, _flat))
         tensors |= {_prefix(task) + key: tensor for key, tensor in state.tensors(lambda _: 0).items()}
         other_keys += [_prefix(task) + key for key in state.other_keys()]
     return Ia3(tuple(name.removesuffix(".nemo") for name in companions), tensors, tuple(other_keys))
@@ -130,10 +130,6 @@ def _canonical(key: str) -> str:
     module = "mlp" if found["part"] == "mlp" else found["module"] or "self_attention"
     module = "inter_attention" if found["inter"] else module
     return f"{found['side']}.layers.{found['layer']}.{module}.{found['part']}"
-
-
-def _open_flat(archive: Archive, name: str) -> TorchFile:
-    return open_torch_file(archive, name, _flat)
 
 
 def _flat(content: Any, where: str) -> Mapping[str, Any]:

@@ -170,7 +170,7 @@ def _decode(content: bytes, where: str) -> str:
 def special_ids(archive: Archive, tokenizer: TokenizerFiles) -> SpecialIds:
     """Derive start_id and end_id as FasterTransformer's converter does."""
     if tokenizer.library == "bpe":
-        end_id = _bpe_end_id(archive, tokenizer.members["vocab.json"])
+        end_id = end_of_text(read_vocabulary(archive, tokenizer.members["vocab.json"]))[1]
         return SpecialIds(end_id, end_id)
     if tokenizer.library == wordpiece.LIBRARY:
         member = tokenizer.members[wordpiece.VOCABULARY_FILE]
@@ -179,7 +179,7 @@ def special_ids(archive: Archive, tokenizer: TokenizerFiles) -> SpecialIds:
         return SpecialIds(tiktoken.BEGIN_ID, tiktoken.END_ID)
     if tokenizer.library == "huggingface":
         return _described_ids(archive, tokenizer.members["tokenizer.json"])
-    return _sentencepiece_ids(archive.read_bytes(tokenizer.members["tokenizer.model"]), tokenizer.is_legacy)
+    return _ids_and_additions(archive.read_bytes(tokenizer.members["tokenizer.model"]), tokenizer.is_legacy)[0]
 
 
 def vocabulary_size(archive: Archive, tokenizer: TokenizerFiles) -> int:
@@ -198,10 +198,6 @@ def vocabulary_size(archive: Archive, tokenizer: TokenizerFiles) -> int:
     member = tokenizer.members["vocab.json"]
     vocabulary = read_vocabulary(archive, member)
     return max(end_of_text(vocabulary)[1] + 1, len(vocabulary))
-
-
-def _bpe_end_id(archive: Archive, member: str) -> int:
-    return end_of_text(read_vocabulary(archive, member))[1]
 
 
 def _described_ids(archive: Archive, member: str) -> SpecialIds:
@@ -239,10 +235,6 @@ def _sentencepiece(model: bytes) -> Any:
         return sentencepiece.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
         raise CheckpointError(f"the checkpoint's tokenizer.model is not a SentencePiece model: {error}") from error
-
-
-def _sentencepiece_ids(model: bytes, is_legacy: bool) -> SpecialIds:
-    return _ids_and_additions(model, is_legacy)[0]
 
 
 def sentencepiece_additions(model: bytes, is_legacy: bool) -> dict[str, int]:
