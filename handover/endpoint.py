@@ -91,6 +91,11 @@ class Endpoint:
         return self.openai_url or self.grpc_url
 
     @property
+    def server_url(self) -> str:
+        """Base URL of the server that has the OpenAI API: its other paths lie below it, too."""
+        return self.openai_url.removesuffix(_BASE)
+
+    @property
     def grpc_url(self) -> str:
         """``host:port`` for tritonclient.grpc."""
         if self.is_openai:

@@ -27,10 +27,12 @@ _LONGEST_PAUSE_S = 60.0
 _CONNECT_S = 60.0
 _MOST_BYTES = 512 << 20
 _PIECE_BYTES = 1 << 16
-_BUSY = (429, 503)
 _REFUSED_KEY = (401, 403)
 _BROKE = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)  # a server that is there, but gave no answer
-_DATA, _DONE = b"data:", b"[DONE]"
+BUSY = (429, 503)
+"""What a server answers that is there and takes nothing more for now."""
+DATA, DONE = b"data:", b"[DONE]"
+"""How a line of a server-sent event begins, and the last event of an answer."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,10 @@ class HttpConnection:
                 self._json(Answer(answer.status, answer.headers, self._read(answer)))
                 raise RequestError(f"{self.url}{path} answered with one object where a stream of events was asked for")
             for line in self._lines(answer):
-                if not line.startswith(_DATA):
+                if not line.startswith(DATA):
                     continue
-                content = line[len(_DATA) :].strip()
-                if content == _DONE:
+                content = line[len(DATA) :].strip()
+                if content == DONE:
                     is_complete = True
                     return
                 event = self._json(Answer(answer.status, answer.headers, content))
@@ -127,9 +129,9 @@ class HttpConnection:
                 answer = self._attempt(method, self._path + path, content, headers)
                 if 200 <= answer.status < 300:
                     return answer
-                asked_s = retry_after_s(answer.headers) if answer.status in _BUSY else None
+                asked_s = retry_after_s(answer.headers) if answer.status in BUSY else None
                 refusal = self._refusal(answer, path)
-                if answer.status not in _BUSY:
+                if answer.status not in BUSY:
                     raise refusal
             except TimeoutError:
                 self.close()

@@ -18,7 +18,8 @@ from handover.errors import ConfigError, shortened
 TOKEN_PREFIX = "token_id:"
 """With ``return_tokens_as_token_ids`` the name of a token is this and its number."""
 GREEDY: Mapping[str, Any] = {"temperature": 0}
-_IDS, _TEXT = (11, 12, 13), "One two three"
+PROBE_IDS, PROBE_TEXT = (11, 12, 13), "One two three"
+"""What a server is asked to go on with."""
 _MOST_PROMPTS = 256
 
 
@@ -123,7 +124,7 @@ def find_capabilities(client: OpenAIClient, card: ModelCard, may_chat: bool = Fa
             f"model '{card.id}' at {client.url} completes no prompt: {questions.refusals['text as prompts']}",
             "evaluation and benchmark ask /v1/completions; give an endpoint that has it",
         )
-    prompt: str | tuple[int, ...] = _IDS if takes_ids else _TEXT
+    prompt: str | tuple[int, ...] = PROBE_IDS if takes_ids else PROBE_TEXT
     returned = questions.ask("return_token_ids", prompt, return_token_ids=True)
     ignoring = questions.ask("ignore_eos", prompt, 8, ignore_eos=True)
     scores_prompts = _scores_prompts(questions, prompt)
@@ -146,15 +147,15 @@ def find_capabilities(client: OpenAIClient, card: ModelCard, may_chat: bool = Fa
 
 def _complete_plainly(questions: _Questions) -> tuple[Completed | None, bool]:
     """Return the first completion that comes, None where none does, and whether its prompt was token ids."""
-    plain = questions.ask("token ids as prompts", _IDS)
-    if plain is not None and questions.lacks("token ids as prompts", plain.prompt_tokens not in (None, len(_IDS))):
+    plain = questions.ask("token ids as prompts", PROBE_IDS)
+    if plain is not None and questions.lacks("token ids as prompts", plain.prompt_tokens not in (None, len(PROBE_IDS))):
         return plain, True
-    return questions.ask("text as prompts", _TEXT), False
+    return questions.ask("text as prompts", PROBE_TEXT), False
 
 
 def _find_chat(client: OpenAIClient, card: ModelCard, questions: _Questions) -> Capabilities | None:
     """Find out what an endpoint of conversations can do; None where it answers none."""
-    body = {"model": card.id, "messages": [{"role": "user", "content": _TEXT}], "max_tokens": 8, **GREEDY}
+    body = {"model": card.id, "messages": [{"role": "user", "content": PROBE_TEXT}], "max_tokens": 8, **GREEDY}
 
     def ask(**fields: Any) -> tuple[Any, Any]:
         answer = client.post(CHAT, {**body, **fields})

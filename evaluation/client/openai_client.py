@@ -17,7 +17,7 @@ from handover.endpoint import Endpoint
 from handover.errors import ConfigError, nearest, shortened
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-_MODELS, _BASE = "/v1/models", "/v1"
+_MODELS = "/v1/models"
 UNCHOSEN_MODELS = ("", "fastertransformer", "ensemble")
 """Names of Triton's models, which the tasks ask by default: at an OpenAI API they mean the one model that it serves."""
 
@@ -97,7 +97,7 @@ class OpenAIClient:
         self.url = endpoint.openai_url
         key = read_key(endpoint)
         self._http = HttpConnection(
-            self.url.removesuffix(_BASE), key, endpoint.openai_key_env, timeout_s=timeout_s, retries=retries
+            endpoint.server_url, key, endpoint.openai_key_env, timeout_s=timeout_s, retries=retries
         )
 
     def __enter__(self) -> OpenAIClient:

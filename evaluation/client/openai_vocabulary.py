@@ -10,8 +10,7 @@ from urllib.parse import quote
 from evaluation.client.errors import RequestError
 from evaluation.client.openai_client import ModelCard, OpenAIClient
 from handover.endpoint import Endpoint
-
-_CONFIG = "config.json"
+from models.directory import CONFIG_FILE
 
 
 def find_vocab_size(client: OpenAIClient, endpoint: Endpoint, card: ModelCard) -> int | None:
@@ -36,7 +35,7 @@ def find_end_id(client: OpenAIClient, card: ModelCard) -> int | None:
 
 def _of_directory(directory: Path) -> int | None:
     try:
-        config = json.loads((directory / _CONFIG).read_text())
+        config = json.loads((directory / CONFIG_FILE).read_text())
     except (OSError, ValueError):
         return None
     nested = config.get("text_config") if isinstance(config, dict) else None

@@ -22,9 +22,9 @@ from ft_format.values import COUNT, INDEX, Values
 from handover.endpoint import Endpoint
 from handover.errors import ArtefactError
 from handover.manifest import RANDOM_WEIGHTS, Manifest
+from models.directory import CONFIG_FILE
 
 _MODEL = "fastertransformer"
-_HUGGING_FACE_CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _open_openai(endpoint: Endpoint, model: str, batch_size: int, may_chat: bool
 def _hugging_face_directory(endpoint: Endpoint) -> Path | None:
     """Return the directory that an engine of another project serves, where it is on this machine."""
     directory = Path(endpoint.model_repository)
-    return directory if endpoint.model_repository and (directory / _HUGGING_FACE_CONFIG).is_file() else None
+    return directory if endpoint.model_repository and (directory / CONFIG_FILE).is_file() else None
 
 
 def target_inside(target: Target) -> Target | None:

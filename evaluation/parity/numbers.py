@@ -17,11 +17,11 @@ from export_scripts.checkpoints.source import Source
 from export_scripts.convert import with_exact_gelu
 from ft_format.config_ini import FILE_NAME, ConfigIni, ConfigIniError
 from ft_format.families.family import ConfigValues
+from models.directory import CONFIG_FILE
 
 _NOT_THE_MODELS = {"model_name", "weight_data_type", "tensor_para_size"}
 """Keys that, as the ids of start and end, say nothing of what is computed from given tokens."""
 _EXACTNESS = 1e-6
-_HUGGING_FACE = "config.json"
 _NAMES_OF_HUGGING_FACE = (
     *("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps", "norm_epsilon", "rope_theta", "rotary_dim"),
     *(
@@ -47,7 +47,7 @@ def compare_numbers(source: Source, served: Path | None, model: Any = None) -> P
         served: directory of the shards; None where it is not on this machine.
         model: transformers' model of the source; None where there is none.
     """
-    if served is not None and model is not None and (served / _HUGGING_FACE).is_file():
+    if served is not None and model is not None and (served / CONFIG_FILE).is_file():
         return _compare_huggingface(served, model)
     if served is None or not (served / FILE_NAME).is_file():
         why = "the served model's files are not on this machine" if served is None else f"{served} has no {FILE_NAME}"
@@ -74,11 +74,11 @@ def _compare_huggingface(served: Path, model: Any) -> PassageFindings:
     pairs |= {f"rope_parameters.{name}": (ropes[0][name], ropes[1][name]) for name in ropes[0].keys() & ropes[1].keys()}
     known = {name: pair for name, pair in pairs.items() if None not in pair}
     broken = [
-        f"{name} is {said} in the served {_HUGGING_FACE}, its source has {expected}"
+        f"{name} is {said} in the served {CONFIG_FILE}, its source has {expected}"
         for name, (said, expected) in sorted(known.items())
         if not _are_equal(said, expected)
     ]
-    return PassageFindings(tuple(broken), shown=(f"{len(known)} numbers of {_HUGGING_FACE} are the source's",))
+    return PassageFindings(tuple(broken), shown=(f"{len(known)} numbers of {CONFIG_FILE} are the source's",))
 
 
 def _against_reader(found: Mapping[str, Mapping[str, str]], source: Source) -> Iterator[str]:

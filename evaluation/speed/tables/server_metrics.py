@@ -35,7 +35,6 @@ not include the generation. The engine counts the time to the final answer itsel
 _OWN_DURATION = "slipway_request_duration_us"
 _TRITONS = "nv_inference_"
 
-_BASE = "/v1"
 _MOST_BYTES = 16 << 20
 VLLM_SUCCESSES, _VLLM_FAILURES = "vllm_successes", "vllm_failures"
 _VLLM_FAILED = ("abort", "error")
@@ -201,5 +200,5 @@ def count_busy(text: str, model: str) -> int | None:
 def _page(endpoint: Endpoint) -> str | None:
     """Return the address of a server's metrics; None if it is unknown."""
     if endpoint.is_openai:
-        return f"{endpoint.openai_url.removesuffix(_BASE)}/metrics"
+        return f"{endpoint.server_url}/metrics"
     return None if endpoint.metrics_port is None else f"http://{endpoint.host}:{endpoint.metrics_port}/metrics"

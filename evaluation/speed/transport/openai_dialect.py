@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from evaluation.client.errors import RequestError
-from evaluation.client.openai_capabilities import Capabilities
+from evaluation.client.openai_capabilities import PROBE_IDS, PROBE_TEXT, Capabilities
 from evaluation.client.openai_client import OpenAIClient
 from evaluation.client.served_model import Target
 from evaluation.speed.transport.openai_wire import Dialect
 from handover.errors import ServerError
 
-_IDS, _TEXT, _LENGTH = (11, 12, 13), "One two three", 4
+_LENGTH = 4
 _USAGE = {"stream_options": {"include_usage": True}}
 
 
@@ -91,7 +91,7 @@ class _Asker:
     def __init__(self, client: OpenAIClient, found: Capabilities) -> None:
         self._client, self.url, self.refusal = client, client.url, ""
         self._dialect = Dialect(found.card.id, is_chat=found.is_chat_only)
-        self._prompt: Any = list(_IDS) if found.takes_ids else _TEXT
+        self._prompt: Any = list(PROBE_IDS) if found.takes_ids else PROBE_TEXT
 
     def takes(self, fields: Mapping[str, Any]) -> bool:
         """Whether a request with further fields is not refused."""

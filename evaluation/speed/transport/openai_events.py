@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evaluation.client.http_connection import DATA, DONE
+from evaluation.client.http_wording import summary
 from handover.errors import ServerError, shortened
 
-DATA, DONE = b"data:", b"[DONE]"
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "tool_calls", "function_call")
 """Keys of a conversation's delta that hold what was generated; vLLM and others renamed ``reasoning_content``."""
 Piece = tuple[int, bytes]
@@ -45,7 +46,7 @@ def read_answer(arrived_ns: int, content: bytes) -> Tokens:
     answer = _parse(content)
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices:
-        raise ServerError(f"the answer has no choices: {_shown(content)}")
+        raise ServerError(f"the answer has no choices: {summary(content)}")
     ids = [choice.get("token_ids") for choice in choices if isinstance(choice, dict)]
     usage = _usage(answer)
     given = usage.get("prompt_tokens")
@@ -214,13 +215,13 @@ def _parse(content: bytes) -> dict[str, Any]:
     try:
         found = json.loads(content)
     except ValueError:
-        raise ServerError(f"the answer is not JSON: {_shown(content)}") from None
+        raise ServerError(f"the answer is not JSON: {summary(content)}") from None
     return _checked(found)
 
 
 def _checked(found: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise ServerError(f"the answer is no JSON object: {_shown(json.dumps(found).encode())}")
+        raise ServerError(f"the answer is no JSON object: {summary(json.dumps(found).encode())}")
     if found.get("error"):
         raise ServerError(f"the server reports an error: {said_by(json.dumps(found).encode())}")
     return found
@@ -232,15 +233,11 @@ def said_by(content: bytes) -> str:
         found = json.loads(content)
         error = found.get("error") or found
         said = error if isinstance(error, str) else error.get("message") or error.get("detail")
-        return shortened(str(said)) if said else _shown(content)
+        return shortened(str(said)) if said else summary(content)
     except (ValueError, AttributeError):
-        return _shown(content)
+        return summary(content)
 
 
 def _usage(content: dict[str, Any]) -> dict[str, Any]:
     usage = content.get("usage")
     return usage if isinstance(usage, dict) else {}
-
-
-def _shown(content: bytes) -> str:
-    return shortened(" ".join(content.decode(errors="replace").split()), 120) or "nothing"

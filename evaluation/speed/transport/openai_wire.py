@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 
+from evaluation.client.http_connection import BUSY
 from evaluation.client.openai_client import CHAT, COMPLETIONS, read_key
 from evaluation.speed.prompts.workload import LoadPrompt
 from evaluation.speed.tables.record import RequestRecord
@@ -22,12 +23,10 @@ from evaluation.speed.transport.wire import Encoded
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, shortened
 
-_BASE = "/v1"
 _STREAM = "text/event-stream"
 _MOST_BYTES = 64 << 20
 _KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn closes an idle connection: a request must not meet a connection that closes."""
-_BUSY = (429, 503)
 _LONGEST_PAUSE_S = 1.0
 
 
@@ -86,7 +85,7 @@ class OpenAIWire:
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect, timeout_s: float, is_streaming: bool) -> None:
         self.dialect, self.timeout_s, self.is_streaming = dialect, timeout_s, is_streaming
-        self._url = endpoint.openai_url.removesuffix(_BASE) + dialect.path
+        self._url = endpoint.server_url + dialect.path
         self._key = key = read_key(endpoint)
         self._headers = {"Content-Type": "application/json", "Accept": _STREAM if is_streaming else "application/json"}
         if key:
@@ -172,7 +171,7 @@ class OpenAIWire:
         if answer.status != 200:
             said = said_by(content)
             said = said.replace(self._key, "***") if self._key else said
-            if answer.status not in _BUSY:
+            if answer.status not in BUSY:
                 raise ServerError(f"HTTP {answer.status}: {said}")
             asked = answer.headers.get("Retry-After", "")
             after = f" (Retry-After: {shortened(asked, 40)})" if asked else ""

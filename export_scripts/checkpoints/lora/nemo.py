@@ -20,7 +20,8 @@ from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.lora.adapter import Adapter
 from export_scripts.checkpoints.lora.update import FC1, QKV, Update, pair_of, side_by_side, swapped
 from export_scripts.checkpoints.megatron.gpt import PartedTensor
-from export_scripts.checkpoints.nemo.gpt import CONFIG_FILE, NemoCheckpoint
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE
+from export_scripts.checkpoints.nemo.gpt import NemoCheckpoint
 from export_scripts.checkpoints.tensor_values import read_whole
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import split_layer

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from export_scripts.weights.values import bounded
-from ft_format.layout import LARGEST
+from export_scripts.checkpoints.nemo.config_file import size_of
 from models.blocks.mixture import DENSE_LAYER
 from models.checks import shown
 
-_FILE = "model_config.yaml"
 _VARIANT, _FREQUENCY, _GATE = "experimental_attention_variant", "linear_attention_freq", "attention_output_gate"
 _LATENT, _PREDICTORS, _REPEATED = "multi_latent_attention", "mtp_num_layers", "mtp_use_repeated_layer"
 OF_DELTA = (_VARIANT, _FREQUENCY, _GATE, _PREDICTORS)
@@ -98,8 +96,4 @@ def delta_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[s
 
 def delta_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     """Read the fields of the gated delta rule."""
-    given = {name: (key, config.get(key), default) for name, (key, default) in _SIZES.items()}
-    return {
-        name: bounded(default if value is None else value, f"{_FILE}: {key}", LARGEST)
-        for name, (key, value, default) in given.items()
-    }
+    return {name: size_of(config, key, default) for name, (key, default) in _SIZES.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE
 from export_scripts.checkpoints.nemo.hybrid import mamba_sizes
 from export_scripts.checkpoints.nemo.limits import Limit, is_off, is_on, is_one_of, problems
 from export_scripts.weights.values import above_zero, bounded
@@ -17,7 +18,6 @@ from handover.errors import CheckpointError
 from models.architectures.falcon_h1 import BLOCKS
 from models.checks import shown
 
-_FILE = "model_config.yaml"
 RATIO = "falconh1_ratio"
 """Which no other model's configuration has."""
 _ALL = "every layer has all three blocks"
@@ -58,10 +58,10 @@ def falcon_h1_fields(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     if not is_falcon_h1(config):
         return {}
     given = {"mamba_num_groups": 1, **config, "mamba_chunk_size": config.get("chunk_size")}
-    times = bounded(config.get("expand", 2), f"{_FILE}: expand", LARGEST)
+    times = bounded(config.get("expand", 2), f"{CONFIG_FILE}: expand", LARGEST)
     sizes = {
         **mamba_sizes(given, times),
-        "conv_size": bounded(config.get("d_conv", 4), f"{_FILE}: d_conv", LARGEST),
+        "conv_size": bounded(config.get("d_conv", 4), f"{CONFIG_FILE}: d_conv", LARGEST),
         "has_conv_bias": is_on(config.get("conv_bias")),
         "has_norm": is_on(config.get("rmsnorm")),
         "has_norm_before_gate": bool(config.get("norm_before_gate")),
@@ -70,7 +70,7 @@ def falcon_h1_fields(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     return {
         "layers.blocks": (BLOCKS,) * layers,
         **{f"mamba.{name}": value for name, value in sizes.items()},
-        **{name: above_zero(config.get(key, 1.0), f"{_FILE}: {key}") for key, name in _NUMBERS.items()},
+        **{name: above_zero(config.get(key, 1.0), f"{CONFIG_FILE}: {key}") for key, name in _NUMBERS.items()},
         **{"multipliers.sections": sections, "multipliers.gate": gate, "multipliers.down": down},
     }
 
@@ -78,5 +78,5 @@ def falcon_h1_fields(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 def _numbers(config: Mapping[str, Any], key: str, count: int) -> tuple[float, ...]:
     listed = config.get(key) or (1.0,) * count
     if not isinstance(listed, (list, tuple)) or len(listed) != count:
-        raise CheckpointError(f"{_FILE}: {key} is {shown(listed)}, not a list of {count} numbers")
-    return tuple(above_zero(each, f"{_FILE}: {key}") for each in listed)
+        raise CheckpointError(f"{CONFIG_FILE}: {key} is {shown(listed)}, not a list of {count} numbers")
+    return tuple(above_zero(each, f"{CONFIG_FILE}: {key}") for each in listed)

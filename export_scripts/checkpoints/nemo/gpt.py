@@ -16,6 +16,7 @@ from export_scripts.checkpoints.files.distributed import is_distributed, open_di
 from export_scripts.checkpoints.files.rank_files import RankFiles
 from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.megatron.gpt import State, gpt_source
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE
 from export_scripts.checkpoints.nemo.gpt_config import key_remarks
 from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_config, with_prompts
 from export_scripts.checkpoints.source import Source
@@ -24,7 +25,6 @@ from export_scripts.weights.values import positive
 from handover.errors import CheckpointError
 
 NAME = "NeMo (.nemo archive or unpacked directory)"
-CONFIG_FILE = "model_config.yaml"
 _WEIGHTS_FILE = "model_weights.ckpt"
 _DISTRIBUTED = "model_weights/"
 _PREFIX = "model."

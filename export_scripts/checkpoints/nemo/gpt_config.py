@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE
 from export_scripts.checkpoints.nemo.core_fields import CORE_KNOWN, CORE_LIMITS, OF_LAYERS
 from export_scripts.checkpoints.nemo.known_keys import GPT_KNOWN, NEMO1_LIMITS
 from export_scripts.checkpoints.nemo.limits import (
@@ -82,7 +83,7 @@ def check_expressible(config: Mapping[str, Any]) -> None:
     if found := _problems(config):
         raise CheckpointError(
             "FasterTransformer's GPT cannot express this checkpoint\n  " + "\n  ".join(found),
-            "the keys are those of model_config.yaml",
+            f"the keys are those of {CONFIG_FILE}",
         )
 
 
@@ -138,7 +139,7 @@ def key_remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
     unknown += unknown_keys(customization(config), CORE_KNOWN, f"{CUSTOMIZATION}.")
     if not str(config.get("target") or "nemo.").startswith("nemo."):
         unknown.append(f"target: {shown(config['target'])}")
-    return remark_on(unknown, "model_config.yaml")
+    return remark_on(unknown, CONFIG_FILE)
 
 
 def has_exact_gelu(config: Mapping[str, Any]) -> bool:

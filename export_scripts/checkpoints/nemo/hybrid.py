@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE, size_of
 from export_scripts.weights.values import bounded
 from ft_format.layout import LARGEST
 from models.architectures.nemotron_h import SYMBOLS
 from models.blocks.mamba import CORE_EPS
 from models.checks import shown
 
-_FILE = "model_config.yaml"
 _PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
 """The newer word first."""
 _RATIOS = ("hybrid_attention_ratio", "hybrid_mlp_ratio")
@@ -88,23 +88,18 @@ def _predictor_fields(config: Mapping[str, Any], pattern: str) -> dict[str, Any]
     count = len(said) if _FURTHER in whole else config.get("mtp_num_layers") or 0
     if not count or len({*said}) > 1 or not said[0] or {*said[0]} - {*pattern}:
         return {"predictor_num": 0}
-    physical = 1 if config.get("mtp_use_repeated_layer") else bounded(count, f"{_FILE}: mtp_num_layers", LARGEST)
+    physical = 1 if config.get("mtp_use_repeated_layer") else bounded(count, f"{CONFIG_FILE}: mtp_num_layers", LARGEST)
     return {"predictor_num": physical, "predictor_blocks": tuple(SYMBOLS[each] for each in said[0])}
 
 
 def mamba_sizes(config: Mapping[str, Any], times: int = 2) -> dict[str, Any]:
     """Read the fields of Mamba 2; heads are as wide together as the model ``times`` where their number is not said."""
-    size = _positive(config, "mamba_head_dim", 64)
+    size = size_of(config, "mamba_head_dim", 64)
     return {
-        "head_num": _positive(config, "mamba_num_heads", times * _positive(config, "hidden_size") // size),
+        "head_num": size_of(config, "mamba_num_heads", times * size_of(config, "hidden_size") // size),
         "size_per_head": size,
-        "group_num": _positive(config, "mamba_num_groups", 8),
-        "state_size": _positive(config, "mamba_state_dim", 128),
-        "chunk_size": _positive(config, "mamba_chunk_size", 128),
+        "group_num": size_of(config, "mamba_num_groups", 8),
+        "state_size": size_of(config, "mamba_state_dim", 128),
+        "chunk_size": size_of(config, "mamba_chunk_size", 128),
         "norm_eps": CORE_EPS,
     }
-
-
-def _positive(config: Mapping[str, Any], key: str, default: Any = None) -> int:
-    value = config.get(key)
-    return bounded(default if value is None else value, f"{_FILE}: {key}", LARGEST)

@@ -18,6 +18,7 @@ from export_scripts.checkpoints.files.rank_files import RankFiles
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.checkpoints.nemo import gpt as nemo
 from export_scripts.checkpoints.nemo.companions import companions_of
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE
 from export_scripts.checkpoints.source import Source
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import LazyTensor, Rule, Rules, Sources, T5Dims
@@ -79,7 +80,7 @@ class Ia3:
 def is_ia3_config(config: Mapping[str, Any]) -> bool:
     """Whether a ``model_config.yaml`` is that of a T5's IA3 vectors."""
     name = str(config.get("target") or "").rpartition(".")[2]
-    scheme = Fields(config, nemo.CONFIG_FILE).fields("peft", {}).get("peft_scheme")
+    scheme = Fields(config, CONFIG_FILE).fields("peft", {}).get("peft_scheme")
     return "T5" in name and ("InfusedAdapter" in name or scheme == "ia3")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE, size_of
 from export_scripts.checkpoints.nemo.limits import Limit, is_on, is_one_of, problems
 from export_scripts.weights.values import bounded, number
 from ft_format.layout import LARGEST
@@ -16,7 +17,6 @@ from models.blocks.rope_scaling import Yarn
 from models.blocks.rotary import Rotary
 from models.checks import shown
 
-_FILE = "model_config.yaml"
 _MSCALES = ("mscale", "mscale_all_dim")
 _SWITCH, _KIND, _FACTOR, _ORIGINAL = (
     *("multi_latent_attention", "rope_type", "rotary_scaling_factor"),
@@ -58,7 +58,7 @@ def with_original_length(words: Mapping[str, Any], config: Mapping[str, Any]) ->
 def latent_problems(config: Mapping[str, Any], where: str = "") -> list[str]:
     """List what of latent attention no block here has, one line each; ``where`` is put before each key."""
     found = problems({"qk_layernorm": False, **config}, _LIMITS, where)
-    factor, each, all_dim = (number(_said(config, key), f"{_FILE}: {key}") for key in (_FACTOR, *_MSCALES))
+    factor, each, all_dim = (number(_said(config, key), f"{CONFIG_FILE}: {key}") for key in (_FACTOR, *_MSCALES))
     if factor <= 1:
         return found
     if _is_plain(config) and all_dim:
@@ -72,7 +72,7 @@ def latent_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[
     """Read the fields of the description; CheckpointError: a key is not what it must be."""
     if not is_latent(config):
         return {}
-    sizes = {field: bounded(_said(config, key), f"{_FILE}: {key}", LARGEST) for key, field in _SIZES.items()}
+    sizes = {field: size_of(config, key, _DEFAULTS[key]) for key, field in _SIZES.items()}
     rank = config.get("q_lora_rank", _DEFAULTS["q_lora_rank"])
     layers, heads = fields["num_layer"], fields["attention.head_num"]
     rotary = _rotary(config, sizes["latent.rotated_size"])
@@ -82,7 +82,7 @@ def latent_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[
         longest = max(longest, int(scaling.factor * scaling.original_max_position))
     return {
         **sizes,
-        "latent.query_rank": 0 if rank is None else bounded(rank, f"{_FILE}: q_lora_rank", LARGEST),
+        "latent.query_rank": 0 if rank is None else bounded(rank, f"{CONFIG_FILE}: q_lora_rank", LARGEST),
         "attention.kv_head_num": heads,
         "attention.size_per_head": sizes["latent.plain_size"] + sizes["latent.rotated_size"],
         "attention.qk_norm": "",
@@ -108,13 +108,12 @@ def latent_remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _rotary(config: Mapping[str, Any], width: int) -> Rotary:
-    base = number(config.get("rotary_base") or 10000, f"{_FILE}: rotary_base")
-    said = {
-        key: number(_said(config, key), f"{_FILE}: {key}") for key in (_FACTOR, "beta_fast", "beta_slow", *_MSCALES)
-    }
+    base = number(config.get("rotary_base") or 10000, f"{CONFIG_FILE}: rotary_base")
+    keys = (_FACTOR, "beta_fast", "beta_slow", *_MSCALES)
+    said = {key: number(_said(config, key), f"{CONFIG_FILE}: {key}") for key in keys}
     if _is_plain(config) or said[_FACTOR] == 1:
         return Rotary(width, base)
-    original = bounded(_said(config, _ORIGINAL), f"{_FILE}: {_ORIGINAL}", LARGEST)
+    original = size_of(config, _ORIGINAL, _DEFAULTS[_ORIGINAL])
     factor, fast, slow, each, all_dim = said.values()
     return Rotary(width, base, Yarn(factor, original, fast, slow, mscale=each, mscale_all_dim=all_dim))
 

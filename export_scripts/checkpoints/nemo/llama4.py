@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE
 from export_scripts.checkpoints.nemo.gpt_config import YARN
 from export_scripts.weights.values import bounded
 from ft_format.layout import LARGEST
@@ -18,7 +19,6 @@ from models.checks import shown
 
 AS_LLAMA4 = "layers_of_llama_4"
 """The readers' own word: the specification of layers is Llama 4's."""
-_FILE = "model_config.yaml"
 _NORM, _ON_INPUT = "qk_l2_norm", "moe_apply_probs_on_input"
 _PERIOD, _CHUNK, _UNROTATED = "nope_layer_interval", "attention_chunk_size", "no_rope_freq"
 OF_LLAMA4 = (_NORM, _ON_INPUT, _PERIOD, _CHUNK)
@@ -56,10 +56,10 @@ def llama4_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[
         found["mixture.is_weighted_before"] = True
     if config.get(AS_LLAMA4):
         period = config.get(_PERIOD)
-        step = bounded(period, f"{_FILE}: {_PERIOD}", LARGEST) if period is not None else layers + 1
+        step = bounded(period, f"{CONFIG_FILE}: {_PERIOD}", LARGEST) if period is not None else layers + 1
         rotaries = enumerate(fields["layers.rotary"], 1)
         found["layers.rotary"] = tuple(rotary if layer % step else None for layer, rotary in rotaries)
-        found["layers.chunk"] = (bounded(config[_CHUNK], f"{_FILE}: {_CHUNK}", LARGEST),) * layers
+        found["layers.chunk"] = (bounded(config[_CHUNK], f"{CONFIG_FILE}: {_CHUNK}", LARGEST),) * layers
     return found
 
 

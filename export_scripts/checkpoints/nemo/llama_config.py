@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import models
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE, size_of
 from export_scripts.checkpoints.nemo.core_fields import CAPACITY, CORE_LIMITS
 from export_scripts.checkpoints.nemo.delta_rule import OF_DELTA, delta_fields, delta_problems, is_delta
 from export_scripts.checkpoints.nemo.falcon_h1 import (
@@ -49,14 +51,15 @@ from export_scripts.checkpoints.nemo.rotations import read_rotaries, rotation_pr
 from export_scripts.checkpoints.nemo.windows import AS_CORE, AS_SAID, read_windows, window_remarks
 from export_scripts.weights import megatron_decoder
 from export_scripts.weights.values import bounded, epsilon, number
-from ft_format.layout import LARGEST, MOST_LAYERS
+from ft_format.layout import MOST_LAYERS
 from handover.errors import CheckpointError
 from models.blocks.attention import BY_HEAD, NO_NORM, WHOLE
 from models.blocks.norms import LAYER_NORM, RMS_NORM
 from models.checks import shown
 from models.decoder import Decoder
 
-_FILE = "model_config.yaml"
+_IS_IT_GPT = "is it a GPT checkpoint?"
+_size = partial(size_of, hint=_IS_IT_GPT)
 _QUICK_GELU = ("quick_geglu", "gated quick_gelu")
 _QUICK_FACTOR = 1.702
 """What its sigmoid is taken of: megatron-core, ``fused_bias_geglu.py``."""
@@ -156,7 +159,7 @@ def check_expressible(config: Mapping[str, Any]) -> None:
     if found := problems_of(config):
         raise CheckpointError(
             "the Llama family cannot express this checkpoint\n  " + "\n  ".join(found),
-            f"the keys are those of {_FILE}",
+            f"the keys are those of {CONFIG_FILE}",
         )
 
 
@@ -171,16 +174,16 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
     Raises:
         CheckpointError: a key is missing or not what it must be.
     """
-    hidden, heads = _positive(config, "hidden_size"), _positive(config, "num_attention_heads")
-    groups = _positive(config, "num_query_groups", heads)
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    groups = _size(config, "num_query_groups", heads)
     if heads % groups:
         raise CheckpointError(f"num_query_groups {groups} does not divide num_attention_heads {heads}")
     custom = {**config, **customization(config)}
     if config.get("kv_channels") is None and hidden % heads and not is_latent(custom):
         raise CheckpointError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
-    size = _positive(config, "kv_channels", hidden // heads)
+    size = _size(config, "kv_channels", hidden // heads)
     said = len(pattern_of(custom)) if config.get("num_layers") is None else config["num_layers"]
-    layers = bounded(said, f"{_FILE}: num_layers", MOST_LAYERS, "is it a GPT checkpoint?")
+    layers = bounded(said, f"{CONFIG_FILE}: num_layers", MOST_LAYERS, _IS_IT_GPT)
     is_after = _has_norms_behind(config, keys)
     windows = read_windows(config, layers, is_after and not config.get(AS_SAID))
     linear = _says_bias(config, keys, "dense.bias", "linear_proj.bias")
@@ -198,14 +201,14 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         "attention.multiplier": 0.0 if multiplier == size**-0.5 else multiplier,
         "attention.softcap": _number(custom, "attn_logit_softcapping"),
         "attention.has_sinks": custom.get(_SOFTMAX) == "learnable",
-        "feed_forward.inter_size": _positive(config, "ffn_hidden_size", 4 * hidden),
+        "feed_forward.inter_size": _size(config, "ffn_hidden_size", 4 * hidden),
         "feed_forward.is_gated": is_gated,
         "feed_forward.activation": function,
         "feed_forward.has_bias": linear,
         "feed_forward.gate_factor": _QUICK_FACTOR if config.get("activation") in _QUICK_GELU else 1.0,
         "feed_forward.up_offset": _number(custom, _OFFSET),
         "feed_forward.clamp": _number(custom, _CLAMP),
-        "norms.eps": epsilon(config.get("layernorm_epsilon", 1e-5), f"{_FILE}: layernorm_epsilon"),
+        "norms.eps": epsilon(config.get("layernorm_epsilon", 1e-5), f"{CONFIG_FILE}: layernorm_epsilon"),
         "norms.kind": _NORMS[str(config.get("normalization", "layernorm"))],
         "norms.is_zero_centred": has_zero_centred_norms(config) or config.get("normalization") == "rmsnorm1p",
         "norms.is_before": megatron_decoder.has_input_norms(keys) if is_after and keys else BEHIND_ALONE not in config,
@@ -213,7 +216,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
         "hidden_units": hidden,
         "vocab_size": vocab_size,
         "num_layer": layers,
-        "max_positions": _positive(config, "max_position_embeddings", config.get("encoder_seq_length")),
+        "max_positions": _size(config, "max_position_embeddings", config.get("encoder_seq_length")),
         "embedding_scale": hidden**0.5 if config.get("apply_embedding_scaling") else 1.0,
         "final_softcap": _number(custom, "final_logit_softcapping"),
         "has_tied_head": bool(config.get("share_embeddings_and_output_weights", True)),
@@ -289,9 +292,4 @@ def _says_bias(config: Mapping[str, Any], keys: Collection[str], *places: str) -
 
 
 def _number(config: Mapping[str, Any], key: str) -> float:
-    return number(config.get(key) or 0, f"{_FILE}: {key}")
-
-
-def _positive(config: Mapping[str, Any], key: str, default: Any = None) -> int:
-    value = config.get(key)
-    return bounded(default if value is None else value, f"{_FILE}: {key}", LARGEST, "is it a GPT checkpoint?")
+    return number(config.get(key) or 0, f"{CONFIG_FILE}: {key}")

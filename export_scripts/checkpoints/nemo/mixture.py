@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE, size_of
 from export_scripts.checkpoints.nemo.core_fields import CAPACITY, ROUTER_LIMITS, capacity_problem
 from export_scripts.checkpoints.nemo.limits import problems
 from export_scripts.weights.values import bounded, number
@@ -18,7 +19,6 @@ from models.blocks.mixture import DENSE_LAYER, SIGMOID, SOFTMAX, SPARSE_LAYER
 from models.checks import shown
 from models.config_json import MOST_EXPERTS
 
-_FILE = "model_config.yaml"
 _GROUPS, _OF_GROUPS, _FREQUENCY = "moe_router_num_groups", "moe_router_group_topk", "moe_layer_freq"
 _LATENT = "moe_latent_size"
 _SCORING, _FIRST, _WIDTH = "moe_router_score_function", "moe_router_pre_softmax", "moe_ffn_hidden_size"
@@ -33,12 +33,12 @@ _OF_ERNIE = (
 def experts_of(config: Mapping[str, Any]) -> int:
     """Count the experts of a layer; 0: it has one feed-forward."""
     count = config.get("num_moe_experts")
-    return bounded(count, f"{_FILE}: num_moe_experts", MOST_EXPERTS) if count not in (None, 0, 1) else 0
+    return bounded(count, f"{CONFIG_FILE}: num_moe_experts", MOST_EXPERTS) if count not in (None, 0, 1) else 0
 
 
 def chosen_of(config: Mapping[str, Any]) -> int:
     """Count the experts that a token uses."""
-    return _positive(config, "moe_router_topk", 2)
+    return size_of(config, "moe_router_topk", 2)
 
 
 def mixture_problems(config: Mapping[str, Any], where: str = "") -> list[str]:
@@ -73,27 +73,27 @@ def mixture_fields(config: Mapping[str, Any], layers: int, is_gated: bool, has_b
     if not (experts := experts_of(config)):
         return {}
     scoring, chosen = str(config.get(_SCORING) or SOFTMAX), chosen_of(config)
-    groups = _positive(config, _GROUPS, 1)
-    chosen_groups = _positive(config, _OF_GROUPS, 1)
+    groups = size_of(config, _GROUPS, 1)
+    chosen_groups = size_of(config, _OF_GROUPS, 1)
     shared, latent = (config.get(key) or 0 for key in ("moe_shared_expert_intermediate_size", _LATENT))
     return {
         "mixture.expert_num": experts,
         "mixture.experts_per_token": chosen,
-        "mixture.inter_size": _positive(config, _WIDTH, config.get("ffn_hidden_size")),
+        "mixture.inter_size": size_of(config, _WIDTH, config.get("ffn_hidden_size")),
         "mixture.is_gated": is_gated,
         "mixture.has_bias": has_bias,
         "mixture.has_router_bias": has_bias,
         "mixture.scoring": scoring,
         "mixture.is_normalised": chosen > 1 if scoring == SIGMOID else not config.get(_FIRST),
-        "mixture.scale": number(config.get("moe_router_topk_scaling_factor") or 1, f"{_FILE}: scaling factor"),
+        "mixture.scale": number(config.get("moe_router_topk_scaling_factor") or 1, f"{CONFIG_FILE}: scaling factor"),
         "mixture.has_choice_bias": bool(config.get("moe_router_enable_expert_bias")),
         "mixture.group_num": groups,
         "mixture.groups_per_token": chosen_groups,
         "mixture.is_group_of_two": groups == 1 or chosen // chosen_groups == 2,
-        "mixture.shared_inter_size": bounded(shared, f"{_FILE}: shared experts", LARGEST) if shared else 0,
+        "mixture.shared_inter_size": bounded(shared, f"{CONFIG_FILE}: shared experts", LARGEST) if shared else 0,
         "mixture.has_shared_gate": bool(shared and config.get("moe_shared_expert_gate")),
         "predictor_num": _predictors(config),
-        "mixture.latent_size": bounded(latent, f"{_FILE}: {_LATENT}", LARGEST) if latent else 0,
+        "mixture.latent_size": bounded(latent, f"{CONFIG_FILE}: {_LATENT}", LARGEST) if latent else 0,
         "layers.blocks": tuple(SPARSE_LAYER if each else DENSE_LAYER for each in _sparse(config, layers)),
     }
 
@@ -102,7 +102,7 @@ def _predictors(config: Mapping[str, Any]) -> int:
     """Count the predictors of further tokens; one that is used again and again is there once."""
     if not config.get(PREDICTORS):
         return 0
-    return 1 if config.get(_REPEATED) else _positive(config, PREDICTORS, None)
+    return 1 if config.get(_REPEATED) else size_of(config, PREDICTORS, None)
 
 
 def _sparse(config: Mapping[str, Any], layers: int) -> list[bool]:
@@ -110,10 +110,5 @@ def _sparse(config: Mapping[str, Any], layers: int) -> list[bool]:
     said = config.get(_FREQUENCY) or 1
     if isinstance(said, (list, tuple)):
         return [bool(each) for each in said]
-    step = bounded(said, f"{_FILE}: {_FREQUENCY}", LARGEST)
+    step = bounded(said, f"{CONFIG_FILE}: {_FREQUENCY}", LARGEST)
     return [layer % step == 0 for layer in range(layers)]
-
-
-def _positive(config: Mapping[str, Any], key: str, default: Any) -> int:
-    value = config.get(key)
-    return bounded(default if value is None else value, f"{_FILE}: {key}", LARGEST)

@@ -23,6 +23,7 @@ from export_scripts.checkpoints.files.pickled import StoredTensor
 from export_scripts.checkpoints.files.rank_files import JoinedTensor
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.checkpoints.files.yaml_file import read_yaml
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import vocabulary_size
 from export_scripts.weights.layouts import unchanged
@@ -33,7 +34,6 @@ from handover.errors import CheckpointError
 from handover.templates import TEMPLATES_FILE, templates_file
 from models.checks import shown
 
-CONFIG_FILE = "model_config.yaml"
 KIND = "prompt_learning"
 _KEY_FILE = re.compile(rf"{KIND}/[^/]+/{re.escape(CONFIG_FILE)}$")
 _WEIGHTS = ("model_weights.ckpt", "mp_rank_00/model_weights.ckpt", "tp_rank_00_pp_rank_000/model_weights.ckpt")

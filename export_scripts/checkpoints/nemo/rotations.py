@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE
 from export_scripts.checkpoints.nemo.gpt_config import YARN
 from export_scripts.weights.values import bounded, number
 from ft_format.layout import LARGEST
@@ -19,7 +20,6 @@ from models.checks import quoted, shown
 
 OF_LOCAL_LAYERS = "rotary_base_of_local_layers"
 """The readers' own word: layers with a window have a base of their own, and no scaling."""
-_FILE = "model_config.yaml"
 _LLAMA31 = {"scale_factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "old_context_len": 8192}
 """NeMo's names of Llama 3.1's scaling and their defaults, which are megatron-core's constants as well."""
 
@@ -43,7 +43,7 @@ def read_rotaries(config: Mapping[str, Any], size: int, windows: tuple[int, ...]
     """Read how each layer rotates; None: it does not; CheckpointError: a value that no rotation can have."""
     rotary = _rotary(config, size)
     local = config.get(OF_LOCAL_LAYERS)
-    of_local = rotary if local is None else Rotary(rotary.width, number(local, f"{_FILE}: rotary_base"))
+    of_local = rotary if local is None else Rotary(rotary.width, number(local, f"{CONFIG_FILE}: rotary_base"))
     each = (of_local if window else rotary for window in windows)
     return tuple(None if skips else one for one, skips in zip(each, _unrotated(config, len(windows)), strict=True))
 
@@ -58,23 +58,23 @@ def _unrotated(config: Mapping[str, Any], layers: int) -> list[bool]:
     if isinstance(said, (list, tuple)) and len(said) == layers:
         return [bool(each) for each in said]
     raise CheckpointError(
-        f"{_FILE}: no_rope_freq is {quoted(said)}, not a divisor of {layers} layers or a list of them"
+        f"{CONFIG_FILE}: no_rope_freq is {quoted(said)}, not a divisor of {layers} layers or a list of them"
     )
 
 
 def _rotary(config: Mapping[str, Any], size: int) -> Rotary:
-    base = number(config.get("rotary_base") or 10000, f"{_FILE}: rotary_base")
-    factor = number(config.get("seq_len_interpolation_factor") or 1, f"{_FILE}: seq_len_interpolation_factor")
+    base = number(config.get("rotary_base") or 10000, f"{CONFIG_FILE}: rotary_base")
+    factor = number(config.get("seq_len_interpolation_factor") or 1, f"{CONFIG_FILE}: seq_len_interpolation_factor")
     scaling: Scaling | None = Linear(factor) if factor != 1 else None
     if is_llama31(config):
-        said = {key: number(config.get(key) or default, f"{_FILE}: {key}") for key, default in _LLAMA31.items()}
+        said = {key: number(config.get(key) or default, f"{CONFIG_FILE}: {key}") for key, default in _LLAMA31.items()}
         waves = said["low_freq_factor"], said["high_freq_factor"], int(said["old_context_len"])
         scaling = Llama3(said["scale_factor"], *waves)
     if config.get("position_embedding_type") == YARN:
         scaling = _yarn(config)
     rotary = Rotary(_width(config, size), base, scaling)
     if scaling and (problem := scaling.problem(rotary.width, base)):
-        raise CheckpointError(f"{_FILE}: {scaling.kind}: {problem}")
+        raise CheckpointError(f"{CONFIG_FILE}: {scaling.kind}: {problem}")
     return rotary
 
 
@@ -82,13 +82,13 @@ def _yarn(config: Mapping[str, Any]) -> Yarn:
     """Read megatron-core's fields of yarn, which has no defaults for them."""
 
     def said(name: str) -> float:
-        return number(config.get(f"yarn_{name}"), f"{_FILE}: yarn_{name}")
+        return number(config.get(f"yarn_{name}"), f"{CONFIG_FILE}: yarn_{name}")
 
     original = config.get("yarn_original_max_position_embeddings")
     mscales = [config.get(f"yarn_{name}") for name in ("mscale", "mscale_all_dim")]
     yarn = Yarn(
         factor=said("rotary_scaling_factor"),
-        original_max_position=bounded(original, f"{_FILE}: yarn_original_max_position_embeddings", LARGEST),
+        original_max_position=bounded(original, f"{CONFIG_FILE}: yarn_original_max_position_embeddings", LARGEST),
         beta_fast=said("beta_fast"),
         beta_slow=said("beta_slow"),
         truncate=bool(config.get("yarn_correction_range_round_to_int")),
@@ -112,7 +112,7 @@ def is_llama31(config: Mapping[str, Any]) -> bool:
 
 def _width(config: Mapping[str, Any], size_per_head: int) -> int:
     """Count the elements of a head that are rotated."""
-    width = int(size_per_head * number(config.get("rotary_percentage", 1.0), f"{_FILE}: rotary_percentage"))
+    width = int(size_per_head * number(config.get("rotary_percentage", 1.0), f"{CONFIG_FILE}: rotary_percentage"))
     if width < 2 or width % 2:
         raise CheckpointError(f"rotary_percentage rotates {width} of a head's {size_per_head} elements, not pairs")
     return width

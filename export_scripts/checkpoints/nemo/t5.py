@@ -11,6 +11,7 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.megatron.copies import differing_copies, refuse_differing, remarks_on_copies
 from export_scripts.checkpoints.nemo import gpt as nemo
 from export_scripts.checkpoints.nemo.companions import companions_of
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE
 from export_scripts.checkpoints.nemo.ia3 import is_ia3_config, read_ia3, with_ia3
 from export_scripts.checkpoints.nemo.prompt_learning import KIND as PROMPTS
 from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_config, with_prompts
@@ -43,7 +44,7 @@ is_candidate = nemo.is_candidate
 
 def recognises(archive: Archive) -> bool:
     """Whether a NeMo configuration is that of an encoder with a decoder."""
-    if nemo.CONFIG_FILE not in archive:
+    if CONFIG_FILE not in archive:
         return False
     config = nemo.read_config(archive)
     name = str(config.get("target") or "").rpartition(".")[2]
@@ -100,7 +101,7 @@ def open_source(archive: Archive) -> Source:
 def _starting_ids(archive: Archive, ids: SpecialIds) -> SpecialIds:
     """Start with the padding where the prompt tables were trained so (``data.decoder_starts_with_pad``)."""
     configs = [nemo.read_config(companion) for companion in companions_of(archive, PROMPTS).values()]
-    data = [Fields(config, nemo.CONFIG_FILE).fields("data", {}) for config in configs]
+    data = [Fields(config, CONFIG_FILE).fields("data", {}) for config in configs]
     starts = {bool(each.get("decoder_starts_with_pad")) for each in data}
     if len(starts) > 1:
         raise CheckpointError(

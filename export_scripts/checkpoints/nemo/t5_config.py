@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE
 from export_scripts.checkpoints.nemo.known_keys import T5_KNOWN, T5_LIMITS
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
 from export_scripts.weights.remarks import EXACT_GELU, ShardRemark
@@ -112,7 +113,7 @@ def check_expressible(config: Config) -> None:
     if problems:
         raise CheckpointError(
             "FasterTransformer's T5 cannot express this checkpoint\n  " + "\n  ".join(dict.fromkeys(problems)),
-            "the keys are those of model_config.yaml",
+            f"the keys are those of {CONFIG_FILE}",
         )
 
 
@@ -163,7 +164,7 @@ def _key_remarks(config: Config) -> tuple[str, ...]:
     unknown = unknown_keys(config, known)
     for side in SIDES:
         unknown += unknown_keys(config.get(side) or {}, known, f"{side}.")
-    return remark_on(unknown, "model_config.yaml")
+    return remark_on(unknown, CONFIG_FILE)
 
 
 def biases(config: Config) -> dict[str, bool]:

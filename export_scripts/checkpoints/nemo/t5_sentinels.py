@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.weights.values import Fields, bounded
 
-_FILE = "model_config.yaml"
 _MOST = 10_000
 
 
@@ -21,13 +21,13 @@ def sentinels_of(archive: Archive, config: Mapping[str, Any], tokenizer: Tokeniz
 
     None: the tokenizer is of another kind, or UL2's, or has its sentinels before the special tokens: nothing is known.
     """
-    said = Fields(config, _FILE)
+    said = Fields(config, CONFIG_FILE)
     settings, data = said.fields("tokenizer", {}), said.fields("data", {})
     is_other = settings.get("add_sentinel_tokens_first") or data.get("dataset_type", "t5") != "t5"
     if tokenizer.library != "sentencepiece" or not tokenizer.is_nemos or is_other:
         return None
     wanted = settings.get("num_sentinel_tokens")
-    count = bounded(wanted, f"{_FILE}: tokenizer: num_sentinel_tokens", _MOST) if wanted else 0
+    count = bounded(wanted, f"{CONFIG_FILE}: tokenizer: num_sentinel_tokens", _MOST) if wanted else 0
     names = [f"<extra_id_{number}>" for number in range(count)]
     if settings.get("add_sentinel_tokens_in_reverse_order"):
         names.reverse()

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from export_scripts.checkpoints.nemo.config_file import CONFIG_FILE
 from export_scripts.weights.values import positive, whole
 from handover.errors import CheckpointError
 from models.checks import quoted, shown
 
-_FILE = "model_config.yaml"
 AS_CORE = "computes_as_megatron_core"
 """The readers' own word: a window and an expert's capacity are megatron-core's, not what NeMo's exporters write."""
 
@@ -31,7 +31,7 @@ def window_of(config: Mapping[str, Any]) -> int | None:
     window = config.get("window_size")
     if not isinstance(window, (list, tuple)) or not window or window[0] in (-1, None):
         return None
-    return whole(window[0], f"{_FILE}: window_size")
+    return whole(window[0], f"{CONFIG_FILE}: window_size")
 
 
 def read_windows(config: Mapping[str, Any], layers: int, is_gemma2: bool) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ def read_windows(config: Mapping[str, Any], layers: int, is_gemma2: bool) -> tup
     seen = window_of(config)
     if seen is None:
         return (0,) * layers
-    size = positive(seen + bool(config.get(AS_CORE)), f"{_FILE}: window_size")
+    size = positive(seen + bool(config.get(AS_CORE)), f"{CONFIG_FILE}: window_size")
     skipped = config.get("window_attn_skip_freq")
     if is_gemma2:  # its attention reads no frequency
         return tuple(size * (number % 2 == 0) for number in range(layers))
@@ -51,10 +51,12 @@ def read_windows(config: Mapping[str, Any], layers: int, is_gemma2: bool) -> tup
         return tuple(size * (number % skipped != 0) for number in range(1, layers + 1))
     if isinstance(skipped, (list, tuple)) and skipped:
         if len(skipped) < layers:
-            raise CheckpointError(f"{_FILE}: window_attn_skip_freq lists {len(skipped)} of {layers} layers")
+            raise CheckpointError(f"{CONFIG_FILE}: window_attn_skip_freq lists {len(skipped)} of {layers} layers")
         return tuple(size * bool(each) for each in skipped[:layers])
     if skipped:
-        raise CheckpointError(f"{_FILE}: window_attn_skip_freq is {quoted(skipped)}, not a number or a list of 0 and 1")
+        raise CheckpointError(
+            f"{CONFIG_FILE}: window_attn_skip_freq is {quoted(skipped)}, not a number or a list of 0 and 1"
+        )
     return (size,) * layers
 
 

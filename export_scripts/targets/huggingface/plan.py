@@ -42,8 +42,8 @@ from ft_format.families.family import Family
 from handover.errors import CheckpointError
 from models.checks import shown
 from models.decoder import Decoder
+from models.directory import CONFIG_FILE, GENERATION_FILE
 
-CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 _TORCH = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _VOCABULARY = "vocab_size"
 
