@@ -19,14 +19,12 @@ from omegaconf import DictConfig
 
 from launcher import sweep
 from launcher.config import command_line
-from launcher.config.hydra_mode import compose_for_it_only_where_it_is_said
 from launcher.config.run_names import forget_dry_runs
 from launcher.config.schema import register
 from launcher.config.wording import explained
 from launcher.run import console
 
 register()
-compose_for_it_only_where_it_is_said()
 if _ends_quietly:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
