@@ -50,6 +50,7 @@ from handover.signatures.sealing import Seal
 KIND = "huggingface"
 # Written into the journal: work of an older layout is not continued.
 _LAYOUT_VERSION = 3
+_KEPT = 2  # files of which a process keeps the parts: it seldom has to take another's
 
 
 def convert_to_huggingface(arguments: ConvertArguments, seal: Seal) -> Manifest:
@@ -196,7 +197,7 @@ class _Parts:
     """
 
     def __init__(self, files: Sequence[WeightsFile], data_type: str, processes: int, size_bytes: int) -> None:
-        self._files, self._data_type, self._processes, self._each_bytes = files, data_type, processes, size_bytes
+        self._files, self._data_type, self._each_bytes = files, data_type, size_bytes
         self._own: dict[int, list[Part]] = {}
         self.size_bytes, self.spans = 0, array("L")
         places, keys = array("L"), array("L")
@@ -219,7 +220,7 @@ class _Parts:
         """Make one."""
         file, index = self.places[number]
         if file not in self._own:
-            if len(self._own) == self._processes:
+            if len(self._own) == _KEPT:
                 self._own.clear()
             self._own[file] = list(parts_of(self._files[file], self._data_type, self._each_bytes))
         return self._own[file][index]
