@@ -102,6 +102,7 @@ def test_a_context_is_found_at_its_last_page_end_and_where_others_left_it(opened
     assert [generated(outputs, 0, beam) for beam in range(3)] == [generated(alone, 0, beam) for beam in range(3)]
 
 
+@pytest.mark.parametrize("opened", ["nemotron_h", pytest.param("qwen3_next", marks=pytest.mark.long)], indirect=True)
 def test_mixed_traffic_gets_transformers_tokens(opened: tuple[Any, Settings], monkeypatch: pytest.MonkeyPatch) -> None:
     """Contexts in chunks, rows that are set back, and states so few that rows take those that are kept."""
     model, settings = opened

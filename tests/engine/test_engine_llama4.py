@@ -40,8 +40,8 @@ def lines_of(*lengths: int, seed: int = 7) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("llama4", {}),
         ("llama4", {"attention_chunk_size": 48, "num_experts_per_tok": 2}),
+        pytest.param("llama4", {}, marks=pytest.mark.long),
         pytest.param("llama4_plain", {}, marks=pytest.mark.long),
         pytest.param("llama4_scout", {}, marks=pytest.mark.long),
         pytest.param("llama4", {"attention_chunk_size": 64}, marks=pytest.mark.long),
