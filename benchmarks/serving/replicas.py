@@ -8,7 +8,11 @@
 which each client asks for again a second later. Then one server alone, as many of them at once without a router, and
 all replicas generate in turns, each as many sequences at a time for each server: the bar is 0.95 of N times one.
 Without GPUs a server alone has the cores of a replica. What servers that share a machine cost each other, and what
-other work costs the more of them, the second figure says.
+other work costs the more of them, the second figure says. Clients and router take processor time too, which is counted:
+on as many cores as servers it is taken from these, and N times one cannot be reached. ``--client-cores`` keeps some for
+the clients alone. On an idle machine of three cores or more, a core for each server::
+
+    taskset -c 0-2 python3 -m benchmarks.serving.replicas --client-cores=1 --seconds=20
 """
 
 from __future__ import annotations
@@ -61,6 +65,7 @@ class ReplicaBenchmarkArguments(ScriptArguments):
     seconds: float = field(default=10.0, metadata={"help": "of a turn"})
     rounds: int = field(default=5, metadata={"help": "turns of each side"})
     kv_cache_bytes: int = field(default=1 << 30, metadata={"help": "of each server"})
+    client_cores: int = field(default=0, metadata={"help": "that the clients have for themselves; 0: they share all"})
     start_timeout_s: float = field(default=300, metadata={"help": "seconds until a server must be ready"})
 
 
@@ -78,19 +83,25 @@ class Streams:
 def main(argv: Sequence[str]) -> None:
     """Start everything, kill, measure; ServerError: more was lost than had to be, or the bar is missed."""
     arguments = ReplicaBenchmarkArguments.from_argv(argv, __doc__)
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) <= arguments.client_cores:
+        raise ServerError(f"--client-cores={arguments.client_cores} of {len(cores)} leave the servers none")
+    if arguments.client_cores:
+        os.sched_setaffinity(0, cores[-arguments.client_cores :])
+    servers = cores[: len(cores) - arguments.client_cores]
     with tempfile.TemporaryDirectory(prefix="slipway-replicas-") as directory:
         place = Path(directory)
         sizes = arguments.shape, arguments.data_type, arguments.kv_cache_bytes
         repository = write_repository(place, *sizes, max_batch_size=max(64, arguments.clients))
-        with serving(arguments, repository, place / "many", arguments.replicas) as (many, process):
+        with serving(arguments, repository, place / "many", arguments.replicas, servers) as (many, process):
             killed = asyncio.run(kill_one(many, process, arguments))
             with contextlib.ExitStack() as stack:
-                numbers = range(arguments.replicas)
+                parts = parts_of_cores(arguments.replicas, servers)
                 alone = [
-                    stack.enter_context(serving(arguments, repository, place / str(number), 1, number))[0]
-                    for number in numbers
+                    stack.enter_context(serving(arguments, repository, place / str(number), 1, part, number))[0]
+                    for number, part in enumerate(parts)
                 ]
-                ratio = asyncio.run(compare(alone, many, arguments))
+                ratio = asyncio.run(compare(alone, many, arguments, process))
     problems = [killed] if killed else []
     problems += [] if ratio >= _BAR else [f"{ratio:.3f} of {arguments.replicas} times one, the bar is {_BAR}"]
     if problems:
@@ -99,7 +110,12 @@ def main(argv: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def serving(
-    arguments: ReplicaBenchmarkArguments, repository: Path, place: Path, count: int, number: int = 0
+    arguments: ReplicaBenchmarkArguments,
+    repository: Path,
+    place: Path,
+    count: int,
+    cores: Sequence[int],
+    number: int = 0,
 ) -> Iterator[tuple[Endpoint, subprocess.Popen[bytes]]]:
     """Serve with that many servers; one stands alone, without a router, with the GPUs or cores of that replica."""
     place.mkdir()
@@ -111,9 +127,9 @@ def serving(
     else:
         given = ReplicasArguments("deployment.serve", server.to_argv(), replicas=count, gpus=arguments.gpus)
         command = ["deployment.replicas.serve", *given.to_argv()]
-    cores = set(parts_of_cores(arguments.replicas)[number]) if count == 1 and not arguments.gpus else set()
+    pinned = bool(cores) and not (arguments.gpus and count == 1)
     process = subprocess.Popen(
-        [sys.executable, "-m", *command], preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None
+        [sys.executable, "-m", *command], preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if pinned else None
     )
     try:
         wait_for(lambda: files[0].exists() or process.poll() is not None)
@@ -204,21 +220,36 @@ async def metric(endpoint: Endpoint, name: str) -> float:
     return float(found[0].split()[1]) if found else -1.0
 
 
-async def compare(alone: Sequence[Endpoint], many: Endpoint, given: ReplicaBenchmarkArguments) -> float:
+def processor_s(process: subprocess.Popen[bytes], program: str) -> float:
+    """Return the processor time that a program below a process has taken so far."""
+    lines = {each.pid: command_line(each.pid) for each in descendants([process.pid])}
+    found = [pid for pid, line in lines.items() if line and Path(line[0]).name == program]
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in found]
+    return sum(int(user) + int(system) for *_, user, system in (stat[:13] for stat in stats)) / os.sysconf("SC_CLK_TCK")
+
+
+async def compare(
+    alone: Sequence[Endpoint], many: Endpoint, given: ReplicaBenchmarkArguments, process: subprocess.Popen[bytes]
+) -> float:
     """Generate in turns with one server and with all, print the rates, and return the ratio to N times one."""
     rates: dict[str, list[float]] = {"one": [], "at once": [], "many": []}
-    count = given.per_replica
+    count, shares = given.per_replica, dict[str, list[tuple[float, float]]]({name: [] for name in rates})
     for number in range(given.rounds + 1):  # the first turn of each is not counted
         turns = [("one", alone[:1], count), ("at once", alone, count), ("many", [many], given.replicas * count)]
         for name, endpoints, sequences in turns if number % 2 else reversed(turns):
+            began, own, routers = time.monotonic(), time.process_time(), processor_s(process, "haproxy")
             found = await asyncio.gather(*(generate(endpoint, sequences, given) for endpoint in endpoints))
+            took, own = time.monotonic() - began, time.process_time() - own
             if number:
                 rates[name].append(sum(found))
+                shares[name].append((own / took, (processor_s(process, "haproxy") - routers) / took))
     medians = {name: statistics.median(values) for name, values in rates.items()}
     ratios = [many / one / given.replicas for one, many in zip(rates["one"], rates["many"], strict=True)]
     ratio = medians["many"] / medians["one"] / given.replicas
     for name, rate in medians.items():
-        print(f"{_SIDES[name]:32} {rate:10.1f} tokens/s", flush=True)
+        clients, router = (statistics.median(column) for column in zip(*shares[name], strict=True))
+        print(f"{_SIDES[name]:32} {rate:10.1f} tokens/s; clients {clients:.3f} of a core, router {router:.3f}",
+              flush=True)  # fmt: skip
     print(f"{ratio:.3f} of {given.replicas} times one (by turn {min(ratios):.3f} to {max(ratios):.3f}), "
           f"{medians['many'] / medians['at once']:.3f} of as many at once", flush=True)  # fmt: skip
     return ratio

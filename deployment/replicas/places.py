@@ -30,7 +30,7 @@ def find_replicas(given: ReplicasArguments, arguments: ServeArguments | EngineAr
             )
         jobs = SlurmJobs(ids)
         return [JobReplica(number, arguments.endpoint.parent, given.job_logs, jobs) for number in numbers]
-    cores = [] if given.gpus else parts_of_cores(given.replicas)
+    cores = [] if given.gpus else parts_of_cores(given.replicas, os.sched_getaffinity(0))
     own = _guarded(arguments)
     return [ChildReplica(number, given.program, own, given.gpus, cores[number] if cores else ()) for number in numbers]
 

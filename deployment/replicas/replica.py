@@ -221,8 +221,7 @@ def own_arguments(
     return replace(arguments, **own, http_port=0, grpc_port=0, metrics_port=0, openai_port=openai_port)
 
 
-def parts_of_cores(replicas: int) -> list[list[int]]:
-    """Divide the cores of this process among replicas without GPUs; where there are too few, each has all of them."""
-    cores = sorted(os.sched_getaffinity(0))
-    share = len(cores) // replicas
-    return [cores[number * share : (number + 1) * share] for number in range(replicas)]
+def parts_of_cores(replicas: int, cores: Collection[int]) -> list[list[int]]:
+    """Divide cores among replicas without GPUs; where there are too few, none is told apart: each has all of them."""
+    ordered, share = sorted(cores), len(cores) // replicas
+    return [ordered[number * share : (number + 1) * share] for number in range(replicas)]

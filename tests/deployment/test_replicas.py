@@ -81,10 +81,10 @@ def test_metrics_are_sums_that_go_on_when_a_server_begins_again_and_gauges_with_
     assert 'replica="1"' not in gone and 'nv_inference_count{model="gpt",version="1"} 8' in gone
 
 
-def test_cores_are_divided_and_shared_where_they_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 5, 6})
-    assert parts_of_cores(2) == [[0, 1], [2, 5]]
-    assert parts_of_cores(6) == [[]] * 6
+def test_cores_are_divided_and_shared_where_they_are_too_few() -> None:
+    cores = {0, 1, 2, 5, 6}
+    assert parts_of_cores(2, cores) == [[0, 1], [2, 5]]
+    assert parts_of_cores(6, cores) == [[]] * 6
 
 
 class Silent(BackgroundProbe):
