@@ -7,8 +7,9 @@ edits a file on purpose names it in ``deployment.edited_files``. Repositories wi
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ _MOST_LISTED = 20
 def prove_files(repository: Path, models: Iterable[ServedModel], edited_files: Sequence[str]) -> tuple[int, list[str]]:
     """Compare the files of the repository, and of checkpoints outside of it, with their manifests.
 
-    The models' weights are compared by presence and size only: those that are loaded are proved by ``weights``.
+    Weights that ``weights`` proves are compared by presence and size only: those of the models' checkpoints.
 
     Args:
         repository: Triton model repository.
@@ -46,7 +47,7 @@ def prove_files(repository: Path, models: Iterable[ServedModel], edited_files: S
     outside = (
         model.checkpoint for model in models if not model.checkpoint.resolve().is_relative_to(repository.resolve())
     )
-    skipped = WEIGHTS if models else ()
+    skipped = {inode for model in models for inode in _weights_of(model.checkpoint)}
     proved, edited, problems = 0, list[str](), list[str]()
     known: dict[tuple[int, int, str], bool] = {}  # files have several links
     for root in (repository, *outside):
@@ -71,13 +72,24 @@ def _records(root: Path) -> Iterator[FileRecord]:
         yield from Manifest.read(root).files
 
 
-def _problem(path: Path, record: FileRecord, known: dict[tuple[int, int, str], bool], skipped: tuple[str, ...]) -> str:
-    """Return in what a file is not as recorded; of those with an end that is skipped the content is not read."""
+def _weights_of(checkpoint: Path) -> Iterator[tuple[int, int]]:
+    """Yield the inodes of a checkpoint's files of weights; its manifest does not know the adapters that lie in it."""
+    for record in _records(checkpoint):
+        with contextlib.suppress(OSError):
+            if record.path.endswith(WEIGHTS):
+                found = os.stat(checkpoint / record.path)
+                yield found.st_dev, found.st_ino
+
+
+def _problem(
+    path: Path, record: FileRecord, known: dict[tuple[int, int, str], bool], skipped: Set[tuple[int, int]]
+) -> str:
+    """Return in what a file is not as recorded; of those that are skipped the content is not read."""
     try:
         found = os.stat(path)
         if found.st_size != record.size_bytes:
             return f"{found.st_size} bytes instead of {record.size_bytes}"
-        if path.suffix in skipped:
+        if (found.st_dev, found.st_ino) in skipped:
             return ""
         key = (found.st_dev, found.st_ino, record.digest)
         if key not in known:

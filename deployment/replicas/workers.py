@@ -52,13 +52,13 @@ class WorkerRouter(Router):
 
     def admit(self, number: int, endpoint: Endpoint) -> None:
         """Add a worker."""
-        self._add(number, _url(endpoint))
+        self._add(number, endpoint.server_url)
         self._workers[number] = endpoint
 
     def withdraw(self, number: int) -> None:
         """Take a worker away, if it is one."""
         if (endpoint := self._workers.get(number)) is not None:
-            self._remove(number, _url(endpoint))
+            self._remove(number, endpoint.server_url)
 
     def in_flight(self, number: int) -> int | None:
         """Ask the replica itself: its engine counts what runs and waits."""
@@ -120,7 +120,3 @@ class VLLMRouter(WorkerRouter):
 
     def _remove(self, number: int, url: str) -> None:
         self._ask("POST", f"/remove_worker?url={urllib.parse.quote(url, safe='')}")
-
-
-def _url(endpoint: Endpoint) -> str:
-    return endpoint.openai_url.removesuffix("/v1")

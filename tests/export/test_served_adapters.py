@@ -21,11 +21,13 @@ from support.tiny_models.low_rank import draw, merged, write
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.settings import read_settings
+from deployment.proof.files import prove_files
+from deployment.proof.served_models import find_served_models
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository
 from export_scripts.repository.pbtxt import parse
-from handover.errors import SlipwayError
+from handover.errors import ArtefactError, SlipwayError
 from handover.manifest import Manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -82,6 +84,20 @@ def test_whatever_form_they_came_in_they_are_served_as_pefts(arguments: ExportAr
         found = generated(outputs, row)
         assert found == argmaxes(models[name], line, found), name
     engine.close()
+
+
+def test_an_altered_adapter_is_refused_before_it_is_served(arguments: ExportArguments, tmp_path: Path) -> None:
+    write(tmp_path / "peft", draw(model_of(arguments), 1, rank=4), lora_alpha=6)
+    build_repository(replace(arguments, adapters=(("mine", str(tmp_path / "peft")),)))
+    models = find_served_models(arguments.output)
+    prove_files(arguments.output, models, ())
+    weights = arguments.output / PLACE / "mine" / "adapter_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.unlink()  # the other link of it stays as it was
+    weights.write_bytes(content)
+    with pytest.raises(ArtefactError, match=f"1 files .*\n  {PLACE}/mine/{weights.name}  content is not what was"):
+        prove_files(arguments.output, models, ())
 
 
 def test_room_is_what_export_was_told(arguments: ExportArguments) -> None:
