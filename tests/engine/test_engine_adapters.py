@@ -52,7 +52,9 @@ def adapted(name: str, directory: Path, count: int = 2, **changes: Any) -> dict[
     return models
 
 
-def check_rows(engine: Any, models: dict[str, Any], names: list[str], count: int = 8, **told: Any) -> None:
+def check_rows(
+    engine: Any, models: dict[str, Any], names: list[str], count: int = 8, limit: float = 1e-4, **told: Any
+) -> None:
     """Compare rows of one request, each with its adapter: tokens, and log-probabilities of prompts and answers."""
     rows = lines(len(names))
     settings = {"end_id": NEVER, "is_return_log_probs": True, "is_return_context_log_probs": True, **told}
@@ -65,7 +67,8 @@ def check_rows(engine: Any, models: dict[str, Any], names: list[str], count: int
             logits = models[name](whole[None]).logits[0, :-1]
         assert found == logits[len(line) - 1 :].argmax(-1).tolist()
         known = logits.log_softmax(-1).gather(1, whole[1:, None])[:, 0].numpy()
-        assert np.abs(outputs["context_log_probs"][row, 1 : len(line)] - known[: len(line) - 1]).max(initial=0) < 1e-4
+        differences = np.abs(outputs["context_log_probs"][row, 1 : len(line)] - known[: len(line) - 1])
+        assert differences.max(initial=0) < limit
 
 
 @pytest.mark.parametrize(("ranks", "stages"), [(1, 1), (2, 1), (1, 2)])
@@ -318,7 +321,8 @@ def test_weights_of_few_bits_have_adapters(form: str, tmp_path: Path) -> None:
         save_state(tmp_path, state, deepseeks([16, 32]))
     write(tmp_path / "adapters/a", pairs)
     engine = opened(tmp_path, int8_mode=int(form == "int8"))
-    check_rows(engine, {"": model, "a": merged(model, pairs)}, ["a", "", "a"])
+    # What int8 is multiplied by is rounded to 16 bits where the processor multiplies bytes.
+    check_rows(engine, {"": model, "a": merged(model, pairs)}, ["a", "", "a"], limit=1e-3 if form == "int8" else 1e-4)
     engine.close()
 
 

@@ -55,8 +55,14 @@ def drawn(dtype: torch.dtype, rows: int, inputs: int, outputs: int) -> tuple[Ten
 
 
 def rounded_as(panels: Panels, x: Tensor) -> Tensor:
-    """Round an input as a product does: where bf16 is multiplied in pairs, to bf16."""
-    return (x.bfloat16() if panels.rounds else x).double()
+    """Round an input as a product does: pairs to bf16, and fours to 1/32512 of the largest of 256 inputs."""
+    if panels.group < 4:
+        return (x.bfloat16() if panels.rounds else x).double()
+    rounded = []
+    for some in x.split(256, -1):
+        largest = some.abs().amax(-1, keepdim=True)
+        rounded.append((some * (32512 / largest)).round().double() * (largest / 32512).double())
+    return torch.cat(rounded, -1)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -67,12 +73,12 @@ def test_products_are_what_fp64_says(shape: tuple[int, int, int], dtype: torch.d
     assert torch.equal(panels.dense(), weight.to(panels.matrix.dtype)) and panels.matrix.shape == weight.shape
     expected = rounded_as(panels, x) @ weight.double().T * scales.double() + bias.double()
     found = panels.multiply(x)
-    assert error(found, expected) < 1e-6
+    assert error(found, expected) < 2e-6
     alone = [panels.multiply(row[None]) for row in x[-3:]]
     assert torch.equal(torch.cat(alone), found[-3:])  # a row's numbers do not depend on the others
     out = torch.ones_like(found)
-    assert panels.multiply(x, out=out, adds=True) is out and error(out, expected + 1) < 1e-6
-    assert error(Panels(kernels, weight).multiply(x), rounded_as(panels, x) @ weight.double().T) < 1e-6
+    assert panels.multiply(x, out=out, adds=True) is out and error(out, expected + 1) < 2e-6
+    assert error(Panels(kernels, weight).multiply(x), rounded_as(panels, x) @ weight.double().T) < 2e-6
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -85,7 +91,7 @@ def test_what_comes_before_and_behind_is_fused(is_rms: bool, dtype: torch.dtype,
         wide, size = (x.double() + 3), x.shape[1:]
         normed = F.rms_norm(wide, size, eps=1e-5) if is_rms else F.layer_norm(wide, size, eps=1e-5)
         normed = normed * own.double() + (0 if is_rms else offset.double())
-        rounding = 1e-2 if panels.rounds else 2e-5  # a normed number may be rounded to bf16 the other way
+        rounding = 1e-2 if panels.rounds else 2e-4 if panels.group == 4 else 2e-5  # a normed number, the other way
         normed = rounded_as(panels, normed.float())
         first = normed @ weight.double().T * scales.double() + bias.double()
         second = normed @ weight.flip(0).double().T * scales.double()
@@ -101,6 +107,26 @@ def test_extreme_inputs_of_activations_stay_what_torch_says(kernels: HostKernels
     for name, activate in ACTIVATIONS.items():
         torch.testing.assert_close(panels.multiply(x[:, None], None, name)[:, 0], activate(x), rtol=1e-6, atol=1e-30)
         assert panels.multiply(torch.tensor([[float("nan")]]), None, name).isnan().all()
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
+def test_bytes_times_what_is_no_number_are_none(odd: float, kernels: HostKernels) -> None:
+    x, weight, _, scales = drawn(torch.int8, 3, 600, 70)
+    panels = Panels(kernels, weight, None, scales)
+    sound, x[1, 300] = panels.multiply(x), odd
+    found = panels.multiply(x)
+    assert not found[1].isfinite().any() and torch.equal(found[::2], sound[::2])
+    x[1] = 0
+    assert torch.equal(panels.multiply(x)[1], torch.zeros(70))
+
+
+def test_bytes_are_multiplied_to_the_16th_bit_of_the_largest_input(kernels: HostKernels) -> None:
+    x, weight, _, _ = drawn(torch.int8, 4, 1024, 64)
+    x[:, 5] *= 1000
+    exact = x.double() @ weight.double().T
+    limit = 256 * 127 * x.abs().amax(-1, keepdim=True) / 65024  # of the part that has the largest; others are finer
+    assert bool(((Panels(kernels, weight).multiply(x) - exact).abs() < 4 * limit).all())
+    assert error(Panels(kernels, weight).multiply(x), exact) < 3e-4
 
 
 def test_threads_share_the_panels_and_the_rows(kernels: HostKernels) -> None:
@@ -134,13 +160,14 @@ def test_torch_s_products_are_the_same_where_there_is_no_compiler(
     monkeypatch.setattr("backends.fastertransformer.engine.ops.host.panels.host_kernels", lambda: None)
     theirs = kind(weight, bias)
     assert theirs.panels is None
+    limit = 1e-4 if ours.panels.group == 4 else 2e-6
     for linear in (ours, theirs):
-        assert error(linear(x), theirs(x).double()) < 1e-6
+        assert error(linear(x), theirs(x).double()) < limit
         for name in ("silu", "exact_gelu", "squared_relu"):
             found = ops.gated_linear(linear, ours, x, norm, name)
-            assert error(found, ops.gated_linear(theirs, theirs, x, norm, name).double()) < 2e-6, name
+            assert error(found, ops.gated_linear(theirs, theirs, x, norm, name).double()) < limit, name
             added = ops.linear(linear, x, norm, name, torch.ones(5, 70))
-            assert error(added, ops.linear(theirs, x, norm, name, torch.ones(5, 70)).double()) < 2e-6, name
+            assert error(added, ops.linear(theirs, x, norm, name, torch.ones(5, 70)).double()) < limit, name
 
 
 @pytest.fixture

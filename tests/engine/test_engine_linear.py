@@ -70,7 +70,7 @@ def test_what_comes_before_and_behind_a_product_is_what_fp64_says(kind: type[Lin
         expected = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
         expected = (expected if norm.bias is None else expected + norm.bias.double()) @ weight.double().T
         expected = F.gelu(expected + linear.bias.double(), approximate="tanh")  # type: ignore[union-attr]
-        limit = 2e-3 if dtype == torch.float16 else 1e-5
+        limit = 2e-3 if dtype == torch.float16 else 1e-5 if kind is Linear else 1e-4
         assert error(ops.linear(linear, x, norm, "gelu"), expected) < limit
         expected += residual.double()
         added = ops.linear(linear, x, norm, "gelu", residual)

@@ -64,6 +64,7 @@ class HostKernels:
     Attributes:
         width: outputs of a panel.
         multiplies_pairs: whether bf16 is multiplied in pairs.
+        multiplies_quads: whether bytes are multiplied by fours.
         run: OpenMP's function that runs another one on each thread.
         use_large_pages, multiply: see products.c.
         attend: see attention.c.
@@ -75,6 +76,7 @@ class HostKernels:
         found = ctypes.CDLL(str(library))
         self.width = int(found.panel_width())
         self.multiplies_pairs = bool(found.multiplies_pairs())
+        self.multiplies_quads = bool(found.multiplies_quads())
         self.use_large_pages = found.use_large_pages
         self.use_large_pages.argtypes, self.use_large_pages.restype = (_POINTER, _LONG), _INT
         self.multiply = found.multiply

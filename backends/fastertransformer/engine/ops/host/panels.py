@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from .compiled import HostKernels, host_kernels
@@ -34,6 +35,7 @@ class Panels:
         outputs, inputs: of the weight.
         at: address of what the kernels read of it.
         rounds: whether inputs are rounded to bf16: the processor multiplies pairs of them, and so they lie.
+        group: inputs whose numbers of an output lie beside one another, because the processor multiplies them at once.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class Panels:
         self.rounds = kernels.multiplies_pairs and weight.dtype == torch.bfloat16
         if self.rounds and self.inputs % 2:
             weight, self.rounds = weight.float(), False
+        self.group = 4 if kernels.multiplies_quads and weight.dtype == torch.int8 else 1 + self.rounds
         self._padded = -(-self.outputs // self._width) * self._width
-        self._numbers = weight.new_empty(self._padded * self.inputs)
+        self._groups = -(-self.inputs // self.group)
+        self._numbers = weight.new_empty(self._padded * self._groups * self.group)
         kernels.use_large_pages(self._numbers.data_ptr(), self._numbers.nbytes)  # or not, where the host has none
         self._write(weight)
         # The kernels read these where they are, so that they live as long as this.
@@ -69,28 +73,26 @@ class Panels:
 
     def dense(self) -> Tensor:
         """Return a copy of the matrix in the weight's order."""
-        return self._panels().transpose(1, 2).reshape(self._padded, self.inputs)[: self.outputs]
+        return self._panels().transpose(1, 2).reshape(self._padded, -1)[: self.outputs, : self.inputs]
 
     def is_like(self, other: Panels) -> bool:
         """Return whether another matrix has this one's shape and type, so that both can be multiplied at once."""
         return self.matrix.shape == other.matrix.shape and self.matrix.dtype == other.matrix.dtype
 
     def _panels(self) -> Tensor:
-        """View the numbers as [panels, inputs, width], or [panels, inputs / 2, width, 2] where they lie in pairs."""
-        return self._numbers.view(self._padded // self._width, -1, self._width, *([2] if self.rounds else []))
+        """View the numbers as [panels, inputs / group, width, group]."""
+        return self._numbers.view(self._padded // self._width, self._groups, self._width, self.group)
 
     def _write(self, weight: Tensor) -> None:
-        """Copy a weight, whatever its strides; the last panel is filled up with zeros."""
+        """Copy a weight, whatever its strides; the last panel, and the last group, are filled up with zeros."""
         panels, whole = self._panels(), self.outputs // self._width
+        if missing := self._groups * self.group - self.inputs:
+            weight = F.pad(weight, (0, missing))
         full, rest = weight[: whole * self._width], weight[whole * self._width :]
         panels[whole:] = 0
         for some, rows, width in ((panels[:whole], full, self._width), (panels[whole:], rest, len(rest))):
-            if not len(rows):
-                continue
-            by_panel = rows.view(len(some), width, self.inputs)  # [panels, width, inputs]
-            if self.rounds:
-                by_panel = by_panel.view(len(some), width, -1, 2)
-            some[:, :, :width] = by_panel.transpose(1, 2)
+            if len(rows):
+                some[:, :, :width] = rows.view(len(some), width, self._groups, self.group).transpose(1, 2)
 
     def _filled_up(self, values: Tensor) -> Tensor:
         filled = torch.zeros(self._padded)

@@ -3,7 +3,10 @@
    A matrix, [outputs, inputs], lies in panels of WIDTH outputs, [panels][inputs][WIDTH], the last one filled up with
    zeros: a product reads it once, from its first number to its last, and widens each on the way into a register. Where
    the processor multiplies pairs of bf16 (PAIRS), bf16 lies as [panels][inputs / 2][WIDTH][2], and activations are
-   rounded to bf16. Threads take panels one after another; panels.py calls this. The processor fetches a panel's memory
+   rounded to bf16. Where it multiplies four bytes at once (QUADS), int8 lies as [panels][inputs / 4][WIDTH][4], filled
+   up with zeros, and DEPTH activations of a row share a scale: their largest is 32512, and each is rounded to 256 a + b
+   with bytes a and b. A part's sum is exact then, and what is rounded is 1/256 of what the weights' own rounding is.
+   To widen each number to fp32 takes six instructions where two bytes of 64 inputs take two. Threads take panels one after another; panels.py calls this. The processor fetches a panel's memory
    ahead by itself: to ask for it too made one row 8 to 15% slower (Zen 4).
 
    A row's sums are made in one order, so that they are the same whatever other rows there are. */
@@ -30,13 +33,21 @@
 #else
 #define PAIRS 0
 #endif
+#ifdef __AVX512VNNI__
+#define QUADS 1
+#else
+#define QUADS 0
+#endif
 #define WIDTH (2 * LANES)
 #define DEPTH 256       /* inputs whose part of a panel stays in a core's cache while tiles of rows pass */
 #define ROWS_AT_ONCE 96 /* of a job */
+#define QUAD_ROWS 6     /* of a tile of QUADS: four vectors of sums each */
+#define LARGEST 32512   /* 256 * 127 */
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 16")
 
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int four_bytes __attribute__((may_alias));
 typedef void parallel(void (*)(void *), void *, unsigned, unsigned); /* OpenMP's GOMP_parallel */
 enum { FP32, BF16, FP16, INT8 };
 enum { NONE, RELU, SILU, GELU };
@@ -59,6 +70,21 @@ typedef struct {
 } product;
 
 INLINE long size_of(long type) { return type == FP32 ? 4 : type == INT8 ? 1 : 2; }
+
+/* A row as a product wants it: fp32, pairs of bf16, or the parts of QUADS. */
+INLINE int is_paired(const matrix *m) { return PAIRS && m->type == BF16; }
+INLINE int is_in_quads(const matrix *m) { return QUADS && m->type == INT8; }
+
+typedef struct {
+    float scale;
+    int offset; /* what 128 too much in each weight adds to the sums */
+    signed char high[DEPTH], low[DEPTH];
+} part;
+
+INLINE long row_bytes(const matrix *m) {
+    if (is_in_quads(m)) return (m->inputs + DEPTH - 1) / DEPTH * sizeof(part);
+    return m->inputs * (is_paired(m) ? 2 : 4);
+}
 
 INLINE vector widened(const char *from, int type) {
     if (type == FP32) return *(const vector *)from;
@@ -103,6 +129,58 @@ INLINE void add_tile(int rows, int type, const float *x, long stride, const char
     UNROLLED for (int row = 0; row < rows; row++) sums[row][0] += own[row][0], sums[row][1] += own[row][1];
 }
 
+#if QUADS
+/* Add some rows' products with a part of a panel, of bytes, to their sums. */
+INLINE void add_quads(int rows, const char *x, long stride, const char *panel, long steps, vector sums[][2]) {
+    __m512i own[QUAD_ROWS][4];
+    UNROLLED for (int row = 0; row < rows; row++) UNROLLED for (int i = 0; i < 4; i++) own[row][i] = _mm512_setzero_si512();
+    for (long k = 0; k < steps; k++) { /* the instruction wants one side without signs: 128 more than the weights */
+        const __m512i first = _mm512_xor_si512(_mm512_loadu_si512(panel + k * 128), _mm512_set1_epi8(-128));
+        const __m512i second = _mm512_xor_si512(_mm512_loadu_si512(panel + k * 128 + 64), _mm512_set1_epi8(-128));
+        UNROLLED for (int row = 0; row < rows; row++) {
+            const part *from = (const part *)(x + row * stride);
+            const __m512i high = _mm512_set1_epi32(((const four_bytes *)from->high)[k]);
+            const __m512i low = _mm512_set1_epi32(((const four_bytes *)from->low)[k]);
+            own[row][0] = _mm512_dpbusd_epi32(own[row][0], first, high);
+            own[row][1] = _mm512_dpbusd_epi32(own[row][1], second, high);
+            own[row][2] = _mm512_dpbusd_epi32(own[row][2], first, low);
+            own[row][3] = _mm512_dpbusd_epi32(own[row][3], second, low);
+        }
+    }
+    UNROLLED for (int row = 0; row < rows; row++) {
+        const part *from = (const part *)(x + row * stride);
+        UNROLLED for (int half = 0; half < 2; half++) {
+            const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(own[row][half], 8), own[row][half + 2]);
+            sums[row][half] += from->scale * _mm512_cvtepi32_ps(_mm512_sub_epi32(whole, _mm512_set1_epi32(from->offset)));
+        }
+    }
+}
+
+#define QUAD(n) case n: add_quads(n, x, stride, panel, steps, sums); break;
+static void quads(int rows, const char *x, long stride, const char *panel, long steps, vector sums[][2]) {
+    switch (rows) { QUAD(1) QUAD(2) QUAD(3) QUAD(4) QUAD(5) QUAD(6) }
+}
+
+/* Round a part of a row to two bytes each; what is not finite makes the scale, and so the sum, no number. */
+static void round_part(const float *x, long count, part *to) {
+    float most = 0, finite = 0;
+#pragma omp simd reduction(max : most) reduction(+ : finite)
+    for (long i = 0; i < count; i++) most = fmaxf(most, fabsf(x[i])), finite += x[i] * 0;
+    const float inverse = most > 1e-30f && finite == 0 ? LARGEST / most : 0;
+    __m512i sum = _mm512_setzero_si512();
+    for (long i = 0; i < DEPTH; i += LANES) {
+        const __mmask16 mask = i >= count ? 0 : count - i < LANES ? (1 << (count - i)) - 1 : 0xFFFF;
+        const __m512i whole = _mm512_cvtps_epi32(_mm512_maskz_loadu_ps(mask, x + i) * inverse);
+        const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8);
+        _mm_storeu_si128((__m128i *)(to->high + i), _mm512_cvtepi32_epi8(high));
+        _mm_storeu_si128((__m128i *)(to->low + i), _mm512_cvtepi32_epi8(whole)); /* its last byte, with a sign */
+        sum = _mm512_add_epi32(sum, whole);
+    }
+    to->scale = finite == 0 ? (inverse ? most / LARGEST : 0) : NAN;
+    to->offset = 128 * _mm512_reduce_add_epi32(sum);
+}
+#endif
+
 #define TILE(n) case n: add_tile(n, type, x, stride, panel, steps, sums); break;
 #define TILES(name, of)                                                                                               \
     static void name(int rows, const float *x, long stride, const char *panel, long steps, vector sums[][2]) {         \
@@ -114,19 +192,28 @@ TILES(tiles_bf16, BF16)
 TILES(tiles_fp16, FP16)
 TILES(tiles_int8, INT8)
 
-/* Multiply some rows by a panel. */
-static void multiply_panel(const matrix *m, long panel, const float *x, long rows, vector sums[][2]) {
+/* Multiply some rows, as row_bytes says, by a panel. */
+static void multiply_panel(const matrix *m, long panel, const char *x, long rows, vector sums[][2]) {
     static void (*const tiles[])(int, const float *, long, const char *, long, vector[][2]) = {
         tiles_fp32, tiles_bf16, tiles_fp16, tiles_int8};
-    const long each = PAIRS && m->type == BF16 ? 2 : 1, steps = m->inputs / each, step = WIDTH * each * size_of(m->type);
+    const int in_quads = is_in_quads(m), most = in_quads ? QUAD_ROWS : MOST_ROWS;
+    const long each = in_quads ? 4 : is_paired(m) ? 2 : 1, steps = (m->inputs + each - 1) / each;
+    const long step = WIDTH * each * size_of(m->type), stride = row_bytes(m), long_part = in_quads ? DEPTH / 4 : DEPTH;
     const char *numbers = m->numbers + panel * steps * step;
     memset(sums, 0, sizeof(sums[0]) * rows);
-    for (long k = 0; k < steps; k += DEPTH) {
-        const long depth = steps - k < DEPTH ? steps - k : DEPTH;
-        long tiles_left = (rows + MOST_ROWS - 1) / MOST_ROWS, count;
+    for (long k = 0; k < steps; k += long_part) {
+        const long depth = steps - k < long_part ? steps - k : long_part;
+        long tiles_left = (rows + most - 1) / most, count;
         for (long row = 0; row < rows; row += count, tiles_left--) {
             count = (rows - row + tiles_left - 1) / tiles_left;
-            tiles[m->type](count, x + row * steps + k, steps, numbers + k * step, depth, sums + row);
+            const char *from = x + row * stride;
+#if QUADS
+            if (in_quads) {
+                quads(count, from + k / long_part * sizeof(part), stride, numbers + k * step, depth, sums + row);
+                continue;
+            }
+#endif
+            tiles[m->type](count, (const float *)from + k, steps, numbers + k * step, depth, sums + row);
         }
     }
     for (long row = 0; row < rows; row++)
@@ -178,22 +265,28 @@ static void norm_row(const product *p, const float *x, float *to) {
         to[i] = (x[i] - mean) * factor * p->norm[i] + (p->norm_bias ? p->norm_bias[i] : 0);
 }
 
-/* Norm rows, and round them to pairs of bf16, as far as a product wants it. */
+/* Norm rows, and round them to pairs of bf16 or to parts of bytes, as far as a product wants it. */
 static void prepare(void *given) {
     product *p = given;
     const long width = p->matrix->inputs;
-    float *scratch = p->norm && PAIRS && p->matrix->type == BF16 ? malloc(4 * width) : NULL;
+    const int is_rounded = is_paired(p->matrix) || is_in_quads(p->matrix);
+    float *scratch = p->norm && is_rounded ? malloc(4 * width) : NULL;
     for (long row; (row = __atomic_fetch_add(&p->next_row, 1, __ATOMIC_RELAXED)) < p->rows;) {
         const float *x = p->x + row * width;
-        float *to = scratch ? scratch : (float *)p->prepared + row * width;
+        char *prepared = (char *)p->prepared + row * row_bytes(p->matrix);
+        float *to = scratch ? scratch : (float *)prepared;
         if (p->norm) norm_row(p, x, to), x = to;
+#if QUADS
+        if (is_in_quads(p->matrix))
+            for (long i = 0; i < width; i += DEPTH)
+                round_part(x + i, width - i < DEPTH ? width - i : DEPTH, (part *)prepared + i / DEPTH);
+#endif
 #if PAIRS
-        if (p->matrix->type == BF16) {
-            char *halves = (char *)p->prepared + 2 * row * width;
+        if (is_paired(p->matrix)) {
             for (long i = 0; i < width; i += LANES) {
                 const __mmask16 mask = width - i < LANES ? (1 << (width - i)) - 1 : 0xFFFF;
                 const __m256bh some = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, x + i));
-                _mm256_mask_storeu_epi16(halves + 2 * i, mask, (__m256i)some);
+                _mm256_mask_storeu_epi16(prepared + 2 * i, mask, (__m256i)some);
             }
         }
 #endif
@@ -204,13 +297,13 @@ static void prepare(void *given) {
 static void compute(void *given) {
     product *p = given;
     const long outputs = p->matrix->outputs, panels = (outputs + WIDTH - 1) / WIDTH;
-    const long parts = (p->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, size = PAIRS && p->matrix->type == BF16 ? 2 : 4;
+    const long parts = (p->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     vector sums[ROWS_AT_ONCE][2], gates[ROWS_AT_ONCE][2];
     for (long job; (job = __atomic_fetch_add(&p->next_job, 1, __ATOMIC_RELAXED)) < panels * parts;) {
         const long panel = job / parts, begin = job % parts * ROWS_AT_ONCE, column = panel * WIDTH;
         const long rows = p->rows - begin < ROWS_AT_ONCE ? p->rows - begin : ROWS_AT_ONCE;
         const long width = outputs - column < WIDTH ? outputs - column : WIDTH;
-        const float *x = (const float *)((const char *)(p->prepared ? p->prepared : p->x) + begin * p->matrix->inputs * size);
+        const char *x = (const char *)(p->prepared ? p->prepared : p->x) + begin * row_bytes(p->matrix);
         multiply_panel(p->matrix, panel, x, rows, sums);
         if (p->gate) multiply_panel(p->gate, panel, x, rows, gates);
         for (long row = 0; row < rows; row++) {
@@ -233,13 +326,14 @@ int use_large_pages(char *memory, long size) {
 
 int panel_width(void) { return WIDTH; }
 int multiplies_pairs(void) { return PAIRS; }
+int multiplies_quads(void) { return QUADS; }
 
 /* y = activation(norm(x) @ matrix) * (norm(x) @ gate), or that is added to y. */
 int multiply(parallel *run, int threads, const matrix *m, const matrix *gate, const float *x, long rows, const float *norm,
              const float *norm_bias, double eps, int is_rms, int activation, float *y, int adds) {
     product p = {m, gate, x, y, norm, norm_bias, eps, is_rms, activation, adds, NULL, rows, 0, 0};
-    const int is_prepared = norm || (PAIRS && m->type == BF16);
-    if (is_prepared && !(p.prepared = malloc(4 * rows * m->inputs))) return 1;
+    const int is_prepared = norm || is_paired(m) || is_in_quads(m);
+    if (is_prepared && !(p.prepared = malloc(rows * row_bytes(m)))) return 1;
     if (is_prepared && threads > 1 && rows > 8) run(prepare, &p, threads, 0);
     else if (is_prepared) prepare(&p);
     if (threads > 1) run(compute, &p, threads, 0);
