@@ -41,6 +41,7 @@ def lines_of(*lengths: int, seed: int = 7) -> list[list[int]]:
     ("name", "changes"),
     [
         ("llama4", {"attention_chunk_size": 48, "num_experts_per_tok": 2}),
+        ("llama4", {"moe_layers": [], "no_rope_layers": [0] * 4, "layer_types": ["full_attention"] * 4}),  # C's layers
         pytest.param("llama4", {}, marks=pytest.mark.long),
         pytest.param("llama4_plain", {}, marks=pytest.mark.long),
         pytest.param("llama4_scout", {}, marks=pytest.mark.long),

@@ -28,6 +28,7 @@ def whole_step(
     """Prepare a stack's layers, if all are plain and attend alike; None: they run one by one, see run_layer."""
     kernels = host_kernels() if type(ops) is HostOps and not comm.is_split else None
     is_plain = stack.is_pre_norm and not stack.is_parallel and stack.residual_multiplier == stack.multipliers.down == 1
+    is_plain &= not stack.temperature[0]
     if not kernels or not weights or not weights.layers or not is_plain or len(specs) != 1:
         return None
     (spec,), plain = specs, [found for layer in weights.layers if (found := _plain(layer))]
