@@ -18,6 +18,7 @@ from support.kubernetes.controllers import Cluster
 from support.kubernetes.kubelet import Pod
 from support.runs.composed import compose, plans_of
 from support.servers.served import PROJECT, generate, wait_for
+from tritonclient.utils import InferenceServerException
 
 from handover.endpoint import Endpoint
 from launcher.clusters.kubernetes import Kubernetes
@@ -176,7 +177,7 @@ def _works(endpoint: Endpoint) -> bool:
     """Whether a generation comes back."""
     try:
         return bool(generate(endpoint, "the world", 8))
-    except Exception:
+    except InferenceServerException:
         return False
 
 
