@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ft_format.location import DRAFT as DIRECTORY
 from handover.arguments import option
-from handover.errors import ConfigError
+from handover.errors import ConfigError, nearest
 from handover.ranges import (
     ADAPTER_RANK,
     ADAPTERS,
@@ -159,7 +159,7 @@ class ExportArguments(SigningArguments):
         for name, legal in (("kv_cache_dtype", CACHE_TYPES), ("speculation", SPECULATION)):
             if (value := getattr(self, name)) not in (None, *legal):
                 flag = name.replace("_", "-")
-                raise ConfigError(f"--{flag}={value} is none", f"legal: {', '.join(legal)}")
+                raise ConfigError(f"--{flag}={value} is none of the legal values", nearest(value, legal))
         if (self.speculation == DRAFT_MODEL) != (self.draft_model is not None):
             raise ConfigError(
                 f"speculation={self.speculation} with draft_model={self.draft_model}: one needs the other",
