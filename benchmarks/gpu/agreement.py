@@ -68,6 +68,7 @@ _EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size"
 _SHARED = {"n_routed_experts": 16, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0}
 _SHARED |= {"use_qk_norm": True}
 _LATENT = {"kv_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "head_dim": 16, "v_head_dim": 24}
+_LLAMA4 = {"intermediate_size_mlp": 256, "no_rope_layer_interval": 2, "floor_scale": 8, "attn_scale": 0.1}
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_n_groups": 2, "mamba_d_state": 16}
 _DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "full_attention_interval": 2, "rms_norm_eps": 1e-2}
 _DELTA |= {"linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4}
@@ -85,6 +86,7 @@ _FAMILIES: dict[str, tuple[Any, ...]] = {
     "qwen3_moe": ("Llama", "", 32, {"model_type": "qwen3_moe", "norm_topk_prob": True, **_EXPERTS}),
     "glm4_moe": ("Llama", "", 32, {"model_type": "glm4_moe", "n_group": 4, "topk_group": 2, **_EXPERTS, **_SHARED}),
     "gpt_oss": ("Llama", "", 32, {"model_type": "gpt_oss", "num_local_experts": 16, "num_experts_per_tok": 2}),
+    "llama4": ("Llama", "", 32, {"model_type": "llama4_text", "attention_chunk_size": 6, "moe_layers": [], **_LLAMA4}),
     "deepseek": (
         "Llama",
         "",

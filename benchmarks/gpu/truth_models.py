@@ -129,11 +129,11 @@ def _gpt_oss(shape: Shape) -> dict[str, Any]:
 
 
 def _llama4(shape: Shape) -> dict[str, Any]:
-    """Every second layer has experts, every second one does not rotate; a text is one chunk, as on GPUs it must."""
+    """Every second layer has experts, every second one does not rotate and attends to all; the others have chunks."""
     experts = {"num_local_experts": 16, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2}
     layers = {
         "no_rope_layer_interval": 2,
-        "attention_chunk_size": shape.positions,
+        "attention_chunk_size": shape.window,
         "floor_scale": 64,
         "attn_scale": 0.1,
     }

@@ -11,18 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.engines.asking import CPU, ask, generated
+from support.engines.asking import ask, generated
+from support.engines.few_pages import Served, spoiled
 from support.engines.hub_served import check_served, opened
-from support.engines.network_runs import FP32, decode_logits, mixed_logits, open_network
+from support.engines.network_runs import decode_logits, mixed_logits, open_network
 from support.engines.paged_steps import paged_steps
 from support.tiny_models.greedy import NEVER, argmaxes
 from support.tiny_models.llama_models import VOCAB, save
 
-from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.model.families import read_config
-from backends.fastertransformer.engine.model.network import Network
-from backends.fastertransformer.engine.model.weights import load_weights
-from backends.fastertransformer.engine.ops.ops import Ops
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.rows.sequence import Job
@@ -90,33 +86,25 @@ def test_rows_that_come_go_and_are_set_back_get_what_transformers_gives_each(tmp
 
 
 def test_a_step_reads_no_page_before_its_chunk(tmp_path: Path) -> None:
-    """Where chunks end with pages, those before are not looked at, be there what may; layers that do not rotate do."""
+    """Where chunks end with pages, those before are not looked at, be there what may; layers that do not rotate do.
+
+    Those that are further back than a chunk is long are given back, if all layers have chunks.
+    """
     told = {"attention_chunk_size": 64, "max_position_embeddings": POSITIONS, "no_rope_layers": [1, 1, 1, 1]}
-    model = save("llama4", tmp_path, **told)
-    (line,), steps = lines_of(130), paged_steps(Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22))
-    scheduler, answers = Scheduler(steps, 8), list[Answer]()
-    scheduler.add(Job(parse_request(ask([line], 20, end_id=NEVER), steps.config), answers.append))
-    scheduler.step()
-    (row,) = next(iter(scheduler._batch)).reservation.rows
-    for block in steps.cache.kv:
+    model, pages = save("llama4", tmp_path, **told), 6
+    served = Served(paged_steps(Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22), pages))
+    (line,) = lines_of(130)
+    answers = served.submit(ask([line], 20, end_id=NEVER))
+    served.scheduler.step()
+    (row,) = next(iter(served.scheduler._batch)).reservation.rows
+    assert row.pages[0] == 0 and all(row.pages[1:4])
+    for block in served.steps.cache.kv:
         block[:, row.pages[:4]] = float("nan")
-    while not scheduler.is_idle:
-        scheduler.step()
+    served.run()
     assert not isinstance(answers[0], Failure), answers[0]
     found = generated(answers[0].tensors)
     assert len(found) == 20 and found == argmaxes(model, line, found)
-
-
-def test_kernels_that_know_no_chunks_are_refused_where_texts_are_longer(tmp_path: Path) -> None:
-    class Kernels(Ops):
-        attends_in_chunks = False
-
-    for chunk in (POSITIONS, POSITIONS - 1):
-        save("llama4", tmp_path, max_position_embeddings=POSITIONS, attention_chunk_size=chunk)
-        config = read_config(tmp_path, "Llama")
-        weights = load_weights(tmp_path, config, 1, FP32, CPU)
-        if chunk == POSITIONS:
-            Network(config, weights, ops=Kernels(CPU))
-            continue
-        with pytest.raises(EngineError, match=f"chunks of {chunk} tokens, for texts of up to {POSITIONS}"):
-            Network(config, weights, ops=Kernels(CPU))
+    with spoiled(served.steps):
+        (line,) = lines_of(200, seed=8)  # takes more pages in all than there are
+        found = served.say(ask([line], 50, end_id=NEVER))
+    assert found == argmaxes(model, line, found) and served.allocator.free == pages

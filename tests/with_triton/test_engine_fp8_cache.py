@@ -93,11 +93,11 @@ def test_a_row_attends_to_what_its_cells_mean_and_keeps_its_token(
         assert torch.equal(restore_entries(memory.cpu()), expected)
 
 
-# Each size with a window; without one, the size that fills no tile.
-@pytest.mark.in_ci(when=lambda at: HAS_GPU or at.window or at.size == 80)
+# Each size with a window; without one, the size that fills no tile. Below 0 it is a chunk.
+@pytest.mark.in_ci(when=lambda at: HAS_GPU or at.window > 0 or (at.size == 80 and not at.window))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), HEADS)
-@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("window", [0, 40, -24])
 def test_tokens_attend_to_what_their_pages_mean(
     heads: int, kv_heads: int, size: int, window: int, dtype: torch.dtype
 ) -> None:
@@ -114,7 +114,7 @@ def test_tokens_attend_to_what_their_pages_mean(
     ends = torch.tensor([0, *counts]).cumsum(0).int().to(DEVICE)
     packed = PackedRows(ends, sum(counts), 140)
     q = (torch.randn(heads, sum(counts), size) / 10).to(DEVICE, dtype)
-    spec = AttentionSpec(0.3, window=window)
+    spec = AttentionSpec(0.3, window=max(window, 0), chunk=max(-window, 0))
     found, expected = (extend(q, memory, tables, slots, positions, packed, spec) for memory in (kept, meant))
     assert error(found, expected) < LIMITS[dtype]
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
-from backends.fastertransformer.engine.cache.prefix_index import pages_before_window
 from backends.fastertransformer.engine.ops.linear import HeadNorms, Norm
 from backends.fastertransformer.engine.ops.positions import AttentionSpec, Rotary, Rotation
 
@@ -20,14 +19,17 @@ LIMITS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 DTYPES = [*LIMITS] if HAS_GPU else [torch.float32, torch.float16]
 UNBOUNDED = 1 << 31
 HEADS = [(4, 1, 64), (6, 2, 80), (3, 3, 16), (20, 1, 24)]  # H, Hkv, D
-# Each with every soft cap and window on a GPU; the interpreter takes seconds for one.
+# Each with every soft cap, window and chunk (below 0) on a GPU; the interpreter takes seconds for one.
 CAPS_AND_WINDOWS = [(0.0, 0), (5.0, 0), (0.0, 40)]
+CHUNKS = [-24, -PAGE, -3, -77]  # the first does not divide pages; those shorter than a block, longer than some rows
 VARIANTS = (
-    [(*heads, *limits) for heads in HEADS for limits in CAPS_AND_WINDOWS]
+    [(*heads, *limits) for heads in HEADS for limits in [*CAPS_AND_WINDOWS, *((0.0, chunk) for chunk in CHUNKS)]]
     if HAS_GPU
     else [
         *((*HEADS[0], *limits) for limits in CAPS_AND_WINDOWS),
         *((*heads, *limits) for heads, limits in zip(HEADS[1:], CAPS_AND_WINDOWS, strict=True)),
+        *((*HEADS[2], 0.0, chunk) for chunk in CHUNKS[:1]),
+        *(pytest.param(*HEADS[1], 0.0, chunk, marks=pytest.mark.long) for chunk in CHUNKS[1:]),
     ]
 )
 
@@ -39,7 +41,19 @@ def seen(scores: Tensor, spec: AttentionSpec, queries: Tensor, keys: Tensor) -> 
         scores = spec.softcap * (scores / spec.softcap).tanh()
     distance = queries[:, None] - keys
     is_seen = (distance >= 0) & ((distance < spec.window) | (not spec.window))
+    if spec.chunk:
+        is_seen &= queries[:, None] // spec.chunk == keys // spec.chunk
     return scores.masked_fill(~is_seen, -torch.inf)
+
+
+def limited(softcap: float, limit: int) -> AttentionSpec:
+    """Return how tokens attend that see a window, or those of their chunk, below 0; 0: all before them."""
+    return AttentionSpec(0.3, softcap=softcap, window=max(limit, 0), chunk=max(-limit, 0))
+
+
+def unseen_pages(spec: AttentionSpec, position: int) -> int:
+    """Return how many of a row's first pages no token from a position on sees."""
+    return int(spec.first_seen(torch.tensor(position))) // PAGE
 
 
 def drawn_sinks(heads: int, window: int) -> Tensor | None:
@@ -48,13 +62,19 @@ def drawn_sinks(heads: int, window: int) -> Tensor | None:
 
 
 def attended(
-    q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, first: int, sinks: Tensor | None = None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    spec: AttentionSpec,
+    first: int,
+    sinks: Tensor | None = None,
+    earliest: int = 0,
 ) -> Tensor:
-    """Attend from q [H, T, D], whose first token is at a position, to [Hkv, S, D], in fp64."""
+    """Attend from q [H, T, D], whose first token is at a position, to [Hkv, S, D], likewise, in fp64."""
     group = len(q) // len(keys)
     keys, values = (each.double().repeat_interleave(group, 0) for each in (keys, values))
     queries = first + torch.arange(q.shape[1], device=q.device)
-    places = torch.arange(keys.shape[1], device=q.device)
+    places = earliest + torch.arange(keys.shape[1], device=q.device)
     scores = seen(q.double() @ keys.transpose(1, 2), spec, queries, places)
     if sinks is None:
         return scores.softmax(-1) @ values
@@ -88,14 +108,14 @@ def test_each_row_attends_to_its_own_cells_and_keeps_its_token(
     tables = (torch.randperm(batch * width) + 1).view(batch, width).to(DEVICE, torch.int32)
     q, k, v = (each.transpose(0, 1)[:, :, None] for each in split(heads, kv_heads, size, batch, dtype))
     positions, windows = torch.tensor(ends, device=DEVICE) - 1, torch.full((batch,), UNBOUNDED, device=DEVICE)
-    spec, kept = AttentionSpec(0.3, softcap=softcap, window=window), memory.clone()
+    spec, kept = limited(softcap, window), memory.clone()
     expected, sinks = [], drawn_sinks(heads, window)
     for row, end in enumerate(ends):
         page, cell = int(tables[row, (end - 1) // PAGE]), (end - 1) % PAGE
         kept[0, page, :, cell], kept[1, page, :, cell] = k[row, :, 0], v[row, :, 0]
         keys, values = kept[:, tables[row].long()].transpose(1, 2).flatten(2, 3)[:, :, :end]
         expected.append(attended(q[row], keys, values, spec, end - 1, sinks))
-        tables[row, : pages_before_window(end - 1, window)] = 0  # given back
+        tables[row, : unseen_pages(spec, end - 1)] = 0  # may be given back
     memory[:, 0] = kept[:, 0] = torch.inf  # which is never read
     for _ in range(2):  # what the first one leaves must not matter
         found = attend_groups(q, k, v, memory, tables, plan_rows(positions, windows), spec, sinks=sinks)
@@ -104,7 +124,7 @@ def test_each_row_attends_to_its_own_cells_and_keeps_its_token(
         assert torch.equal(memory, kept)
 
 
-@pytest.mark.parametrize("window", [0, 30])
+@pytest.mark.parametrize("window", [0, 30, -60])
 def test_a_row_that_keeps_its_last_tokens_only_attends_to_these(window: int) -> None:
     from backends.fastertransformer.engine.ops.kernels.grouped_decode import attend_groups
     from backends.fastertransformer.engine.ops.kernels.row_plan import plan_rows
@@ -114,11 +134,11 @@ def test_a_row_that_keeps_its_last_tokens_only_attends_to_these(window: int) -> 
     memory = torch.randn(2, 3, 2, PAGE, size, device=DEVICE)
     tables = torch.tensor([[2, 1]], dtype=torch.int32, device=DEVICE)
     q, k, v = (each.transpose(0, 1)[:, :, None] for each in split(4, 2, size, 1, torch.float32))
-    spec = AttentionSpec(0.3, window=window)
+    spec = limited(0.0, window)
     cells = torch.arange(position - ring + 1, position, device=DEVICE) % ring
     before = memory[:, tables[0].long()].transpose(1, 2).flatten(2, 3)[:, :, cells]
     keys, values = torch.cat((before, torch.stack((k[0], v[0]))), 2)
-    expected = attended(q[0], keys, values, spec, ring - 1)
+    expected = attended(q[0], keys, values, spec, position, earliest=position - ring + 1)
     where = torch.tensor([position], device=DEVICE), torch.tensor([ring], device=DEVICE)
     found = attend_groups(q, k, v, memory, tables, plan_rows(*where), spec)
     assert error(found[0], expected) < LIMITS[torch.float32]
@@ -216,7 +236,7 @@ def test_rows_attend_within_themselves(
     ends, tokens = [0, 90, 91, 123], 130
     q, k, v = split(heads, kv_heads, size, tokens, dtype)
     rows = PackedRows(torch.tensor(ends, dtype=torch.int32, device=DEVICE), tokens, 90)
-    spec, sinks = AttentionSpec(0.3, softcap=softcap, window=window), drawn_sinks(heads, window)
+    spec, sinks = limited(softcap, window), drawn_sinks(heads, window)
     found = attend_group_rows(q, k, v, rows, spec, sinks=sinks)
     for begin, end in pairwise(ends):
         own = slice(begin, end)
@@ -244,13 +264,13 @@ def test_rows_go_on_with_what_their_pages_hold(
     places = [before + place for before, count in given for place in range(count)]
     ends = torch.tensor([0, *(count for _, count in given)], device=DEVICE).cumsum(0, dtype=torch.int32)
     q, _, _ = split(heads, kv_heads, size, tokens, dtype)
-    spec, positions = AttentionSpec(0.3, softcap=softcap, window=window), torch.tensor(places, device=DEVICE)
+    spec, positions = limited(softcap, window), torch.tensor(places, device=DEVICE)
     for row, (before, count) in enumerate(given):
         tables[row, -(-(before + count) // PAGE) :] = 0
     listed = tables.clone()
     for row, (before, _) in enumerate(given):
-        tables[row, : pages_before_window(before, window)] = 0
-    assert (window > 0) == (not torch.equal(tables, listed))
+        tables[row, : unseen_pages(spec, before)] = 0
+    assert (window != 0) == (not torch.equal(tables, listed))
     tiles = (32, 64, 4, 1, 0) if window and not HAS_GPU else None  # blocks of two pages, one of which is gone
     packed, split_up = PackedRows(ends, tokens, 151), Split(least=16, cost=4)
     sinks = drawn_sinks(heads, window)

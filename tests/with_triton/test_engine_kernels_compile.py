@@ -145,14 +145,14 @@ def group(block: int, size: int = 128, **others: Any) -> dict[str, Any]:
     """Decode attention of groups of four."""
     tiles = {"group": 4, "many": 4, "padded": 16, "page_tokens": 32, "size": size, "width": size, "block": block}
     kind = {"stages": 0, "has_cap": False, "is_packed": False, "has_norm": False, "has_sinks": False, "rotation": 2}
-    return {**tiles, **kind, "fp8": 0, **others}
+    return {**tiles, **kind, "in_chunks": False, "fp8": 0, **others}
 
 
 def causal(tiles: row_kernels.Tiles, is_paged: bool, has_cap: bool = False, size: int = 128) -> dict[str, Any]:
     """Attention of rows with groups of four."""
     block_m, block_n, _, stages, _ = tiles
     given = {"group": 4, "page_tokens": 32, "size": size, "width": size, "block_m": block_m, "block_n": block_n}
-    kind = {"has_cap": has_cap, "is_paged": is_paged, "has_sinks": False, "fp8": 0}
+    kind = {"has_cap": has_cap, "in_chunks": False, "is_paged": is_paged, "has_sinks": False, "fp8": 0}
     return {**given, **kind, "num_stages": stages}
 
 
@@ -363,6 +363,21 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         "_attend_causally",
         4,
         {**causal(SHORT, True, size=64), "has_sinks": True},
+        GROUPED,
+    ),
+    "group in chunks": (GROUP_DECODE, "_attend_group", 4, group(32, stages=5, in_chunks=True), GROUPED),
+    "rows of groups in chunks": (
+        GROUP_PREFILL,
+        "_attend_causally",
+        4,
+        {**causal(SHORT, True), "in_chunks": True},
+        GROUPED,
+    ),
+    "older: rows of groups in chunks": (
+        GROUP_PREFILL,
+        "_attend_causally",
+        4,
+        {**causal(OLDER_SHORT, True), "in_chunks": True},
         GROUPED,
     ),
     "older: rows of groups": (GROUP_PREFILL, "_attend_causally", 4, causal(OLDER_SHORT, True), GROUPED),

@@ -65,7 +65,7 @@ def noting(cut: Callable[..., tuple[Tensor, int]], parts: list[int]) -> Callable
 
 # Gemma 2's soft cap and window are in test_engine_steps.py, and its grouped heads are a Qwen3's.
 @pytest.mark.in_ci(when=lambda at: at.family != "gemma2")
-@pytest.mark.parametrize("family", ["gpt", "qwen3", "deepseek", "gemma2", "bloom", "qwen3_5"])
+@pytest.mark.parametrize("family", ["gpt", "qwen3", "deepseek", "gemma2", "llama4", "bloom", "qwen3_5"])
 @torch.inference_mode()
 def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_checkpoint(AgreementArguments(layers=2, hidden=128, vocab=50), family, tmp_path / "1-gpu")

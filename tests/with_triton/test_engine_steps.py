@@ -57,9 +57,9 @@ def take_all(steps: Steps) -> list[Tensor]:
     return found
 
 
-# A GPT's and a Qwen3.5's are in the mixed steps. A GPT-J's are a GPT's but for rotations by pairs, which the kernels'
-# own tests make, and a Qwen3's are GLM's.
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("gpt", "gptj", "qwen3", "qwen3_5")]
+# A GPT's, a Qwen3.5's and a Llama 4's are in the mixed steps. A GPT-J's are a GPT's but for rotations by pairs, which
+# the kernels' own tests make, and a Qwen3's are GLM's.
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("gpt", "gptj", "qwen3", "qwen3_5", "llama4")]
 
 
 @pytest.mark.parametrize("family", ["bloom", *LONG, "t5", "gemma2", "glm4_moe", "deepseek", "falcon_h1"])

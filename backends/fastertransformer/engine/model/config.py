@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
@@ -152,7 +153,8 @@ class Stack:
     @property
     def reach(self) -> int:
         """Tokens that a token sees at most, in any layer, itself among them; 0: in some layer it sees all before it."""
-        return max(self.windows, default=0) if all(self.windows) else 0
+        seen = [max(each) for each in zip_longest(self.windows, self.chunks, fillvalue=0)]
+        return max(seen, default=0) if all(seen) else 0
 
 
 StackReader = Callable[[Any, Any, range], StackWeights]

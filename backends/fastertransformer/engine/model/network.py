@@ -22,7 +22,6 @@ from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
 from ..cache.states import LayerState
-from ..errors import EngineError
 from ..ops import choose_ops
 from ..ops.adapted import AdaptedOps
 from ..ops.host.layers import HostLayers
@@ -76,7 +75,6 @@ class Network:
             number: kind.spec(spec, _rotary(config, kind.rope, weights.like.device))
             for number, kind in enumerate(differing)
         }
-        self._check_chunks()
         self._no_states: list[LayerState | None] = [None] * len(kinds)
         encoder = config.encoder or config
         self._encoder_spec = _attention_spec(encoder, weights.encoder, weights.like.device, is_both_ways=True)
@@ -88,15 +86,6 @@ class Network:
         self.can_capture_decode = self.ops.can_capture and can_mix and can_attend
         self.can_capture = self.can_capture_decode and not config.ia3_num_tasks
         self.can_capture_continued = self.can_capture and not config.encoder and config.positions not in _BIASED
-
-    def _check_chunks(self) -> None:
-        """Raise an EngineError if texts are longer than chunks that the device's kernels do not know."""
-        chunk, longest = max(self.config.chunks, default=0), self.config.max_pos_seq_len
-        if 0 < chunk < longest and not self.ops.attends_in_chunks:
-            raise EngineError(
-                f"a model that attends within chunks of {chunk} tokens, for texts of up to {longest}, which the kernels"
-                " for GPUs do not compute: serve it on a CPU, or with deployment.engine=vllm"
-            )
 
     def extend(
         self,

@@ -47,7 +47,7 @@ def extend_rows(
         """Return the mask of some of the new tokens, [B, H or 1, n, S]."""
         queries = padded[:, part, None]
         is_seen = (keys >= 0)[:, None] & (keys[:, None] > queries - windows[:, None, None]) & (keys[:, None] <= queries)
-        if spec.window or spec.chunk:
+        if spec.reach:
             is_seen &= keys[:, None] >= spec.first_seen(queries)
         return biased(is_seen[:, None], spec.bias(padded[:, part], keys) if spec.bias else None, like)
 
@@ -248,7 +248,7 @@ def _entries_in_reach(
     """
     count = -(-longest // PAGE)
     begins = torch.zeros_like(starts)
-    if reach := spec.window or spec.chunk:
+    if reach := spec.reach:
         begins = torch.where(starts < windows, spec.first_seen(starts) // PAGE, 0)
         count = count if has_rings else min(count, reach // PAGE + 2)
     columns = begins[:, None] + torch.arange(count, device=starts.device)

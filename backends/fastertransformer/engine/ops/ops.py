@@ -39,7 +39,6 @@ class Ops(Draws):
         can_capture_experts: whether those of experts can, which torch's sort of rows by expert needs counts for.
         has_norms_in_products: whether a product of one row norms its input at no cost.
         is_head_major: how the cache lays out a page, see cache.sizing.CacheShape.
-        attends_in_chunks: whether attention honours AttentionSpec.chunk.
         latent: latent attention.
     """
 
@@ -47,7 +46,6 @@ class Ops(Draws):
     can_capture_experts = False
     has_norms_in_products = False
     is_head_major = False
-    attends_in_chunks = True
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._has_cublas = device, device.type == "cuda"

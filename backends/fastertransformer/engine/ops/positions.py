@@ -183,6 +183,11 @@ class AttentionSpec(NamedTuple):
     chunk: int = 0
     is_latent: bool = False
 
+    @property
+    def reach(self) -> int:
+        """Tokens that a token sees at most, itself among them; 0: all before it."""
+        return self.chunk or self.window
+
     def first_seen(self, positions: Tensor) -> Tensor:
         """Return the first position that tokens at positions, of any shape, see."""
         if self.chunk:

@@ -41,7 +41,6 @@ class TritonOps(TritonProducts):
 
     can_capture = can_capture_experts = True
     is_head_major = has_norms_in_products = True
-    attends_in_chunks = False
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -122,7 +121,7 @@ class TritonOps(TritonProducts):
         """See Ops."""
         packed, bias = _pack(rows, rows.longest), spec.bias.by_offset if spec.bias else None
         pages, offsets = cache.page_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
-        is_uncut = not spec.softcap and not 0 < spec.window < rows.longest
+        is_uncut = not spec.softcap and not 0 < spec.reach < rows.longest
 
         def attend(
             q: Tensor,
@@ -174,7 +173,7 @@ class TritonOps(TritonProducts):
     ) -> Attend:
         """See Ops."""
         bias = spec.bias.by_distance if spec.bias else None
-        is_plain, plan = not spec.softcap and not spec.window, None
+        is_plain, plan = not (spec.softcap or spec.reach), None
 
         def attend(
             q: Tensor,

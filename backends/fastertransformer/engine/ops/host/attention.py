@@ -23,7 +23,7 @@ class _RowsOfStep(ctypes.Structure):
 
 def can_attend(spec: AttentionSpec, like: Tensor) -> bool:
     """Return whether the kernel attends as a spec says: nothing is added to scores, and a token sees all before it."""
-    return like.dtype == torch.float32 and not (spec.bias or spec.softcap or spec.window or spec.chunk)
+    return like.dtype == torch.float32 and not (spec.bias or spec.softcap or spec.reach)
 
 
 class DecodeAttention:

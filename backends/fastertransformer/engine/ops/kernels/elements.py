@@ -191,6 +191,14 @@ def rotary_factors(dims, position, rotary_size, frequencies, factor, rotation: t
 
 
 @triton.jit
+def reach_of(position, reach, in_chunks: tl.constexpr):
+    """Return how many cells tokens at positions see, their own among them: of a window, or of their chunk so far."""
+    if in_chunks:
+        reach = position % reach + 1
+    return reach
+
+
+@triton.jit
 def capped(scores, cap):
     """Return cap * tanh(scores / cap), where scores are already multiplied by 2 * log2(e) / cap."""
     return cap - 2.0 * cap / (1.0 + tl.exp2(scores))

@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ..linear import HeadNorms
 from ..positions import AttentionSpec
 from .decode_attention import LEAST_SCORE, pages_of, place_of
-from .elements import LOG2_E, capped, rotary_factors
+from .elements import LOG2_E, capped, reach_of, rotary_factors
 from .fp8_cells import exponents_of, fp8_kind, keep_cell, numbers_of
 from .grouped_pieces import MOST_PIECES, merge_pieces
 from .launch import scores_of, scratch_of, uses_pdl
@@ -84,8 +84,8 @@ def _attend_group(  # noqa: C901 (one kernel)
     q_stride, kv_stride, q_head_stride, kv_head_stride, table_stride, page_stride, values_at, scale, cap, reach, eps,
     pieces, least, shares, rotary_size, factor, group: tl.constexpr, many: tl.constexpr, padded: tl.constexpr,
     size: tl.constexpr, page_tokens: tl.constexpr, width: tl.constexpr, block: tl.constexpr, stages: tl.constexpr,
-    has_cap: tl.constexpr, is_packed: tl.constexpr, has_norm: tl.constexpr, has_sinks: tl.constexpr,
-    rotation: tl.constexpr, uses_pdl: tl.constexpr, fp8: tl.constexpr,
+    has_cap: tl.constexpr, in_chunks: tl.constexpr, is_packed: tl.constexpr, has_norm: tl.constexpr,
+    has_sinks: tl.constexpr, rotation: tl.constexpr, uses_pdl: tl.constexpr, fp8: tl.constexpr,
 ):  # fmt: skip
     head, piece, place = tl.program_id(0), tl.program_id(1), plan + tl.program_id(2)
     heads, rows = tl.num_programs(0), tl.num_programs(2)
@@ -104,6 +104,7 @@ def _attend_group(  # noqa: C901 (one kernel)
     last = (absolute % window).to(tl.int32)
     newest = -1 if is_packed else last  # cell that the token itself is written to
     length = tl.minimum(position + 1, ring)
+    reach = reach_of(position, reach, in_chunks)
     begin = tl.where(position < ring, tl.maximum(position + 1 - reach, 0) // block * block, 0)
     piece_cells = tl.maximum(tl.cdiv(tl.cdiv(length - begin, pieces), block) * block, least)
     piece_cells = tl.where(length - begin <= 2 * least, 2 * least, piece_cells)
@@ -274,7 +275,7 @@ def attend_groups(
         kv: a layer's cache, [2, pages, Hkv, PAGE, D].
         tables: int32 [B, width], pages of each row; of packed rows, of each slot.
         plan: of these rows; see plan_rows.
-        spec: scale, cap, window and rotary positions; not a bias.
+        spec: scale, cap, window or chunk, and rotary positions; not a bias.
         norms: RMS norms with one epsilon, before the rotation; None: none.
         sinks: fp32 [H], see positions.Attend; None: none.
         packed: [T, H, D], which takes the results of packed rows of one token; None: there is one token of each row.
@@ -307,7 +308,7 @@ def attend_groups(
         pieces, tiles.least, tiles.shares * processors, rotary.width if rotary else 0, rotary.factor if rotary else 1.0,
         group=group, many=triton.next_power_of_2(group), padded=max(16, triton.next_power_of_2(group)),
         page_tokens=kv.shape[3], size=size, width=width, block=block, stages=tiles.stages,
-        has_cap=spec.softcap != 0, is_packed=packed is not None, has_norm=norms is not None,
+        has_cap=spec.softcap != 0, in_chunks=scores.in_chunks, is_packed=packed is not None, has_norm=norms is not None,
         has_sinks=sinks is not None, rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, uses_pdl=has_pdl,
         fp8=fp8_kind(kv), num_warps=max(tiles.warps, width // 32), launch_pdl=has_pdl,
     )  # fmt: skip

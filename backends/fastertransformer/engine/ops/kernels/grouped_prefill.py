@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..positions import AttentionSpec
-from .elements import LOG2_E, capped
+from .elements import LOG2_E, capped, reach_of
 from .fp8_cells import fp8_kind, numbers_of
 from .grouped_decode import attend_groups
 from .grouped_pieces import merge_tiles
@@ -48,7 +48,7 @@ def _numbers(tile, kept, exponents, cells, least, end, dtype: tl.constexpr, is_e
 def _over_cells(  # noqa: C901 (one kernel)
     sums, total, most, query, position, k, v, table, block, count, gap, skipped, least, end, kv_stride, page_stride,
     scale, cap, reach, page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block_n: tl.constexpr,
-    has_cap: tl.constexpr, is_paged: tl.constexpr, is_edge: tl.constexpr, fp8: tl.constexpr,
+    has_cap: tl.constexpr, in_chunks: tl.constexpr, is_paged: tl.constexpr, is_edge: tl.constexpr, fp8: tl.constexpr,
 ):  # fmt: skip
     """Attend to ``count`` blocks of cells from ``block`` on; at ``gap``, ``skipped`` blocks are left out.
 
@@ -86,7 +86,7 @@ def _over_cells(  # noqa: C901 (one kernel)
             scores = capped(scores * scale, cap)
         if is_edge:
             distance = position[:, None] - cells[None, :]
-            is_seen = (distance >= 0) & (distance < reach)
+            is_seen = (distance >= 0) & (distance < reach_of(position[:, None], reach, in_chunks))
             scores = tl.where(is_seen, scores, -float("inf"))
         if has_cap:
             higher = tl.maximum(most, tl.max(scores, 1))
@@ -113,7 +113,8 @@ def _attend_causally(
     q, k, v, out, blocks, tables, slots, positions, sinks, partial, finished,
     q_stride, q_head_stride, kv_stride, kv_head_stride, table_stride, page_stride, scale, cap, reach,
     group: tl.constexpr, page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block_m: tl.constexpr,
-    block_n: tl.constexpr, has_cap: tl.constexpr, is_paged: tl.constexpr, has_sinks: tl.constexpr, fp8: tl.constexpr,
+    block_n: tl.constexpr, has_cap: tl.constexpr, in_chunks: tl.constexpr, is_paged: tl.constexpr,
+    has_sinks: tl.constexpr, fp8: tl.constexpr,
 ):  # fmt: skip
     """Compute the query heads of a KV head for block_m / group tokens of a row, or what a piece of the cells adds."""
     head, item = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0), tl.program_id(1)
@@ -143,9 +144,9 @@ def _attend_causally(
     position = before + token
     first, end = before + start, before + tl.minimum(start + tokens, length)
     # Blocks that all of the tokens see are free, from ``inner`` on; those before and after them are edges.
-    least = tl.maximum(first - reach + 1, 0)
+    least = tl.maximum(first - reach_of(first, reach, in_chunks) + 1, 0)
     lowest = least // block_n
-    inner = tl.cdiv(tl.maximum(end - reach, 0), block_n)
+    inner = tl.cdiv(tl.maximum(end - reach_of(end - 1, reach, in_chunks), 0), block_n)
     free = tl.maximum((first + 1) // block_n - inner, 0)
     edges = tl.cdiv(end, block_n) - lowest - free
     if is_paged:
@@ -165,11 +166,13 @@ def _attend_causally(
         most, total = tl.where(is_first, sink, most), tl.where(is_first, 1.0, total)
     sums, total, most = _over_cells(
         sums, total, most, query, position, k, v, tables, inner, free, inner + free, 0, least, end, kv_stride,
-        page_stride, scale, cap, reach, page_tokens, size, width, block_n, has_cap, is_paged, False, fp8,
+        page_stride, scale, cap, reach, page_tokens, size, width, block_n, has_cap, in_chunks, is_paged,
+        False, fp8,
     )  # fmt: skip
     sums, total, most = _over_cells(
         sums, total, most, query, position, k, v, tables, lowest, edges, inner, free, least, end, kv_stride,
-        page_stride, scale, cap, reach, page_tokens, size, width, block_n, has_cap, is_paged, True, fp8,
+        page_stride, scale, cap, reach, page_tokens, size, width, block_n, has_cap, in_chunks, is_paged,
+        True, fp8,
     )  # fmt: skip
     targets = out + (((begin + token) * heads * group + query_head) * size)[:, None]
     if is_paged:  # loaded once more: the loops need all registers
@@ -214,7 +217,7 @@ def attend_group_rows(
         k: [Hkv, T, D], likewise.
         v: as k.
         rows: of these tokens.
-        spec: scale, cap and window; not a bias.
+        spec: scale, cap, and window or chunk; not a bias.
         tiles: None: by shape.
         sinks: fp32 [H], see positions.Attend; None: none.
 
@@ -250,7 +253,7 @@ def extend(
         slots: int64 [T].
         positions: int64 [T]; those of a row follow each other.
         rows: of these tokens, cut without those of one token; see PackedRows.
-        spec: scale, cap and window; not a bias.
+        spec: scale, cap, and window or chunk; not a bias.
         tiles: None: by shape.
         split: how programs share the cells of a block; None: as is fastest.
         sinks: as of attend_group_rows.
@@ -302,8 +305,8 @@ def _launch(
         kv_head_stride, tables.stride(0) if tables is not None else 0, page_stride, scores.scale, scores.cap,
         scores.reach,
         group=group, page_tokens=page_tokens, size=size, width=width, block_m=block_m, block_n=block_n,
-        has_cap=spec.softcap != 0, is_paged=paged is not None, has_sinks=sinks is not None,
-        fp8=fp8_kind(k) if paged else 0, num_warps=warps, num_stages=stages, **limit,
+        has_cap=spec.softcap != 0, in_chunks=scores.in_chunks, is_paged=paged is not None,
+        has_sinks=sinks is not None, fp8=fp8_kind(k) if paged else 0, num_warps=warps, num_stages=stages, **limit,
     )  # fmt: skip
 
 

@@ -91,12 +91,14 @@ class Scores(NamedTuple):
     Attributes:
         scale: that products are multiplied by, with what ``capped`` or an exponential to base 2 takes.
         cap: of scores to base 2; 0: none.
-        reach: how many cells a token sees, its own among them.
+        reach: how many cells a token sees at most, its own among them.
+        in_chunks: whether it sees those of its chunk alone, which has that many; see elements.reach_of.
     """
 
     scale: float
     cap: float
     reach: int
+    in_chunks: bool
 
 
 def scores_of(spec: AttentionSpec) -> Scores:
@@ -104,4 +106,4 @@ def scores_of(spec: AttentionSpec) -> Scores:
     scale, cap = spec.scale * LOG2_E.value, spec.softcap * LOG2_E.value
     if cap:
         scale *= 2 * LOG2_E.value / cap
-    return Scores(scale, cap, spec.window or _UNLIMITED)
+    return Scores(scale, cap, spec.reach or _UNLIMITED, spec.chunk > 0)
