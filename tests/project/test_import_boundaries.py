@@ -108,7 +108,7 @@ ROOMS_OF_EVALUATION = {
 # What lies below a package, from the ground up: each imports what stands before it, and nothing after it.
 FLOORS = {
     "backends.fastertransformer.engine": [
-        *("errors", "arrays", "settings"),
+        *("errors", "arrays", "large_pages", "settings"),
         *("cache", "ops", "parallel", "model", "request", "grammar", "rows", "steps", "sampling", "scheduling"),
         *("compiling", "loading", "engine"),
     ],

@@ -18,9 +18,7 @@ has been run, see PageAllocator.unneeded. It is never read.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 
@@ -31,6 +29,7 @@ from torch import Tensor
 
 from ..arrays import MOST_SLOTS, UNBOUNDED, Array, upload
 from ..errors import EngineError
+from ..large_pages import large_pages
 from .fp8_entries import FP8_BYTES, flatten, pack
 from .page_allocator import PAGE, PageAllocator, pages_of
 from .page_pool import RowPages
@@ -40,7 +39,6 @@ from .states import States, states_of
 
 __all__ = ["PAGE", "KvCache"]
 _UNUSED_BYTES = 1 << 30  # of known pages on a host, and of states: it has other uses for its memory
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python 3.10 has no name for it; this is Linux's number
 
 
 class KvCache:
@@ -248,10 +246,7 @@ def _zeros(shape: CacheShape, entry: Entry, pages: int, device: torch.device) ->
         return torch.zeros(wanted, dtype=shape.dtype).transpose(2, 3)
     count = parts * pages * PAGE * heads * size * shape.dtype.itemsize
     try:
-        # Not reserved, so that a process may still be forked where this is more than half of the memory.
-        content = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        content = large_pages(count)
     except OSError as error:
         raise EngineError(f"{count} bytes of KV cache a layer: {error.strerror}; see kv_cache_bytes") from error
-    with suppress(OSError, AttributeError):  # not every host has huge pages
-        content.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(content, dtype=shape.dtype).view(wanted).transpose(2, 3)
+    return content.view(shape.dtype).view(wanted).transpose(2, 3)

@@ -19,7 +19,6 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +31,7 @@ from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
 from ..errors import WeightsError
+from ..large_pages import large_pages
 from .shards import Order, Piece, Shards, check_file
 
 AHEAD_BYTES = 1 << 30  # prefetched at most; a larger file is read by itself
@@ -70,7 +70,7 @@ class StagedFiles:
         self._ahead_bytes = 0
         self._is_gpu = device.type == "cuda"
         self._stream: Any = _cuda.Stream(device) if self._is_gpu else None
-        self._memory = _huge_pages(_BUFFERS * _PIECE_BYTES)
+        self._memory = large_pages(_BUFFERS * _PIECE_BYTES)  # which are pinned in a fraction of the time
         self._buffers = deque(map(self._buffer, self._memory.split(_PIECE_BYTES)))  # type: ignore[no-untyped-call]
         self._pool = ThreadPoolExecutor(_THREADS, "shards", self._begin_thread)
         self._pinned = self._pool.submit(self._pin)
@@ -216,11 +216,3 @@ def _driver() -> Any:
     driver = ctypes.PyDLL("libcuda.so.1")
     driver.cuMemcpyHtoDAsync_v2.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     return driver
-
-
-def _huge_pages(size_bytes: int) -> Tensor:
-    """Return memory in pages of 2 MB, if the kernel has such pages: they are pinned in a fraction of the time."""
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)

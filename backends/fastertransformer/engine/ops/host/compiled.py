@@ -66,7 +66,7 @@ class HostKernels:
         multiplies_pairs: whether bf16 is multiplied in pairs.
         multiplies_quads: whether bytes are multiplied by fours.
         run: OpenMP's function that runs another one on each thread.
-        use_large_pages, multiply: see products.c.
+        multiply: see products.c.
         attend: see attention.c.
         run_layers: see layers.c.
     """
@@ -77,8 +77,6 @@ class HostKernels:
         self.width = int(found.panel_width())
         self.multiplies_pairs = bool(found.multiplies_pairs())
         self.multiplies_quads = bool(found.multiplies_quads())
-        self.use_large_pages = found.use_large_pages
-        self.use_large_pages.argtypes, self.use_large_pages.restype = (_POINTER, _LONG), _INT
         self.multiply = found.multiply
         self.multiply.argtypes, self.multiply.restype = _MULTIPLY, _INT
         self.attend = found.attend

@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from ...large_pages import SharedPages
 from .compiled import HostKernels, host_kernels
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)  # in products.c's order
 _ACTIVATIONS = ("", "relu", "silu", "gelu")  # likewise
+_PAGES = SharedPages()
 _Normed = tuple[Tensor, Tensor | None, float, bool]  # weight, bias, epsilon, whether it is an RMS norm
 
 
@@ -48,8 +50,8 @@ class Panels:
         self.group = 4 if kernels.multiplies_quads and weight.dtype == torch.int8 else 1 + self.rounds
         self._padded = -(-self.outputs // self._width) * self._width
         self._groups = -(-self.inputs // self.group)
-        self._numbers = weight.new_empty(self._padded * self._groups * self.group)
-        kernels.use_large_pages(self._numbers.data_ptr(), self._numbers.nbytes)  # or not, where the host has none
+        numbers = self._padded * self._groups * self.group
+        self._numbers = _PAGES.take(numbers * weight.itemsize).view(weight.dtype)
         self._write(weight)
         # The kernels read these where they are, so that they live as long as this.
         self._kept = [None if each is None else self._filled_up(each) for each in (scales, bias)]
