@@ -197,9 +197,9 @@ class Decoder:
             part = f"expert.{inner}"
         name = self.names[part].format(expert=expert) + (f"{dot}{kind}" if dot else "")
         place = self.names["layer"].format(layer=layer)
-        is_outer = part in ("embedding", "final_norm", "head")
         if isinstance(layer, int) and layer >= self.num_layer and (own := self.names["predictor.layer"]):
-            place, is_outer = own.format(predictor=layer - self.num_layer), is_outer or name.startswith(predictor.OUTER)
+            place = own.format(predictor=layer - self.num_layer)
+        is_outer = part in ("embedding", "final_norm", "head") or name.startswith(predictor.OUTER)
         return name if is_outer else f"{place}.{name}"
 
     def for_ranks(self, ranks: int) -> Decoder:

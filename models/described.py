@@ -60,7 +60,7 @@ def _ids(directory: Path, architecture: Architecture, said: Mapping[str, Any], e
     return special_ids(architecture.completed(said), read_json(directory / GENERATION_FILE, error), error)
 
 
-def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal) -> dict[str, Place]:
+def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal, is_part: bool = False) -> dict[str, Place]:
     """Find every tensor of a model in a directory: by name its file and its place there; matrices may be FP8.
 
     Args:
@@ -69,13 +69,14 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal) -> dic
             that is there even so may be another matrix. Its predictors of further tokens are not looked at.
         error: makes the exception that names tensors which are missing, have another shape or type, or are not the
             model's.
+        is_part: whether the directory has tensors of more than this.
     """
     blocks, problems = fp8_blocks(directory, error), list[str]()
     found = with_scales(find_tensors(directory, error), blocks)
     expected = replace(decoder, predictor_num=0).tensors()
     behind = range(decoder.num_layer, decoder.num_layer + decoder.predictor_num)
     unused = tuple(f"{decoder.names['layer'].format(layer=layer)}." for layer in behind)
-    if decoder.model_type:
+    if decoder.model_type and not is_part:
         is_passed_over = find(decoder.model_type).is_passed_over
         found = {name: each for name, each in found.items() if not is_passed_over(name)}
     embedding, head = (f"{decoder.names[role]}.weight" for role in ("embedding", "head"))
@@ -95,7 +96,8 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal) -> dic
     others = (
         name for name in found if name not in expected and not name.endswith(_UNUSED) and not name.startswith(unused)
     )
-    problems += [f"{name}: the model that {CONFIG_FILE} describes has none" for name in others]
+    if not is_part:
+        problems += [f"{name}: the model that {CONFIG_FILE} describes has none" for name in others]
     if problems:
         noun = "tensor is" if len(problems) == 1 else "tensors are"
         more = [f"... and {len(problems) - _MOST_LISTED} more"] if len(problems) > _MOST_LISTED else []

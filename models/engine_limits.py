@@ -71,6 +71,12 @@ def drafts_problem(decoder: Decoder) -> str:
     return "speculation with layers that keep states, which cannot go back by wrong tokens" if has_states else ""
 
 
+def predictor_problem(decoder: Decoder | None) -> str:
+    """Return why a model does not draft for itself; empty: it does."""
+    has_one = decoder is not None and decoder.predictor_num > 0
+    return "" if has_one else "speculation mtp, and the model has no layer that predicts further tokens"
+
+
 def draft_model_problem(draft: Decoder | None, draft_vocab_size: int, vocab_size: int) -> str:
     """Return why a small model cannot draft for a model of a vocabulary; empty: it can."""
     if draft is None:
