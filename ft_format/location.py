@@ -12,6 +12,8 @@ HUGGINGFACE = "huggingface"
 """Name of the Hugging Face directory below ``<repository>/<model>/<version>``."""
 DRAFT = "draft"
 """Name of a draft model's directory below that of the model, and of this way of speculation."""
+MTP = "mtp"
+"""Name of speculation by the model's own predictor of further tokens, which vLLM calls so."""
 
 
 def checkpoint_places(path: str, version: Path, tensor_para_size: int | str) -> tuple[Path, ...]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 from support.engines.asking import Tensors, ask, generated
 from support.engines.draft_loads import loads, run, same
+from support.engines.drawn_triples import check_draws, expected_triples
 from support.engines.few_pages import Served, spoiled
 from support.engines.guessed_drafts import guess
 from support.engines.page_reading_ops import captured_steps
@@ -110,36 +109,8 @@ def test_drawn_tokens_have_the_distribution_of_the_model(
 ) -> None:
     """Pairs of tokens behind one prompt, with drafts that are right for some rows, against transformers' softmax."""
     model, settings = llama
-    line, rows, top_k, temperature = [5, 9, 60, 33], 1500, 3, 0.8
-    with torch.no_grad():
-        first = nearest(model, [line], top_k, temperature)[0]
-        seconds = nearest(model, [[*line, token] for token in first], top_k, temperature)
-        thirds = nearest(
-            model, [[*line, a, b] for a in first for b in seconds[list(first).index(a)]], top_k, temperature
-        )
-    expected = {}
-    for at, (a, p) in enumerate(first.items()):
-        for place, (b, q) in enumerate(seconds[at].items()):
-            expected |= {(a, b, c): p * q * r for c, r in thirds[at * top_k + place].items()}
+    line = [5, 9, 60, 33]
+    expected = expected_triples(model, line)
     draft = list(max(expected, key=lambda key: expected[key]))
     monkeypatch.setattr(PromptLookup, "draft", lambda lookup, most: draft[len(lookup.tokens) - len(line) :][:most])
-    served, counts = Served(paged_steps(settings, 400), drafts=DRAFTS), Counter[tuple[int, ...]]()
-    drawn = {"runtime_top_k": top_k, "temperature": temperature, "end_id": NEVER}
-    rng = random.Random(7)
-    for _ in range(0, rows, 30):
-        answers = served.submit(ask([line] * 30, 3, random_seed=[rng.getrandbits(60) for _ in range(30)], **drawn))
-        served.run()
-        counts.update(tuple(generated(answers[-1].tensors, row)) for row in range(30))
-    metrics = served.scheduler.metrics
-    assert 0 < metrics.accepted_tokens < metrics.draft_tokens
-    assert counts.keys() <= expected.keys()
-    square = sum((counts[key] - rows * p) ** 2 / (rows * p) for key, p in expected.items())
-    freedom = torch.tensor((len(expected) - 1) / 2)
-    assert torch.special.gammaincc(freedom, torch.tensor(square / 2)) > 0.01
-
-
-def nearest(model: Any, lines: list[list[int]], top_k: int, temperature: float) -> list[dict[int, float]]:
-    """The tokens that top-k keeps behind each line, and their probabilities."""
-    values, ids = (model(input_ids=torch.tensor(lines)).logits[:, -1] / temperature).topk(top_k)
-    found = zip(ids.tolist(), values.softmax(-1).tolist(), strict=True)
-    return [dict(zip(*each, strict=True)) for each in found]
+    check_draws(Served(paged_steps(settings, 400), drafts=DRAFTS), line, expected, 1500)

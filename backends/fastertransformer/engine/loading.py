@@ -24,6 +24,7 @@ from .model.draft_model import load_draft_model
 from .model.families import read_config
 from .model.network import Network
 from .model.precision import choose_device, choose_precision
+from .model.predictor import Predictor, load_predictor
 from .model.prefixes import Prefix, read_prefixes
 from .model.weights import load_weights
 from .ops import choose_ops
@@ -130,12 +131,16 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         network = Network(config, part.weights, comm, ops)
         prefixes, adapters = part.read_prefixes(), part.reserve_adapters()
         is_first = not group or group.rank == 0
-        draft = load_draft_model(settings, config, device, ops, part.sharers) if is_first else None
+        draft: Network | None = None
+        if is_first:
+            own = config.decoder, part.weights, device, ops, part.sharers, group is None
+            draft = load_predictor(settings, *own) or load_draft_model(settings, config, device, ops, part.sharers)
         cache = part.reserve_cache(ops.is_head_major, draft)
         drafting = Steps(draft, cache.of_draft_model()) if draft else None
     description = part.describe(cache)
     if draft:
-        description += f"; a draft model of {draft.weights.size_bytes / 1e9:.3g} GB"
+        kind = "predictor of further tokens" if isinstance(draft, Predictor) else "draft model"
+        description += f"; a {kind} of {draft.weights.size_bytes / 1e9:.3g} GB"
     if adapters:
         room = f"{adapters.count} adapters of rank {adapters.rank} at once, {adapters.size_bytes / 1e9:.3g} GB"
         description += f"; room for {room}"
@@ -221,6 +226,7 @@ class _Part:
             has_cross=config.encoder is not None,
             is_head_major=is_head_major,
             beside=beside,
+            output=(config.hidden_units if isinstance(draft, Predictor) else 0, self._precision.compute),
         )
         if self._settings.has_fp8_cache:
             shape = self._as_fp8(shape)

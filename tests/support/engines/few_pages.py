@@ -50,7 +50,8 @@ def spoiled(steps: Steps) -> Iterator[None]:
         free(allocator, pages)
         lost = [page for page in given if page not in allocator.prefixes._known]
         # A draft model always goes on, on half a page, where torch multiplies what follows by 0.
-        for memory in (*steps.cache.kv, *(steps.cache.beside if steps.network.ops.can_capture else ())):
+        drafting = steps.cache.beside if steps.network.ops.can_capture else ()
+        for memory in (*steps.cache.kv, *steps.cache.outputs, *drafting):
             memory[:, lost] = float("nan")
 
     with patch.object(PageAllocator, "_release", spoil):

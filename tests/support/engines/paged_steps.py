@@ -18,7 +18,7 @@ def paged_steps(settings: Settings, pages: int = 200) -> Steps:
     states = poisoned_states(steps.network, steps.cache.states.count) if steps.cache.states else None
     reach = steps.cache.allocator.window
     cache = KvCache(shape, CPU, size, steps.config.max_pos_seq_len, reach=reach, states=states)
-    for block in (*cache.kv, *cache.beside):
+    for block in (*cache.kv, *cache.beside, *cache.outputs):
         block.fill_(1e4)  # what an earlier row left must not matter
         block[:, 0] = float("nan")  # and this page is never read
     drafting = Steps(steps.drafting.network, cache.of_draft_model()) if steps.drafting else None

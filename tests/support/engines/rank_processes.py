@@ -196,7 +196,8 @@ def main(shards: str, directory: str, model_type: str, data_type: str, *numbers:
     settings = Settings(Path(shards), tensor, pipeline, data_type, 1, model_type)
     settings = replace(settings, has_process_per_rank=ranks is None, has_peer_sums=bool(has_peer_sums))
     settings = replace(settings, kv_cache_bytes=CACHE_BYTES, prefill_chunk_tokens=chunk_tokens)
-    settings = replace(settings, speculation="draft" if settings.checkpoint.joinpath("draft").is_dir() else "none")
+    way = "draft" if settings.checkpoint.joinpath("draft").is_dir() else "none"
+    settings = replace(settings, speculation=os.environ.get("TEST_SPECULATION", way))
     answers = []
     for _ in range(engines):
         engine = open_engine(settings, device, Group(ranks, device, settings) if ranks else None)

@@ -11,6 +11,8 @@ together behind its numbers, so that these begin at multiples of 16 bytes.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,7 @@ def shape_of(shape: CacheShape) -> CacheShape:
     layers, beside = (
         tuple(Entry(heads, size + 1, parts) for heads, size, parts in kept) for kept in (shape.layers, shape.beside)
     )
-    return CacheShape(layers, FP8_BYTES, shape.has_cross, shape.is_head_major, beside)
+    return replace(shape, layers=layers, dtype=FP8_BYTES, beside=beside)
 
 
 def pack(x: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ The token at position p of a row is in its entry p % window: a row with a window
 valid entries are the first min(p + 1, window). Rows without one have window UNBOUNDED.
 
 A draft model keeps its keys and values in the same pages, beside those of the model: so it shares what rows share, and
-ends when they end. It has slots of its own.
+ends when they end. It has slots of its own. A predictor of the model's own is such a model; what it works on, the
+model's output for each token, is kept in the pages too.
 
 Page 0 belongs to no slot: padding is written there, and so are tokens that a context's later tokens do not see once it
 has been run, see PageAllocator.unneeded. It is never read.
@@ -57,6 +58,8 @@ class KvCache:
         allocator: which row has which pages; in use in rank 0 only.
         kv: of each layer, [2 (k, v), pages, H, PAGE, D]; or [1, ...] of vectors from which both are made.
         beside: the same of each layer of a draft model.
+        outputs: of the model for each token, behind its final norm, in one tensor [1, pages, PAGE, hidden]; none: no
+            predictor works on them.
         page_tables: int32 [MOST_SLOTS + 1, most pages of a row], on the device: the pages of each slot, padded with 0.
             The last slot is unused.
         source_page_tables: pages of each slot's encoder output; no columns if there is no encoder.
@@ -83,6 +86,9 @@ class KvCache:
         self.kv, self.beside = (
             [_zeros(shape, entry, pages + 1, device) for entry in entries] for entries in (shape.layers, shape.beside)
         )
+        width, dtype = shape.output
+        kept = [_zeros(replace(shape, dtype=dtype), Entry(1, width, 1), pages + 1, device)] if width else []
+        self.outputs = [each[:, :, 0] for each in kept]
         most_unused, first_unused, is_on_cpu = pages, pages, device.type == "cpu"
         if is_on_cpu:
             most_unused = min(pages // 2, _UNUSED_BYTES // max(1, self._page_bytes))
@@ -122,6 +128,22 @@ class KvCache:
         part.shape, part.kv, part.beside = replace(self.shape, layers=self.shape.beside, beside=()), self.beside, []
         part._make_slots(self.page_tables.shape[1])
         return part
+
+    def keep(self, outputs: Tensor, slots: Tensor | slice, positions: Tensor) -> None:
+        """Keep the model's outputs, [n, hidden], for tokens of slots at positions, [n] each."""
+        self.outputs[0][0][self._places(slots, positions)] = outputs
+
+    def kept(self, slots: Tensor | slice, positions: Tensor) -> Tensor:
+        """Return what is kept of tokens; see keep."""
+        return self.outputs[0][0][self._places(slots, positions)]
+
+    def _places(self, slots: Tensor | slice, positions: Tensor) -> tuple[Tensor, Tensor]:
+        columns = (positions // PAGE).clamp(max=self.page_tables.shape[1] - 1)  # a free slot's position is any
+        if isinstance(slots, slice):
+            pages = self.page_tables[slots].gather(1, columns[:, None])[:, 0]
+        else:
+            pages = self.page_tables[slots, columns]
+        return pages.long(), positions % PAGE
 
     def clear_sources(self) -> None:
         """Mark the encoder input of every slot as free."""
@@ -196,7 +218,7 @@ class KvCache:
         All sources are read before any target is written.
         """
         to, of = upload(pages, self._device)
-        for block in (*self.kv, *self.beside):
+        for block in (*self.kv, *self.beside, *self.outputs):
             block[:, to] = block[:, of]
         to, of = upload(slots, self._device)
         self.sources[:, to] = self.sources[:, of]

@@ -44,6 +44,7 @@ class CacheShape:
         is_head_major: whether a page has each head's entries side by side, as the kernels read them; else each token's
             heads, so that torch can read a row whose pages are contiguous as one tensor.
         beside: what each layer of a draft model keeps, in the same pages.
+        output: width and number format of what the model gives for a token, where that is kept for a predictor.
     """
 
     layers: tuple[Entry, ...]
@@ -51,12 +52,13 @@ class CacheShape:
     has_cross: bool = False
     is_head_major: bool = False
     beside: tuple[Entry, ...] = ()
+    output: tuple[int, torch.dtype] = (0, torch.float32)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that all layers keep of one token."""
-        kept = (*self.layers, *self.beside)
-        return sum(parts * heads * size for heads, size, parts in kept) * self.dtype.itemsize
+        """Bytes that are kept of one token."""
+        kept, (width, dtype) = (*self.layers, *self.beside), self.output
+        return sum(parts * heads * size for heads, size, parts in kept) * self.dtype.itemsize + width * dtype.itemsize
 
 
 def free_bytes(device: torch.device) -> int:

@@ -212,6 +212,7 @@ class ModelConfig(Stack):
         prompt_tasks: name and prompt length of each.
         ia3_num_tasks: rows of T5's IA3 vectors; 0: it has none.
         has_expert_parallel: whether each rank has some experts whole; else a slice of every one's middle.
+        is_part: whether its directory has tensors of more than this network.
     """
 
     vocab_size: int
@@ -238,6 +239,7 @@ class ModelConfig(Stack):
     prompt_tasks: tuple[tuple[str, int], ...] = ()
     ia3_num_tasks: int = 0
     has_expert_parallel: bool = False
+    is_part: bool = False
 
     @property
     def attention_work(self) -> tuple[int, int]:

@@ -66,6 +66,21 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
+class Entrance:
+    """What leads into a predictor of further tokens.
+
+    Attributes:
+        embedding_norm: of the embeddings of tokens.
+        hidden_norm: of what the model has computed of the tokens before them.
+        projection: 2 * hidden -> hidden, of both side by side.
+    """
+
+    embedding_norm: Norm
+    hidden_norm: Norm
+    projection: Linear
+
+
+@dataclass(frozen=True)
 class StackWeights:
     """This process's layers of a stack.
 
@@ -74,12 +89,14 @@ class StackWeights:
         layers: in their order.
         final_norm: after the last layer.
         position_bias: by head: ALiBi's slopes [heads], or the bias by bucket [heads, buckets]; None otherwise.
+        entrance: of a predictor; None: it is none.
     """
 
     indices: range
     layers: tuple[LayerWeights, ...]
     final_norm: Norm | None
     position_bias: Tensor | None
+    entrance: Entrance | None = None
 
     @property
     def entries(self) -> tuple[Entry, ...]:

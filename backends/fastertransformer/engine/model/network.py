@@ -116,8 +116,10 @@ class Network:
                 attend = ops.prefill_attention(cache, rows, spec, self._like)
             return self._tempered(attend, spec, rows.positions[None])
 
-        x = self._embed(rows, embeddings)
-        return self.comm.send_output(self._decoder(x, prepare, rows.slots, cache, rows, adapted))[0]
+        x = self._embed(rows, cache, embeddings)
+        x = self.comm.send_output(self._decoder(x, prepare, rows.slots, cache, rows, adapted))[0]
+        self._keep(x, cache, rows.slots, rows.positions)
+        return x
 
     def decode(
         self,
@@ -145,11 +147,25 @@ class Network:
             attend = self._attention_of(spec).decode_attention(positions, tables, windows, spec, self._like)
             return self._tempered(attend, spec, positions[:, None])
 
-        x = self.comm.recv_input(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
+        # [B, 1, hidden]
+        x = self.comm.recv_input(lambda: self._embed_next(ids, positions, slots, cache), (len(ids), 1))
         if adapted is None and self._whole_step and self._whole_step.can_run(cache.kv):
             x = self._whole_step.run(x, positions, cache.page_tables[slots], cache.windows[slots], cache.kv)
-            return self.comm.send_output(x)[:, 0]
-        return self.comm.send_output(self._decoder(x, prepare, slots, cache, adapted=adapted))[:, 0]
+        else:
+            x = self._decoder(x, prepare, slots, cache, adapted=adapted)
+        x = self.comm.send_output(x)[:, 0]
+        self._keep(x, cache, slots, positions)
+        return x
+
+    def _keep(self, hidden: Tensor, cache: KvCache, slots: Tensor | slice, positions: Tensor) -> None:
+        """Keep what a predictor of further tokens works on, if there is one."""
+        if cache.outputs:
+            cache.keep(self.normed(hidden), slots, positions)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Return hidden states behind the final norm."""
+        norm = self.weights.decoder and self.weights.decoder.final_norm
+        return self.ops.norm(hidden, norm) if norm else hidden
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V], or this process's part of the vocabulary.
@@ -203,7 +219,7 @@ class Network:
         attend = self.ops.encoder_attention(rows, self._encoder_spec, self._like, attentions)
         tasks = cache.sources[1, rows.slots][None] if self.config.ia3_num_tasks else None
         context = LayerContext(self.ops, self.comm, attend, tasks)
-        x = self._embed(rows, embeddings)
+        x = self._embed(rows, cache, embeddings)
         for layer in weights.layers:
             x = run_layer(stack, layer, x, context, self._like)  # an encoder caches nothing
         x = self.comm.broadcast_output(self.comm.send_output(x))
@@ -280,11 +296,11 @@ class Network:
 
         return attend_tempered
 
-    def _embed(self, rows: Rows, embeddings: Tensor | None) -> Tensor:
+    def _embed(self, rows: Rows, cache: KvCache, embeddings: Tensor | None) -> Tensor:
         """Return the first layer's input of packed rows, [1, T, hidden]."""
-        return self.comm.recv_input(lambda: self._embed_rows(rows, embeddings)[None], (1, len(rows.ids)))
+        return self.comm.recv_input(lambda: self._embed_rows(rows, cache, embeddings)[None], (1, len(rows.ids)))
 
-    def _embed_rows(self, rows: Rows, embeddings: Tensor | None) -> Tensor:
+    def _embed_rows(self, rows: Rows, cache: KvCache, embeddings: Tensor | None) -> Tensor:
         weights = self.weights
         x = F.embedding(rows.ids, weights.token_embedding).to(self._like.dtype)
         x = x if self._embedding_scale == 1 else x * self._embedding_scale
@@ -295,7 +311,7 @@ class Network:
             x = x + F.embedding(rows.positions.clamp(max=len(table) - 1), table)  # padding may be behind the last one
         return self.ops.norm(x, weights.embedding_norm) if weights.embedding_norm else x
 
-    def _embed_next(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def _embed_next(self, ids: Tensor, positions: Tensor, slots: Tensor | slice, cache: KvCache) -> Tensor:
         """Return the first layer's input of one token of each row, [B, 1, hidden]."""
         weights = self.weights
         x = self.ops.embed(ids, positions, weights.token_embedding, weights.position_embedding, self._like.dtype)

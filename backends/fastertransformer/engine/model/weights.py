@@ -115,7 +115,8 @@ def _kind_of_reader(
     if are_made_up:
         places = made_up_fp8(directory, config.decoder, WeightsError)
         return partial(HubReader, places_of_parts(config.decoder, places) if places else {}), False
-    located = places_of_parts(config.decoder, find_model_tensors(directory, config.decoder, WeightsError))
+    found = find_model_tensors(directory, config.decoder, WeightsError, config.is_part)
+    located = places_of_parts(config.decoder, found)
     problem = int8_problem(config.decoder, any(place.scales for place in located.values()))
     if precision.weights and problem:
         raise WeightsError(f"{directory}: {problem}")

@@ -1,4 +1,4 @@
-"""Where drafts come from: a text's own words, or a small model of the same vocabulary.
+"""Where drafts come from: a text's own words, a small model of the same vocabulary, or the model's own predictor.
 
 What a proposer says decides how fast rows are, and nothing of what they answer: see speculation.py.
 """
@@ -17,6 +17,7 @@ from ..arrays import Array, upload
 from ..cache.page_allocator import PAGE
 from ..cache.page_pool import RowPages
 from ..model.config import ModelConfig
+from ..model.predictor import Predictor
 from ..ops.logits import NOT_FINITE
 from ..rows.prompt_lookup import PromptLookup
 from ..rows.sequence import Sequence
@@ -84,6 +85,8 @@ class DraftModel:
         config: of the model.
     """
 
+    _shift = 0  # positions from that of an input to its token's own
+
     def __init__(self, steps: Steps, config: ModelConfig) -> None:
         self._steps, self._is_broken, self.ran = steps, False, 0
         self.token_cost = numbers_read(steps.config) / numbers_read(config)
@@ -96,7 +99,7 @@ class DraftModel:
 
     def lacks(self, row: Sequence) -> int:
         """See Proposer."""
-        return row.cached - self._known(row)
+        return row.cached - self._shift - self._known(row)
 
     def propose(self, lengths: Mapping[Sequence, int]) -> Drafts:
         """See Proposer; nothing from now on if the small model fails."""
@@ -111,11 +114,13 @@ class DraftModel:
         steps = self._steps
         rows = sorted(lengths, key=lambda row: -lengths[row])  # those that need no more tokens come last
         counts, nothing = np.array([lengths[row] for row in rows]), np.empty(0, np.int64)
-        known, ends = np.array([self._known(row) for row in rows]), np.array([row.cached + 1 for row in rows])
+        known = np.array([self._known(row) for row in rows])
+        ends = np.array([row.cached + 1 for row in rows]) - self._shift
         self.ran = int((ends - known).sum())
         steps.slots.allocate(0, [_pages(row) for row in rows], ends)
         try:
             hidden = self._catch_up(rows, known, ends)
+            self._begin_draft(hidden, ends)
             tokens = [steps.predictions.argmax(hidden)[1]]
             steps.slots.set_tokens(0, tokens[0].clamp(min=0))
             for place in range(1, counts[0]):
@@ -138,12 +143,19 @@ class DraftModel:
         share = max(1, most_tokens(steps.device) // len(rows))
         for slot, row in enumerate(rows):
             while (left := ends[slot] - known[slot]) > share:
-                part = _tokens(row, known[slot])[: min(left - 1, most_tokens(steps.device))]
+                part = self._inputs(row, known[slot])[: min(left - 1, most_tokens(steps.device))]
                 steps.extend(part, known[slot : slot + 1], np.array([len(part)]), slot)
                 known[slot] += len(part)
-        ids = [_tokens(row, first) for row, first in zip(rows, known, strict=True)]
+        ids = [self._inputs(row, first) for row, first in zip(rows, known, strict=True)]
         hidden = steps.extend(np.concatenate(ids), known, ends - known, 0)
         return hidden[upload(np.cumsum(ends - known) - 1, steps.device)]
+
+    def _inputs(self, row: Sequence, first: int) -> Array:
+        """Return the row's tokens that are the inputs from a position on, int64 [n]."""
+        return _tokens(row, first + self._shift)
+
+    def _begin_draft(self, hidden: torch.Tensor, ends: Array) -> None:
+        """Prepare what goes on behind the last inputs, given their hidden states, [rows, hidden], and the positions."""
 
     def _known(self, row: Sequence) -> int:
         """Return how many of a row's tokens have keys and values of this model; never its last, which is run again."""
@@ -152,12 +164,12 @@ class DraftModel:
         if drafting.pages is not pages:  # it has joined the batch, perhaps again
             drafted = self._steps.cache.allocator.drafted
             count = next((at for at, page in enumerate(pages.pages) if page not in drafted), len(pages.pages))
-            drafting.pages, drafting.known, drafting.assumed = pages, count * PAGE, []
+            drafting.pages, drafting.known, drafting.assumed = pages, max(0, count * PAGE - self._shift), []
         elif drafting.assumed:
             pairs = zip(_tokens(row, drafting.known).tolist(), drafting.assumed, strict=False)
             drafting.known += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             drafting.assumed = []
-        return min(drafting.known, row.cached)
+        return min(drafting.known, row.cached - self._shift)
 
     def _forget(self, row: Sequence) -> None:
         """Zero what it keeps of a row, so that numbers that are not finite do not stay for the next row."""
@@ -169,9 +181,36 @@ class DraftModel:
     def _note(self, row: Sequence, assumed: list[int]) -> None:
         """Note that it has run all of a row's tokens, and then these."""
         assert row.drafting
-        first, row.drafting.known, row.drafting.assumed = row.drafting.known, row.cached + 1, assumed
+        first, row.drafting.known, row.drafting.assumed = row.drafting.known, row.cached + 1 - self._shift, assumed
         full = row.drafting.known // PAGE
         self._steps.cache.allocator.drafted.update(_pages(row).pages[first // PAGE : full])
+
+
+class OwnPredictor(DraftModel):
+    """Proposes what the model's own predictor says, likewise.
+
+    An input is the token behind its position, for the model's output for the position comes with it. So the row's last
+    token is the last input, and what is run of a draft is run again: with the model's outputs for its tokens. The last
+    entry of a page that rows share is that of the row that joined last, whose token behind the page made it.
+    """
+
+    _shift = 1
+
+    def _begin_draft(self, hidden: torch.Tensor, ends: Array) -> None:
+        network = self._steps.network
+        assert isinstance(network, Predictor)
+        network.carry(hidden, self._steps.cache, slice(0, len(ends)), upload(ends, self._steps.device))
+
+    def _note(self, row: Sequence, assumed: list[int]) -> None:
+        super()._note(row, [])
+
+
+def proposer_of(steps: Steps) -> Proposer:
+    """Return what proposes drafts that some steps verify."""
+    if not steps.drafting:
+        return TextLookup()
+    kind = OwnPredictor if isinstance(steps.drafting.network, Predictor) else DraftModel
+    return kind(steps.drafting, steps.config)
 
 
 def _pages(row: Sequence) -> RowPages:

@@ -24,7 +24,7 @@ from ..sampling.pending import OwnedToken
 from ..steps.steps import Steps
 from .draft_costs import DraftCosts
 from .metrics import EngineMetrics
-from .proposers import DraftModel, Drafts, Proposer, TextLookup
+from .proposers import Drafts, proposer_of
 from .tuning import TUNING
 
 
@@ -43,7 +43,7 @@ class Speculation:
         is_on_host = steps.device.type == "cpu"
         self._row_cost = TUNING.draft_row_cost_cpu if is_on_host else TUNING.draft_row_cost
         self._step_cost = 0.0 if is_on_host else TUNING.draft_step_cost
-        self._proposer: Proposer = DraftModel(steps.drafting, steps.config) if steps.drafting else TextLookup()
+        self._proposer = proposer_of(steps)
         self._costs = DraftCosts(self._proposer.token_cost)
         self._overall = Acceptance(TUNING.acceptance_prior, TUNING.acceptance_memory_all)
         self._steps_to_try = TUNING.steps_between_tries  # until rows whose drafts were wrong are tried again

@@ -23,7 +23,7 @@ from ..blocks.feed_forward import DenseWeights, FeedForward
 from ..blocks.latent import LatentWeights
 from ..config import ModelConfig, Rope
 from ..hub_reader import HubReader
-from ..layouts import LayerWeights, StackWeights
+from ..layouts import Entrance, LayerWeights, StackWeights
 from ..reader import Reader
 from .mixture import read_mixture
 from .state_mixers import read_state_mixer
@@ -92,12 +92,21 @@ def read_stack(
         config: of the model.
         layers: to read.
     """
+    names = [names_of(index) for index in layers]
     return StackWeights(
         indices=layers,
         position_bias=None,
         final_norm=read.norm(final_norm, config),
-        layers=tuple(_layer(read, config, names_of(index), index) for index in layers),
+        layers=tuple(_layer(read, config, own, index) for own, index in zip(names, layers, strict=True)),
+        entrance=_entrance(read, config, names[0]) if names and "predictor.projection" in names[0] else None,
     )
+
+
+def _entrance(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> Entrance:
+    norms = [_norm(read, config, names, f"predictor.{of}_norm") for of in ("embedding", "hidden")]
+    embedding_norm, hidden_norm = norms
+    assert embedding_norm and hidden_norm, "it has norms"
+    return Entrance(embedding_norm, hidden_norm, read.column_parallel(names["predictor.projection"]))
 
 
 def _layer(read: Reader, config: ModelConfig, names: Mapping[str, str], index: int) -> LayerWeights:

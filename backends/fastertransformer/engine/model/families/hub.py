@@ -5,7 +5,6 @@ What a model is comes from its description alone; no name of an architecture is 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,17 +12,16 @@ from pathlib import Path
 from ft_format.layout import StoredTensor
 from models.decoder import Decoder
 from models.described import read_directory
-from models.directory import CONFIG_FILE
+from models.directory import CONFIG_FILE, SpecialIds
 from models.engine_limits import beyond_engine, longest_text
 from models.fused import taken_apart
+from models.predictors import first_predictor
 from models.tensor import Tensor
 
 from ...errors import ConfigJsonError
 from ..config import NO_POSITION_LIMIT, Layout, ModelConfig
 from ..sections import sections_of
 from .decoder import read_stack, structure
-
-_log = logging.getLogger(__name__)
 
 
 def read(directory: Path, ranks: int) -> ModelConfig:
@@ -40,8 +38,16 @@ def read(directory: Path, ranks: int) -> ModelConfig:
     if beyond := beyond_engine(decoder):
         listed = "\n  ".join(beyond)
         raise ConfigJsonError(f"{directory / CONFIG_FILE} describes a network that is not served\n  {listed}")
-    if decoder.predictor_num:
-        _log.info("%s: %d layers that predict further tokens are not read", directory, decoder.predictor_num)
+    return _config(decoder, ids, data_type, ranks)
+
+
+def read_predictor(directory: Path) -> ModelConfig:
+    """Read what ``directory/config.json`` says of a model's first predictor, a network of one layer."""
+    decoder, ids, data_type = read_directory(directory, ConfigJsonError)
+    return replace(_config(first_predictor(decoder), ids, data_type), is_part=True)
+
+
+def _config(decoder: Decoder, ids: SpecialIds, data_type: str, ranks: int = 1) -> ModelConfig:
     copied = replace(taken_apart(decoder.for_ranks(ranks)), predictor_num=0)
     layers = partial(read_stack, decoder.names["final_norm"], copied.layer_tensors)
     return ModelConfig(

@@ -1,0 +1,176 @@
+"""The model's own predictor: it drafts what transformers' layer says, and rows say what they say without it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from support.engines.asking import CPU, ask, generated
+from support.engines.draft_loads import loads, run, same
+from support.engines.drawn_triples import check_draws, expected_triples
+from support.engines.few_pages import Served, spoiled
+from support.engines.page_reading_ops import captured_steps
+from support.engines.paged_steps import paged_steps
+from support.engines.rank_processes import RankProcesses
+from support.shards.llama_shards import served_of
+from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.llama_models import VOCAB, save
+from support.tiny_models.predicting_models import COUNTED, never_wrong, save_predicting
+
+from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.rows.sequence import Sequence
+from backends.fastertransformer.engine.scheduling import proposers, speculation
+from backends.fastertransformer.engine.scheduling.proposers import OwnPredictor
+from backends.fastertransformer.engine.scheduling.tuning import Tuning
+from backends.fastertransformer.engine.settings import Settings
+
+DRAFTS = (4, True)
+LONGER = {"max_position_embeddings": 256}
+
+
+def settings_of(folder: Path) -> Settings:
+    return Settings(folder, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22, speculation="mtp")
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows have drafts in every step, as long as may be, whatever came of earlier ones."""
+    monkeypatch.setattr(speculation, "TUNING", Tuning(draft_row_cost_cpu=0.0, acceptance_prior=0.9))
+    monkeypatch.setattr(proposers, "numbers_read", Mock(side_effect=[0, 1] * 9))  # nor is anything timed then
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
+    """The texts that drafts were proposed for, and these."""
+    found, propose = list[tuple[list[int], list[int]]](), OwnPredictor._propose
+
+    def noted(proposer: OwnPredictor, lengths: Mapping[Sequence, int]) -> Any:
+        texts = {row: proposers._tokens(row, 0).tolist() for row in lengths}
+        drafts = propose(proposer, lengths)
+        found.extend((texts[row], draft) for row, draft in drafts.items())
+        return drafts
+
+    monkeypatch.setattr(OwnPredictor, "_propose", noted)
+    return found
+
+
+@pytest.mark.parametrize(("name", "chunk_tokens"), [("glm4_moe", 32), ("deepseek_v3", 0)])
+def test_drafts_are_what_transformers_layer_says(
+    name: str, chunk_tokens: int, tmp_path: Path, always: None, said: list[Any]
+) -> None:
+    """Of several rows, prompts of one token and of pages, which others have begun with, and a conversation."""
+    model, predictor = save_predicting(name, tmp_path, **LONGER)
+    rng, served = random.Random(5), Served(paged_steps(settings_of(tmp_path)), drafts=DRAFTS, chunk_tokens=chunk_tokens)
+    shared = [rng.randrange(3, VOCAB) for _ in range(96)]
+    lines = [[rng.randrange(3, VOCAB) for _ in range(count)] for count in (1, 31, 80)]
+    for own in (lines, [shared], [shared + [7, 9]]):
+        answers = [served.submit(ask([line], 20, end_id=NEVER)) for line in own]
+        served.run()
+        for line, each in zip(own, answers, strict=True):
+            tokens = generated(each[-1].tensors)
+            assert tokens == argmaxes(model, line, tokens)
+    told = list[int]()
+    for turn, line in enumerate(([5, 9, 33], [8] * 30)):
+        start = {"START": np.array([[1]], np.int32)} if turn == 0 else {}
+        told += line
+        told += served.say(ask([line], 5, end_id=NEVER) | start, "talk")
+    assert len(said) > 60 and {len(draft) for _, draft in said} == {1, 2, 3, 4}
+    for text, draft in said[::3]:
+        assert draft == predictor.drafts(text, len(draft)), text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "pages", "chunk_tokens", "is_gpu"),
+    [
+        *(("glm4_moe", 16, 32, False), ("glm4_moe", 60, 32, True)),
+        *(("deepseek_v3", 60, 0, True), ("deepseek_v3", 16, 0, False)),
+    ],
+)
+def test_rows_answer_what_they_answer_without(
+    name: str, pages: int, chunk_tokens: int, is_gpu: bool,
+    tmp_path: Path, always: None, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Beside beams, joining prompts, chunks, known pages and rows that are set back, on pages that are spoiled."""
+    save_predicting(name, tmp_path, _often_right, **LONGER)
+    settings = settings_of(tmp_path)
+    steps = captured_steps(settings, pages, monkeypatch, 64, 256) if is_gpu else paged_steps(settings, pages)
+    assert steps.drafting
+    for sizes in ((4, 0), (16, 0), (0, 0, 64)) if is_gpu else ():
+        steps.drafting.capture(*sizes)
+    requests, ways = loads(pages)[:9], {"chunk_tokens": chunk_tokens, "steps_ahead": is_gpu}
+    with spoiled(steps) if is_gpu or not chunk_tokens else nullcontext():
+        drafting, steps.drafting = steps.drafting, None
+        expected = run(Served(steps, **ways), requests, pages)
+        steps.drafting = drafting
+        served = Served(steps, **ways, drafts=DRAFTS)
+        for found, each in zip(run(served, requests, pages), expected, strict=True):
+            same(found[-1], each[-1])
+    metrics = served.scheduler.metrics
+    assert metrics.draft_tokens > 100 and metrics.accepted_tokens > 0
+    assert metrics.preemptions or pages > 16
+
+
+def _often_right(key: str, each: torch.Tensor) -> torch.Tensor:
+    right = never_wrong(key, each)
+    return right + 0.2 * (each - right)
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", pytest.param("deepseek_v3", marks=pytest.mark.long)])
+def test_a_predictor_that_is_never_wrong_is_always_accepted(name: str, tmp_path: Path, always: None) -> None:
+    model, _ = save_predicting(name, tmp_path, never_wrong, **LONGER)
+    served = Served(paged_steps(settings_of(tmp_path)), drafts=DRAFTS)
+    tokens = served.say(ask([[5, 9, 60]], 100, end_id=NEVER))
+    assert tokens == argmaxes(model, [5, 9, 60], tokens)
+    metrics = served.scheduler.metrics
+    assert metrics.accepted_tokens == metrics.draft_tokens > 75 and metrics.drafts < 25
+
+
+@pytest.mark.long
+def test_drawn_tokens_have_the_distribution_of_the_model(tmp_path: Path, always: None) -> None:
+    model, _ = save_predicting("glm4_moe", tmp_path, _often_right, **LONGER)
+    line = [5, 9, 60, 33]
+    check_draws(Served(paged_steps(settings_of(tmp_path)), drafts=DRAFTS), line, expected_triples(model, line), 900)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
+def test_rank_0_predicts_for_all_ranks(
+    tensor: int, pipeline: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = save_predicting("glm4_moe", tmp_path / "hub", never_wrong, **LONGER)
+    monkeypatch.setenv("TEST_SPECULATION", "mtp")
+    lines = [[random.Random(seed).randrange(3, 90) for _ in range(40)] for seed in range(3)]
+    requests = [ask([line], 50, end_id=NEVER) for line in lines]
+    ranks = RankProcesses(tmp_path / "hub", tmp_path, tensor, pipeline, requests, model_type="Llama")
+    try:
+        assert set(ranks.wait(100)) == {0}, ranks.text
+    finally:
+        ranks.stop()
+    for line, answer in zip(lines, ranks.answers, strict=True):
+        tokens = generated(answer)
+        assert tokens == argmaxes(model, line, tokens)
+    accepted = next(line for line in ranks.text.splitlines() if line.endswith("tokens accepted")).split()
+    assert int(accepted[0]) == int(accepted[2]) > 0
+
+
+def test_a_model_without_a_predictor_is_refused(tmp_path: Path) -> None:
+    none = "has no layer that predicts further tokens"
+    root, _ = served_of("llama", tmp_path / "shards", 1)
+    save("glm4_moe", tmp_path / "none")
+    save("nemotron_h", tmp_path / "states")
+    save("glm4_moe", tmp_path / "lacking", **COUNTED)
+    for folder, problem in (
+        *((root, none), (tmp_path / "none", none), (tmp_path / "states", none)),
+        (tmp_path / "lacking", r"model.layers.\d.eh_proj.weight: missing"),
+    ):
+        with pytest.raises(EngineError, match=problem):
+            open_engine(settings_of(folder), CPU)
