@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ft_format.location import DRAFT as DIRECTORY
+from ft_format.location import MTP as PREDICTOR
 from handover.arguments import option
 from handover.errors import ConfigError, nearest
 from handover.ranges import (
@@ -36,7 +37,7 @@ from handover.signatures.arguments import SigningArguments
 
 AUTO, FP8_CACHE = CACHE_TYPES = ("auto", "fp8")
 """Of keys and values, as vLLM calls them."""
-NO_DRAFTS, NGRAM, DRAFT_MODEL = SPECULATION = ("none", "ngram", DIRECTORY)
+NO_DRAFTS, NGRAM, DRAFT_MODEL, MTP = SPECULATION = ("none", "ngram", DIRECTORY, PREDICTOR)
 """Where drafts of tokens come from, as vLLM calls it."""
 FASTERTRANSFORMER, HUGGINGFACE, PEFT = FORMATS = ("fastertransformer", "huggingface", "peft")
 """What a conversion writes."""
@@ -138,8 +139,8 @@ class ExportArguments(SigningArguments):
     )
     speculation: str | None = option(
         None,
-        "ngram: the drop-in engine drafts tokens by what the text has had before; draft: by a small model; none, or "
-        "without it: by request",
+        "ngram: the drop-in engine drafts tokens by what the text has had before; draft: by a small model; mtp: by the "
+        "model's own predictor; none, or without it: by request",
     )
     draft_model: Path | None = option(
         None, "speculation draft: Hugging Face directory of a small model of the same vocabulary, which drafts tokens"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import models
-from export_scripts.arguments import DRAFT_MODEL, FP8_CACHE, NGRAM, ExportArguments
+from export_scripts.arguments import FP8_CACHE, MTP, NO_DRAFTS, ExportArguments
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.families import SECTIONS, find_family
@@ -17,7 +17,7 @@ from ft_format.values import COUNT, INDEX
 from handover.errors import ArtefactError
 from handover.manifest import Manifest
 from handover.text_ids import TEXT_IDS_FILE
-from models.described import fp8_blocks
+from models.described import find_model_tensors, fp8_blocks
 from models.directory import CONFIG_FILE, read_json
 from models.engine_limits import (
     beyond_engine,
@@ -25,8 +25,10 @@ from models.engine_limits import (
     drafts_problem,
     int8_problem,
     longest_text,
+    predictor_problem,
     ranks_problem,
 )
+from models.predictors import first_predictor
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", TEXT_IDS_FILE)
 _HUB_KIND = "huggingface"
@@ -90,6 +92,8 @@ def _open_shards(root: Path, manifest: Manifest, arguments: ExportArguments) -> 
     """Read the family, which the sections of config.ini tell, and the section that has the ids of start and end."""
     if arguments.fp8_activations:
         raise ArtefactError(f"fp8_activations with {root}, whose weights are not FP8", "leave it out")
+    if arguments.speculation == MTP:
+        raise ArtefactError(f"{root}: {predictor_problem(None)}", "leave speculation out, or take another way")
     ini = ConfigIni.read(root, ArtefactError)
     family = find_family(ini)
     if family is None:
@@ -129,13 +133,16 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
     problems = [
         ranks_problem(decoder, arguments.tensor_para_size),
         int8_problem(decoder, are_fp8) * arguments.int8_mode,
-        drafts_problem(decoder) * (arguments.speculation in (NGRAM, DRAFT_MODEL)),
+        drafts_problem(decoder) * (arguments.speculation not in (None, NO_DRAFTS)),
+        predictor_problem(decoder) * (arguments.speculation == MTP),
         cache_problem(decoder) * (arguments.kv_cache_dtype == FP8_CACHE),
         "fp8_activations with weights of which none is FP8" * (arguments.fp8_activations and not are_fp8),
     ]
     if beyond := [*beyond_engine(decoder), *filter(None, problems)]:
         listed = "\n  ".join(beyond)
         raise ArtefactError(f"the drop-in engine does not serve {root}\n  {listed}", "take another engine")
+    if arguments.speculation == MTP:
+        find_model_tensors(root, first_predictor(decoder), ArtefactError, is_part=True)
     source = with_settled_ids(open_source(find_archive(root), for_shards=False))
     tokenizer, ids = source.tokenizer, source.ids
     made = {**tokenizer.contents(source.archive), **tokenizer.text_ids.files(), **find_chat(source).files()}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import models
-from export_scripts.arguments import DRAFT_MODEL, FP8_CACHE, HUGGINGFACE, NGRAM, PEFT, ConvertArguments
+from export_scripts.arguments import FP8_CACHE, HUGGINGFACE, MTP, NO_DRAFTS, PEFT, ConvertArguments
 from ft_format.families.family import Family
 from ft_format.families.gpt import FAMILY as GPT
 from ft_format.layout import Dims
@@ -30,8 +30,16 @@ from launcher.plan.engine_checks import check_ranks, check_served
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.settings import Known, environment, resources, signing
+from models.decoder import Decoder
 from models.directory import CONFIG_FILE
-from models.engine_limits import beyond_engine, cache_problem, drafts_problem, int8_problem, ranks_problem
+from models.engine_limits import (
+    beyond_engine,
+    cache_problem,
+    drafts_problem,
+    int8_problem,
+    predictor_problem,
+    ranks_problem,
+)
 
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
 
@@ -191,6 +199,8 @@ def _check_shards(config: Config, paths: RunPaths, stages: Collection[Stage], kn
     _say_family(config, str(checkpoint), source.family, source.source_map.name)
     if Stage.deploy in stages:
         _check_engine(config, str(checkpoint), source.family.kernel_problem(source.dims))
+    if Stage.export in stages:
+        _check_drafts(config, str(checkpoint), None)
     _check_tokenizer(str(checkpoint), source.tokenizer.members, stages)
     known.model, known.is_encoder_decoder = str(checkpoint), source.family.is_encoder_decoder
 
@@ -243,10 +253,19 @@ def _check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) -
         raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.int8_mode out")
     if config.export.triton_deployment.kv_cache_dtype == FP8_CACHE and (problem := cache_problem(decoder)):
         raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.kv_cache_dtype out")
-    if config.export.triton_deployment.speculation in (NGRAM, DRAFT_MODEL) and (problem := drafts_problem(decoder)):
-        raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.speculation out")
+    _check_drafts(config, checkpoint, decoder)
     if problem := ranks_problem(decoder, config.export.model.tensor_model_parallel_size):
         raise ConfigError(f"{checkpoint}: {problem}", "take another export.model.tensor_model_parallel_size")
+
+
+def _check_drafts(config: Config, checkpoint: str, decoder: Decoder | None) -> None:
+    """Refuse a way of drafting that a model has not; ``decoder`` None: it becomes FasterTransformer's shards."""
+    way = config.export.triton_deployment.speculation
+    problem = drafts_problem(decoder) if decoder and way not in (None, NO_DRAFTS) else ""
+    if way == MTP:
+        problem = problem or predictor_problem(decoder)
+    if problem:
+        raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.speculation out")
 
 
 def _check_tokenizer(checkpoint: str, members: Collection[str], stages: Collection[Stage]) -> None:

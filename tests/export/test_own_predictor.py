@@ -1,0 +1,61 @@
+"""Speculation by the model's own predictor in a model repository: written, served, and refused where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.engines.asking import CPU, ask, generated
+from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.huggingface_models import write_tokenizer
+from support.tiny_models.llama_models import save
+from support.tiny_models.predicting_models import never_wrong, save_predicting
+
+from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.settings import read_settings
+from export_scripts.arguments import ConvertArguments, ExportArguments
+from export_scripts.convert import convert
+from export_scripts.repository.model_repository import build_repository
+from export_scripts.repository.pbtxt import parse
+from handover.errors import ArtefactError
+
+
+def exported(folder: Path, form: str = "huggingface") -> ExportArguments:
+    write_tokenizer(folder / "source")
+    convert(ConvertArguments(folder / "source", folder / "model", weight_data_type="fp32", format=form))
+    served = ExportArguments(folder / "model", folder / "repository", "mine", 1, 1, "fp32", 0, 0, 8)
+    return replace(served, speculation="mtp")
+
+
+def test_it_is_written_and_served(tmp_path: Path) -> None:
+    model, _ = save_predicting("glm4_moe", tmp_path / "source", never_wrong)
+    arguments = exported(tmp_path)
+    assert build_repository(arguments).problems(arguments.output) == []
+    config = parse((arguments.output / "fastertransformer/config.pbtxt").read_text())
+    told = {key: value.string_value for key, value in config.parameters.items()}
+    settings = read_settings(told, arguments.output / "fastertransformer", "1")
+    engine = open_engine(replace(settings, cpu_threads=1, kv_cache_bytes=1 << 22), CPU)
+    assert "a predictor of further tokens of" in engine.description
+    (outputs,) = engine.generate([engine.parse(ask([[5, 9, 33]], 40, end_id=NEVER))])
+    assert generated(outputs) == argmaxes(model, [5, 9, 33], generated(outputs))
+    assert engine.metrics.accepted_tokens == engine.metrics.draft_tokens > 0
+    engine.close()
+
+
+def test_shards_which_have_none_are_refused(tmp_path: Path) -> None:
+    save("llama", tmp_path / "source")
+    arguments = exported(tmp_path, "fastertransformer")
+    with pytest.raises(ArtefactError, match="no layer that predicts further tokens"):
+        build_repository(arguments)
+    assert not arguments.output.exists()
+
+
+def test_one_whose_tensors_are_not_there_is_refused(tmp_path: Path) -> None:
+    save("glm4_moe", tmp_path / "source")
+    arguments = exported(tmp_path)
+    about = tmp_path / "model/config.json"
+    key = '"num_nextn_predict_layers": '
+    about.write_text(about.read_text().replace(f"{key}0", f"{key}1"))
+    with pytest.raises(ArtefactError, match="eh_proj.weight: missing"):
+        build_repository(arguments)
