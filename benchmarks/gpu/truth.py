@@ -53,6 +53,7 @@ from .truth_requests import Ask, Told, draw_requests, serve, tokens_of
 from .truth_served import (
     CACHE,
     DRAFT_MODEL,
+    DRAFTING,
     DRAFTS,
     FORMATS,
     FP8,
@@ -80,8 +81,7 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
     """Serve in fp32 in each way."""
     oracle, allowed = Oracle(model, arguments.device), tokens_of_letters(shape.vocab).to(arguments.device)
     asks = draw_requests(shape, arguments.requests, 11, model.config.is_encoder_decoder)
-    drafting = DRAFTS, DRAFT_MODEL
-    for way in [way for way in WAYS if way not in drafting or has_drafts(arguments, name, shards, way)]:
+    for way in [way for way in WAYS if way not in DRAFTING or has_drafts(arguments, name, shards, way)]:
         if way == DRAFT_MODEL:
             (shards / DRAFT).symlink_to(shards.parent / "hub")
         with timed(Row(name, f"fp32 {way}")) as row:
@@ -89,7 +89,7 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
             if way == "tight":
                 chosen, kv_bytes = tight(name, shards, shape, arguments.requests, 14, arguments.tensor_para_size)
             with (
-                mock.patch.object(speculation, "TUNING", _WITHOUT_LIMITS if way in drafting else TUNING),
+                mock.patch.object(speculation, "TUNING", _WITHOUT_LIMITS if way in DRAFTING else TUNING),
                 mock.patch.object(speculation, "DraftCosts", lambda _: DraftCosts(0.0)),
                 closing(opened(arguments, shards, name, row.way, kv_bytes)) as engine,
             ):
@@ -103,7 +103,7 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
             for pair in pairs:
                 check_answer(row, *pair, oracle, allowed)
             row.is_right = not (row.failed or row.wrong) and row.error < FP32_LIMIT
-            row.is_right &= (row.accepted > 0) == (way in drafting)
+            row.is_right &= (row.accepted > 0) == (way in DRAFTING)
             if way == "served" and not (arguments.is_on_cpu or model.config.is_encoder_decoder):  # a host keeps less
                 row.is_right &= row.found > 0
         yield row

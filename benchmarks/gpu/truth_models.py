@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from .truth_predictors import PREDICTING, add_predictor, weaken_layers
+
 _SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
@@ -215,6 +217,12 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
         "Llama",
         lambda s: _experts(s, "n_routed_experts", num_nextn_predict_layers=0, **_GROUPS),
     ),
+    "deepseek_v3_mtp": ("DeepseekV3", "Llama", lambda s: _deepseek(s, q_lora_rank=None, num_nextn_predict_layers=1)),
+    "glm4_moe_mtp": (
+        "Glm4Moe",
+        "Llama",
+        lambda s: _experts(s, "n_routed_experts", num_nextn_predict_layers=1, **_GROUPS),
+    ),
     "ernie4_5_moe": (
         "Ernie4_5_Moe",
         "Llama",
@@ -245,7 +253,11 @@ def save_model(name: str, shape: Shape, directory: Path) -> Any:
     if has_encoder and not config.tie_word_embeddings:  # else one token had all of the probability
         model.lm_head.weight.data /= shape.hidden**0.5 / 2
     _draw_the_rest(model, config)
+    if name.endswith(PREDICTING):
+        weaken_layers(model)
     model.save_pretrained(directory)
+    if name.endswith(PREDICTING):
+        add_predictor(config, directory)
     return model
 
 

@@ -22,13 +22,14 @@ FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp16 int8": torch.flo
 FP8 = ("bf16 fp8", "bf16 fp8_block")  # the directories that convert makes of a hub directory
 CACHE = "bf16 fp8_cache"
 FORMATS |= dict.fromkeys((*FP8, CACHE), torch.bfloat16)
-DRAFTS, DRAFT_MODEL = "drafts", "draft_model"  # as long as may be in every step, where the model can verify any
+DRAFTS, DRAFT_MODEL, MTP = DRAFTING = "drafts", "draft_model", "mtp"  # as long as may be, where any are verified
 WAYS: dict[str, dict[str, Any]] = {
     "served": {},
     "whole": {"prefill_chunk_tokens": 0, "has_prefix_cache": False},
     "tight": {},
     DRAFTS: {"speculation": "ngram"},
     DRAFT_MODEL: {"speculation": "draft"},
+    MTP: {"speculation": "mtp"},
 }
 LARGE, SMALL, TINY = Shape(6, 1024, 32000, 300, 8192), Shape(3, 256, 2000, 96, 2048), Shape(2, 128, 600, 40, 512)
 ROOMY = 4 << 30  # bytes of KV cache
@@ -86,11 +87,13 @@ def tight(
 def has_drafts(arguments: TruthArguments, name: str, shards: Path, way: str) -> bool:
     """Return whether a family's drafts can be verified: no layer keeps a state, and on a GPU attention has no bias.
 
-    A model that is served from a directory drafts for itself.
+    A model that is served from a directory drafts for itself; and where it has one, its predictor does.
     """
     config = read_config(shards, model_type_of(name), arguments.tensor_para_size)
     has_bias = config.encoder is not None or config.positions in ("alibi", "relative")
     is_whole = config.decoder is not None or way == DRAFTS
+    if way == MTP and not (config.decoder and config.decoder.predictor_num):
+        return False
     return is_whole and not (config.keeps_states or (has_bias and not arguments.is_on_cpu))
 
 

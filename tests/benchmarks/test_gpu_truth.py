@@ -15,7 +15,7 @@ from benchmarks.gpu import truth_models
 from benchmarks.gpu.truth import compare_format, compare_fp32
 from benchmarks.gpu.truth_answers import Row, check_answer
 from benchmarks.gpu.truth_requests import KINDS, Told, draw_requests
-from benchmarks.gpu.truth_served import CACHE, DRAFT_MODEL, DRAFTS, TINY, WAYS, TruthArguments, made
+from benchmarks.gpu.truth_served import CACHE, DRAFT_MODEL, DRAFTS, MTP, TINY, WAYS, TruthArguments, made
 
 SHAPE = TINY
 ARGUMENTS = TruthArguments(device="cpu", requests=len(KINDS))
@@ -33,12 +33,17 @@ def test_what_is_served_is_what_transformers_gives_until_a_weight_is_another(tmp
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
-def test_a_model_that_drafts_for_itself_is_right(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_truth, "WAYS", {DRAFT_MODEL: WAYS[DRAFT_MODEL]})
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("qwen3", DRAFT_MODEL), ("deepseek_v3", DRAFT_MODEL), ("glm4_moe_mtp", MTP), ("deepseek_v3_mtp", MTP)],
+)
+def test_a_model_that_drafts_for_itself_is_right(
+    name: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_truth, "WAYS", {way: WAYS[way]})
     model, shards = made(name, SHAPE, tmp_path, 1)
     (row,) = compare_fp32(ARGUMENTS, name, model, SHAPE, shards)
-    assert row.is_right and row.accepted > 100 and row.error < 1e-3, row.cells()
+    assert row.is_right and row.accepted > (20 if way == MTP else 100) and row.error < 1e-3, row.cells()
 
 
 def test_drafts_are_verified_until_a_weight_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
