@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,16 @@ from support.shards.llama_shards import served_of
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.page_allocator import PAGE
+from backends.fastertransformer.engine.model import whole_steps
+from backends.fastertransformer.engine.model.blocks.attention import GroupedWeights
+from backends.fastertransformer.engine.model.blocks.feed_forward import DenseWeights
+from backends.fastertransformer.engine.model.config import Stack
 from backends.fastertransformer.engine.model.families import read_config
+from backends.fastertransformer.engine.model.layouts import LayerWeights, StackWeights
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import load_weights
+from backends.fastertransformer.engine.ops.host.attention import can_attend
 from backends.fastertransformer.engine.ops.host.compiled import HostKernels, host_kernels
 from backends.fastertransformer.engine.ops.host.layers import HostLayers, PlainLayer
 from backends.fastertransformer.engine.ops.host.panels import Panels
@@ -149,3 +156,54 @@ def test_layers_that_do_more_run_one_by_one(name: str, kernels: HostKernels, tmp
     root, _ = served_of(name, tmp_path, 1)
     config = read_config(root, "Llama")
     assert Network(config, load_weights(root, config, 1, choose_precision("fp32", CPU), CPU))._whole_step is None
+
+
+RECORDS = {
+    Stack: lambda whole: whole[0],
+    LayerWeights: lambda whole: whole[1].layers[0],
+    GroupedWeights: lambda whole: whole[1].layers[0].attention,
+    DenseWeights: lambda whole: whole[1].layers[0].feed_forward,
+    Norm: lambda whole: whole[1].layers[0].post_norm,
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("is_used", [False, True], ids=["default", "used"])
+def test_a_field_that_comes_later_makes_layers_run_one_by_one(
+    kind: type[Any], is_used: bool, kernels: HostKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A made-up field of each record; whether its default is kept decides."""
+    root, _ = served_of("llama", tmp_path, 1)
+    config = read_config(root, "Llama")
+    network = Network(config, load_weights(root, config, 1, choose_precision("fp32", CPU), CPU))
+    assert network._whole_step and network.weights.decoder
+    grown = make_dataclass(kind.__name__, [("made_up", float, field(default=0.5))], bases=(kind,), frozen=True)
+    one = replace(network.weights.decoder, layers=network.weights.decoder.layers[:1])
+    record = RECORDS[kind]((config, one))
+    given = {each.name: getattr(record, each.name) for each in fields(kind)}
+    monkeypatch.setitem(whole_steps._KNOWN, grown, whole_steps._KNOWN[kind])
+    monkeypatch.setattr(whole_steps, kind.__name__, grown)
+    changed = grown(**given, **({"made_up": 1.5} if is_used else {}))
+    stack, weights = (replaced(each, record, changed) for each in (config, one))
+    specs = network._specs.values()
+    found = whole_steps.whole_step(stack, weights, network.comm, network.ops, specs, network._like)
+    assert (found is None) == is_used
+
+
+def replaced(within: Any, record: Any, other: Any) -> Any:
+    """Return what holds a record with another one in its place."""
+    if within is record:
+        return other
+    if isinstance(within, tuple) and not hasattr(within, "_fields"):
+        return tuple(replaced(each, record, other) for each in within)
+    if type(within) in (StackWeights, LayerWeights, GroupedWeights, DenseWeights):
+        values = {each.name: replaced(getattr(within, each.name), record, other) for each in fields(within)}
+        return replace(within, **values)
+    return within
+
+
+@pytest.mark.parametrize("name", sorted({*AttentionSpec._fields} - {"scale", "rotary"}))
+def test_what_a_spec_says_beside_scale_and_rotation_is_not_the_kernels(name: str) -> None:
+    rotary = Rotary(SIZE, False, plain_frequencies(SIZE))
+    assert can_attend(AttentionSpec(SCALE, rotary=rotary), torch.empty(0))
+    assert not can_attend(AttentionSpec(SCALE, rotary=rotary)._replace(**{name: 3}), torch.empty(0))

@@ -22,8 +22,8 @@ class _RowsOfStep(ctypes.Structure):
 
 
 def can_attend(spec: AttentionSpec, like: Tensor) -> bool:
-    """Return whether the kernel attends as a spec says: nothing is added to scores, and a token sees all before it."""
-    return like.dtype == torch.float32 and not (spec.bias or spec.softcap or spec.reach)
+    """Return whether the kernel attends as a spec says, of which it knows the scale and the rotation."""
+    return like.dtype == torch.float32 and spec == AttentionSpec(spec.scale, rotary=spec.rotary)
 
 
 class DecodeAttention:
