@@ -46,7 +46,7 @@ def test_a_product_is_what_fp64_says(kind: str, rows: int, dtype: torch.dtype) -
     from backends.fastertransformer.engine.ops.kernels.gemm import Tiling, choose, multiply
     from backends.fastertransformer.engine.ops.linear import Norm
 
-    outputs, inputs = 200, 320  # neither fills its tiles
+    outputs, inputs = 200 if HAS_GPU or rows > 1 else 41, 320  # neither fills its tiles; a row's are of few outputs
     x = drawn(rows, inputs, dtype=dtype, seed=1) + 0.5
     weight = drawn(outputs, inputs, dtype=dtype, seed=2) * inputs**-0.5
     bias, residual = drawn(outputs, dtype=dtype, seed=3), drawn(rows, outputs, dtype=dtype, seed=4)
@@ -104,7 +104,7 @@ def test_a_gated_product_is_what_fp64_says(
     from backends.fastertransformer.engine.ops.kernels.gemm import Gate, Tiling, multiply
     from backends.fastertransformer.engine.ops.linear import Norm
 
-    outputs, inputs = 101, 320  # neither fills its tiles
+    outputs, inputs = 101 if HAS_GPU or rows > 1 else 21, 320  # neither fills its tiles; a row's are of few outputs
     x, norm = drawn(rows, inputs, dtype=dtype, seed=1), None
     expected, products, given = x.double(), [], list[tuple[Tensor, Tensor | None, Tensor | None]]()
     if has_norm:
@@ -177,9 +177,10 @@ def test_one_row_is_what_fp64_says_however_much_is_asked_for_ahead(
         expected = F.layer_norm(expected, (inputs,), norm.weight.double(), norm.bias.double(), norm.eps)
     expected = expected @ weight.double().T * (1 if scales is None else scales.double())
     assert relative_error(found, expected) < LIMITS[dtype]
+    few, scales = weight[:3].contiguous(), None if scales is None else scales[:3]
     for fault in (torch.inf, torch.nan):  # a row that has lost its numbers must tell
         x[0, 700] = fault
-        assert not multiply(x, weight, None, scales, norm if has_norm else None, tiling=tiling).isfinite().any()
+        assert not multiply(x, few, None, scales, norm if has_norm else None, tiling=tiling).isfinite().any()
 
 
 @triton.jit
