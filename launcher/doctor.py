@@ -19,7 +19,7 @@ from pathlib import Path
 
 from handover.errors import SlipwayError
 from handover.progress import human_bytes
-from launcher.clusters.slurm_variables import defaults, for_clients
+from handover.slurm_variables import defaults, for_clients
 
 _TIMEOUT_S = 30
 _LOW_SPACE_BYTES = 20_000_000_000

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from deployment.processes.supervised import last_lines
 from deployment.replicas.replica import Place, Replica
-from deployment.replicas.slurm_jobs import ALIVE, SlurmJobs
+from deployment.replicas.slurm_jobs import SlurmJobs
 from handover.endpoint import Endpoint
 from handover.errors import ServerError
 from handover.reasons import reason_in
+from handover.slurm_queue import ALIVE, COMPLETING
 
 _POLL_S = 0.2
 
@@ -49,7 +50,7 @@ class JobReplica(Replica):
         if state == "PENDING":  # Slurm has taken its node away
             self._lost_run = self._run
         run = self._published()
-        if state and state not in (*ALIVE, "COMPLETING"):
+        if state and state not in ALIVE:
             self.place = Place.ENDED
         elif state == "RUNNING" and run and (run == self._run or self.place is not Place.SERVING):
             self.place, self._run = Place.SERVING, run
@@ -80,7 +81,7 @@ class JobReplica(Replica):
     def wait(self, timeout_s: float) -> None:
         """Wait for the end of its job; after that time it is cancelled."""
         deadline = time.monotonic() + timeout_s
-        while self._jobs.state(self._job) in ALIVE:
+        while (state := self._jobs.state(self._job)) in ALIVE and state != COMPLETING:
             if time.monotonic() > deadline:
                 return self.kill()
             time.sleep(_POLL_S)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections.abc import Sequence
 
+from handover import slurm_queue
+from handover.clients import ask
 from handover.errors import ServerError, shortened
 
 _ANSWER_S = 20.0
 _EVERY_S = 2.0
-_UNKNOWN_JOB = "Invalid job id"
 GONE = "GONE"
 """State of a job that Slurm has forgotten."""
-ALIVE = ("PENDING", "RUNNING", "CONFIGURING", "REQUEUED", "SUSPENDED", "RESIZING", "STOPPED")
 
 
 class SlurmJobs:
@@ -53,7 +52,7 @@ class SlurmJobs:
         try:
             _run("scancel", "--quiet", *words)
         except ServerError as error:
-            if _UNKNOWN_JOB not in error.problem:
+            if slurm_queue.UNKNOWN_JOB not in error.problem:
                 raise
 
     def _keep_asking(self) -> None:
@@ -61,10 +60,7 @@ class SlurmJobs:
         while True:
             with self._lock:
                 times = self._times
-            try:
-                found = _ask(self.ids)
-            except ServerError:  # the controller is away: what it said last counts
-                found = {}
+            found = _ask(self.ids)
             with self._lock:
                 if times == self._times:
                     self._states.update(found)
@@ -72,24 +68,12 @@ class SlurmJobs:
 
 
 def _ask(ids: Sequence[str]) -> dict[str, str]:
-    """Return the state of each job; ServerError: Slurm does not answer."""
-    try:
-        printed = _run("squeue", "--noheader", "--states=all", f"--jobs={','.join(ids)}", "--format=%i|%T")
-    except ServerError as error:
-        if _UNKNOWN_JOB not in error.problem:  # so it says where it has forgotten all of them
-            raise
-        printed = ""
-    found = dict(line.strip().split("|", 1) for line in printed.splitlines() if "|" in line)
-    return {job: found.get(job, GONE) for job in ids}
+    """Return the state of each job; empty where the controller is away: what it said last counts."""
+    found = slurm_queue.read(ask(*slurm_queue.question(ids), timeout_s=_ANSWER_S))
+    return {} if found is None else {job: found[job].state if job in found else GONE for job in ids}
 
 
-def _run(*words: str) -> str:
-    try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=False
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ServerError(f"{words[0]}: {error}") from error
-    if done.returncode:
-        raise ServerError(f"{words[0]}: {shortened(done.stderr.strip())}")
-    return done.stdout
+def _run(*words: str) -> None:
+    status, _, said = ask(*words, timeout_s=_ANSWER_S)
+    if status:
+        raise ServerError(f"{words[0]}: {shortened(said.strip())}")

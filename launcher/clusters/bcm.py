@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 
+from handover.clients import NOT_FOUND, ask
 from handover.errors import ConfigError
-from launcher.clusters.clients import NOT_FOUND, ask
 from launcher.clusters.cluster import Cluster, Replicas
 from launcher.config.schema import Config
 

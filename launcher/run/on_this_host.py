@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from handover.parent import end_with_parent
-from launcher.clusters.slurm_variables import for_clients
+from handover.slurm_variables import for_clients
 from launcher.plan.plan import Resources
 from launcher.run.place import Place
 

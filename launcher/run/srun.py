@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
-from launcher.clusters.slurm_variables import forget_size
+from handover.slurm_variables import forget_size
 from launcher.plan.plan import Resources, outermost
 from launcher.run.containers import RUNTIMES, Container
 from launcher.run.place import Place

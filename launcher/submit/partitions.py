@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from handover.clients import ask
 from handover.errors import ConfigError
-from launcher.clusters.clients import ask
 from launcher.plan.time_limit import limit_s
 
 

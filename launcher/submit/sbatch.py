@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from submitit import SlurmExecutor
 from submitit.core.utils import FailedSubmissionError
 
-from launcher.clusters.slurm_variables import for_clients
+from handover.slurm_variables import for_clients
 
 _SUBMITTED = re.compile(r"^Submitted batch job (\d+)", re.MULTILINE)
 _PARSABLE = re.compile(r"^(\d+)(?:;\S+)?$", re.MULTILINE)

@@ -24,9 +24,9 @@ from typing import Any
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import _make_sbatch_string
 
+from handover.clients import ask
 from handover.errors import ConfigError, nearest
-from launcher.clusters.clients import ask
-from launcher.clusters.slurm_variables import defaults, unread
+from handover.slurm_variables import defaults, unread
 from launcher.config.schema import ClusterConfig, Config
 from launcher.config.secrets import passed_by_name
 from launcher.plan.paths import RunPaths

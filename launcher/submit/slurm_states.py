@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from handover import slurm_queue
+from handover.clients import Answer, ask, ask_at_once
 from handover.errors import SlipwayError
 from handover.reasons import reason_in
-from launcher.clusters.clients import Answer, ask, ask_at_once
 from launcher.submit.schedulers import JobState, tail
 
-_ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "RESIZING", "STOPPED")
 _CANCEL_S = 30.0
 _NO_OUTPUT_FILE = "0:53"  # what slurmd makes of an output file that it cannot open
 _UNKNOWN = "unknown"
@@ -39,12 +39,12 @@ class SlurmState:
     @property
     def is_alive(self) -> bool:
         """Whether it waits or runs."""
-        return self.state in _ALIVE
+        return self.state in slurm_queue.ALIVE
 
     @property
     def is_ending(self) -> bool:
         """Whether its end is decided, and the nodes still clear up."""
-        return self.state == "COMPLETING"
+        return self.state == slurm_queue.COMPLETING
 
     @property
     def has_ended(self) -> bool:
@@ -65,8 +65,8 @@ def slurm_states(job_ids: Sequence[str]) -> dict[str, SlurmState]:
     if not job_ids:
         return {}
     listed, columns = ",".join(job_ids), "JobID,State,ExitCode,Elapsed"
-    squeue = ("squeue", "-h", "-t", "all", "-j", listed, "-o", "%i|%T|%M|%r")
-    queued, accounted = ask_at_once(squeue, ("sacct", "-n", "-P", "-X", "-j", listed, "-o", columns))
+    sacct = ("sacct", "-n", "-P", "-X", "-j", listed, "-o", columns)
+    queued, accounted = ask_at_once(slurm_queue.question(job_ids), sacct)
     queue, accounts = _queue(queued), _accounts(accounted)
     return {job_id: _join(job_id, queue, accounts.get(job_id)) for job_id in job_ids}
 
@@ -140,10 +140,10 @@ def _owners(job_ids: Sequence[str]) -> list[tuple[str, str]]:
 
 def _queue(answer: Answer) -> dict[str, SlurmState] | None:
     """By job; None where squeue does not answer."""
-    if answer.status and "Invalid job id" not in answer.said:  # so it says of a lone job that has left the queue
+    rows = slurm_queue.read(answer)
+    if rows is None:
         return None
-    rows = (line.split("|", 3) for line in answer.printed.splitlines() if line.count("|") >= 3)
-    return {job_id: SlurmState(state, "", elapsed, reason) for job_id, state, elapsed, reason in rows}
+    return {job_id: SlurmState(row.state, "", row.elapsed, row.waits_for) for job_id, row in rows.items()}
 
 
 def _accounts(answer: Answer) -> dict[str, SlurmState]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.slurm.fake_slurm import NO_ACCOUNTING, FakeSlurm
 
+from handover import clients
 from handover.errors import ConfigError, SlipwayError
-from launcher.clusters import clients
 from launcher.clusters.table import detect_cluster
 from launcher.config.choices import ClusterType
 from launcher.doctor import check_node

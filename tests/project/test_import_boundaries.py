@@ -132,7 +132,6 @@ FLOORS_OF_LAUNCHER = ("config", "clusters", "plan", "run", "submit")
 LAUNCHER_STDLIB_ONLY = [
     "plan/plan",
     "runner",
-    *("clusters/clients", "clusters/slurm_variables"),
     *(f"run/{file.stem}" for file in sorted((PROJECT / "launcher" / "run").glob("*.py"))),
 ]
 

@@ -9,9 +9,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handover.clients import NOT_FOUND, Answer, ask
 from handover.errors import SlipwayError
 from handover.progress import human_time
-from launcher.clusters.clients import NOT_FOUND, Answer, ask
 from launcher.submit.schedulers import TAIL_LINES, JobState, indented
 
 _QUESTION_S, _CANCEL_S = 20.0, 60.0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from launcher.clusters.slurm_variables import for_clients
+from handover.slurm_variables import for_clients
 
 _QUESTION_S = 5.0
 NOT_FOUND, NO_ANSWER = 127, 124
@@ -36,16 +36,20 @@ def ask(*command: str, timeout_s: float | None = None) -> Answer:
     timeout_s = _QUESTION_S if timeout_s is None else timeout_s
     if not shutil.which(command[0]):
         return Answer(NOT_FOUND, "", f"there is no {command[0]} here")
-    with subprocess.Popen(
-        command,
-        env=for_clients(os.environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
+    try:
+        process = subprocess.Popen(
+            command,
+            env=for_clients(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:  # there is no memory, or no process, for one more
+        return Answer(NO_ANSWER, "", f"{command[0]}: {error}")
+    with process:
         try:
             printed, said = process.communicate(timeout=timeout_s)
         except BaseException as error:
