@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.report.published import PARTIAL, Remarks, change_of, newest_results
-from evaluation.speed.rate_search import SEARCH
 from evaluation.speed.tables.slo_verdict import EXCEEDED, HOLDS
-from evaluation.speed.tables.table import FAILED, LOAD_TABLE, OPEN, SUMMARY, TABLES, Row, Table
+from evaluation.speed.tables.table import FAILED, LOAD_TABLE, OPEN, SEARCH, SUMMARY, TABLES, Row, Table
 
 _CLIENT_SHARE = 0.1
 _CLIENT_LIMIT = 0.8

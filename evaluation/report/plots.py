@@ -28,11 +28,10 @@ from evaluation.report.plot_style import (
 )
 from evaluation.report.ranking import DeploymentCandidate, pareto_front
 from evaluation.report.tables import group_by_workload, lengths_label
-from evaluation.speed.exports import PROFILE
 from evaluation.speed.tables.figures import BY_NAME
 from evaluation.speed.tables.formulas import NANOSECONDS_PER_MS, percentile
 from evaluation.speed.tables.raw_records import read_records
-from evaluation.speed.tables.table import CLOSED, OPEN, STATIC, Row
+from evaluation.speed.tables.table import CLOSED, OPEN, PROFILE, STATIC, Row
 from handover.errors import ArtefactError
 
 _LEVELS = {STATIC: "Batch size, sequences", CLOSED: "Requests in flight", OPEN: "Requests per second"}

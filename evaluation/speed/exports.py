@@ -19,11 +19,10 @@ from evaluation.speed.tables.cells import csv_text
 from evaluation.speed.tables.figures import BY_NAME, DISTRIBUTIONS, PERCENTILES
 from evaluation.speed.tables.raw_records import write_records
 from evaluation.speed.tables.record import RequestRecord
-from evaluation.speed.tables.table import CLOSED, OK, SUMMARY, TRITON, Row
+from evaluation.speed.tables.table import CLOSED, OK, PROFILE, SUMMARY, TRITON, Row
 from evaluation.speed.under_load import Measured
 from handover.durable import write_atomically
 
-PROFILE = "profile_export.json"
 GENAI_PERF = "profile_export_genai_perf"
 _VLLM_NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
 _GENAI_NAMES = {

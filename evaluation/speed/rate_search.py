@@ -20,10 +20,9 @@ from evaluation.speed.sweep import Sweep
 from evaluation.speed.tables.backlog import BACKLOG_FIGURES
 from evaluation.speed.tables.cells import csv_text
 from evaluation.speed.tables.slo_verdict import EXCEEDED, HOLDS, UNDECIDED
-from evaluation.speed.tables.table import OK, SLO_FIGURES, Row
+from evaluation.speed.tables.table import OK, SEARCH, SLO_FIGURES, Row
 from handover.durable import write_atomically
 
-SEARCH = "search"
 CONFIDENCE = 0.95
 FAILED = "failed"
 """Verdict on a rate at which no request succeeded: that is no load that the server was too slow for."""

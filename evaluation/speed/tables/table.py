@@ -21,6 +21,9 @@ from handover.durable import write_atomically
 __all__ = ["CLOSED", "FAILED", "LOAD_TABLE", "OK", "OPEN", "OPENAI", "STATIC", "STATIC_TABLE", "TRITON", "Row", "Table"]
 
 SUMMARY = "summary.json"
+PROFILE = "profile_export.json"
+SEARCH = "search"
+"""Beside the table, without an ending: the highest rates that were found."""
 DERIVED_FIGURES = {
     "cost_per_million_tokens": "gpu_hour_price x GPUs / 3600 / total_tokens_per_s x 1,000,000; empty without a price",
     "cost_per_million_output_tokens": "gpu_hour_price x GPUs / 3600 / output_tokens_per_s x 1,000,000; empty without a "
