@@ -18,9 +18,11 @@ pytest.register_assert_rewrite("support")  # its asserts say what differs, as th
 
 ALLOWED_SKIPS = ("no GPU",)
 # Folders whose tests share a cluster, the stages' results or a server.
-TOGETHER = {"slurm", "torture", "decoupled_gpt", "t5"}
+TOGETHER = {"slurm", "torture", "decoupled_gpt", "t5", "llama_tools"}
 # Folders that take longest come first, so that no process is left with one of them while the others have nothing to do.
-FIRST = ("slurm", "torture", "decoupled_gpt", "t5", "integration", "bcp", "engine", "benchmarks", "convert")
+FIRST = [
+    *("slurm", "torture", "decoupled_gpt", "t5", "llama_tools", "integration", "bcp", "engine", "benchmarks", "convert")
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, Field
-from support.servers.llama_endpoint import MODEL, TOOLS_TEMPLATE, llama_endpoint
+from support.servers.llama_endpoint import MODEL
 
 from benchmarks.clients.tool_calls import HELD, ToolCallArguments, draw_body
 from benchmarks.clients.tool_calls import ask as ask_once
@@ -41,12 +40,6 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "stop_all"}},
 ]
 ASKED: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    with llama_endpoint(tmp_path_factory.mktemp("tools"), TOOLS_TEMPLATE) as endpoint:
-        yield openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0)
 
 
 def ask(client: openai.OpenAI, **given: Any) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import openai
 import pytest
-from support.servers.llama_endpoint import MODEL, TOOLS_TEMPLATE, llama_endpoint
+from support.servers.llama_endpoint import MODEL
 
 CITY = {
     "type": "object",
@@ -18,17 +17,6 @@ CITY = {
     "required": ["unit"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with llama_endpoint(tmp_path_factory.mktemp("agents"), TOOLS_TEMPLATE) as endpoint:
-        yield endpoint.url
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
 TOOL: Any = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": True}
