@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.checkpoints.nemo_archive import write_nemo
-from support.measurements.task_runs import OUTPUT_LEN, SQUAD, TEMPLATE, Run, predictions_of
+from support.measurements.task_runs import OUTPUT_LEN, SQUAD, TEMPLATE, Run, answers, predictions_of
 from support.servers.served import PROJECT
 
 from evaluation.tasks.squad.data import read_dataset
@@ -34,7 +35,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     run.deployment.stop()
 
 
-def test_lambada_and_squad_in_one_command(tuned: Run) -> None:
+def test_lambada_and_squad_in_one_command(tuned: Run, tmp_path: Path) -> None:
     small = (f"evaluation.squad.data_path={SQUAD}", f"evaluation.squad.tokens_to_generate={OUTPUT_LEN}")
     found = tuned.evaluate("[lambada,squad]", "evaluation.lambada.samples=5", *small)
     n = len(read_dataset(SQUAD, None).questions)
@@ -45,9 +46,8 @@ def test_lambada_and_squad_in_one_command(tuned: Run) -> None:
     assert [entry["stage"] for entry in stages] == ["evaluate", "evaluate", "report"]
     report = (tuned.results / "report" / "report.md").read_text()
     assert "Accuracy: lambada" in report and "Accuracy: squad" in report and "HasAns_f1" in report
-    by_ids = predictions_of(tuned)
-    tuned.evaluate("squad", *small, "evaluation.squad.model=ensemble")
-    assert predictions_of(tuned) == by_ids
+    prompt = f"--prompt={PROJECT / 'evaluation' / 'prompts' / 'squad_zero_shot.yaml'}"
+    assert predictions_of(tuned) == answers(tuned, tmp_path, prompt, "--model=ensemble")
 
 
 def greedy(model: Any, embeddings: torch.Tensor) -> list[int]:
@@ -60,7 +60,9 @@ def greedy(model: Any, embeddings: torch.Tensor) -> list[int]:
     return tokens
 
 
-def test_a_p_tuned_task_answers_with_its_table_however_it_is_asked(tuned: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_p_tuned_task_answers_with_its_table_however_it_is_asked(
+    tuned: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Oracle: Hugging Face's GPT-2 on the table's rows and the tokens of the template, filled in by hand."""
     monkeypatch.syspath_prepend(str(PROJECT / "examples"))
     from huggingface_models import load_nemo
@@ -69,8 +71,8 @@ def test_a_p_tuned_task_answers_with_its_table_however_it_is_asked(tuned: Run, m
     task = (*given, "evaluation.squad.taskname=squad", "evaluation.squad.prompt=null", "evaluation.squad.samples=3")
     tuned.evaluate("squad", *task)
     named = predictions_of(tuned)
-    tuned.evaluate("squad", *task, "evaluation.squad.use_request_prompt_embedding=true")
-    assert predictions_of(tuned) == named
+    brought = answers(tuned, tmp_path, "--taskname=squad", "--samples=3", "--use-request-prompt-embedding=true")
+    assert brought == named
     model, tokenizer = load_nemo(DEMO)
     wte = model.transformer.wte.weight.detach()
     for question in read_dataset(SQUAD, 3).questions:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import configparser
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.checkpoints.nemo_archive import write_nemo
-from support.measurements.task_runs import OUTPUT_LEN, SQUAD, TEMPLATE, Run, predictions_of
+from support.measurements.task_runs import OUTPUT_LEN, SQUAD, TEMPLATE, Run, answers
 from support.tiny_models.t5_models import (
     HEADS,
     WIDTH,
@@ -23,6 +25,7 @@ from support.tiny_models.t5_models import (
 from transformers import BertTokenizerFast
 
 from evaluation.tasks.squad.data import read_dataset
+from handover.errors import ConfigError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TABLES = {
@@ -80,17 +83,15 @@ def written(model: Any, embeddings: torch.Tensor, start_id: int, end_id: int) ->
 
 
 def test_a_p_tuned_t5_answers_with_its_table_however_it_is_asked(
-    tuned: tuple[Run, Any, BertTokenizerFast],
+    tuned: tuple[Run, Any, BertTokenizerFast], tmp_path: Path
 ) -> None:
     """Oracle: Hugging Face's T5 on the table's rows and the tokens of the template, filled in by hand."""
     run, model, tokenizer = tuned
-    given = (f"evaluation.squad.data_path={SQUAD}", f"evaluation.squad.tokens_to_generate={OUTPUT_LEN}")
-    task = (*given, "evaluation.squad.taskname=squad", "evaluation.squad.prompt=null", "evaluation.squad.samples=3")
-    found = run.evaluate("squad", *task)["squad"]
-    assert (found["samples"], found["failed"]) == (3, 0)
-    named = predictions_of(run)
-    run.evaluate("squad", *task, "evaluation.squad.use_request_prompt_embedding=true")
-    assert predictions_of(run) == named
+    named = answers(run, tmp_path / "named", "--taskname=squad", "--samples=3")
+    metrics = json.loads((tmp_path / "named" / "metrics.json").read_text())
+    assert (metrics["samples"], metrics["failed"]) == (3, 0)
+    embedded = ("--taskname=squad", "--samples=3", "--use-request-prompt-embedding=true")
+    assert answers(run, tmp_path / "brought", *embedded) == named
     ini = configparser.ConfigParser()
     ini.read(next(run.results.glob("model_repo/fastertransformer/1/*-gpu/config.ini")))
     start_id, end_id = (ini["decoder"].getint(key) for key in ("decoder_start_token_id", "eos_token_id"))
@@ -103,13 +104,9 @@ def test_a_p_tuned_t5_answers_with_its_table_however_it_is_asked(
         embeddings = torch.cat((table[:2], shared[context], table[2:], shared[[*asked, end_id]]))
         tokens = written(model, embeddings, start_id, end_id)
         assert named[question.id] == tokenizer.decode(tokens, clean_up_tokenization_spaces=False).strip()
-    run.evaluate("squad", *(each.replace("taskname=squad", "taskname=other") for each in task))
-    assert predictions_of(run) != named  # the table matters
+    assert answers(run, tmp_path / "other", "--taskname=other", "--samples=3") != named  # the table matters
 
 
-def test_learnt_tokens_are_no_texts(tuned: tuple[Run, Any, BertTokenizerFast]) -> None:
-    run = tuned[0]
-    attached = (f"deployment.endpoint={run.deployment.endpoint_file}", "evaluation=squad", "force=[evaluate]")
-    given = (f"evaluation.squad.data_path={SQUAD}", "evaluation.squad.taskname=squad", "evaluation.squad.prompt=null")
-    refused = run.main("[evaluate]", *attached, *given, "evaluation.squad.model=ensemble")
-    assert refused.returncode == 1 and "take model=fastertransformer" in refused.stdout + refused.stderr
+def test_learnt_tokens_are_no_texts(tuned: tuple[Run, Any, BertTokenizerFast], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="take model=fastertransformer"):
+        answers(tuned[0], tmp_path, "--taskname=squad", "--model=ensemble")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from support.measurements.task_runs import OUTPUT_LEN, Run
 from support.servers.openai_endpoint import openai_endpoint
 from support.servers.served import PROJECT
 
-from evaluation import lambada, translation
+from evaluation import lambada, summarization, translation
 from evaluation.client.served_model import open_target
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.tasks.scoring import Scorer
@@ -22,7 +23,7 @@ from handover.errors import ConfigError
 
 @pytest.mark.parametrize(("beams", "name"), [(1, "ensemble"), (1, "fastertransformer"), (2, "fastertransformer")])
 def test_a_t5_translates_and_summarises_as_transformers_does(
-    t5: tuple[Run, Any, SentencePieceProcessor], beams: int, name: str
+    t5: tuple[Run, Any, SentencePieceProcessor], beams: int, name: str, tmp_path: Path
 ) -> None:
     """Oracle: transformers' generation from the same prompts, scored as FasterTransformer's script scores."""
     run, model, tokenizer = t5
@@ -31,11 +32,23 @@ def test_a_t5_translates_and_summarises_as_transformers_does(
     (run.root / "s.txt").write_text("\n".join(sources) + "\n")
     (run.root / "r.txt").write_text("\n".join(references) + "\n")
     tasks = {"translation": "translate English to German: ", "summarization": "summarize: "}
-    given = [f"evaluation.{task}.{key}" for task in tasks for key in (
-        f"data_path={run.root / 's.txt'}", f"reference_path={run.root / 'r.txt'}", f"max_output_len={OUTPUT_LEN}",
-        f"beam_width={beams}", f"model={name}",
-    )]  # fmt: skip
-    found = run.evaluate("[translation,summarization]", *given)
+    given = {
+        "data_path": run.root / "s.txt", "reference_path": run.root / "r.txt", "max_output_len": OUTPUT_LEN,
+        "beam_width": beams, "model": name,
+    }  # fmt: skip
+    written_to, programs = run.results / "evaluation", (translation, summarization)
+    if name == "ensemble":
+        run.evaluate(
+            "[translation,summarization]",
+            *(f"evaluation.{task}.{key}={value}" for task in tasks for key, value in given.items()),
+        )
+    else:  # by the same programs, without main.py
+        written_to = tmp_path
+        options = [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
+        for task, program in zip(tasks, programs, strict=True):
+            prompt = PROJECT / "evaluation" / "prompts" / f"{task}_t5.yaml"
+            place = [f"--endpoint={run.deployment.endpoint_file}", f"--output={tmp_path / task}", f"--prompt={prompt}"]
+            program.main([*place, *options])
     for task, prefix in tasks.items():
         expected = []
         for source in sources:
@@ -46,8 +59,9 @@ def test_a_t5_translates_and_summarises_as_transformers_does(
             written = tokenizer.decode([token for token in output if token != 1])
             # What no piece stands for is "<unk>" in transformers' texts, and "⁇" in SentencePiece's.
             expected.append(" ".join(written.split()).replace(" ⁇", "<unk>"))
-        assert (run.results / "evaluation" / task / "predictions.txt").read_text().splitlines() == expected
-        figures = {metric["name"]: metric["value"] for metric in found[task]["metrics"]}
+        assert (written_to / task / "predictions.txt").read_text().splitlines() == expected
+        metrics = json.loads((written_to / task / "metrics.json").read_text())["metrics"]
+        figures = {metric["name"]: metric["value"] for metric in metrics}
         assert figures["tokens_per_s"] > 0
         if task == "translation":
             bleu = sacrebleu.corpus_bleu(expected, [references], force=True).score

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evaluation import generate
+from evaluation import generate, squad
 from support.servers.served import PROJECT, Deployment
 
 SQUAD = PROJECT / "tests" / "data" / "squad" / "v2.0.json"
@@ -82,5 +82,14 @@ def blocks(answers: list[str]) -> str:
 
 
 def predictions_of(run: Run) -> dict[str, str]:
+    """What main.py's evaluation has published."""
     found: dict[str, str] = json.loads((run.results / "evaluation" / "squad" / "predictions.json").read_text())
+    return found
+
+
+def answers(run: Run, output: Path, *options: str) -> dict[str, str]:
+    """What the same evaluation answers that is no process of main.py's."""
+    given = [f"--endpoint={run.deployment.endpoint_file}", f"--output={output}", f"--data-path={SQUAD}"]
+    squad.main([*given, f"--tokens-to-generate={OUTPUT_LEN}", *options])
+    found: dict[str, str] = json.loads((output / "predictions.json").read_text())
     return found
