@@ -124,13 +124,12 @@ def test_a_demonstration_reaches_the_figures_of_its_model_card(
     arguments = [
         f"base_results_dir={tmp_path}",
         "cluster_type=interactive",
-        FIVE,
+        "stages=[convert,export,deploy,evaluate]",
         f"export.run.model_train_name={demo}",
     ]
     arguments.append(f"export.model.tensor_model_parallel_size={tensor_para_size}")
     precision = ["export.model.weight_data_type=fp32", "export.triton_deployment.data_type=fp32"]
-    quick = ["benchmark.batch_sizes=[1]", "benchmark.lengths=[[8,8]]"]
-    launched = [sys.executable, str(PROJECT / "main.py"), *arguments, *precision, *quick]
+    launched = [sys.executable, str(PROJECT / "main.py"), *arguments, *precision]
     result = subprocess.run(launched, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
     card = json.loads((PROJECT / "examples" / demo / "model_card.json").read_text())
@@ -187,6 +186,10 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("begun")
 
 
+def results_of(root: Path) -> Path:
+    return root / "tiny" / "export_tp1_pp1_fp16_fp16"
+
+
 @pytest.mark.parametrize(
     "victim",
     [
@@ -196,7 +199,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_kill_9_in_the_middle_leaves_nothing_and_a_rerun_continues(begun: Path, victim: str) -> None:
-    results = begun / "tiny" / "export_tp1_pp1_fp16_fp16"
+    results = results_of(begun)
     shutil.rmtree(results / "benchmark", ignore_errors=True)
     with running_benchmark(begun) as process:
         members = family(process.pid)
@@ -219,15 +222,16 @@ def test_kill_9_in_the_middle_leaves_nothing_and_a_rerun_continues(begun: Path, 
     assert_nothing_is_left(begun)
 
 
-def test_ctrl_c_stops_everything_and_says_how_to_continue(tmp_path: Path) -> None:
-    with running_benchmark(tmp_path) as process:
+def test_ctrl_c_stops_everything_and_says_how_to_continue(begun: Path) -> None:
+    shutil.rmtree(results_of(begun) / "benchmark", ignore_errors=True)
+    with running_benchmark(begun) as process:
         members = family(process.pid)
         assert {"tritonserver", "triton_python_backend_stub"} <= set(members.values())
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "run the same command again to continue" in output
     assert "Traceback" not in output
-    assert_nothing_is_left(tmp_path, members)
+    assert_nothing_is_left(begun, members)
 
 
 def test_a_sweep_goes_on_after_a_failed_point_meets_in_one_report_and_resumes(tmp_path: Path) -> None:
@@ -247,19 +251,21 @@ def test_a_sweep_goes_on_after_a_failed_point_meets_in_one_report_and_resumes(tm
     assert not processes_of(tmp_path)
 
 
-def test_the_exit_status_is_the_gates_and_the_report_shows_what_it_was_held_against(tmp_path: Path) -> None:
+def test_the_exit_status_is_the_gates_and_the_report_shows_what_it_was_held_against(
+    begun: Path, tmp_path: Path
+) -> None:
     limits = tmp_path / "limits.yaml"
     limits.write_text("thresholds: {lambada.last_token_accuracy: {at_least: 1.5}}\n")
-    first = run(tmp_path, f"evaluation.gate.thresholds={limits}")
+    first = run(begun, f"evaluation.gate.thresholds={limits}")
     assert first.returncode == 1 and "NO-GO" in first.stdout, first.stdout + first.stderr
-    (results,) = (tmp_path / "tiny").glob("export_*")
+    results = results_of(begun)
     assert "Gate: NO-GO" in (results / "report" / "report.html").read_text()
     limits.write_text(
         "thresholds:\n"
         "  lambada.last_token_accuracy: {max_drop: 0}\n"
         "  static.8-8_batch1.latency_mean_ms: {max_rise_percent: 0}\n"
     )
-    again = run(tmp_path, f"evaluation.gate.thresholds={limits}", f"evaluation.gate.baseline={results}")
+    again = run(begun, f"evaluation.gate.thresholds={limits}", f"evaluation.gate.baseline={results}")
     assert again.returncode == 0, again.stdout + again.stderr
     assert again.stdout.count("skipped") == 5  # only the report and the gate have anything to do
     page, text = ((results / "report" / name).read_text() for name in ("report.html", "report.md"))
@@ -267,6 +273,6 @@ def test_the_exit_status_is_the_gates_and_the_report_shows_what_it_was_held_agai
     assert "| Baseline | Change |" in text
     assert json.loads((results / "gate" / "gate.json").read_text())["verdict"] == "GO"
     limits.write_text("thresholds: {lambada.last_token_acuracy: {at_least: 0.1}}\n")
-    assert run(tmp_path, f"evaluation.gate.thresholds={limits}").returncode == 3
-    refused = run(tmp_path, "evaluation.gate.baseline=/nowhere")
+    assert run(begun, f"evaluation.gate.thresholds={limits}").returncode == 3
+    refused = run(begun, "evaluation.gate.baseline=/nowhere")
     assert refused.returncode == 1 and "evaluation.gate.baseline: there is no directory /nowhere" in refused.stderr
