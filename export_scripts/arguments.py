@@ -34,6 +34,7 @@ from handover.ranges import (
     YEAR_S,
 )
 from handover.signatures.arguments import SigningArguments
+from models.fp8 import FORMS
 
 AUTO, FP8_CACHE = CACHE_TYPES = ("auto", "fp8")
 """Of keys and values, as vLLM calls them."""
@@ -149,6 +150,11 @@ class ExportArguments(SigningArguments):
     kv_cache_dtype: str | None = option(
         None, "fp8: the drop-in engine keeps keys and values in half of the memory; auto, or without it: in data_type"
     )
+    quantization: str | None = option(
+        None,
+        "fp8 or fp8_block: what the drop-in engine makes of the layers' matrices of a Hugging Face directory when it "
+        "loads them: the numbers that a conversion with this --quantization writes",
+    )
     fp8_activations: bool = option(
         False, "the drop-in engine rounds activations of many rows to FP8 where weights are FP8, on a GPU that has it"
     )
@@ -156,11 +162,14 @@ class ExportArguments(SigningArguments):
     text_deltas: bool = option(False, "the ensemble also gives OUTPUT_DELTA, the text that each answer adds")
 
     def __post_init__(self) -> None:
-        """Refuse a type that a cache has not, and a way of drafting that there is not."""
-        for name, legal in (("kv_cache_dtype", CACHE_TYPES), ("speculation", SPECULATION)):
+        """Refuse a type that a cache has not, a way of drafting that there is not, and two formats of weights."""
+        choices = ("kv_cache_dtype", CACHE_TYPES), ("speculation", SPECULATION), ("quantization", tuple(FORMS))
+        for name, legal in choices:
             if (value := getattr(self, name)) not in (None, *legal):
                 flag = name.replace("_", "-")
                 raise ConfigError(f"--{flag}={value} is none of the legal values", nearest(value, legal))
+        if self.quantization and self.int8_mode:
+            raise ConfigError(f"quantization={self.quantization} with int8_mode=1", "take one of the two")
         if (self.speculation == DRAFT_MODEL) != (self.draft_model is not None):
             raise ConfigError(
                 f"speculation={self.speculation} with draft_model={self.draft_model}: one needs the other",

@@ -39,7 +39,10 @@ _IN_THE_PATH = (
     *(f"export.model.{name}" for name in ("tensor_model_parallel_size", "weight_data_type", "random_weights")),
     *(
         f"export.triton_deployment.{name}"
-        for name in ("pipeline_model_parallel_size", "data_type", KEY, "decoupled", "interactive_sessions")
+        for name in (
+            *("pipeline_model_parallel_size", "data_type", KEY, "quantization"),
+            *("decoupled", "interactive_sessions"),
+        )
     ),
 )
 """Keys that lead to another results directory by themselves."""

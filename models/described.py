@@ -106,14 +106,14 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal, is_par
     return found
 
 
-def made_up_fp8(directory: Path, decoder: Decoder, error: Refusal) -> dict[str, Place]:
-    """List the matrices that are FP8 by ``config.json`` alone, in files without a name: for random numbers."""
+def made_up_places(directory: Path, decoder: Decoder, data_type: str, error: Refusal) -> dict[str, Place]:
+    """List the tensors in files without a name, for random numbers; matrices are FP8 if ``config.json`` says so."""
     blocks, found = fp8_blocks(directory, error), dict[str, tuple[str, StoredTensor]]()
-    for name, tensor in decoder.tensors().items() if blocks else ():
-        if _may_be_fp8(tensor):
-            grid, size_bytes = grid_of(tensor.shape, blocks[0]), tensor.shape[0] * tensor.shape[1]
-            found[name] = "", StoredTensor(FP8_NUMBERS, tensor.shape, 0, size_bytes)
-            found[f"{name}_scale"] = "", StoredTensor("fp32", grid, 0, 4 * grid[0] * grid[1])
+    for name, tensor in decoder.tensors().items():
+        is_fp8 = bool(blocks) and _may_be_fp8(tensor)
+        found[name] = "", StoredTensor(FP8_NUMBERS if is_fp8 else data_type, tensor.shape, 0, 0)
+        if is_fp8:
+            found[f"{name}_scale"] = "", StoredTensor("fp32", grid_of(tensor.shape, blocks[0]), 0, 0)
     return with_scales(found, blocks)
 
 

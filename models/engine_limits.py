@@ -52,11 +52,26 @@ def longest_text(decoder: Decoder) -> int:
     return min((decoder.max_positions, *lengths))
 
 
-def int8_problem(decoder: Decoder, are_fp8: bool = False) -> str:
-    """Return why a model's matrices, or those of FP8, cannot be quantized when they are loaded; empty: they can."""
+def fp8_problem(decoder: Decoder | None, are_fp8: bool = False) -> str:
+    """Return why matrices cannot become FP8 when they are loaded; empty: they can.
+
+    Args:
+        decoder: of a Hugging Face directory; None: the weights are shards.
+        are_fp8: whether its matrices are FP8.
+    """
+    if decoder is None:
+        return "quantization with FasterTransformer's shards, which have int8_mode alone"
+    if are_fp8:
+        return "quantization with weights of FP8, which are served as they are stored"
+    has_arrays = decoder.mixture and decoder.mixture.is_in_arrays
+    return "quantization with experts in arrays, which are served as they are stored" if has_arrays else ""
+
+
+def int8_problem(decoder: Decoder | None, are_fp8: bool = False) -> str:
+    """Return why a model's matrices, or those of FP8, cannot be int8 when they are loaded; empty: they can."""
     if are_fp8:
         return "int8_mode with weights of FP8, which are served as they are stored"
-    has_experts = any("mixture" in layer.blocks for layer in decoder.layers)
+    has_experts = decoder and any("mixture" in layer.blocks for layer in decoder.layers)
     return "int8_mode with experts, whose matrices are served as they are stored" if has_experts else ""
 
 

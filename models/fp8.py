@@ -1,15 +1,17 @@
-"""Weights of FP8 in a directory of Hugging Face's: numbers, and beside them the scales that they are multiplied by."""
+"""Weights of FP8: numbers, and beside them in the files, or made with them, the scales that they are multiplied by."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from models.quantization import Block
+from models.quantization import CHANNEL, Block, stays
 from models.safetensors import StoredTensor
 
 FP8_NUMBERS = "F8_E4M3"
 SCALE_TYPES = ("fp32", "fp16", "bf16")
+FORMS: Mapping[str, Block] = {"fp8": CHANNEL, "fp8_block": (128, 128)}
+"""What matrices become that are quantized when they are read, by the names of ``export.model.quantization``."""
 _ENDS = ("_scale", "_scale_inv")
 
 
@@ -18,14 +20,14 @@ class Scales(NamedTuple):
 
     Attributes:
         file: that has them.
-        stored: their place in it.
+        stored: their place in it; None: there are none, and numbers and scales are made of the weight.
         shape: of the weight that they are for.
         block: rows and columns of that weight which have one.
         first_row: of what is read in that weight.
     """
 
     file: str
-    stored: StoredTensor
+    stored: StoredTensor | None
     shape: tuple[int, ...]
     block: Block
     first_row: int = 0
@@ -64,11 +66,24 @@ def with_scales(found: Mapping[str, tuple[str, StoredTensor]], blocks: Sequence[
         for block in blocks if len(beside) == 1 else ():
             file, scales = found[beside[0]]
             if scales.data_type in SCALE_TYPES and _fits(scales.shape, grid_of(numbers.shape, block)):
-                whole = block[0] or numbers.shape[0], block[1] or numbers.shape[1]
-                places[name] = places[name]._replace(scales=Scales(file, scales, numbers.shape, whole))
+                places[name] = places[name]._replace(scales=_scales(file, scales, numbers.shape, block))
                 del places[beside[0]]
                 break
     return places
+
+
+def with_made_scales(places: Mapping[str, Place], form: str) -> dict[str, Place]:
+    """Choose the matrices that ``export.model.quantization`` would quantize, to be quantized when they are read."""
+    found = dict(places)
+    for name, place in places.items():
+        shape = place.stored.shape
+        if len(shape) == 2 and name.endswith(".weight") and not stays(name):
+            found[name] = place._replace(scales=_scales("", None, shape, FORMS[form]))
+    return found
+
+
+def _scales(file: str, stored: StoredTensor | None, shape: tuple[int, ...], block: Block) -> Scales:
+    return Scales(file, stored, shape, (block[0] or shape[0], block[1] or shape[1]))
 
 
 def grid_of(shape: Sequence[int], block: Block) -> tuple[int, int]:

@@ -2,10 +2,13 @@
 
 Keys: transformers, ``utils/quantization_config.py``; compressed-tensors, ``quantization/quant_config.py`` and
 ``quant_args.py``; ModelOpt, ``hf_quant_config.json``. Which layers are left out is not read: these have no scales.
+Embedding, head, routers, gates, norms, biases and the small tensors of recurrent layers are not quantized here, as they
+are not in the files that DeepSeek, Qwen and llm-compressor publish.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +23,14 @@ Block = tuple[int, int]
 """Rows and columns of a weight that have one scale; 0: all of them."""
 TENSOR: Block = (0, 0)
 CHANNEL: Block = (1, 0)
+LAYER = re.compile(r"(^|\.)layers\.\d+\.")
+"""In the names of the tensors of layers."""
+_STAY = {
+    *("gate", "router", "shared_expert_gate"),  # they choose experts
+    *("embed_tokens", "head", "eh_proj"),  # of layers that predict further tokens
+    *("conv1d", "in_proj_a", "in_proj_b", "in_proj_ba", "dt_proj", "x_proj"),  # of recurrent layers
+}
+"""Last words of modules in layers that are not quantized."""
 _HINT = (
     "read are FP8 (quant_method fp8, fbgemm_fp8, modelopt, and compressed-tensors with float-quantized) and mxfp4; "
     "give the model that this one was made from, or dequantize it first"
@@ -78,6 +89,11 @@ class Quantization:
     kind: str
     method: str
     blocks: tuple[Block, ...]
+
+
+def stays(name: str) -> bool:
+    """Return whether a tensor is none of those that are quantized, whatever its shape is."""
+    return not LAYER.search(name) or name.removesuffix(".weight").rpartition(".")[2] in _STAY
 
 
 def quantization_said(config: Mapping[str, Any], where: str, error: Refusal) -> Any:

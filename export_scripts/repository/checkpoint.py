@@ -23,6 +23,7 @@ from models.engine_limits import (
     beyond_engine,
     cache_problem,
     drafts_problem,
+    fp8_problem,
     int8_problem,
     longest_text,
     predictor_problem,
@@ -94,6 +95,8 @@ def _open_shards(root: Path, manifest: Manifest, arguments: ExportArguments) -> 
         raise ArtefactError(f"fp8_activations with {root}, whose weights are not FP8", "leave it out")
     if arguments.speculation == MTP:
         raise ArtefactError(f"{root}: {predictor_problem(None)}", "leave speculation out, or take another way")
+    if arguments.quantization:
+        raise ArtefactError(f"{root}: {fp8_problem(None)}", "convert into export.model.format=huggingface")
     ini = ConfigIni.read(root, ArtefactError)
     family = find_family(ini)
     if family is None:
@@ -133,10 +136,12 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
     problems = [
         ranks_problem(decoder, arguments.tensor_para_size),
         int8_problem(decoder, are_fp8) * arguments.int8_mode,
+        fp8_problem(decoder, are_fp8) * bool(arguments.quantization),
         drafts_problem(decoder) * (arguments.speculation not in (None, NO_DRAFTS)),
         predictor_problem(decoder) * (arguments.speculation == MTP),
         cache_problem(decoder) * (arguments.kv_cache_dtype == FP8_CACHE),
-        "fp8_activations with weights of which none is FP8" * (arguments.fp8_activations and not are_fp8),
+        "fp8_activations with weights of which none is FP8"
+        * (arguments.fp8_activations and not (are_fp8 or arguments.quantization)),
     ]
     if beyond := [*beyond_engine(decoder), *filter(None, problems)]:
         listed = "\n  ".join(beyond)

@@ -161,7 +161,7 @@ class _Repository:
             for name in ("model_name", "tensor_para_size", "pipeline_para_size", "data_type", KEY,
                          "enable_custom_all_reduce", "max_batch_size", "max_queue_delay_us", "decoupled",
                          "interactive_sessions", "session_idle_s", "request_timeout_s", "tokenizer_instances",
-                         "text_deltas", "kv_cache_dtype", "fp8_activations", "prefill_chunk_tokens",
+                         "text_deltas", "kv_cache_dtype", "quantization", "fp8_activations", "prefill_chunk_tokens",
                          "speculation", "max_speculative_tokens", "adapters", "max_adapters", "max_adapter_rank")
         }  # fmt: skip
         settings["draft_model"] = arguments.draft_model and str(arguments.draft_model)
@@ -273,6 +273,7 @@ def _serving(arguments: ExportArguments, checkpoint: ServedCheckpoint) -> Servin
         request_timeout_s=arguments.request_timeout_s,
         prefill_chunk_tokens=arguments.prefill_chunk_tokens,
         kv_cache_dtype=arguments.kv_cache_dtype,
+        quantization=arguments.quantization,
         fp8_activations=int(arguments.fp8_activations) or None,
         speculation=arguments.speculation,
         max_speculative_tokens=arguments.max_speculative_tokens,

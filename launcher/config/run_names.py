@@ -44,6 +44,7 @@ def name_variant(*, _root_: DictConfig) -> str:
     words = {
         find_format(triton[KEY]).name: triton[KEY],
         str(model.quantization): model.quantization,
+        f"{triton.quantization}_at_load": triton.quantization,
         "decoupled": triton.decoupled,
         f"sessions{triton.interactive_sessions}": triton.interactive_sessions,
         "random": model.random_weights,

@@ -138,6 +138,7 @@ class TritonDeploymentConfig:
     request_timeout_s: float = same(ExportArguments, "request_timeout_s")
     prefill_chunk_tokens: int | None = same(ExportArguments, "prefill_chunk_tokens")
     kv_cache_dtype: str | None = same(ExportArguments, "kv_cache_dtype")
+    quantization: str | None = same(ExportArguments, "quantization")
     fp8_activations: bool = same(ExportArguments, "fp8_activations")
     speculation: str | None = same(ExportArguments, "speculation")
     draft_model: str | None = None  # Hugging Face directory of a small model of the same vocabulary

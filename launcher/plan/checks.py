@@ -76,6 +76,8 @@ def _check_signing(config: Config) -> None:
 def _check_quantization(config: Config, stages: Collection[Stage]) -> None:
     """Refuse to quantize what is no Hugging Face directory, or for an engine that does not read the result."""
     quantization, engine = config.export.model.quantization, config.deployment.engine
+    if config.export.triton_deployment.quantization:
+        _check_quantization_at_load(config, stages)
     if quantization is None:
         return
     asked = f"export.model.quantization={quantization}"
@@ -95,6 +97,23 @@ def _check_quantization(config: Config, stages: Collection[Stage]) -> None:
         )
     if config.export.triton_deployment.int8_mode:
         raise ConfigError(f"export.triton_deployment.int8_mode=true with {asked}", "take one of the two")
+
+
+def _check_quantization_at_load(config: Config, stages: Collection[Stage]) -> None:
+    """Refuse to quantize what is quantized in another way, or is not written as a Hugging Face directory."""
+    model, triton = config.export.model, config.export.triton_deployment
+    asked = f"export.triton_deployment.quantization={triton.quantization}"
+    for other, is_given in (
+        (f"export.model.quantization={model.quantization}", model.quantization is not None),
+        ("export.triton_deployment.int8_mode=true", triton.int8_mode),
+    ):
+        if is_given:
+            raise ConfigError(f"{asked} with {other}", "take one of the two")
+    if {Stage.convert, Stage.export} & set(stages) and not convert.writes_huggingface(config):
+        raise ConfigError(
+            f"{asked} with FasterTransformer's shards, which have int8_mode alone",
+            "take export.model.format=huggingface, or export.triton_deployment.int8_mode=true",
+        )
 
 
 def _check_lengths(config: Config) -> None:

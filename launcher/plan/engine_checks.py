@@ -71,7 +71,7 @@ def _check_keys(config: Config) -> None:
             f"export.triton_deployment.{name}": (bool(getattr(triton, name)), _TRITONS)
             for name in (
                 *("interactive_sessions", "request_timeout_s", "text_deltas", "enable_custom_all_reduce"),
-                *("kv_cache_dtype", "fp8_activations", "speculation", "draft_model"),
+                *("kv_cache_dtype", "quantization", "fp8_activations", "speculation", "draft_model"),
             )
         },
         **{

@@ -263,11 +263,18 @@ def test_the_drop_in_engine_is_given_a_directory_of_fp8(name: str, tmp_path: Pat
     arguments = ExportArguments(tmp_path / "hf", tmp_path / "repository", "mine", 1, 1, "bf16", 0, 0, 8)
     with pytest.raises(ArtefactError, match="int8_mode with weights of FP8, which are served as they are stored"):
         build_repository(replace(arguments, int8_mode=1))
+    with pytest.raises(ArtefactError, match="quantization with weights of FP8, which are served as they are stored"):
+        build_repository(replace(arguments, quantization="fp8"))
     build_repository(replace(arguments, fp8_activations=True, kv_cache_dtype="fp8"))
     written = (tmp_path / "repository/fastertransformer/config.pbtxt").read_text()
     assert {"fp8_activations", "kv_cache_dtype"} <= set(re.findall(r'key: "(\w+)"', written))
     served = next((tmp_path / "repository").rglob("model.safetensors"))
     assert served.read_bytes() == (tmp_path / "hf/model.safetensors").read_bytes()
+    convert(ConvertArguments(tmp_path / "source", tmp_path / "plain", 1, "bf16", format="huggingface"))
+    arguments = replace(arguments, ft_checkpoint=tmp_path / "plain", output=tmp_path / "at_load")
+    build_repository(replace(arguments, fp8_activations=True, quantization=name))
+    written = (tmp_path / "at_load/fastertransformer/config.pbtxt").read_text()
+    assert re.search(rf'key: "quantization"\s+value {{\s*string_value: "{name}"', written)
 
 
 def test_fp8_of_what_cannot_be_is_refused_at_export(tmp_path: Path) -> None:

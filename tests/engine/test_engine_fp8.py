@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.engines.asking import CPU
+from support.engines.asking import CPU, ask
 from support.engines.hub_served import check_served, opened
 from support.engines.network_runs import FP32, load_for_kernels, prefill_logits, some_ids
 from support.tiny_models.dequantized import dequantized
@@ -102,11 +103,14 @@ def test_a_directory_of_fp8_is_served(
 @pytest.mark.in_ci(when=lambda at: at.quantization == "fp8_block")
 @pytest.mark.parametrize("quantization", ["fp8", "fp8_block"])
 def test_what_convert_writes_is_served_by_two_ranks(quantization: str, tmp_path: Path) -> None:
-    """Blocks of 128 that no rank's slice ends at; a head of keys and values that both ranks have."""
+    """Blocks of 128 that no rank's slice ends at; a head of keys and values that both ranks have.
+
+    The same directory that is quantized when it is loaded answers the same to the bit.
+    """
     sizes = {"hidden_size": 160, "intermediate_size": 320, "num_key_value_heads": 1, "head_dim": 20}
     save("llama", tmp_path / "hub", torch.bfloat16, **sizes)
     given = {"format": "huggingface", "quantization": quantization}
-    convert(ConvertArguments(tmp_path / "hub", tmp_path / "fp8", 1, "bf16", **given))
+    convert(ConvertArguments(tmp_path / "hub", tmp_path / "fp8", 1, "fp32", **given))
     found = load_file(tmp_path / "fp8/model.safetensors")
     means = {
         key: dequantized(found, key) if any(key + end in found for end in SCALES) else each.float()
@@ -115,9 +119,15 @@ def test_what_convert_writes_is_served_by_two_ranks(quantization: str, tmp_path:
     }
     assert sum(each.dtype == torch.float8_e4m3fn for each in found.values()) == 14
     model = oracle(tmp_path / "fp8", means, tmp_path / "plain")
-    engine = opened(tmp_path / "fp8", 2)
-    check_served(engine, model)
-    engine.close()
+    answers = []
+    for directory, form in (("fp8", None), ("hub", quantization)):
+        engine = opened(tmp_path / directory, 2, quantization=form)
+        check_served(engine, model)
+        told = {"is_return_log_probs": True, "is_return_context_log_probs": True}
+        answers += engine.generate([engine.parse(ask([list(range(3, 30)), [5]], 8, **told))])
+        engine.close()
+    for name, found in answers[0].items():
+        assert np.array_equal(found, answers[1][name]), name
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

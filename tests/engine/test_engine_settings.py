@@ -33,6 +33,8 @@ def test_parameters_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     [
         ({"model_type": "BERT"}, "model_type = BERT is none of GPT, GPT-J"),
         ({"int8_mode": "2"}, "int8_mode = 2 is not supported"),
+        ({"quantization": "int4"}, "quantization = int4 is none of fp8, fp8_block"),
+        ({"quantization": "fp8", "int8_mode": "1"}, "int8_mode = 1 with quantization = fp8: take one of the two"),
         ({"inflight_batching": "yes"}, "inflight_batching = yes"),
         ({"kv_cache_fraction": "1.5"}, "kv_cache_fraction = 1.5"),
         ({"kv_cache_bytes": "much"}, "kv_cache_bytes = much"),

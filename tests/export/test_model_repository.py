@@ -315,8 +315,15 @@ def test_the_engine_is_told_of_fp8_only_where_it_is_asked_for(arguments: ExportA
     assert parameters["kv_cache_dtype"].string_value == "fp8" and "fp8_activations" not in parameters
     with pytest.raises(ArtefactError, match="fp8_activations with .*, whose weights are not FP8"):
         build_repository(replace(arguments, fp8_activations=True, output=arguments.output / "other"))
-    with pytest.raises(ConfigError, match="--kv-cache-dtype=fp4 is none"):
-        replace(arguments, kv_cache_dtype="fp4")
+    with pytest.raises(ArtefactError, match="quantization with FasterTransformer's shards, which have int8_mode alone"):
+        build_repository(replace(arguments, quantization="fp8", output=arguments.output / "other"))
+    for more, words in (
+        ({"kv_cache_dtype": "fp4"}, "--kv-cache-dtype=fp4 is none"),
+        ({"quantization": "int4"}, "--quantization=int4 is none"),
+        ({"quantization": "fp8", "int8_mode": 1}, "quantization=fp8 with int8_mode=1"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            replace(arguments, **more)
 
 
 def test_the_texts_that_answers_add_are_given_where_they_are_asked_for(arguments: ExportArguments) -> None:

@@ -21,6 +21,7 @@ LLAMA = PROJECT / "examples" / "llama_demo" / "checkpoints" / "llama_demo.nemo"
 STAGES = "stages=[export,deploy]"
 HERE = "deployment.command=python3"
 FP8 = "export.model.quantization=fp8"
+AT_LOAD = "export.triton_deployment.quantization=fp8"
 SAME = ("export.triton_deployment.data_type=fp32",)
 
 
@@ -89,6 +90,14 @@ def refusal(root: Path, checkpoint: Path, *overrides: str, cluster: str = "inter
             (FP8, "export.model.format=huggingface", "export.triton_deployment.int8_mode=true"),
             "int8_mode=true with export.model.quantization=fp8",
         ),
+        (
+            LLAMA,
+            (AT_LOAD, FP8, "export.model.format=huggingface"),
+            "export.triton_deployment.quantization=fp8 with export.model.quantization=fp8",
+        ),
+        (LLAMA, (AT_LOAD, "export.triton_deployment.int8_mode=true"), "quantization=fp8 with export.triton_deployment"),
+        (LLAMA, (AT_LOAD, "export.model.format=fastertransformer"), "quantization=fp8 with FasterTransformer's shards"),
+        (LLAMA, (AT_LOAD, "deployment.engine=vllm", HERE), "export.triton_deployment.quantization is given with"),
         (LLAMA, (FP8, "deployment.engine=trtllm_serve", HERE), "export.model.quantization=fp8 with deployment.engine="),
         (
             LLAMA,

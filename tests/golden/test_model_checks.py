@@ -168,16 +168,22 @@ def test_a_hugging_face_directory_is_served_by_engines_that_read_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "is_directory"),
-    [("qwen3", {}, True), ("llama 2 70B", {"head_dim": 32, "hidden_size": 256}, False)],
+    ("name", "asked", "is_directory"),
+    [
+        ("qwen3", [], True),
+        ("llama 2 70B", [], False),
+        ("llama 2 70B", ["export.triton_deployment.quantization=fp8"], True),
+    ],
 )
 def test_what_fastertransformer_lacks_is_planned_as_a_directory(
-    name: str, changes: dict[str, int], is_directory: bool, tmp_path: Path
+    name: str, asked: list[str], is_directory: bool, tmp_path: Path
 ) -> None:
+    """Or has not in its shards: matrices that become FP8."""
     from support.tiny_models.llama_hub_models import save_llama
 
+    changes = {"head_dim": 32, "hidden_size": 256} if name.startswith("llama") else {}
     save_llama(name, tmp_path / "source", **changes)
-    given = [f"base_results_dir={tmp_path}", f"export.model.checkpoint_path={tmp_path}/source"]
+    given = [*asked, f"base_results_dir={tmp_path}", f"export.model.checkpoint_path={tmp_path}/source"]
     given += ["stages=[convert,export,deploy]", "export.model.tensor_model_parallel_size=2"]
     config = compose([*given, "cluster_type=interactive"])
     paths = RunPaths.of(config)
@@ -188,6 +194,7 @@ def test_what_fastertransformer_lacks_is_planned_as_a_directory(
     place = paths.huggingface if is_directory else paths.ft_checkpoint
     assert ("--format=huggingface" in converted) == is_directory
     assert f"--ft-checkpoint={place}" in exported and "--tensor-para-size=2" in exported
+    assert ("--quantization=fp8" in exported) == bool(asked)
 
 
 def test_a_directory_that_the_engine_does_not_serve_is_refused_before_submission(tmp_path: Path) -> None:

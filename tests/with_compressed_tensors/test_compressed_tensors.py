@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from support.tiny_models.dequantized import dequantized, tensors
 from support.tiny_models.llama_hub_models import MIXTRAL, build_llama
 
+from backends.fastertransformer.engine.ops.fp8 import quantized
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 from export_scripts.quantization import QUANTIZATIONS
@@ -64,6 +65,10 @@ def test_rows_become_the_librarys_bytes(name: str, data_type: str) -> None:
     for output, content in zip(outputs, contents, strict=True):
         theirs = wanted[output.name].contiguous()
         assert tuple(theirs.shape) == output.shape and content == theirs.view(torch.uint8).numpy().tobytes()
+    if name == "fp8":  # a weight that becomes so when it is loaded
+        numbers, scales = quantized(weight, weight.dtype, (1, 512))
+        assert torch.equal(numbers.view(torch.uint8), wanted["weight"].view(torch.uint8))
+        assert torch.equal(scales, wanted["weight_scale"].float())
     lost = (means.double() - weight.double()).square().sum(1).numpy()
     assert np.allclose(encoded.squared_errors, lost, rtol=1e-4)
 

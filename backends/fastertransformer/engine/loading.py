@@ -165,7 +165,11 @@ class _Part:
         config = read_config(settings.checkpoint, settings.model_type, ranks)
         self.config = config = replace(config, has_expert_parallel=settings.has_expert_parallel)
         precision = choose_precision(settings.data_type, device, settings.weights)
-        self._precision = replace(precision, rounds_activations=settings.rounds_activations)
+        if settings.quantization:
+            precision = replace(precision, note=f"{precision.note}, matrices become {settings.quantization}")
+        self._precision = replace(
+            precision, rounds_activations=settings.rounds_activations, quantization=settings.quantization
+        )
         encoder_layers = config.encoder.num_layer if config.encoder else 0
         whole = Partition(range(config.num_layer))
         self.partition = group.partition(config.num_layer, encoder_layers) if group else whole

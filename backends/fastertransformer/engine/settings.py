@@ -16,6 +16,7 @@ from ft_format.families import MODEL_TYPES
 from ft_format.location import DRAFT, MTP, checkpoint_places, first_checkpoint
 from ft_format.values import COUNT, INDEX, Values, fraction, one_of, seconds, whole
 from ft_format.weight_format import FORMATS, KEY, WeightFormat, find_format
+from models.fp8 import FORMS
 
 from .errors import EngineError
 
@@ -27,6 +28,7 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {  # by Settings' fie
     "cpu_threads": ("cpu_threads", INDEX),
     "model_type": ("model_type", one_of({name: name for name in MODEL_TYPES})),
     KEY: (KEY, INDEX),
+    "quantization": ("quantization", one_of({name: name for name in FORMS})),
     "has_inflight_batching": ("inflight_batching", _FLAG),
     "kv_cache_fraction": ("kv_cache_fraction", fraction(is_one_legal=True)),
     "kv_cache_bytes": ("kv_cache_bytes", INDEX),
@@ -62,6 +64,7 @@ class Settings:
     cpu_threads: int = 0  # of torch; 0: one for each core
     model_type: str = "GPT"  # one of ft_format.families.MODEL_TYPES
     int8_mode: int = 0  # of a ft_format.weight_format
+    quantization: str | None = None  # of models.fp8.FORMS, that a directory's matrices become; see ops/fp8.py
     has_inflight_batching: bool = True  # whether a request joins a running batch; else it waits for the next one
     # Part of the memory that the weights leave free which the KV cache may take; 0: 0.9 of a GPU's, 0.5 of a host's.
     kv_cache_fraction: float = 0.0
@@ -146,6 +149,8 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
     if find_format(mode := given.get(KEY)) not in FORMATS:
         legal = ", ".join(f"{each.mode} ({each.name or 'off'})" for each in FORMATS)
         raise EngineError(f"{KEY} = {mode} is not supported; {legal} are")
+    if mode and given.get("quantization"):
+        raise EngineError(f"{KEY} = {mode} with quantization = {given['quantization']}: take one of the two")
     pbtxt.find("enable_custom_all_reduce", _FLAG)
     path = pbtxt.get("model_checkpoint_path", str, "")
     given["checkpoint"] = find_checkpoint(path, model_directory, version, given["tensor_para_size"])

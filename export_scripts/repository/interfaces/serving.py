@@ -32,7 +32,7 @@ class Serving:
         tokenizer_instances: of preprocessing, which tokenize side by side.
         request_timeout_s: seconds after which the drop-in engine gives up a request; 0: it never does.
         prefill_chunk_tokens: of a step in which the drop-in engine runs a part of a prompt; None: as it chooses.
-        kv_cache_dtype, fp8_activations: see ExportArguments; None: nothing is said of it.
+        kv_cache_dtype, quantization, fp8_activations: see ExportArguments; None: nothing is said of it.
         speculation, max_speculative_tokens: see ExportArguments; None: nothing is said of it.
         max_adapters, max_adapter_rank: room for LoRA adapters in the drop-in engine; None: for those of the checkpoint.
         text_deltas: whether the ensemble has OUTPUT_DELTA, the text that an answer adds to the one before.
@@ -56,6 +56,7 @@ class Serving:
     request_timeout_s: float = 0.0
     prefill_chunk_tokens: int | None = None
     kv_cache_dtype: str | None = None
+    quantization: str | None = None
     fp8_activations: int | None = None
     speculation: str | None = None
     max_speculative_tokens: int | None = None
@@ -65,8 +66,8 @@ class Serving:
     def parameters(self) -> dict[str, str]:
         """Parameters of the engine's model, as FasterTransformer's backend reads them."""
         given = {"request_timeout_s": f"{self.request_timeout_s:g}"} if self.request_timeout_s else {}
-        of_cache = "prefill_chunk_tokens", "kv_cache_dtype", "fp8_activations"
-        for name in (*of_cache, "speculation", "max_speculative_tokens", "max_adapters", "max_adapter_rank"):
+        of_numbers = "prefill_chunk_tokens", "kv_cache_dtype", "quantization", "fp8_activations"
+        for name in (*of_numbers, "speculation", "max_speculative_tokens", "max_adapters", "max_adapter_rank"):
             if (value := getattr(self, name)) is not None:
                 given[name] = str(value)
         return {

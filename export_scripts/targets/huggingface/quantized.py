@@ -1,12 +1,7 @@
-"""Which tensors of a Hugging Face directory are quantized: the matrices of its layers, and what they became.
-
-Embedding, head, routers, gates, norms, biases and the small tensors of recurrent layers stay as they are, as in the
-files that DeepSeek, Qwen and llm-compressor publish.
-"""
+"""Which tensors of a Hugging Face directory are quantized: the matrices of its layers, and what they became."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -23,15 +18,9 @@ from export_scripts.tensors.small_floats import BYTES
 from export_scripts.weights.sequences import Lazily
 from handover.errors import CheckpointError, nearest
 from models.checks import shown
+from models.quantization import LAYER, stays
 
 CONFIG_KEY = "quantization_config"
-_WEIGHT, _LAYER = ".weight", re.compile(r"(^|\.)layers\.\d+\.")
-_STAY = {
-    *("gate", "router", "shared_expert_gate"),  # they choose experts
-    *("embed_tokens", "head", "eh_proj"),  # of layers that predict further tokens
-    *("conv1d", "in_proj_a", "in_proj_b", "in_proj_ba", "dt_proj", "x_proj"),  # of recurrent layers
-}
-"""Last words of modules in layers that stay as they are."""
 _MOST_LISTED = 10
 
 
@@ -69,14 +58,13 @@ def quantized(
     """
     asked = f"quantization={quantization.name}"
     architecture = _architecture(config, quantization)
-    stays, problems, are_quantized = [architecture.all_names["head"]], list[str](), bytearray(len(planned))
+    staying, problems, are_quantized = [architecture.all_names["head"]], list[str](), bytearray(len(planned))
     for number, tensor in enumerate(planned):
-        module, axes = tensor.name.removesuffix(_WEIGHT), len(tensor.shape)
-        is_outer = not _LAYER.search(tensor.name)
+        axes, is_outer = len(tensor.shape), not LAYER.search(tensor.name)
         if axes < 2 or (is_outer and not architecture.is_passed_over(tensor.name)):
             continue
-        if is_outer or module.rpartition(".")[2] in _STAY:
-            stays.append(module)
+        if stays(tensor.name):
+            staying.append(tensor.name.removesuffix(".weight"))
         elif quantization.takes(tensor.name, tensor.shape):
             problems += _problems(tensor, quantization, data_type)
             are_quantized[number] = True
@@ -92,7 +80,7 @@ def quantized(
     def result(number: int) -> PlannedTensor:
         return replace(planned[number], quantization=quantization if are_quantized[number] else None)
 
-    return Lazily(result, range(len(planned))), {**config, CONFIG_KEY: quantization.config(stays)}
+    return Lazily(result, range(len(planned))), {**config, CONFIG_KEY: quantization.config(staying)}
 
 
 def _architecture(config: Mapping[str, Any], quantization: Quantization) -> models.Architecture:

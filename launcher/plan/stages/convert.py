@@ -36,10 +36,12 @@ from models.engine_limits import (
     beyond_engine,
     cache_problem,
     drafts_problem,
+    fp8_problem,
     int8_problem,
     predictor_problem,
     ranks_problem,
 )
+from models.quantization import QUANTIZATION
 
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
 
@@ -125,14 +127,15 @@ def writes_huggingface(config: Config) -> bool:
 def with_format(config: Config, paths: RunPaths) -> Config:
     """Settle what the weights are converted to, where it is not asked for.
 
-    A model that FasterTransformer's loader lacks becomes a Hugging Face directory, any other shards. What cannot be
-    opened, the conversion's check names.
+    A model that FasterTransformer's loader lacks becomes a Hugging Face directory, so does one whose matrices become
+    FP8 when they are loaded; any other shards. What cannot be opened, the conversion's check names.
     """
     model = config.export.model
     if model.format is not None or writes_adapter(config):
         return config
     is_written = config.deployment.engine is Engine.slipway and {Stage.convert, Stage.export} & set(config.stages)
-    is_directory = bool(is_written) and not model.random_weights and _is_beyond(paths)
+    is_directory = bool(is_written) and not model.random_weights
+    is_directory = is_directory and bool(config.export.triton_deployment.quantization or _is_beyond(paths))
     found = ModelFormat.huggingface if is_directory else ModelFormat.fastertransformer
     return replace(config, export=replace(config.export, model=replace(model, format=found)))
 
@@ -249,8 +252,11 @@ def _check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) -
         ) from None
     if beyond := beyond_engine(decoder):
         raise ConfigError(f"the drop-in engine does not serve {checkpoint}\n  " + "\n  ".join(beyond), other)
-    if config.export.triton_deployment.int8_mode and (problem := int8_problem(decoder)):
+    are_fp8 = QUANTIZATION in said
+    if config.export.triton_deployment.int8_mode and (problem := int8_problem(decoder, are_fp8)):
         raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.int8_mode out")
+    if config.export.triton_deployment.quantization and (problem := fp8_problem(decoder, are_fp8)):
+        raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.quantization out")
     if config.export.triton_deployment.kv_cache_dtype == FP8_CACHE and (problem := cache_problem(decoder)):
         raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.kv_cache_dtype out")
     _check_drafts(config, checkpoint, decoder)

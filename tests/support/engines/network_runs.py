@@ -24,6 +24,8 @@ from backends.fastertransformer.engine.model.weights import load_weights, read_m
 from backends.fastertransformer.engine.ops.packed_rows import Rows
 from backends.fastertransformer.engine.parallel.partition import Partition
 from models.described import find_model_tensors
+from models.fp8 import with_made_scales
+from models.fused import places_of_parts
 from support.engines.paged_steps import poisoned_states
 from support.tiny_models.huggingface_models import VOCAB
 
@@ -46,7 +48,9 @@ def load_for_kernels(
     """Load a Hugging Face directory as a GPU has it: the experts of a layer are one tensor, and FP8 stays so."""
     assert config.decoder
     located = find_model_tensors(directory, config.decoder, WeightsError)
-    precision = replace(precision, keeps_fp8=True)
+    if precision.quantization:
+        located = with_made_scales(located, precision.quantization)
+    located, precision = places_of_parts(config.decoder, located), replace(precision, keeps_fp8=True)
     reader = HubReader(located, config, ranks, precision, CPU, False, rank, mapped(directory))
     return read_model(reader, config, Partition(range(config.num_layer), rank), has_head=config.head in located)
 

@@ -13,7 +13,7 @@ from models.fp8 import FP8_NUMBERS, Place, Scales
 from models.fused import taken_apart
 
 from ..ops.experts import ExpertMatrices
-from ..ops.fp8 import Fp8Linear, ScaledNumbers
+from ..ops.fp8 import Fp8Linear, ScaledNumbers, quantized
 from ..ops.linear import Linear
 from .adapters import Matrix
 from .config import ModelConfig
@@ -30,7 +30,7 @@ class HubReader(Reader):
     """Reads tensors as transformers saves them: one rank's slices, or whole ones (rank None).
 
     Args:
-        located: where they are; empty: their numbers are made up.
+        located: where they are; those in files without a name are made up.
         config: of the whole model.
         others: see Reader.
     """
@@ -93,18 +93,44 @@ class HubReader(Reader):
         return self._located[name].scales if name in self._located else None
 
     def _scaled(self, name: str, place: Scales, part: range | None) -> ScaledNumbers:
-        """Read a part of a matrix of FP8, see ``_piece``, and the scales of its rows."""
-        axis = self._tensors[name].split_axis
-        numbers = self._shards(self._piece(name, part))
-        dtype = _TYPES[place.stored.data_type]
-        piece = Piece(f"{name}.scales", place.stored.shape, dtype, place.file, place.stored.offset)
-        grid = self._shards(piece).float().view(place.grid)
-        begin = part.start if part else 0
+        """Read a part of a matrix of FP8, or one that becomes so, see ``_piece``, and the scales of its rows."""
+        axis, begin, (height, width) = self._tensors[name].split_axis, part.start if part else 0, place.block
         first_row, first_column = (place.first_row, begin) if axis else (place.first_row + begin, 0)
-        rows = (first_row + torch.arange(len(numbers), device=grid.device)) // place.block[0]
-        width = place.block[1]
-        blocks = slice(first_column // width, -(-(first_column + numbers.shape[1]) // width))
-        return ScaledNumbers(numbers, grid[rows][:, blocks].contiguous(), width, first_column % width)
+        if place.stored:
+            numbers = self._shards(self._piece(name, part))
+            dtype = _TYPES[place.stored.data_type]
+            piece = Piece(f"{name}.scales", place.stored.shape, dtype, place.file, place.stored.offset)
+            grid = self._shards(piece).float().view(place.grid)[first_row // height :, first_column // width :]
+        else:
+            numbers, grid = self._quantized(name, place, self._piece(name, part).shape, (first_row, first_column))
+        rows = (first_row % height + torch.arange(len(numbers), device=grid.device)) // height
+        columns = slice(0, -(-(first_column % width + numbers.shape[1]) // width))
+        return ScaledNumbers(numbers, grid[rows][:, columns].contiguous(), width, first_column % width)
+
+    def _quantized(self, name: str, place: Scales, shape: Sequence[int], first: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Quantize a part of a matrix -> its numbers, and the scales of the blocks that it is in, which are read whole.
+
+        Args:
+            name: of the tensor, which may be some rows of the matrix.
+            place: how the matrix is quantized.
+            shape: of the part.
+            first: its first row and column in the matrix.
+        """
+        stored, file = self._located[name].stored, self._located[name].file
+        inner = [begin % unit for begin, unit in zip(first, place.block, strict=True)]
+        rows, columns = (
+            range(begin - skipped, min(-(-(begin + size) // unit) * unit, whole))
+            for begin, skipped, size, unit, whole in zip(first, inner, shape, place.block, place.shape, strict=True)
+        )
+        dtype = _TYPES[stored.data_type]
+        row_bytes = place.shape[1] * dtype.itemsize
+        offset = stored.offset + (rows.start - place.first_row) * row_bytes + columns.start * dtype.itemsize
+        stride_bytes = row_bytes if len(columns) < place.shape[1] else 0
+        where = f"{name}.{rows.start}.{columns.start}"
+        piece = Piece(where, (len(rows), len(columns)), dtype, file, offset, stride_bytes)
+        numbers, grid = quantized(self._shards(piece), self._precision.rounded, place.block)
+        self.largest_bytes = max(self.largest_bytes, piece.size_bytes + numbers.nbytes)
+        return numbers[inner[0] :, inner[1] :][: shape[0], : shape[1]], grid
 
     def _part(self, name: str) -> range | None:
         """Return what of a tensor's split axis this rank has; None: all of it."""

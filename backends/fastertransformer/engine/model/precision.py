@@ -36,6 +36,7 @@ class Precision:
         weights: format of the layers' matrices and of the head's (see linear.py).
         keeps_fp8: whether matrices that the files have in FP8 stay so; else they are as all others once they are read.
         rounds_activations: whether what these are multiplied with is rounded to FP8 too.
+        quantization: of models.fp8.FORMS, that other matrices become when they are read; None: they do not.
         exact: to which the few tensors are rounded first that are read in fp32 in any format.
         narrow: the format in which matrices are stored, if it is not what is computed in.
     """
@@ -46,6 +47,7 @@ class Precision:
     weights: WeightFormat = NONE
     keeps_fp8: bool = False
     rounds_activations: bool = False
+    quantization: str | None = None
     exact: torch.dtype = torch.float32
     narrow: torch.dtype | None = None
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 
 from ft_format.weight_format import INT8, KEY
-from models.decoder import Decoder
-from models.described import find_model_tensors, fp8_blocks, made_up_fp8
-from models.engine_limits import experts_problem, int8_problem, ranks_problem
+from models.described import find_model_tensors, fp8_blocks, made_up_places
+from models.engine_limits import experts_problem, fp8_problem, int8_problem, ranks_problem
+from models.fp8 import with_made_scales
 from models.fused import places_of_parts
 
 from ..cache.sizing import free_bytes
@@ -68,7 +68,7 @@ def load_weights(
         raise WeightsError(f"{directory}: {problem}")
     if not config.decoder:
         _check_ranks(directory, config, tensor_para_size)
-    elif problem := _problem(config.decoder, None if partition.rank is None else tensor_para_size, precision):
+    elif partition.rank is not None and (problem := ranks_problem(config.decoder, tensor_para_size)):
         raise WeightsError(f"{directory}: {problem}")
     is_staged = not (is_cpu or are_made_up)
     with StagedFiles(directory, device) if is_staged else nullcontext() as staged:
@@ -95,11 +95,6 @@ def load_weights(
         return read_model(make(device, is_cpu, partition.rank, shards), config, partition, has_head)
 
 
-def _problem(decoder: Decoder, ranks: int | None, precision: Precision) -> str:
-    """Return why a number format, or ranks if they share layers, do not fit a model; empty: they do."""
-    return (ranks_problem(decoder, ranks) if ranks else "") or (int8_problem(decoder) if precision.weights else "")
-
-
 def _kind_of_reader(
     directory: Path, config: ModelConfig, are_made_up: bool, precision: Precision
 ) -> tuple[Callable[..., Reader], bool]:
@@ -108,19 +103,21 @@ def _kind_of_reader(
     Raises:
         WeightsError: tensors of a Hugging Face directory are missing, or not the model's, or have another format.
     """
-    if precision.rounds_activations and not (config.decoder and fp8_blocks(directory, WeightsError)):
+    decoder, form = config.decoder, precision.quantization
+    are_fp8 = bool(decoder and fp8_blocks(directory, WeightsError))
+    if precision.rounds_activations and not (are_fp8 or form):
         raise WeightsError(f"{directory}: fp8_activations = 1, and no matrix is FP8")
-    if not config.decoder:
+    problem = fp8_problem(decoder, are_fp8) if form else int8_problem(decoder, are_fp8) if precision.weights else ""
+    if problem:
+        raise WeightsError(f"{directory}: {problem}")
+    if not decoder:
         return Reader, not are_made_up and (directory / f"{config.head}.bin").exists()
     if are_made_up:
-        places = made_up_fp8(directory, config.decoder, WeightsError)
-        return partial(HubReader, places_of_parts(config.decoder, places) if places else {}), False
-    found = find_model_tensors(directory, config.decoder, WeightsError, config.is_part)
-    located = places_of_parts(config.decoder, found)
-    problem = int8_problem(config.decoder, any(place.scales for place in located.values()))
-    if precision.weights and problem:
-        raise WeightsError(f"{directory}: {problem}")
-    return partial(HubReader, located), config.head in located
+        places = made_up_places(directory, decoder, config.weight_data_type, WeightsError)
+    else:
+        places = find_model_tensors(directory, decoder, WeightsError, config.is_part)
+    has_head = not are_made_up and config.head in places
+    return partial(HubReader, places_of_parts(decoder, with_made_scales(places, form) if form else places)), has_head
 
 
 def _planned(

@@ -3,6 +3,8 @@
 They are multiplied with activations as these are; or, where that was asked for, with activations that are rounded to
 FP8, on a GPU's tensor cores: by token where each row has one scale, else by token and block of columns. Few rows are
 not rounded: their products take as long as the matrix takes to be read.
+
+A matrix of other numbers is quantized to the very bytes that ``export.model.quantization`` writes.
 """
 
 from __future__ import annotations
@@ -114,6 +116,35 @@ class Fp8Linear(Linear):
             return F.linear((codes.float() * scales).view(x.shape).to(x.dtype), self.matrix(x.dtype), self.bias)
         y = torch._scaled_mm(codes, self.weight.T, scales, self.scales.T, out_dtype=torch.bfloat16).to(x.dtype)
         return (y if self.bias is None else y.add_(self.bias)).view(*x.shape[:-1], len(self.weight))
+
+
+def quantized(values: Tensor, rounded: torch.dtype, block: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Quantize a matrix: numbers, and a scale in fp32 for each block.
+
+    Args:
+        values: of any type, [rows, columns].
+        rounded: type to which they are rounded first; scales of single rows are rounded to it too.
+        block: rows and columns of it that share a scale; those at the ends may be smaller.
+    """
+    (rows, columns), (height, width) = values.shape, block
+    numbers = torch.empty(values.shape, dtype=torch.float8_e4m3fn, device=values.device)
+    grid = numbers.new_empty((-(-rows // height), -(-columns // width)), dtype=torch.float32)
+    largest = grid.new_full((), LARGEST)  # a GPU multiplies by the reciprocal of a number of the host's
+    step = max(1, _MOST_AT_ONCE // (height * columns)) * height
+    for start in range(0, rows, step):
+        band = values[start : start + step].to(rounded).float()
+        padded = F.pad(band, (0, -columns % width, 0, -len(band) % height))
+        peaks = padded.reshape(-(-len(band) // height), height, -1, width).abs().amax((1, 3))
+        scales = peaks / largest
+        if height == 1:  # as compressed-tensors has them, which takes the type's epsilon for a row of zeros
+            scales = scales.to(rounded)
+            scales = torch.where(scales == 0, torch.finfo(rounded).eps, scales).float()
+        else:
+            scales = torch.where(peaks == 0, 1.0, scales)
+        grid[start // height :][: len(scales)] = scales
+        each = scales.repeat_interleave(height, 0)[: len(band)].repeat_interleave(width, 1)[:, :columns]
+        numbers[start : start + step] = (band / each).clamp_(-LARGEST, LARGEST).to(numbers.dtype)
+    return numbers, grid
 
 
 def round_rows(x: Tensor, blocks: Blocks | None) -> tuple[Tensor, Tensor]:
