@@ -51,6 +51,7 @@ from .truth_answers import FP32_LIMIT, Oracle, Row, are_same, check_answer, time
 from .truth_models import Shape, in_format, meant_by_fp8, rounded_to_int8, tokens_of_letters, with_rounded_cache
 from .truth_requests import Ask, Told, draw_requests, serve, tokens_of
 from .truth_served import (
+    AT_LOAD,
     CACHE,
     DRAFT_MODEL,
     DRAFTING,
@@ -66,7 +67,7 @@ from .truth_served import (
     formats_of,
     has_drafts,
     made,
-    made_fp8,
+    made_again,
     opened,
     tight,
 )
@@ -129,8 +130,12 @@ def compare_format(arguments: TruthArguments, name: str, way: str, model: Any, s
     """Serve in another format, and compare the errors of log-probabilities with transformers' own."""
     exact, ranks = model, 1 if arguments.is_on_cpu else arguments.tensor_para_size  # a CPU's are one process
     if way in FP8:
-        shards = made_fp8(way.partition(" ")[2], shape, shards.parent)
+        shards = made_again(way.partition(" ")[2], shape, shards.parent)
         exact = meant_by_fp8(shards, shards.parent / "meant")
+    if way == AT_LOAD:
+        same = made_again("fp8", shape, shards.parent, "bf16", AT_LOAD)
+        exact = meant_by_fp8(same, same.parent / "meant")
+        shards = made_again(None, shape, shards.parent)
     if "int8" in way:
         exact = rounded_to_int8(model, ranks)
     oracle = Oracle(exact, arguments.device)

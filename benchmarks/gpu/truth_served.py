@@ -20,8 +20,9 @@ from .truth_requests import LONGER_OUTPUTS, Ask, draw_requests
 
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp16 int8": torch.float16}
 FP8 = ("bf16 fp8", "bf16 fp8_block")  # the directories that convert makes of a hub directory
+AT_LOAD = "bf16 fp8_at_load"  # the hub directory, whose matrices become the same when they are loaded
 CACHE = "bf16 fp8_cache"
-FORMATS |= dict.fromkeys((*FP8, CACHE), torch.bfloat16)
+FORMATS |= dict.fromkeys((*FP8, AT_LOAD, CACHE), torch.bfloat16)
 DRAFTS, DRAFT_MODEL, MTP = DRAFTING = "drafts", "draft_model", "mtp"  # as long as may be, where any are verified
 WAYS: dict[str, dict[str, Any]] = {
     "served": {},
@@ -59,6 +60,7 @@ def opened(arguments: TruthArguments, shards: Path, name: str, way: str, kv_byte
     data_type, _, how = way.partition(" ")
     more = {"model_type": model_type_of(name), "kv_cache_bytes": kv_bytes, "int8_mode": int("int8" in how)}
     more |= {"cpu_threads": _CPU_THREADS, "has_fp8_cache": way == CACHE}
+    more |= {"quantization": "fp8" if way == AT_LOAD else None}
     settings = Settings(shards, arguments.tensor_para_size, 1, data_type, **more, **WAYS.get(how, {}))
     return open_engine(settings, torch.device(arguments.device))
 
@@ -102,7 +104,7 @@ def formats_of(arguments: TruthArguments, name: str, shards: Path) -> list[str]:
     config = read_config(shards, model_type_of(name), arguments.tensor_para_size)
     has_arrays = bool(config.decoder and config.decoder.mixture and config.decoder.mixture.is_in_arrays)
     is_hub, has_latent = model_type_of(name) == "Llama", bool(config.decoder and config.decoder.latent)
-    lacking = ("fp16 int8",) * config.has_experts + FP8 * (has_arrays or not is_hub)
+    lacking = ("fp16 int8",) * config.has_experts + (*FP8, AT_LOAD) * (has_arrays or not is_hub)
     lacking += (CACHE,) * (has_latent or not is_hub)
     return [way for way in FORMATS if way in arguments.formats and way not in lacking]
 
@@ -124,12 +126,14 @@ def made(name: str, shape: Shape, directory: Path, tensor_para_size: int) -> tup
     return model, served
 
 
-def made_fp8(quantization: str, shape: Shape, directory: Path) -> Path:
-    """Quantize the model of a directory -> what is served."""
+def made_again(
+    quantization: str | None, shape: Shape, directory: Path, data_type: str = "fp32", name: str = ""
+) -> Path:
+    """Convert the model of a directory, quantized if that is asked for -> what is served."""
     from export_scripts.convert import convert
 
-    served = directory / quantization / "served"
+    served = directory / (name or quantization or "plain") / "served"
     given = {"format": "huggingface", "quantization": quantization}
-    convert(ConvertArguments(directory / "hub", served, 1, "fp32", **given))
+    convert(ConvertArguments(directory / "hub", served, 1, data_type, **given))
     write_vocabulary(shape.vocab, served)
     return served

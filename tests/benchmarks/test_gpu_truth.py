@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 import torch
 
 from backends.fastertransformer.engine.cache.fp8_entries import pack
-from backends.fastertransformer.engine.ops import cached_attention
+from backends.fastertransformer.engine.model.hub_reader import HubReader
+from backends.fastertransformer.engine.ops import cached_attention, fp8
 from benchmarks.gpu import truth as gpu_truth
 from benchmarks.gpu import truth_models
 from benchmarks.gpu.truth import compare_format, compare_fp32
 from benchmarks.gpu.truth_answers import Row, check_answer
 from benchmarks.gpu.truth_requests import KINDS, Told, draw_requests
-from benchmarks.gpu.truth_served import CACHE, DRAFT_MODEL, DRAFTS, MTP, TINY, WAYS, TruthArguments, made
+from benchmarks.gpu.truth_served import AT_LOAD, CACHE, DRAFT_MODEL, DRAFTS, MTP, TINY, WAYS, TruthArguments, made
 
 SHAPE = TINY
 ARGUMENTS = TruthArguments(device="cpu", requests=len(KINDS))
@@ -87,6 +89,21 @@ def test_a_cache_of_fp8_is_compared_with_the_same_rounding(tmp_path: Path, monke
     assert row.is_right and row.error > 1e-3, row.cells()
     monkeypatch.setattr(cached_attention, "pack", lambda x: pack(1.2 * x))
     assert not compare_format(ARGUMENTS, "qwen3", CACHE, model, SHAPE, shards).is_right
+
+
+def test_a_model_that_becomes_fp8_is_compared_with_what_a_conversion_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, shards = made("qwen3", SHAPE, tmp_path, 1)
+    row = compare_format(ARGUMENTS, "qwen3", AT_LOAD, model, SHAPE, shards)
+    assert row.is_right, row.cells()
+    for made_before in (AT_LOAD, "plain"):
+        shutil.rmtree(tmp_path / made_before)
+    scaled = fp8.quantized
+    monkeypatch.setattr(
+        f"{HubReader.__module__}.quantized", lambda *given: (scaled(*given)[0], 1.1 * scaled(*given)[1])
+    )
+    assert not compare_format(ARGUMENTS, "qwen3", AT_LOAD, model, SHAPE, shards).is_right
 
 
 def test_an_int8_model_is_compared_with_the_same_rounding(tmp_path: Path) -> None:
