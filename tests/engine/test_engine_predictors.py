@@ -31,6 +31,8 @@ from backends.fastertransformer.engine.scheduling import proposers, speculation
 from backends.fastertransformer.engine.scheduling.proposers import OwnPredictor
 from backends.fastertransformer.engine.scheduling.tuning import Tuning
 from backends.fastertransformer.engine.settings import Settings
+from export_scripts.arguments import ConvertArguments
+from export_scripts.convert import convert
 
 DRAFTS = (4, True)
 LONGER = {"max_position_embeddings": 256}
@@ -124,12 +126,20 @@ def _often_right(key: str, each: torch.Tensor) -> torch.Tensor:
     return right + 0.2 * (each - right)
 
 
-@pytest.mark.parametrize("name", ["glm4_moe", pytest.param("deepseek_v3", marks=pytest.mark.long)])
-def test_a_predictor_that_is_never_wrong_is_always_accepted(name: str, tmp_path: Path, always: None) -> None:
-    model, _ = save_predicting(name, tmp_path, never_wrong, **LONGER)
-    served = Served(paged_steps(settings_of(tmp_path)), drafts=DRAFTS)
+@pytest.mark.parametrize(
+    ("name", "is_fp8"),
+    [("glm4_moe", False), *(pytest.param("deepseek_v3", is_fp8, marks=pytest.mark.long) for is_fp8 in (False, True))],
+)
+def test_a_predictor_that_is_never_wrong_is_always_accepted(
+    name: str, is_fp8: bool, tmp_path: Path, always: None
+) -> None:
+    model, _ = save_predicting(name, tmp_path / "hub", never_wrong, **LONGER)
+    given = {"format": "huggingface", "quantization": "fp8"}
+    if is_fp8:
+        convert(ConvertArguments(tmp_path / "hub", tmp_path / "fp8", 1, "bf16", **given))
+    served = Served(paged_steps(settings_of(tmp_path / ("fp8" if is_fp8 else "hub"))), drafts=DRAFTS)
     tokens = served.say(ask([[5, 9, 60]], 100, end_id=NEVER))
-    assert tokens == argmaxes(model, [5, 9, 60], tokens)
+    assert is_fp8 or tokens == argmaxes(model, [5, 9, 60], tokens)
     metrics = served.scheduler.metrics
     assert metrics.accepted_tokens == metrics.draft_tokens > 75 and metrics.drafts < 25
 

@@ -205,6 +205,11 @@ def test_a_directory_that_the_engine_does_not_serve_is_refused_before_submission
     ranks = "export.model.tensor_model_parallel_size=3"
     error = refusal(tmp_path / "root", tmp_path / "source", FIVE, "export.model.format=huggingface", ranks)
     assert "3 ranks cannot share 8 heads" in error.problem
+    for kind in ("huggingface", "fastertransformer"):
+        ways = f"export.model.format={kind}", "export.triton_deployment.speculation=mtp", "stages=[convert,export]"
+        checkpoint = tmp_path / "source" if kind == "huggingface" else LLAMA
+        error = refusal(tmp_path / "root", checkpoint, *ways)
+        assert "speculation mtp, and the model has no layer that predicts further tokens" in error.problem
 
 
 def test_what_transformers_cannot_express_is_refused_before_submission(tmp_path: Path) -> None:
