@@ -21,13 +21,17 @@ three texts of no words of a prompt of 600 are asked for:
     half known  it says another token in the place of every third
     unknown     it never says the same
 
-The last one is to lose at most 3%. Both sides take turns, and a ratio is the median of
-those of a turn, so that what else the machine does changes it little. The second ratio is of the processor time of both
-sides, which other processes change less; it says nothing of a GPU.
+The last one is to lose at most 3%. With ``--way=mtp`` the same texts are drafted by a predictor of the model's own, of
+a layer as the model's: GLM 4.5's class, whose layers may all be dense, has one.
+
+Both sides take turns, and a ratio is the median of those of a turn, so that what else the machine does changes it
+little. The second ratio is of the processor time of both sides, which other processes change less; it says nothing of a
+GPU.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import tempfile
@@ -41,20 +45,22 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from backends.fastertransformer.engine import loading
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.model import draft_model
+from backends.fastertransformer.engine.model import draft_model, predictor
 from backends.fastertransformer.engine.model.layouts import ModelWeights
 from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.ops.linear import Linear
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.engine.generate import Ask, tensors_of
 from benchmarks.gpu.models import Table, find_size
-from benchmarks.gpu.sizes import LlamaSize
-from ft_format.location import DRAFT
+from benchmarks.gpu.sizes import LlamaSize, Size
+from ft_format.location import DRAFT, MTP
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status
+from models.directory import CONFIG_FILE
 
 _DEMONSTRATION = LlamaSize(6, 256, 8, 8064, kv_heads=8, head_size=32, inter=704, rope_theta=1e4, positions=2048)
 
@@ -67,7 +73,7 @@ class SpeculationArguments(ScriptArguments):
     size: str = field(default="", metadata={"help": "a model of random weights; empty: the demonstration's shape"})
     data_type: str = field(default="fp32", metadata={"help": "fp32, fp16 or bf16"})
     threads: int = field(default=0, metadata={"help": "of torch on a CPU; 0: one for each core"})
-    way: str = field(default="ngram", metadata={"help": "ngram or draft: where drafts come from"})
+    way: str = field(default="ngram", metadata={"help": "ngram, draft or mtp: where drafts come from"})
     layers: int = field(default=1, metadata={"help": "of the draft model"})
     rows: tuple[int, ...] = field(default=(1, 16), metadata={"help": "JSON list: rows of a request"})
     tokens: int = field(default=256, metadata={"help": "of each row"})
@@ -117,7 +123,7 @@ def make_texts(tokens: int, vocab_size: int, way: str) -> list[Text]:
             output += prompt[start : start + min(int(copied), _about(draw, copied))]
         return Text(name, prompt, output[:tokens])
 
-    if way == DRAFT:
+    if way in (DRAFT, MTP):
         own = make(way, 600, 0, 4)
         others = draw.sample(sorted({*range(1, vocab_size)} - {*own.prompt, *own.output}), tokens)
         said = {
@@ -150,11 +156,18 @@ def serving(arguments: SpeculationArguments, text: Text) -> Iterator[Engine]:
         tell(weights, [text.prompt[-1], *text.output], text.drafted)
         return weights
 
+    def load_and_tell_predictor(*given: Any, **more: Any) -> ModelWeights:
+        weights = load_weights(*given, **more)
+        tell_predictor(weights, size, [text.prompt[-1], *text.output], text.drafted)
+        return weights
+
     with tempfile.TemporaryDirectory(prefix="slipway-drafts-") as folder:
         size.write(Path(folder))
         if arguments.way == DRAFT:
             (Path(folder) / DRAFT).mkdir()
             replace(size, layers=arguments.layers).write(Path(folder) / DRAFT)
+        if arguments.way == MTP:
+            add_predictor(Path(folder) / CONFIG_FILE, size.layers)
         settings = Settings(
             Path(folder), 1, 1, arguments.data_type, arguments.threads, size.model_type, has_made_up_weights=True,
             has_prefix_cache=False, speculation=arguments.way,
@@ -162,6 +175,7 @@ def serving(arguments: SpeculationArguments, text: Text) -> Iterator[Engine]:
         with (
             mock.patch.object(loading, "load_weights", load_and_tell),
             mock.patch.object(draft_model, "load_weights", load_and_tell_draft),
+            mock.patch.object(predictor, "load_weights", load_and_tell_predictor),
         ):
             engine = open_engine(settings, torch.device(arguments.device))
         try:
@@ -170,21 +184,46 @@ def serving(arguments: SpeculationArguments, text: Text) -> Iterator[Engine]:
             engine.close()
 
 
+def add_predictor(path: Path, layers: int) -> None:
+    """Describe a Llama of some layers as what computes the same, and has a predictor."""
+    kind = {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "partial_rotary_factor": 1.0}
+    dense = {"first_k_dense_replace": layers, "num_nextn_predict_layers": 1, "use_qk_norm": False}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **kind, **dense}))
+
+
 @torch.inference_mode()
 def tell(weights: ModelWeights, before: Sequence[int], says: Sequence[int]) -> None:
     """Let a model say each of some tokens behind the one of ``before`` in its place, whatever else it has seen."""
-    assert weights.decoder and weights.decoder.final_norm and weights.head
+    if weights.position_embedding is not None:
+        weights.position_embedding.zero_()
+    weights.token_embedding.copy_(_table(*weights.token_embedding.shape))
+    _tell_head(weights, weights.token_embedding, before, says)
+
+
+@torch.inference_mode()
+def tell_predictor(weights: ModelWeights, size: Size, before: Sequence[int], says: Sequence[int]) -> None:
+    """Do the same with a predictor of a model that was told, whatever the model gives."""
+    assert weights.decoder and weights.decoder.entrance
+    entrance, like = weights.decoder.entrance, weights.like
+    entrance.embedding_norm.weight.fill_(1)
+    halves = torch.eye(size.hidden, 2 * size.hidden, dtype=like.dtype, device=like.device)
+    object.__setattr__(entrance, "projection", Linear(halves))
+    _tell_head(weights, _table(size.vocab, size.hidden).to(like.device, like.dtype), before, says)
+
+
+def _table(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def _tell_head(weights: ModelWeights, table: Tensor, before: Sequence[int], says: Sequence[int]) -> None:
+    assert weights.decoder and weights.decoder.final_norm
     for layer in weights.decoder.layers:
         for out in (layer.attention and layer.attention.out, layer.feed_forward and layer.feed_forward.out):
             assert out
             for part in (out.weight, out.bias):
                 if part is not None:
                     part.zero_()
-    if weights.position_embedding is not None:
-        weights.position_embedding.zero_()
     weights.decoder.final_norm.weight.fill_(1)
-    table = weights.token_embedding
-    table.copy_(torch.randn(table.shape, generator=torch.Generator().manual_seed(1)))
     head = torch.zeros_like(table)
     head[torch.tensor(says, device=table.device)] = table[torch.tensor(before[: len(says)], device=table.device)]
     object.__setattr__(weights, "head", Linear(head.to(weights.like.dtype)))

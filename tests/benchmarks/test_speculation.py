@@ -23,12 +23,13 @@ def measured(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[
         return {row["text"]: row for row in csv.DictReader(file)}
 
 
-def test_a_draft_model_says_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["draft", "mtp"])
+def test_what_drafts_says_what_it_is_told(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduling, "DraftCosts", lambda _: DraftCosts(0.0))
-    rows = measured(tmp_path, monkeypatch, "--way=draft")
+    rows = measured(tmp_path, monkeypatch, f"--way={way}")
     accepted = {text: float(row["accepted"]) for text, row in rows.items()}
     assert accepted["known"] == 1 > accepted["half known"] > accepted["unknown"] == 0
-    assert {row["way"] for row in rows.values()} == {"draft"}
+    assert {row["way"] for row in rows.values()} == {way}
 
 
 def test_texts_that_repeat_their_prompts_have_right_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
