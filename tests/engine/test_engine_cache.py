@@ -10,7 +10,7 @@ import torch
 
 from backends.fastertransformer.engine.cache.sizing import free_bytes
 from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.loading import choose_budget
+from backends.fastertransformer.engine.part import choose_budget
 from backends.fastertransformer.engine.settings import Settings
 
 CPU = torch.device("cpu")

@@ -110,7 +110,7 @@ FLOORS = {
     "backends.fastertransformer.engine": [
         *("errors", "arrays", "large_pages", "settings"),
         *("cache", "ops", "parallel", "model", "request", "grammar", "rows", "steps", "sampling", "scheduling"),
-        *("compiling", "loading", "engine"),
+        *("compiling", "part", "loading", "engine"),
     ],
     "export_scripts": [
         *("arguments", "tensors", "quantization", "weights", "checkpoints", "conversion", "targets", "repository"),
