@@ -77,11 +77,13 @@ def test_all_five_stages_run_and_auto_finds_the_job(tmp_path: Path, mount: Path)
     assert alive == ""
 
 
-def test_the_ranks_of_the_drop_in_engine_get_a_process_each(tmp_path: Path, mount: Path) -> None:
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_the_ranks_of_the_drop_in_engine_get_a_process_each(tmp_path: Path, mount: Path, nodes: int) -> None:
     """In an array of PyTorch's type, whose processes hear of their ranks by RANK and WORLD_SIZE."""
     small = ("evaluation.lambada.samples=5", "evaluation.lambada.batch_size=4")
     where = (f"base_results_dir={mount}/results", "export.run.model_train_name=gpt3_126m")
-    parallel = ("export.model.tensor_model_parallel_size=2", "export.triton_deployment.pipeline_model_parallel_size=2")
+    pipeline = f"export.triton_deployment.pipeline_model_parallel_size={nodes}"
+    parallel = ("export.model.tensor_model_parallel_size=2", pipeline)
     ended, calls = in_bcp_job(
         tmp_path,
         *("stages=[export,deploy,evaluate]", *where, *parallel, *small, "cluster.gpus_per_node=2"),
@@ -89,7 +91,7 @@ def test_the_ranks_of_the_drop_in_engine_get_a_process_each(tmp_path: Path, moun
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (served,) = [call for call in calls if "deployment.serve" in call[-1]]
-    assert served[:4] == ["--nnodes", "2", "--npernode", "2"]
+    assert served[:4] == ["--nnodes", str(nodes), "--npernode", "2"]
     (log,) = (mount / "results" / "gpt3_126m").rglob("logs/deploy.log")
     assert log.read_text().count("serving ") == 1  # not one whole server a process
 

@@ -272,31 +272,27 @@ def test_a_repository_replaced_behind_a_running_server_is_refused(deployment: De
         benchmark.main([f"--endpoint={tmp_path}", f"--output={tmp_path / 'out'}"])
 
 
-def test_a_server_killed_in_the_middle_ends_the_client_with_one_error(repository: Path, tmp_path: Path) -> None:
-    running = Deployment(repository, tmp_path / "deployment")
-    try:
-        running.wait_until_published()
-        arguments = [
-            f"--endpoint={running.endpoint_file}",
-            f"--output={tmp_path / 'out'}",
-            "--batch-sizes=[1, 2]",
-            "--lengths=[[8, 4]]",
-            "--repeats=100000",
-        ]
-        with ThreadPoolExecutor(1) as pool:
-            sweep = pool.submit(
-                subprocess.run,
-                [sys.executable, "-m", "evaluation.benchmark", *arguments],
-                cwd=PROJECT,
-                capture_output=True,
-                text=True,
-            )
-            wait_for(lambda: (tmp_path / "out").exists() or sweep.done(), 60)
-            for pid in running.pids_of("tritonserver"):
-                os.kill(pid, signal.SIGKILL)
-            finished = sweep.result(timeout=60)
-    finally:
-        running.stop()
+def test_a_server_killed_in_the_middle_ends_the_client_with_one_error(deployment: Deployment, tmp_path: Path) -> None:
+    """The last test of the server."""
+    arguments = [
+        f"--endpoint={deployment.endpoint_file}",
+        f"--output={tmp_path / 'out'}",
+        "--batch-sizes=[1, 2]",
+        "--lengths=[[8, 4]]",
+        "--repeats=100000",
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        sweep = pool.submit(
+            subprocess.run,
+            [sys.executable, "-m", "evaluation.benchmark", *arguments],
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+        )
+        wait_for(lambda: (tmp_path / "out").exists() or sweep.done(), 60)
+        for pid in deployment.pids_of("tritonserver"):
+            os.kill(pid, signal.SIGKILL)
+        finished = sweep.result(timeout=60)
     assert finished.returncode == 1
     assert "benchmark: no server answers at" in finished.stderr
     assert "Traceback" not in finished.stderr

@@ -15,7 +15,7 @@ def test_no_answer_of_the_openai_endpoint_is_wrong_under_load(tmp_path: Path) ->
     repository = write_repository(tmp_path, (2, 64, 2), "fp32", 1 << 26)
     deployment = Deployment(repository, tmp_path / "run", openai_port=0, openai_processes=3)
     endpoint = deployment.wait_until_published()
-    arguments = OpenAIUnderLoadArguments(str(deployment.endpoint_file), clients=50, duration_s=8)
+    arguments = OpenAIUnderLoadArguments(str(deployment.endpoint_file), clients=50, duration_s=5)
     outcome = asyncio.run(run(endpoint, arguments))
     assert not outcome.problems
     kinds = {"whole", "streamed", "left", "cut", "read slowly", "sent slowly", "refused"}

@@ -31,7 +31,11 @@ exit 1
 
 @pytest.mark.parametrize(
     ("options", "no_limit"),
-    [(["--exclusive", "--gres=gpu:8"], ALL), (["--exclusive", "--gpus-per-node=8"], ALL), ([], "unset")],
+    [
+        (["--exclusive", "--gres=gpu:8"], ALL),
+        pytest.param(["--exclusive", "--gpus-per-node=8"], ALL, marks=pytest.mark.long),  # as with gres
+        ([], "unset"),
+    ],
     ids=["gres", "gpus_per_node", "without"],
 )
 def test_the_task_sees_the_gpus_of_the_guides_table(

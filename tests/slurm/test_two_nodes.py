@@ -118,15 +118,18 @@ def test_two_ranks_on_two_nodes_give_the_tokens_of_one(
     assert not list(endpoint_of(server).parent.glob("*endpoint*"))
 
 
-def test_a_rank_killed_among_four_ends_the_job_within_a_minute(
-    slurm: SlurmCluster, tmp_path: Path, expected: list[list[int]]
+# Several ranks a node are in test_same_everywhere.py, stages of a pipeline in tests/engine/test_engine_ranks.py.
+@pytest.mark.parametrize("pipeline", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_rank_killed_on_the_second_node_ends_the_job_within_a_minute(
+    slurm: SlurmCluster, tmp_path: Path, expected: list[list[int]], pipeline: int
 ) -> None:
-    server = start(slurm, tmp_path, tensor=2, pipeline=2)
+    server = start(slurm, tmp_path, tensor=2, pipeline=pipeline)
     assert ask(Endpoint.read(endpoint_of(server))) == expected
-    assert [len(workers(slurm, node)) for node in NODES] == [1, 2]
+    assert [len(workers(slurm, node)) for node in NODES] == [pipeline - 1, pipeline]
     os.kill(workers(slurm, NODES[1])[0], signal.SIGKILL)
     assert slurm.wait_for_end(server.ids[-1], timeout_s=60) == {server.ids[-1]: "FAILED"}
-    assert re.search(r"rank [23] of 4 was killed by SIGKILL", server.jobs[-1].errors + server.jobs[-1].log.read_text())
+    killed = rf"rank [1-3] of {2 * pipeline} was killed by SIGKILL"
+    assert re.search(killed, server.jobs[-1].errors + server.jobs[-1].log.read_text())
     assert_clean(slurm, *NODES)
 
 

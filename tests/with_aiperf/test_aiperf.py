@@ -72,7 +72,8 @@ def body_of(kind: str, number: int) -> dict[str, Any]:
     return {**COMMON, **usage, **asked}
 
 
-@pytest.mark.parametrize("kind", ["completions", "chat"])
+# test_load_client.py has aiperf ask for completions.
+@pytest.mark.parametrize("kind", [pytest.param("completions", marks=pytest.mark.long), "chat"])
 def test_its_counts_are_the_engines(endpoint: Endpoint, kind: str, tmp_path: Path) -> None:
     before = totals(endpoint)
     found = records(endpoint, kind, [body_of(kind, number) for number in range(REQUESTS)], tmp_path)
