@@ -187,6 +187,7 @@ def peer(directory: Path, **env: str) -> list[str]:
     return [f"--peer-path={write_package(directory)}", f"--peer-env={json.dumps(pairs)}"]
 
 
+@pytest.mark.long  # CI has a whole run whose peer fails, below, and every formula by hand
 def test_one_command_measures_both_engines_by_turns(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,7 +48,7 @@ def convert_damaged(path: Path, output: Path) -> dict[str, bytes] | None:
 def test_a_cut_file_is_refused(source: Any, tmp_path: Path) -> None:
     _, path, files, good = source
     rng, refused = random.Random(1), 0
-    for number in range(12):
+    for number in range(8):
         file = rng.choice(files)
         content = file.read_bytes()
         file.write_bytes(content[: rng.randrange(len(content))] if content else b"")
@@ -56,13 +56,13 @@ def test_a_cut_file_is_refused(source: Any, tmp_path: Path) -> None:
         file.write_bytes(content)
         assert found in (None, good)
         refused += found is None
-    assert refused > 8
+    assert refused > 5
 
 
 def test_flipped_bits_are_refused_or_stay_where_they_are(source: Any, tmp_path: Path) -> None:
     name, path, files, good = source
     rng, refused = random.Random(2), 0
-    for number in range(10):
+    for number in range(6):
         file = rng.choices(files, [each.stat().st_size for each in files])[0]
         content = file.read_bytes()
         damaged = bytearray(content)
@@ -76,7 +76,7 @@ def test_flipped_bits_are_refused_or_stay_where_they_are(source: Any, tmp_path: 
             assert sum(np.sum(as_numbers(found[key]) != as_numbers(good[key])) for key in good) <= 1
         elif found is not None:
             assert found == good
-    assert refused > 5 or name in UNPROTECTED
+    assert refused > 3 or name in UNPROTECTED
 
 
 def as_numbers(content: bytes) -> np.ndarray:

@@ -91,14 +91,15 @@ def test_many_configurations_are_read_and_written_as_they_are_meant(architecture
 
 
 @each
-def test_experts_are_chosen_and_weighted_as_described(architecture: Architecture) -> None:
+@pytest.mark.parametrize("count", [COMPUTED, pytest.param(3 * COMPUTED, marks=pytest.mark.long)])
+def test_experts_are_chosen_and_weighted_as_described(architecture: Architecture, count: int) -> None:
     seen = 0
     for seed in range(DRAWS):
         values = drawn(architecture.model_type, seed)
         mixture = architecture.read(values).mixture
         if mixture is None:
             continue
-        if seen == 3 * COMPUTED:
+        if seen == count:
             break
         for gate, bias in routers(model_of(values, architecture.class_name))[:1]:
             hidden = torch.randn(TOKENS, values["hidden_size"], generator=torch.Generator().manual_seed(seed))
@@ -111,7 +112,7 @@ def test_experts_are_chosen_and_weighted_as_described(architecture: Architecture
                 )
             assert torch.allclose(made, wanted, atol=1e-6), values
             seen += 1
-    assert seen == 3 * COMPUTED
+    assert seen == count
 
 
 @each
