@@ -76,3 +76,37 @@ def test_tokens_of_one_row_see_each_other_whatever_their_order() -> None:
         alone[own] = attend(q[own], k[own], v[own], kv)
     for each in found:
         torch.testing.assert_close(each, alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(10, 5, 64), (2, 2, 128), (5, 5, 20)])
+def test_threads_share_rows_and_parts_of_their_heads(rows: int, heads: int, kv_heads: int, size: int) -> None:
+    """With long rows; the numbers are torch's, and the same to the last bit for any number of threads."""
+    pages, length, threads = 48, 1500, torch.get_num_threads()
+    q, k, v = (drawn(rows, each, 1, size, seed=each) for each in (heads, kv_heads, kv_heads))
+    tables = torch.arange(rows * pages).view(rows, pages).int()
+    positions, windows = torch.full((rows,), length - 1), torch.full((rows,), 1 << 30)
+    kv = drawn(2, rows * pages * PAGE, kv_heads, size).view(2, -1, PAGE, kv_heads, size).transpose(2, 3)
+    found = []
+    try:
+        for count, ops in ((1, Ops(CPU)), (1, HostOps(CPU)), (3, HostOps(CPU)), (2, HostOps(CPU))):
+            torch.set_num_threads(count)
+            found.append(ops.decode_attention(positions, tables, windows, AttentionSpec(0.3), q)(q, k, v, kv))
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(found[1], found[2]) and torch.equal(found[1], found[3])
+
+
+def test_extreme_scores_and_what_is_no_number_are_as_by_torch() -> None:
+    positions, windows, tables = torch.tensor([40, 40, 40, 0]), torch.full((4,), 1 << 30), torch.arange(8).view(4, 2)
+    q, k, v = (drawn(4, heads, 1, 16, seed=heads) for heads in (4, 2, 2))
+    q[0] *= 1e4  # one entry takes it all
+    q[1, 2] = float("nan")
+    found = []
+    for ops in (Ops(CPU), HostOps(CPU)):
+        kv = drawn(2, 8 * PAGE, 2, 16).view(2, 8, PAGE, 2, 16).transpose(2, 3)
+        kv[0, 4, 1, 3] = float("nan")  # a key of row 2, of one head
+        found.append(ops.decode_attention(positions, tables.int(), windows, AttentionSpec(0.3), q)(q, k, v, kv))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert found[1][1, 2].isnan().all() and found[1][2, 2:].isnan().all() and int(found[1].isnan().sum()) == 3 * 16

@@ -17,15 +17,19 @@ from support.shards.llama_shards import served_of
 from support.tiny_models.llama_models import VOCAB
 from torch import Tensor
 
+from backends.fastertransformer.engine.cache.page_allocator import PAGE
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.ops import choose_ops
 from backends.fastertransformer.engine.ops.host import compiled
+from backends.fastertransformer.engine.ops.host.attention import DecodeAttention
 from backends.fastertransformer.engine.ops.host.compiled import HostKernels, host_kernels
 from backends.fastertransformer.engine.ops.host.panels import Panels
 from backends.fastertransformer.engine.ops.linear import Int8Linear, Linear, Norm
+from backends.fastertransformer.engine.ops.ops import Ops
+from backends.fastertransformer.engine.ops.positions import AttentionSpec
 
 CPU = torch.device("cpu")
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
@@ -210,6 +214,12 @@ def test_processors_without_avx512_are_served(
         panels, gate = Panels(older, weight, bias, scales), Panels(older, weight)
         first, second = x.double() @ weight.double().T * scales.double() + bias.double(), x.double() @ weight.double().T
         assert error(panels.multiply(x, None, "silu", gate), F.silu(first) * second) < 2e-5
+    # Attention is compiled with them: 50 entries of one row.
+    q, k, v = (torch.randn(1, 2, 1, 20) for _ in range(3))
+    kv, where = torch.randn(2, 2, PAGE, 2, 20).transpose(2, 3), (torch.tensor([49]), torch.tensor([[0, 1]]).int())
+    given = (*where, torch.tensor([1 << 30]), AttentionSpec(0.3), q)
+    found = DecodeAttention(older, *given).attend(q, k, v, kv)
+    torch.testing.assert_close(found, Ops(CPU).decode_attention(*given)(q, k, v, kv), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("text", ["", "#!/bin/sh\necho gcc 0\n[ $# = 1 ] || { echo 'no AVX' >&2; exit 1; }\n"])

@@ -245,6 +245,15 @@ INLINE vector exp_of(vector x) { /* within 2 units in the last place, between e^
     return (sum * r * r + r + 1) * power;
 }
 
+/* x = e^(x - less) */
+void exp_all(float *x, long count, float less) {
+    for (; count >= LANES; count -= LANES, x += LANES) *(vector *)x = exp_of(*(vector *)x - less);
+    vector rest = {0};
+    memcpy(&rest, x, 4 * count);
+    rest = exp_of(rest - less);
+    memcpy(x, &rest, 4 * count);
+}
+
 INLINE vector activated(vector x, int activation) {
     if (activation == SILU) return x / (1 + exp_of(-x));
     if (activation == GELU) return x / (1 + exp_of(-1.5957691216f * (x + 0.044715f * x * x * x))); /* by tanh */
