@@ -11,6 +11,7 @@ from export_scripts.tensors.dtypes import Array, widen
 
 _ELEMENTS = 1 << 17
 """Numbers of a band: a call costs little beside them, and four arrays of them in fp32 stay in the cache."""
+_WIDE = 1 << 10  # columns: of fewer, numpy takes copies of some rows together
 
 
 class Band:
@@ -18,12 +19,10 @@ class Band:
 
     Attributes:
         scaled, rounded, spare: of the same shape, for whoever quantizes.
-        signs: of the same shape.
     """
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.values, self.scaled, self.rounded, self.spare = (np.empty(shape, np.float32) for _ in range(4))
-        self.signs = np.empty(shape, np.bool_)
 
 
 def bands(values: Array, data_type: str) -> Iterator[tuple[slice, Band]]:
@@ -31,17 +30,22 @@ def bands(values: Array, data_type: str) -> Iterator[tuple[slice, Band]]:
     rows, columns = values.shape
     most = max(1, min(rows, _ELEMENTS // max(1, columns)))
     band = Band((most, columns))
-    for start in range(0, rows, most):
-        place = slice(start, min(start + most, rows))
-        if place.stop - start < most:
-            band = Band((place.stop - start, columns))
-        if data_type == "bf16":
-            bits = band.values.view(np.uint32)
-            np.copyto(bits, values[place])
-            bits <<= np.uint32(16)
-        else:
-            np.copyto(band.values, values[place])
-        yield place, band
+    # A number for each row, or each column, is else copied out as many times as numpy's buffer has room for.
+    usual = np.setbufsize(16) if columns >= _WIDE else np.getbufsize()
+    try:
+        for start in range(0, rows, most):
+            place = slice(start, min(start + most, rows))
+            if place.stop - start < most:
+                band = Band((place.stop - start, columns))
+            if data_type == "bf16":
+                bits = band.values.view(np.uint32)
+                np.copyto(bits, values[place])
+                bits <<= np.uint32(16)
+            else:
+                np.copyto(band.values, values[place])
+            yield place, band
+    finally:
+        np.setbufsize(usual)
 
 
 @lru_cache(maxsize=32)
@@ -50,14 +54,19 @@ def filled(shape: tuple[int, ...], number: float) -> Array:
     return np.full(shape, number, np.float32)
 
 
-def largest(values: Array, data_type: str, axis: int) -> Array:
-    """Return the largest magnitudes along an axis, in fp32."""
-    if data_type == "fp32":
-        peaks: Array = np.abs(values).max(axis)
-        return peaks
-    # Without the sign, numbers of these types are ordered as their bits are, and whole numbers are compared quickly.
-    found = np.bitwise_and(values.view(np.uint16), np.uint16(0x7FFF)).view(np.int16).max(axis).view(np.uint16)
-    return widen(found.view(values.dtype), data_type)
+def magnitudes(values: Array) -> Array:
+    """Return numbers of fp32, fp16 or bf16 without their signs, in the same type."""
+    if values.itemsize == 4:
+        wide: Array = np.abs(values)
+        return wide
+    return np.bitwise_and(values.view(np.uint16), np.uint16(0x7FFF)).view(values.dtype)
+
+
+def largest(unsigned: Array, data_type: str, axis: int) -> Array:
+    """Return the largest of some magnitudes along an axis, in fp32."""
+    # They are ordered as their bits are, and whole numbers are compared quickly.
+    found = unsigned.view(f"i{unsigned.itemsize}").max(axis)
+    return widen(found.view(unsigned.dtype), data_type)
 
 
 def in_bytes(codes: Array, result: Array) -> None:

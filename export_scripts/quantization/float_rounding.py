@@ -1,8 +1,8 @@
 """Floating point of 8 and 4 bits: round to nearest, ties to even, as torch and the OCP formats have it.
 
-Numbers are rounded by the processor's own addition: beside a number so large that its last digit is the last that the
-small type keeps, a sum has no room for more. E4M3FN: "FP8 Formats for Deep Learning" (2022); E2M1: OCP Microscaling
-Formats (MX) 1.0, 5.3.
+Magnitudes are rounded by the processor's own subtraction: from a number so large that its last digit is the last that
+the small type keeps, what is left has no room for more. E4M3FN: "FP8 Formats for Deep Learning" (2022); E2M1: OCP
+Microscaling Formats (MX) 1.0, 5.3.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from export_scripts.tensors.dtypes import Array
 
 _DIGITS, _BIAS = 23, 127
 _SURELY = 6  # binary digits: what exceeds the largest number by less than 1 in 64 is rounded to it
-_EXPONENT = np.uint32(0x7F800000)
 
 
 @dataclass(frozen=True)
@@ -35,42 +34,44 @@ class SmallFloat:
     least_exponent: int
     largest: float
 
-    def encode(self, band: Band, peak: float, codes: Array) -> None:
-        """Write the bits of the numbers nearest to ``band.scaled``, the sign first, into ``codes``.
+    def encode(self, scaled: Array, band: Band, peak: float, codes: Array) -> None:
+        """Write the bits of the numbers nearest to some magnitudes into ``codes``.
 
         Args:
+            scaled: the magnitudes, of the band's shape.
             band: what the numbers differ by goes to its ``rounded``.
             peak: the largest magnitude; it may be more than this type's.
             codes: bytes of the band's shape.
         """
-        self._round(band.scaled, band.rounded, band.spare)
+        self._round(scaled, band.rounded, band.spare)
         if peak > self.largest * (1 + 2.0**-_SURELY):
-            shape = band.rounded.shape
-            np.minimum(band.rounded, filled(shape, self.largest), out=band.rounded)
-            np.maximum(band.rounded, filled(shape, -self.largest), out=band.rounded)
+            np.minimum(band.rounded, filled(band.rounded.shape, self.largest), out=band.rounded)
         self._write_codes(band, codes)
-        band.rounded -= band.scaled
+        band.rounded -= scaled
+
+    def add_signs(self, codes: Array, values: Array) -> None:
+        """Put the signs of numbers, zeros included, on the bits of their magnitudes."""
+        signs = np.less(values.view(f"i{values.itemsize}"), 0).view(np.uint8)
+        signs *= np.uint8(1 << self.digits + self.exponent_bits)  # a shift takes four times as long
+        codes |= signs
 
     def _round(self, values: Array, result: Array, spare: Array) -> None:
-        """Find the nearest numbers with this type's digits; zeros lose their sign."""
-        # 1.5 keeps the sum in one binade, whatever the sign.
-        by = np.float32(1.5 * 2.0 ** (_DIGITS - self.digits))
-        np.bitwise_and(values.view(np.uint32), _EXPONENT, out=spare.view(np.uint32))
-        spare *= by
-        np.maximum(spare, filled(spare.shape, float(by) * 2.0**self.least_exponent), out=spare)
-        np.add(values, spare, out=result)
-        result -= spare
+        """Find the nearest numbers with this type's digits."""
+        # A power of two times the number itself has the number's binade, and at a tie an even last digit. What is
+        # left of it may be in the binade below, whose numbers lie closer: so near to a power of two all round to it.
+        by = 2.0 ** (_DIGITS - self.digits)
+        np.multiply(values, np.float32(by), out=spare)
+        np.maximum(spare, filled(spare.shape, 1.5 * by * 2.0**self.least_exponent), out=spare)
+        np.subtract(spare, values, out=result)
+        np.subtract(spare, result, out=result)
 
     def _write_codes(self, band: Band, codes: Array) -> None:
-        """Write the bits of numbers of this type, which are rounded already; zeros have lost their sign."""
+        """Write the bits of magnitudes of this type, which are rounded already."""
         # So small, fp32 has as few digits left as this type has below its least exponent: its bits are these bits.
         np.multiply(band.rounded, np.float32(2.0 ** (1 - _BIAS - self.least_exponent)), out=band.spare)
-        bits, signs = band.spare.view(np.uint32), band.signs.view(np.uint8)
+        bits = band.spare.view(np.uint32)
         bits >>= np.uint32(_DIGITS - self.digits)
-        np.copyto(codes, bits, casting="unsafe")  # the sign lies beyond the lowest byte
-        np.signbit(band.scaled, out=band.signs)
-        signs *= np.uint8(1 << self.digits + self.exponent_bits)  # it shifts bytes four times more slowly
-        codes |= signs
+        np.copyto(codes, bits, casting="unsafe")
 
 
 E4M3 = SmallFloat(3, 4, -6, 448.0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.quantization.bands import Errors, bands, largest
+from export_scripts.quantization.bands import Errors, bands, largest, magnitudes
 from export_scripts.quantization.compressed import quantization_config, scales
 from export_scripts.quantization.float_rounding import E4M3
 from export_scripts.quantization.record import WORDS, Encoded, Output, Quantization, Shape
@@ -28,15 +28,17 @@ class Fp8(Quantization):
         return Output(name, "F8_E4M3", shape, 1), scale
 
     def encode(self, values: Array, data_type: str) -> Encoded:
-        peaks = largest(values, data_type, 1)
+        unsigned = magnitudes(values)
+        peaks = largest(unsigned, data_type, 1)
         stored = scales(peaks, E4M3.largest, data_type)
         scale = widen(stored, data_type)
         codes, errors = np.empty(values.shape, np.uint8), Errors(len(values))
         peak = float((peaks / scale).max())
-        for rows, band in bands(values, data_type):
-            np.divide(band.values, scale[rows, None], out=band.scaled)
-            E4M3.encode(band, peak, codes[rows])
-            errors.add(rows, band.rounded, band.scaled)
+        for rows, band in bands(unsigned, data_type):
+            band.values /= scale[rows, None]
+            E4M3.encode(band.values, band, peak, codes[rows])
+            errors.add(rows, band.rounded, band.values)
+        E4M3.add_signs(codes, values)
         return Encoded((codes, stored[:, None]), *errors.of(scale))
 
     def config(self, stays: Sequence[str]) -> dict[str, Any]:

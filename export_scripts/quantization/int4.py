@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.quantization.bands import Errors, bands, filled, in_bytes, largest
+from export_scripts.quantization.bands import Errors, bands, filled, in_bytes, largest, magnitudes
 from export_scripts.quantization.compressed import quantization_config, scales
 from export_scripts.quantization.record import WORDS, Encoded, Output, Quantization, Shape
 from export_scripts.tensors.dtypes import Array, item_bytes, widen
@@ -38,7 +38,7 @@ class Int4(Quantization):
         rows, columns = values.shape
         grouped = values.reshape(-1, _GROUP)
         # Half of all the numbers that four bits have, though the type has one more below zero than above.
-        peaks = largest(grouped, data_type, 1)
+        peaks = largest(magnitudes(grouped), data_type, 1)
         stored = scales(peaks, (_LARGEST - _LEAST) / 2, data_type)
         scale = widen(stored, data_type)
         peak = float((peaks / scale).max())

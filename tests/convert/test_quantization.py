@@ -62,11 +62,12 @@ def test_every_number_of_bf16_becomes_the_fp8_that_torch_makes_of_it() -> None:
     numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16).float()
     numbers = numbers[numbers.abs() <= 448]
     tie = torch.tensor([448.0, 450.0, 2.0**-10, 3 * 2.0**-10, 2.0**-6 - 2.0**-10, 17.0, 19.0])
-    given = torch.cat([numbers, tie, tie * (1 + 2**-23), tie * (1 - 2**-23)])
-    band = Band((1, len(given)))
-    band.scaled[0] = given.numpy()
-    codes = np.empty(band.scaled.shape, np.uint8)
-    E4M3.encode(band, 450.0, codes)
+    powers = torch.exp2(torch.arange(-9, 9, dtype=torch.float32)).view(torch.int32)
+    beside = torch.cat([powers + step for step in range(-40, 41)]).view(torch.float32)
+    given = torch.cat([numbers, -beside, tie, tie * (1 + 2**-23), tie * (1 - 2**-23)])
+    codes = np.empty((1, len(given)), np.uint8)
+    E4M3.encode(given.abs().numpy()[None], Band((1, len(given))), 450.0, codes)
+    E4M3.add_signs(codes, given.numpy()[None])
     assert np.array_equal(codes[0], given.to(torch.float8_e4m3fn).view(torch.uint8).numpy())
 
 
@@ -89,6 +90,19 @@ def test_rows_become_what_torch_makes_of_them(name: str, data_type: str) -> None
     lost = (dequantized(wanted, "w").double() - weight.double()).square().sum(1).numpy()
     assert np.allclose(encoded.squared_errors, lost, rtol=1e-4)
     assert np.allclose(encoded.squares, weight.double().square().sum(1).numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", QUANTIZATIONS)
+@pytest.mark.parametrize("data_type", STORED)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_what_is_not_finite_spoils_the_squares_of_its_row(name: str, data_type: str, value: str) -> None:
+    dtype, storage = STORED[data_type]
+    weight = torch.full((1, 256, 256), 0.5, dtype=dtype)
+    weight[0, 130, 129] = float(value)
+    stored = weight.view(torch.int16).numpy().view(storage) if data_type != "fp32" else weight.numpy()
+    with np.errstate(all="ignore"):
+        encoded = QUANTIZATIONS[name].encode(stored if name == "mxfp4" else stored[0], data_type)
+    assert not np.isfinite(encoded.squares).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
