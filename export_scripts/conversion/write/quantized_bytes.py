@@ -9,9 +9,9 @@ import numpy as np
 from export_scripts.conversion.move.assembly import Assembly
 from export_scripts.conversion.write.journal import QuantizationRecord
 from export_scripts.conversion.write.safetensors_layout import Rows
-from export_scripts.conversion.write.shards import ShardSettings, Workspace, blocks
+from export_scripts.conversion.write.shards import ShardSettings, Workspace, blocks, nonfinite_error
 from export_scripts.quantization.record import Quantization
-from export_scripts.tensors.dtypes import Array
+from export_scripts.tensors.dtypes import Array, is_finite
 
 
 def quantized_contents(
@@ -34,8 +34,13 @@ def quantized_contents(
     """
     tensor, kept = rows.tensor, list[list[memoryview]]()
     squared_errors, squares = [], []
-    for _, values in blocks(box, max(1, box.shape[0]), tensor.name, settings, workspace, tensor.together):
-        encoded = quantization.encode(values.reshape(-1, *tensor.shape[1:]), settings.data_type)
+    count = max(1, box.shape[0])
+    for _, values in blocks(box, count, tensor.name, settings, workspace, tensor.together, is_checked=False):
+        with np.errstate(all="ignore"):
+            encoded = quantization.encode(values.reshape(-1, *tensor.shape[1:]), settings.data_type)
+        # One number that is not finite spoils its row's sum, which costs less to look at than all numbers.
+        if not np.isfinite(encoded.squares).all() and not is_finite(values, settings.data_type):
+            raise nonfinite_error(box, max(1, len(values)), tensor.name, settings, workspace)
         numbers, *scales = (np.ascontiguousarray(each).reshape(-1).view(np.uint8).data for each in encoded.contents)
         yield numbers
         kept.append(scales)

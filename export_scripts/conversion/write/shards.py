@@ -229,10 +229,12 @@ def blocks(
     workspace: Workspace,
     together: int = 1,
     axis: int = 0,
+    is_checked: bool = True,
 ) -> Iterator[tuple[int, Array]]:
     """Read a box in large pieces along its first axis, and give its rows, cast and checked, in small ones.
 
     Blocks begin at multiples of ``together`` rows. With ``axis`` 1 a box of one row is given by that row's own rows.
+    Unless ``is_checked``, whoever takes the values looks for what is not finite.
 
     Yields:
         The first row and the values of a block, which never goes beyond the end of a file.
@@ -251,7 +253,7 @@ def blocks(
             end = min(row + write_rows, stop, (row // rows_per_file + 1) * rows_per_file)
             block = loaded.cropped(axis, row - start, end - start)
             values = block.values(settings.data_type, workspace.block, workspace.transposer)
-            if not is_finite(values, settings.data_type):
+            if is_checked and not is_finite(values, settings.data_type):
                 _refuse(block, box, name, settings, workspace)
             yield row, values
             row = end
