@@ -6,7 +6,6 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +120,8 @@ def _described(digests: Mapping[str, str]) -> list[dict[str, Any]]:
 
 def _versions() -> dict[str, str]:
     """Return the versions of the code and of what computes in it."""
+    from importlib import metadata  # a twentieth of the time in which a conversion starts
+
     code = {f"slipway-{name}": value for name, value in made_by().items() if name in ("commit", "code") and value}
     found = {"slipway": VERSION, **code, "python": platform.python_version()}
     for name in _COMPUTING:

@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -61,6 +60,8 @@ def with_nemos_ids(source: Source) -> tuple[Source, str]:
 
 def is_installed() -> bool:
     """Whether NeMo is there."""
+    from importlib.metadata import PackageNotFoundError, version  # see ``handover.signatures.sealing``
+
     try:
         version(_PACKAGE)
     except PackageNotFoundError:
