@@ -310,7 +310,8 @@ def with_rounded_cache(model: Any) -> Any:
     attend = source.eager_attention_forward
 
     def rounded(x: Tensor) -> Tensor:
-        power = torch.exp2((x.double().abs().amax(-1, keepdim=True) / 448).log2().ceil())
+        largest = x.double().abs().amax(-1, keepdim=True).clamp_min(2.0**-100)  # of a head that is zero, any
+        power = torch.exp2((largest / 448).log2().ceil())
         return ((x.double() / power).to(torch.float8_e4m3fn).double() * power).to(x.dtype)
 
     def attend_rounded(module: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any, **more: Any) -> Any:
