@@ -5,6 +5,7 @@ What a model is comes from its description alone; no name of an architecture is 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from ..config import NO_POSITION_LIMIT, Layout, ModelConfig
 from ..sections import sections_of
 from .decoder import read_stack, structure
 
+_log = logging.getLogger(__name__)
+
 
 def read(directory: Path, ranks: int) -> ModelConfig:
     """Read ``directory/config.json``, and the special ids that ``generation_config.json`` may name.
@@ -38,6 +41,8 @@ def read(directory: Path, ranks: int) -> ModelConfig:
     if beyond := beyond_engine(decoder):
         listed = "\n  ".join(beyond)
         raise ConfigJsonError(f"{directory / CONFIG_FILE} describes a network that is not served\n  {listed}")
+    if decoder.predictor_num:
+        _log.info("%s: layers that predict further tokens are read for speculation = mtp alone", directory)
     return _config(decoder, ids, data_type, ranks)
 
 
