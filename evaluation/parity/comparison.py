@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from evaluation.client.model_connection import OTHER_TOKEN
 from evaluation.speed.tables import formulas
 from evaluation.tasks.metric import FAILS, FRACTION, HIGHER, HOLDS, LOWER, Metric
 
@@ -38,6 +39,7 @@ class Served:
         log_probs: natural log probability of each scored token: the prompt's from the second on (none for an
             encoder-decoder), then the generated ones.
         argmax: the most probable token at each of these positions; for a generated token, the token itself.
+            OTHER_TOKEN: another one than the prompt's token, which is all that a server tells that names them by texts.
     """
 
     prompt: tuple[int, ...]
@@ -58,7 +60,8 @@ class Position:
         served_log_prob, source_log_prob: natural log probability under each model.
         difference: absolute difference of these two.
         served_argmax, source_argmax: each model's most probable token at the position.
-        margin: the source's log probability of its own argmax less that of the served model's argmax.
+        margin: the source's log probability of its own argmax less that of the served model's argmax; if that is
+            OTHER_TOKEN, of the most probable one that it can be.
         agrees: whether both argmax are equal, or the margin is within the limit ``tie``.
     """
 
@@ -106,7 +109,7 @@ def compare(number: int, served: Served, source: npt.NDArray[np.float32], tie: f
     for at, (token, log_prob, choice) in enumerate(zip(scored, served.log_probs, served.argmax, strict=True)):
         row = source[at]
         best, theirs = int(row.argmax()), float(row[token])
-        margin = float(row[best]) - float(row[choice])
+        margin = float(row[best]) - float(np.delete(row, token).max() if choice == OTHER_TOKEN else row[choice])
         is_generated = at >= first_generated
         positions.append(
             Position(

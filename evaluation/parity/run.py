@@ -148,7 +148,7 @@ def _check_api(target: Target, can: Capabilities) -> None:
     needed = {
         "token ids as prompts": can.takes_ids,
         "echo with logprobs": can.scores_prompts,
-        "return_tokens_as_token_ids": can.names_ids,
+        "return_token_ids": can.names_ids or can.returns_ids,
         "ignore_eos": can.ignores_end,
     }
     lacking = [f"{name} ({can.why_not(name)})" for name, is_there in needed.items() if not is_there]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.measurements.parity_runs import LENGTH, PROMPTS, SOUND, limits, prompts_file
-from support.servers.openai_stand_in import NAME, StandIn, serving
+from support.servers.openai_stand_in import EXTENSIONS, NAME, StandIn, serving
 from support.tiny_models.huggingface_models import save
 from support.tiny_models.learnt_gpt2 import POSITIONS, LearntModel, expected_figures, short_texts
 
@@ -184,9 +184,12 @@ def of_huggingface(network: Any, **changes: Any) -> StandIn:
     return StandIn(forward=forward, max_model_len=24, **changes)
 
 
-def test_parity_holds_for_the_source_and_fails_for_another_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", ["ids", "texts"])
+def test_parity_holds_for_the_source_and_fails_for_another_model(names: str, tmp_path: Path) -> None:
+    """SGLang's log probabilities name tokens by their texts alone; generated ids it returns."""
     network = save("gpt2", tmp_path / "source")
-    with serving(of_huggingface(network)) as served:
+    extensions = EXTENSIONS - ({"return_tokens_as_token_ids"} if names == "texts" else set())
+    with serving(of_huggingface(network, extensions=extensions)) as served:
         summary = parity(served, tmp_path / "source", tmp_path)
         assert summary["verdict"] == "HOLDS" and summary["greedy_agreement"] == 1.0
         assert summary["max_log_prob_difference"] < 1e-4
@@ -201,7 +204,7 @@ def test_parity_holds_for_the_source_and_fails_for_another_model(tmp_path: Path)
 def test_parity_needs_tokens_by_id(tmp_path: Path) -> None:
     network = save("gpt2", tmp_path / "source")
     served = of_huggingface(network, extensions=frozenset({"ignore_eos"}))
-    with serving(served), pytest.raises(ConfigError, match="it has no return_tokens_as_token_ids .*Unrecognized"):
+    with serving(served), pytest.raises(ConfigError, match="it has no return_token_ids .*Unrecognized"):
         parity(served, tmp_path / "source", tmp_path)
 
 

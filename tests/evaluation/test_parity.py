@@ -33,6 +33,7 @@ from support.measurements.parity_runs import (
 from support.tiny_models.huggingface_models import HEADS, HIDDEN, LAYERS, save
 from support.tiny_models.t5_models import ENCODER_IDS, huggingface_t5
 
+from evaluation.client.model_connection import OTHER_TOKEN
 from evaluation.parity.arguments import LIMITS, ParityArguments, served_precision
 from evaluation.parity.comparison import Served, compare, decide, summarise
 from evaluation.parity.nemo_gpt2 import UnfitError, as_gpt2
@@ -226,6 +227,15 @@ def test_figures_and_verdict_are_those_of_a_calculation_by_hand() -> None:
         assert outcome.verdict == FAILS and len(outcome.reasons) == 1 and name in outcome.reasons[0]
     tied = compare(0, served, source, tie=0.03)  # the margin is 0.0206
     assert all(each.agrees for each in tied) and decide(tied, loose).first_difference is None
+
+
+def test_another_token_than_the_given_one_is_compared_with_the_most_probable_that_it_can_be() -> None:
+    """So says a server that names tokens by their texts."""
+    source = np.log(np.array([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.4, 0.39, 0.21]], np.float32))
+    served = Served((2, 0, 2, 0), (), (-0.7, -1.6, -0.9), (OTHER_TOKEN, OTHER_TOKEN, OTHER_TOKEN))
+    positions = compare(0, served, source, tie=0.03)
+    assert [each.agrees for each in positions] == [False, True, True]
+    assert [each.margin for each in positions] == pytest.approx(np.log([0.5 / 0.3, 1, 0.4 / 0.39]).tolist(), abs=1e-6)
 
 
 def test_what_is_no_number_fails_and_is_in_no_mean() -> None:
