@@ -20,6 +20,8 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _MODELS = "/v1/models"
 UNCHOSEN_MODELS = ("", "fastertransformer", "ensemble")
 """Names of Triton's models, which the tasks ask by default: at an OpenAI API they mean the one model that it serves."""
+_UNUSED = {"sglang": 7}
+"""Positions of ``max_model_len`` that no prompt may fill. SGLang ends an answer without a word before the last two."""
 
 Ids = tuple[int, ...]
 
@@ -32,7 +34,7 @@ class ModelCard:
         id: the name to give as ``model``.
         root: what it was loaded from, or ``id``.
         owned_by: who serves it: "vllm", "sglang", "slipway"; empty if unknown.
-        max_positions: prompt and answer together, in tokens (``max_model_len``); None if unknown.
+        max_positions: prompt and answer together, in tokens (of ``max_model_len`` what can be used); None if unknown.
         is_encoder_decoder: whether a prompt is an encoder's input, as Slipway's own endpoint says.
         settings: of the deployment, as Slipway's own endpoint says: number formats, parallelism, digests.
     """
@@ -202,13 +204,13 @@ def read_key(endpoint: Endpoint) -> str:
 
 
 def _card(card: Mapping[str, Any]) -> ModelCard:
-    limit = card.get("max_model_len")
+    limit, owner = card.get("max_model_len"), str(card.get("owned_by") or "")
     name, settings = str(card["id"]), card.get("settings")
     return ModelCard(
         name,
         str(card.get("root") or name),
-        str(card.get("owned_by") or ""),
-        limit if isinstance(limit, int) and limit > 0 else None,
+        owner,
+        max(1, limit - _UNUSED.get(owner, 0)) if isinstance(limit, int) and limit > 0 else None,
         card.get("is_encoder_decoder") is True,
         {str(key): str(value) for key, value in settings.items()} if isinstance(settings, dict) else {},
     )

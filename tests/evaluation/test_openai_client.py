@@ -246,6 +246,13 @@ def test_the_model_is_chosen_by_name_or_is_the_only_one() -> None:
         assert client.find_model("b").root == "y"
 
 
+@pytest.mark.parametrize(("owner", "positions"), [("vllm", 64), ("sglang", 57)])
+def test_positions_are_those_that_a_prompt_may_fill(owner: str, positions: int) -> None:
+    """Where SGLang 0.5 says 64, it refuses a prompt of 58 tokens and generates up to 62 in all: ``scheduler.py``."""
+    with serving(StandIn(owned_by=owner, max_model_len=64)) as served:
+        assert open_target(served.url, "", batch_size=1).served.max_positions == positions
+
+
 def test_a_target_says_what_serves_and_notices_another_server() -> None:
     with serving(StandIn(owned_by="vllm", version="0.19.0")) as served:
         target = open_target(served.url, "fastertransformer", batch_size=7)
