@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.engines.generated_texts import generated_texts
 from support.servers.bad_starts import EDITED, end_in_first_starts
-from support.servers.served import PROJECT, Deployment, assert_no_crash, generate, wait_for
+from support.servers.served import PROJECT, assert_no_crash, generate, wait_for
 
 from deployment.arguments import ServeArguments
 from export_scripts.arguments import ConvertArguments, ExportArguments
@@ -36,14 +37,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What a process that is alone answers: it joins the shards."""
-    alone = Deployment(repository, tmp_path_factory.mktemp("alone"))
-    try:
-        endpoint = alone.wait_until_published()
-        return [generate(endpoint, prompt, 12) for prompt in PROMPTS]
-    finally:
-        alone.stop()
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What one process answers with the whole model."""
+    shards = tmp_path_factory.mktemp("alone") / "1-gpu"
+    convert(ConvertArguments(NEMO, shards, 1, "fp32"))
+    return generated_texts(shards, PROMPTS, 12)
 
 
 class ServeRanks:

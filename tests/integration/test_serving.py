@@ -24,11 +24,11 @@ import sentencepiece
 import torch
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from support.engines.generated_texts import generated_ids, generated_texts
 from support.servers.served import Deployment, deaths_by_signal, generate, infer, inputs_of, shared_memory, wait_for
-from transformers import GPT2Tokenizer
 from tritonclient.utils import InferenceServerException
 
-from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
@@ -82,26 +82,7 @@ def client(endpoint: Endpoint) -> Iterator[triton_grpc.InferenceServerClient]:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> list[str]:
-    """Prompt and completion: our engine in process, Hugging Face's tokenizer on both sides of it."""
-    tokenizer = GPT2Tokenizer(str(checkpoint / "vocab.json"), str(checkpoint / "merges.txt"))
-    engine = open_engine(Settings(checkpoint, 1, 1, "fp32"))
-    texts = []
-    for prompt in PROMPTS:
-        row = generated_ids(engine, tokenizer.encode(prompt), OUTPUT_LEN)
-        texts.append(tokenizer.decode(row, clean_up_tokenization_spaces=False).removesuffix("<|endoftext|>"))
-    return texts
-
-
-def generated_ids(engine: Engine, ids: list[int], output_len: int) -> list[int]:
-    """Prompt and completion by our engine in process."""
-    tensors = {
-        "input_ids": np.array([ids], np.uint32),
-        "input_lengths": np.array([[len(ids)]], np.uint32),
-        "request_output_len": np.array([[output_len]], np.uint32),
-    }
-    (answer,) = engine.generate([engine.parse(tensors)])
-    row: list[int] = answer["output_ids"][0, 0, : int(answer["sequence_length"][0, 0])].tolist()
-    return row
+    return generated_texts(checkpoint, PROMPTS, OUTPUT_LEN)
 
 
 def text_request(prompts: list[str], output_len: int = OUTPUT_LEN) -> dict[str, np.ndarray]:

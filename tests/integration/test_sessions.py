@@ -28,7 +28,8 @@ SOURCES = {
 NEVER, LIMIT = 2**31 - 1, 32
 
 
-@pytest.fixture(scope="module", params=SOURCES)
+# A GPT goes on with conversations in test_published_stores.py.
+@pytest.fixture(scope="module", params=[pytest.param("gpt", marks=pytest.mark.long), "llama"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("convert") / "1-gpu"
     convert(ConvertArguments(SOURCES[request.param], output, 1, "fp32"))

@@ -93,6 +93,8 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
+# Without a cap, a window or a chunk in both types.
+@pytest.mark.in_ci(when=lambda at: HAS_GPU or at.dtype == torch.float16 or not (at.softcap or at.window))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "size", "softcap", "window"), VARIANTS)
 def test_each_row_attends_to_its_own_cells_and_keeps_its_token(
