@@ -14,13 +14,15 @@ from models.decoder import Decoder
 from models.directory import CONFIG_FILE, GENERATION_FILE, SpecialIds, find_tensors, read_json, special_ids
 from models.errors import ModelError
 from models.fp8 import FP8_NUMBERS, Place, grid_of, with_scales
-from models.quantization import FP8, Block, quantization_said, read_quantization
+from models.mxfp4 import GROUP, MXFP4_NUMBERS, made_up, with_powers
+from models.quantization import FP8, MXFP4, Block, Quantization, quantization_said, read_quantization
 from models.safetensors import StoredTensor
 from models.tensor import Tensor
 
 NUMBER_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Types of weights by transformers' names."""
 _MOST_LISTED = 20
+_ARRAY = 3  # axes of the experts of a layer together
 _UNUSED = ".rotary_emb.inv_freq"
 """End of names that older versions of transformers saved; their numbers are those that config.json says."""
 
@@ -61,7 +63,9 @@ def _ids(directory: Path, architecture: Architecture, said: Mapping[str, Any], e
 
 
 def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal, is_part: bool = False) -> dict[str, Place]:
-    """Find every tensor of a model in a directory: by name its file and its place there; matrices may be FP8.
+    """Find every tensor of a model in a directory: by name its file and its place there.
+
+    Matrices may be FP8, and experts MXFP4.
 
     Args:
         directory: with the files of safetensors.
@@ -72,7 +76,8 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal, is_par
         is_part: whether the directory has tensors of more than this.
     """
     blocks, problems = fp8_blocks(directory, error), list[str]()
-    found = with_scales(find_tensors(directory, error), blocks)
+    in_files = find_tensors(directory, error)
+    found = with_powers(in_files) if is_mxfp4(directory, error) else with_scales(in_files, blocks)
     expected = replace(decoder, predictor_num=0).tensors()
     behind = range(decoder.num_layer, decoder.num_layer + decoder.predictor_num)
     unused = tuple(f"{decoder.names['layer'].format(layer=layer)}." for layer in behind)
@@ -89,7 +94,7 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal, is_par
             problems.append(f"{name}: missing")
         elif (stored := found[name].stored).shape != tensor.shape:
             problems.append(f"{name}: {list(stored.shape)}, expected {list(tensor.shape)}")
-        elif stored.data_type not in NUMBER_TYPES.values() and not (found[name].scales and _may_be_fp8(tensor)):
+        elif stored.data_type not in NUMBER_TYPES.values() and not (found[name].scales and _may_be(tensor, stored)):
             of_blocks = " or ".join(f"{rows or 'all'} x {columns or 'all'}" for rows, columns in blocks)
             also = f", and {FP8_NUMBERS} of a layer's matrix with scales for {of_blocks}" if blocks else ""
             problems.append(f"{name}: of type {stored.data_type}; legal are {', '.join(NUMBER_TYPES.values())}{also}")
@@ -107,14 +112,23 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal, is_par
 
 
 def made_up_places(directory: Path, decoder: Decoder, data_type: str, error: Refusal) -> dict[str, Place]:
-    """List the tensors in files without a name, for random numbers; matrices are FP8 if ``config.json`` says so."""
+    """List the tensors in files without a name, for random numbers: FP8 or MXFP4 if ``config.json`` says so."""
     blocks, found = fp8_blocks(directory, error), dict[str, tuple[str, StoredTensor]]()
     for name, tensor in decoder.tensors().items():
         is_fp8 = bool(blocks) and _may_be_fp8(tensor)
         found[name] = "", StoredTensor(FP8_NUMBERS if is_fp8 else data_type, tensor.shape, 0, 0)
         if is_fp8:
             found[f"{name}_scale"] = "", StoredTensor("fp32", grid_of(tensor.shape, blocks[0]), 0, 0)
-    return with_scales(found, blocks)
+    places = with_scales(found, blocks)
+    if is_mxfp4(directory, error):
+        shapes = {name: each.shape for name, each in decoder.tensors().items() if len(each.axes) == _ARRAY}
+        places |= {name: made_up(shape) for name, shape in shapes.items() if not shape[1] % GROUP}
+    return places
+
+
+def _may_be(tensor: Tensor, stored: StoredTensor) -> bool:
+    """Return whether a tensor may have numbers with scales of that kind."""
+    return len(tensor.axes) == _ARRAY if stored.data_type == MXFP4_NUMBERS else _may_be_fp8(tensor)
 
 
 def _may_be_fp8(tensor: Tensor) -> bool:
@@ -125,13 +139,19 @@ def _may_be_fp8(tensor: Tensor) -> bool:
 def fp8_blocks(directory: Path, error: Refusal) -> tuple[Block, ...]:
     """Return the blocks of weights that may have one scale, as ``config.json`` says of FP8; none: nothing is FP8.
 
-    ``error`` makes the exception for weights in another format.
+    ``error`` makes the exception for weights in a format that is not read.
     """
+    found = _quantization(directory, error)
+    return found.blocks if found and found.kind == FP8 else ()
+
+
+def is_mxfp4(directory: Path, error: Refusal) -> bool:
+    """Return whether ``config.json`` says that experts are MXFP4; ``error``: see fp8_blocks."""
+    found = _quantization(directory, error)
+    return found is not None and found.kind == MXFP4
+
+
+def _quantization(directory: Path, error: Refusal) -> Quantization | None:
     where = str(directory / CONFIG_FILE)
     said = quantization_said(read_json(directory / CONFIG_FILE, error), where, error)
-    if not said:
-        return ()
-    found = read_quantization(said, where, error)
-    if found.kind != FP8:
-        raise error(f"{where} says weights of {found.kind}", "convert it: the conversion dequantizes them")
-    return found.blocks
+    return read_quantization(said, where, error) if said else None

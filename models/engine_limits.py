@@ -5,6 +5,7 @@ from __future__ import annotations
 from models.blocks.attention import UNIT
 from models.blocks.rope_scaling import Dynamic, LongRope, Scaling
 from models.decoder import Decoder
+from models.mxfp4 import GROUP
 
 _NO_LONGEST = "angles do not change with a text's length, and config.json names no longest"
 
@@ -110,6 +111,16 @@ def ranks_problem(decoder: Decoder, ranks: int) -> str:
         return ""
     widths = " and ".join(map(str, middles))
     return f"{ranks} ranks cannot share {heads} heads, {kv_heads} heads of keys and values and a middle of {widths}"
+
+
+def groups_problem(decoder: Decoder, ranks: int) -> str:
+    """Return why ranks cannot share matrices of MXFP4; empty: they can, each with whole groups of their columns."""
+    middle = decoder.mixture.inter_size if decoder.mixture else 0
+    if not middle % (GROUP * ranks):
+        return ""
+    return (
+        f"{ranks} ranks cannot share experts of MXFP4 in groups of {GROUP} of a middle of {middle}, but have them whole"
+    )
 
 
 def experts_problem(decoder: Decoder | None, ranks: int) -> str:

@@ -121,7 +121,7 @@ def measure(arguments: DecodeArguments, name: str, kind: str, rates: Rates, tabl
     cases = [(batch, *lengths) for lengths, batch in product(arguments.lengths, arguments.batches)]
     theirs = time_peer(arguments, name, cases)
     item_bytes, is_int8 = TORCH_TYPES[arguments.data_type].itemsize, bool(arguments.int8_mode)
-    token_ms = 1000 * size.weight_bytes(item_bytes, is_int8, "fp8" in kind) / rates.read_bytes / gpus
+    token_ms = 1000 * size.weight_bytes(item_bytes, is_int8, kind) / rates.read_bytes / gpus
     once_ms = 1000 * size.once_bytes(item_bytes, is_int8) / rates.read_bytes / gpus
     with engine_of(size, arguments.data_type, arguments.int8_mode, kind, tensor_para_size=gpus) as engine:
         print(engine.description, flush=True)

@@ -27,9 +27,10 @@ from benchmarks.gpu.sizes import Size as Size
 from benchmarks.gpu.sizes import find_size as find_size
 from handover.errors import ConfigError
 
-_MATRICES = ("", *QUANTIZATIONS, *(f"{each} activations" for each in QUANTIZATIONS))
+_MATRICES = ("", *QUANTIZATIONS, *(f"{each} activations" for each in QUANTIZATIONS if "fp8" in each))
 KINDS = (*_MATRICES, *(f"{each} kv".strip() for each in _MATRICES))
-"""What a model's numbers are: of the data type; or FP8: matrices, activations that these multiply, and the KV cache."""
+"""What a model's numbers are: of the data type; FP8: matrices, activations that these multiply, and the KV cache; or
+MXFP4: experts."""
 _PROBE_BYTES = 8 << 30
 _PROBE_WIDTH = 8192
 

@@ -23,8 +23,9 @@ _ROTARY = 64  # numbers of each of GPT-J's heads that are turned
 QUANTIZATIONS: dict[str, dict[str, Any]] = {
     "fp8": {"quant_method": "fbgemm_fp8"},
     "fp8_block": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "mxfp4": {"quant_method": "mxfp4"},
 }
-"""Weights of FP8 with a scale a row, or for blocks, as ``config.json`` says it."""
+"""Weights of FP8 with a scale a row, or for blocks, and experts of 4 bits, as ``config.json`` says it."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class Size:
     model_type: str = "GPT"
     positions: int = _POSITIONS
 
-    def weight_bytes(self, item_bytes: int, is_int8: bool = False, is_fp8: bool = False) -> int:
+    def weight_bytes(self, item_bytes: int, is_int8: bool = False, kind: str = "") -> int:
         """Return the size of the matrices that every token needs: the layers', and the table that is the head."""
         head_bytes = self.vocab * self.hidden * (1 if is_int8 else item_bytes)
-        return self._layers_numel * (1 if is_int8 or is_fp8 else item_bytes) + head_bytes
+        return self._layers_numel * (1 if is_int8 or "fp8" in kind else item_bytes) + head_bytes
 
     def once_bytes(self, item_bytes: int, is_int8: bool = False) -> int:
         """Return the size of the matrices that a request needs once."""
@@ -268,6 +269,22 @@ class MixtureSize(LlamaSize):
 
 
 @dataclass(frozen=True)
+class GptOssSize(MixtureSize):
+    """A GPT-OSS: sinks, windows in every other layer, biases."""
+
+    def config(self, data_type: str) -> dict[str, Any]:
+        """See LlamaSize."""
+        kind = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "sliding_window": 128}
+        said = super(MixtureSize, self).config(data_type) | kind
+        return said | {"num_local_experts": self.experts, "num_experts_per_tok": self.used}
+
+    def weight_bytes(self, item_bytes: int, is_int8: bool = False, kind: str = "") -> int:
+        """See Size; numbers of MXFP4 take 17 bytes for 32."""
+        experts = self.layers * self.hidden * 3 * self.inter * self.used * ("mxfp4" in kind)
+        return super().weight_bytes(item_bytes, is_int8, kind) - experts * item_bytes + experts * 17 // 32
+
+
+@dataclass(frozen=True)
 class LatentSize(MixtureSize):
     """A DeepSeek V2 whose first layer is dense; heads are counted half as wide as their queries and values together.
 
@@ -368,6 +385,9 @@ SIZES = {
     "Qwen3 0.6B": LlamaSize(28, 1024, 16, 151936, inter=3072, qk_norm=True, is_tied=True, **_QWEN3),
     "Qwen3 14B": LlamaSize(40, 5120, 40, 151936, inter=17408, qk_norm=True, **_QWEN3),
     "Qwen3 30B-A3B": MixtureSize(48, 2048, 32, 151936, kv_heads=4, inter=768, qk_norm=True, **_QWEN3),
+    "GPT-OSS 20B": GptOssSize(
+        *(24, 2880, 64, 201088), kv_heads=8, head_size=64, inter=2880, experts=32, used=4, rope_theta=1.5e5
+    ),
     "DeepSeek V2 Lite": LatentSize(
         *(27, 2048, 16, 102400), kv_heads=16, head_size=160, inter=1408, experts=64, used=6, dense_inter=10944, **_LITE
     ),

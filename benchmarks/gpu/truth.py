@@ -48,7 +48,15 @@ from ft_format.location import DRAFT
 from handover.errors import SlipwayError, exit_status
 
 from .truth_answers import FP32_LIMIT, Oracle, Row, are_same, check_answer, timed
-from .truth_models import Shape, in_format, meant_by_fp8, rounded_to_int8, tokens_of_letters, with_rounded_cache
+from .truth_models import (
+    Shape,
+    in_format,
+    meant_by_fp8,
+    meant_by_mxfp4,
+    rounded_to_int8,
+    tokens_of_letters,
+    with_rounded_cache,
+)
 from .truth_requests import Ask, Told, draw_requests, serve, tokens_of
 from .truth_served import (
     AT_LOAD,
@@ -59,6 +67,7 @@ from .truth_served import (
     FORMATS,
     FP8,
     LARGE,
+    MXFP4,
     ROOMY,
     SMALL,
     TINY,
@@ -132,6 +141,9 @@ def compare_format(arguments: TruthArguments, name: str, way: str, model: Any, s
     if way in FP8:
         shards = made_again(way.partition(" ")[2], shape, shards.parent)
         exact = meant_by_fp8(shards, shards.parent / "meant")
+    if way == MXFP4:
+        shards = made_again(way.partition(" ")[2], shape, shards.parent)
+        exact = meant_by_mxfp4(shards)
     if way == AT_LOAD:
         same = made_again("fp8", shape, shards.parent, "bf16", AT_LOAD)
         exact = meant_by_fp8(same, same.parent / "meant")

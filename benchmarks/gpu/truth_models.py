@@ -348,6 +348,20 @@ def meant_by_fp8(directory: Path, beside: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(beside, **given).eval()
 
 
+def meant_by_mxfp4(directory: Path) -> Any:
+    """Load what a directory of MXFP4 means to transformers, in fp32."""
+    import transformers
+
+    how = transformers.Mxfp4Config(dequantize=True)  # type: ignore[no-untyped-call]
+    given = {"dtype": torch.bfloat16, "quantization_config": how}
+    read = transformers.AutoModelForCausalLM.from_pretrained(directory, **given)
+    # A model of its own: what is saved of the one that was read is MXFP4 again, in part.
+    config = copy.deepcopy(read.config)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    model.load_state_dict(read.state_dict())
+    return model.eval()
+
+
 _FP8_ENDS = {"_scale": (1, 0), "_scale_inv": (128, 128)}
 """Ends of the names of scales, and rows and columns that share one; 0: all."""
 _ROW_PARALLEL = ("c_proj", "out_proj", "o_proj", "dense", "dense_4h_to_h", "fc2", "fc_out", "down_proj", "wo", "o")

@@ -21,8 +21,9 @@ from .truth_requests import LONGER_OUTPUTS, Ask, draw_requests
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp16 int8": torch.float16}
 FP8 = ("bf16 fp8", "bf16 fp8_block")  # the directories that convert makes of a hub directory
 AT_LOAD = "bf16 fp8_at_load"  # the hub directory, whose matrices become the same when they are loaded
+MXFP4 = "bf16 mxfp4"
 CACHE = "bf16 fp8_cache"
-FORMATS |= dict.fromkeys((*FP8, AT_LOAD, CACHE), torch.bfloat16)
+FORMATS |= dict.fromkeys((*FP8, AT_LOAD, MXFP4, CACHE), torch.bfloat16)
 DRAFTS, DRAFT_MODEL, MTP = DRAFTING = "drafts", "draft_model", "mtp"  # as long as may be, where any are verified
 WAYS: dict[str, dict[str, Any]] = {
     "served": {},
@@ -106,6 +107,7 @@ def formats_of(arguments: TruthArguments, name: str, shards: Path) -> list[str]:
     is_hub, has_latent = model_type_of(name) == "Llama", bool(config.decoder and config.decoder.latent)
     lacking = ("fp16 int8",) * config.has_experts + (*FP8, AT_LOAD) * (has_arrays or not is_hub)
     lacking += (CACHE,) * (has_latent or not is_hub)
+    lacking += (MXFP4,) * (name != "gpt_oss")
     return [way for way in FORMATS if way in arguments.formats and way not in lacking]
 
 

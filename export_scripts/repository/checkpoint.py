@@ -17,13 +17,14 @@ from ft_format.values import COUNT, INDEX
 from handover.errors import ArtefactError
 from handover.manifest import Manifest
 from handover.text_ids import TEXT_IDS_FILE
-from models.described import find_model_tensors, fp8_blocks
+from models.described import find_model_tensors, fp8_blocks, is_mxfp4
 from models.directory import CONFIG_FILE, read_json
 from models.engine_limits import (
     beyond_engine,
     cache_problem,
     drafts_problem,
     fp8_problem,
+    groups_problem,
     int8_problem,
     longest_text,
     predictor_problem,
@@ -135,6 +136,7 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
         raise ArtefactError(f"{root} is no model that is served from such a directory: {error.problem}", hint) from None
     problems = [
         ranks_problem(decoder, arguments.tensor_para_size),
+        groups_problem(decoder, arguments.tensor_para_size) * is_mxfp4(root, ArtefactError),
         int8_problem(decoder, are_fp8) * arguments.int8_mode,
         fp8_problem(decoder, are_fp8) * bool(arguments.quantization),
         drafts_problem(decoder) * (arguments.speculation not in (None, NO_DRAFTS)),

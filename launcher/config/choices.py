@@ -68,7 +68,7 @@ class Engine(Choice):
     def reads(self, quantization: Quantization) -> bool:
         """Return whether it reads a directory in that format."""
         if self is Engine.slipway:
-            return quantization in (Quantization.fp8, Quantization.fp8_block)
+            return quantization is not Quantization.int4
         return self in (Engine.vllm, Engine.vllm_triton, Engine.sglang)
 
     @property

@@ -18,6 +18,7 @@ from support.checkpoints.llama_configs import megatron_lm
 from support.checkpoints.llama_files import write_megatron_lm_tree
 from support.checkpoints.llama_sources import Case, write_source
 from support.tiny_models.llama_models import EXPERTS, HIDDEN, LAYERS, build, logits, saved, tensors
+from support.tiny_models.quantized_models import save_mxfp4
 from transformers import AutoModelForCausalLM, Mxfp4Config
 
 from export_scripts.arguments import ConvertArguments
@@ -26,8 +27,6 @@ from export_scripts.checkpoints.nemo.llama_config import problems_of, read_dims
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 from models.engine_limits import beyond_engine
-
-_STAY = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 
 
 def loaded(folder: Path, **given: Any) -> Any:
@@ -44,26 +43,9 @@ def to_huggingface(source: Path, folder: Path, data_type: str, quantization: str
     return folder
 
 
-def packed(folder: Path) -> Path:
-    """Save a model whose experts have any bytes of MXFP4, as OpenAI's files have them."""
-    model, draw = build("gpt_oss").to(torch.bfloat16), torch.Generator().manual_seed(5)
-    model.save_pretrained(folder)
-    state = tensors(folder)
-    for name in [key for key in state if key.endswith(("gate_up_proj", "down_proj"))]:
-        experts, inward, outward = state.pop(name).shape
-        groups = (experts, outward, inward // 32)
-        state[f"{name}_blocks"] = torch.randint(0, 256, (*groups, 16), dtype=torch.uint8, generator=draw)
-        state[f"{name}_scales"] = torch.randint(120, 126, groups, dtype=torch.uint8, generator=draw)
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": _STAY}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 def test_mxfp4_becomes_what_transformers_makes_of_it(tmp_path: Path) -> None:
     """The model and an expert's middle are equally wide: logits show that no axis has been taken for the other."""
-    theirs = loaded(packed(tmp_path / "source"), quantization_config=Mxfp4Config(dequantize=True))
+    theirs = loaded(save_mxfp4(tmp_path / "source"), quantization_config=Mxfp4Config(dequantize=True))
     made = to_huggingface(tmp_path / "source", tmp_path / "hf", "bf16")
     assert "quantization_config" not in json.loads((made / "config.json").read_text())
     own = tensors(made)
@@ -73,7 +55,7 @@ def test_mxfp4_becomes_what_transformers_makes_of_it(tmp_path: Path) -> None:
 
 
 def test_mxfp4_that_is_asked_for_again_is_kept(tmp_path: Path) -> None:
-    given = tensors(packed(tmp_path / "source"))
+    given = tensors(save_mxfp4(tmp_path / "source"))
     made = to_huggingface(tmp_path / "source", tmp_path / "hf", "bf16", "mxfp4")
     assert (made / "model.safetensors").read_bytes() == (tmp_path / "source/model.safetensors").read_bytes()
     key = "quantization_config"

@@ -111,3 +111,41 @@ def test_experts_compute_what_torch_does(
         found = kernels.run_experts(layer(dtype), x.to(dtype), chosen, counts)
         assert found.dtype == dtype and found.shape == (rows, hidden)
         assert (found.double() - expected).norm() / expected.norm() < LIMITS[dtype]
+
+
+# Few rows and sorted ones; a GPU takes bf16 by instructions of its own. Wider rows take several steps.
+@pytest.mark.in_ci(when=lambda at: HAS_GPU or (at.hidden == 96 and at.rows in (1, 40) and at.dtype == torch.float16))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "clamped", "hidden"), [(1, SILU, 96), (1, SILU, 1056), (6, None, 96), (40, SILU, 96), (150, None, 96)]
+)
+def test_experts_of_mxfp4_are_what_transformers_makes_of_their_bytes(
+    rows: int, clamped: ClampedGate | None, hidden: int, dtype: torch.dtype
+) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    from backends.fastertransformer.engine.ops.kernels import few_experts, grouped_gemm
+
+    count, inter, draw = 5, 160 if rows > 6 else 32, torch.Generator().manual_seed(0)
+    packed, meant = list[ExpertMatrices](), list[ExpertMatrices]()
+    for outputs, inputs in ((2 * inter, hidden), (hidden, inter)):
+        blocks = torch.randint(0, 256, (count, outputs, inputs // 32, 16), dtype=torch.uint8, generator=draw)
+        powers = torch.randint(119, 125, blocks.shape[:3], dtype=torch.uint8, generator=draw)
+        powers[:, 0, 0] = 0  # 2**-127
+        weight, bias = convert_moe_packed_tensors(blocks, powers), drawn(count, outputs, seed=3)
+        weight, kept = weight.transpose(1, 2).to(DEVICE, torch.float64), blocks.flatten(2).to(DEVICE)
+        packed.append(ExpertMatrices(0, (), kept, bias.to(dtype), powers.to(DEVICE)))
+        meant.append(ExpertMatrices(0, (), weight, bias.to(dtype).double()))
+    chosen = torch.stack([torch.randperm(count - 1, generator=draw)[:2] for _ in range(rows)]).to(DEVICE)
+    counts, x = drawn(rows, 2, seed=5).abs(), drawn(rows, hidden, seed=6).to(dtype)
+    layer, exact = (Experts(into, out, True, "silu", clamped) for into, out in (packed, meant))
+    expected = run_in_torch(exact, x.double(), chosen, counts)
+    for kernels in (few_experts, grouped_gemm)[rows > 6 :]:
+        found = kernels.run_experts(layer, x, chosen, counts)
+        assert found.dtype == dtype and (found.double() - expected).norm() / expected.norm() < LIMITS[dtype]
+    norm = Norm((drawn(hidden, seed=7) + 1).to(dtype), None, 1e-5, is_rms=True)
+    if rows <= 6:
+        normed = F.rms_norm(x.double(), (hidden,), norm.weight.double(), norm.eps)
+        expected = run_in_torch(exact, normed, chosen, counts)
+        found = few_experts.run_experts(layer, x, chosen, counts, norm)
+        assert (found.double() - expected).norm() / expected.norm() < LIMITS[dtype]

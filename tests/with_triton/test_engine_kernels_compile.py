@@ -105,6 +105,7 @@ FP8 = {"weight": "*fp8e4nv", "other": "*fp8e4nv", **SCALES}
 CACHE = {**dict.fromkeys(("q", "k", "v", "out"), "*bf16"), "kv": "*u8"}
 BYTES = {"weight": "*u8", "other": "*u8", **SCALES}
 """What a GPU without FP8 takes its numbers as."""
+MXFP4 = {"weight": "*u8", "scales": "*u8", **dict.fromkeys(("x", "y", "gain", "bias"), "*bf16")}
 BLOCKS = {"has_scales": True, "scale_width": 128}
 
 
@@ -175,7 +176,7 @@ def grouped(tiles: grouped_gemm.Tiles, is_into: bool) -> dict[str, Any]:
     """Products of 128 experts, into the middle with a clamped gate and biases, or out of it."""
     cut = {"block_m": tiles.rows, "block_n": tiles.outputs, "block_k": tiles.inputs, "stages": tiles.stages}
     kind = {"is_into": is_into, "is_gated": is_into, "has_bias": is_into, "is_clamped": is_into, "activation": ""}
-    return {**cut, **kind, "width": 128, "scale_width": 0, "has_scales": False, "is_native": True}
+    return {**cut, **kind, "width": 128, "scale_width": 0, "has_scales": False, "is_native": True, "is_packed": False}
 
 
 ADAPTERS = {"order": "*i32", **dict.fromkeys(("h",), "*fp32"), **dict.fromkeys(("down", "up"), "*fp16")}
@@ -511,6 +512,12 @@ for name, tiles in {"few": grouped_gemm._FEW, "some": grouped_gemm._SOME, "many"
         f"into experts, {name} rows": (GROUPED_GEMM, "_grouped", tiles.warps, grouped(tiles, is_into=True), EXPERTS),
         f"out of experts, {name} rows": (GROUPED_GEMM, "_grouped", tiles.warps, grouped(tiles, is_into=False), EXPERTS),
     }
+    for where, is_into in {"into": True, "out of": False}.items():
+        older = {"older: ": grouped_gemm._OLDER_PACKED} if name == "many" else {}
+        for age, cut in {"": tiles, **older}.items():
+            given = {**grouped(cut, is_into), "is_packed": True}
+            case = f"{age}{where} experts, mxfp4, {name} rows"
+            CASES[case] = (GROUPED_GEMM, "_grouped", cut.warps, given, EXPERTS | MXFP4)
     scaled = EXPERTS | FP8 | BF16_ROWS | {"bias": "*bf16"}
     for kind, more in {"": {"has_scales": True}, " by block": BLOCKS}.items():
         for where, is_into in {"into": True, "out of": False}.items():
@@ -526,6 +533,7 @@ for name, cut, own in [
     ("out of", few_experts._OUT, {"used": 8, "steps": 1}),
 ]:
     tiling = {"block_n": cut[0], "block_k": cut[1], "has_bias": False, "uses_pdl": True, "is_native": True}
+    tiling |= {"is_packed": False, "scales": None}
     of_few = (
         "few_experts",
         "_into" if name == "into" else "_out",
@@ -534,6 +542,15 @@ for name, cut, own in [
         {"chosen": "*i64", **EXPERTS},
     )
     CASES[f"{name} the experts of few rows"] = of_few
+    wide = few_experts._PACKED_INTO if name == "into" else few_experts._PACKED_OUT
+    given = {**tiling, **own, "is_packed": True, "block_n": wide[0], "block_k": wide[1], "steps": 3, "has_bias": True}
+    del given["scales"]
+    CASES[f"{name} the experts of few rows, mxfp4"] = (
+        *of_few[:2],
+        wide[2],
+        given,
+        {"chosen": "*i64", **EXPERTS, **MXFP4},
+    )
 
 NOT_CHOSEN = [
     *((case, 80) for case in ("small m, int8", "64 rows, int8", "many rows, int8", "gated 64 rows, int8")),
@@ -547,6 +564,7 @@ NOT_CHOSEN = [
     ("chunks of the delta rule, fp32", 80),  # spills some there, where fp32 is for tests
     *((case, 90) for case in CASES if "older" in case or "bytes" in case),
     *((case, 80) for case in CASES if "fp8" in case or "rounded" in case),
+    *((f"{where} experts, mxfp4, many rows", 80) for where in ("into", "out of")),
 ]  # see product.multiply, rows._choose, attention.attend
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from support.tiny_models.huggingface_models import write_tokenizer
 from support.tiny_models.llama_hub_models import build_llama, save_llama
+from support.tiny_models.llama_models import build, tensors
 
 MIXTURE = "qwen3_moe"
 LARGEST = 448.0
@@ -123,3 +124,18 @@ def save_case(name: str, path: Path) -> dict[str, torch.Tensor]:
     """Save one of ``CASES``; returns every tensor of its file."""
     said, ways = CASES[name]
     return save_fp8(path, said, **ways)
+
+
+def save_mxfp4(folder: Path) -> Path:
+    """Save a GPT-OSS whose experts have any bytes of MXFP4, as OpenAI's files have them."""
+    draw = torch.Generator().manual_seed(5)
+    build("gpt_oss").to(torch.bfloat16).save_pretrained(folder)
+    state = tensors(folder)
+    for name in [key for key in state if key.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inward, outward = state.pop(name).shape
+        groups = (experts, outward, inward // 32)
+        state[f"{name}_blocks"] = torch.randint(0, 256, (*groups, 16), dtype=torch.uint8, generator=draw)
+        state[f"{name}_scales"] = torch.randint(120, 126, groups, dtype=torch.uint8, generator=draw)
+    stays = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    save_state(folder, state, {"quant_method": "mxfp4", "modules_to_not_convert": stays})
+    return folder

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from models.fp8 import FP8_NUMBERS, Place, Scales
 from models.fused import taken_apart
+from models.mxfp4 import GROUP, MXFP4_NUMBERS
 
+from ..ops import mxfp4
 from ..ops.experts import ExpertMatrices
 from ..ops.fp8 import Fp8Linear, ScaledNumbers, quantized
 from ..ops.linear import Linear
@@ -254,10 +256,21 @@ class HubReader(Reader):
         count, inputs, outputs = self._here(name)
         own = self.own_experts(count)
 
+        is_packed = name in self._located and self._located[name].stored.data_type == MXFP4_NUMBERS
+
+        def packed(expert: int) -> tuple[Tensor, Tensor]:
+            found = [self._packed(name, part, own[expert]) for part in self._parts(name)]
+            numbers, powers = (_in_turn(torch.cat(each), taking_turns) for each in zip(*found, strict=True))
+            return numbers, powers
+
         def fill(expert: int, target: Tensor) -> None:
+            if is_packed:
+                numbers, powers = (each.flatten(0, 1) for each in packed(expert))
+                target.copy_(mxfp4.dequantize(numbers, powers, self._precision.rounded))
+                return
             pieces = [self._piece(name, part, own[expert]) for part in self._parts(name)]
             values = torch.cat([self._bring(piece, target.dtype) for piece in pieces], 1)
-            parts = values.view(len(values), -1, taking_turns).permute(2, 1, 0)
+            parts = _in_turn(values.T, taking_turns)
             target.view(parts.shape).copy_(parts)
 
         biases = None
@@ -265,7 +278,45 @@ class HubReader(Reader):
         if bias and (is_added_here or self._tensors[bias].split_axis is not None):
             biases = self.tensor(bias)[own.start : own.stop]
             biases = biases.view(len(biases), -1, taking_turns).transpose(1, 2).flatten(1)
+        if is_packed and not self._is_cpu and self._precision.keeps_fp8:
+            return self._packed_experts(len(own), (outputs, inputs), packed, biases)
         return self._expert_matrices(len(own), (outputs, inputs), fill, biases)
+
+    def _packed(self, name: str, part: range | None, expert: int) -> tuple[Tensor, Tensor]:
+        """Read the numbers and powers of two of a matrix of MXFP4, uint8 [out, in / 2] and [out, in / 32]."""
+        place, (_, inputs, outputs) = self._located[name], self._file_shapes[name]
+        assert place.scales and place.scales.stored, "it is MXFP4"
+        is_by_rows, found = self._tensors[name].split_axis == 2, list[Tensor]()  # an array has rows last
+        rows = part if part is not None and is_by_rows else range(outputs)
+        columns = part if part is not None and not is_by_rows else range(inputs)
+        for kind, file, first, each in (
+            ("", place.file, place.stored.offset, 2),
+            (".scales", place.scales.file, place.scales.stored.offset, GROUP),
+        ):
+            width, own = inputs // each, len(columns) // each
+            offset = first + (expert * outputs + rows.start) * width + columns.start // each
+            label, stride = f"{name}.{expert}.{rows.start}.{columns.start}{kind}", width if own < width else 0
+            found.append(self._shards(Piece(label, (len(rows), own), torch.uint8, file, offset, stride)))
+        return found[0], found[1]
+
+    def _packed_experts(
+        self,
+        count: int,
+        shape: tuple[int, int],
+        read: Callable[[int], tuple[Tensor, Tensor]],
+        biases: Tensor | None,
+    ) -> ExpertMatrices:
+        """Put the experts' matrices of MXFP4, of a shape [out, in], into one tensor as they are."""
+        outputs, inputs = shape
+        numbers = self.empty((count, outputs, inputs // 2), torch.uint8)
+        powers = self.empty((count, outputs, inputs // GROUP), torch.uint8)
+        for expert in range(count):
+            for target, part in zip((numbers, powers), read(expert), strict=True):
+                target[expert].view(part.shape).copy_(part)
+        size_bytes = numbers.nbytes + powers.nbytes
+        self.size_bytes += size_bytes
+        self.largest_bytes = max(self.largest_bytes, size_bytes // count)
+        return ExpertMatrices(size_bytes + (0 if biases is None else biases.nbytes), (), numbers, biases, powers)
 
     def _expert_matrices(
         self, count: int, shape: tuple[int, int], fill: Callable[[int, Tensor], None], biases: Tensor | None
@@ -285,3 +336,8 @@ class HubReader(Reader):
             fill(expert, target)
             packed.append(Linear(target, None if biases is None else biases[expert], is_lent=True))
         return ExpertMatrices(size_bytes, tuple(packed))
+
+
+def _in_turn(rows: Tensor, turns: int) -> Tensor:
+    """View rows that take turns behind each other: all first ones, then all second ones, [turns, rows / turns, ...]."""
+    return rows.view(-1, turns, rows.shape[1]).transpose(0, 1)

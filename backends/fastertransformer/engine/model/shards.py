@@ -58,6 +58,7 @@ Order = list[Piece]
 """Pieces as they are asked for."""
 
 _STD = 0.02  # of weights, as GPT-2 and NeMo initialize them
+_POWER = 127 - 7  # which makes numbers of 4 bits about as large
 
 
 def mapped(directory: Path) -> Shards:
@@ -124,13 +125,16 @@ def _problem(directory: Path, piece: Piece) -> str:
 def made_up(dtype: torch.dtype, device: torch.device) -> Shards:
     """Make random numbers, the same for a piece every time: norms' weights around 1, other tensors around 0.
 
-    Those of FP8 are larger, and the scales of all of them are the same.
+    Those of FP8 are larger, and of MXFP4 any; the scales of all of them are the same.
     """
 
     def shard(piece: Piece) -> Tensor:
         generator = torch.Generator(device).manual_seed(zlib.crc32(piece.name.encode()))
         mean = 1.0 if len(piece.shape) == 1 and "weight" in piece.name.split(".") else 0.0
         numbers = torch.empty(piece.shape, dtype=dtype, device=device)
+        if piece.dtype == torch.uint8:
+            numbers = torch.empty(piece.shape, dtype=torch.uint8, device=device)
+            return numbers.fill_(_POWER) if piece.name.endswith(".scales") else numbers.random_(generator=generator)
         if piece.name.endswith(".scales"):
             return numbers.fill_(_STD)
         if piece.dtype == torch.float8_e4m3fn:

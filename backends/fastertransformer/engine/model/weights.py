@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from ft_format.weight_format import INT8, KEY
-from models.described import find_model_tensors, fp8_blocks, made_up_places
-from models.engine_limits import experts_problem, fp8_problem, int8_problem, ranks_problem
+from models.described import find_model_tensors, fp8_blocks, is_mxfp4, made_up_places
+from models.engine_limits import experts_problem, fp8_problem, groups_problem, int8_problem, ranks_problem
 from models.fp8 import with_made_scales
 from models.fused import places_of_parts
 
@@ -68,7 +68,7 @@ def load_weights(
         raise WeightsError(f"{directory}: {problem}")
     if not config.decoder:
         _check_ranks(directory, config, tensor_para_size)
-    elif partition.rank is not None and (problem := ranks_problem(config.decoder, tensor_para_size)):
+    elif partition.rank is not None and (problem := _ranks_problem(directory, config, tensor_para_size)):
         raise WeightsError(f"{directory}: {problem}")
     is_staged = not (is_cpu or are_made_up)
     with StagedFiles(directory, device) if is_staged else nullcontext() as staged:
@@ -93,6 +93,13 @@ def load_weights(
         else:
             shards = made_up(precision.compute, device) if are_made_up else mapped(directory)
         return read_model(make(device, is_cpu, partition.rank, shards), config, partition, has_head)
+
+
+def _ranks_problem(directory: Path, config: ModelConfig, ranks: int) -> str:
+    """Return why ranks cannot share the layers of a directory; empty: they can."""
+    assert config.decoder, "config.json was not read"
+    has_slices = not config.has_expert_parallel and is_mxfp4(directory, WeightsError)
+    return ranks_problem(config.decoder, ranks) or (groups_problem(config.decoder, ranks) if has_slices else "")
 
 
 def _kind_of_reader(

@@ -1,10 +1,10 @@
 """The products of experts: rows sorted by expert, and each expert's rows multiplied by its matrices.
 
-Only the matrices of experts that have rows are read. On a GPU those of FP8 stay so. On a CPU each matrix is packed by
-itself, as linear.py says. Where oneDNN multiplies them, no product has fewer than four rows: it reads packed weights
-quicker for four rows than for one or two, and here nearly every matrix comes from memory. Of 48 experts of 288 x 768, 8
-for each token, in 12 layers: 29 ms for one token instead of 37, 131 instead of 157 for eight (processor time on an AMD
-EPYC, torch 2.13, fp32).
+Only the matrices of experts that have rows are read. On a GPU those of FP8 and MXFP4 stay so. On a CPU each matrix is
+packed by itself, as linear.py says. Where oneDNN multiplies them, no product has fewer than four rows: it reads packed
+weights quicker for four rows than for one or two, and here nearly every matrix comes from memory. Of 48 experts of
+288 x 768, 8 for each token, in 12 layers: 29 ms for one token instead of 37, 131 instead of 157 for eight (processor
+time on an AMD EPYC, torch 2.13, fp32).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from . import mxfp4
 from .fp8 import Fp8Linear, ScaledNumbers
 from .gates import ClampedGate
 from .linear import ACTIVATIONS, LEAST_ROWS, Blocks, Linear, padded_rows
@@ -29,9 +30,10 @@ class ExpertMatrices:
     Attributes:
         size_bytes: of all of them, biases included.
         packed: each by itself, on a CPU; empty: they are in ``weight``.
-        weight: [experts, out, in], on a GPU.
+        weight: [experts, out, in], on a GPU; of MXFP4 uint8 [experts, out, in / 2].
         bias: [experts, out] beside ``weight``; None: there is none.
-        scales: of FP8, fp32 [experts, out, blocks]; None: the numbers are what they are.
+        scales: of FP8, fp32 [experts, out, blocks]; of MXFP4 uint8 [experts, out, in / 32]; None: the numbers are what
+            they are.
         blocks: of columns that have one scale each; None: all of a row have.
     """
 
@@ -47,6 +49,17 @@ class ExpertMatrices:
         """How many experts there are."""
         return len(self.packed) if self.weight is None else len(self.weight)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether they are MXFP4."""
+        return self.weight is not None and self.weight.dtype == torch.uint8
+
+    @property
+    def inputs(self) -> int:
+        """Columns of a matrix on a GPU."""
+        assert self.weight is not None
+        return self.weight.shape[2] * (1 + self.is_packed)
+
     def padded(self, count: int) -> int:
         """Return how many rows a product of one expert's matrix is made with, for a number of rows."""
         if self.weight is not None or not count or self.packed[0].panels:
@@ -58,7 +71,9 @@ class ExpertMatrices:
         if self.weight is None:
             return self.packed[expert](x)
         matrix = self.weight[expert]
-        if self.scales is not None:
+        if self.is_packed and self.scales is not None:
+            matrix = mxfp4.dequantize(matrix, self.scales[expert], x.dtype)
+        elif self.scales is not None:
             matrix = Fp8Linear(ScaledNumbers.of(matrix, self.scales[expert], self.blocks)).matrix(x.dtype)
         return F.linear(x, matrix, None if self.bias is None else self.bias[expert])
 

@@ -61,7 +61,7 @@ class TritonOps(TritonProducts):
         self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor, norm: Norm | None = None
     ) -> Tensor:
         """See Ops."""
-        is_whole = layer.into.scales is None and layer.first is None
+        is_whole = (layer.into.scales is None or layer.into.is_packed) and layer.first is None
         is_few = is_whole and few_experts.is_few(layer, *chosen.shape)
         if norm and not (is_few and norm.is_rms):
             x, norm = self.norm(x, norm), None

@@ -17,7 +17,8 @@ from ..experts import ExpertMatrices, Experts
 from ..fp8 import block_of
 from .elements import activated, combined, converted
 from .expert_choice import sort_by_expert
-from .launch import bytes_of, scales_of
+from .fp4_tiles import fp4_tile
+from .launch import bytes_of, is_older, scales_of
 
 
 class Tiles(NamedTuple):
@@ -37,6 +38,7 @@ class Tiles(NamedTuple):
 
 # Chosen by what other grouped products take, and not measured yet.
 _FEW, _SOME, _MANY = Tiles(16, 32, 128, 4, 4), Tiles(32, 64, 64, 4, 4), Tiles(128, 64, 64, 8, 3)
+_OLDER_PACKED = Tiles(64, 64, 64, 4, 3)  # many rows times MXFP4 before Hopper, where more would spill registers
 
 
 @triton.jit
@@ -68,15 +70,15 @@ def _add_product(sums, values, tile, scales, first, scale_width: tl.constexpr):
 def _grouped(  # noqa: C901 (one kernel)
     y, x, weight, bias, scales, order, ends, counts, experts, outputs, inputs, used, factor, offset, limit,
     scale_first, scale_count, scale_width: tl.constexpr, has_scales: tl.constexpr, is_native: tl.constexpr,
-    is_into: tl.constexpr, is_gated: tl.constexpr, has_bias: tl.constexpr, activation: tl.constexpr,
-    is_clamped: tl.constexpr, width: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
-    block_k: tl.constexpr, stages: tl.constexpr,
+    is_packed: tl.constexpr, is_into: tl.constexpr, is_gated: tl.constexpr, has_bias: tl.constexpr,
+    activation: tl.constexpr, is_clamped: tl.constexpr, width: tl.constexpr, block_m: tl.constexpr,
+    block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """Multiply a block of rows by a part of their expert's matrix.
 
     is_into: x has a row a token, [N, inputs], and y one a sorted pair, activated. Else x has one a sorted pair, and y
     one a pair, [pairs, outputs], multiplied by what the pair counts. is_gated: the matrix is twice as long.
-    scale_width: see gemv.
+    scale_width: see gemv. is_packed: matrix and scales are MXFP4.
     """
     expert, first, last = find_rows(ends, tl.program_id(1), experts, width, block_m)
     if first < last:
@@ -90,7 +92,10 @@ def _grouped(  # noqa: C901 (one kernel)
         at = weight + expert.to(tl.int64) * matrix_rows * inputs + tl.where(is_n, n, 0)[None, :].to(tl.int64) * inputs
         rows = x + source[:, None] * inputs
         scale_at = scales
-        if has_scales:
+        if is_packed:
+            matrix_row = expert.to(tl.int64) * matrix_rows + tl.where(is_n, n, 0)
+            numbers_at, powers_at = weight + matrix_row * (inputs // 2), scales + matrix_row * (inputs // 32)
+        elif has_scales:
             scale_at = scales + (expert.to(tl.int64) * matrix_rows + tl.where(is_n, n, 0)) * scale_count
         sums = tl.zeros([block_m, block_n], tl.float32)
         others = tl.zeros([block_m, block_n], tl.float32)
@@ -98,11 +103,19 @@ def _grouped(  # noqa: C901 (one kernel)
             k = start + tl.arange(0, block_k)
             is_k = k < inputs
             values = tl.load(rows + k[None, :], is_row[:, None] & is_k[None, :], 0)
-            tile = converted(tl.load(at + k[:, None], is_k[:, None], 0.0), values.dtype, is_native)
+            if is_packed:
+                tile = fp4_tile(numbers_at, powers_at, start, inputs, values.dtype, block_n, block_k, is_native)
+            else:
+                tile = converted(tl.load(at + k[:, None], is_k[:, None], 0.0), values.dtype, is_native)
             sums = _add_product(sums, values, tile, scale_at, scale_first + start, scale_width)
             if is_gated:
-                tile = tl.load(at + outputs.to(tl.int64) * inputs + k[:, None], is_k[:, None], 0.0)
-                tile = converted(tile, values.dtype, is_native)
+                if is_packed:
+                    other_at = numbers_at + outputs.to(tl.int64) * (inputs // 2)
+                    other_powers = powers_at + outputs.to(tl.int64) * (inputs // 32)
+                    tile = fp4_tile(other_at, other_powers, start, inputs, values.dtype, block_n, block_k, is_native)
+                else:
+                    tile = tl.load(at + outputs.to(tl.int64) * inputs + k[:, None], is_k[:, None], 0.0)
+                    tile = converted(tile, values.dtype, is_native)
                 place = outputs * scale_count * scale_width + scale_first + start
                 others = _add_product(others, values, tile, scale_at, place, scale_width)
         if has_scales and not scale_width:
@@ -132,9 +145,10 @@ def run_experts(layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Te
     """Sum what each token's experts compute of it; see experts.run_experts."""
     pairs, experts = chosen.numel(), layer.into.count
     order, ends = sort_by_expert(chosen, experts)
-    tiles = _MANY if pairs >= 64 * experts else _SOME if pairs >= 16 * experts else _FEW
+    many = _OLDER_PACKED if layer.into.is_packed and is_older(x.device) else _MANY
+    tiles = many if pairs >= 64 * experts else _SOME if pairs >= 16 * experts else _FEW
     assert layer.into.weight is not None and layer.out.weight is not None
-    width = layer.out.weight.shape[2]
+    width = layer.out.inputs
     inner = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
     # Of experts elsewhere nothing is written.
     make = torch.empty if layer.first is None else torch.zeros
@@ -163,9 +177,10 @@ def _launch(
     gate = (clamped.factor, clamped.up_offset, clamped.limit or float("inf")) if clamped else (1.0, 0.0, 0.0)
     block_k = min(tiles.inputs, block_of(matrices.blocks)) if matrices.blocks else tiles.inputs
     _grouped[(triton.cdiv(outputs, tiles.outputs), most)](
-        y, x, bytes_of(weight), matrices.bias, matrices.scales, order, ends, counts, experts, outputs, weight.shape[2],
-        used, *gate, *scales_of(matrices.scales, matrices.blocks), has_scales=matrices.scales is not None,
-        is_native=x.is_cuda, is_into=function is not None, is_gated=bool(function and function.is_gated),
+        y, x, bytes_of(weight), matrices.bias, matrices.scales, order, ends, counts, experts, outputs, matrices.inputs,
+        used, *gate, *scales_of(matrices.scales, matrices.blocks),
+        has_scales=matrices.scales is not None and not matrices.is_packed, is_native=x.is_cuda,
+        is_packed=matrices.is_packed, is_into=function is not None, is_gated=bool(function and function.is_gated),
         has_bias=matrices.bias is not None, activation=function.activation if function else "",
         is_clamped=clamped is not None, width=triton.next_power_of_2(experts), block_m=tiles.rows,
         block_n=tiles.outputs, block_k=block_k, stages=max(1, tiles.stages * 2 // x.element_size()),
