@@ -47,7 +47,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.fastertransformer.engine import loading
+from backends.fastertransformer.engine import part
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.model import draft_model, predictor
 from backends.fastertransformer.engine.model.layouts import ModelWeights
@@ -173,7 +173,7 @@ def serving(arguments: SpeculationArguments, text: Text) -> Iterator[Engine]:
             has_prefix_cache=False, speculation=arguments.way,
         )  # fmt: skip
         with (
-            mock.patch.object(loading, "load_weights", load_and_tell),
+            mock.patch.object(part, "load_weights", load_and_tell),
             mock.patch.object(draft_model, "load_weights", load_and_tell_draft),
             mock.patch.object(predictor, "load_weights", load_and_tell_predictor),
         ):
@@ -220,9 +220,9 @@ def _tell_head(weights: ModelWeights, table: Tensor, before: Sequence[int], says
     for layer in weights.decoder.layers:
         for out in (layer.attention and layer.attention.out, layer.feed_forward and layer.feed_forward.out):
             assert out
-            for part in (out.weight, out.bias):
-                if part is not None:
-                    part.zero_()
+            for numbers in (out.weight, out.bias):
+                if numbers is not None:
+                    numbers.zero_()
     weights.decoder.final_norm.weight.fill_(1)
     head = torch.zeros_like(table)
     head[torch.tensor(says, device=table.device)] = table[torch.tensor(before[: len(says)], device=table.device)]
