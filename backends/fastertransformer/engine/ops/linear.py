@@ -2,17 +2,8 @@
 
 On an x86-64 CPU with a C compiler the weight lies in panels that our own kernels multiply (host/products.c). Elsewhere
 it is packed once into oneDNN's blocked layout, as TorchInductor does when it freezes a model (the same two operators);
-two and three rows are then padded to four. The products of a Llama of 12 layers, 768 wide, with a head of 32,000 (438
-MB in fp32) take, in ms of processor time of one thread of an AMD EPYC (Zen 4), torch 2.13:
-
-    rows                              1     2     4     8    16    32    64
-    fp32, panels                     22    21    20    26    45    78   144
-    fp32, oneDNN                     39    35    34    42    52    82   146
-    fp16, panels                     11    13    19    28    49    86   160
-    bf16, panels                     11    11    11    15    26    44    80
-    int8, panels                      6    10    15    26    44    79   150
-
-One row's are the memory's rate, 20 GB/s.
+two and three rows are then padded to four. docs/performance.md has what both take. One row's products take as long as
+to read the matrices, 25 to 29 GB/s of one core (AMD EPYC, Zen 4).
 
 int8: each output channel has a scale, its largest weight / 127, and its weights are rounded to multiples of it. Without
 the kernels that saves memory on a CPU, not time: torch's own int8 product is 3 to 30 times slower there in fp32 than to

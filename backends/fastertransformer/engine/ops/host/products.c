@@ -6,8 +6,10 @@
    rounded to bf16. Where it multiplies four bytes at once (QUADS), int8 lies as [panels][inputs / 4][WIDTH][4], filled
    up with zeros, and DEPTH activations of a row share a scale: their largest is 32512, and each is rounded to 256 a + b
    with bytes a and b. A part's sum is exact then, and what is rounded is 1/256 of what the weights' own rounding is.
-   To widen each number to fp32 takes six instructions where two bytes of 64 inputs take two. Threads take panels one after another; panels.py calls this. The processor fetches a panel's memory
-   ahead by itself: to ask for it too made one row 8 to 15% slower (Zen 4).
+   To widen each number to fp32 takes six instructions where two bytes of 64 inputs take two.
+
+   Threads take panels one after another; panels.py calls this. The processor fetches a panel's memory ahead by itself:
+   to ask for it too made one row 8 to 15% slower (Zen 4).
 
    A row's sums are made in one order, so that they are the same whatever other rows there are. */
 
