@@ -12,7 +12,7 @@ PIP = $$(realpath $(VENV))/bin/python -m pip install --quiet --disable-pip-versi
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo demo-llama demo-moe test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-launchers test-kernels test-kernels-interpreted test-kernels-compiled \
-  test-kernels-compiled-3.6 test-aiperf-counts test-aiperf-clocks test-lm-eval-decoder test-lm-eval-encoder-decoder environments check docs format golden lock clean
+  test-kernels-compiled-3.6 test-aiperf-counts test-aiperf-clocks environments check docs format golden lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -45,13 +45,8 @@ torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints
 test-nemo: .venv-nemo/.ready ## compare with NeMo's tokenizers and megatron-core's checkpoints, in a virtual environment of their own
 	.venv-nemo/bin/python -m pytest tests/with_nemo tests/with_megatron_core
 
-test-lm-eval: test-lm-eval-decoder test-lm-eval-encoder-decoder ## drive a deployment by lm-evaluation-harness, in a virtual environment of its own
-
-test-lm-eval-decoder: .venv-lm-eval/.ready
-	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval --ignore tests/with_lm_eval/test_encoder_decoder.py
-
-test-lm-eval-encoder-decoder: .venv-lm-eval/.ready
-	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval/test_encoder_decoder.py
+test-lm-eval: .venv-lm-eval/.ready ## drive a deployment by lm-evaluation-harness, in a virtual environment of its own
+	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval
 
 test-aiperf: test-aiperf-counts test-aiperf-clocks ## drive a deployment's OpenAI endpoint by NVIDIA's aiperf, in a virtual environment of its own
 
@@ -143,8 +138,11 @@ INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
 	.venv-nemo/bin/python -m pip install --quiet --no-deps megatron-bridge==0.3.1
 	touch $@
 
-.venv-lm-eval/.ready: tests/with_lm_eval/requirements.txt
-	$(INSTALL)
+# It sees the project's packages, torch among them, and has what is missing there or needs another version.
+.venv-lm-eval/.ready: tests/with_lm_eval/requirements.txt | $(VENV)/.tests
+	$(PYTHON) -m venv $$(realpath -m $(@D))
+	realpath $(VENV)/lib/python3*/site-packages >$$(realpath $(@D)/lib/python3*/site-packages)/project.pth
+	$$(realpath $(@D))/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $<
 	touch $@
 
 .venv-trackers/.ready: tests/with_trackers/requirements.txt
