@@ -190,6 +190,17 @@ def results_of(root: Path) -> Path:
     return root / "tiny" / "export_tp1_pp1_fp16_fp16"
 
 
+def test_ctrl_c_stops_everything_and_says_how_to_continue(begun: Path) -> None:
+    with running_benchmark(begun) as process:
+        members = family(process.pid)
+        assert {"tritonserver", "triton_python_backend_stub"} <= set(members.values())
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "run the same command again to continue" in output
+    assert "Traceback" not in output
+    assert_nothing_is_left(begun, members)
+
+
 @pytest.mark.parametrize(
     "victim",
     [
@@ -220,18 +231,6 @@ def test_kill_9_in_the_middle_leaves_nothing_and_a_rerun_continues(begun: Path, 
         *(("benchmark", "done"), ("report", "done")),
     ]
     assert_nothing_is_left(begun)
-
-
-def test_ctrl_c_stops_everything_and_says_how_to_continue(begun: Path) -> None:
-    shutil.rmtree(results_of(begun) / "benchmark", ignore_errors=True)
-    with running_benchmark(begun) as process:
-        members = family(process.pid)
-        assert {"tritonserver", "triton_python_backend_stub"} <= set(members.values())
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "run the same command again to continue" in output
-    assert "Traceback" not in output
-    assert_nothing_is_left(begun, members)
 
 
 def test_a_sweep_goes_on_after_a_failed_point_meets_in_one_report_and_resumes(tmp_path: Path) -> None:
