@@ -7,13 +7,16 @@ Truth first: a small Llama with adapters on all linear layers, in fp32; rows of 
 without, against transformers with each adapter merged. Then a model with made-up weights, of which the same request is
 timed in several ways in one run: on an engine that has no room for adapters, and on one that has, with plain rows, with
 rows that take turns among the adapters, with half of them plain, and with one adapter for all. step_ms is the time of a
-decode step, from answers of two lengths; ratio is the rate of its rows beside the first line's. Exit status 1 where
-tokens differ.
+decode step, from answers of two lengths; ratio is the rate of its rows beside the first line's. With --peer-path, vLLM
+answers the same cases first, with the same adapters; peer_ms is its step. Exit status 1 where tokens differ.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -31,6 +34,7 @@ from backends.fastertransformer.engine.settings import Settings
 from benchmarks.engine.random_directory import write_directory
 from benchmarks.gpu.decode import asks_of, latency_ms
 from benchmarks.gpu.models import Table, engine_of, find_size, kernel_times, need_gpu
+from benchmarks.peers.models import hugging_face_config
 from ft_format.tensors import ARGMAX_NUCLEUS
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status
@@ -46,6 +50,8 @@ _SMALL: dict[str, Any] = {
 }
 _LIMIT = 1e-3  # of differences of log-probabilities, in fp32
 _NEVER = 1 << 20
+_NO_ROOM = "without room for adapters"
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,8 @@ class AdapterArguments(ScriptArguments):
     data_type: str = field(default="fp16", metadata={"help": "fp16 or bf16"})
     repeats: int = field(default=5, metadata={"help": "measurements of each case; the median counts"})
     profile: Path | None = field(default=None, metadata={"help": "file that takes the kernels by time"})
+    peer_path: Path | None = field(default=None, metadata={"help": "directory with vLLM, for its PYTHONPATH"})
+    peer_env: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of NAME=value, for vLLM alone"})
     csv: Path | None = field(default=None, metadata={"help": "file to write"})
     commit: str = field(default="", metadata={"help": "what is measured, for the file"})
 
@@ -74,6 +82,7 @@ class Row:
     rank: int
     step_ms: float
     ratio: float
+    peer_ms: float = float("nan")
 
 
 def write_adapter(directory: Path, decoder: Decoder, rank: int, seed: int, dtype: torch.dtype) -> Path:
@@ -87,7 +96,8 @@ def write_adapter(directory: Path, decoder: Decoder, rank: int, seed: int, dtype
             numbers = torch.randn(shape, generator=generator) * shape[1] ** -0.5 * (1.0 if side == "A" else 0.2)
             tensors[f"{PREFIX}{name}.lora_{side}.weight"] = numbers.to(dtype)
     save_file(tensors, directory / WEIGHTS_FILE)
-    said = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none"}
+    targets = sorted({name.rpartition(".")[2] for name in linear_layers(decoder)})
+    said = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "target_modules": targets}
     (directory / CONFIG_FILE).write_text(json.dumps(said))
     return directory
 
@@ -179,30 +189,53 @@ def _generate(engine: Engine, tensors: Any) -> None:
     engine.generate([engine.parse(tensors)])
 
 
+def peer_steps(arguments: AdapterArguments, directory: Path, cases: Sequence[Sequence[str]]) -> list[float]:
+    """Let vLLM time the same cases, in a process of its own that has ended when this returns."""
+    size = find_size(arguments.size)
+    config = hugging_face_config(size, arguments.data_type)
+    (directory / "config.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "benchmarks.peers.vllm_adapters", f"--directory={directory}"]
+    command += [
+        f"--cases={json.dumps(cases)}",
+        f"--lengths={json.dumps(arguments.lengths)}",
+        f"--rank={arguments.rank}",
+    ]
+    command += [f"--repeats={arguments.repeats}", f"--vocab={size.vocab}"]
+    env = os.environ | dict(pair.split("=", 1) for pair in arguments.peer_env)
+    env["PYTHONPATH"] = os.pathsep.join([str(arguments.peer_path), str(_ROOT), env.get("PYTHONPATH", "")])
+    subprocess.run(command, env=env, cwd=_ROOT, check=True)
+    return [float(each) for each in json.loads((directory / "steps.json").read_text())]
+
+
 def measure(arguments: AdapterArguments) -> None:
     """Time all cases of one model."""
     size, table = find_size(arguments.size), Table(arguments.csv, arguments.commit)
     count, rows = arguments.adapters, arguments.rows
-    with engine_of(size, arguments.data_type) as engine:
-        first = step_ms(engine, arguments, [""] * rows)
-        table.add(Row("without room for adapters", rows, 0, 0, first, 1.0))
+    turns = [f"a{row % count}" for row in range(rows)]
+    cases = {"plain rows": [""] * rows, "all rows": turns, "one adapter": ["a0"] * rows}
+    cases["half of the rows"] = [name if row % 2 else "" for row, name in enumerate(turns)]
     with tempfile.TemporaryDirectory(prefix="slipway-gpu-") as folder:
+        directory, peer = Path(folder), dict[str, float]()
+        size.write(directory)
+        decoder = read_directory(directory, _raise).decoder
+        for number in range(count):
+            write_adapter(directory / f"adapters/a{number}", decoder, arguments.rank, number, torch.float16)
+        if arguments.peer_path:
+            without = peer_steps(arguments, directory, [[""] * rows])
+            peer = dict(zip(cases, peer_steps(arguments, directory, list(cases.values())), strict=True))
+            peer[_NO_ROOM] = without[0]
+        with engine_of(size, arguments.data_type) as engine:
+            first = step_ms(engine, arguments, [""] * rows)
+            table.add(Row(_NO_ROOM, rows, 0, 0, first, 1.0, peer.get(_NO_ROOM, math.nan)))
         room = {"max_adapters": count, "max_adapter_rank": arguments.rank}
         with engine_of(size, arguments.data_type, **room) as engine:
             print(engine.description, flush=True)
-            assert engine.config.decoder
             for number in range(count):
-                path = write_adapter(
-                    Path(folder) / f"a{number}", engine.config.decoder, arguments.rank, number, torch.float16
-                )
-                engine.load_adapter(f"a{number}", path)
-            turns = [f"a{row % count}" for row in range(rows)]
-            cases = {"plain rows": [""] * rows, "all rows": turns, "one adapter": ["a0"] * rows}
-            cases["half of the rows"] = [name if row % 2 else "" for row, name in enumerate(turns)]
+                engine.load_adapter(f"a{number}", directory / f"adapters/a{number}")
             for case, names in cases.items():
                 took = step_ms(engine, arguments, names)
                 used = len({*names} - {""})
-                table.add(Row(case, rows, used, arguments.rank, took, first / took))
+                table.add(Row(case, rows, used, arguments.rank, took, first / took, peer.get(case, math.nan)))
 
 
 def main(argv: Sequence[str]) -> None:

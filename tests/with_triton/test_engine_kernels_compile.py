@@ -179,7 +179,8 @@ def grouped(tiles: grouped_gemm.Tiles, is_into: bool) -> dict[str, Any]:
     return {**cut, **kind, "width": 128, "scale_width": 0, "has_scales": False, "is_native": True, "is_packed": False}
 
 
-ADAPTERS = {"order": "*i32", **dict.fromkeys(("h",), "*fp32"), **dict.fromkeys(("down", "up"), "*fp16")}
+ADAPTERS = {**dict.fromkeys(("places", "rows", "order"), "*i32"), "h": "*fp32"}
+ADAPTERS |= dict.fromkeys(("down", "up"), "*fp16")
 GROUPED_GEMM = "grouped_gemm"
 LATENT = {"turned": "*fp16", "absorbed": "*fp16"}
 LATENT_FP32 = dict.fromkeys(("turned", "absorbed", "kv", "out"), "*fp32")
@@ -236,39 +237,40 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         CHOICE,
     ),
     "pairs by expert": ("expert_choice", "_sort", 4, {"width": 256, "block": 128}, {"order": "*i32", "chosen": "*i64"}),
+    "rows of adapters": ("low_rank", "_share", 1, {"width": 16, "block_m": 16}, ADAPTERS),
     "adapters of few rows": (
         "low_rank",
         "_narrow",
         4,
-        {"width": 16, "block_m": 16, "block_r": 16, "block_k": 256, "parts": 8},
+        {"block_m": 16, "block_r": 16, "block_k": 256, "parts": 8},
         ADAPTERS,
     ),
     "adapters of many rows": (
         "low_rank",
         "_narrow",
         4,
-        {"width": 16, "block_m": 64, "block_r": 64, "block_k": 128, "parts": 1},
+        {"block_m": 64, "block_r": 64, "block_k": 128, "parts": 1},
         ADAPTERS,
     ),
     "what adapters add to few rows": (
         "low_rank",
         "_widen",
         4,
-        {"width": 16, "block_m": 16, "block_n": 128, "block_r": 16, "parts": 8, "matrices": 3},
+        {"block_m": 16, "block_n": 128, "block_r": 16, "parts": 8, "matrices": 3, "is_one_block": True},
         ADAPTERS,
     ),
     "what adapters add to few wide rows": (
         "low_rank",
         "_widen",
         8,
-        {"width": 16, "block_m": 16, "block_n": 256, "block_r": 16, "parts": 8, "matrices": 2},
+        {"block_m": 16, "block_n": 256, "block_r": 16, "parts": 8, "matrices": 2, "is_one_block": True},
         ADAPTERS,
     ),
     "what adapters add to many rows": (
         "low_rank",
         "_widen",
         8,
-        {"width": 64, "block_m": 64, "block_n": 128, "block_r": 32, "parts": 1, "matrices": 3},
+        {"block_m": 64, "block_n": 128, "block_r": 32, "parts": 1, "matrices": 3, "is_one_block": False},
         ADAPTERS,
     ),
     "argmax": ("sampling", "_argmax_step", 4, {"parts": 32, "block": 1024}, {"tokens": "*i64", "lost": "i32"}),
@@ -608,7 +610,7 @@ def test_a_kernel_compiles_and_spills_no_register(case: str, capability: int, tm
     signature = {name: "constexpr" if name in constants else known.get(name, "i32") for name in kernel.arg_names}
     places = {name: (place,) for place, name in enumerate(kernel.arg_names)}
     # As the launcher finds them: memory begins at multiples of 16 bytes, and so do pages and rows of a matrix.
-    sizes = ("outputs", "inputs")
+    sizes = ("outputs", "inputs", *["rank"] * (module == "low_rank"))
     aligned = [name for name, kind in signature.items() if kind.startswith("*") or kind == "i64" or name in sizes]
     source = ASTSource(
         kernel,
