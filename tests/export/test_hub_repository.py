@@ -13,7 +13,9 @@ import torch
 import transformers
 from support.engines.asking import CPU, ask, generated
 from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.huggingface_models import write_tokenizer
 from support.tiny_models.llama_hub_models import save_llama
+from support.tiny_models.quantized_models import save_mxfp4
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.settings import read_settings
@@ -73,6 +75,23 @@ def test_it_is_proved_and_served_for_any_number_of_ranks(arguments: ExportArgume
         check_engine(model, "fastertransformer")
     with pytest.raises(ArtefactError, match="3 ranks cannot share 8 heads"):
         build_repository(replace(arguments, output=tmp_path / "3", tensor_para_size=3))
+
+
+def test_experts_of_mxfp4_are_served_as_they_are(arguments: ExportArguments, tmp_path: Path) -> None:
+    given = {"format": "huggingface", "quantization": "mxfp4"}
+    write_tokenizer(save_mxfp4(tmp_path / "packed"))
+    convert(ConvertArguments(tmp_path / "packed", tmp_path / "mxfp4", 1, "bf16", **given))
+    asked = replace(arguments, ft_checkpoint=tmp_path / "mxfp4", data_type="bf16")
+    build_repository(asked)
+    (model,) = find_served_models(arguments.output)
+    assert prove_weights(model, arguments.output) == 1
+    for changes, words in (
+        ({"tensor_para_size": 4}, "4 ranks cannot share experts of MXFP4 in groups of 32 of a middle of 64"),
+        ({"int8_mode": 1}, "int8_mode with experts"),
+        ({"fp8_activations": True}, "fp8_activations with weights of which none is FP8"),
+    ):
+        with pytest.raises(ArtefactError, match=words):
+            build_repository(replace(asked, output=tmp_path / "other", **changes))
 
 
 def test_a_server_of_it_gives_transformers_tokens(arguments: ExportArguments, tmp_path: Path) -> None:
