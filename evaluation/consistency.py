@@ -30,6 +30,7 @@ from evaluation.client.served_identity import check_unchanged
 from evaluation.client.served_model import Target, open_target
 from evaluation.divergence.arguments import check_texts
 from evaluation.divergence.corpus import Ids, digest_of, make_passages, read_documents
+from evaluation.parity.arguments import FP8_CACHE
 from evaluation.tasks import outcome as files
 from evaluation.tasks.metric import FAILS, FRACTION, HIGHER, HOLDS, LOWER, Metric
 from evaluation.tasks.scoring import Scorer
@@ -45,6 +46,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "fp16": (0.01, 0.1),
     "bf16": (0.1, 0.8),
     "int8": (0.2, 1.0),
+    FP8_CACHE: (0.1, 0.8),
 }
 _WORDS = {
     WARM: "a prompt's second answer is another one, as where a prefix cache gives back what is not the prompt's own",
@@ -125,6 +127,8 @@ def _precision(target: Target) -> str:
     settings = {**target.interface.parameters, **target.served.endpoint.settings}
     if settings.get("int8_mode", "0") != "0":
         return "int8"
+    if settings.get("kv_cache_dtype", "").startswith("fp8"):  # decode steps read it, and a pass over a prompt does not
+        return FP8_CACHE
     said = [each for each in LIMITS if each in (settings.get("data_type"), settings.get("weight_data_type"))]
     return said[-1] if said else "fp32"
 

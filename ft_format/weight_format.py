@@ -30,13 +30,17 @@ class WeightFormat:
 
 NONE, INT8 = WeightFormat("", 0), WeightFormat("int8", 1)
 FORMATS = (NONE, INT8)
-"""Those that KEY chooses; a Hugging Face directory whose matrices are FP8 is served so without it."""
+"""Those that KEY chooses."""
+FP8, FP8_BLOCK = FP8_FORMATS = (WeightFormat("fp8", 0), WeightFormat("fp8_block", 0))
+"""Those that ``quantization`` chooses, or that a Hugging Face directory has."""
 
 
-def find_format(mode: Any) -> WeightFormat:
-    """Return the format that KEY says; where it says nothing it is NONE.
+def find_format(mode: Any, quantization: str | None = None) -> WeightFormat:
+    """Return the format that KEY and ``quantization`` say; where they say nothing it is NONE.
 
     One that only another server knows is called as it is written.
     """
+    if found := [each for each in FP8_FORMATS if each.name == quantization]:
+        return found[0]
     written = str(int(mode)) if isinstance(mode, bool) else str(mode or 0)
     return next((each for each in FORMATS if str(each.mode) == written), WeightFormat(f"{KEY} {written}", -1))

@@ -108,9 +108,9 @@ def main(argv: Sequence[str]) -> None:
         with tempfile.TemporaryDirectory() as directory:
             for row in _look_at(name, formats, arguments, Path(directory)):
                 rows.append(row)
-                sys.stdout.write(f"{_line(row)}\n")
+                sys.stdout.write(f"{line(row)}\n")
                 sys.stdout.flush()
-                _write(arguments.csv, rows)
+                write(arguments.csv, rows)
     sys.stdout.write(f"{sum(row.by_all != row.should for row in rows)} of {len(rows)} verdicts are wrong\n")
 
 
@@ -134,7 +134,8 @@ def _wanted(arguments: LimitsArguments) -> list[tuple[str, Sequence[str]]]:
     return [(name, formats) for name in families]
 
 
-def _line(row: Row) -> str:
+def line(row: Row) -> str:
+    """Return a row as it is printed."""
     return (
         f"{row.family:<9} {row.format:<9} {row.state:<36} differences {row.max_log_prob_difference:.4f}"
         f" {row.mean_log_prob_difference:.5f} {row.greedy_agreement:.3f}, of passages"
@@ -144,7 +145,8 @@ def _line(row: Row) -> str:
     )
 
 
-def _write(path: Path | None, rows: Sequence[Row]) -> None:
+def write(path: Path | None, rows: Sequence[Row]) -> None:
+    """Write the rows that there are, if a file is asked for."""
     if path is None:
         return
     with path.open("w", newline="", encoding="utf-8") as stream:
@@ -174,12 +176,12 @@ def _look_at(name: str, formats: Sequence[str], arguments: LimitsArguments, dire
             damaged = shutil.copytree(shards, directory / "damaged")
             damage(damaged)
             engine = open_engine(replace(settings, checkpoint=damaged), device)
-            answers = [_ask(engine, family, prompt) for prompt in prompts]
+            answers = [ask(engine, family, prompt) for prompt in prompts]
             formats_served = Formats(weights, data_type, find_format(int8_mode))
-            findings = _compare_passages(engine, family, reference, formats_served, parity)
+            findings = compare_passages(engine, family, reference, formats_served, parity)
             engine.close()
             shutil.rmtree(damaged)
-            yield _judge((name, number_format, state), answers, findings, reference, limits, is_sound)
+            yield judge((name, number_format, state), answers, findings, reference, limits, is_sound)
 
 
 def _plant(defect: Defect, shards: Path) -> None:
@@ -202,7 +204,7 @@ def _states(defects: str, name: str, number_format: str) -> Iterator[tuple[str, 
         yield state, partial(_inflict, damage, FAMILIES[name]), state == "sound"
 
 
-def _judge(
+def judge(
     which: tuple[str, str, str],
     answers: Sequence[Served],
     findings: PassageFindings,
@@ -210,6 +212,7 @@ def _judge(
     limits: Mapping[str, float],
     is_sound: bool,
 ) -> Row:
+    """Return what parity says of answers and passages by the limits."""
     positions = [
         position
         for row, served in enumerate(answers)
@@ -240,7 +243,7 @@ def _prompts(shards: Path, texts: Sequence[str] | None) -> list[list[int]]:
     return made
 
 
-def _ask(engine: Engine, family: Family, prompt: list[int]) -> Served:
+def ask(engine: Engine, family: Family, prompt: list[int]) -> Served:
     """Have the engine continue a prompt and score its tokens, as parity has a server do."""
     is_t5 = family.model_type == "T5"
     tensors = {
@@ -259,7 +262,7 @@ def _ask(engine: Engine, family: Family, prompt: list[int]) -> Served:
     return Served(tuple(prompt), tokens, log_probs, argmax)
 
 
-def _compare_passages(
+def compare_passages(
     engine: Engine, family: Family, reference: HuggingFaceReference, formats: Formats, parity: Mapping[str, Any]
 ) -> PassageFindings:
     """What parity makes of passages."""

@@ -20,13 +20,13 @@ from torch import Tensor
 from benchmarks.parity.models import LOGIT_SPREAD, SHARPNESS
 
 VOCAB, LAYERS, MIDDLE, LONGEST = 2000, 6, 3, 512
-_WIDTH, _HEADS = 256, 8
+_WIDTH, HEADS = 256, 8
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": _WIDTH,
     "intermediate_size": 2 * _WIDTH,
     "num_hidden_layers": LAYERS,
-    "num_attention_heads": _HEADS,
+    "num_attention_heads": HEADS,
     "num_key_value_heads": 2,
     "max_position_embeddings": LONGEST,
     "bos_token_id": 0,
@@ -44,14 +44,14 @@ _ROPE = {
 }
 _EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "n_shared_experts": 1}
 _LATENT = {"q_lora_rank": 64, "kv_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
-_GROUPS = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": _HEADS}
+_GROUPS = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": HEADS}
 # Falcon-H1's factors make Mamba's part of a layer small, next to attention's.
 _LOUD = {"ssm_in_multiplier": 8.0, "ssm_out_multiplier": 5.0, "ssm_multipliers": [1.3, 2.5, 1.8, 1.5, 1.1]}
 _MAMBA = {"mamba_d_ssm": 256, "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
 Files = dict[str, Tensor]
 
 
-def _change(pattern: str, change: Callable[[Tensor], Tensor]) -> Callable[[Path], None]:
+def change_tensors(pattern: str, change: Callable[[Tensor], Tensor]) -> Callable[[Path], None]:
     """Replace the tensors of the layer in the middle, or of the model, whose names end so."""
 
     def damage(directory: Path) -> None:
@@ -66,7 +66,7 @@ def _change(pattern: str, change: Callable[[Tensor], Tensor]) -> Callable[[Path]
     return damage
 
 
-def _swap(first: str, second: str) -> Callable[[Path], None]:
+def swap_tensors(first: str, second: str) -> Callable[[Path], None]:
     """Let tensors of the layer in the middle change places: those whose names hold one word, or the other."""
 
     def damage(directory: Path) -> None:
@@ -82,7 +82,9 @@ def _swap(first: str, second: str) -> Callable[[Path], None]:
     return damage
 
 
-def _configure(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+def configure(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    """Change ``config.json``."""
+
     def damage(directory: Path) -> None:
         file = directory / "config.json"
         said = json.loads(file.read_text())
@@ -104,7 +106,8 @@ def _without_scaling(said: dict[str, Any]) -> None:
     said["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
 
 
-def _halves(x: Tensor) -> Tensor:
+def halves(x: Tensor) -> Tensor:
+    """Let the halves of a tensor's rows change places."""
     return x.roll(len(x) // 2, 0)
 
 
@@ -145,10 +148,10 @@ class HubModel:
         model.save_pretrained(directory)
 
 
-_COMMON = {
-    "input norm x 1.02": _change(r"input_layernorm\.weight", lambda x: 1.02 * x),
-    "o_proj: two heads' columns swapped": _change(
-        r"self_attn\.o_proj\.weight", lambda x: x.view(len(x), _HEADS, -1)[:, [1, 0, *range(2, _HEADS)]].flatten(1)
+COMMON = {
+    "input norm x 1.02": change_tensors(r"input_layernorm\.weight", lambda x: 1.02 * x),
+    "o_proj: two heads' columns swapped": change_tensors(
+        r"self_attn\.o_proj\.weight", lambda x: x.view(len(x), HEADS, -1)[:, [1, 0, *range(2, HEADS)]].flatten(1)
     ),
 }
 MODELS: dict[str, HubModel] = {
@@ -156,49 +159,49 @@ MODELS: dict[str, HubModel] = {
         "DeepseekV3",
         {**_EXPERTS, **_LATENT, **_GROUPS},
         {
-            **_COMMON,
-            "two experts swapped": _swap("experts.0.", "experts.1."),
-            "an expert zeroed": _change(r"experts\.5\.down_proj\.weight", lambda x: 0 * x),
-            "gate and up of an expert swapped": _swap("experts.2.gate_proj", "experts.2.up_proj"),
-            "router: rows in another order": _change(r"mlp\.gate\.weight", lambda x: x.roll(1, 0)),
-            "router x 1.10": _change(r"mlp\.gate\.weight", lambda x: 1.1 * x),
-            "shared expert dropped": _change(r"shared_experts\.down_proj\.weight", lambda x: 0 * x),
-            "latent norm x 1.02": _change(r"kv_a_layernorm\.weight", lambda x: 1.02 * x),
-            "kv_b_proj: halves swapped": _change(r"kv_b_proj\.weight", _halves),
-            "routed scaling 2 in place of 2.5": _configure(lambda said: said.update(routed_scaling_factor=2.0)),
+            **COMMON,
+            "two experts swapped": swap_tensors("experts.0.", "experts.1."),
+            "an expert zeroed": change_tensors(r"experts\.5\.down_proj\.weight", lambda x: 0 * x),
+            "gate and up of an expert swapped": swap_tensors("experts.2.gate_proj", "experts.2.up_proj"),
+            "router: rows in another order": change_tensors(r"mlp\.gate\.weight", lambda x: x.roll(1, 0)),
+            "router x 1.10": change_tensors(r"mlp\.gate\.weight", lambda x: 1.1 * x),
+            "shared expert dropped": change_tensors(r"shared_experts\.down_proj\.weight", lambda x: 0 * x),
+            "latent norm x 1.02": change_tensors(r"kv_a_layernorm\.weight", lambda x: 1.02 * x),
+            "kv_b_proj: halves swapped": change_tensors(r"kv_b_proj\.weight", halves),
+            "routed scaling 2 in place of 2.5": configure(lambda said: said.update(routed_scaling_factor=2.0)),
         },
     ),
     "sinks": HubModel(
         "GptOss",
         {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 32},
         {
-            **_COMMON,
-            "sinks zeroed": _change("sinks", lambda x: 0 * x),
-            "sinks in another order": _change("sinks", lambda x: x.roll(1, 0)),
-            "experts in another order": _change("experts.gate_up_proj", lambda x: x.roll(1, 0)),
-            "window 64 in place of 32": _configure(lambda said: said.update(sliding_window=64)),
+            **COMMON,
+            "sinks zeroed": change_tensors("sinks", lambda x: 0 * x),
+            "sinks in another order": change_tensors("sinks", lambda x: x.roll(1, 0)),
+            "experts in another order": change_tensors("experts.gate_up_proj", lambda x: x.roll(1, 0)),
+            "window 64 in place of 32": configure(lambda said: said.update(sliding_window=64)),
         },
     ),
     "states": HubModel(
         "FalconH1",
         {**_MAMBA, **_LOUD, "head_dim": 32},
         {
-            **{name: damage for name, damage in _COMMON.items() if "o_proj" in name},
-            "A_log + 0.1": _change("A_log", lambda x: x + 0.1),
-            "D zeroed": _change(r"mamba\.D", lambda x: 0 * x),
-            "dt_bias zeroed": _change("dt_bias", lambda x: 0 * x),
-            "conv1d reversed": _change(r"conv1d\.weight", lambda x: x.flip(-1)),
+            **{name: damage for name, damage in COMMON.items() if "o_proj" in name},
+            "A_log + 0.1": change_tensors("A_log", lambda x: x + 0.1),
+            "D zeroed": change_tensors(r"mamba\.D", lambda x: 0 * x),
+            "dt_bias zeroed": change_tensors("dt_bias", lambda x: 0 * x),
+            "conv1d reversed": change_tensors(r"conv1d\.weight", lambda x: x.flip(-1)),
         },
     ),
     "angles": HubModel(
         "Llama",
         {"rope_parameters": _ROPE},
         {
-            **_COMMON,
-            "rope scaling ignored": _configure(_without_scaling),
-            "rope theta 10% off": _configure(lambda said: said["rope_parameters"].update(rope_theta=11000.0)),
-            "rms_norm_eps 1e-5 in place of 1e-6": _configure(lambda said: said.update(rms_norm_eps=1e-5)),
-            "adapter not applied": _change(
+            **COMMON,
+            "rope scaling ignored": configure(_without_scaling),
+            "rope theta 10% off": configure(lambda said: said["rope_parameters"].update(rope_theta=11000.0)),
+            "rms_norm_eps 1e-5 in place of 1e-6": configure(lambda said: said.update(rms_norm_eps=1e-5)),
+            "adapter not applied": change_tensors(
                 r"(q|v)_proj\.weight",
                 lambda x: x - 0.02 * torch.outer(torch.ones(len(x)), torch.ones(x.shape[1])) / x.shape[1] ** 0.5,
             ),

@@ -146,7 +146,8 @@ class _Comparison:
         """Decide by the number formats, and by the served weights where they are on this machine."""
         directory = self.arguments.served_weights or self.target.served.directory
         numbers, is_known = self.formats
-        weights = compare_weights(self.reference, directory, self.passages, numbers.quantization)
+        quantization = self.arguments.quantization or ""  # of the directory; what becomes FP8 when loaded is not in it
+        weights = compare_weights(self.reference, directory, self.passages, quantization)
         verdict = self._decide(numbers)
         if verdict.verdict == FAILS and not is_known and (usual := self._decide(Numbers(_GUESSED))).verdict != FAILS:
             hint = f"give evaluation.divergence.precision={_GUESSED} if that is what is served"

@@ -13,9 +13,10 @@ from evaluation.client.served_model import Target
 from evaluation.divergence.stage import Numbers
 from evaluation.divergence.streamed import Scores
 from evaluation.parity.arguments import served_precision
+from evaluation.parity.formats import TYPES
 from evaluation.parity.survey import served_formats
 from evaluation.tasks.scoring import Scorer, TokenScores
-from ft_format.weight_format import INT8, NONE
+from ft_format.weight_format import FP8_FORMATS, INT8, NONE
 from handover.errors import ConfigError
 from handover.progress import Progress
 
@@ -35,9 +36,11 @@ def served_numbers(target: Target, precision: str | None, quantization: str | No
     formats = served_formats(target)
     is_known = formats.are_known or precision is not None
     precision = precision or served_precision(formats.weight_data_type, formats.data_type, formats.weights)
-    if precision != INT8.name:
-        return Numbers(precision, NONE, quantization=quantization or ""), is_known
-    return Numbers(formats.data_type or "fp16", INT8, quantization=quantization or ""), is_known
+    weights = INT8 if precision == INT8.name else NONE
+    if precision in {each.name for each in FP8_FORMATS}:
+        quantization = precision
+    data_type = precision if precision in TYPES else formats.data_type or "fp16"
+    return Numbers(data_type, weights, quantization=quantization or ""), is_known
 
 
 def find_top(scorer: Scorer, target: Target, wanted: int) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from evaluation.arguments import ENDPOINT, TaskArguments
-from ft_format.weight_format import FORMATS, INT8, WeightFormat
+from ft_format.weight_format import FORMATS, FP8, FP8_BLOCK, FP8_FORMATS, INT8, WeightFormat
 from handover.arguments import ScriptArguments, option, same
 from handover.errors import ConfigError, nearest
 from handover.ranges import (
@@ -25,7 +25,9 @@ from handover.ranges import (
 
 AUTO, HUGGING_FACE, ENGINE = "auto", "huggingface", "engine"
 REFERENCES = (AUTO, HUGGING_FACE, ENGINE)
-PRECISIONS = ("fp32", "fp16", "bf16", INT8.name)
+FP8_CACHE, FP8_ACTIVATIONS = "fp8_cache", "fp8_activations"
+PRECISIONS = ("fp32", "fp16", "bf16", INT8.name, FP8_CACHE, FP8_BLOCK.name, FP8.name, FP8_ACTIVATIONS)
+"""Number formats that have limits, the finest first."""
 LEAST_PASSAGES = 16
 
 
@@ -60,7 +62,7 @@ class ParityArguments(ScriptArguments):
     output_length: int = option(32, "tokens to generate for each prompt", TOKENS)
     reference: str = option(AUTO, "auto, huggingface or engine: what computes the source")
     precision: str | None = option(
-        None, "fp32, fp16, bf16 or int8, for a server that does not say it: whose limits count"
+        None, f"{', '.join(PRECISIONS)}: whose limits count, for a server that does not say it"
     )
     passages: int = option(48, "made-up passages to average over, 16 or more; 0: none", PASSAGES)
     max_passages: int = option(512, "most passages, where fewer cannot show an error of scale_error", PASSAGES)
@@ -166,12 +168,12 @@ def _check_limits(precision: str, limits: Mapping[str, float]) -> None:
         )
 
 
-def served_precision(weight_data_type: str, data_type: str, weights: WeightFormat) -> str:
-    """Return the coarsest number format of weights and computation: fp32, fp16, bf16 or int8.
+def served_precision(weight_data_type: str, data_type: str, weights: WeightFormat, *others: str) -> str:
+    """Return the coarsest number format, of PRECISIONS, of weights, computation and others.
 
     An unknown format counts as fp32, which has the strictest limits.
     """
-    known = [name for name in (weight_data_type, data_type) if name in PRECISIONS]
+    known = [name for name in (weight_data_type, data_type, *others) if name in PRECISIONS]
     if weights:
-        known.append(weights.name if weights in FORMATS else PRECISIONS[-1])
+        known.append(weights.name if weights in (*FORMATS, *FP8_FORMATS) else INT8.name)
     return max(known, key=PRECISIONS.index, default="fp32")

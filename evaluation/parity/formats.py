@@ -1,4 +1,4 @@
-"""The source in the served model's number formats: every weight is rounded in the same way, with int8 quantization.
+"""The source in the served model's number formats: every weight is rounded in the same way, quantized ones too.
 
 The remaining difference from the served model is the rounding of arithmetic, which depends on the weights. It is
 measured by rounding the output of each module of the network.
@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ft_format.weight_format import WeightFormat
+from evaluation.parity.arguments import FP8_ACTIVATIONS
+from ft_format.weight_format import FP8, WeightFormat
+from models.quantization import stays
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_SCALES = "served_scales"
+_SCALES, _ROUNDS = "served_scales", "rounds_input"
+_E4M3, _LARGEST, _BLOCK, _ROUNDED_TO_EVEN = torch.float8_e4m3fn, 448.0, 128, 16
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,15 @@ class Formats:
         weight_data_type: of the shards.
         data_type: of the computation.
         weights: of the layers' matrices in the engine.
+        scales: type of the scales of FP8, those of rows; empty: that of the computation.
+        others: of PRECISIONS, what else is rounded: FP8_CACHE, FP8_ACTIVATIONS.
     """
 
     weight_data_type: str
     data_type: str
     weights: WeightFormat
+    scales: str = ""
+    others: tuple[str, ...] = ()
 
     @property
     def are_known(self) -> bool:
@@ -55,6 +62,37 @@ def quantise_layers(model: Any) -> None:
     for module in model.modules():
         if module is not head and (axis := _output_axis(module)) is not None:
             _quantise(module, module.weight, axis)
+
+
+@torch.no_grad()
+def round_to_fp8(model: Any, formats: Formats) -> None:
+    """Make the layers' matrices FP8 in place, those of experts too: embedding, head, routers and the like stay."""
+    dtype = TYPES[formats.scales or formats.data_type]
+    for name, parameter in model.named_parameters():
+        if parameter.dim() not in (2, 3) or stays(name) or not name.endswith(("weight", "_proj")):
+            continue
+        # transformers has experts in one tensor, and their gates and what these are multiplied with behind each other
+        parts = 2 if parameter.dim() == 3 and "gate_up" in name else 1
+        for matrix in parameter if parameter.dim() == 3 else (parameter,):
+            for part in matrix.chunk(parts):
+                _as_fp8(part, formats.weights == FP8, dtype)
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and FP8_ACTIVATIONS in formats.others:
+            setattr(module, _ROUNDS, formats.weights)
+
+
+def _as_fp8(matrix: Tensor, is_by_rows: bool, dtype: torch.dtype) -> None:
+    if is_by_rows:
+        scales = (matrix.abs().amax(1, keepdim=True) / _LARGEST).to(dtype).float()
+        matrix.copy_(_e4m3(matrix, torch.where(scales == 0, torch.finfo(dtype).eps, scales)))
+        return
+    for rows in torch.split(matrix, _BLOCK):
+        for block in torch.split(rows, _BLOCK, 1):
+            block.copy_(_e4m3(block, (block.abs().amax() / _LARGEST).clamp(min=1e-30)))
+
+
+def _e4m3(numbers: Tensor, scales: Tensor) -> Tensor:
+    return (numbers / scales).clamp(-_LARGEST, _LARGEST).to(_E4M3).float() * scales
 
 
 @torch.no_grad()
@@ -92,11 +130,22 @@ def rounded_arithmetic(model: Any, data_type: str) -> Iterator[None]:
 
     inner = [module for module in model.modules() if module is not model and module is not head]
     hooks = [module.register_forward_hook(round_output) for module in inner]
+    hooks += [module.register_forward_pre_hook(_round_input) for module in inner if hasattr(module, _ROUNDS)]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _round_input(module: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Round what a matrix of FP8 is multiplied with, of each token, or of its every 128 numbers."""
+    x, width = given[0], given[0].shape[-1] if getattr(module, _ROUNDS) == FP8 else _BLOCK
+    if x.shape[-1] % width or x.shape[-1] % _ROUNDED_TO_EVEN or len(module.weight) % _ROUNDED_TO_EVEN:
+        return given
+    rows = x.reshape(-1, width)
+    scales = rows.abs().amax(1, keepdim=True).clamp(min=1e-12) / _LARGEST
+    return (_e4m3(rows, scales).view(x.shape), *given[1:])
 
 
 def _rounded(module: nn.Module, found: Tensor, dtype: torch.dtype) -> Tensor:

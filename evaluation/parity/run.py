@@ -52,8 +52,8 @@ def main(argv: Sequence[str]) -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     given, scratch = GivenFiles(arguments.adapter, arguments.checkpoint_tokenizer), arguments.output / _SCRATCH
     reference, notes = open_reference(arguments.checkpoint, arguments.reference, scratch, given, arguments.lora_path)
-    formats = served_formats(target)
-    said = served_precision(formats.weight_data_type, formats.data_type, formats.weights)
+    formats = served_formats(target, reference.source)
+    said = served_precision(formats.weight_data_type, formats.data_type, formats.weights, *formats.others)
     precision = arguments.precision or said
     limits = arguments.limits_by_precision[precision]
     positions = _compare(answers, reference, limits["tie"])

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from evaluation.client.served_model import Target
-from evaluation.parity.arguments import ParityArguments
+from evaluation.parity.arguments import FP8_ACTIVATIONS, FP8_CACHE, PRECISIONS, ParityArguments
 from evaluation.parity.comparison import Served
 from evaluation.parity.distances import PassageFindings, compare_plainly
 from evaluation.parity.formats import Formats
 from evaluation.parity.passages import Passages, Room, Scores, ask_scores, make_more_passages, make_passages, unvisited
 from evaluation.parity.references import HuggingFaceReference, Reference
 from evaluation.tasks.scoring import Scorer
-from ft_format.weight_format import INT8, KEY, find_format
+from export_scripts.checkpoints.source import Source
+from ft_format.weight_format import KEY, find_format
+from handover.endpoint import FLAGS
 from handover.errors import ConfigError
+from models.described import fp8_blocks
+from models.directory import CONFIG_FILE
+from models.fp8 import FORMS
 
 _SLIPWAY = "slipway"
-_COARSE = ("bf16", INT8.name)
+_COARSE = PRECISIONS[PRECISIONS.index("bf16") :]
 _LOOSER = 2.0  # random tokens differ more than those of a text
 
 
@@ -47,11 +54,36 @@ def survey(
     return replace(found, notes=(*found.notes, *notes))
 
 
-def served_formats(target: Target) -> Formats:
-    """Read the number formats of a deployment, as far as it says them."""
-    settings = {**target.interface.parameters, **target.served.endpoint.settings}
+def served_formats(target: Target, source: Source | None = None) -> Formats:
+    """Read the number formats of a deployment, as far as it says them.
+
+    Args:
+        target: the deployment.
+        source: of a directory whose matrices became FP8 before it was served; None: they did not.
+    """
+    endpoint = target.served.endpoint
+    settings = {**target.interface.parameters, **endpoint.settings}
+    if endpoint.engine == _SLIPWAY:  # its flags are parameters of config.pbtxt
+        settings = {**dict(re.findall(r"(\w+)=(\S+)", settings.get(FLAGS, ""))), **settings}
     on_disk = settings.get("weight_data_type") or target.served.weight_data_type
-    return Formats(on_disk, settings.get("data_type", ""), find_format(settings.get(KEY)))
+    written = _written_as_fp8(target.served.directory, source)
+    others = {FP8_CACHE: settings.get("kv_cache_dtype", "").startswith("fp8")}
+    others[FP8_ACTIVATIONS] = settings.get("fp8_activations") == "1"
+    return Formats(
+        on_disk,
+        settings.get("data_type", ""),
+        find_format(settings.get(KEY), settings.get("quantization") or written),
+        on_disk if written else "",
+        tuple(name for name, is_so in others.items() if is_so),
+    )
+
+
+def _written_as_fp8(directory: Path | None, source: Source | None) -> str:
+    """Return as what a conversion has written a directory's matrices; empty: they are the source's own."""
+    if not (directory and source and (directory / CONFIG_FILE).is_file()) or (source.own and source.own.quantization):
+        return ""
+    blocks = fp8_blocks(directory, ConfigError)
+    return next((name for name, block in FORMS.items() if block in blocks), "")
 
 
 def _room(target: Target, reference: Reference) -> Room:
@@ -78,7 +110,7 @@ def _ask(arguments: ParityArguments, target: Target, room: Room) -> _Asked | str
 def _compare(
     arguments: ParityArguments, target: Target, reference: Reference, asked: _Asked, precision: str
 ) -> PassageFindings:
-    formats, (room, passages, scores) = served_formats(target), asked
+    formats, (room, passages, scores) = served_formats(target, reference.source), asked
     if isinstance(reference, HuggingFaceReference) and formats.are_known:
         twin = reference.twin(formats, target.served.endpoint.engine == _SLIPWAY)
 

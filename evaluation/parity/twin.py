@@ -13,10 +13,18 @@ import torch
 from torch import Tensor
 
 from evaluation.parity.distances import PassageFindings, distances, joined, rms
-from evaluation.parity.formats import Formats, quantise_head, quantise_layers, round_weights, rounded_arithmetic
+from evaluation.parity.formats import (
+    Formats,
+    quantise_head,
+    quantise_layers,
+    round_to_fp8,
+    round_weights,
+    rounded_arithmetic,
+)
 from evaluation.parity.passages import Passages, Scores
 from evaluation.parity.scales import Scale, Scales, scaled_by, suspects
 from evaluation.tasks.metric import FRACTION, LOWER, Metric
+from ft_format.weight_format import FP8_FORMATS
 
 _T = TypeVar("_T")
 Both = tuple[_T, _T]
@@ -154,6 +162,9 @@ class Twin:
             Additional difference that another engine's quantization may cause, root mean square in nats.
         """
         if not self._formats.weights:
+            return 0.0
+        if self._formats.weights in FP8_FORMATS:
+            round_to_fp8(self._model, self._formats)
             return 0.0
         plain = self._scores(passages)
         quantise_layers(self._model)

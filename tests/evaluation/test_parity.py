@@ -254,12 +254,16 @@ def test_what_is_no_number_fails_and_is_in_no_mean() -> None:
         (("fp16", "fp32", "0"), "fp16"),
         (("fp16", "bf16", ""), "bf16"),
         (("fp16", "fp16", "1"), "int8"),
+        (("bf16", "bf16", "0", "fp8_block"), "fp8_block"),
+        (("bf16", "bf16", "0", "fp8", "fp8_cache"), "fp8"),
+        (("bf16", "bf16", "0", "", "fp8_cache"), "fp8_cache"),
+        (("bf16", "bf16", "0", "fp8", "fp8_cache", "fp8_activations"), "fp8_activations"),
         (("", "", ""), "fp32"),
     ],
 )
-def test_limits_go_by_the_coarsest_format(formats: tuple[str, str, str], precision: str) -> None:
-    on_disk, computed, mode = formats
-    assert served_precision(on_disk, computed, find_format(mode)) == precision
+def test_limits_go_by_the_coarsest_format(formats: tuple[str, ...], precision: str) -> None:
+    on_disk, computed, *modes = formats
+    assert served_precision(on_disk, computed, find_format(*modes[:2]), *modes[2:]) == precision
 
 
 @pytest.mark.parametrize(

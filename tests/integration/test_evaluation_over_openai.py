@@ -16,6 +16,7 @@ from support.tiny_models.learnt_gpt2 import POSITIONS, LearntModel, expected_fig
 
 from evaluation import lambada, summarization
 from evaluation.client.served_model import open_target
+from evaluation.parity.arguments import PRECISIONS
 from evaluation.parity.run import main as parity
 from evaluation.tasks.outcome import ORIGIN_COLUMNS
 from export_scripts.arguments import ConvertArguments, ExportArguments
@@ -111,7 +112,7 @@ def test_generated_texts_are_those_by_grpc(model: LearntModel, endpoint: Endpoin
 
 
 def test_parity_holds_through_the_api(model: LearntModel, url: str, tmp_path: Path) -> None:
-    precisions = [[precision, LIMITS] for precision in ("fp32", "fp16", "bf16", "int8")]
+    precisions = [[precision, LIMITS] for precision in PRECISIONS]
     parity(
         [
             *(f"--endpoint={url}", f"--output={tmp_path / 'out'}", f"--checkpoint={model.directory / 'source'}"),

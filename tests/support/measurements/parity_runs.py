@@ -54,6 +54,8 @@ def serve(
         "model_checkpoint_path": str(shards),
         "data_type": settings.data_type,
         "int8_mode": str(settings.int8_mode),
+        **({"quantization": settings.quantization} if settings.quantization else {}),
+        **({"kv_cache_dtype": "fp8"} if settings.has_fp8_cache else {}),
     }
 
     def answer(tensors: Tensors) -> Tensors:

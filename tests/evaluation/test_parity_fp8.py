@@ -1,0 +1,83 @@
+"""Parity of models whose matrices are FP8: made when they are loaded, or written so by a conversion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support.measurements.parity_runs import limits, run, serve
+from support.tiny_models.dequantized import dequantized, tensors
+from support.tiny_models.llama_hub_models import MIXTRAL, build_llama, save_llama
+
+from backends.fastertransformer.engine.model.hub_reader import HubReader
+from backends.fastertransformer.engine.ops import fp8
+from evaluation.parity.formats import Formats, round_to_fp8
+from evaluation.tasks.metric import FAILS, HOLDS
+from export_scripts.arguments import ConvertArguments
+from export_scripts.convert import convert
+from ft_format.weight_format import FP8_FORMATS, find_format
+
+UNBOUNDED = limits(99.0, 99.0, 0.0, 99.0)  # of prompts: passages alone decide
+
+
+def written(source: Path, quantization: str) -> Path:
+    directory = source.parent / quantization
+    given: Any = {"format": "huggingface", "quantization": quantization}
+    convert(ConvertArguments(source, directory, weight_data_type="bf16", **given))
+    return directory
+
+
+@pytest.mark.parametrize("quantization", [each.name for each in FP8_FORMATS])
+def test_the_source_becomes_what_a_conversion_writes(quantization: str, tmp_path: Path) -> None:
+    """Its experts too, which transformers has in one tensor; routers, embedding and head stay."""
+    build_llama("Mixtral", hidden_size=160, num_hidden_layers=1, head_dim=20, **MIXTRAL[1]).to(
+        torch.bfloat16
+    ).save_pretrained(tmp_path / "source")
+    found = tensors(written(tmp_path / "source", quantization))
+    ends = ("_scale", "_scale_inv")
+    means = {
+        name: dequantized(found, name) if any(name + end in found for end in ends) else each.float()
+        for name, each in found.items()
+        if not name.endswith(ends)
+    }
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "source", dtype=torch.float32)
+    round_to_fp8(model, Formats("bf16", "bf16", find_format(0, quantization)))
+    model.save_pretrained(tmp_path / "ours")
+    ours = tensors(tmp_path / "ours")
+    assert ours.keys() == means.keys() and any("experts.1." in name for name in means)
+    for name, each in means.items():
+        torch.testing.assert_close(ours[name], each, rtol=1e-6, atol=0, msg=name)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("fp8") / "source"
+    save_llama("llama", directory, torch.bfloat16)
+    return directory
+
+
+def look(source: Path, directory: Path, served: Path, **settings: Any) -> dict[str, Any]:
+    with serve(served, "Llama", data_type="bf16", **settings) as fake:
+        return run(fake, source, directory, limits=UNBOUNDED)
+
+
+@pytest.mark.in_ci(when=lambda at: at.quantization == "fp8")
+@pytest.mark.parametrize("quantization", [each.name for each in FP8_FORMATS])
+def test_a_sound_model_holds_and_one_whose_scales_are_others_fails(
+    quantization: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, form = (source, quantization) if quantization == "fp8" else (written(source, quantization), None)
+    sound = look(source, tmp_path, served, quantization=form)
+    assert sound["verdict"] == HOLDS and sound["source"]["precision"] == quantization, sound["reasons"]
+    made = fp8.quantized
+
+    def wrongly(*given: Any) -> Any:
+        numbers, grid = made(*given)
+        return numbers, 1.05 * grid
+
+    monkeypatch.setattr(f"{HubReader.__module__}.quantized", wrongly)
+    found = look(source, tmp_path, source, quantization=quantization)
+    assert found["verdict"] == FAILS, found
