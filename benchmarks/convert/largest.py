@@ -53,13 +53,13 @@ class LargestArguments(ScriptArguments):
 def convert_discarding(argv: Sequence[str]) -> None:
     """Convert, and write no zeros."""
     from export_scripts import convert
-    from export_scripts.conversion.write import safetensors_files, shard_file
+    from export_scripts.conversion.write import late_writes, shard_file
 
     def write_at(descriptor: int, content: memoryview, offset: int) -> None:
         if np.frombuffer(content, np.uint8).max():
             shard_file.write_at(descriptor, content, offset)
 
-    vars(safetensors_files)["write_at"] = write_at
+    vars(late_writes)["write_at"] = write_at
     convert.main(argv)
 
 

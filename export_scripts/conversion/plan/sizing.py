@@ -27,7 +27,7 @@ from handover.digests import BlockSums
 from handover.progress import human_bytes, human_time
 
 # Measured: the interpreter with numpy, and what a thread needs beside its buffer.
-_BASE_BYTES, _THREAD_BYTES = 55 << 20, 4 << 20
+_BASE_BYTES, _THREAD_BYTES = 55 << 20, 6 << 20
 # Rows and columns of the tensor that the rate is measured with.
 _SAMPLE = 2048
 

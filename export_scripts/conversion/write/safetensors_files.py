@@ -14,9 +14,10 @@ from pathlib import Path
 
 from export_scripts.conversion.write.copied_bytes import contents
 from export_scripts.conversion.write.journal import Journal, PartRecord, QuantizationRecord
+from export_scripts.conversion.write.late_writes import LateWrites, Turn
 from export_scripts.conversion.write.quantized_bytes import quantized_contents
 from export_scripts.conversion.write.safetensors_layout import Part, Rows, WeightsFile
-from export_scripts.conversion.write.shard_file import full_disk_explained, write_at
+from export_scripts.conversion.write.shard_file import full_disk_explained
 from export_scripts.conversion.write.shards import ShardSettings, Workspace, tensor_named
 from handover.digests import BlockSums, SummedRange, joined_digest
 from handover.durable import begin_sync
@@ -48,6 +49,7 @@ def write_part(
     journal: Journal,
     workspace: Workspace,
     advance: Callable[[int], None],
+    turn: Turn,
 ) -> tuple[list[PartRecord], list[QuantizationRecord]]:
     """Write a part at its place, unless the journal says that it is there; of a linked file it is read and checked.
 
@@ -58,6 +60,7 @@ def write_part(
         journal: of that directory.
         workspace: of this process.
         advance: told the bytes written, now and then.
+        turn: at writing to the file.
 
     Returns:
         What was written, and what quantizing it has cost; the latter is empty if it was there.
@@ -75,6 +78,7 @@ def write_part(
     stream = (content for rows in part.rows for content in _contents(rows, settings, workspace, costs))
     records = []
     descriptor = os.open(path, os.O_RDONLY if is_linked else os.O_WRONLY)
+    writes = LateWrites(descriptor, turn, workspace.kept)
     try:
         for begin, end in part.spans:
             sums, offset = BlockSums(begin), begin
@@ -84,10 +88,12 @@ def write_part(
                 advance(len(content))
                 if not is_linked:
                     with full_disk_explained(path):
-                        write_at(descriptor, content, offset)
+                        writes.write(content, offset)
                 offset += len(content)
             assert offset == end, f"{offset} is not the end of {part.rows[-1].tensor.name}"
             if not is_linked:
+                with full_disk_explained(path):
+                    writes.finish()
                 begin_sync(descriptor, begin, end - begin)
             records.append(PartRecord(path.name, begin, end - begin, sums.sums().hex()))
         assert next(stream, None) is None, f"{part.rows[-1].tensor.name} has more bytes than its place"

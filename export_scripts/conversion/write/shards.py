@@ -17,6 +17,7 @@ from export_scripts.conversion.move.kv_copies import with_copies
 from export_scripts.conversion.move.placement import assemble
 from export_scripts.conversion.move.transposition import Transposer
 from export_scripts.conversion.write.journal import Journal
+from export_scripts.conversion.write.late_writes import ROOM_BYTES
 from export_scripts.conversion.write.shard_file import ShardFile
 from export_scripts.tensors.dtypes import Array, Census, is_finite, item_bytes
 from export_scripts.tensors.mapped import Reader, RecordKey
@@ -113,6 +114,7 @@ class Workspace:
         self.reader = Reader(READ_BYTES, verified, self.read_sums if sums_reads else None)
         self.transposer = Transposer()
         self.block = np.empty(_BLOCK_BYTES, np.uint8)
+        self.kept = np.empty(ROOM_BYTES, np.uint8).data
 
 
 def check_values(

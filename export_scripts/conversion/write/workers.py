@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -18,6 +19,7 @@ from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from export_scripts.conversion.write.late_writes import Turn
 from handover.errors import ArtefactError
 from handover.parent import end_with_parent
 
@@ -35,6 +37,14 @@ class _Inherited:
 
     work: Callable[[int, Advance], Any]
     written: Any
+
+
+def turns(processes: int, count: int) -> list[Turn]:
+    """Make locks for the processes that ``run_all`` will fork."""
+    if processes <= 1:
+        return [threading.Lock() for _ in range(count)]
+    context = multiprocessing.get_context("fork")
+    return [context.Lock() for _ in range(count)]
 
 
 def run_all(processes: int, count: int, work: Callable[[int, Advance], Result], advance: Advance) -> Iterator[Result]:

@@ -35,7 +35,7 @@ from export_scripts.conversion.write.safetensors_layout import (
     parts_of,
 )
 from export_scripts.conversion.write.shards import Workspace, check_space, write_bytes
-from export_scripts.conversion.write.workers import Advance, run_all
+from export_scripts.conversion.write.workers import Advance, run_all, turns
 from export_scripts.targets.huggingface.plan import HuggingFacePlan, Wish, plan_huggingface
 from export_scripts.targets.huggingface.quantized import find_quantization, report
 from export_scripts.tensors.dtypes import STORAGE
@@ -249,12 +249,13 @@ def _write_weights(
         begin_file(output, file, data_type, journal)
     workspaces: list[Workspace] = []  # one in each process, made where it is used
     ranges: list[FileRange] = []
+    own = turns(workers_of(processes), 2 * workers_of(processes))  # files that are written at a time are neighbours
 
     def write(number: int, advance: Advance) -> tuple[str, Written, list[FileRange]]:
         if not workspaces:
             workspaces.append(Workspace(verified, sums_reads))
-        part, workspace = parts.part(number), workspaces[0]
-        written = write_part(part, output, plan.settings, journal, workspace, advance)
+        part, workspace, turn = parts.part(number), workspaces[0], own[parts.places[number][0] % len(own)]
+        written = write_part(part, output, plan.settings, journal, workspace, advance, turn)
         return part.file.name, written, workspace.read_sums.taken()
 
     with (
