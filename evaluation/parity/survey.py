@@ -98,7 +98,7 @@ def _ask(arguments: ParityArguments, target: Target, room: Room) -> _Asked | str
     rows = target.batch_size
     with Scorer(target, arguments.timeout_s) as scorer:
         try:
-            spare = 0 if room.has_encoder else scorer.spare_positions(0)
+            spare = 0 if room.has_encoder else scorer.spare_positions(1)  # SGLang takes zeros alone for no prompt
             free = replace(room, positions=None if room.positions is None else room.positions - spare)
             passages = make_passages(free, arguments.passages, arguments.longest_passage)
             scores = ask_scores(scorer, passages[0], rows), ask_scores(scorer, passages[1], rows)
