@@ -11,7 +11,7 @@ PIP = $$(realpath $(VENV))/bin/python -m pip install --quiet --disable-pip-versi
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-llama demo-moe test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-launchers test-kernels test-kernels-interpreted test-kernels-compiled \
+.PHONY: help demo demo-llama demo-moe test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-sglang test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-launchers test-kernels test-kernels-interpreted test-kernels-compiled \
   test-kernels-compiled-3.6 test-aiperf-counts test-aiperf-clocks environments check docs format golden lock clean
 
 help: ## list the targets
@@ -35,7 +35,7 @@ test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in thre
 
 # Tests marked long show what another one does with another model, size or victim: they run by night.
 test-all: export PYTEST_ADDOPTS += -m ''
-test-all: test test-kernels test-nemo test-lm-eval test-aiperf test-vllm test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-launchers ## run every test, also those that CI leaves out
+test-all: test test-kernels test-nemo test-lm-eval test-aiperf test-vllm test-sglang test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-launchers ## run every test, also those that CI leaves out
 
 CAMPAIGN := hour
 torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints, command lines: an hour; CAMPAIGN=full: five
@@ -58,6 +58,9 @@ test-aiperf-clocks: $(VENV)/.tests .venv-aiperf/.ready
 
 test-vllm: $(VENV)/.tests .venv-vllm/.ready ## serve by vLLM itself on the CPU, in a virtual environment of its own (3.6 GB)
 	VLLM=$(CURDIR)/.venv-vllm/bin/vllm $(RUN) -m pytest tests/with_vllm
+
+test-sglang: $(VENV)/.tests .venv-sglang/.ready ## load and compute converted models by SGLang itself on the CPU, in a virtual environment of its own (2.7 GB)
+	SGLANG_PYTHON=$(CURDIR)/.venv-sglang/bin/python $(RUN) -m pytest tests/with_sglang
 
 test-vllm-client: $(VENV)/.tests .vllm-client/.ready ## ask a deployment as vllm bench serve does, by its own request functions
 	VLLM_CLIENT=$(CURDIR)/.vllm-client/endpoint_request_func.py $(RUN) -m pytest tests/with_vllm_client
@@ -166,6 +169,14 @@ INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
 	  mkdir -p "$$place" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' >"$$place/METADATA"
 	touch $@
 
+# SGLang asks for kernels and CUDA's packages, which a CPU does without. Its configurations import torchvision, whose
+# operators in PyPI are built for CUDA: what declares them to torch is emptied, the Python part imports without it.
+.venv-sglang/.ready: tests/with_sglang/requirements.txt
+	$(INSTALL)
+	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps sglang==0.5.23 torchvision==0.28.0
+	place=$$(.venv-sglang/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'); : >"$$place/torchvision/_meta_registrations.py"
+	touch $@
+
 .triton/.ready: tests/with_triton/requirements.txt | $(VENV)/bin/python
 	$(PIP) --no-deps --target .triton -r $<
 	touch $@
@@ -194,4 +205,4 @@ INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
 	touch $@
 
 clean: ## remove the virtual environments
-	rm -rf $(VENV) .venv-nemo .venv-lm-eval .venv-aiperf .venv-trackers .venv-launchers .venv-vllm .vllm-client .clients .compressed-tensors .signing .triton .triton-3.6
+	rm -rf $(VENV) .venv-nemo .venv-lm-eval .venv-aiperf .venv-trackers .venv-launchers .venv-vllm .venv-sglang .vllm-client .clients .compressed-tensors .signing .triton .triton-3.6

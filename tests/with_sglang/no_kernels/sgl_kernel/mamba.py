@@ -1,0 +1,3 @@
+"""Those of layers with states."""
+
+from . import __getattr__ as __getattr__
