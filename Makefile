@@ -59,7 +59,7 @@ test-aiperf-clocks: $(VENV)/.tests .venv-aiperf/.ready
 test-vllm: $(VENV)/.tests .venv-vllm/.ready ## serve by vLLM itself on the CPU, in a virtual environment of its own (3.6 GB)
 	VLLM=$(CURDIR)/.venv-vllm/bin/vllm $(RUN) -m pytest tests/with_vllm
 
-test-sglang: $(VENV)/.tests .venv-sglang/.ready ## load and compute converted models by SGLang itself on the CPU, in a virtual environment of its own (2.7 GB)
+test-sglang: $(VENV)/.tests .venv-sglang/.ready ## load, compute and serve converted models by SGLang itself on the CPU, in a virtual environment of its own (2.7 GB)
 	SGLANG_PYTHON=$(CURDIR)/.venv-sglang/bin/python $(RUN) -m pytest tests/with_sglang
 
 test-vllm-client: $(VENV)/.tests .vllm-client/.ready ## ask a deployment as vllm bench serve does, by its own request functions
