@@ -76,8 +76,9 @@ async def chat(client: TestClient[Any, Any], text: str) -> tuple[int, Any]:
 
 
 def text_processes() -> list[int]:
-    below = descendants([os.getpid()])
-    return [each.pid for each in below if "deployment.openai.texts.text_process" in command_line(each.pid)]
+    """Return those of this process; servers that other tests have started have their own."""
+    own = {"deployment.openai.texts.text_process", f"--parent={os.getpid()}"}
+    return [each.pid for each in descendants([os.getpid()]) if own <= {*command_line(each.pid)}]
 
 
 def has_ended(pid: int) -> bool:
