@@ -128,7 +128,7 @@ def test_a_rank_killed_on_the_second_node_ends_the_job_within_a_minute(
     assert [len(workers(slurm, node)) for node in NODES] == [pipeline - 1, pipeline]
     os.kill(workers(slurm, NODES[1])[0], signal.SIGKILL)
     assert slurm.wait_for_end(server.ids[-1], timeout_s=60) == {server.ids[-1]: "FAILED"}
-    killed = rf"rank [1-3] of {2 * pipeline} was killed by SIGKILL"
+    killed = rf"rank [{pipeline}-{2 * pipeline - 1}] of {2 * pipeline} was killed by SIGKILL"
     assert re.search(killed, server.jobs[-1].errors + server.jobs[-1].log.read_text())
     assert_clean(slurm, *NODES)
 
