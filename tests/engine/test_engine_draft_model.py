@@ -18,10 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.engines.asking import CPU, ask, generated, prompts
 from support.engines.draft_loads import loads, run, same
+from support.engines.drafting_ranks import check_drafting_ranks
 from support.engines.few_pages import Served, spoiled
 from support.engines.page_reading_ops import captured_steps
 from support.engines.paged_steps import paged_steps
-from support.engines.rank_processes import RankProcesses, answer_of
+from support.engines.rank_processes import answer_of
 from support.shards.llama_shards import served_of
 from support.tiny_models.greedy import NEVER, argmaxes
 from support.tiny_models.guided_model import END, guided, write_vocabulary
@@ -215,18 +216,7 @@ def test_drafts_follow_grammars(way: dict[str, Any], always: None, tmp_path: Pat
 def test_rank_0_drafts_for_all_ranks(tensor: int, pipeline: int, tmp_path: Path) -> None:
     root, model = served_of("llama", tmp_path, tensor, **LONGER)
     shutil.copytree(tmp_path / "hub", root / "draft")
-    lines = [[random.Random(seed).randrange(3, 90) for _ in range(40)] for seed in range(3)]
-    requests = [ask([line], 50, end_id=NEVER) for line in lines]
-    ranks = RankProcesses(root, tmp_path, tensor, pipeline, requests, model_type="Llama")
-    try:
-        assert set(ranks.wait(100)) == {0}, ranks.text
-    finally:
-        ranks.stop()
-    for line, answer in zip(lines, ranks.answers, strict=True):
-        said = generated(answer)
-        assert said == argmaxes(model, line, said)
-    accepted = next(line for line in ranks.text.splitlines() if line.endswith("tokens accepted")).split()
-    assert int(accepted[0]) == int(accepted[2]) > 0
+    check_drafting_ranks(root, tmp_path, model, "draft", tensor, pipeline)
 
 
 def test_what_cannot_draft_is_refused(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import pytest
 import torch
 from support.engines.asking import CPU, ask, generated
 from support.engines.draft_loads import loads, run, same
+from support.engines.drafting_ranks import check_drafting_ranks
 from support.engines.drawn_triples import check_draws, expected_triples
 from support.engines.few_pages import Served, spoiled
 from support.engines.page_reading_ops import captured_steps
 from support.engines.paged_steps import paged_steps
-from support.engines.rank_processes import RankProcesses
 from support.shards.llama_shards import served_of
 from support.tiny_models.greedy import NEVER, argmaxes
 from support.tiny_models.llama_models import VOCAB, save
@@ -153,23 +153,9 @@ def test_drawn_tokens_have_the_distribution_of_the_model(tmp_path: Path, always:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
-def test_rank_0_predicts_for_all_ranks(
-    tensor: int, pipeline: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_0_predicts_for_all_ranks(tensor: int, pipeline: int, tmp_path: Path) -> None:
     model, _ = save_predicting("glm4_moe", tmp_path / "hub", never_wrong, **LONGER)
-    monkeypatch.setenv("TEST_SPECULATION", "mtp")
-    lines = [[random.Random(seed).randrange(3, 90) for _ in range(40)] for seed in range(3)]
-    requests = [ask([line], 50, end_id=NEVER) for line in lines]
-    ranks = RankProcesses(tmp_path / "hub", tmp_path, tensor, pipeline, requests, model_type="Llama")
-    try:
-        assert set(ranks.wait(100)) == {0}, ranks.text
-    finally:
-        ranks.stop()
-    for line, answer in zip(lines, ranks.answers, strict=True):
-        tokens = generated(answer)
-        assert tokens == argmaxes(model, line, tokens)
-    accepted = next(line for line in ranks.text.splitlines() if line.endswith("tokens accepted")).split()
-    assert int(accepted[0]) == int(accepted[2]) > 0
+    check_drafting_ranks(tmp_path / "hub", tmp_path, model, "mtp", tensor, pipeline)
 
 
 def test_a_model_without_a_predictor_is_refused(tmp_path: Path) -> None:

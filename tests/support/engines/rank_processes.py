@@ -94,12 +94,13 @@ class RankProcesses:
         is_one_host: bool = True,
         chunk_tokens: int = 256,
         is_together: bool = False,
+        speculation: str = "none",
     ) -> None:
         self.answers_file = directory / "answers"
         (directory / "requests").write_bytes(pickle.dumps(requests))
         worker = ["-m", "backends.fastertransformer.worker"]
         numbers = map(str, (tensor, pipeline, engines, int(has_peer_sums), chunk_tokens, int(is_together)))
-        leader = [__file__, str(shards), str(directory), model_type, data_type, *numbers]
+        leader = [__file__, str(shards), str(directory), model_type, data_type, speculation, *numbers]
         hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
         size = tensor * pipeline
         self.processes, self.outputs = [], []
@@ -182,7 +183,7 @@ def rank_environment(
     return {"SLIPWAY_RANKS": json.dumps(ranks), "OMP_NUM_THREADS": "1"}
 
 
-def main(shards: str, directory: str, model_type: str, data_type: str, *numbers: str) -> None:
+def main(shards: str, directory: str, model_type: str, data_type: str, speculation: str, *numbers: str) -> None:
     sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
     from backends.fastertransformer.engine.engine import open_engine
     from backends.fastertransformer.engine.model.precision import choose_device
@@ -196,8 +197,7 @@ def main(shards: str, directory: str, model_type: str, data_type: str, *numbers:
     settings = Settings(Path(shards), tensor, pipeline, data_type, 1, model_type)
     settings = replace(settings, has_process_per_rank=ranks is None, has_peer_sums=bool(has_peer_sums))
     settings = replace(settings, kv_cache_bytes=CACHE_BYTES, prefill_chunk_tokens=chunk_tokens)
-    way = "draft" if settings.checkpoint.joinpath("draft").is_dir() else "none"
-    settings = replace(settings, speculation=os.environ.get("TEST_SPECULATION", way))
+    settings = replace(settings, speculation=speculation)
     answers = []
     for _ in range(engines):
         engine = open_engine(settings, device, Group(ranks, device, settings) if ranks else None)
