@@ -113,6 +113,14 @@ def test_what_an_engine_cannot_do_is_refused(
     assert words in error.problem and error.hint
 
 
+@pytest.mark.parametrize("more", [(), (AT_LOAD,)])
+def test_what_asks_for_a_directory_is_what_is_to_be_left_out(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """Where nothing is said of the format, FP8 at load makes it Hugging Face's."""
+    found = refusal(tmp_path, GPT, "export.model.format=huggingface", *more)
+    key = more[0].partition("=")[0] if more else "export.model.format"
+    assert "model_type is 'gpt2'" in found.problem and f"leave {key} out" in found.hint
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm_serve", "vllm_triton"])
 def test_an_encoder_decoder_is_refused(tmp_path: Path, engine: str) -> None:
     results = tmp_path / "results"
