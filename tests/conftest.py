@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any
@@ -121,6 +122,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if not mark.kwargs["when"](SimpleNamespace(**parameters)):
                 item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: FIRST.index(item.path.parent.name) if item.path.parent.name in FIRST else len(FIRST))
+
+
+@pytest.hookimpl(tryfirst=True)  # in place of pytest's own call
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run tests that compare times of the clock as ``support.measurements.calm`` says."""
+    if pyfuncitem.get_closest_marker("clock") is None:
+        return None
+    from support.measurements.calm import run_while_calm  # after its asserts were registered
+
+    given = signature(pyfuncitem.obj).parameters
+    run_while_calm(pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in given})
+    return True
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -14,6 +14,8 @@ from evaluation.speed.prompts.workload import LoadPrompt, arrivals_ns, seeded
 from evaluation.speed.tables.record import RequestRecord, Window
 from evaluation.speed.transport.wire import Encoded
 
+pytestmark = pytest.mark.clock
+
 REQUESTS = [Encoded(bytes([number]), LoadPrompt((number,), 1)) for number in range(7)]
 
 

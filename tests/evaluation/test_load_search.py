@@ -390,6 +390,7 @@ def searching(output: Path, fake: FakeTriton, path: Path) -> LoadArguments:
     )
 
 
+@pytest.mark.clock
 def test_a_search_leaves_a_row_for_each_rate_and_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

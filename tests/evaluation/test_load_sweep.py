@@ -25,6 +25,8 @@ from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import FileRecord, Manifest
 
+pytestmark = pytest.mark.clock
+
 
 def slow(tensors: Tensors) -> Tensors:
     time.sleep(DELAY_S)

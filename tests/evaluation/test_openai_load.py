@@ -27,6 +27,8 @@ from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest, record_files
 
+pytestmark = pytest.mark.clock
+
 FIRST_S, EACH_S = 0.08, 0.03
 NEAR_MS = 12.0  # of a median, on a machine with other work; the delays are several times that
 
