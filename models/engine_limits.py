@@ -81,12 +81,6 @@ def cache_problem(decoder: Decoder) -> str:
     return "kv_cache_dtype fp8 with latent attention, whose vectors stay as they are computed" if decoder.latent else ""
 
 
-def drafts_problem(decoder: Decoder) -> str:
-    """Return why no drafts can be verified; empty: they can."""
-    has_states = decoder.mamba or decoder.delta
-    return "speculation with layers that keep states, which cannot go back by wrong tokens" if has_states else ""
-
-
 def predictor_problem(decoder: Decoder | None) -> str:
     """Return why a model does not draft for itself; empty: it does."""
     has_one = decoder is not None and decoder.predictor_num > 0
@@ -99,7 +93,8 @@ def draft_model_problem(draft: Decoder | None, draft_vocab_size: int, vocab_size
         return "a draft model is a Hugging Face directory of a decoder"
     if draft_vocab_size != vocab_size:
         return f"the draft model has {draft_vocab_size} tokens, and the model {vocab_size}: the vocabulary must be one"
-    return drafts_problem(draft) and "the draft model's layers keep states, which cannot go back by wrong tokens"
+    has_states = draft.mamba or draft.delta
+    return "the draft model's layers keep states, which cannot go back by wrong tokens" if has_states else ""
 
 
 def ranks_problem(decoder: Decoder, ranks: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import models
-from export_scripts.arguments import FP8_CACHE, MTP, NO_DRAFTS, ExportArguments
+from export_scripts.arguments import FP8_CACHE, MTP, ExportArguments
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.families import SECTIONS, find_family
@@ -22,7 +22,6 @@ from models.directory import CONFIG_FILE, read_json
 from models.engine_limits import (
     beyond_engine,
     cache_problem,
-    drafts_problem,
     fp8_problem,
     groups_problem,
     int8_problem,
@@ -139,7 +138,6 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
         groups_problem(decoder, arguments.tensor_para_size) * is_mxfp4(root, ArtefactError),
         int8_problem(decoder, are_fp8) * arguments.int8_mode,
         fp8_problem(decoder, are_fp8) * bool(arguments.quantization),
-        drafts_problem(decoder) * (arguments.speculation not in (None, NO_DRAFTS)),
         predictor_problem(decoder) * (arguments.speculation == MTP),
         cache_problem(decoder) * (arguments.kv_cache_dtype == FP8_CACHE),
         "fp8_activations with weights of which none is FP8"

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import models
-from export_scripts.arguments import FP8_CACHE, MTP, NO_DRAFTS
+from export_scripts.arguments import FP8_CACHE, MTP
 from ft_format.families.family import Family
 from ft_format.families.gpt import FAMILY as GPT
 from handover.errors import ConfigError
@@ -17,7 +17,6 @@ from models.decoder import Decoder
 from models.engine_limits import (
     beyond_engine,
     cache_problem,
-    drafts_problem,
     fp8_problem,
     int8_problem,
     predictor_problem,
@@ -64,10 +63,7 @@ def check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) ->
 def check_drafts(config: Config, checkpoint: str, decoder: Decoder | None) -> None:
     """Refuse a way of drafting that a model has not; ``decoder`` None: it becomes FasterTransformer's shards."""
     way = config.export.triton_deployment.speculation
-    problem = drafts_problem(decoder) if decoder and way not in (None, NO_DRAFTS) else ""
-    if way == MTP:
-        problem = problem or predictor_problem(decoder)
-    if problem:
+    if way == MTP and (problem := predictor_problem(decoder)):
         raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.speculation out")
 
 

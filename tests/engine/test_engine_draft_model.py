@@ -7,7 +7,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -232,10 +231,6 @@ def test_what_cannot_draft_is_refused(tmp_path: Path) -> None:
             save(change, settings.checkpoint / "draft", vocab_size=119)
         with pytest.raises(EngineError, match=problem):
             open_engine(settings, CPU)
-    save("nemotron_h", tmp_path / "states", **LONGER)
-    save("llama", tmp_path / "states/draft", **LONGER)
-    with pytest.raises(EngineError, match="speculation = draft .*: the layers of this model keep states"):
-        open_engine(replace(settings, checkpoint=tmp_path / "states"), CPU)
 
 
 def test_rows_that_begin_with_no_tokens_or_are_too_long_have_no_drafts(tmp_path: Path, always: None) -> None:

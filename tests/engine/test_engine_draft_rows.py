@@ -23,6 +23,7 @@ from support.tiny_models.greedy import NEVER
 from support.tiny_models.guided_model import guided, guided_gpt2, texts
 from support.tiny_models.llama_models import save
 
+from backends.fastertransformer.engine import loading
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.rows.answer import Failure
@@ -178,13 +179,16 @@ def test_drafts_that_are_wrong_end_and_those_that_are_right_grow(
             assert metrics.accepted_tokens < 10 and 0 < metrics.draft_tokens * cost < 0.02 * 250 * (1 + cost * rows)
 
 
-def test_a_model_whose_layers_keep_states_refuses_drafts(tmp_path: Path) -> None:
+def test_a_model_whose_layers_keep_states_refuses_drafts_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save("nemotron_h", tmp_path, max_position_embeddings=64)
     settings = Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)
-    with pytest.raises(EngineError, match="speculation = ngram .*: the layers of this model keep states"):
-        open_engine(replace(settings, speculation="ngram"), CPU)
-    served = Served(paged_steps(settings))
+    steps = paged_steps(settings)
+    monkeypatch.setattr(steps.network.ops, "can_capture", True)
+    with pytest.raises(EngineError, match="speculation = ngram .*: on a GPU the layers of this model, which keep st"):
+        loading._check_drafts(replace(settings, speculation="ngram"), steps)
+    served = Served(steps)
     served.scheduler._speculation._most = 4
     (refused,) = served.submit(ask([[5, 6]], 3) | {"max_speculative_tokens": np.array([[2]], np.int32)})
-    assert isinstance(refused, Failure) and "max_speculative_tokens is 2, and the layers of" in refused.problem
-    assert len(served.say(ask([[5, 6]], 3, end_id=NEVER))) == 3
+    assert isinstance(refused, Failure) and "max_speculative_tokens is 2, and on a GPU the layers" in refused.problem

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.engines.asking import Tensors, ask, generated
-from support.engines.draft_loads import loads, run, same
+from support.engines.draft_loads import loads, run, same, texts_of
 from support.engines.drawn_triples import check_draws, expected_triples
 from support.engines.few_pages import Served, spoiled
 from support.engines.guessed_drafts import guess
@@ -48,14 +48,6 @@ def job_of(served: Served, tensors: Tensors) -> tuple[Job, list[Answer]]:
     job = Job(parse_request(tensors, served.steps.config), answers.append, is_streaming=True)
     served.scheduler.add(job)
     return job, answers
-
-
-def texts_of(requests: list[Tensors], answers: list[list[Tensors]]) -> dict[tuple[int, ...], list[int]]:
-    return {
-        tuple(request["input_ids"][row, : int(length)].tolist()): generated(each[-1], row)
-        for request, each in zip(requests, answers, strict=True)
-        for row, (length,) in enumerate(request["input_lengths"])
-    }
 
 
 _CASES = ((400, 32, False, 0.2), (400, 0, False, 0.0), (16, 0, False, 1.0))

@@ -31,6 +31,7 @@ from ..ops.low_rank import AdaptedRows
 from ..ops.ops import Ops
 from ..ops.packed_rows import Rows
 from ..ops.positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies
+from ..ops.state_rows import StateRows
 from ..parallel.comm import Comm
 from .blocks.attention import scale_by_task, split_heads
 from .blocks.context import LayerContext
@@ -128,6 +129,7 @@ class Network:
         slots: Tensor | slice,
         cache: KvCache,
         adapted: AdaptedRows | None = None,
+        state_rows: StateRows | None = None,
     ) -> Tensor:
         """Run one token of every row.
 
@@ -137,6 +139,7 @@ class Network:
             slots: of each row; a slice is faster than indices.
             cache: holds the keys and values of the tokens before, and is written to.
             adapted: see extend.
+            state_rows: the rows' states; None: each row's goes on. See drafted_states.
 
         Returns:
             [B, hidden], before the final norm.
@@ -152,7 +155,7 @@ class Network:
         if adapted is None and self._whole_step and self._whole_step.can_run(cache.kv):
             x = self._whole_step.run(x, positions, cache.page_tables[slots], cache.windows[slots], cache.kv)
         else:
-            x = self._decoder(x, prepare, slots, cache, adapted=adapted)
+            x = self._decoder(x, prepare, slots, cache, None, adapted, state_rows)
         x = self.comm.send_output(x)[:, 0]
         self._keep(x, cache, slots, positions)
         return x
@@ -249,6 +252,7 @@ class Network:
         cache: KvCache,
         rows: Rows | None = None,
         adapted: AdaptedRows | None = None,
+        state_rows: StateRows | None = None,
     ) -> Tensor:
         """Run this process's layers of the decoder.
 
@@ -259,6 +263,7 @@ class Network:
             cache: keys and values, and states.
             rows: packed rows that x is of; None: each has one token, and goes on.
             adapted: see extend.
+            state_rows: see decode.
         """
         config, weights = self.config, self.weights.decoder
         assert weights, "there is no decoder"
@@ -267,11 +272,11 @@ class Network:
             lengths, tasks = cache.sources[:, slots]
             attend_source = self.ops.cross_attention(cache.source_page_tables[slots], lengths, config.attention_scale)
             tasks_here = tasks.view(x.shape[:2]) if config.ia3_num_tasks else None
-        state_rows, states = None, self._no_states
+        states = self._no_states
         if cache.states:
-            if rows:  # those without tokens, of a CUDA graph, may be behind all
-                slots = rows.slots[rows.ends[:-1].long().clamp(max=len(rows.slots) - 1)]
-            state_rows, states = self.ops.state_rows(cache.states.of_slots[slots], rows), cache.states.layers
+            states = cache.states.layers
+            own = cache.states.of_slots[rows.row_slots if rows else slots]
+            state_rows = state_rows or self.ops.state_rows(own, rows)
         ops = AdaptedOps(self.ops, adapted) if adapted else self.ops
         contexts = {
             kind: LayerContext(ops, self.comm, prepare(spec), tasks_here, attend_source, state_rows)

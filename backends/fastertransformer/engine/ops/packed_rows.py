@@ -31,6 +31,11 @@ class Rows(NamedTuple):
     contexts: int = 0
 
     @property
+    def row_slots(self) -> Tensor:
+        """Slot of each row; rows without tokens, of a CUDA graph, may be behind all."""
+        return self.slots[self.ends[:-1].long().clamp(max=len(self.slots) - 1)]
+
+    @property
     def longest(self) -> int:
         """At least the length of the longest row."""
         return max(self.lengths) if self.lengths else len(self.ids)

@@ -258,8 +258,11 @@ class Reservation:
     def room_for_draft(self, tokens: int) -> int:
         """Take pages for the tokens of a draft after the next launched one; returns how many of them have room.
 
-        What the step writes of those that are wrong is overwritten before it is read.
+        What the step writes of those that are wrong is overwritten before it is read. Where copies of the row's state
+        are kept at ends of pages, a draft is not to pass one.
         """
+        if self._keeps_state:
+            tokens = min(tokens, PAGE - 1 - self._row.cached % PAGE)
         if self.room - self._row.launched - 1 < tokens:
             entries = min(self._row.cached + 1 + tokens, self._row.max_entries)
             if self._allocator.grow(self.rows[0], entries):

@@ -43,6 +43,7 @@ class Batch:
         self.pending: deque[PendingTokens] = deque()
         self.is_mixed = self.has_drafting = False
         self._decoded: Chosen | None = None  # by such a pass
+        self._verified: tuple[Array, Array] = np.zeros(0), np.zeros(0)  # where its rows were, and the tokens of each
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
@@ -213,9 +214,11 @@ class Batch:
         ids = np.concatenate([(row.last_token(beam), *own[at]) for at, (row, beam) in enumerate(self._owners)])
         is_first = np.zeros(len(ids), bool)
         is_first[np.cumsum(lengths) - lengths] = True
+        self._follow(len(self._owners))
         Sequence.note_launch(self._sequences)
         self._upload_changes()
         hidden = self._steps.verify(ids, starts, lengths)
+        self._verified = starts, lengths
         assumed = [
             (row.assume(own[at][: count + 1]), 0)
             for at, (row, _) in enumerate(self._owners)
@@ -232,7 +235,10 @@ class Batch:
         """Go on from what the host has read of a step with drafts: each slot, or another as which it has gone on."""
         if moved:
             self._sampler.move_rows(np.array(list(moved)), np.array(list(moved.values())))
-        self._steps.slots.resume(np.array([row.last_token(beam) for row, beam in self._owners]), self._positions())
+        (starts, lengths), positions = self._verified, self._positions()
+        if self._steps.cache.states:
+            self._steps.settle((positions - starts).clip(1, lengths))
+        self._steps.slots.resume(np.array([row.last_token(beam) for row, beam in self._owners]), positions)
 
     def _positions(self) -> Array:
         """Return the position of each slot's next token; none is pending."""

@@ -17,6 +17,7 @@ from ..cache.kv_cache import KvCache
 from ..model.adapters import AdapterPlaces
 from ..model.network import Network
 from ..model.prefixes import Prefix
+from ..ops.drafted_states import DraftedStates
 from ..ops.low_rank import AdaptedRows
 from ..ops.packed_rows import NumberedRows, Rows
 from .collective import Collective, collective_step
@@ -57,6 +58,7 @@ class Steps(Collective):
         self.config, self.device = network.config, network.weights.like.device
         self.slots, self.predictions = RowSlots(network, cache, prefixes, self.places), Predictions(network)
         self._threads = StepThreads(network)
+        self._drafted: DraftedStates | None = None  # of the last step, until it is known which of its tokens are right
         self._graphs: StepGraphs | None = None
         self._adapted_graphs: StepGraphs | None = None  # of calls some of whose rows have adapters
 
@@ -192,8 +194,8 @@ class Steps(Collective):
     @property
     def problem_with_drafts(self) -> str:
         """Why no step verifies drafts; empty: steps do."""
-        if self.cache.states:
-            return "the layers of this model keep states, which cannot go back by the tokens that are wrong"
+        if self.network.ops.can_capture and self.cache.states:
+            return "on a GPU the layers of this model, which keep states, cannot go back by the tokens that are wrong"
         if self.network.ops.can_capture and not self.network.can_capture_continued:
             return "on a GPU this model's rows are continued by torch, row by row"
         return ""
@@ -219,7 +221,16 @@ class Steps(Collective):
             return self._extend(rows, starts)
         placed, cache, _ = self._uploaded(rows, None)
         adapted = self._adapted(self.slots.adapters_of(rows.tokens[2]))
-        return self.network.decode(placed.ids, placed.positions, placed.slots, cache, adapted)
+        if cache.states:
+            self._drafted = DraftedStates(cache.states.of_slots[placed.row_slots], placed)
+        return self.network.decode(placed.ids, placed.positions, placed.slots, cache, adapted, self._drafted)
+
+    @collective_step
+    def settle(self, counts: Array) -> None:
+        """Let the states of rows go on by the first tokens that verify ran of each, int64 [B]."""
+        drafted, self._drafted = self._drafted, None
+        assert drafted, "no step has run drafts"
+        drafted.settle(counts)
 
     @collective_step
     def decode(self, count: int) -> Chosen:

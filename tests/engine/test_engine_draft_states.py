@@ -1,0 +1,78 @@
+"""Speculation where layers keep states: rows with drafts say what they say without, and what transformers says."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.engines.asking import ask
+from support.engines.draft_loads import loads, run, same, texts_of
+from support.engines.few_pages import Served
+from support.engines.guessed_drafts import guess
+from support.engines.paged_steps import paged_steps
+from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.llama_models import VOCAB, save
+
+from backends.fastertransformer.engine.scheduling import speculation
+from backends.fastertransformer.engine.scheduling.tuning import Tuning
+from backends.fastertransformer.engine.settings import Settings
+
+DRAFTS = (6, True)
+POSITIONS = 256
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows have drafts in every step, as long as may be, whatever came of earlier ones."""
+    monkeypatch.setattr(speculation, "TUNING", Tuning(draft_row_cost_cpu=0.0, acceptance_prior=0.9))
+
+
+def saved(name: str, directory: Path) -> tuple[Any, Settings]:
+    changes = {"rms_norm_eps": 1e-2} if name.startswith("qwen3") else {}  # see test_engine_hybrids
+    model = save(name, directory, max_position_embeddings=POSITIONS, **changes)
+    return model, Settings(directory, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)
+
+
+@pytest.mark.parametrize(
+    ("name", "pages", "wrong"),
+    [
+        ("nemotron_h", 16, 0.2),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("falcon_h1_norm", 400, 0.2), ("qwen3_5", 16, 1.0))),
+        ("qwen3_next", 60, 0.4),
+    ],
+)
+def test_rows_with_drafts_answer_what_they_answer_without(
+    name: str, pages: int, wrong: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right, partly right and wrong drafts, beside beams, joining prompts, chunks, known pages; rows are set back."""
+    _, settings = saved(name, tmp_path)
+    steps, requests, ways = paged_steps(settings, pages), loads(pages)[:9], {"chunk_tokens": 32}
+    expected = run(Served(steps, **ways), requests, pages)
+    guess(monkeypatch, texts_of(requests, expected), wrong, VOCAB)
+    served = Served(steps, **ways, drafts=DRAFTS)
+    for found, each in zip(run(served, requests, pages), expected, strict=True):
+        same(found[-1], each[-1])
+    metrics = served.scheduler.metrics
+    assert metrics.draft_tokens > 100 and (metrics.accepted_tokens > metrics.draft_tokens / 5) == (wrong < 1)
+    assert metrics.preemptions or pages > 16
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", pytest.param("nemotron3", marks=pytest.mark.long)])
+def test_a_conversation_goes_on_from_a_state_that_drafts_have_not_passed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose tokens are transformers'; it is kept where a page ends, and drafts end there too."""
+    model, settings = saved(name, tmp_path)
+    rng, served, line = random.Random(3), Served(paged_steps(settings, 60), drafts=DRAFTS), [5, 9, 33]
+    served.allocator.prefixes._most_unused = 60
+    for count, known in ((60, 0), (50, 32), (40, 96)):
+        before = served.allocator.prefixes.found
+        expected = Served(paged_steps(settings, 60)).say(ask([line], count, end_id=NEVER))
+        guess(monkeypatch, {tuple(line): expected}, 0.2, VOCAB)
+        said = served.say(ask([line], count, end_id=NEVER))
+        assert said == expected == argmaxes(model, line, said)
+        assert served.allocator.prefixes.found - before == known
+        line = [*line, *said, *(rng.randrange(3, VOCAB) for _ in range(5))]
+    assert served.scheduler.metrics.accepted_tokens > 60
