@@ -148,15 +148,17 @@ def _compile(compiler: str, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as place:
         new = Path(place) / library.name
         command = [compiler, *_FLAGS, *map(str, _SOURCES), "-o", str(new)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        ended = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S)
         if ended.returncode:
-            raise NoKernelsError(f"{compiler} does not compile the kernels: {ended.stderr.strip()[:300]}")
+            said = ended.stderr.decode(errors="replace")  # its quotes are no ASCII, which is Triton's stub's encoding
+            raise NoKernelsError(f"{compiler} does not compile the kernels: {said.strip()[:300]}")
         new.rename(library)
 
 
 def _openmp() -> ctypes.CDLL:
     """Return the OpenMP library that torch computes with."""
-    names = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
+    lines = os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines()
+    names = {line.split(maxsplit=5)[-1] for line in lines if ".so" in line}
     found = sorted(name for name in names if Path(name).name.startswith(("libgomp", "libomp", "libiomp")))
     if not found:
         raise NoKernelsError("torch computes without OpenMP")
