@@ -14,7 +14,6 @@ from handover.reasons import reason_in
 from launcher.submit.schedulers import JobState, tail
 
 _CANCEL_S = 30.0
-_NO_OUTPUT_FILE = "0:53"  # what slurmd makes of an output file that it cannot open
 _UNKNOWN = "unknown"
 _ENDED = "ended"
 """State of a job that has left the queue and that no accounting describes."""
@@ -123,8 +122,8 @@ class SlurmJobs:
         if errors is not None:
             reason = reason_in(errors.splitlines())
             return f"{reason}  ({file})" if reason else ""
-        if state.exit_code == _NO_OUTPUT_FILE:
-            return f"the node cannot write {file}: base_results_dir must be on storage that the nodes share"
+        if state.state == "FAILED":  # slurmd could not open it (0:53), or in 24.11 made its directory on the node
+            return f"{file} is not seen here: base_results_dir must be on storage that the nodes share"
         return ""
 
     def output(self, job_id: str, files: Sequence[Path]) -> list[str]:

@@ -135,9 +135,10 @@ def test_a_job_that_died_before_its_runner_says_why(slurm: FakeSlurm, tmp_path: 
     assert "  " + said.strip() in jobs.logs(results)
 
 
-def test_storage_that_the_node_does_not_see_is_named(slurm: FakeSlurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", ["0:53", "1:0"])  # before Slurm 24.11, and since then
+def test_storage_that_the_node_does_not_see_is_named(slurm: FakeSlurm, tmp_path: Path, code: str) -> None:
     results = run_of(tmp_path / "run", "7")
-    slurm.knows(accounts="7|FAILED|0:53|00:00:00")
+    slurm.knows(accounts=f"7|FAILED|{code}|00:00:00")
     assert "must be on storage that the nodes share" in jobs.status(results)[1]
 
 
