@@ -11,7 +11,7 @@ PIP = $$(realpath $(VENV))/bin/python -m pip install --quiet --disable-pip-versi
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-llama demo-moe test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-sglang test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-launchers test-kernels test-kernels-interpreted test-kernels-compiled \
+.PHONY: help demo demo-llama demo-moe test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-sglang test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-launchers test-slurm-24 test-kernels test-kernels-interpreted test-kernels-compiled \
   test-kernels-compiled-3.6 test-aiperf-counts test-aiperf-clocks environments check docs format golden lock clean
 
 help: ## list the targets
@@ -35,7 +35,7 @@ test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in thre
 
 # Tests marked long show what another one does with another model, size or victim: they run by night.
 test-all: export PYTEST_ADDOPTS += -m ''
-test-all: test test-kernels test-nemo test-lm-eval test-aiperf test-vllm test-sglang test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-launchers ## run every test, also those that CI leaves out
+test-all: test test-kernels test-nemo test-lm-eval test-aiperf test-vllm test-sglang test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-launchers test-slurm-24 ## run every test, also those that CI leaves out
 
 CAMPAIGN := hour
 torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints, command lines: an hour; CAMPAIGN=full: five
@@ -79,6 +79,11 @@ test-trackers: .venv-trackers/.ready ## tell figures to MLflow, Weights & Biases
 
 test-launchers: $(VENV)/.tests .venv-launchers/.ready ## read the jobs of plans=export by SkyPilot, NeMo-Run and Lepton's client, in a virtual environment of their own
 	LAUNCHERS_PYTHON=$(CURDIR)/.venv-launchers/bin/python $(RUN) -m pytest tests/with_launchers
+
+# A container's Python would be Debian 13's there, of which nothing is said.
+test-slurm-24: $(VENV)/.tests ## start a real Slurm 24.11 in a Debian 13 of its own, beside 22.05 of make test
+	tests/install
+	tests/debian_13 .debian-13 tests/slurm -m '' --ignore=tests/slurm/test_real_container.py
 
 test-kernels: export PYTEST_ADDOPTS += -m ''
 test-kernels: test-kernels-interpreted test-kernels-compiled test-kernels-compiled-3.6 ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
@@ -205,4 +210,4 @@ INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
 	touch $@
 
 clean: ## remove the virtual environments
-	rm -rf $(VENV) .venv-nemo .venv-lm-eval .venv-aiperf .venv-trackers .venv-launchers .venv-vllm .venv-sglang .vllm-client .clients .compressed-tensors .signing .triton .triton-3.6
+	rm -rf $(VENV) .debian-13 .venv-nemo .venv-lm-eval .venv-aiperf .venv-trackers .venv-launchers .venv-vllm .venv-sglang .vllm-client .clients .compressed-tensors .signing .triton .triton-3.6
