@@ -25,6 +25,7 @@ from evaluation.report.ranking import (
     Budget,
     DeploymentCandidate,
     find_candidates,
+    pareto_front,
     rank_all,
     ranking_table,
 )
@@ -81,8 +82,9 @@ def pareto_plots(candidates: Sequence[DeploymentCandidate], name: str) -> list[P
         known = [each for each in candidates if each.tokens_per_s_per_gpu is not None]
         same = [candidate for candidate in known if candidate.workload == workload]
         if len(same) > 1:
-            better = "No point beats those on the line; faint ones are beaten."
-            caption = f"{workload} tokens: what a GPU gives over what a user gets. {better}"
+            is_any = bool(pareto_front(same))
+            best = "No point beats those on the line; faint ones are beaten." if is_any else "No point is valid."
+            caption = f"{workload} tokens: what a GPU gives over what a user gets. {best}"
             plots.append(Plot(draw_pareto(same, f"{name}-{number}"), caption))
     return plots
 

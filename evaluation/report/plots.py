@@ -105,7 +105,10 @@ def distribution_steps(values: Sequence[float]) -> list[Point]:
 
 
 def draw_pareto(candidates: Sequence[DeploymentCandidate], name: str) -> str:
-    """Draw tokens/s/GPU over tokens/s/user; the line joins what nothing beats in both, the others are faint."""
+    """Draw tokens/s/GPU over tokens/s/user; the line joins what nothing beats in both, the others are faint.
+
+    Points have names if they are on the line, or where there is none.
+    """
 
     def draw(figure: Figure, axes: Axes) -> None:
         front = pareto_front(candidates)
@@ -120,7 +123,7 @@ def draw_pareto(candidates: Sequence[DeploymentCandidate], name: str) -> str:
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.set_xlabel("Generated tokens/s for one user")
         title_height(axes, "Generated tokens/s for one GPU (or the CPU)")
-        labels = [(c.load, (c.tokens_per_s_per_user, c.tokens_per_s_per_gpu or 0.0)) for c in front]
+        labels = [(c.load, (c.tokens_per_s_per_user, c.tokens_per_s_per_gpu or 0.0)) for c in front or candidates]
         label_points(figure, axes, labels, is_falling=True)
 
     return draw_svg(name, draw)

@@ -12,6 +12,7 @@ import pytest
 from support.measurements.results_maker import load_row, static_row, write_results
 
 from evaluation import recommend
+from evaluation.report.document import pareto_plots
 from evaluation.report.ranking import DeploymentCandidate, keeps_budget, pareto_front, rank
 from evaluation.speed.tables.table import LOAD_TABLE
 from handover.errors import ConfigError
@@ -28,6 +29,14 @@ def test_the_pareto_front_keeps_what_nothing_beats_in_both() -> None:
     front = [(c.tokens_per_s_per_gpu, c.tokens_per_s_per_user) for c in pareto_front(points)]
     assert front == [(30, 1), (20, 4), (10, 5)]
     assert pareto_front([]) == []
+
+
+def test_points_of_which_none_is_valid_have_names_but_no_line() -> None:
+    points = [point(10, 5, load="1 server", validity_reasons="noise"), point(20, 4, load="2 servers")]
+    (plot,) = pareto_plots(points, "front")
+    assert "No point beats those on the line" in plot.caption and ">1 server<" not in plot.svg
+    (plot,) = pareto_plots([dataclasses.replace(each, validity_reasons="noise") for each in points], "front")
+    assert "No point is valid." in plot.caption and ">1 server<" in plot.svg and ">2 servers<" in plot.svg
 
 
 def test_offline_takes_the_highest_throughput_and_online_the_highest_within_the_budget() -> None:
