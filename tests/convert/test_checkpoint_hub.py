@@ -108,7 +108,7 @@ def convert(name: str, tmp_path: Path, endpoint: str) -> subprocess.CompletedPro
     environment.pop("HF_HUB_OFFLINE", None)
     return subprocess.run(
         [sys.executable, "-m", "export_scripts.convert", *argv], cwd=ROOT, env=environment, capture_output=True,
-        text=True, timeout=60,
+        text=True, timeout=180,
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_what_a_name_is_can_be_asked_before_it_is_fetched(hub: Hub, tmp_path: Pa
         environment = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": f"{tmp_path}/home", "HF_HUB_DISABLE_XET": "1"}
         environment.pop("HF_HUB_OFFLINE", None)
         command = [sys.executable, "-c", f"from {program}"]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180)
         assert done.stdout == f"{known}\n", done.stderr
     assert not [path for path in hub.asked if "safetensors" in path]
 

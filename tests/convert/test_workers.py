@@ -65,7 +65,7 @@ def test_processes_end_with_a_parent_that_is_killed() -> None:
     children = {int(parent.stdout.readline()), int(parent.stdout.readline())}
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and any(is_running(pid) for pid in children):
         time.sleep(0.02)
     assert not [pid for pid in children if is_running(pid)]

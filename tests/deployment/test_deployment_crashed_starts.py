@@ -49,7 +49,7 @@ class Stand(Lifecycle[Server]):
         return start
 
     def _open(self, server: Server, state: State, started: float) -> bool:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 240
         while "up" not in self.log.read_text():
             assert time.monotonic() < deadline
             server.check()

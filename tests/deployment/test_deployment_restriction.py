@@ -82,8 +82,8 @@ def test_a_secret_is_blanked_in_a_command_line(tmp_path: Path) -> None:
     assert blank_argument(child.pid, "a-secret")
     assert command_line(child.pid)[-2:] == ["--key=xxxxxxxx", "--other=kept"]
     assert not blank_argument(child.pid, "a-secret")
-    assert child.communicate(timeout=20)[0] == "--key=a-secret\n"  # which it had read before
-    deadline = time.monotonic() + 5
+    assert child.communicate(timeout=180)[0] == "--key=a-secret\n"  # which it had read before
+    deadline = time.monotonic() + 240
     while Path(f"/proc/{child.pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not blank_argument(child.pid, "a-secret")

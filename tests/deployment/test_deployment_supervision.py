@@ -156,7 +156,7 @@ def test_a_server_that_goes_on_soon_is_left_alone(tmp_path: Path, monkeypatch: p
 
 
 def wait_until_running(pid: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 240
     while (process := look_up(pid)) is None or process.state == "T":
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -186,7 +186,7 @@ def test_a_server_does_not_outlive_its_supervisor(tmp_path: Path) -> None:
     assert server and server.is_running
     supervisor.kill()
     supervisor.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 240
     while server.is_running and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not server.is_running

@@ -179,7 +179,7 @@ def test_no_more_requests_than_allowed_are_answered_at_a_time(letters: Path) -> 
     gate = threading.Event()
 
     def answer(tensors: Tensors) -> Tensors:
-        gate.wait(30)
+        gate.wait(240)
         return count_up(tensors)
 
     async def ask(client: TestClient[Any, Any]) -> None:

@@ -43,7 +43,7 @@ def converse(handler: Handler, client: Client) -> None:
         application.router.add_get("/whole", send_whole)
         async with TestServer(application, handler_cancellation=True) as server:
             reader, writer = await asyncio.open_connection(server.host, server.port)
-            await asyncio.wait_for(client(reader, writer), 20)
+            await asyncio.wait_for(client(reader, writer), 240)
             writer.close()
 
     asyncio.run(inside())

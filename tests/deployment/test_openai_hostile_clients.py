@@ -137,7 +137,7 @@ class Canary:
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        self._thread.join(60)
+        self._thread.join(240)
 
     def _ask(self) -> None:
         body = {"prompt": "AB", "max_tokens": 3, "ignore_eos": True}

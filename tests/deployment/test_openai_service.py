@@ -190,7 +190,7 @@ def test_nothing_is_left_of_requests_that_are_given_up_while_their_stream_begins
             asked.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asked
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 240
         while len(left := asyncio.all_tasks() - {asyncio.current_task()}) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         await streams.close()
@@ -350,7 +350,7 @@ def test_requests_in_flight_are_answered_before_the_end(slow: SlowTriton, letter
         asked = Request(
             f"{endpoint.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urlopen(asked, timeout=60) as stream:
+        with urlopen(asked, timeout=180) as stream:
             stream.readline()
             thread = threading.Thread(target=lambda: answers.append(endpoint.get("/v1/completions", BODY)))
             thread.start()
@@ -358,10 +358,10 @@ def test_requests_in_flight_are_answered_before_the_end(slow: SlowTriton, letter
                 time.sleep(0.01)
             endpoint.process.send_signal(signal.SIGTERM)
             last = stream.read().strip().split(b"\n\n")[-1]
-        thread.join(20)
+        thread.join(240)
         assert json.loads(last.removeprefix(b"data: "))["error"]["type"] == "server_error"
         assert answers[0][0] == 200 and answers[0][1]["usage"]["completion_tokens"] == 30
-        assert endpoint.process.wait(20) == 0
+        assert endpoint.process.wait(240) == 0
 
 
 def test_slow_and_cut_connections_hold_up_no_other_request(slow: SlowTriton, letters: Path) -> None:
@@ -397,7 +397,7 @@ def test_several_processes_share_a_port_and_end_together(slow: SlowTriton, lette
         return [each.pid for each in list_processes() if each.parent == endpoint.process.pid]
 
     with openai_endpoint(slow.url, tmp_path, **settings) as endpoint:
-        wait_for(lambda: endpoint.text.count("/v1") == 2, 60)
+        wait_for(lambda: endpoint.text.count("/v1") == 2, 240)
         pids = children(endpoint)
         for _ in range(12):  # each by a connection of its own
             status, answer = endpoint.get("/v1/completions", {"prompt": "A", "max_tokens": 2})
@@ -418,15 +418,15 @@ def test_a_process_that_dies_is_replaced_three_times(slow: SlowTriton, letters: 
 
     ended = pytest.raises(AssertionError, match="was killed by SIGKILL, the fourth within ten minutes")
     with ended, openai_endpoint(slow.url, tmp_path, **settings) as endpoint:
-        wait_for(lambda: endpoint.text.count("/v1") == 2, 60)
+        wait_for(lambda: endpoint.text.count("/v1") == 2, 240)
         for number in range(1, 4):
             dead = children()[0]
             os.kill(dead, signal.SIGKILL)
-            wait_for(partial(has_started, endpoint, 2 + number), 60)
+            wait_for(partial(has_started, endpoint, 2 + number), 240)
             assert f"started again, {number} of 3" in endpoint.text and dead not in children()
             assert endpoint.get("/health")[0] == 200
         os.kill(children()[0], signal.SIGKILL)
-        endpoint.process.wait(30)
+        endpoint.process.wait(240)
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def test_a_connection_that_does_not_ask_in_time_is_closed(begun: bytes, monkeypa
         sweeping = asyncio.create_task(connections.sweep())
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         writer.write(begun)
-        found = await asyncio.wait_for(reader.read(), 10)
+        found = await asyncio.wait_for(reader.read(), 240)
         writer.close()
         sweeping.cancel()
         server.close()

@@ -103,7 +103,7 @@ def run(directory: Path, use: Callable[[Direct], Awaitable[Any]]) -> Any:
     async def main() -> Any:
         direct = Direct(directory)
         try:
-            return await asyncio.wait_for(use(direct), 60)
+            return await asyncio.wait_for(use(direct), 240)
         finally:
             direct.close()
 
@@ -228,7 +228,7 @@ def in_use(engine: Engine) -> bool:
 
 
 def wait_until_idle(engine: Engine) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while in_use(engine):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -69,7 +69,7 @@ def test_an_answer_to_a_row_that_goes_on_says_so(engine: Engine) -> None:
     engine.submit(engine.parse(ask(lines, counts, end_id=NEVER)), answers.put, is_streaming=True)
     reasons = []
     for _ in range(max(counts)):
-        tensors = answers.get(timeout=60).tensors
+        tensors = answers.get(timeout=180).tensors
         assert tensors
         reasons.append(tensors["finish_reason"][:, 0].tolist())
     assert reasons == [[NOT_FINISHED] * 2, *[[NOT_FINISHED, LENGTH]] * 4, [LENGTH] * 2]

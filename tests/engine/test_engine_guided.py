@@ -284,7 +284,7 @@ def test_what_a_request_may_not_ask_is_refused_by_name(engine: Engine, told: dic
 def test_an_invalid_grammar_is_the_requests_fault(engine: Engine, kind: str, guide: str, words: str) -> None:
     answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
     engine.submit(engine.parse(guided([kind], [guide])), answers.put)
-    found = answers.get(timeout=30)
+    found = answers.get(timeout=180)
     assert isinstance(found, Failure) and found.code == "INVALID_ARG" and found.is_final
     assert re.search(words, found.problem), found.problem
     assert texts(answer(engine, guided(["choice"], ['["yes"]']))) == [b"yes"]
@@ -296,7 +296,7 @@ def test_a_grammar_that_grows_too_large_fails_its_own_request(engine: Engine) ->
     answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
     for request in requests:
         engine.submit(engine.parse(request), answers.put)
-    found = [answers.get(timeout=60) for _ in requests]
+    found = [answers.get(timeout=180) for _ in requests]
     assert [
         texts(each.tensors) for each in found if isinstance(each, Tensors) and len(each.tensors["output_ids"]) == 1
     ][0] == [b"yes"]
@@ -309,7 +309,7 @@ def test_a_row_whose_grammar_has_no_way_on_fails_alone(tmp_path: Path) -> None:
     engine = open_engine(settings_, CPU)
     answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
     engine.submit(engine.parse(guided(["choice"] * 2, ['["yes", "no"]', '["crazy", "lazy"]'])), answers.put)
-    found = answers.get(timeout=30)
+    found = answers.get(timeout=180)
     assert found.code == "INVALID_ARG" and "the grammar allows no further token" in (found.problem or "")
     assert texts(answer(engine, guided(["choice"], ['["yes"]']))) == [b"yes"]
 
@@ -371,7 +371,7 @@ def test_tensor_ranks_give_what_one_process_gives(engine: Engine, tmp_path: Path
     ]
     ranks = RankProcesses(shards, tmp_path, 2, 1, requests)
     try:
-        assert ranks.wait(120) == [0, 0], ranks.text
+        assert ranks.wait(240) == [0, 0], ranks.text
     finally:
         ranks.stop()
     (found,) = ranks.answers
@@ -388,6 +388,6 @@ def test_closing_answers_what_is_being_compiled(tmp_path: Path) -> None:
     for guide in guides:
         engine.submit(engine.parse(guided(["choice"], [guide])), answers.put)
     engine.close()
-    assert all(answers.get(timeout=30).is_final for _ in guides)
+    assert all(answers.get(timeout=180).is_final for _ in guides)
     with pytest.raises(EngineError, match="closed"):
         engine.submit(request, answers.put)

@@ -110,7 +110,7 @@ def answers_of(engine: Engine, requests: list[dict[str, np.ndarray]]) -> list[An
     answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
     for request in requests:
         engine.submit(engine.parse(request), answers.put)
-    return [answers.get(timeout=60) for _ in requests]
+    return [answers.get(timeout=180) for _ in requests]
 
 
 def test_requests_that_have_ended_in_whatever_way_leave_their_lexers(

@@ -251,7 +251,7 @@ def test_ranks_answer_as_one_process_does(name: str, tensor: int, pipeline: int,
         expected = [answer_of(alone, request) for request in requests]
         assert alone.metrics.prefix_hits == 128
         alone.close()
-        assert set(ranks.wait(100)) == {0}, ranks.text
+        assert set(ranks.wait(240)) == {0}, ranks.text
     finally:
         ranks.stop()
     for ours, theirs in zip(ranks.answers, expected, strict=True):

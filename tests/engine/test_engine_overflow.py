@@ -52,7 +52,7 @@ def answers(engine: Engine, requests: list[Tensors]) -> list[Answer]:
     arrived: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
     for index, tensors in enumerate(requests):
         engine.submit(engine.parse(tensors), lambda answer, index=index: arrived.put((index, answer)))  # type: ignore[misc]
-    found = dict(arrived.get(timeout=60) for _ in requests)
+    found = dict(arrived.get(timeout=180) for _ in requests)
     return [found[index] for index in range(len(requests))]
 
 

@@ -92,22 +92,22 @@ def test_the_parameters_reach_the_scheduler(settings: Settings) -> None:
 
     def hold(_: Answer) -> None:
         has_begun.set()
-        assert is_open.wait(60)  # the engine's thread takes no step meanwhile
+        assert is_open.wait(240)  # the engine's thread takes no step meanwhile
 
     request = engine.parse(ask(prompts(4), 5, end_id=NEVER))
     engine.submit(request, hold, is_streaming=True)
-    assert has_begun.wait(60)
+    assert has_begun.wait(240)
     answers: list[Answer] = []
     are_answered = threading.Barrier(2)
 
     def take(answer: Answer) -> None:
         answers.append(answer)
         if len(answers) == 3:
-            are_answered.wait(60)
+            are_answered.wait(240)
 
     for _ in range(3):
         engine.submit(request, take)
     is_open.set()
-    are_answered.wait(60)
+    are_answered.wait(240)
     engine.close()
     assert [getattr(answer, "code", "") for answer in answers] == [UNAVAILABLE, UNAVAILABLE, ""]

@@ -70,7 +70,7 @@ def talk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Talk]:
         talk = Talk(tmp_path, "cpu" if request.param == "cpu" else "cuda", ranks=ranks)
     yield talk
     talk.process.kill()
-    talk.process.wait(10)
+    talk.process.wait(240)
 
 
 def test_what_every_rank_fails_at_fails_that_request_alone(talk: Talk) -> None:
@@ -134,4 +134,4 @@ def test_a_rank_that_dies_between_requests_is_restarted(talk: Talk) -> None:
     assert talk.ask("wait talk") == said  # its keys and values were computed again
     assert talk.process.stdin
     talk.process.stdin.close()
-    assert talk.process.wait(60) == 0, talk.said.read_text()
+    assert talk.process.wait(240) == 0, talk.said.read_text()

@@ -117,7 +117,7 @@ def stream(engine: Engine, tensors: Tensors) -> list[Tensors]:
     engine.submit(engine.parse(tensors), answers.put, is_streaming=True)
     found: list[Answer] = []
     while not (found and found[-1].is_final):
-        found.append(answers.get(timeout=60))
+        found.append(answers.get(timeout=180))
     assert not isinstance(found[-1], Failure), found[-1]
     return [dict(each.tensors) for each in found]
 

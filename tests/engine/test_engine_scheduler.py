@@ -444,7 +444,7 @@ def test_many_threads_submit_at_once(engine: Engine) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(240)
     for index, ids in enumerate(expected):
         np.testing.assert_array_equal(found[index], ids)
 
@@ -457,11 +457,11 @@ def test_closing_answers_what_is_under_way(settings: Settings) -> None:
     def take(answer: Answer) -> None:
         answers.append(answer)
         begun.set()
-        assert is_closing.wait(60)  # the engine's thread takes no step meanwhile
+        assert is_closing.wait(240)  # the engine's thread takes no step meanwhile
 
     request = engine.parse(ask(prompts(4), 40, end_id=NEVER))
     engine.submit(request, take, is_streaming=True)
-    assert begun.wait(10)
+    assert begun.wait(240)
     waiting: list[Answer] = []
     engine.submit(request, waiting.append)
     closer = threading.Thread(target=engine.close)
@@ -469,7 +469,7 @@ def test_closing_answers_what_is_under_way(settings: Settings) -> None:
     while not engine._is_closed:
         time.sleep(0.01)
     is_closing.set()
-    closer.join(60)
+    closer.join(240)
     engine.close()
     assert [(answer.is_final, answer.problem) for answer in waiting] == [(True, "the engine was closed")]
     with pytest.raises(EngineError, match="closed"):

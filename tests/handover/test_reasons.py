@@ -133,6 +133,6 @@ def test_an_error_is_kept_when_the_output_of_others_follows_it(tmp_path: Path) -
     """As of a rank whose fellows go on to print for a while."""
     script = "echo 'convert: the disk is full' >&2; for i in $(seq 100); do echo line $i; done; exit 1"
     child = Child(["/bin/sh", "-c", script], {}, tmp_path / "log", quiet=True)
-    assert child.wait(20) == 1
+    assert child.wait(240) == 1
     shown = "".join(f"    {line}\n" for line in child.last_lines.splitlines())
     assert "line 100" in shown and reason_of(f"convert: exit status 1\n{shown}") == "convert: the disk is full"

@@ -25,7 +25,7 @@ def open_page(page: Path, *flags: str) -> str:
     argv = [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
     profile = f"--user-data-dir={page.parent / 'profile'}"
     ended = subprocess.run(
-        [*argv, profile, *flags, page.as_uri()], capture_output=True, timeout=90, check=True, stdin=subprocess.DEVNULL
+        [*argv, profile, *flags, page.as_uri()], capture_output=True, timeout=180, check=True, stdin=subprocess.DEVNULL
     )
     return (ended.stderr + ended.stdout).decode(errors="replace")
 

@@ -82,7 +82,7 @@ def tokens_of(served: Served, name: str) -> list[int]:
 def post(served: Served, path: str, body: Any, key: str = "secret") -> tuple[int, str]:
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     try:
-        with urlopen(Request(f"{served.url}{path}", json.dumps(body).encode(), headers), timeout=60) as answer:
+        with urlopen(Request(f"{served.url}{path}", json.dumps(body).encode(), headers), timeout=180) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as error:
         return error.code, error.read().decode()
@@ -122,12 +122,12 @@ def test_models_lists_adapters_with_their_parent(served: Served) -> None:
 
 def test_the_engine_says_which_adapters_have_rows(served: Served) -> None:
     def told() -> list[str]:
-        with urlopen(f"{served.url}/metrics", timeout=10) as page:
+        with urlopen(f"{served.url}/metrics", timeout=180) as page:
             text = page.read().decode()
         return [line for line in text.splitlines() if line.startswith("vllm:lora_requests_info{")]
 
     tokens_of(served, "poet")
-    wait_for(told, 20)
+    wait_for(told, 240)
     newest = max(told(), key=lambda line: float(line.rsplit(" ")[-1]))
     assert 'max_lora="2"' in newest and 'running_lora_adapters="' in newest
 

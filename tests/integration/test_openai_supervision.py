@@ -32,7 +32,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ask(endpoint: Endpoint, **more: Any) -> Any:
     url = f"http://127.0.0.1:{endpoint.openai_port}/v1/completions"
     request = Request(url, json.dumps({**BODY, **more}).encode(), {"Content-Type": "application/json"})
-    return urlopen(request, timeout=60)
+    return urlopen(request, timeout=180)
 
 
 def answer(endpoint: Endpoint) -> list[int]:
@@ -48,7 +48,7 @@ def endpoint_pid(deployment: Deployment) -> int:
 
 def in_use(endpoint: Endpoint) -> float:
     """Requests that the engine works on, and the part of its pages that they hold."""
-    with urlopen(f"http://127.0.0.1:{endpoint.metrics_port}/metrics", timeout=10) as page:
+    with urlopen(f"http://127.0.0.1:{endpoint.metrics_port}/metrics", timeout=180) as page:
         text = page.read().decode()
     names = "num_requests_running|num_requests_waiting|kv_cache_usage_perc"
     values = re.findall(rf"^vllm:(?:{names})\{{.*\}} (\S+)$", text, re.MULTILINE)
@@ -62,20 +62,20 @@ def test_a_killed_endpoint_comes_back_while_the_server_goes_on(repository: Path,
     expected, (server,) = answer(endpoint), deployment.pids_of("tritonserver")
     with ask(endpoint, max_tokens=LONG, stream=True) as stream:
         stream.readline()
-        wait_for(lambda: in_use(endpoint) > 0, 10)
+        wait_for(lambda: in_use(endpoint) > 0, 240)
         os.kill(endpoint_pid(deployment), signal.SIGKILL)
         with suppress(http.client.IncompleteRead, ConnectionError):
             assert b"[DONE]" not in stream.read()
-    wait_for(lambda: "was killed by SIGKILL; started again, 1 of 3 within ten minutes" in deployment.text, 10)
-    wait_for(lambda: can_answer(endpoint), 30)
+    wait_for(lambda: "was killed by SIGKILL; started again, 1 of 3 within ten minutes" in deployment.text, 240)
+    wait_for(lambda: can_answer(endpoint), 240)
     assert answer(endpoint) == expected  # at the same address
-    wait_for(lambda: in_use(endpoint) == 0, 10)  # the request of the one that died has been cancelled
+    wait_for(lambda: in_use(endpoint) == 0, 240)  # the request of the one that died has been cancelled
     assert deployment.pids_of("tritonserver") == [server]
     for number in (2, 3):
         os.kill(endpoint_pid(deployment), signal.SIGKILL)
-        wait_for(partial(says, deployment, f"started again, {number} of 3"), 10)
+        wait_for(partial(says, deployment, f"started again, {number} of 3"), 240)
     os.kill(endpoint_pid(deployment), signal.SIGKILL)
-    assert deployment.process.wait(30) == 1
+    assert deployment.process.wait(240) == 1
     assert "the OpenAI endpoint was killed by SIGKILL, for the fourth time within ten minutes" in deployment.text
     assert deployment.processes == {}
 
@@ -97,13 +97,13 @@ def test_streams_in_flight_are_complete_when_the_deployment_stops(repository: Pa
     streams = [ask(endpoint, max_tokens=LONG, stream=True) for _ in range(3)]
     assert all(stream.readline().startswith(b"data: {") for stream in streams)
     deployment.process.send_signal(signal.SIGTERM)
-    wait_for(lambda: not deployment.endpoint_file.exists(), 10)  # no other client finds it
+    wait_for(lambda: not deployment.endpoint_file.exists(), 240)  # no other client finds it
     for stream in streams:
         events = stream.read().split(b"\n\n")
         assert events[-2:] == [b"data: [DONE]", b""] and len(events) - 1 == LONG  # with the first, which was read above
         assert json.loads(events[-3].removeprefix(b"data: "))["choices"][0]["finish_reason"] == "length"
         stream.close()
-    assert deployment.stop(timeout_s=60) == 0, deployment.text
+    assert deployment.stop(timeout_s=180) == 0, deployment.text
     lines = [json.loads(line) for line in (tmp_path / "logs" / "access.jsonl").read_text().splitlines()]
     asked = [(each["status"], each["completion_tokens"]) for each in lines if each["path"] == "/v1/completions"]
     assert asked == [(200, LONG)] * 3

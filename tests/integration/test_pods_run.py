@@ -111,7 +111,7 @@ def test_a_server_in_a_pod_is_ready_by_its_probe_and_ends_in_its_time_of_grace(t
     with Cluster(manifests, tmp_path / "server") as cluster:
         (pod,) = cluster.start_deployment()
         file = manifests.parent / "deployment" / "endpoint.json"
-        wait_for(lambda: pod.is_ready and file.exists(), 120)
+        wait_for(lambda: pod.is_ready and file.exists(), 240)
         assert pod.address in file.read_text() and generate(Endpoint.read(file), "the world", 8)
         pod.delete()
         assert not pod.ended_hard and pod.status == 0, pod.output
@@ -152,7 +152,7 @@ def test_several_servers_behind_a_router_are_replaced_without_a_lost_request(tmp
         assert {Endpoint.read(file).host for file in files} == {pod.address for pod in pods}
         assert not (manifests.parent / "deployment" / "endpoint.json").exists()
         before = Endpoint(router.address, grpc_port=8001)
-        wait_for(lambda: _works(before), 30)
+        wait_for(lambda: _works(before), 240)
         said, failures, is_over = generate(before, "the world", 8), list[str](), threading.Event()
 
         def ask() -> None:

@@ -155,7 +155,7 @@ def test_the_published_llama_store_streams_transformers_tokens(endpoint: Endpoin
         client.start_stream(lambda result, error: arrived.put((result, error)))
         client.async_stream_infer(LLAMA, inputs_of(triton_grpc, tensors))
         for count in range(1, COUNT + 1):
-            answer, error = arrived.get(timeout=60)
+            answer, error = arrived.get(timeout=180)
             assert not error, error
             assert answer.as_numpy("sequence_length")[0, 0] == len(PROMPTS[0]) + count
     for row, prompt in enumerate(PROMPTS):

@@ -48,7 +48,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={root}", str(PROJECT)]
     subprocess.run(build, check=True, capture_output=True, timeout=120)
     (wheel,) = root.glob("slipway-*.whl")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(root / "venv")], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(root / "venv")], check=True, timeout=180)
     programs = root / "venv" / "bin"
     library = Path(sysconfig.get_path("purelib", vars={"base": str(root / "venv")}))
     (library / "locked.pth").write_text(f"{sysconfig.get_path('purelib')}\n")

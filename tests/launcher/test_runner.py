@@ -275,7 +275,7 @@ def start_runner(tmp_path: Path, *plans: StagePlan) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def wait_for(path: Path, seconds: float = 10.0) -> None:
+def wait_for(path: Path, seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not appear"
@@ -301,8 +301,8 @@ def test_an_interrupted_run_leaves_only_partial_work_and_no_process(tmp_path: Pa
     wait_for(partial(plan.output) / "pid")
     pid = int((partial(plan.output) / "pid").read_text() or 0)
     runner.send_signal(how)
-    runner.communicate(timeout=20)
-    deadline = time.monotonic() + 5
+    runner.communicate(timeout=180)
+    deadline = time.monotonic() + 240
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_running(pid)
@@ -319,7 +319,7 @@ def test_the_next_run_continues_at_the_command_that_was_cut_off(tmp_path: Path) 
     runner = start_runner(tmp_path, plan)
     wait_for(partial(output) / "pid")
     runner.kill()
-    runner.communicate(timeout=20)
+    runner.communicate(timeout=180)
     assert lock_of(output).exists() and not output.exists()
     assert states(run(plan)) == ["done"]
     assert (output / "count").read_text() == "x", "the finished command is not run again"
@@ -454,7 +454,7 @@ def test_an_interrupt_stops_the_server(tmp_path: Path) -> None:
     )
     wait_for(partial(tmp_path / "evaluate") / "pid")
     runner.send_signal(signal.SIGINT)
-    runner.communicate(timeout=20)
+    runner.communicate(timeout=180)
     assert (server.output / "stopped").exists()
     assert not is_running(json.loads((server.output / "endpoint.json").read_text())["pid"])
 
@@ -466,7 +466,7 @@ def test_a_killed_runner_takes_its_server_along(tmp_path: Path) -> None:
     )
     wait_for(partial(tmp_path / "evaluate") / "pid")
     os.kill(runner.pid, signal.SIGKILL)
-    runner.communicate(timeout=20)
+    runner.communicate(timeout=180)
     wait_for(server.output / "stopped")
 
 
@@ -475,7 +475,7 @@ def test_a_server_without_clients_runs_until_it_is_stopped(tmp_path: Path) -> No
     runner = start_runner(tmp_path, server)
     wait_for(server.output / "endpoint.json")
     runner.send_signal(signal.SIGINT)
-    output, _ = runner.communicate(timeout=20)
+    output, _ = runner.communicate(timeout=180)
     assert runner.returncode == 0 and "the server was stopped" in output
     assert (server.output / "stopped").exists()
 

@@ -80,7 +80,7 @@ def test_the_added_code_is_clean(copy: Path) -> None:
 
 
 def run(copy: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *argv], cwd=copy, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, *argv], cwd=copy, capture_output=True, text=True, timeout=180)
 
 
 def converted(copy: Path, number: int, source: Path, output: Path, **changes: str) -> subprocess.CompletedProcess[str]:

@@ -95,7 +95,7 @@ def test_a_job_that_is_cancelled_is_requeued_and_the_other_has_the_requests(
     with asking(served) as failures:
         slurm.run("scancel", victim)
         wait_until(lambda: deployment_of(file_of(served, 1)) not in ("", before), 240, lambda: said_by(served))
-        wait_until(lambda: "ready      replica 1" in served.jobs[-1].log.read_text().split("replacing")[-1], 60, str)
+        wait_until(lambda: "ready      replica 1" in served.jobs[-1].log.read_text().split("replacing")[-1], 240, str)
     assert f"its job {victim} is CANCELLED" in served.jobs[-1].log.read_text()
     assert len(failures) < 5, "those in flight, and what was sent in the moment before the router noticed"
 

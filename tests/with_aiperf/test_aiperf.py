@@ -37,7 +37,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 
 def totals(endpoint: Endpoint) -> dict[str, float]:
     """Sums of the engine's own metrics."""
-    with urlopen(f"http://127.0.0.1:{endpoint.metrics_port}/metrics", timeout=10) as page:
+    with urlopen(f"http://127.0.0.1:{endpoint.metrics_port}/metrics", timeout=180) as page:
         text = page.read().decode()
     names = "generation_tokens_total|request_success_total|e2e_request_latency_seconds_sum"
     found: dict[str, float] = {}

@@ -72,7 +72,7 @@ def whole_answer(endpoint: LlamaEndpoint, backend: str, prompt: str, length: int
     asked = {"prompt": prompt} if backend == "openai" else {"messages": [{"role": "user", "content": prompt}]}
     body = {"model": MODEL, "max_tokens": length, "temperature": 0, "ignore_eos": True, **asked}
     request = Request(endpoint.url + PATHS[backend], json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urlopen(request, timeout=60) as answer:
+    with urlopen(request, timeout=180) as answer:
         found = json.loads(answer.read())
     choice = found["choices"][0]
     return choice["text"] if backend == "openai" else choice["message"]["content"], found["usage"]["prompt_tokens"]

@@ -93,7 +93,7 @@ def test_a_deployment_has_an_endpoint_of_its_own(triton: Endpoint) -> None:
     url = f"http://127.0.0.1:{triton.openai_port}"
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         assert client.completions.create(model="gpt", prompt=PROMPT, max_tokens=2).usage.completion_tokens == 2
-    with urlopen(f"{url}/metrics", timeout=10) as answer:
+    with urlopen(f"{url}/metrics", timeout=180) as answer:
         text = answer.read().decode()
     names = ("nv_inference_request_success", "vllm:generation_tokens_total", "process_resident_memory_bytes")
     assert all(f"# TYPE {name} " in text for name in names)
@@ -117,7 +117,7 @@ def test_a_greedy_completion_is_the_engines(client: openai.OpenAI, engine: Engin
 
 def counted(triton: Endpoint, name: str) -> int:
     """The sum of one of Triton's counters."""
-    with urlopen(f"http://127.0.0.1:{triton.metrics_port}/metrics", timeout=10) as page:
+    with urlopen(f"http://127.0.0.1:{triton.metrics_port}/metrics", timeout=180) as page:
         values = re.findall(rf"^{name}\{{.*\}} (\S+)$", page.read().decode(), re.MULTILINE)
     return round(sum(map(float, values)))
 

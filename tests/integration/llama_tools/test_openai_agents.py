@@ -110,7 +110,7 @@ def test_what_a_response_cannot_be_is_refused_by_name(client: openai.OpenAI, giv
 def post(url: str, body: dict[str, Any], path: str = "messages") -> tuple[int, str]:
     request = Request(f"{url}/v1/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urlopen(request, timeout=60) as answer:
+        with urlopen(request, timeout=180) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as error:
         return error.code, error.read().decode()

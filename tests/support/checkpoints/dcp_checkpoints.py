@@ -147,7 +147,7 @@ def write_by_ranks(hub: Path, output: Path) -> None:
     for each in ranks:
         each.start()
     for each in ranks:
-        each.join(120)
+        each.join(240)
     assert [each.exitcode for each in ranks] == [0] * _RANKS
 
 

@@ -17,7 +17,7 @@ def check_drafting_ranks(root: Path, directory: Path, model: Any, speculation: s
     requests = [ask([line], 50, end_id=NEVER) for line in lines]
     ranks = RankProcesses(root, directory, tensor, pipeline, requests, model_type="Llama", speculation=speculation)
     try:
-        assert set(ranks.wait(100)) == {0}, ranks.text
+        assert set(ranks.wait(240)) == {0}, ranks.text
     finally:
         ranks.stop()
     for line, answer in zip(lines, ranks.answers, strict=True):

@@ -118,7 +118,7 @@ class RankProcesses:
     def stop(self) -> None:
         for process in self.processes:
             process.kill()
-            process.wait(10)
+            process.wait(240)
 
     @property
     def answers(self) -> list[Tensors]:

@@ -53,7 +53,7 @@ class FakeRequest:
 
     def wait(self) -> Any:
         """The final response."""
-        assert self.is_finished.wait(20), "no final answer"
+        assert self.is_finished.wait(240), "no final answer"
         return self.responses[-1]
 
 

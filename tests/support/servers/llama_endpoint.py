@@ -48,7 +48,7 @@ class LlamaEndpoint:
                 return found
 
     def _published(self) -> dict[str, float]:
-        with urlopen(f"{self.url}/metrics", timeout=10) as page:
+        with urlopen(f"{self.url}/metrics", timeout=180) as page:
             text = page.read().decode()
         found: dict[str, float] = {}
         for name, value in re.findall(rf"^vllm:({'|'.join(COUNTED)})(?:{{.*}})? (\S+)$", text, re.MULTILINE):

@@ -35,7 +35,7 @@ class OpenAIEndpoint:
 
     def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
         self.process, self.output = process, output
-        wait_for(lambda: "/v1" in self.text or process.poll() is not None, 60)
+        wait_for(lambda: "/v1" in self.text or process.poll() is not None, 240)
         found = re.search(r"(http://\S+)/v1", self.text)
         assert found, self.text
         self.url = found.group(1)
@@ -49,7 +49,7 @@ class OpenAIEndpoint:
         data = None if body is None else json.dumps(body).encode()
         request = Request(self.url + path, data, {"Content-Type": "application/json", **headers})
         try:
-            with urlopen(request, timeout=60) as answer:
+            with urlopen(request, timeout=180) as answer:
                 status, content = answer.status, answer.read()
         except HTTPError as error:
             status, content = error.code, error.read()
@@ -58,7 +58,7 @@ class OpenAIEndpoint:
     def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         """The events of a stream, which must end with [DONE]."""
         request = Request(self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urlopen(request, timeout=60) as answer:
+        with urlopen(request, timeout=180) as answer:
             assert answer.headers["Content-Type"].startswith("text/event-stream")
             text = answer.read().decode()
         assert text.endswith("data: [DONE]\n\n")
@@ -82,11 +82,11 @@ def openai_endpoint(
     try:
         yield OpenAIEndpoint(process, output)
         process.terminate()
-        assert process.wait(30) == 0, output.read_text()
+        assert process.wait(240) == 0, output.read_text()
         assert "Traceback" not in output.read_text(), output.read_text()
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(240)
 
 
 @asynccontextmanager

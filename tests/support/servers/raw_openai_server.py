@@ -70,7 +70,7 @@ class RawServer:
     def __exit__(self, *_: object) -> None:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(240)
         self._loop.close()
 
     async def _stop(self) -> None:

@@ -54,7 +54,7 @@ class Replicated:
                 stdout=stream,
                 stderr=subprocess.STDOUT,
             )
-        wait_for(lambda: "serving" in self.text or self.process.poll() is not None, 180)
+        wait_for(lambda: "serving" in self.text or self.process.poll() is not None, 240)
         assert self.process.poll() is None, self.text
         self.endpoint = Endpoint.read(self.file)
         self.url = self.endpoint.openai_url or f"http://{self.endpoint.host}:{self.endpoint.openai_port}/v1"
@@ -77,7 +77,7 @@ class Replicated:
         return Request(f"{self.url}/completions", json.dumps({**self._body, **more}).encode(), headers)
 
     def ask(self, **more: Any) -> Any:
-        return urllib.request.urlopen(self.request(**more), timeout=60)
+        return urllib.request.urlopen(self.request(**more), timeout=180)
 
     def is_answered(self) -> bool:
         try:
@@ -89,7 +89,7 @@ class Replicated:
     def metrics(self) -> dict[str, float]:
         """The page by the text of its samples."""
         url = f"http://{self.endpoint.host}:{self.endpoint.metrics_port}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as page:
+        with urllib.request.urlopen(url, timeout=180) as page:
             lines = [line for line in page.read().decode().splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
@@ -100,9 +100,9 @@ class Replicated:
         """End it in good order; nothing of it is left."""
         processes = self.processes
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(90) == 0, self.text
+        assert self.process.wait(240) == 0, self.text
         assert not list(self.place.glob("**/.endpoint*")) and not self.file.exists()
-        wait_for(lambda: not [each for each in processes if command_line(each.pid)], 10)
+        wait_for(lambda: not [each for each in processes if command_line(each.pid)], 240)
 
 
 class Stream(threading.Thread):

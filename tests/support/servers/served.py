@@ -43,7 +43,7 @@ class Deployment:
                 cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
-    def wait_until_published(self, timeout_s: float = 60) -> Endpoint:
+    def wait_until_published(self, timeout_s: float = 180) -> Endpoint:
         wait_for(lambda: "serving" in self.text or self.process.poll() is not None, timeout_s)
         assert self.process.poll() is None, self.text
         assert self._has_noted_itself()
@@ -64,7 +64,7 @@ class Deployment:
         self.prefix, self.private = state["prefix"], Path(state["directory"])
         return True
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 30) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 180) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
         status = self.process.wait(timeout_s)

@@ -25,7 +25,7 @@ PROGRAMS = ("gcc", "slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sba
 _INSTALL = Path(__file__).resolve().parents[2] / "install"
 _SQL = Path("/usr/share")  # below it: mysql/mysql_..., since MariaDB 11 mariadb/mariadb_...
 _PR_SET_PDEATHSIG = 1
-_START_TIMEOUT_S = 60
+_START_TIMEOUT_S = 240
 _FINAL_STATES = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 
 # The first process of a node. bash waits for orphans, as init does; arguments: name, hosts file, slurmd's command.
@@ -83,10 +83,10 @@ class SlurmCluster:
             else:
                 process.terminate()
             try:
-                process.wait(10)
+                process.wait(240)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(10)
+                process.wait(240)
         self._processes.clear()
 
     @property
@@ -99,7 +99,7 @@ class SlurmCluster:
         mine = {name: value for name, value in os.environ.items() if not name.startswith(("NGC_", "SLURM_", "SBATCH_"))}
         return {**mine, **self.environment}
 
-    def run(self, *argv: str, cwd: Path | None = None, timeout_s: float = 30) -> str:
+    def run(self, *argv: str, cwd: Path | None = None, timeout_s: float = 180) -> str:
         """Run a client command; returns what it printed."""
         result = subprocess.run(
             argv, cwd=cwd, env=self.client_environment(), capture_output=True, text=True, check=False, timeout=timeout_s
@@ -113,7 +113,7 @@ class SlurmCluster:
         rows = [line.split("|") for line in printed.splitlines()]
         return {job: state.split()[0] for job, state in rows}
 
-    def wait_for_end(self, *jobs: str, timeout_s: float = 90) -> dict[str, str]:
+    def wait_for_end(self, *jobs: str, timeout_s: float = 240) -> dict[str, str]:
         """Wait until accounting has the final state of every job."""
         found: dict[str, str] = {}
 
@@ -129,7 +129,7 @@ class SlurmCluster:
         """Without slurmctld, as while it is restarted or another takes over; jobs and nodes go on."""
         process = self._processes.pop("slurmctld")
         process.terminate()
-        process.wait(20)
+        process.wait(240)
         try:
             yield
         finally:
@@ -195,7 +195,7 @@ class SlurmCluster:
         tables = [file.read_text() for file in found]
         script = "\n".join(["create database mysql;", "use mysql;", *tables])
         made = subprocess.run(
-            [*server, "--bootstrap"], input=script, capture_output=True, text=True, check=False, timeout=60
+            [*server, "--bootstrap"], input=script, capture_output=True, text=True, check=False, timeout=180
         )
         assert made.returncode == 0, made.stderr
         listen = ["--skip-grant-tables", "--bind-address=127.0.0.1", f"--port={self._database_port}"]

@@ -69,7 +69,7 @@ def run_main(slurm: SlurmCluster, results: Path, *arguments: str) -> subprocess.
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
 
 
@@ -107,7 +107,7 @@ def wait_for_endpoint(launched: Launched) -> None:
     endpoint = endpoint_of(launched)
     log = launched.jobs[0].log
     wait_until(
-        endpoint.exists, 60, lambda: f"no {endpoint}; {log.read_text() if log.exists() else 'the job is pending'}"
+        endpoint.exists, 240, lambda: f"no {endpoint}; {log.read_text() if log.exists() else 'the job is pending'}"
     )
 
 
@@ -123,6 +123,6 @@ def assert_clean(slurm: SlurmCluster, *nodes: str) -> None:
     """No process of a job is left on the nodes, and nothing in shared memory."""
     for node in nodes:
         left = functools.partial(slurm.processes_on, node)
-        wait_until(lambda left=left: not left(), 20, lambda left=left: f"left on a node: {left()}")  # type: ignore[misc]
+        wait_until(lambda left=left: not left(), 240, lambda left=left: f"left on a node: {left()}")  # type: ignore[misc]
         shared = slurm.shared_memory_of(node)
         assert not shared, f"left in shared memory of {node}: {shared}"

@@ -50,7 +50,7 @@ class CommandLines:
     def close(self) -> None:
         assert self._process.stdin
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(240)
 
 
 def serve() -> None:
