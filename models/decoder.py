@@ -82,6 +82,7 @@ class Decoder:
         delta: its layers with the gated delta rule; None: it has none.
         predictor_num: predictors of further tokens, each behind the one before.
         predictor_blocks: blocks of each layer of one; empty: it has one layer, of the last one's kind.
+        predictors_beside: those that its files may have, and that its class passes over: they are none of its tensors.
     """
 
     hidden_units: int
@@ -105,6 +106,7 @@ class Decoder:
     delta: DeltaRule | None = None
     predictor_num: int = 0
     predictor_blocks: tuple[tuple[str, ...], ...] = ()
+    predictors_beside: int = 0
 
     @classmethod
     def of(cls, said: Fields, **own: Any) -> Decoder:

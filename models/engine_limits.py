@@ -83,7 +83,7 @@ def cache_problem(decoder: Decoder) -> str:
 
 def predictor_problem(decoder: Decoder | None) -> str:
     """Return why a model does not draft for itself; empty: it does."""
-    has_one = decoder is not None and decoder.predictor_num > 0
+    has_one = decoder is not None and decoder.predictor_num + decoder.predictors_beside > 0
     return "" if has_one else "speculation mtp, and the model has no layer that predicts further tokens"
 
 

@@ -23,10 +23,11 @@ class FirstPredictor(Decoder):
 def first_predictor(decoder: Decoder) -> FirstPredictor:
     """Describe the first of a model's predictors."""
     place = decoder.names["predictor.layer"].format(predictor=0)
+    alike = next(layer for layer in reversed(decoder.layers) if not {"attention", "latent"}.isdisjoint(layer.blocks))
     own = {
         "layer": place or decoder.names["layer"].format(layer=decoder.num_layer),
         "final_norm": decoder.name_of("predictor.norm.", decoder.num_layer).removesuffix("."),
     }
     said = {each.name: getattr(decoder, each.name) for each in fields(Decoder)}
-    of_one = {"layers": decoder.layers[-1:], "names": {**decoder.names, **own}, "predictor_num": 0}
+    of_one = {"layers": (alike,), "names": {**decoder.names, **own}, "predictor_num": 0}
     return FirstPredictor(**said | of_one)

@@ -77,13 +77,17 @@ class PredictorBeside(Keys):
     """
 
     key: str
-    says: ClassVar[tuple[str, ...]] = ("predictor_num",)
+    says: ClassVar[tuple[str, ...]] = ("predictor_num", "predictors_beside")
+    _UNSAID = 1
 
     def read(self, config: ConfigJson) -> dict[str, Any]:
-        return {self.says[0]: 0}
+        """As vLLM reads it: the hub's Qwen3-Next has one, and does not say so."""
+        said = self._UNSAID if config.get(self.key) is None else config.whole(self.key)
+        return dict(zip(self.says, (0, said), strict=True))
 
     def write(self, fields: Fields) -> dict[str, Any]:
-        return {self.key: fields[self.says[0]]} if fields[self.says[0]] else {}
+        own, beside = (fields[name] for name in self.says)
+        return {self.key: own or beside} if own or beside != self._UNSAID else {}
 
     def lacks(self, fields: Fields) -> list[str]:
         count, last = fields[self.says[0]], fields["layers.blocks"][-1]

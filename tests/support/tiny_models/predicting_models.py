@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,40 @@ COUNTED = {"num_nextn_predict_layers": 1}
 Change = Callable[[str, Tensor], Tensor]
 
 
+@dataclass(frozen=True)
+class Form:
+    """How the files of a family have a predictor, and its class a layer.
+
+    Attributes:
+        layer: where its layer is.
+        projection, embedding_norm, hidden_norm, norm: names of what leads into it and out of it.
+        copies: whether it has copies of embedding and head, below the layer.
+        less_one: what is added to the norms' weights.
+    """
+
+    layer: str
+    projection: str
+    embedding_norm: str
+    hidden_norm: str
+    norm: str
+    copies: bool = False
+    less_one: float = 0.0
+
+
+def _form_of(name: str, layers: int) -> Form:
+    if not name.startswith("qwen3"):
+        place = f"model.layers.{layers}."
+        names = (f"{place}{each}" for each in ("eh_proj", "enorm", "hnorm", "shared_head.norm"))
+        return Form(place, *names, copies=True)
+    names = (f"mtp.{each}" for each in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"))
+    return Form("mtp.layers.0.", *names, less_one=1.0)
+
+
 class Predictor:
     """A predictor, computed over whole texts."""
 
-    def __init__(self, model: Any, layer: Any, own: dict[str, Tensor]) -> None:
-        self._model, self._layer, self._own = model, layer, own
+    def __init__(self, model: Any, layer: Any, form: Form, own: dict[str, Tensor]) -> None:
+        self._model, self._layer, self._form, self._own = model, layer, form, own
 
     @torch.no_grad()
     def drafts(self, line: list[int], count: int) -> list[int]:
@@ -41,17 +71,18 @@ class Predictor:
         return said
 
     def _run(self, ids: Tensor, outputs: Tensor) -> Tensor:
-        network, config = self._model.model, self._model.config
-        sides = self._norm(network.embed_tokens(ids), "enorm"), self._norm(outputs, "hnorm")
-        x = F.linear(torch.cat(sides, -1), self._own["eh_proj.weight"])
+        network, config, form = self._model.model, self._model.config, self._form
+        sides = self._norm(network.embed_tokens(ids), form.embedding_norm), self._norm(outputs, form.hidden_norm)
+        x = F.linear(torch.cat(sides, -1), self._own[f"{form.projection}.weight"])
         places = torch.arange(ids.shape[1])[None]
         mask = create_causal_mask(config, x, None, None, position_ids=places)
         angles = network.rotary_emb(x, places)
         x = self._layer(x, attention_mask=mask, position_ids=places, position_embeddings=angles)
-        return self._norm(x[0] if isinstance(x, tuple) else x, "shared_head.norm")
+        return self._norm(x[0] if isinstance(x, tuple) else x, form.norm)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        return F.rms_norm(x, (HIDDEN,), self._own[f"{name}.weight"], self._model.config.rms_norm_eps)
+        weight = self._own[f"{name}.weight"] + self._form.less_one
+        return F.rms_norm(x, (HIDDEN,), weight, self._model.config.rms_norm_eps)
 
 
 def save_predicting(
@@ -59,31 +90,32 @@ def save_predicting(
 ) -> tuple[Any, Predictor]:
     """Save a model with a predictor -> transformers' model, and the predictor; ``change``: of every tensor."""
     small = build(name, **changes, **COUNTED)
-    count = small.config.num_hidden_layers
-    prefix = f"model.layers.{count}."
+    count, kinds = small.config.num_hidden_layers, getattr(small.config, "layer_types", None)
+    form, last = _form_of(name, count), f"model.layers.{count}."
+    more = {"num_hidden_layers": count + 1} | ({"layer_types": [*kinds, "full_attention"]} if kinds else {})
     with tempfile.TemporaryDirectory() as larger:
-        save(name, Path(larger), **{**changes, "num_hidden_layers": count + 1})
-        found = tensors(Path(larger))
-        found = {key: change(key, each).clone() for key, each in {**found, **_further(found, prefix)}.items()}
+        save(name, Path(larger), **{**changes, **more})
+        found = {key: change(key, each).clone() for key, each in tensors(Path(larger)).items()}
         save_file(found, Path(larger) / "model.safetensors", {"format": "pt"})
         layer = _load(Path(larger)).model.layers[-1]
+    own = {key: change(key, each).clone() for key, each in _further(found, form).items()}
     small.save_pretrained(folder)
-    save_file(found, folder / "model.safetensors", {"format": "pt"})
-    own = {key.removeprefix(prefix): each for key, each in found.items() if key.startswith(prefix)}
+    kept = {key.replace(last, form.layer): each for key, each in found.items()}
+    save_file({**kept, **own}, folder / "model.safetensors", {"format": "pt"})
     model = _load(folder)
-    return model, Predictor(model, layer, own)
+    return model, Predictor(model, layer, form, own)
 
 
-def _further(found: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _further(found: dict[str, Tensor], form: Form) -> dict[str, Tensor]:
     """Make up what leads into a predictor and out of it, beside copies of what is the model's."""
     torch.manual_seed(5)
-    own = {f"{each}.weight": 1 + 0.3 * torch.randn(HIDDEN) for each in ("enorm", "hnorm", "shared_head.norm")}
-    own["eh_proj.weight"] = torch.randn(HIDDEN, 2 * HIDDEN) / HIDDEN**0.5
-    own["embed_tokens.weight"], own["shared_head.head.weight"] = (
-        found["model.embed_tokens.weight"],
-        found["lm_head.weight"],
-    )
-    return {f"{prefix}{key}": each for key, each in own.items()}
+    norms, centre = (form.embedding_norm, form.hidden_norm, form.norm), 1 - form.less_one
+    own = {f"{each}.weight": centre + 0.3 * torch.randn(HIDDEN) for each in norms}
+    own[f"{form.projection}.weight"] = torch.randn(HIDDEN, 2 * HIDDEN) / HIDDEN**0.5
+    if form.copies:
+        own[f"{form.layer}embed_tokens.weight"] = found["model.embed_tokens.weight"]
+        own[f"{form.layer}shared_head.head.weight"] = found["lm_head.weight"]
+    return own
 
 
 def _load(folder: Path) -> Any:
@@ -91,11 +123,18 @@ def _load(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, **given).eval()
 
 
-def never_wrong(key: str, each: Tensor) -> Tensor:
-    """Make a model whose layers add nothing, so that a token says what follows it, and a predictor that knows that."""
-    if "o_proj" in key or "down_proj" in key:
+def never_wrong(key: str, each: Tensor, one: float = 1.0) -> Tensor:
+    """Make a model whose layers add nothing, so that a token says what follows it, and a predictor that knows that.
+
+    Args:
+        key: of a tensor.
+        each: it.
+        one: how a norm's weight of 1 is stored.
+    """
+    if "o_proj" in key or "down_proj" in key or "out_proj" in key:
         return torch.zeros_like(each)
-    if key.endswith("eh_proj.weight"):
+    if key.endswith(("eh_proj.weight", "mtp.fc.weight")):
         return torch.eye(HIDDEN, 2 * HIDDEN)
     is_norm = key.endswith(("model.norm.weight", "enorm.weight", "shared_head.norm.weight"))
-    return torch.ones_like(each) if is_norm else each
+    is_norm |= key in ("mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight")
+    return torch.full_like(each, one) if is_norm else each

@@ -126,6 +126,7 @@ class KvCache:
         """Return the draft model's part: its keys and values in the same pages, and slots of its own."""
         part = copy(self)
         part.shape, part.kv, part.beside = replace(self.shape, layers=self.shape.beside, beside=()), self.beside, []
+        part.states = None
         part._make_slots(self.page_tables.shape[1])
         return part
 
