@@ -14,6 +14,7 @@ from models.decoder import Decoder
 from models.directory import CONFIG_FILE, GENERATION_FILE, SpecialIds, find_tensors, read_json, special_ids
 from models.errors import ModelError
 from models.fp8 import FP8_NUMBERS, Place, grid_of, with_scales
+from models.fused import with_experts_apart
 from models.mxfp4 import GROUP, MXFP4_NUMBERS, made_up, with_powers
 from models.quantization import FP8, MXFP4, Block, Quantization, quantization_said, read_quantization
 from models.safetensors import StoredTensor
@@ -78,6 +79,7 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal, is_par
     blocks, problems = fp8_blocks(directory, error), list[str]()
     in_files = find_tensors(directory, error)
     found = with_powers(in_files) if is_mxfp4(directory, error) else with_scales(in_files, blocks)
+    found = with_experts_apart(decoder, found)
     expected = replace(decoder, predictor_num=0).tensors()
     behind = range(decoder.num_layer, decoder.num_layer + decoder.predictor_num)
     unused = tuple(f"{decoder.names['layer'].format(layer=layer)}." for layer in behind)

@@ -1,7 +1,7 @@
 """Qwen3-Next: the gated delta rule in most layers, attention with a gate of its output in the others, and experts.
 
 Keys and defaults: transformers, ``configuration_qwen3_next.py``. Layers that predict further tokens (``mtp.``) stand
-beside the others in the hub's files; its class passes over them, and a training's is written so.
+beside the others in the hub's files; its class passes over them, a training's is written so, and an engine drafts.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from support.engines.paged_steps import paged_steps
 from support.shards.llama_shards import served_of
 from support.tiny_models.greedy import NEVER, argmaxes
 from support.tiny_models.llama_models import VOCAB, save
-from support.tiny_models.predicting_models import COUNTED, Change, never_wrong, save_predicting
+from support.tiny_models.predicting_models import COUNTED, Change, never_wrong, pack_experts, save_predicting
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
@@ -78,6 +78,8 @@ def test_drafts_are_what_transformers_layer_says(
 ) -> None:
     """Of several rows, prompts of one token and of pages, which others have begun with, and a conversation."""
     model, predictor = save_predicting(name, tmp_path, **LONGER, **STEADY.get(name, {}))
+    if name == "qwen3_5_moe":
+        pack_experts(tmp_path / "model.safetensors")
     rng, served = random.Random(5), Served(paged_steps(settings_of(tmp_path)), drafts=DRAFTS, chunk_tokens=chunk_tokens)
     shared = [rng.randrange(3, VOCAB) for _ in range(96)]
     lines = [[rng.randrange(3, VOCAB) for _ in range(count)] for count in (1, 31, 80)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,9 @@ def exported(folder: Path, form: str = "huggingface") -> ExportArguments:
     return replace(served, speculation="mtp")
 
 
-def test_it_is_written_and_served(tmp_path: Path) -> None:
-    model, _ = save_predicting("glm4_moe", tmp_path / "source", never_wrong)
+@pytest.mark.parametrize(("name", "one"), [("glm4_moe", 1.0), ("qwen3_5", 0.0)])
+def test_it_is_written_and_served(name: str, one: float, tmp_path: Path) -> None:
+    model, _ = save_predicting(name, tmp_path / "source", partial(never_wrong, one=one))
     arguments = exported(tmp_path)
     assert build_repository(arguments).problems(arguments.output) == []
     config = parse((arguments.output / "fastertransformer/config.pbtxt").read_text())

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.masking_utils import create_causal_mask
 
@@ -138,3 +138,16 @@ def never_wrong(key: str, each: Tensor, one: float = 1.0) -> Tensor:
     is_norm = key.endswith(("model.norm.weight", "enorm.weight", "shared_head.norm.weight"))
     is_norm |= key in ("mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight")
     return torch.full_like(each, one) if is_norm else each
+
+
+def pack_experts(path: Path) -> None:
+    """Put the experts of each layer into two arrays, as Qwen3.6's files have those of the model and its predictor."""
+    found, arrays = load_file(path), dict[str, list[Tensor]]()
+    for key in [key for key in found if key.endswith("gate_proj.weight") and ".experts." in key]:
+        place, _, number = key.removesuffix(".gate_proj.weight").rpartition(".")
+        gate, up, down = (found.pop(f"{place}.{number}.{name}_proj.weight") for name in ("gate", "up", "down"))
+        for name, each in (("gate_up", torch.cat((gate, up))), ("down", down)):
+            arrays.setdefault(f"{place}.{name}_proj", []).append(each)
+    packed = {key: torch.stack(several) for key, several in arrays.items()}
+    assert len(packed) > 2
+    save_file({**found, **packed}, path, {"format": "pt"})
