@@ -83,8 +83,13 @@ def cache_problem(decoder: Decoder) -> str:
 
 def predictor_problem(decoder: Decoder | None) -> str:
     """Return why a model does not draft for itself; empty: it does."""
-    has_one = decoder is not None and decoder.predictor_num + decoder.predictors_beside > 0
-    return "" if has_one else "speculation mtp, and the model has no layer that predicts further tokens"
+    if decoder is None or not decoder.predictor_num + decoder.predictors_beside:
+        which = decoder and decoder.model_type
+        none = f", or {which} none that is run" if which else ""
+        return f"speculation mtp, and the model has no layer that predicts further tokens{none}"
+    if {"mamba", "delta"} & {name for blocks in decoder.predictor_blocks for name in blocks}:
+        return "speculation mtp, and the predictor's layers keep states, which cannot go back by wrong tokens"
+    return ""
 
 
 def draft_model_problem(draft: Decoder | None, draft_vocab_size: int, vocab_size: int) -> str:

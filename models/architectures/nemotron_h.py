@@ -135,7 +135,7 @@ NEMOTRON_H = Architecture(
         Key("layer_norm_epsilon", "norms.eps", ConfigJson.epsilon),
         OfLayers("mamba", mamba.KEYS),
         OfLayers("mixture", _EXPERTS),
-        PredictorPattern(_LETTERS),
+        PredictorPattern(_LETTERS, _WORDS),
         Constants({"attention_bias": False, "tie_word_embeddings": False, "mamba_hidden_act": "silu"}),
     ),
     has={

@@ -97,22 +97,35 @@ class PredictorBeside(Keys):
 
 
 class PredictorPattern(Keys):
-    """Predictors of several layers, each a letter; of a directory they are passed over."""
+    """Predictors of several layers, each a letter, or a word, which goes before; of a directory they are passed over.
 
-    says: ClassVar[tuple[str, ...]] = ("predictor_num", "predictor_blocks")
-    _COUNT, _PATTERN = "num_nextn_predict_layers", "mtp_hybrid_override_pattern"
+    Args:
+        letters: by the blocks of a layer.
+        words: letters by word.
+    """
 
-    def __init__(self, letters: Mapping[tuple[str, ...], str]) -> None:
-        self._letters = letters
+    says: ClassVar[tuple[str, ...]] = ("predictor_num", "predictor_blocks", "predictors_beside")
+    _COUNT, _PATTERN, _LIST = "num_nextn_predict_layers", "mtp_hybrid_override_pattern", "mtp_layers_block_type"
+
+    def __init__(self, letters: Mapping[tuple[str, ...], str], words: Mapping[str, str]) -> None:
+        self._letters, self._words = letters, words
 
     def read(self, config: ConfigJson) -> dict[str, Any]:
-        return dict(zip(self.says, (0, ()), strict=True))
+        """Read what one may be; none is looked for where it is none that is known."""
+        count = 0 if config.get(self._COUNT) is None else config.whole(self._COUNT)
+        listed, blocks = config.get(self._LIST), {letter: each for each, letter in self._letters.items()}
+        said = listed if isinstance(listed, (list, tuple)) else config.get(self._PATTERN) or ()
+        letters = [self._words.get(str(each), str(each)) for each in said]
+        count *= bool(letters) and all(each in blocks for each in letters)
+        return dict(zip(self.says, (0, tuple(blocks[each] for each in letters) if count else (), count), strict=True))
 
     def write(self, fields: Fields) -> dict[str, Any]:
-        count, blocks = (fields[name] for name in self.says)
-        return {self._COUNT: count, self._PATTERN: "".join(self._letters[each] for each in blocks)} if count else {}
+        own, blocks, beside = (fields[name] for name in self.says)
+        if not (count := own or beside):
+            return {}
+        return {self._COUNT: count, self._PATTERN: "".join(self._letters[each] for each in blocks)}
 
     def lacks(self, fields: Fields) -> list[str]:
-        count, blocks = (fields[name] for name in self.says)
+        count, blocks, _ = (fields[name] for name in self.says)
         is_known = blocks and all(each in self._letters for each in blocks)
         return [] if is_known or not count else [f"{self.says[0]}: {count}  (its layers are not listed)"]

@@ -71,6 +71,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
     [
         *(("glm4_moe", 32), ("deepseek_v3", 0), ("qwen3_next", 32)),
         *(pytest.param(name, 0, marks=pytest.mark.long) for name in ("qwen3_5", "qwen3_5_moe")),
+        ("nemotron3", 0),
     ],
 )
 def test_drafts_are_what_transformers_layer_says(
@@ -184,10 +185,12 @@ def test_a_model_without_a_predictor_is_refused(tmp_path: Path) -> None:
     none = "has no layer that predicts further tokens"
     root, _ = served_of("llama", tmp_path / "shards", 1)
     save("glm4_moe", tmp_path / "none")
-    save("nemotron_h", tmp_path / "states")
+    save("ernie4_5_moe", tmp_path / "other", **COUNTED)
+    save("nemotron3", tmp_path / "states", **COUNTED, mtp_layers_block_type=["linear_attention"])
     save("glm4_moe", tmp_path / "lacking", **COUNTED)
     for folder, problem in (
-        *((root, none), (tmp_path / "none", none), (tmp_path / "states", none)),
+        *((root, none), (tmp_path / "none", none), (tmp_path / "other", f"{none}, or ernie4_5_moe none that is run")),
+        (tmp_path / "states", "the predictor's layers keep states, which cannot go back by wrong tokens"),
         (tmp_path / "lacking", r"model.layers.\d.eh_proj.weight: missing"),
     ):
         with pytest.raises(EngineError, match=problem):

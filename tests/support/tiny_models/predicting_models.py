@@ -5,8 +5,9 @@ Transformers drops such layers when it loads a model, so the layer is the last o
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,11 @@ class Form:
     """How the files of a family have a predictor, and its class a layer.
 
     Attributes:
-        layer: where its layer is.
+        layer: where its layers are, by number.
         projection, embedding_norm, hidden_norm, norm: names of what leads into it and out of it.
         copies: whether it has copies of embedding and head, below the layer.
         less_one: what is added to the norms' weights.
+        kinds: of its layers, where a model's are listed.
     """
 
     layer: str
@@ -42,22 +44,26 @@ class Form:
     norm: str
     copies: bool = False
     less_one: float = 0.0
+    kinds: tuple[str, ...] = ("full_attention",)
 
 
 def _form_of(name: str, layers: int) -> Form:
-    if not name.startswith("qwen3"):
-        place = f"model.layers.{layers}."
-        names = (f"{place}{each}" for each in ("eh_proj", "enorm", "hnorm", "shared_head.norm"))
-        return Form(place, *names, copies=True)
-    names = (f"mtp.{each}" for each in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"))
-    return Form("mtp.layers.0.", *names, less_one=1.0)
+    place = f"model.layers.{layers}."
+    if name.startswith("qwen3"):
+        place, norm = "mtp.layers.{}.", "mtp.pre_fc_norm_"
+        return Form(place, "mtp.fc", f"{norm}embedding", f"{norm}hidden", "mtp.norm", less_one=1.0)
+    if not name.startswith("nemotron3"):
+        return Form(place, f"{place}eh_proj", f"{place}enorm", f"{place}hnorm", f"{place}shared_head.norm", copies=True)
+    first, kinds = "mtp.layers.0.", ("full_attention", "moe")
+    last = "mtp.layers.1.final_layernorm"
+    return Form("mtp.layers.{}.", f"{first}eh_proj", f"{first}enorm", f"{first}hnorm", last, kinds=kinds)
 
 
 class Predictor:
     """A predictor, computed over whole texts."""
 
-    def __init__(self, model: Any, layer: Any, form: Form, own: dict[str, Tensor]) -> None:
-        self._model, self._layer, self._form, self._own = model, layer, form, own
+    def __init__(self, model: Any, layers: Sequence[Any], form: Form, own: dict[str, Tensor]) -> None:
+        self._model, self._layers, self._form, self._own = model, layers, form, own
 
     @torch.no_grad()
     def drafts(self, line: list[int], count: int) -> list[int]:
@@ -72,17 +78,21 @@ class Predictor:
 
     def _run(self, ids: Tensor, outputs: Tensor) -> Tensor:
         network, config, form = self._model.model, self._model.config, self._form
-        sides = self._norm(network.embed_tokens(ids), form.embedding_norm), self._norm(outputs, form.hidden_norm)
+        embedded = self._model.get_input_embeddings()(ids)
+        sides = self._norm(embedded, form.embedding_norm), self._norm(outputs, form.hidden_norm)
         x = F.linear(torch.cat(sides, -1), self._own[f"{form.projection}.weight"])
         places = torch.arange(ids.shape[1])[None]
         mask = create_causal_mask(config, x, None, None, position_ids=places)
-        angles = network.rotary_emb(x, places)
-        x = self._layer(x, attention_mask=mask, position_ids=places, position_embeddings=angles)
-        return self._norm(x[0] if isinstance(x, tuple) else x, form.norm)
+        angles = {"position_embeddings": network.rotary_emb(x, places)} if hasattr(network, "rotary_emb") else {}
+        for layer in self._layers:
+            x = layer(x, attention_mask=mask, position_ids=places, **angles)
+            x = x[0] if isinstance(x, tuple) else x
+        return self._norm(x, form.norm)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         weight = self._own[f"{name}.weight"] + self._form.less_one
-        return F.rms_norm(x, (HIDDEN,), weight, self._model.config.rms_norm_eps)
+        config = self._model.config
+        return F.rms_norm(x, (HIDDEN,), weight, getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon)
 
 
 def save_predicting(
@@ -90,20 +100,27 @@ def save_predicting(
 ) -> tuple[Any, Predictor]:
     """Save a model with a predictor -> transformers' model, and the predictor; ``change``: of every tensor."""
     small = build(name, **changes, **COUNTED)
-    count, kinds = small.config.num_hidden_layers, getattr(small.config, "layer_types", None)
-    form, last = _form_of(name, count), f"model.layers.{count}."
-    more = {"num_hidden_layers": count + 1} | ({"layer_types": [*kinds, "full_attention"]} if kinds else {})
+    count, listed = small.config.num_hidden_layers, "layers_block_type" if "nemotron" in name else "layer_types"
+    form, kinds = _form_of(name, count), getattr(small.config, listed, None)
+    more = {"num_hidden_layers": count + len(form.kinds)} | ({listed: [*kinds, *form.kinds]} if kinds else {})
     with tempfile.TemporaryDirectory() as larger:
         save(name, Path(larger), **{**changes, **more})
         found = {key: change(key, each).clone() for key, each in tensors(Path(larger)).items()}
         save_file(found, Path(larger) / "model.safetensors", {"format": "pt"})
-        layer = _load(Path(larger)).model.layers[-1]
+        layers = _load(Path(larger)).model.layers[count:]
     own = {key: change(key, each).clone() for key, each in _further(found, form).items()}
     small.save_pretrained(folder)
-    kept = {key.replace(last, form.layer): each for key, each in found.items()}
+    kept = {_moved(key, count, form): each for key, each in found.items()}
     save_file({**kept, **own}, folder / "model.safetensors", {"format": "pt"})
     model = _load(folder)
-    return model, Predictor(model, layer, form, own)
+    return model, Predictor(model, layers, form, own)
+
+
+def _moved(key: str, count: int, form: Form) -> str:
+    """Name a tensor of the larger model as one of the predictor's, if its layer is behind the first ones."""
+    found = re.fullmatch(r"\w+\.layers\.(\d+)\.(.+)", key)
+    is_own = found and int(found[1]) >= count
+    return form.layer.format(int(found[1]) - count) + found[2] if found and is_own else key
 
 
 def _further(found: dict[str, Tensor], form: Form) -> dict[str, Tensor]:

@@ -95,7 +95,7 @@ def load_predictor(
         1,
         choose_precision(settings.data_type, device),
         device,
-        Partition(range(1), embeds=False, predicts=not has_whole_head),
+        Partition(range(config.num_layer), embeds=False, predicts=not has_whole_head),
         sharers=sharers,
         are_made_up=settings.has_made_up_weights,
     )
