@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,15 +202,7 @@ def artefact_files(root: Path) -> list[str]:
     return sorted(name for name in kept if not any(map(is_temporary, name.split("/"))))
 
 
-def record_files(root: Path, known: Iterable[FileRecord] = ()) -> tuple[FileRecord, ...]:
-    """Record every file below a directory, by path; a known record of the same size is kept as it is."""
-    records = {record.path: record for record in known}
-    result = []
-    for name in artefact_files(root):
-        path = root / name
-        size_bytes = path.stat().st_size
-        record = records.get(name)
-        if record is None or record.size_bytes != size_bytes:
-            record = FileRecord(name, size_bytes, file_digest(path))
-        result.append(record)
-    return tuple(result)
+def record_files(root: Path) -> tuple[FileRecord, ...]:
+    """Record every file below a directory, by path."""
+    paths = ((name, root / name) for name in artefact_files(root))
+    return tuple(FileRecord(name, path.stat().st_size, file_digest(path)) for name, path in paths)

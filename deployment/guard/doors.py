@@ -189,7 +189,6 @@ class Triton(asyncio.Protocol):
         self.data_received = receive  # type: ignore[method-assign, assignment]
         self._client = client
         self.transport: Any = None
-        self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection."""
@@ -198,7 +197,6 @@ class Triton(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Triton has hung up, and so does its client's connection."""
-        self.is_lost = True
         self._client.transport.close()
 
     def pause_writing(self) -> None:

@@ -27,7 +27,6 @@ class Asks(Protocol):
 
     async def ask(self, request: Encoded, scheduled_ns: int) -> RequestRecord:
         """Send a request and wait until it has ended."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,6 @@ class Executor(Protocol):
 
     def wrap(self, command: Command, resources: Resources, env: Mapping[str, str]) -> tuple[str, ...]:
         """Turn a command into the argv that starts it there."""
-        ...
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Refuse jobs that cannot run there, before anything is written.
@@ -76,12 +75,9 @@ class Executor(Protocol):
         Raises:
             SlipwayError: there is one.
         """
-        ...
 
     def preview(self, jobs: Sequence[Job], force: Collection[str]) -> str:
         """What would be submitted for the jobs, as text; empty where the commands are all there is."""
-        ...
 
     def submit(self, jobs: Sequence[Job], force: Collection[str]) -> int:
         """Start the jobs in order; returns the exit status of the first that is known to have failed, or 0."""
-        ...

@@ -15,12 +15,10 @@ class JobState(Protocol):
     @property
     def is_ending(self) -> bool:
         """Whether its end is decided, and its nodes still clear up."""
-        ...
 
     @property
     def has_ended(self) -> bool:
         """Whether it is known to be over."""
-        ...
 
 
 class Scheduler(Protocol):
@@ -28,11 +26,9 @@ class Scheduler(Protocol):
 
     def absence(self) -> str:
         """Return why nothing can be asked here; empty where its programs are."""
-        ...
 
     def states(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Ask for the state of each job."""
-        ...
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Cancel jobs.
@@ -40,7 +36,6 @@ class Scheduler(Protocol):
         Raises:
             SlipwayError: it refuses or does not answer.
         """
-        ...
 
     def reason(self, state: JobState, errors: str | None, file: Path) -> str:
         """Return why a job ended whose runner said nothing; empty where that is not known.
@@ -50,7 +45,6 @@ class Scheduler(Protocol):
             errors: what it printed as errors into a file; None: there is no such file.
             file: that one.
         """
-        ...
 
     def output(self, job_id: str, files: Sequence[Path]) -> list[str]:
         """Return the last lines that a job itself printed, under a heading.
@@ -59,7 +53,6 @@ class Scheduler(Protocol):
             job_id: of the job.
             files: where it prints to, if it does that.
         """
-        ...
 
 
 def tail(path: Path) -> list[str]:

@@ -56,11 +56,9 @@ class Tokens(Protocol):
 
     def draw(self, number: int, random: np.random.Generator) -> list[int]:
         """Draw tokens."""
-        ...
 
     def prompt(self, tokens: Sequence[int], output_length: int) -> LoadPrompt:
         """Make a prompt of drawn tokens."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -55,16 +55,16 @@ def with_original_length(words: Mapping[str, Any], config: Mapping[str, Any]) ->
     return {**words, _ORIGINAL: longest}
 
 
-def latent_problems(config: Mapping[str, Any], where: str = "") -> list[str]:
-    """List what of latent attention no block here has, one line each; ``where`` is put before each key."""
-    found = problems({"qk_layernorm": False, **config}, _LIMITS, where)
+def latent_problems(config: Mapping[str, Any]) -> list[str]:
+    """List what of latent attention no block here has, one line each."""
+    found = problems({"qk_layernorm": False, **config}, _LIMITS)
     factor, each, all_dim = (number(_said(config, key), f"{CONFIG_FILE}: {key}") for key in (_FACTOR, *_MSCALES))
     if factor <= 1:
         return found
     if _is_plain(config) and all_dim:
-        found.append(f"{where}{_MSCALES[1]}: {all_dim:g}  (scores are multiplied by it beside YaRN alone)")
+        found.append(f"{_MSCALES[1]}: {all_dim:g}  (scores are multiplied by it beside YaRN alone)")
     if not _is_plain(config) and (each <= 0 or (not all_dim and each != 1)):
-        found.append(f"{where}{_MSCALES[0]}: {each:g}  (transformers reads it with mscale_all_dim alone, and above 0)")
+        found.append(f"{_MSCALES[0]}: {each:g}  (transformers reads it with mscale_all_dim alone, and above 0)")
     return found
 
 

@@ -113,9 +113,9 @@ def only_named(archive: Archive, name: str) -> CheckpointError:
     )
 
 
-def tiktoken_files(member: str, vocabulary: tiktoken.Vocabulary | None = None) -> TokenizerFiles:
+def tiktoken_files(member: str) -> TokenizerFiles:
     """Make a ``tokenizer.json`` of a tiktoken vocabulary."""
-    rewrites = {"tokenizer.json": (vocabulary or tiktoken.Vocabulary()).describe}
+    rewrites = {"tokenizer.json": tiktoken.Vocabulary().describe}
     return TokenizerFiles({"tokenizer.json": member}, tiktoken.LIBRARY, is_nemos=True, rewrites=rewrites)
 
 

@@ -33,11 +33,6 @@ class Token:
     content: str
     flags: tuple[tuple[str, bool], ...] = ()
 
-    @property
-    def is_special(self) -> bool:
-        """Whether it is no text."""
-        return dict(self.flags).get("special", False)
-
     def with_flags(self, **flags: bool) -> Token:
         """Return it with other flags."""
         return replace(self, flags=tuple({**dict(self.flags), **flags}.items()))

@@ -29,19 +29,16 @@ class SelfAttention(Protocol):
     @property
     def out(self) -> Linear:
         """See above."""
-        ...
 
     @property
     def entry(self) -> Entry:
         """See above."""
-        ...
 
     def inner(self, x: Tensor, norm: Norm | None, context: LayerContext, kv: Tensor) -> Tensor:
         """Compute what ``out`` is multiplied by, for this process's heads, of [B, T, hidden], normed first.
 
         ``kv`` is the layer's cache.
         """
-        ...
 
 
 @dataclass(frozen=True)

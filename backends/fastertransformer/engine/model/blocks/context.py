@@ -49,18 +49,14 @@ class StateMixer(Protocol):
     @property
     def into(self) -> Linear:
         """See above."""
-        ...
 
     @property
     def out(self) -> Linear:
         """See above."""
-        ...
 
     @property
     def state(self) -> StateShape:
         """See above."""
-        ...
 
     def inner(self, x: Tensor, norm: Norm | None, context: LayerContext, state: LayerState) -> Tensor:
         """Compute what ``out`` is multiplied by, of [B, T, hidden], normed first; the layer's states are updated."""
-        ...
