@@ -49,7 +49,7 @@ def _failure(error: ApiError) -> dict[str, Any]:
 
 
 class Messages:
-    """One request.
+    """One request; see Api for what each method does.
 
     Args:
         given: its body.
@@ -79,14 +79,12 @@ class Messages:
         self._head: dict[str, Any] = {}
 
     def begin(self, identity: str, model: str, prompt_tokens: int) -> Iterable[Event]:
-        """See Api."""
         self._head = {"id": f"msg_{identity}", "type": "message", "role": "assistant", "model": model}
         usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
         message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return [("message_start", {"message": message})]
 
     def change(self, change: Change) -> Iterable[Event]:
-        """See Api."""
         block, index = change.block, {"index": change.block.index}
         if change.begins:
             empty = _written(Block(block.kind, 0, block.id, block.name))
@@ -98,17 +96,14 @@ class Messages:
         return [("content_block_delta", {**index, "delta": {"type": kind, key: change.text}})]
 
     def end(self, blocks: Sequence[Block], ended: Ended) -> Iterable[Event]:
-        """See Api."""
         usage = {"input_tokens": ended.prompt_tokens, "output_tokens": ended.tokens}
         return [("message_delta", {"delta": _ending(ended), "usage": usage}), ("message_stop", {})]
 
     def whole(self, blocks: Sequence[Block], ended: Ended) -> dict[str, Any]:
-        """See Api."""
         usage = {"input_tokens": ended.prompt_tokens, "output_tokens": ended.tokens}
         return {**self._head, "content": [_written(block) for block in blocks], **_ending(ended), "usage": usage}
 
     def fail(self, error: ApiError) -> Event:
-        """See Api."""
         return "error", {"error": _failure(error)["error"]}
 
 

@@ -41,7 +41,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
 
 
 class Response:
-    """One request.
+    """One request; see Api for what each method does.
 
     Args:
         given: its body.
@@ -81,13 +81,11 @@ class Response:
             self.chat["reasoning_effort"] = effort
 
     def begin(self, identity: str, model: str, prompt_tokens: int) -> Iterable[Event]:
-        """See Api."""
         self._id, self._model, self._created = f"resp_{identity}", model, time.time()
         response = self._written("in_progress", [], None, None)
         return [self._event(f"response.{kind}", response=response) for kind in ("created", "in_progress")]
 
     def change(self, change: Change) -> Iterable[Event]:
-        """See Api."""
         block, event = change.block, self._event
         place: dict[str, Any] = {"output_index": block.index, "item_id": self._item_id(block)}
         part = {**place, "content_index": 0}
@@ -115,12 +113,10 @@ class Response:
         return [*ended, event("response.output_item.done", output_index=block.index, item=item)]
 
     def end(self, blocks: Sequence[Block], ended: Ended) -> Iterable[Event]:
-        """See Api."""
         kind = "incomplete" if ended.is_cut else "completed"
         return [self._event(f"response.{kind}", response=self.whole(blocks, ended))]
 
     def whole(self, blocks: Sequence[Block], ended: Ended) -> dict[str, Any]:
-        """See Api."""
         status = "incomplete" if ended.is_cut else "completed"
         if self._is_stored:
             self._stored.keep(self._id, [*self._conversation, *_answered(blocks)])
@@ -128,7 +124,6 @@ class Response:
         return self._written(status, [self._item(block, status) for block in blocks], ended, details)
 
     def fail(self, error: ApiError) -> Event:
-        """See Api."""
         said = error.body["error"]
         return self._event("error", message=said["message"], code=said["code"], param=said["param"])
 

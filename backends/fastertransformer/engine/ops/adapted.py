@@ -23,7 +23,6 @@ class AdaptedOps(Ops):
         self._ops, self._rows, self.latent = ops, rows, ops.latent
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        """See Ops."""
         return self._ops.norm(x, norm)
 
     def linear(
@@ -34,7 +33,6 @@ class AdaptedOps(Ops):
         activation: str = "",
         residual: Tensor | None = None,
     ) -> Tensor:
-        """See Ops."""
         if not linear.low_rank:
             return self._ops.linear(linear, x, norm, activation, residual)
         x = self._ops.norm(x, norm) if norm else x
@@ -48,25 +46,21 @@ class AdaptedOps(Ops):
     def gated_linear(
         self, linear: Linear, gate: Linear, x: Tensor, norm: Norm | None = None, activation: str = ""
     ) -> Tensor:
-        """See Ops."""
         x = self._ops.norm(x, norm) if norm else x
         if linear.joined:
             return self._ops.gate_halves(self.linear(linear.joined, x), activation)
         return self.linear(linear, x, activation=activation).mul_(self.linear(gate, x))
 
     def partial_linear(self, linear: Linear, x: Tensor) -> Tensor:
-        """See Ops."""
         y = self._ops.partial_linear(linear, x)
         if linear.low_rank:
             self._rows.add(y, x, linear.low_rank)
         return y
 
     def choose_experts(self, router: Router, x: Tensor, norm: Norm | None = None) -> tuple[Tensor, Tensor]:
-        """See Ops."""
         return self._ops.choose_experts(router, x, norm)
 
     def run_experts(
         self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor, norm: Norm | None = None
     ) -> Tensor:
-        """See Ops."""
         return self._ops.run_experts(layer, x, chosen, counts, norm)

@@ -25,7 +25,6 @@ class HostOps(Ops):
         activation: str = "",
         residual: Tensor | None = None,
     ) -> Tensor:
-        """See Ops."""
         is_added = residual is not None
         if not linear.panels or x.dtype != torch.float32 or not knows(activation) or (is_added and activation):
             return super().linear(linear, x, norm, activation, residual)
@@ -35,7 +34,6 @@ class HostOps(Ops):
     def gated_linear(
         self, linear: Linear, gate: Linear, x: Tensor, norm: Norm | None = None, activation: str = ""
     ) -> Tensor:
-        """See Ops."""
         has_kernels = linear.panels and gate.panels and linear.panels.is_like(gate.panels)
         if not has_kernels or x.dtype != torch.float32 or not knows(activation):
             return super().gated_linear(linear, gate, x, norm, activation)
@@ -44,7 +42,6 @@ class HostOps(Ops):
         return linear.panels.multiply(x, fused, activation, gate.panels)
 
     def linear_fp32(self, linear: Linear, x: Tensor, norm: Norm | None = None, out: Tensor | None = None) -> Tensor:
-        """See Ops."""
         if not linear.panels or x.dtype != torch.float32:
             return super().linear_fp32(linear, x, norm, out)
         x, fused = self._fused(x, norm)
@@ -53,7 +50,6 @@ class HostOps(Ops):
     def decode_attention(
         self, positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor
     ) -> Attend:
-        """See Ops."""
         kernels = host_kernels()
         by_torch: list[Attend] = []  # prepared where a layer needs it
         ours = (

@@ -52,7 +52,6 @@ class TritonLatentOps(LatentOps):
     def decode_attention(
         self, positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor
     ) -> LatentAttend:
-        """See LatentOps."""
         entries, plan, rotary = positions % windows, row_plan.plan_rows(positions, windows), spec.rotary
         pages, offsets = tables.gather(1, (entries // PAGE)[:, None])[:, 0], entries % PAGE
         assert rotary, "latent attention rotates"

@@ -50,17 +50,14 @@ class TritonOps(TritonProducts):
         )
 
     def adapted_rows(self, adapters: Tensor, count: int, known: Array | None = None) -> AdaptedRows:
-        """See Ops."""
         return low_rank.SortedRows(adapters, count)
 
     def choose_experts(self, router: Router, x: Tensor, norm: Norm | None = None) -> tuple[Tensor, Tensor]:
-        """See Ops."""
         return expert_choice.choose(router, self.linear_fp32(router.linear, x, norm))
 
     def run_experts(
         self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor, norm: Norm | None = None
     ) -> Tensor:
-        """See Ops."""
         is_whole = (layer.into.scales is None or layer.into.is_packed) and layer.first is None
         is_few = is_whole and few_experts.is_few(layer, *chosen.shape)
         if norm and not (is_few and norm.is_rms):
@@ -70,7 +67,6 @@ class TritonOps(TritonProducts):
         return grouped_gemm.run_experts(layer, x, chosen, counts)
 
     def state_rows(self, states: Tensor, rows: Rows | None) -> TritonStateRows:
-        """See Ops."""
         return TritonStateRows(states, rows)
 
     def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, table: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -78,7 +74,6 @@ class TritonOps(TritonProducts):
         return elementwise.embed(ids, positions, tokens, table)
 
     def argmax_step(self, logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
-        """See Ops."""
         return sampling.argmax_step(logits, ids, positions)
 
     def draw_limits(
@@ -90,11 +85,9 @@ class TritonOps(TritonProducts):
         top_p: Tensor,
         temperature: Tensor | None = None,
     ) -> DrawLimits:
-        """See Ops."""
         return sampling.draw_limits(slots, seeds, generated, top_k, top_p, temperature)
 
     def draw_tokens(self, logits: Tensor, rows: Tensor, limits: DrawLimits) -> Tensor:
-        """See Ops."""
         return sampling.draw_tokens(logits, rows, limits)
 
     def keep_allowed(self, logits: Tensor, rows: Tensor | None, bits: Tensor) -> Tensor:
@@ -102,11 +95,9 @@ class TritonOps(TritonProducts):
         return sampling.keep_allowed(logits, rows, bits)
 
     def kv_write(self, kv: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
-        """See Ops."""
         kv_write.kv_write(k, v, kv, pages, offsets)
 
     def encoder_attention(self, rows: Rows, spec: AttentionSpec, like: Tensor, scores: list[Tensor] | None) -> Attend:
-        """See Ops."""
         if scores is not None:
             return super().encoder_attention(rows, spec, like, scores)
         packed, bias = _pack(rows, rows.longest), spec.bias.by_offset if spec.bias else None
@@ -118,7 +109,6 @@ class TritonOps(TritonProducts):
         return self._with_norms(attend)
 
     def prefill_attention(self, cache: KvCache, rows: Rows, spec: AttentionSpec, like: Tensor) -> Attend:
-        """See Ops."""
         packed, bias = _pack(rows, rows.longest), spec.bias.by_offset if spec.bias else None
         pages, offsets = cache.page_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         is_uncut = not spec.softcap and not 0 < spec.reach < rows.longest
@@ -171,7 +161,6 @@ class TritonOps(TritonProducts):
     def decode_attention(
         self, positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor
     ) -> Attend:
-        """See Ops."""
         bias = spec.bias.by_distance if spec.bias else None
         is_plain, plan = not (spec.softcap or spec.reach), None
 
@@ -192,7 +181,6 @@ class TritonOps(TritonProducts):
         return attend
 
     def cross_attention(self, tables: Tensor, lengths: Tensor, scale: float) -> CrossAttend:
-        """See Ops."""
 
         def attend(q: Tensor, kv: Tensor) -> Tensor:
             if q.shape[2] > 1:
@@ -203,7 +191,6 @@ class TritonOps(TritonProducts):
         return attend
 
     def warm_up_sampling(self, vocab_size: int) -> None:
-        """See Ops."""
         sampling.warm_up(vocab_size, self._device)
 
 

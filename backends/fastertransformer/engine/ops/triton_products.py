@@ -25,7 +25,6 @@ class TritonProducts(Ops):
     """See Ops for what each method does."""
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        """See Ops."""
         return elementwise.normalize(x.reshape(-1, x.shape[-1]).contiguous(), norm).view(x.shape)
 
     def linear(
@@ -36,7 +35,6 @@ class TritonProducts(Ops):
         activation: str = "",
         residual: Tensor | None = None,
     ) -> Tensor:
-        """See Ops."""
         if tiling := _choose_tiling(linear, x):
             return self._by_kernel(linear, x, tiling, norm, activation, residual)
         if linear.rounds and x.dtype != torch.float32:
@@ -48,7 +46,6 @@ class TritonProducts(Ops):
     def gated_linear(
         self, linear: Linear, gate: Linear, x: Tensor, norm: Norm | None = None, activation: str = ""
     ) -> Tensor:
-        """See Ops."""
         if x.dtype == torch.float32:
             return super().gated_linear(linear, gate, x, norm, activation)
         if norm and not norm.is_rms:
@@ -64,17 +61,14 @@ class TritonProducts(Ops):
         return y
 
     def gate_halves(self, y: Tensor, activation: str) -> Tensor:
-        """See Ops."""
         return elementwise.gate_halves(y, activation)
 
     def partial_linear(self, linear: Linear, x: Tensor) -> Tensor:
-        """See Ops."""
         if tiling := _choose_tiling(linear, x):
             return self._by_kernel(linear, x, tiling, dtype=torch.float32)
         return self.linear(linear, x)
 
     def linear_fp32(self, linear: Linear, x: Tensor, norm: Norm | None = None, out: Tensor | None = None) -> Tensor:
-        """See Ops."""
         if tiling := _choose_tiling(linear, x):
             return self._by_kernel(linear, x, tiling, norm, dtype=torch.float32, out=out)
         return super().linear_fp32(linear, x, norm, out)

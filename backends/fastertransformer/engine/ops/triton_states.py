@@ -36,7 +36,6 @@ class TritonStateRows(StateRows):
         return PackedRows(self._rows.ends, len(self._rows.ids), self._rows.longest)
 
     def mix(self, mixing: Mixing, given: Sequence[Tensor], state: LayerState, dtype: torch.dtype) -> Tensor:
-        """See StateRows."""
         if isinstance(mixing, MambaMixing):
             return self._mamba(mixing, given[0], state, dtype)
         assert isinstance(mixing, DeltaMixing), "a kind of layer that has kernels"
