@@ -69,14 +69,7 @@ def find_ranks(given: ServeArguments) -> list[Rank]:
 
 
 def serve(arguments: ServeArguments, given: ServeArguments, rank: Rank, stop: StopRequest) -> None:
-    """Prove the weights and serve; the lock is held.
-
-    Args:
-        arguments: of this process.
-        given: of the first rank.
-        rank: of this process.
-        stop: ends the deployment.
-    """
+    """Prove the weights and serve; the lock is held."""
     rendezvous = rendezvous_file(given.endpoint)
     if rank.rank == 0:
         rendezvous.unlink(missing_ok=True)  # a killed run's: no rank shall read it

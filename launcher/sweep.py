@@ -139,10 +139,6 @@ def name_setting(key: str, value: str) -> str:
 
     Engines that read a form of their own are in the path already, and results of the drop-in engine are where a run
     without a sweep has them, so that both share them.
-
-    Args:
-        key: last word of the key.
-        value: as the command line has it.
     """
     if key != _ENGINE or value not in Engine.__members__:
         return f"{key}={value}"

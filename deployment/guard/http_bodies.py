@@ -20,11 +20,6 @@ _COMPRESSED = (b"gzip", b"deflate")
 class Body:
     """A body while it comes in.
 
-    Args:
-        head: of its request.
-        most_bytes: that it may have.
-        memory: of all bodies.
-
     Raises:
         RefusedError: it is too long.
     """

@@ -32,12 +32,7 @@ _LENGTH_BYTES = 4
 
 
 class RefusedError(Exception):
-    """A request that Triton shall not see.
-
-    Args:
-        problem: for the client.
-        status: of HTTP.
-    """
+    """A request that Triton shall not see."""
 
     def __init__(self, problem: str, status: int = 400) -> None:
         super().__init__(problem, status)  # both, or it would not come back from another process as it was

@@ -21,10 +21,6 @@ _ANSWER_S = 10.0
 def within_kill_wait(arguments: AnyServer, environment: Mapping[str, str]) -> AnyServer:
     """Shorten what requests in flight get at a server's end to what Slurm allows.
 
-    Args:
-        arguments: of the deployment.
-        environment: of this process.
-
     Returns:
         The arguments; ``exit_timeout_s`` is below 0 where not even the server's own grace fits.
     """

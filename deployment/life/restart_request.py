@@ -14,11 +14,7 @@ _FAILED = "failed"
 
 
 class RestartRequest:
-    """The request, as both sides see it.
-
-    Args:
-        endpoint: the deployment's endpoint file.
-    """
+    """The request, as both sides see it."""
 
     def __init__(self, endpoint: Path) -> None:
         self.file = endpoint.with_name(f".{endpoint.name}.restart")

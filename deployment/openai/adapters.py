@@ -19,11 +19,7 @@ _FRESH_S = 1.0
 
 
 class ServedAdapters:
-    """The adapters of the one model that takes some; other processes of the endpoint may change them too.
-
-    Args:
-        triton: the server behind the endpoint.
-    """
+    """The adapters of the one model that takes some; other processes of the endpoint may change them too."""
 
     def __init__(self, triton: Triton) -> None:
         self._triton, self._paths, self._asked_s = triton, dict[str, str](), 0.0

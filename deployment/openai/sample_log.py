@@ -94,13 +94,7 @@ def _is_scored(request: SequenceRequest) -> bool:
 
 
 class _Noted:
-    """Passes an answer on, and notes it once it is complete.
-
-    Args:
-        log: that gets it.
-        request: what was asked.
-        sink: that takes the answer.
-    """
+    """Passes an answer on, and notes it once it is complete."""
 
     def __init__(self, log: SampleLog, request: SequenceRequest, sink: Sink) -> None:
         self._log, self._request, self._sink = log, request, sink

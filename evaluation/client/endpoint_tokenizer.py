@@ -19,9 +19,6 @@ _MOST_KEPT = 1 << 16  # texts whose tokens are remembered
 class EndpointTokenizer:
     """Asks ``/tokenize`` and ``/detokenize``, text by text, from any thread.
 
-    Args:
-        target: a model behind an OpenAI API.
-
     Raises:
         RequestError: the API has no such paths.
     """

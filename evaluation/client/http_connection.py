@@ -37,12 +37,7 @@ DATA, DONE = b"data:", b"[DONE]"
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer that has been read to its end.
-
-    Attributes:
-        status: of HTTP.
-        content: the body.
-    """
+    """An answer that has been read to its end."""
 
     status: int
     headers: http.client.HTTPMessage

@@ -173,11 +173,7 @@ def _about_nemo(source: Source) -> tuple[str, ...]:
 
 
 class HuggingFaceReference:
-    """Hugging Face's model of the checkpoint, in fp32 on the CPU.
-
-    Attributes:
-        model: of transformers.
-    """
+    """Hugging Face's model of the checkpoint, in fp32 on the CPU."""
 
     def __init__(self, name: str, model: Any, is_t5: bool = False, source: Source | None = None) -> None:
         self.name, self.model, self._is_t5, self.source = name, model, is_t5, source

@@ -66,11 +66,6 @@ def check_unchanged(archive: Archive, made_from: Mapping[str, object]) -> None:
 def prove(archive: Archive, sources: Sequence[LazyTensor], arguments: ConvertArguments) -> dict[str, object]:
     """Compare the checkpoint's bytes with the digests that there are, and say so where nothing proves them.
 
-    Args:
-        archive: the checkpoint.
-        sources: its tensors that are read.
-        arguments: of the conversion.
-
     Returns:
         What the manifest says of it; nothing where nothing proves them.
 

@@ -145,11 +145,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Experts(Keys):
-    """How many experts a layer has, how many of them a token uses, and how wide one is.
-
-    Attributes:
-        count, used, width: the keys.
-    """
+    """How many experts a layer has, how many of them a token uses, and how wide one is."""
 
     count: str = "num_local_experts"
     used: str = "num_experts_per_tok"

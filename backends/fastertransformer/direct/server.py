@@ -117,12 +117,7 @@ class DirectServer:
 
 
 class _Connection:
-    """One process of the endpoint.
-
-    Args:
-        accepted: its socket.
-        server: that it asks.
-    """
+    """One process of the endpoint."""
 
     def __init__(self, accepted: socket.socket, server: DirectServer) -> None:
         self._socket, self._server = accepted, server

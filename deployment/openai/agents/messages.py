@@ -51,9 +51,6 @@ def _failure(error: ApiError) -> dict[str, Any]:
 class Messages:
     """One request; see Api for what each method does.
 
-    Args:
-        given: its body.
-
     Attributes:
         chat: as a body of chat completions.
 

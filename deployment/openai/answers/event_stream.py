@@ -26,9 +26,6 @@ class EventStream(web.StreamResponse):
 
     aiohttp's own would send its head by itself, which wakes the client for nothing, and take a coroutine for every
     event, so that events could not be written where the engine's answers are read.
-
-    Args:
-        request: of the client.
     """
 
     def __init__(self, request: web.Request) -> None:

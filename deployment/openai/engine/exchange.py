@@ -42,11 +42,7 @@ class _Wake(Enum):
 
 
 class Exchange:
-    """A request that was sent, and its answers.
-
-    Args:
-        reader: of the answers.
-    """
+    """A request that was sent, and its answers."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

@@ -100,12 +100,7 @@ async def generate(triton: Triton, request: SequenceRequest, sink: Sink) -> None
 
 
 class _Writer:
-    """Makes pieces of the engine's answers, each of which holds all tokens so far.
-
-    Args:
-        request: what was asked.
-        sink: of the pieces.
-    """
+    """Makes pieces of the engine's answers, each of which holds all tokens so far."""
 
     def __init__(self, request: SequenceRequest, sink: Sink) -> None:
         self._request, self._sink = request, sink

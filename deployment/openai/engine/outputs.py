@@ -63,11 +63,7 @@ class Reader(Protocol):
 
 
 class ResponseOutputs(Outputs):
-    """Reads tensors of numbers where they lie in the message; an answer comes with each token.
-
-    Args:
-        response: a ModelInferResponse.
-    """
+    """Reads tensors of numbers where they lie in the message; an answer comes with each token."""
 
     def __init__(self, response: Any) -> None:
         self._found = dict(zip((each.name for each in response.outputs), response.outputs, strict=True))
@@ -82,11 +78,7 @@ class ResponseOutputs(Outputs):
 
 
 class ArrayOutputs(Outputs):
-    """Tensors by name.
-
-    Args:
-        arrays: of the answer.
-    """
+    """Tensors by name."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._arrays = arrays
@@ -97,11 +89,7 @@ class ArrayOutputs(Outputs):
 
 
 class TokenOutputs(Outputs):
-    """Tokens alone, and only those that the answer before did not have.
-
-    Args:
-        tokens: their ids.
-    """
+    """Tokens alone, and only those that the answer before did not have."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens

@@ -60,11 +60,7 @@ def run_processes(arguments: OpenAIArguments) -> None:
 
 
 class _Child:
-    """One of the processes.
-
-    Args:
-        arguments: of it.
-    """
+    """One of the processes."""
 
     def __init__(self, arguments: OpenAIArguments) -> None:
         command = [sys.executable, "-m", "deployment.openai", *arguments.to_argv()]

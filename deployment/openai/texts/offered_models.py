@@ -131,9 +131,6 @@ class Model:
 class Models:
     """All models of one server.
 
-    Args:
-        found: of the server.
-
     Attributes:
         adapted: the one whose adapters have names beside these; None: no model takes adapters.
     """

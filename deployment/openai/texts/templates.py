@@ -174,11 +174,7 @@ def _compiled(source: str) -> _Compiled:
 
 
 class _Names:
-    """Names of special tokens, to be broken where a client writes them.
-
-    Args:
-        names: of all of them.
-    """
+    """Names of special tokens, to be broken where a client writes them."""
 
     def __init__(self, names: Any) -> None:
         longest_first = sorted(names, key=len, reverse=True)

@@ -151,12 +151,7 @@ class _Parent:
 
 
 class TextPool:
-    """Reads requests in other processes, which begin with the first request.
-
-    Args:
-        models: that are offered.
-        body_limits: of each request.
-    """
+    """Reads requests in other processes, which begin with the first request."""
 
     def __init__(self, models: Models, body_limits: BodyLimits) -> None:
         self._models, self._body_limits = models, body_limits
@@ -166,11 +161,6 @@ class TextPool:
 
     async def read(self, kind: str, content: bytes, encoding: str = "") -> Read:
         """Read a request.
-
-        Args:
-            kind: of the path.
-            content: of the body.
-            encoding: of the content.
 
         Raises:
             ApiError: it is refused, or needs more time or memory than one request may.

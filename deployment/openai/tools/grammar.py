@@ -57,12 +57,7 @@ def write_grammar(
 
 
 class _Writer:
-    """Writes rules, which it collects in ``rules``.
-
-    Args:
-        dialect: of the model.
-        special: see write_grammar.
-    """
+    """Writes rules, which it collects in ``rules``."""
 
     def __init__(self, dialect: Dialect, special: Mapping[str, int]) -> None:
         self.rules = list[str]()

@@ -38,11 +38,6 @@ def open_dialect(target: Target, streaming: bool | None) -> Dialect | None:
 def find_dialect(client: OpenAIClient, found: Capabilities, is_streaming: bool) -> Dialect:
     """Ask what a load needs to know beside the capabilities.
 
-    Args:
-        client: connection to the endpoint.
-        found: what is known of it.
-        is_streaming: whether answers will be streamed.
-
     Raises:
         UnreachableError: no server answers, or it refuses the key.
         ServerError: the endpoint does not stream, or does not count its tokens.

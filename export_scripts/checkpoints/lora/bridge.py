@@ -52,10 +52,6 @@ def refuse_adapter(archive: Archive) -> None:
 def read_adapter(name: str, archive: Archive) -> Adapter:
     """Open an adapter.
 
-    Args:
-        name: of its directory.
-        archive: its files.
-
     Raises:
         CheckpointError: it is incomplete, or none that can be merged exactly.
     """

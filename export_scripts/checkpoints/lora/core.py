@@ -72,11 +72,6 @@ def is_adapter(state: ChunkedState) -> bool:
 def updates_of(state: ChunkedState, trained: Trained, where: str) -> tuple[Update, ...]:
     """Describe what an adapter adds to each weight.
 
-    Args:
-        state: of the adapter.
-        trained: how it is used.
-        where: its path, for errors.
-
     Raises:
         CheckpointError: a key is no part of such an adapter, or a matrix is missing or of another shape.
     """

@@ -51,11 +51,6 @@ def arranged(view: Array, outer: int) -> Arranged:
 def on_hub_names(updates: Iterable[Update], dims: object, where: str) -> tuple[Update, ...]:
     """Describe what a training's adapter adds by transformers' tensors.
 
-    Args:
-        updates: of the training's weights.
-        dims: of the model.
-        where: path of the adapter.
-
     Raises:
         CheckpointError: the model is no decoder of models/, or has a weight in another form than single matrices.
     """

@@ -19,10 +19,6 @@ _ROTARY = ("gptj", "gptneox")
 def check_served(family: Family, dims: Dims) -> None:
     """Refuse dimensions that an engine would refuse when it starts, and what FasterTransformer computes otherwise.
 
-    Args:
-        family: FasterTransformer's model.
-        dims: of the model.
-
     Raises:
         CheckpointError: naming everything in the way.
     """

@@ -185,12 +185,6 @@ class _Parts:
 
     The kernel lets one process at a time write to a file.
 
-    Args:
-        files: to write.
-        data_type: of the weights.
-        processes: that write.
-        size_bytes: of a part, about.
-
     Attributes:
         places: file and number in it of each part, in the order in which they are written.
         spans: how many each file has, in the order of the files.

@@ -47,12 +47,6 @@ def quantized(
 ) -> tuple[Sequence[PlannedTensor], dict[str, Any]]:
     """Plan the matrices of all layers as quantized, and say so in config.json.
 
-    Args:
-        planned: the tensors to write.
-        config: config.json.
-        quantization: what they become.
-        data_type: of the other weights.
-
     Raises:
         CheckpointError: the model's tensors are not known, or there are some that cannot be quantized.
     """

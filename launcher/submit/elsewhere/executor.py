@@ -23,12 +23,7 @@ _CPUS = 4
 
 
 class ElsewhereExecutor:
-    """A directory below the run's results with a folder for each launcher, and in it a file a job, in their order.
-
-    Args:
-        config: of the run.
-        paths: of the run.
-    """
+    """A directory below the run's results with a folder for each launcher, and in it a file a job, in their order."""
 
     def __init__(self, config: Config, paths: RunPaths) -> None:
         self.config, self.paths = config, paths

@@ -9,12 +9,7 @@ from launcher.submit.elsewhere.script import Script
 
 
 class Launcher(ABC):
-    """Another launcher; a new one is a class in a module of this folder and a line in ``table.py``.
-
-    Attributes:
-        name: of its folder.
-        suffix: of its files.
-    """
+    """Another launcher; a new one is a class in a module of this folder and a line in ``table.py``."""
 
     name: str
     suffix: str

@@ -24,12 +24,7 @@ from launcher.submit.kubernetes.stages import stages
 
 
 class KubernetesExecutor:
-    """Kubernetes: a Job or a JobSet of the stages that end, a Deployment or a LeaderWorkerSet of a server that stays.
-
-    Args:
-        config: of the run.
-        paths: of the run.
-    """
+    """A Job or a JobSet of the stages that end, a Deployment or a LeaderWorkerSet of a server that stays."""
 
     def __init__(self, config: Config, paths: RunPaths) -> None:
         self.config, self.paths = config, paths

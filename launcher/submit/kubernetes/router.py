@@ -28,12 +28,6 @@ def router(pods: Pods, image: str | None, doors: Doors, deployment: DeploymentCo
     """Return the Deployment.
 
     It has one pod: two could find the servers in other slots, and then would not agree on whose sessions a server has.
-
-    Args:
-        pods: of the run.
-        image: that has HAProxy.
-        doors: where it is asked.
-        deployment: keys of it.
     """
     names, labels = pods.names, pods.names.labels("router")
     program = words_of(deployment.router_command, "deployment.router_command", "haproxy") or HAProxy.own_command

@@ -12,12 +12,7 @@ from .routing import Router
 
 
 class AdaptedOps(Ops):
-    """Operations that add what adapters do; see Ops for what each method does.
-
-    Args:
-        ops: of the device.
-        rows: the call's tokens.
-    """
+    """Operations that add what adapters do; see Ops for what each method does."""
 
     def __init__(self, ops: Ops, rows: AdaptedRows) -> None:
         self._ops, self._rows, self.latent = ops, rows, ops.latent

@@ -25,10 +25,6 @@ class Stage(IntEnum):
 class Reservation:
     """The pages of one sequence.
 
-    Args:
-        row: the sequence's tokens.
-        allocator: the cache's pages.
-
     Attributes:
         rows: the pages of each beam; only the first beam's while its context is run in chunks. Empty: it has none.
         room: it has pages for as many launched tokens.

@@ -117,11 +117,6 @@ class State(Enum):
 class Sequence(Transcript):
     """One row of a request and its beams, on its way from the queue through the batch.
 
-    Args:
-        job: the request.
-        row: index in the request.
-        allocator: the cache's pages.
-
     Attributes:
         reservation: its pages.
         state: how far it is.

@@ -58,9 +58,6 @@ class NoKernelsError(Exception):
 class HostKernels:
     """The library of the sources.
 
-    Args:
-        library: where it is.
-
     Attributes:
         width: outputs of a panel.
         multiplies_pairs: whether bf16 is multiplied in pairs.
