@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -88,6 +88,10 @@ class ServeArguments(TrustArguments):
         (), "JSON list of patterns: files that may differ from the repository's manifest"
     )
     server_args: tuple[str, ...] = option((), "JSON list of more tritonserver flags")
+
+
+OF_OPENAI = tuple(each.name for each in fields(ServeArguments) if each.name.startswith(("api_keys_", "openai_")))
+"""Arguments of the OpenAI API."""
 
 
 @dataclass(frozen=True)

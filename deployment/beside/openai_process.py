@@ -7,8 +7,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from deployment.arguments import ServeArguments
-from deployment.doors.address import own_address
+from deployment.arguments import OF_OPENAI, ServeArguments
+from deployment.doors.address import own_address, place_of
 from deployment.doors.doors import Doors
 from deployment.doors.ports import Ports
 from deployment.openai.arguments import OpenAIArguments
@@ -43,16 +43,13 @@ class OpenAIProcess(WatchedProcess):
 
     def __init__(self, arguments: ServeArguments, ports: Ports, doors: Doors, sockets: Path | None) -> None:
         assert ports.openai is not None
-        address = own_address(arguments.host)
-        self.url = f"http://{f'[{address}]' if ':' in address else address}:{ports.openai}"
+        self.url = f"http://{place_of(own_address(arguments.host), ports.openai)}"
         given = OpenAIArguments(
             endpoint=f"{doors.address}:{doors.ports.grpc}",
             host=arguments.host,
             port=ports.openai,
             model_repository=arguments.model_repository.absolute(),
             sockets=sockets,
-            api_keys_file=arguments.api_keys_file and arguments.api_keys_file.absolute(),
-            processes=arguments.openai_processes or 1,
             metrics_url=f"http://{doors.address}:{doors.ports.metrics}/metrics",
             exit_timeout_s=max(0.0, arguments.exit_timeout_s),
             **_settings(arguments),
@@ -72,19 +69,9 @@ class OpenAIProcess(WatchedProcess):
 
 def _settings(arguments: ServeArguments) -> dict[str, Any]:
     """Return what the deployment sets of the endpoint; what it leaves out has the endpoint's own default."""
-    files = {
-        "access_log": arguments.openai_access_log,
-        "adapter_keys_file": arguments.openai_adapter_keys_file,
-        "sample_log": arguments.openai_sample_log,
-        "chat_template": arguments.openai_chat_template,
+    given = {name.removeprefix("openai_"): getattr(arguments, name) for name in OF_OPENAI}
+    return {
+        name: value.absolute() if isinstance(value, Path) else value
+        for name, value in given.items()
+        if name != "port" and value is not None
     }
-    others = {
-        "sample_share": arguments.openai_sample_share,
-        "sample_bytes": arguments.openai_sample_bytes,
-        "tool_dialect": arguments.openai_tool_dialect,
-        "max_body_bytes": arguments.openai_max_body_bytes,
-        "max_sequences": arguments.openai_max_sequences,
-        "max_requests": arguments.openai_max_requests,
-    }
-    found: dict[str, Any] = {name: path.absolute() for name, path in files.items() if path is not None}
-    return found | {name: value for name, value in others.items() if value is not None}

@@ -46,6 +46,11 @@ def slurm_job(environment: Mapping[str, str]) -> dict[str, str]:
     return {"job_id": environment.get("SLURM_JOB_ID", ""), "nodes": environment.get("SLURM_JOB_NODELIST", "")}
 
 
+def place_of(host: str, port: int) -> str:
+    """Return ``host:port`` as URLs have it, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def own_address(host: str) -> str:
     """Where this host itself reaches a server that listens there."""
     return LOOPBACK if host in ANY_ADDRESS else host

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deployment.arguments import EngineArguments
+from deployment.doors.address import place_of
 
 PORTS = 8
 """Consecutive ports on the first node that a start is given: vLLM takes two, SGLang one and six behind it."""
@@ -69,9 +70,8 @@ def _of_vllm(arguments: EngineArguments, meeting: Meeting) -> tuple[str, ...]:
 
 
 def _of_sglang(arguments: EngineArguments, meeting: Meeting) -> tuple[str, ...]:
-    address = f"[{meeting.address}]" if ":" in meeting.address else meeting.address
     place = ("--nnodes", str(meeting.count), "--node-rank", str(meeting.rank))
-    return (*place, "--dist-init-addr", f"{address}:{meeting.port}")
+    return (*place, "--dist-init-addr", place_of(meeting.address, meeting.port))
 
 
 VLLM_OVER_NODES = OverNodes(

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deployment.arguments import EngineArguments
+from deployment.doors.address import place_of
 from deployment.engines.nodes import Meeting
 from deployment.engines.process import EngineServer
 from deployment.engines.table import PROGRAMS
@@ -75,8 +76,7 @@ def node_address(address: str, rank: int) -> str:
 
 def head_of(meeting: Meeting) -> str:
     """Return where Ray's head is, as Ray's programs are told it."""
-    address = node_address(meeting.address, 0)
-    return f"[{address}]:{meeting.port}" if ":" in address else f"{address}:{meeting.port}"
+    return place_of(node_address(meeting.address, 0), meeting.port)
 
 
 def ray_argv(arguments: EngineArguments, meeting: Meeting, address: str, directory: Path) -> tuple[str, ...]:

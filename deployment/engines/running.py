@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deployment.arguments import EngineArguments
-from deployment.doors.address import own_address
+from deployment.doors.address import own_address, place_of
 from deployment.doors.ports import choose_ports
 from deployment.engines.process import EngineServer, environment_of
 from deployment.engines.questions import CompletionProbe, ask_version
@@ -71,14 +71,13 @@ class EngineDeployment(Lifecycle[EngineServer]):
         )
 
     def _open(self, server: EngineServer, state: State, started: float) -> bool:
-        address = own_address(self._arguments.host)
-        base = f"http://{f'[{address}]' if ':' in address else address}:{self._port}"
+        base = f"http://{place_of(own_address(self._arguments.host), self._port)}"
         probe = CompletionProbe(base, self._program, self._arguments.start_timeout_s)
         if not self._wait_until_it_generates(server, probe):
             return False
         version, start_s = ask_version(base, self._program), time.monotonic() - started
-        settings, host = self._settings(probe.model, version), clients_host(self._arguments)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{self._port}/v1"
+        settings = self._settings(probe.model, version)
+        url = f"http://{place_of(clients_host(self._arguments), self._port)}/v1"
         ports: dict[str, Any] = {"http_port": self._port, "openai_port": self._port}
         publish(self._arguments, state, start_s, settings, self._edited, **ports, openai_url=url)
         say(f"serving    {self._program.title} {version}  {base}/v1  {self._arguments.endpoint}")

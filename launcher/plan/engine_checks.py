@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deployment.arguments import OF_OPENAI
 from ft_format.layout import KV_HEADS, Dims
 from ft_format.weight_format import KEY
 from handover.errors import ConfigError
@@ -53,14 +54,10 @@ def check_engine(config: Config) -> None:
 
 def _check_keys(config: Config) -> None:
     deployment, triton, engine = config.deployment, config.export.triton_deployment, config.deployment.engine
-    limits = "max_requests", "max_sequences", "max_body_bytes"
-    logs = "access_log", "sample_log", "sample_share", "sample_bytes"
-    own = "port", "processes", "adapter_keys_file", "chat_template", "tool_dialect", *logs, *limits
-    of_api = "api_keys_file", *(f"openai_{name}" for name in own)
     of_guard = "tritonserver", "guard_max_body_bytes"
     others = "grpc_port", "metrics_port", "open_apis", "gemm_autotune", "torch_kernels", "server_args", *of_guard
     reasons = {
-        **{f"deployment.{name}": (getattr(deployment, name) is not None, _API) for name in of_api},
+        **{f"deployment.{name}": (getattr(deployment, name) is not None, _API) for name in OF_OPENAI},
         **{
             f"deployment.{name}": (bool(getattr(deployment, name)), "it is a setting of tritonserver")
             for name in others

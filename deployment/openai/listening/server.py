@@ -12,6 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from deployment.doors.address import place_of
 from deployment.openai.arguments import OpenAIArguments
 from deployment.openai.engine.triton import Triton
 from deployment.openai.listening.access import read_keys
@@ -70,8 +71,7 @@ async def _run(runner: web.AppRunner, arguments: OpenAIArguments) -> None:
         connections = Connections(runner.server, arguments.max_requests)
         server = await loop.create_server(connections, sock=listening, backlog=ACCEPTED_AT_ONCE)
         listening.listen(_BACKLOG)
-        host, port = listening.getsockname()[:2]
-        sys.stdout.write(f"      openai     http://{f'[{host}]' if ':' in host else host}:{port}/v1\n")
+        sys.stdout.write(f"      openai     http://{place_of(*listening.getsockname()[:2])}/v1\n")
         sys.stdout.flush()
         gc.freeze()  # or collections would look again and again through all that the libraries consist of
         sweeping = asyncio.create_task(connections.sweep())

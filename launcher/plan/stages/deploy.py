@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from deployment.arguments import NODE, GemmAutotuneArguments, ServeArguments
+from deployment.arguments import NODE, OF_OPENAI, GemmAutotuneArguments, ServeArguments
 from deployment.openai.tools.dialects import dialect_named
 from handover.errors import ConfigError
 from handover.manifest import FILE_NAME
@@ -21,20 +21,8 @@ from launcher.plan.plan import Command, StagePlan, python_module
 from launcher.plan.stages import deploy_program, deploy_replicas
 from launcher.plan.stages.settings import Known, environment, grace_s, resources, serving_topology, trust
 
-_OF_OPENAI = (
-    "api_keys_file",
-    "openai_adapter_keys_file",
-    "openai_access_log",
-    "openai_sample_log",
-    "openai_sample_share",
-    "openai_sample_bytes",
-    "openai_chat_template",
-    "openai_tool_dialect",
-    "openai_max_requests",
-    "openai_max_sequences",
-    "openai_max_body_bytes",
-)
-"""Settings of the OpenAI API, which ask for it to be on."""
+_WITHOUT_EFFECT = ("openai_port", "openai_processes")
+"""Settings of the OpenAI API that do not ask for it to be on: the port is what turns it on."""
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Known) -> None:
@@ -60,7 +48,8 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage], known: Kno
             "nvcr.io/nvidia/tritonserver:<yy.mm>-vllm-python-py3, or take deployment.engine=vllm",
         )
     check_alone(config)
-    given = [name for name in _OF_OPENAI if getattr(config.deployment, name) is not None]
+    asking = [name for name in OF_OPENAI if name not in _WITHOUT_EFFECT]
+    given = [name for name in asking if getattr(config.deployment, name) is not None]
     if given and config.deployment.openai_port is None:
         raise ConfigError(
             f"deployment.{given[0]} is given, and the OpenAI API is off",

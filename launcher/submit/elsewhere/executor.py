@@ -86,6 +86,4 @@ class ElsewhereExecutor:
         )
 
 
-def open_executor(config: Config, paths: RunPaths) -> ElsewhereExecutor:
-    """Return the executor of a run."""
-    return ElsewhereExecutor(config, paths)
+open_executor = ElsewhereExecutor

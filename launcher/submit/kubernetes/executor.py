@@ -112,6 +112,4 @@ def _divide(jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
     return jobs_in([job for job in jobs if not job.stays]), [job for job in jobs if job.stays]
 
 
-def open_executor(config: Config, paths: RunPaths) -> KubernetesExecutor:
-    """Return the executor of a run."""
-    return KubernetesExecutor(config, paths)
+open_executor = KubernetesExecutor
