@@ -12,8 +12,8 @@ from ..cache.states import StateShape
 from ..ops.linear import Linear, Norm
 from .adapters import Matrix
 from .blocks.attention import SelfAttention
-from .blocks.context import StateMixer
 from .blocks.feed_forward import FeedForward
+from .blocks.state_mixers import StateMixer
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
-from ...cache.states import LayerState, StateShape
-from ...ops.linear import Linear, Norm
 from ...ops.ops import Ops
 from ...ops.positions import CrossAttend
 from ...ops.state_rows import StateRows
@@ -35,28 +32,3 @@ class LayerContext:
     tasks: Tensor | None = None
     attend_source: CrossAttend | None = None
     state_rows: StateRows | None = None
-
-
-class StateMixer(Protocol):
-    """What a layer asks of the block that has a state in the place of keys and values.
-
-    Attributes:
-        into: the widest product of a step.
-        out: the row-parallel product that leads back into the residual stream.
-        state: what the layer keeps of a row.
-    """
-
-    @property
-    def into(self) -> Linear:
-        """See above."""
-
-    @property
-    def out(self) -> Linear:
-        """See above."""
-
-    @property
-    def state(self) -> StateShape:
-        """See above."""
-
-    def inner(self, x: Tensor, norm: Norm | None, context: LayerContext, state: LayerState) -> Tensor:
-        """Compute what ``out`` is multiplied by, of [B, T, hidden], normed first; the layer's states are updated."""

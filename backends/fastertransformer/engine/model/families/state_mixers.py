@@ -15,9 +15,7 @@ from ...ops.delta_mixing import DeltaMixing
 from ...ops.linear import Norm
 from ...ops.mamba_mixing import MambaMixing
 from ...ops.mamba_scan import MambaRecurrence
-from ..blocks.context import StateMixer
-from ..blocks.delta_rule import DeltaWeights
-from ..blocks.mamba import MambaWeights
+from ..blocks.state_mixers import DeltaWeights, MambaWeights, StateMixer
 from ..config import ModelConfig
 from ..hub_reader import HubReader
 from ..reader import Reader
@@ -72,7 +70,7 @@ def _delta_rule(read: HubReader, config: ModelConfig, kind: DeltaRule, names: Ma
         kind=kind,
     )
     first, second = (read.column_parallel(*(names[role] for role in roles)) for roles in (into, rates))
-    return DeltaWeights(first, second, mixing, read.row_parallel(names["delta_output"]))
+    return DeltaWeights(first, mixing, read.row_parallel(names["delta_output"]), second)
 
 
 def _decay(read: HubReader, name: str) -> Tensor:
