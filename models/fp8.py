@@ -93,11 +93,12 @@ def grid_of(shape: Sequence[int], block: Block) -> tuple[int, int]:
 
 
 def _fits(shape: tuple[int, ...], grid: tuple[int, int]) -> bool:
-    """Return whether scales have a grid's shape; writers differ in whether they have last axes of one element."""
-    return _without_ones(shape) == _without_ones(grid)
+    """Return whether scales have a grid's shape."""
+    return without_ones(shape) == without_ones(grid)
 
 
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Drop the last axes of one element: writers differ in whether scales have them."""
     while shape and shape[-1] == 1:
         shape = shape[:-1]
     return shape

@@ -26,7 +26,7 @@ from deployment.openai.tools.declared import Offered, offered
 from deployment.openai.tools.dialects import DIALECTS, Dialect
 from deployment.openai.tools.grammar import write_grammar
 from deployment.openai.tools.harmony import HarmonyReader, write_harmony
-from deployment.openai.tools.reading import AnswerReader, CallPart, Part
+from deployment.openai.tools.reading import AnswerReader, CallPart, Part, PieceReader
 
 _LAST = 16
 """Tokens of a prompt in which it is looked for that it begins or ends the model's thoughts."""
@@ -50,13 +50,13 @@ class ChatForm:
     prompt: tuple[int, ...]
     is_scored: bool
     has_ids: bool
-    reader: Callable[[], AnswerReader | HarmonyReader] | None = None
+    reader: Callable[[], PieceReader] | None = None
     ends_as_asked: bool = False
     has_reasoning: bool = True
     kind: str = "chat.completion"
     chunk_kind: str = "chat.completion.chunk"
     begins_with_scores: bool = False
-    _readers: dict[int, AnswerReader | HarmonyReader] = field(default_factory=dict)
+    _readers: dict[int, PieceReader] = field(default_factory=dict)
 
     def choice(self, index: int, answer: Answer) -> dict[str, Any]:
         """Write a whole answer, but for its log probabilities."""
@@ -122,7 +122,7 @@ class ChatForm:
             added["tool_calls"] = [_call(each, is_streamed) for each in part.calls]
         return added
 
-    def _reason(self, reader: AnswerReader | HarmonyReader, reason: str | None) -> str | None:
+    def _reason(self, reader: PieceReader, reason: str | None) -> str | None:
         """Return why an answer ended; one that calls ends for that."""
         return "tool_calls" if reason == STOP and reader.has_called and not self.ends_as_asked else reason
 
@@ -171,7 +171,7 @@ def plan_chat(
 
 def _reading(
     model: Model, prompt: Sequence[int], tools: Offered | None
-) -> tuple[Callable[[], AnswerReader | HarmonyReader] | None, str]:
+) -> tuple[Callable[[], PieceReader] | None, str]:
     """Return what makes the reader of each answer, None where all of it is content, and what an answer must follow."""
     if model.has_channels:
         return partial(HarmonyReader, tools), write_harmony(tools, model.special) if tools else ""

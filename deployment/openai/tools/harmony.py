@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from deployment.openai.tools.declared import Offered
 from deployment.openai.tools.grammar import TEXT_RULE, json_rule, literal_with
-from deployment.openai.tools.reading import CallPart, Part, make_id, split_before
+from deployment.openai.tools.reading import CallPart, Part, PieceReader, make_id, split_before
 
 CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
 _START, _END, _CALL, _RETURN, _CONSTRAIN = "<|start|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
@@ -53,27 +53,18 @@ def write_harmony(offered: Offered, special: Mapping[str, int]) -> str:
     return "\n".join(rules)
 
 
-class HarmonyReader:
-    """Reads one answer, piece by piece; see AnswerReader.
+class HarmonyReader(PieceReader):
+    """Reads an answer in this form.
 
     Args:
         offered: tools that the answer may call; None: none.
     """
 
     def __init__(self, offered: Offered | None = None) -> None:
-        self.has_called = False
         self._names = {tool.name for tool in offered.tools} if offered else set()
-        self._held, self._is_last, self._part, self._count = "", False, Part(), 0
+        self._part, self._count = Part(), 0
         self._add: Callable[[str], None] = self._say
-        self._step: Callable[[], bool] = self._head
-
-    def feed(self, text: str, is_last: bool = False) -> Part:
-        """Return what a piece adds; what may yet become a mark is held back until it is known, or the last piece."""
-        self._held += text
-        self._is_last, self._part = is_last, Part()
-        while self._step():
-            pass
-        return self._part
+        self._step = self._head
 
     def _head(self) -> bool:
         """Read what stands before a message: its channel, and the function that it is for."""

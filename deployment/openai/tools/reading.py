@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import string
+from abc import ABC
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -48,32 +49,17 @@ class Part:
     calls: list[CallPart] = field(default_factory=list)
 
 
-class AnswerReader:
+class PieceReader(ABC):
     """Reads one answer, piece by piece.
-
-    Args:
-        dialect: of calls; None: there are none.
-        offered: tools that the answer may call; None: none.
-        thoughts: how the model marks them; None: not at all.
-        is_thinking: whether the prompt has begun the thoughts.
 
     Attributes:
         has_called: whether a call has begun.
     """
 
-    def __init__(
-        self, dialect: Dialect | None, offered: Offered | None, thoughts: Thoughts | None, is_thinking: bool = False
-    ) -> None:
-        self.has_called = False
-        self._dialect, self._thoughts = dialect if offered else None, thoughts
-        self._schemas = {tool.name: tool.schema for tool in offered.tools} if offered else {}
-        self._held, self._is_last, self._part = "", False, Part()
-        self._is_blank = True  # so far, of the content or of the thoughts
-        self._name, self._count, self._end = "", 0, JsonEnd()
-        self._beginning = dialect.opening + dialect.before if dialect else ""
-        self._step: Callable[[], bool] = self._begin if thoughts else self._free
-        if thoughts and is_thinking:
-            self._step = self._thought
+    has_called = False
+    _held, _is_last = "", False
+    _step: Callable[[], bool]
+    """Reads on of what is held; says whether it has come to another step."""
 
     def feed(self, text: str, is_last: bool = False) -> Part:
         """Return what a piece adds; what may yet become a mark is held back until it is known, or the last piece."""
@@ -82,6 +68,30 @@ class AnswerReader:
         while self._step():
             pass
         return self._part
+
+
+class AnswerReader(PieceReader):
+    """Reads an answer in most models' forms.
+
+    Args:
+        dialect: of calls; None: there are none.
+        offered: tools that the answer may call; None: none.
+        thoughts: how the model marks them; None: not at all.
+        is_thinking: whether the prompt has begun the thoughts.
+    """
+
+    def __init__(
+        self, dialect: Dialect | None, offered: Offered | None, thoughts: Thoughts | None, is_thinking: bool = False
+    ) -> None:
+        self._dialect, self._thoughts = dialect if offered else None, thoughts
+        self._schemas = {tool.name: tool.schema for tool in offered.tools} if offered else {}
+        self._part = Part()
+        self._is_blank = True  # so far, of the content or of the thoughts
+        self._name, self._count, self._end = "", 0, JsonEnd()
+        self._beginning = dialect.opening + dialect.before if dialect else ""
+        self._step = self._begin if thoughts else self._free
+        if thoughts and is_thinking:
+            self._step = self._thought
 
     def _begin(self) -> bool:
         """Tell whether the answer begins with thoughts."""

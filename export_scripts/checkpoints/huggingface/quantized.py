@@ -18,6 +18,7 @@ from export_scripts.tensors.small_floats import BYTE, BYTES, E4M3, E5M2, E8M0, F
 from export_scripts.weights.remarks import DequantizedRemark
 from export_scripts.weights.schema import Computed, LazyTensor, Shape
 from handover.errors import CheckpointError
+from models.fp8 import without_ones
 from models.quantization import FP8, MXFP4, QUANTIZATION, Block, Quantization
 from models.tensor import Tensor
 
@@ -172,7 +173,7 @@ class _Joining:
         scales = self.tensors[beside[0]]
         blocks = self.said.blocks if len(numbers.shape) > 1 else ()
         for block in blocks:
-            if _without_ones(scales.shape) == _without_ones(_grid(numbers.shape, block)):
+            if without_ones(scales.shape) == without_ones(_grid(numbers.shape, block)):
                 self._add(key, (key, beside[0]), numbers.data_type, block, numbers.shape)
                 return
         legal = " or ".join(str(list(_grid(numbers.shape, block))) for block in blocks) or "those of a matrix"
@@ -218,10 +219,3 @@ def _grid(shape: Shape, block: Block) -> Shape:
     """Return the shape of a weight's scales."""
     counts = (-(-size // each) for size, each in zip(shape[-2:], _whole(block, shape), strict=True))
     return (*shape[:-2], *counts)
-
-
-def _without_ones(shape: Shape) -> Shape:
-    """Drop the last axes of one element: writers differ in whether they have them."""
-    while shape and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
