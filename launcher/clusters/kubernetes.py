@@ -10,7 +10,8 @@ from handover.errors import ConfigError
 from launcher.clusters.cluster import Cluster, Replicas
 from launcher.clusters.kubernetes_names import LABEL, PLANS_PATH, check_labels, check_name, is_qualified, quantity_bytes
 from launcher.config.choices import ContainerRuntime, Router, Stage
-from launcher.config.schema import ClusterConfig, Config
+from launcher.config.cluster import ClusterConfig
+from launcher.config.schema import Config
 from launcher.config.secrets import is_secret
 
 _PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002, "openai_port": 9000}

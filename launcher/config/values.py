@@ -16,7 +16,8 @@ from typing import Any
 from handover.arguments import IS_PATH, IS_TEXT
 from handover.errors import ConfigError, shortened
 from handover.ranges import check_ranges, fits, is_scalar
-from launcher.config.schema import TAKES_NAMES, Config
+from launcher.config.export import TAKES_NAMES
+from launcher.config.schema import Config
 
 _WORDS: dict[Any, str] = {
     str: "text",

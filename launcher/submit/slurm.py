@@ -27,7 +27,8 @@ from submitit.slurm.slurm import _make_sbatch_string
 from handover.clients import ask
 from handover.errors import ConfigError, nearest
 from handover.slurm_variables import defaults, unread
-from launcher.config.schema import ClusterConfig, Config
+from launcher.config.cluster import ClusterConfig
+from launcher.config.schema import Config
 from launcher.config.secrets import passed_by_name
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, Resources

@@ -5,20 +5,21 @@ from __future__ import annotations
 import ast
 import typing
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from support.runs.composed import compose
 
 from handover.errors import ConfigError
-from launcher.config import schema
+from launcher.config import deployment, export, schema
 from launcher.config.options import key_type
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages.benchmark import load_arguments
 
-TREE = ast.parse(Path(schema.__file__).read_text())
 SHARED = [
-    (section.name, entry.target.id, entry.value.args[0].id, entry.value.args[1].value)
-    for section in TREE.body
+    (module, section.name, entry.target.id, entry.value.args[0].id, entry.value.args[1].value)
+    for module in (schema, deployment, export)
+    for section in ast.parse(Path(str(module.__file__)).read_text()).body
     if isinstance(section, ast.ClassDef)
     for entry in section.body
     if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name) and isinstance(entry.value, ast.Call)
@@ -31,11 +32,15 @@ def test_the_keys_are_found() -> None:
     assert len(SHARED) > 40
 
 
-@pytest.mark.parametrize(("section", "key", "arguments", "name"), SHARED, ids=lambda part: str(part))
-def test_a_shared_key_has_its_arguments_type(section: str, key: str, arguments: str, name: str) -> None:
-    hints = typing.get_type_hints(getattr(schema, arguments))
+@pytest.mark.parametrize(
+    ("module", "section", "key", "arguments", "name"), SHARED, ids=lambda part: getattr(part, "__name__", part)
+)
+def test_a_shared_key_has_its_arguments_type(
+    module: ModuleType, section: str, key: str, arguments: str, name: str
+) -> None:
+    hints = typing.get_type_hints(getattr(module, arguments))
     assert name in (key, f"{section.removesuffix('Config').lower()}_{key}")  # a section's name may stand before it
-    assert typing.get_type_hints(getattr(schema, section))[key] == key_type(hints[name])
+    assert typing.get_type_hints(getattr(module, section))[key] == key_type(hints[name])
 
 
 @pytest.mark.parametrize(

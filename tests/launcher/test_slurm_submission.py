@@ -13,7 +13,8 @@ from handover.errors import ConfigError
 from launcher.clusters.bcm import check_options
 from launcher.clusters.table import detect_cluster
 from launcher.config.choices import ContainerRuntime
-from launcher.config.schema import PROJECT_DIR, ClusterConfig
+from launcher.config.cluster import ClusterConfig
+from launcher.config.schema import PROJECT_DIR
 from launcher.doctor import check_node
 from launcher.plan.plan import Command, Resources, StagePlan
 from launcher.run.results import StageResult, write_results

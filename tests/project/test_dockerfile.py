@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config.schema import DeploymentConfig
+from launcher.config.deployment import DeploymentConfig
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCKERFILE = PROJECT / "docker" / "Dockerfile"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from launcher.clusters.kubernetes_names import quantity_bytes
+from launcher.config.cluster import ClusterConfig
 from launcher.config.kubernetes import KubernetesConfig
-from launcher.config.schema import ClusterConfig
 from launcher.plan.time_limit import limit_s
 from launcher.submit import Job
 

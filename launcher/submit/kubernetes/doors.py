@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from deployment.engines.table import PROGRAMS
-from launcher.config.schema import DeploymentConfig
+from launcher.config.deployment import DeploymentConfig
 from launcher.submit.kubernetes.pods import Manifest
 
 

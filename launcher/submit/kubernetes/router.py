@@ -7,7 +7,7 @@ import hashlib
 from deployment.replicas.haproxy import CONFIG_FILE, ROUTERS_HEALTH, HAProxy, render_for_names
 from deployment.replicas.router import Front
 from launcher.clusters.kubernetes_names import ROUTER_PATH
-from launcher.config.schema import DeploymentConfig
+from launcher.config.deployment import DeploymentConfig
 from launcher.plan.programs import words_of
 from launcher.submit.kubernetes.doors import Doors
 from launcher.submit.kubernetes.pods import DRAIN_S, ROLLING, Manifest, Pods, field_variable

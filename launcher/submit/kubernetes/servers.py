@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from launcher.clusters.kubernetes_names import PLANS_PATH
-from launcher.config.schema import DeploymentConfig
+from launcher.config.deployment import DeploymentConfig
 from launcher.plan.plan import PYTHON
 from launcher.submit import Job
 from launcher.submit.kubernetes.doors import Doors, doors_of
