@@ -6,7 +6,6 @@ import json
 import math
 import queue
 import re
-import socket
 import subprocess
 import threading
 import time
@@ -16,13 +15,12 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
+from support.servers.prometheus import Prometheus
 from support.servers.served import Deployment, inputs_of, wait_for
 from tritonclient.utils import InferenceServerException
 
@@ -269,54 +267,27 @@ class PlainText(SimpleHTTPRequestHandler):
         pass
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @pytest.fixture
-def prometheus(endpoint: Endpoint, tmp_path: Path) -> Iterator[str]:
-    """The address of a real Prometheus that reads the server's metrics and the monitor's file every half second."""
+def prometheus(endpoint: Endpoint, tmp_path: Path) -> Iterator[Prometheus]:
+    """It reads the server's metrics and the monitor's file."""
     monitored = tmp_path / "collected" / "metrics"
     of_run = [Metric(name, 0.5, "nats", None, 1, 0, "of a run", LOWER) for name in MONITORED]
     write_metrics(monitored, "fastertransformer", of_run, 1, 1000.0, "")
     collector = ThreadingHTTPServer(("127.0.0.1", 0), partial(PlainText, directory=str(monitored.parent)))
     threading.Thread(target=collector.serve_forever, daemon=True).start()
     targets = [f"127.0.0.1:{each}" for each in (endpoint.metrics_port, collector.server_port)]
-    port = free_port()
-    jobs = [{"job_name": "slipway", "static_configs": [{"targets": targets}]}]
-    config = {"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"}, "scrape_configs": jobs}
-    (tmp_path / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-    with (tmp_path / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(
-            ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb",
-             f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log,
-        )  # fmt: skip
-    yield f"http://127.0.0.1:{port}"
-    process.terminate()
-    process.wait(240)
+    with Prometheus([{"targets": targets}], tmp_path) as started:
+        yield started
     collector.shutdown()
     collector.server_close()
 
 
-def query(prometheus: str, expression: str) -> list[float]:
-    try:
-        with urlopen(f"{prometheus}/api/v1/query?{urlencode({'query': expression})}", timeout=180) as answer:
-            found = json.load(answer)["data"]["result"]
-    except (ConnectionError, URLError) as error:
-        is_starting = not isinstance(error, HTTPError) or error.code == 503
-        assert is_starting, f"{expression}: {error}"
-        return []
-    return [float(each["value"][1]) for each in found]
-
-
 def test_every_panel_of_the_dashboard_shows_what_a_real_prometheus_has_read(
-    endpoint: Endpoint, deployment: Deployment, prometheus: str, tmp_path: Path
+    endpoint: Endpoint, deployment: Deployment, prometheus: Prometheus, tmp_path: Path
 ) -> None:
     checked = subprocess.run(["promtool", "check", "metrics"], input=read(endpoint), capture_output=True, text=True)
     assert checked.returncode in (0, 3), checked.stderr  # 3: style, such as the colon in vLLM's names
-    wait_for(lambda: query(prometheus, "up") == [1.0, 1.0], 240)
+    wait_for(lambda: prometheus.query("up") == [1.0, 1.0], 240)
     arguments = LoadArguments(
         str(deployment.endpoint_file), tmp_path / "load", lengths=("40/20",), concurrencies=(6,),
         requests=40, repeats=1, min_repeats=1,
@@ -326,11 +297,11 @@ def test_every_panel_of_the_dashboard_shows_what_a_real_prometheus_has_read(
     panels = [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
     empty = {}
     for expression in [target["expr"] for panel in panels for target in panel["targets"]]:
-        found = query(prometheus, expression.replace("$model_name", ".*").replace("$__rate_interval", "1m"))
+        found = prometheus.query(expression.replace("$model_name", ".*").replace("$__rate_interval", "1m"))
         if not found or not all(map(math.isfinite, found)):
             empty[expression] = found
     assert len(panels) == 20 and not empty
     selected = 'vllm:%s{model_name="fastertransformer"}'
     for name in ("request_generation_tokens", "inter_token_latency_seconds"):
-        (median,) = query(prometheus, f"histogram_quantile(0.5, sum by (le) ({selected % f'{name}_bucket'}))")
+        (median,) = prometheus.query(f"histogram_quantile(0.5, sum by (le) ({selected % f'{name}_bucket'}))")
         assert median == pytest.approx(20, abs=10) if name.startswith("request") else 0 < median < 1

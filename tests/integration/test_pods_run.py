@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from support.kubernetes.controllers import Cluster
 from support.kubernetes.kubelet import Pod
 from support.runs.composed import compose, plans_of
+from support.servers.prometheus import Prometheus
 from support.servers.served import PROJECT, generate, wait_for
 from tritonclient.utils import InferenceServerException
 
@@ -153,6 +155,8 @@ def test_several_servers_behind_a_router_are_replaced_without_a_lost_request(tmp
         assert not (manifests.parent / "deployment" / "endpoint.json").exists()
         before = Endpoint(router.address, grpc_port=8001)
         wait_for(lambda: _works(before), 240)
+        with Prometheus(_monitored(cluster, pods), tmp_path) as prometheus:
+            _check_sums(prometheus, before)
         said, failures, is_over = generate(before, "the world", 8), list[str](), threading.Event()
 
         def ask() -> None:
@@ -171,6 +175,31 @@ def test_several_servers_behind_a_router_are_replaced_without_a_lost_request(tmp
         assert all(pod.status == 0 and not pod.ended_hard for pod in pods), [pod.output for pod in pods]
         assert all(pod.is_ready and not pod.restarts for pod in made)
     assert not list((manifests.parent / "deployment").glob("replica-*/endpoint.json"))
+
+
+def _monitored(cluster: Cluster, pods: list[Pod]) -> list[dict[str, Any]]:
+    """What the Prometheus operator makes of the PodMonitor: a target for each of its pods, which has its name."""
+    spec = cluster.found("PodMonitor")["spec"]
+    (asked,) = spec["podMetricsEndpoints"]
+    assert asked["path"] == "/metrics" and all(
+        spec["selector"]["matchLabels"].items() <= pod.labels.items() for pod in pods
+    )
+    ports = cluster.found("Deployment")["spec"]["template"]["spec"]["containers"][0]["ports"]
+    (port,) = [each["containerPort"] for each in ports if each["name"] == asked["port"]]
+    return [{"targets": [f"{pod.address}:{port}"], "labels": {"pod": pod.name}} for pod in pods]
+
+
+def _check_sums(prometheus: Prometheus, router: Endpoint) -> None:
+    """Of what the router is asked both servers count a part, and the sum is all of it."""
+    counted = 'vllm:request_success_total{finished_reason="length"}'
+    wait_for(lambda: prometheus.query("up") == [1.0, 1.0], 240)
+    wait_for(lambda: len(prometheus.query(counted)) == 2, 240)
+    parts, (total,) = prometheus.query(counted), prometheus.query(f"sum without (pod, instance) ({counted})")
+    assert total == sum(parts)
+    for _ in range(6):
+        generate(router, "the world", 8)
+    wait_for(lambda: prometheus.query(f"sum without (pod, instance) ({counted})") == [total + 6], 240)
+    assert all(now > then for now, then in zip(prometheus.query(counted), parts, strict=True))
 
 
 def _works(endpoint: Endpoint) -> bool:

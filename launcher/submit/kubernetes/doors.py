@@ -16,13 +16,13 @@ class Doors(NamedTuple):
         ports: of each door by its name.
         health: name of the one that is asked for its health.
         health_path: there.
-        metrics: names of those that have metrics.
+        metrics: name of the one whose page has all metrics, so that none is counted twice.
     """
 
     ports: dict[str, int]
     health: str
     health_path: str
-    metrics: tuple[str, ...]
+    metrics: str
 
     def as_ports(self) -> list[Manifest]:
         """Return the ports of a container."""
@@ -31,15 +31,15 @@ class Doors(NamedTuple):
     def routed(self) -> Doors:
         """Return those of a router: metrics are each pod's own."""
         ports = {name: port for name, port in self.ports.items() if name != "metrics"}
-        return self._replace(ports=ports, metrics=())
+        return self._replace(ports=ports, metrics="")
 
 
 def doors_of(deployment: DeploymentConfig) -> Doors:
     """Return where a server will be asked, once its ports are settled."""
     program = PROGRAMS.get(str(deployment.engine))
     if program is not None:
-        return Doors({"http": deployment.http_port}, "http", program.health_path, ("http",))
+        return Doors({"http": deployment.http_port}, "http", program.health_path, "http")
     ports = {"http": deployment.http_port, "grpc": deployment.grpc_port, "metrics": deployment.metrics_port}
     if deployment.openai_port is None:
-        return Doors(ports, "http", "/v2/health/ready", ("metrics",))
-    return Doors({**ports, "openai": deployment.openai_port}, "openai", "/health", ("metrics", "openai"))
+        return Doors(ports, "http", "/v2/health/ready", "metrics")
+    return Doors({**ports, "openai": deployment.openai_port}, "openai", "/health", "openai")

@@ -116,6 +116,6 @@ def _service(
 
 def _monitor(pods: Pods, doors: Doors, selector: dict[str, str]) -> Manifest:
     metadata = {"name": pods.names.run, "labels": pods.names.labels("deploy")}
-    endpoints = [{"port": name, "path": "/metrics"} for name in doors.metrics]
-    spec = {"selector": {"matchLabels": selector}, "podMetricsEndpoints": endpoints}
+    page = {"port": doors.metrics, "path": "/metrics"}
+    spec = {"selector": {"matchLabels": selector}, "podMetricsEndpoints": [page]}
     return {"apiVersion": "monitoring.coreos.com/v1", "kind": "PodMonitor", "metadata": metadata, "spec": spec}
