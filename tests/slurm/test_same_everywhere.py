@@ -45,7 +45,7 @@ SESSION = {  # of an srun below an allocation, of mpirun and torchrun, and of a 
 IN_A_TASK = r"SLURM_|SRUN_|PMIX?_(?:RANK|SIZE)|OMPI_|RANK=|WORLD|LOCAL_|MASTER|CUDA|NCCL|OF_THE_SHELL"
 OF_ONE_JOB = (  # differs between any two jobs, or says where and by whom one was submitted
     r"_DEPENDENCY$|_JOB_?(?:ID|NAME|UID|USER|GID|START_TIME|END_TIME)$|SUBMIT|_PORT|_PID|_ADDR|_HOST|GTIDS|_NODELIST|NODENAME|SRUN_COMM"
-    r"|SLURM_SCRIPT_CONTEXT"
+    r"|SLURM_SCRIPT_CONTEXT|OMPI_MCA_orte_precondition_transports"  # of the step, by Slurm 24.11
 )
 _GPUS = re.compile(r"^(CUDA_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|\w+_GPUS)=([\d,]+)$", re.MULTILINE)
 RECORD = """mkdir -p {place}; env > {place}/task.$SLURM_PROCID.$$; {more}"""

@@ -150,7 +150,11 @@ class SlurmCluster:
 
     def shared_memory_of(self, node: str) -> list[str]:
         """Names in a node's /dev/shm."""
-        return sorted(path.name for path in Path(f"/proc/{self._first_process(node)}/root/dev/shm").iterdir())
+        return sorted(path.name for path in (self.root_of(node) / "dev/shm").iterdir())
+
+    def root_of(self, node: str) -> Path:
+        """What a node sees as its root directory."""
+        return Path(f"/proc/{self._first_process(node)}/root")
 
     def _first_process(self, node: str) -> int:
         holder = self._processes[node].pid
