@@ -13,6 +13,9 @@ on as many cores as servers it is taken from these, and N times one cannot be re
 the clients alone. On an idle machine of three cores or more, a core for each server::
 
     taskset -c 0-2 python3 -m benchmarks.serving.replicas --client-cores=1 --seconds=20
+
+What the router costs a request is said in processor time, its own and its part of all that the deployment takes: what
+else the machine does hardly changes that. ``--streams=True`` has each token pass through it by itself.
 """
 
 from __future__ import annotations
@@ -65,6 +68,7 @@ class ReplicaBenchmarkArguments(ScriptArguments):
     seconds: float = field(default=10.0, metadata={"help": "of a turn"})
     rounds: int = field(default=5, metadata={"help": "turns of each side"})
     kv_cache_bytes: int = field(default=1 << 30, metadata={"help": "of each server"})
+    streams: bool = field(default=False, metadata={"help": "answers are streams, also those of the throughput"})
     client_cores: int = field(default=0, metadata={"help": "that the clients have for themselves; 0: they share all"})
     start_timeout_s: float = field(default=300, metadata={"help": "seconds until a server must be ready"})
 
@@ -220,12 +224,16 @@ async def metric(endpoint: Endpoint, name: str) -> float:
     return float(found[0].split()[1]) if found else -1.0
 
 
-def processor_s(process: subprocess.Popen[bytes], program: str) -> float:
-    """Return the processor time that a program below a process has taken so far."""
-    lines = {each.pid: command_line(each.pid) for each in descendants([process.pid])}
-    found = [pid for pid, line in lines.items() if line and Path(line[0]).name == program]
-    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in found]
-    return sum(int(user) + int(system) for *_, user, system in (stat[:13] for stat in stats)) / os.sysconf("SC_CLK_TCK")
+def processor_s(process: subprocess.Popen[bytes]) -> tuple[float, float]:
+    """Return the processor time that the router and all that a process has started have taken so far."""
+    router, everything = 0.0, 0.0
+    for each in descendants([process.pid]):
+        with contextlib.suppress(OSError):  # it has ended
+            threads = [(thread / "schedstat").read_text() for thread in Path(f"/proc/{each.pid}/task").iterdir()]
+            taken = sum(int(text.split()[0]) for text in threads) / 1e9
+            everything += taken
+            router += taken if Path((command_line(each.pid) or [""])[0]).name == "haproxy" else 0.0
+    return router, everything
 
 
 async def compare(
@@ -233,43 +241,50 @@ async def compare(
 ) -> float:
     """Generate in turns with one server and with all, print the rates, and return the ratio to N times one."""
     rates: dict[str, list[float]] = {"one": [], "at once": [], "many": []}
-    count, shares = given.per_replica, dict[str, list[tuple[float, float]]]({name: [] for name in rates})
+    count, shares = given.per_replica, dict[str, list[float]]({name: [] for name in rates})
+    costs = list[tuple[float, float]]()
     for number in range(given.rounds + 1):  # the first turn of each is not counted
         turns = [("one", alone[:1], count), ("at once", alone, count), ("many", [many], given.replicas * count)]
         for name, endpoints, sequences in turns if number % 2 else reversed(turns):
-            began, own, routers = time.monotonic(), time.process_time(), processor_s(process, "haproxy")
+            began, own, before = time.monotonic(), time.process_time(), processor_s(process)
             found = await asyncio.gather(*(generate(endpoint, sequences, given) for endpoint in endpoints))
             took, own = time.monotonic() - began, time.process_time() - own
             if number:
-                rates[name].append(sum(found))
-                shares[name].append((own / took, (processor_s(process, "haproxy") - routers) / took))
+                rates[name].append(sum(rate for _, rate in found))
+                shares[name].append(own / took)
+            if number and name == "many":
+                router, everything = (now - then for now, then in zip(processor_s(process), before, strict=True))
+                costs.append((1e3 * router / sum(answers for answers, _ in found), 100 * router / everything))
     medians = {name: statistics.median(values) for name, values in rates.items()}
     ratios = [many / one / given.replicas for one, many in zip(rates["one"], rates["many"], strict=True)]
     ratio = medians["many"] / medians["one"] / given.replicas
     for name, rate in medians.items():
-        clients, router = (statistics.median(column) for column in zip(*shares[name], strict=True))
-        print(f"{_SIDES[name]:32} {rate:10.1f} tokens/s; clients {clients:.3f} of a core, router {router:.3f}",
+        print(f"{_SIDES[name]:32} {rate:10.1f} tokens/s; clients {statistics.median(shares[name]):.3f} of a core",
               flush=True)  # fmt: skip
+    cost, share = (statistics.median(column) for column in zip(*costs, strict=True))
+    print(f"the router takes {cost:.3f} ms of a processor a request of {given.tokens} tokens, "
+          f"{share:.3f}% of what it and the servers take", flush=True)  # fmt: skip
     print(f"{ratio:.3f} of {given.replicas} times one (by turn {min(ratios):.3f} to {max(ratios):.3f}), "
           f"{medians['many'] / medians['at once']:.3f} of as many at once", flush=True)  # fmt: skip
     return ratio
 
 
-async def generate(endpoint: Endpoint, sequences: int, given: ReplicaBenchmarkArguments) -> float:
-    """Ask for one sequence after another, that many at a time; return the tokens a second that came within the turn."""
+async def generate(endpoint: Endpoint, sequences: int, given: ReplicaBenchmarkArguments) -> tuple[int, float]:
+    """Ask for one sequence after another, that many at a time; return the answers, and the tokens a second."""
     began = time.monotonic()
     done: list[float] = []
+    body = {**_BODY, "max_tokens": given.tokens, "stream": given.streams}
 
     async def ask(clients: aiohttp.ClientSession) -> None:
         while time.monotonic() - began < given.seconds:
-            async with clients.post(_PATH, json={**_BODY, "max_tokens": given.tokens}) as answer:
+            async with clients.post(_PATH, json=body) as answer:
                 answer.raise_for_status()
                 await answer.read()
             done.append(time.monotonic())
 
     async with session(endpoint) as clients:
         await asyncio.gather(*(ask(clients) for _ in range(sequences)))
-    return len(done) * given.tokens / (max(done) - began)
+    return len(done), len(done) * given.tokens / (max(done) - began)
 
 
 if __name__ == "__main__":
