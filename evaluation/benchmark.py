@@ -24,7 +24,7 @@ from evaluation.client.answer_tensors import read_generations
 from evaluation.client.client import Client
 from evaluation.client.errors import UnreachableError
 from evaluation.client.request_tensors import IdsRequest, prepare_ids
-from evaluation.client.served_model import DeployedModel, Target, open_target
+from evaluation.client.served_model import DeployedModel, Target, open_named
 from evaluation.speed.provenance import timestamp, wall_clock
 from evaluation.speed.sweep import (
     MeasuredDeployment,
@@ -90,13 +90,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _open(arguments: BenchmarkArguments) -> Target:
     """Find the served model, which must take token ids."""
-    target = open_target(
-        arguments.endpoint,
-        arguments.model,
-        arguments.model_digest,
-        arguments.model_repository,
-        key_env=arguments.endpoint_key_env,
-    )
+    target = open_named(arguments)
     if not target.interface.takes_ids:
         raise ConfigError(
             f"model '{arguments.model}' takes no token ids, so lengths cannot be set through it",

@@ -27,7 +27,7 @@ from evaluation.arguments import ConsistencyArguments
 from evaluation.client.connecting import connect
 from evaluation.client.model_connection import ModelFiles, Query
 from evaluation.client.served_identity import check_unchanged
-from evaluation.client.served_model import Target, open_target
+from evaluation.client.served_model import Target, open_named
 from evaluation.divergence.arguments import check_texts
 from evaluation.divergence.corpus import Ids, digest_of, make_passages, read_documents
 from evaluation.parity.arguments import FP8_CACHE
@@ -108,8 +108,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _open(arguments: ConsistencyArguments) -> Target:
-    rows, repository, key_env = arguments.batch_size, arguments.model_repository, arguments.endpoint_key_env
-    target = open_target(arguments.endpoint, arguments.model, arguments.model_digest, repository, rows, key_env)
+    target = open_named(arguments)
     can = target.capabilities
     if can:
         sys.stdout.write(f"{can.line()}\n")

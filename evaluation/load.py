@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
-from evaluation.client.served_model import DeployedModel, Target, open_target
+from evaluation.client.served_model import DeployedModel, Target, open_named
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.speed.exports import write_point, write_summary
 from evaluation.speed.load_arguments import LoadArguments, check_arguments
@@ -140,14 +140,7 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
 
 def _open(arguments: LoadArguments) -> Target:
     """Find the served model, which must take token ids or text."""
-    target = open_target(
-        arguments.endpoint,
-        arguments.model,
-        arguments.model_digest,
-        arguments.model_repository,
-        key_env=arguments.endpoint_key_env,
-        may_chat=True,
-    )
+    target = open_named(arguments, may_chat=True)
     if not target.interface.takes_ids and not target.interface.takes_text:
         raise ConfigError(
             f"model '{arguments.model}' takes neither token ids nor text",

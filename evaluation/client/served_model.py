@@ -19,6 +19,7 @@ from ft_format.config_ini import ConfigIni
 from ft_format.location import HUGGINGFACE, first_checkpoint
 from ft_format.served_config import read_served_config
 from ft_format.values import COUNT, INDEX, Values
+from handover.arguments import ScriptArguments
 from handover.endpoint import Endpoint
 from handover.errors import ArtefactError
 from handover.manifest import RANDOM_WEIGHTS, Manifest
@@ -134,6 +135,20 @@ def open_target(
     served = inspect_endpoint(endpoint, (inside[1] if inside else interface).parameters)
     rows = max(1, min(batch_size, interface.max_batch_size))
     return Target(served, model, interface, inside[0] if inside else None, rows)
+
+
+def open_named(arguments: ScriptArguments, may_chat: bool = False) -> Target:
+    """Find the deployment and the model that a program's arguments name; see ``open_target``."""
+    given = vars(arguments)
+    return open_target(
+        given["endpoint"],
+        given["model"],
+        given.get("model_digest"),
+        given.get("model_repository"),
+        given.get("batch_size", 1),
+        given.get("endpoint_key_env"),
+        may_chat,
+    )
 
 
 def _open_openai(endpoint: Endpoint, model: str, batch_size: int, may_chat: bool) -> Target:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from evaluation.client.served_identity import check_unchanged
-from evaluation.client.served_model import Target, open_target
+from evaluation.client.served_model import Target, open_named
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.divergence.arguments import DivergenceArguments, check_files
 from evaluation.divergence.corpus import Ids, digest_of, make_passages, read_documents
@@ -71,10 +71,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _open(arguments: DivergenceArguments) -> Target:
-    rows, repository = arguments.batch_size, arguments.model_repository
-    target = open_target(
-        arguments.endpoint, arguments.model, repository=repository, batch_size=rows, key_env=arguments.endpoint_key_env
-    )
+    target = open_named(arguments)
     if target.capabilities:
         sys.stdout.write(f"{target.capabilities.line()}\n")
     if not target.interface.takes_ids or target.interface.is_encoder_decoder:

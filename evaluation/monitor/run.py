@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.fastertransformer.engine.errors import EngineError
-from evaluation.client.served_model import Target, open_target
+from evaluation.client.served_model import Target, open_named
 from evaluation.divergence.reference import CheckpointReference, open_reference
 from evaluation.divergence.served import served_numbers
 from evaluation.divergence.stage import Numbers
@@ -66,8 +66,7 @@ def main(argv: Sequence[str]) -> None:
     """Score new requests, bet, write, and fail where the alarm is raised."""
     arguments = MonitorArguments.from_argv(argv, description=__doc__)
     check_files(arguments, None)
-    repository, key_env = arguments.model_repository, arguments.endpoint_key_env
-    target = open_target(arguments.endpoint, arguments.model, repository=repository, key_env=key_env)
+    target = open_named(arguments)
     numbers, is_known = served_numbers(target, arguments.precision, arguments.quantization)
     if not is_known:
         raise ConfigError(

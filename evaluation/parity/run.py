@@ -20,7 +20,7 @@ from evaluation.client.connecting import connect
 from evaluation.client.model_connection import ModelFiles, Query
 from evaluation.client.openai_capabilities import Capabilities
 from evaluation.client.served_identity import check_unchanged
-from evaluation.client.served_model import DeployedModel, Target, open_target
+from evaluation.client.served_model import DeployedModel, Target, open_named
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.parity.arguments import ParityArguments, check_arguments, served_precision
 from evaluation.parity.comparison import GENERATED, ParityOutcome, Position, Served, compare, decide, summarise
@@ -126,11 +126,7 @@ def _compare_numbers(target: Target, reference: Reference) -> PassageFindings:
 
 
 def _open(arguments: ParityArguments) -> Target:
-    rows, repository = arguments.batch_size, arguments.model_repository
-    target = open_target(
-        arguments.endpoint, arguments.model, repository=repository, batch_size=rows, key_env=arguments.endpoint_key_env
-    )
-    target = with_adapter(target, arguments.lora_name)
+    target = with_adapter(open_named(arguments), arguments.lora_name)
     if target.capabilities:
         _check_api(target, target.capabilities)
     if not target.interface.takes_ids:

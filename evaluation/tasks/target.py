@@ -16,7 +16,7 @@ from evaluation.client.connecting import check_tokenizer
 from evaluation.client.endpoint_tokenizer import EndpointTokenizer
 from evaluation.client.errors import RequestError
 from evaluation.client.request_tensors import LORA_INPUT
-from evaluation.client.served_model import Target, open_target
+from evaluation.client.served_model import Target, open_named
 from evaluation.client.tokenizer import Tokenizer, load_tokenizer
 from evaluation.tasks.check import check_scores
 from handover.errors import ConfigError, shortened
@@ -43,10 +43,7 @@ def find_target(task: str, arguments: TaskArguments) -> Target:
         ServerError: no server answers, it has no such model, or it serves other weights than those asked for.
         ConfigError: the task cannot be computed from this model's answers.
     """
-    repository, rows = arguments.model_repository, arguments.batch_size
-    key_env = arguments.endpoint_key_env
-    target = open_target(arguments.endpoint, arguments.model, arguments.model_digest, repository, rows, key_env)
-    target = with_adapter(target, arguments.lora_name)
+    target = with_adapter(open_named(arguments), arguments.lora_name)
     if target.capabilities:
         sys.stdout.write(f"{target.capabilities.line()}\n")
     check_takes_rows(target)
