@@ -10,10 +10,10 @@ from aiohttp import web
 
 from deployment.openai.agents.asking import Ended, Event, answer, count
 from deployment.openai.agents.blocks import TEXT, THOUGHTS, Block, Change
-from deployment.openai.agents.translating import Translated, take_list, take_text, take_texts
+from deployment.openai.agents.translating import Translated, take_list, take_texts
 from deployment.openai.answers.reading import read_json
 from deployment.openai.errors import ApiError
-from deployment.openai.values import object_of, refuse
+from deployment.openai.values import object_of, refuse, text
 
 _FIELDS = (
     "model", "messages", "system", "max_tokens", "stop_sequences", "stream", "temperature", "top_p", "top_k", "tools",
@@ -197,9 +197,9 @@ def _add(made: Translated, role: str, value: Any, name: str) -> None:
     given = object_of(value, name, (*keys, "cache_control", "signature", "citations"))
     kind = given.get("type")
     if kind == "text":
-        made.say(role, take_text(given.get("text"), f"{name}.text"))
+        made.say(role, text(given.get("text"), f"{name}.text"))
     elif kind == "thinking" and role == "assistant":
-        made.think(take_text(given.get("thinking"), f"{name}.thinking"))
+        made.think(text(given.get("thinking"), f"{name}.thinking"))
     elif kind == "tool_use" and role == "assistant":
         made.call(given.get("id"), given.get("name"), json.dumps(given.get("input", {})))
     elif kind == "tool_result" and role == "user":

@@ -10,11 +10,11 @@ from aiohttp import web
 
 from deployment.openai.agents.asking import Ended, Event, answer
 from deployment.openai.agents.blocks import CALL, TEXT, THOUGHTS, Block, Change
-from deployment.openai.agents.translating import Translated, take_list, take_text, take_texts
+from deployment.openai.agents.translating import Translated, take_list, take_texts
 from deployment.openai.answers.reading import read_json
 from deployment.openai.errors import ApiError
 from deployment.openai.service import Service, service_of
-from deployment.openai.values import boolean, object_of, refuse
+from deployment.openai.values import boolean, object_of, refuse, text
 
 _SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user")
 _NEUTRAL = {
@@ -128,7 +128,7 @@ class Response:
         return self._event("error", message=said["message"], code=said["code"], param=said["param"])
 
     def _earlier(self, identity: Any) -> list[dict[str, Any]]:
-        found = self._stored.find(take_text(identity, "previous_response_id"))
+        found = self._stored.find(text(identity, "previous_response_id"))
         if found is None:
             raise ApiError(
                 f"there is no response '{str(identity)[:80]}'",
@@ -244,7 +244,7 @@ def _add(made: Translated, value: Any, name: str) -> None:
     elif kind == "reasoning":
         for index, part in enumerate(take_list(given.get("content") or [], f"{name}.content")):
             thought = object_of(part, f"{name}.content[{index}]", ("type", "text"))
-            made.think(take_text(thought.get("text"), f"{name}.content[{index}].text"))
+            made.think(text(thought.get("text"), f"{name}.content[{index}].text"))
     else:
         raise refuse(f"{name}.type", kind, "message, function_call, function_call_output or reasoning")
 

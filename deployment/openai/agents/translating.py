@@ -57,11 +57,6 @@ def take_list(value: Any, name: str) -> list[Any]:
     return value
 
 
-def take_text(value: Any, name: str) -> str:
-    """Take a text."""
-    return text(value, name)
-
-
 def take_texts(value: Any, name: str, kinds: Collection[str]) -> str:
     """Take a text, or a list of parts of text of some kinds, which become lines."""
     if not isinstance(value, list):
