@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from support.engines.asking import CPU, ask, generated
 from support.engines.draft_loads import loads, run, same
 from support.engines.drafting_ranks import check_drafting_ranks
 from support.engines.drawn_triples import check_draws, expected_triples
+from support.engines.every_draft import draft_always, noted_drafts
 from support.engines.few_pages import Served, spoiled
 from support.engines.page_reading_ops import captured_steps
 from support.engines.paged_steps import paged_steps
@@ -27,10 +26,6 @@ from support.tiny_models.predicting_models import COUNTED, Change, never_wrong, 
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.rows.sequence import Sequence
-from backends.fastertransformer.engine.scheduling import proposers, speculation
-from backends.fastertransformer.engine.scheduling.proposers import OwnPredictor
-from backends.fastertransformer.engine.scheduling.tuning import Tuning
 from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
@@ -46,24 +41,12 @@ def settings_of(folder: Path) -> Settings:
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows have drafts in every step, as long as may be, whatever came of earlier ones."""
-    monkeypatch.setattr(speculation, "TUNING", Tuning(draft_row_cost_cpu=0.0, acceptance_prior=0.9))
-    monkeypatch.setattr(proposers, "numbers_read", Mock(side_effect=[0, 1] * 9))  # nor is anything timed then
+    draft_always(monkeypatch)
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
-    """The texts that drafts were proposed for, and these."""
-    found, propose = list[tuple[list[int], list[int]]](), OwnPredictor._propose
-
-    def noted(proposer: OwnPredictor, lengths: Mapping[Sequence, int]) -> Any:
-        texts = {row: proposers._tokens(row, 0).tolist() for row in lengths}
-        drafts = propose(proposer, lengths)
-        found.extend((texts[row], draft) for row, draft in drafts.items())
-        return drafts
-
-    monkeypatch.setattr(OwnPredictor, "_propose", noted)
-    return found
+    return noted_drafts(monkeypatch)
 
 
 @pytest.mark.parametrize(
