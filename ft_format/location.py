@@ -11,9 +11,11 @@ from models.directory import CONFIG_FILE
 HUGGINGFACE = "huggingface"
 """Name of the Hugging Face directory below ``<repository>/<model>/<version>``."""
 DRAFT = "draft"
-"""Name of a draft model's directory below that of the model, and of this way of speculation."""
+"""Name of a draft model's or an EAGLE-3 head's directory below that of the model, and of the former's way."""
 MTP = "mtp"
 """Name of speculation by the model's own predictor of further tokens, which vLLM calls so."""
+EAGLE3 = "eagle3"
+"""Name of speculation by an EAGLE-3 head, likewise."""
 
 
 def checkpoint_places(path: str, version: Path, tensor_para_size: int | str) -> tuple[Path, ...]:

@@ -89,7 +89,7 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal, is_par
     embedding, head = (f"{decoder.names[role]}.weight" for role in ("embedding", "head"))
     if decoder.has_tied_head and embedding not in found and head in found:
         found[embedding] = found.pop(head)  # whoever saves each tensor once keeps one of its two names
-    if head in found:
+    if head in found and head not in expected:
         expected[head] = expected[embedding]
     for name, tensor in expected.items():
         if name not in found:

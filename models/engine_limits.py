@@ -92,6 +92,17 @@ def predictor_problem(decoder: Decoder | None) -> str:
     return ""
 
 
+def head_problem(model: Decoder | None, stages: int) -> str:
+    """Return why no EAGLE-3 head drafts for a model of some stages of layers; empty: one may."""
+    if model is None:
+        return "speculation eagle3 with FasterTransformer's shards; a head drafts for a Hugging Face directory"
+    if stages > 1:
+        return f"speculation eagle3 with {stages} pipeline stages; a head works on layers of several stages"
+    if model.mamba or model.delta:
+        return "speculation eagle3 with layers that keep states; a head drafts for layers with attention"
+    return ""
+
+
 def draft_model_problem(draft: Decoder | None, draft_vocab_size: int, vocab_size: int) -> str:
     """Return why a small model cannot draft for a model of a vocabulary; empty: it can."""
     if draft is None:
