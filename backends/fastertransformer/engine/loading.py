@@ -14,6 +14,7 @@ from ft_format.weight_format import INT8, KEY
 from .arrays import Array
 from .errors import EngineError
 from .model.draft_model import load_draft_model
+from .model.eagle3 import Eagle3Head, load_eagle3
 from .model.network import Network
 from .model.precision import choose_device
 from .model.predictor import Predictor, load_predictor
@@ -122,13 +123,17 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         draft: Network | None = None
         if is_first:
             own = config.decoder, part.weights, device, ops, part.sharers, group is None
-            draft = load_predictor(settings, *own) or load_draft_model(settings, config, device, ops, part.sharers)
+            draft = load_predictor(settings, *own) or load_eagle3(settings, *own)
+            draft = draft or load_draft_model(settings, config, device, ops, part.sharers)
+        if isinstance(draft, Eagle3Head):
+            network.taps = draft.taps_of_model
         cache = part.reserve_cache(ops.is_head_major, draft)
         drafting = Steps(draft, cache.of_draft_model()) if draft else None
     description = part.describe(cache)
     if draft:
-        kind = "predictor of further tokens" if isinstance(draft, Predictor) else "draft model"
-        description += f"; a {kind} of {draft.weights.size_bytes / 1e9:.3g} GB"
+        kind = "a predictor of further tokens" if isinstance(draft, Predictor) else "a draft model"
+        kind = "an EAGLE-3 head" if isinstance(draft, Eagle3Head) else kind
+        description += f"; {kind} of {draft.weights.size_bytes / 1e9:.3g} GB"
     if adapters:
         room = f"{adapters.count} adapters of rank {adapters.rank} at once, {adapters.size_bytes / 1e9:.3g} GB"
         description += f"; room for {room}"

@@ -103,7 +103,7 @@ class Part:
             has_cross=config.encoder is not None,
             is_head_major=is_head_major,
             beside=beside,
-            output=(config.hidden_units if isinstance(draft, Predictor) else 0, self._precision.compute),
+            output=(draft.config.hidden_units if isinstance(draft, Predictor) else 0, self._precision.compute),
         )
         if self._settings.has_fp8_cache:
             shape = self._as_fp8(shape)

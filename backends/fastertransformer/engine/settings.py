@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ft_format.families import MODEL_TYPES
-from ft_format.location import DRAFT, MTP, checkpoint_places, first_checkpoint
+from ft_format.location import DRAFT, EAGLE3, MTP, checkpoint_places, first_checkpoint
 from ft_format.values import COUNT, INDEX, Values, fraction, one_of, seconds, whole
 from ft_format.weight_format import FORMATS, KEY, WeightFormat, find_format
 from models.fp8 import FORMS
@@ -34,7 +34,7 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {  # by Settings' fie
     "kv_cache_bytes": ("kv_cache_bytes", INDEX),
     "has_prefix_cache": ("enable_prefix_cache", _FLAG),
     "prefill_chunk_tokens": ("prefill_chunk_tokens", INDEX),
-    "speculation": ("speculation", one_of({name: name for name in ("none", "ngram", DRAFT, MTP)})),
+    "speculation": ("speculation", one_of({name: name for name in ("none", "ngram", DRAFT, MTP, EAGLE3)})),
     "max_speculative_tokens": ("max_speculative_tokens", whole(1, 64)),
     "max_adapters": ("max_adapters", INDEX),
     "max_adapter_rank": ("max_adapter_rank", COUNT),
@@ -74,8 +74,8 @@ class Settings:
     # tokens in fp16 takes about as long as a decode step of a few rows.
     prefill_chunk_tokens: int = 256
     # Where the drafts come from of rows whose requests say nothing: "ngram", their texts; "draft", a small model in
-    # the checkpoint's folder of this name; "mtp", the model's own predictor; "none": they have none. See
-    # scheduling/speculation.py.
+    # the checkpoint's folder of this name; "mtp", the model's own predictor; "eagle3", a head in the folder "draft";
+    # "none": they have none. See scheduling/speculation.py.
     speculation: str = "none"
     max_speculative_tokens: int = 8  # of a draft, whoever asks for it
     # LoRA adapters on the device at once; others wait on the host. None: as many as the checkpoint has, 64 at most.
@@ -111,8 +111,8 @@ class Settings:
 
     @property
     def draft_model(self) -> Path | None:
-        """Directory of the draft model; None: there is none."""
-        return self.checkpoint / DRAFT if self.speculation == DRAFT else None
+        """Directory of the draft model, or of the EAGLE-3 head; None: there is none."""
+        return self.checkpoint / DRAFT if self.speculation in (DRAFT, EAGLE3) else None
 
     @property
     def weights(self) -> WeightFormat:

@@ -58,8 +58,8 @@ class KvCache:
         allocator: which row has which pages; in use in rank 0 only.
         kv: of each layer, [2 (k, v), pages, H, PAGE, D]; or [1, ...] of vectors from which both are made.
         beside: the same of each layer of a draft model.
-        outputs: of the model for each token, behind its final norm, in one tensor [1, pages, PAGE, hidden]; none: no
-            predictor works on them.
+        outputs: of the model for each token, behind its final norm or what an EAGLE-3 head makes of its hidden states,
+            in one tensor [1, pages, PAGE, hidden]; none: no predictor works on them.
         page_tables: int32 [MOST_SLOTS + 1, most pages of a row], on the device: the pages of each slot, padded with 0.
             The last slot is unused.
         source_page_tables: pages of each slot's encoder output; no columns if there is no encoder.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from ft_format.location import is_hub_directory
+from ft_format.location import DRAFT, is_hub_directory
 from models.engine_limits import draft_model_problem
 
 from ..errors import EngineError
@@ -34,7 +34,7 @@ def load_draft_model(
     Raises:
         EngineError: it is missing or damaged, or cannot draft for the model.
     """
-    if not (directory := settings.draft_model):
+    if settings.speculation != DRAFT or not (directory := settings.draft_model):
         return None
     if not is_hub_directory(directory):
         raise EngineError(f"speculation = draft, and {directory} has no config.json: export it again with draft_model")

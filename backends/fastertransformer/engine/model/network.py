@@ -44,6 +44,18 @@ PreparedAttention = Attend | LatentAttend
 _BIASED = ("alibi", "relative")  # positions that attention adds a bias for
 
 
+class Taps(NamedTuple):
+    """Hidden states within a network that a head drafts from.
+
+    Attributes:
+        layers: before which they are taken; the number of layers: behind the last.
+        fuse: [n, taken * hidden], side by side -> what is kept of each token.
+    """
+
+    layers: tuple[int, ...]
+    fuse: Callable[[Tensor], Tensor]
+
+
 class Network:
     """A network, or one process's part of it.
 
@@ -57,6 +69,7 @@ class Network:
         can_capture_decode: whether decode steps can be captured as CUDA graphs: no block of a layer reads on the host.
         can_capture: whether packed inputs can.
         can_capture_continued: whether those that continue rows can; attention with a bias reads lengths on the host.
+        taps: what is kept for an EAGLE-3 head; None: none works on it. Set before the first step.
     """
 
     def __init__(
@@ -76,6 +89,7 @@ class Network:
             number: kind.spec(spec, _rotary(config, kind.rope, weights.like.device))
             for number, kind in enumerate(differing)
         }
+        self.taps: Taps | None = None
         self._no_states: list[LayerState | None] = [None] * len(kinds)
         encoder = config.encoder or config
         self._encoder_spec = _attention_spec(encoder, weights.encoder, weights.like.device, is_both_ways=True)
@@ -118,8 +132,9 @@ class Network:
             return self._tempered(attend, spec, rows.positions[None])
 
         x = self._embed(rows, cache, embeddings)
-        x = self.comm.send_output(self._decoder(x, prepare, rows.slots, cache, rows, adapted))[0]
-        self._keep(x, cache, rows.slots, rows.positions)
+        tapped = list[Tensor]()
+        x = self.comm.send_output(self._decoder(x, prepare, rows.slots, cache, tapped, rows, adapted))[0]
+        self._keep(x, cache, rows.slots, rows.positions, tapped)
         return x
 
     def decode(
@@ -152,17 +167,22 @@ class Network:
 
         # [B, 1, hidden]
         x = self.comm.recv_input(lambda: self._embed_next(ids, positions, slots, cache), (len(ids), 1))
+        tapped = list[Tensor]()
         if adapted is None and self._whole_step and self._whole_step.can_run(cache.kv):
             x = self._whole_step.run(x, positions, cache.page_tables[slots], cache.windows[slots], cache.kv)
         else:
-            x = self._decoder(x, prepare, slots, cache, None, adapted, state_rows)
+            x = self._decoder(x, prepare, slots, cache, tapped, None, adapted, state_rows)
         x = self.comm.send_output(x)[:, 0]
-        self._keep(x, cache, slots, positions)
+        self._keep(x, cache, slots, positions, tapped)
         return x
 
-    def _keep(self, hidden: Tensor, cache: KvCache, slots: Tensor | slice, positions: Tensor) -> None:
-        """Keep what a predictor of further tokens works on, if there is one."""
-        if cache.outputs:
+    def _keep(
+        self, hidden: Tensor, cache: KvCache, slots: Tensor | slice, positions: Tensor, tapped: list[Tensor]
+    ) -> None:
+        """Keep what a predictor of further tokens works on, if there is one: hidden states, or those of the taps."""
+        if self.taps:
+            cache.keep(self.taps.fuse(torch.cat(tapped, -1).flatten(0, 1)), slots, positions)
+        elif cache.outputs:
             cache.keep(self.normed(hidden), slots, positions)
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -187,6 +207,8 @@ class Network:
 
     @cached_property
     def _whole_step(self) -> HostLayers | None:
+        if self.taps:
+            return None  # it gives no hidden states between layers
         return whole_step(self.config, self.weights.decoder, self.comm, self.ops, self._specs.values(), self._like)
 
     @cached_property
@@ -250,6 +272,7 @@ class Network:
         prepare: Callable[[AttentionSpec], PreparedAttention],
         slots: Tensor | slice,
         cache: KvCache,
+        tapped: list[Tensor],
         rows: Rows | None = None,
         adapted: AdaptedRows | None = None,
         state_rows: StateRows | None = None,
@@ -261,11 +284,12 @@ class Network:
             prepare: prepares self-attention for the layers that attend in one way.
             slots: of x.
             cache: keys and values, and states.
+            tapped: takes the hidden states of the taps, in their order.
             rows: packed rows that x is of; None: each has one token, and goes on.
             adapted: see extend.
             state_rows: see decode.
         """
-        config, weights = self.config, self.weights.decoder
+        config, weights, taps = self.config, self.weights.decoder, self.taps.layers if self.taps else ()
         assert weights, "there is no decoder"
         tasks_here, attend_source = None, None
         if cache.shape.has_cross:
@@ -282,8 +306,13 @@ class Network:
             kind: LayerContext(ops, self.comm, prepare(spec), tasks_here, attend_source, state_rows)
             for kind, spec in self._specs.items()
         }
-        for layer, kind, kv, state in zip(weights.layers, self._kinds, cache.kv, states, strict=True):
+        layers = zip(weights.indices, weights.layers, self._kinds, cache.kv, states, strict=True)
+        for index, layer, kind, kv, state in layers:
+            if index in taps:
+                tapped.append(x.clone())  # a layer overwrites it
             x = run_layer(config, layer, x, contexts[kind], kv, state)
+        if config.num_layer in taps:
+            tapped.append(x)
         return x
 
     def _attention_of(self, spec: AttentionSpec) -> Ops | LatentOps:

@@ -39,11 +39,17 @@ class Predictor(Network):
         self.carry(hidden, cache, slots, positions + 1)
         return hidden
 
+    def said(self, tokens: Tensor) -> Tensor:
+        """Return the model's tokens for those that it predicts, int64; what is none stays."""
+        return tokens
+
     def carry(self, hidden: Tensor, cache: KvCache, slots: Tensor | slice, positions: Tensor) -> None:
         """Take hidden states, [n, hidden], for the model's outputs at positions, until the model has run these."""
         cache.keep(self.normed(hidden), slots, positions)
 
-    def _keep(self, hidden: Tensor, cache: KvCache, slots: Tensor | slice, positions: Tensor) -> None:
+    def _keep(
+        self, hidden: Tensor, cache: KvCache, slots: Tensor | slice, positions: Tensor, tapped: list[Tensor]
+    ) -> None:
         """Override Network: what the model has kept stays."""
 
     def _embed_rows(self, rows: Rows, cache: KvCache, embeddings: Tensor | None) -> Tensor:

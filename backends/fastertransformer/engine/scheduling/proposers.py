@@ -1,4 +1,4 @@
-"""Where drafts come from: a text's own words, a small model of the same vocabulary, or the model's own predictor.
+"""Where drafts come from: a text's own words, a small model of the same vocabulary, or a predictor beside the model.
 
 What a proposer says decides how fast rows are, and nothing of what they answer: see speculation.py.
 """
@@ -128,7 +128,7 @@ class DraftModel:
                 tokens.append(chosen[1].clone())
         finally:
             steps.slots.free(len(rows), 0, nothing, nothing)
-        said = torch.nn.utils.rnn.pad_sequence(tokens, padding_value=NOT_FINITE).tolist()
+        said = self._said(torch.nn.utils.rnn.pad_sequence(tokens, padding_value=NOT_FINITE)).tolist()
         drafts = {row: said[at][: lengths[row]] for at, row in enumerate(rows)}
         for row, draft in drafts.items():
             if NOT_FINITE in draft:
@@ -156,6 +156,10 @@ class DraftModel:
 
     def _begin_draft(self, hidden: torch.Tensor, ends: Array) -> None:
         """Prepare what goes on behind the last inputs, given their hidden states, [rows, hidden], and the positions."""
+
+    def _said(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the model's tokens for those of drafts."""
+        return tokens
 
     def _known(self, row: Sequence) -> int:
         """Return how many of a row's tokens have keys and values of this model; never its last, which is run again."""
@@ -187,7 +191,7 @@ class DraftModel:
 
 
 class OwnPredictor(DraftModel):
-    """Proposes what the model's own predictor says, likewise.
+    """Proposes what the model's own predictor, or an EAGLE-3 head, says, likewise.
 
     An input is the token behind its position, for the model's output for the position comes with it. So the row's last
     token is the last input, and what is run of a draft is run again: with the model's outputs for its tokens. The last
@@ -200,6 +204,11 @@ class OwnPredictor(DraftModel):
         network = self._steps.network
         assert isinstance(network, Predictor)
         network.carry(hidden, self._steps.cache, slice(0, len(ends)), upload(ends, self._steps.device))
+
+    def _said(self, tokens: torch.Tensor) -> torch.Tensor:
+        network = self._steps.network
+        assert isinstance(network, Predictor)
+        return network.said(tokens)
 
     def _note(self, row: Sequence, assumed: list[int]) -> None:
         super()._note(row, [])

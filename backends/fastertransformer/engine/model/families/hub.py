@@ -13,7 +13,8 @@ from pathlib import Path
 from ft_format.layout import StoredTensor
 from models.decoder import Decoder
 from models.described import read_directory
-from models.directory import CONFIG_FILE, SpecialIds
+from models.directory import CONFIG_FILE, NOT_NAMED, SpecialIds
+from models.eagle3 import Eagle3
 from models.engine_limits import beyond_engine, longest_text
 from models.fused import taken_apart
 from models.predictors import first_predictor
@@ -50,6 +51,12 @@ def read_predictor(directory: Path) -> ModelConfig:
     """Read what ``directory/config.json`` says of a model's first predictor, a network of one layer."""
     decoder, ids, data_type = read_directory(directory, ConfigJsonError)
     return replace(_config(first_predictor(decoder), ids, data_type), is_part=True)
+
+
+def config_of_head(head: Eagle3) -> ModelConfig:
+    """Return what an EAGLE-3 head is as a network, which predicts its own tokens."""
+    ids = SpecialIds(NOT_NAMED, NOT_NAMED).settled(head.vocab_size)
+    return replace(_config(head, ids, "fp32"), vocab_size=head.draft_size, is_part=True)
 
 
 def _config(decoder: Decoder, ids: SpecialIds, data_type: str, ranks: int = 1) -> ModelConfig:
