@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ft_format.location import DRAFT as DIRECTORY
+from ft_format.location import EAGLE3 as HEAD
 from ft_format.location import MTP as PREDICTOR
 from handover.arguments import option
 from handover.errors import ConfigError, nearest
@@ -38,7 +39,7 @@ from models.fp8 import FORMS
 
 AUTO, FP8_CACHE = CACHE_TYPES = ("auto", "fp8")
 """Of keys and values, as vLLM calls them."""
-NO_DRAFTS, NGRAM, DRAFT_MODEL, MTP = SPECULATION = ("none", "ngram", DIRECTORY, PREDICTOR)
+NO_DRAFTS, NGRAM, DRAFT_MODEL, MTP, EAGLE3 = SPECULATION = ("none", "ngram", DIRECTORY, PREDICTOR, HEAD)
 """Where drafts of tokens come from, as vLLM calls it."""
 FASTERTRANSFORMER, HUGGINGFACE, PEFT = FORMATS = ("fastertransformer", "huggingface", "peft")
 """What a conversion writes."""
@@ -141,10 +142,12 @@ class ExportArguments(SigningArguments):
     speculation: str | None = option(
         None,
         "ngram: the drop-in engine drafts tokens by what the text has had before; draft: by a small model; mtp: by the "
-        "model's own predictor; none, or without it: by request",
+        "model's own predictor; eagle3: by an EAGLE-3 head; none, or without it: by request",
     )
     draft_model: Path | None = option(
-        None, "speculation draft: Hugging Face directory of a small model of the same vocabulary, which drafts tokens"
+        None,
+        "speculation draft: Hugging Face directory of a small model of the same vocabulary, which drafts tokens; "
+        "eagle3: directory of the head",
     )
     max_speculative_tokens: int | None = option(None, "of a draft at most; without it 8", DRAFT)
     kv_cache_dtype: str | None = option(
@@ -170,10 +173,11 @@ class ExportArguments(SigningArguments):
                 raise ConfigError(f"--{flag}={value} is none of the legal values", nearest(value, legal))
         if self.quantization and self.int8_mode:
             raise ConfigError(f"quantization={self.quantization} with int8_mode=1", "take one of the two")
-        if (self.speculation == DRAFT_MODEL) != (self.draft_model is not None):
+        if (self.speculation in (DRAFT_MODEL, EAGLE3)) != (self.draft_model is not None):
             raise ConfigError(
                 f"speculation={self.speculation} with draft_model={self.draft_model}: one needs the other",
-                "take speculation=draft and name the small model's directory in draft_model, or leave both out",
+                "take speculation=draft and name the small model's directory in draft_model, or eagle3 and the head's,"
+                " or leave both out",
             )
 
 

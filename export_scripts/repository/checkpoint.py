@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import models
-from export_scripts.arguments import FP8_CACHE, MTP, ExportArguments
+from export_scripts.arguments import EAGLE3, FP8_CACHE, MTP, ExportArguments
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.families import SECTIONS, find_family
@@ -24,6 +24,7 @@ from models.engine_limits import (
     cache_problem,
     fp8_problem,
     groups_problem,
+    head_problem,
     int8_problem,
     longest_text,
     predictor_problem,
@@ -93,8 +94,9 @@ def _open_shards(root: Path, manifest: Manifest, arguments: ExportArguments) -> 
     """Read the family, which the sections of config.ini tell, and the section that has the ids of start and end."""
     if arguments.fp8_activations:
         raise ArtefactError(f"fp8_activations with {root}, whose weights are not FP8", "leave it out")
-    if arguments.speculation == MTP:
-        raise ArtefactError(f"{root}: {predictor_problem(None)}", "leave speculation out, or take another way")
+    if arguments.speculation in (MTP, EAGLE3):
+        problem = predictor_problem(None) if arguments.speculation == MTP else head_problem(None, 1)
+        raise ArtefactError(f"{root}: {problem}", "leave speculation out, or take another way")
     if arguments.quantization:
         raise ArtefactError(f"{root}: {fp8_problem(None)}", "convert into export.model.format=huggingface")
     ini = ConfigIni.read(root, ArtefactError)
@@ -139,6 +141,7 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
         int8_problem(decoder, are_fp8) * arguments.int8_mode,
         fp8_problem(decoder, are_fp8) * bool(arguments.quantization),
         predictor_problem(decoder) * (arguments.speculation == MTP),
+        head_problem(decoder, arguments.pipeline_para_size) * (arguments.speculation == EAGLE3),
         cache_problem(decoder) * (arguments.kv_cache_dtype == FP8_CACHE),
         "fp8_activations with weights of which none is FP8"
         * (arguments.fp8_activations and not (are_fp8 or arguments.quantization)),

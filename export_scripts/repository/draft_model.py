@@ -1,4 +1,4 @@
-"""The draft model that a repository has beside its model: a Hugging Face directory of the same vocabulary."""
+"""What drafts beside a repository's model: a small model of the same vocabulary, or an EAGLE-3 head."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from export_scripts.arguments import ExportArguments
+from export_scripts.arguments import EAGLE3, ExportArguments
 from export_scripts.repository.checkpoint import ServedCheckpoint
 from handover.digests import file_digest
 from handover.errors import ArtefactError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import FileRecord, Manifest
 from models.described import find_model_tensors, read_directory
-from models.directory import CONFIG_FILE, GENERATION_FILE
+from models.directory import CONFIG_FILE, GENERATION_FILE, find_tensors
+from models.eagle3 import read_eagle3
 from models.engine_limits import beyond_engine, draft_model_problem
 
 _HINT = "give a small model of the same family and tokenizer, or leave speculation and draft_model out"
@@ -23,7 +24,7 @@ _MOST_LISTED = 5
 
 
 def draft_files(arguments: ExportArguments, served: ServedCheckpoint) -> tuple[FileRecord, ...]:
-    """List the files of the draft model that the engine reads, with their digests; empty: there is none.
+    """List the files of the draft model, or of the head, with their digests; empty: there is none.
 
     Raises:
         ArtefactError: it is not there, is damaged, or does not draft for the model.
@@ -33,6 +34,10 @@ def draft_files(arguments: ExportArguments, served: ServedCheckpoint) -> tuple[F
         return ()
     if not (root / CONFIG_FILE).is_file():
         raise ArtefactError(f"draft_model={root} has no {CONFIG_FILE}", "give a Hugging Face directory")
+    if arguments.speculation == EAGLE3:
+        model = read_directory(served.root, ArtefactError).decoder
+        read_eagle3(root, model, arguments.tensor_para_size, ArtefactError)
+        return _records(root, {file for file, _ in find_tensors(root, ArtefactError).values()})
     decoder = read_directory(root, ArtefactError).decoder
     problems = beyond_engine(decoder)
     if served.family.is_encoder_decoder:
@@ -42,7 +47,11 @@ def draft_files(arguments: ExportArguments, served: ServedCheckpoint) -> tuple[F
     problems += _vocabulary_problems(root, served)
     if problems:
         raise ArtefactError(f"draft_model={root} does not draft for {served.root}\n  " + "\n  ".join(problems), _HINT)
-    weights = {place.file for place in find_model_tensors(root, decoder, ArtefactError).values()}
+    return _records(root, {place.file for place in find_model_tensors(root, decoder, ArtefactError).values()})
+
+
+def _records(root: Path, weights: set[str]) -> tuple[FileRecord, ...]:
+    """Return the records of a directory's files of weights and settings."""
     names = sorted({CONFIG_FILE, GENERATION_FILE, *weights})
     known = _recorded(root)
     return tuple(

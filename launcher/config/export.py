@@ -78,7 +78,7 @@ class TritonDeploymentConfig:
     quantization: str | None = same(ExportArguments, "quantization")
     fp8_activations: bool = same(ExportArguments, "fp8_activations")
     speculation: str | None = same(ExportArguments, "speculation")
-    draft_model: str | None = None  # Hugging Face directory of a small model of the same vocabulary
+    draft_model: str | None = None  # Hugging Face directory of a small model of the same vocabulary, or an EAGLE-3 head
     max_speculative_tokens: int | None = same(ExportArguments, "max_speculative_tokens")
     max_adapters: int | None = same(ExportArguments, "max_adapters")
     max_adapter_rank: int | None = same(ExportArguments, "max_adapter_rank")

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import models
-from export_scripts.arguments import FP8_CACHE, MTP
+from export_scripts.arguments import EAGLE3, FP8_CACHE, MTP
 from ft_format.families.family import Family
 from ft_format.families.gpt import FAMILY as GPT
 from handover.errors import ConfigError
 from launcher.config.choices import Engine, ModelType, Stage
 from launcher.config.schema import Config
 from models.decoder import Decoder
+from models.eagle3 import read_eagle3
 from models.engine_limits import (
     beyond_engine,
     cache_problem,
     fp8_problem,
+    head_problem,
     int8_problem,
     predictor_problem,
     ranks_problem,
@@ -62,9 +65,17 @@ def check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) ->
 
 def check_drafts(config: Config, checkpoint: str, decoder: Decoder | None) -> None:
     """Refuse a way of drafting that a model has not; ``decoder`` None: it becomes FasterTransformer's shards."""
-    way = config.export.triton_deployment.speculation
-    if way == MTP and (problem := predictor_problem(decoder)):
+    triton = config.export.triton_deployment
+    way, problem = triton.speculation, ""
+    if way == MTP:
+        problem = predictor_problem(decoder)
+    elif way == EAGLE3:
+        problem = head_problem(decoder, triton.pipeline_model_parallel_size)
+    if problem:
         raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.speculation out")
+    if way == EAGLE3 and decoder and triton.draft_model and Path(triton.draft_model).is_dir():
+        ranks = config.export.model.tensor_model_parallel_size
+        read_eagle3(Path(triton.draft_model), decoder, ranks, ConfigError)
 
 
 def check_tokenizer(checkpoint: str, members: Collection[str], stages: Collection[Stage]) -> None:

@@ -210,6 +210,10 @@ def test_a_directory_that_the_engine_does_not_serve_is_refused_before_submission
         checkpoint = tmp_path / "source" if kind == "huggingface" else LLAMA
         error = refusal(tmp_path / "root", checkpoint, *ways)
         assert "speculation mtp, and the model has no layer that predicts further tokens" in error.problem
+        head = "export.triton_deployment.speculation=eagle3", f"export.triton_deployment.draft_model={tmp_path}"
+        error = refusal(tmp_path / "root", checkpoint, ways[0], *head, ways[2])
+        expected = "has neither model.safetensors" if kind == "huggingface" else "with FasterTransformer's shards"
+        assert expected in error.problem
 
 
 def test_what_transformers_cannot_express_is_refused_before_submission(tmp_path: Path) -> None:

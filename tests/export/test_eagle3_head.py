@@ -1,0 +1,74 @@
+"""An EAGLE-3 head in a model repository: linked, proved before serving, and refused where it does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.engines.asking import CPU, ask, generated
+from support.tiny_models.eagle_heads import RIGHT, SHARED, SPECULATORS, save_with_head
+from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.huggingface_models import write_tokenizer
+
+from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.settings import read_settings
+from export_scripts.arguments import ConvertArguments, ExportArguments
+from export_scripts.convert import convert
+from export_scripts.repository.model_repository import build_repository
+from export_scripts.repository.pbtxt import parse
+from handover.errors import ArtefactError, ConfigError
+from handover.manifest import Manifest
+
+
+def exported(folder: Path, form: str = "huggingface", **said: Any) -> tuple[Any, ExportArguments]:
+    model, _ = save_with_head(folder / "source", folder / "head", **said)
+    write_tokenizer(folder / "source")
+    convert(ConvertArguments(folder / "source", folder / "model", weight_data_type="fp32", format=form))
+    served = ExportArguments(folder / "model", folder / "repository", "mine", 1, 1, "fp32", 0, 0, 8)
+    return model, replace(served, speculation="eagle3", draft_model=folder / "head")
+
+
+def test_it_is_linked_and_served(tmp_path: Path) -> None:
+    model, arguments = exported(tmp_path, layout=SPECULATORS, **RIGHT)
+    assert build_repository(arguments).problems(arguments.output) == []
+    assert Manifest.read(arguments.output).made_from["draft_model"] == str(tmp_path / "head")
+    (held,) = arguments.output.glob("fastertransformer/1/*/draft")
+    assert {each.name for each in held.iterdir()} == {"config.json", "model.safetensors"}
+    assert (held / "model.safetensors").samefile(tmp_path / "head/model.safetensors")
+    config = parse((arguments.output / "fastertransformer/config.pbtxt").read_text())
+    told = {key: value.string_value for key, value in config.parameters.items()}
+    settings = read_settings(told, arguments.output / "fastertransformer", "1")
+    engine = open_engine(replace(settings, cpu_threads=1, kv_cache_bytes=1 << 22), CPU)
+    assert "an EAGLE-3 head of" in engine.description
+    (outputs,) = engine.generate([engine.parse(ask([[5, 9, 33]], 40, end_id=NEVER))])
+    assert generated(outputs) == argmaxes(model, [5, 9, 33], generated(outputs))
+    assert engine.metrics.accepted_tokens == engine.metrics.draft_tokens > 0
+    engine.close()
+
+
+def test_one_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    _, arguments = exported(tmp_path, changes={"hidden_size": 32}, without=("fc.weight",))
+    with pytest.raises(ConfigError, match="one needs the other"):
+        replace(arguments, draft_model=None)
+    for changed, problem in (
+        (arguments, r"hidden_size: 32  \(the model's width is 64\)\n  fc.weight: missing"),
+        (replace(arguments, pipeline_para_size=2), "speculation eagle3 with 2 pipeline stages"),
+    ):
+        with pytest.raises(ArtefactError, match=problem):
+            build_repository(changed)
+        assert not arguments.output.exists()
+
+
+def test_the_models_head_that_ranks_share_is_refused(tmp_path: Path) -> None:
+    _, arguments = exported(tmp_path, **SHARED)
+    with pytest.raises(ArtefactError, match="lm_head.weight: missing, and 2 ranks share the model's"):
+        build_repository(replace(arguments, tensor_para_size=2))
+
+
+def test_shards_which_have_none_are_refused(tmp_path: Path) -> None:
+    _, arguments = exported(tmp_path, "fastertransformer")
+    with pytest.raises(ArtefactError, match="eagle3 with FasterTransformer's shards"):
+        build_repository(arguments)
+    assert not arguments.output.exists()
