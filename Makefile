@@ -11,7 +11,7 @@ PIP = $$(realpath $(VENV))/bin/python -m pip install --quiet --disable-pip-versi
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-llama demo-moe test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-sglang test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-launchers test-slurm-24 test-kernels test-kernels-interpreted test-kernels-compiled \
+.PHONY: help demo demo-llama demo-moe test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-sglang test-vllm-client test-clients test-compressed-tensors test-speculators test-signing test-trackers test-launchers test-slurm-24 test-kernels test-kernels-interpreted test-kernels-compiled \
   test-kernels-compiled-3.6 test-aiperf-counts test-aiperf-clocks environments check docs format golden lock clean
 
 help: ## list the targets
@@ -35,7 +35,7 @@ test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in thre
 
 # Tests marked long show what another one does with another model, size or victim: they run by night.
 test-all: export PYTEST_ADDOPTS += -m ''
-test-all: test test-kernels test-nemo test-lm-eval test-aiperf test-vllm test-sglang test-vllm-client test-clients test-compressed-tensors test-signing test-trackers test-launchers test-slurm-24 ## run every test, also those that CI leaves out
+test-all: test test-kernels test-nemo test-lm-eval test-aiperf test-vllm test-sglang test-vllm-client test-clients test-compressed-tensors test-speculators test-signing test-trackers test-launchers test-slurm-24 ## run every test, also those that CI leaves out
 
 CAMPAIGN := hour
 torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints, command lines: an hour; CAMPAIGN=full: five
@@ -70,6 +70,9 @@ test-clients: $(VENV)/.tests .clients/.ready ## call tools by Anthropic's client
 
 test-compressed-tensors: $(VENV)/.tests .compressed-tensors/.ready ## compare quantized directories with the library of their formats, and load them by transformers
 	PYTHONPATH=.compressed-tensors $(RUN) -m pytest tests/with_compressed_tensors
+
+test-speculators: $(VENV)/.tests .speculators/.ready ## compare what EAGLE-3 heads draft with the modules of the package speculators, in directories that it saves
+	PYTHONPATH=.speculators $(RUN) -m pytest tests/with_speculators
 
 test-signing: $(VENV)/.tests .signing/.ready ## verify what is signed by model-signing, in-toto and CycloneDX themselves
 	PYTHONPATH=.signing $(RUN) -m pytest tests/with_signing
@@ -195,6 +198,10 @@ INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
 	$(PIP) --no-deps --target .compressed-tensors -r $<
 	touch $@
 
+.speculators/.ready: tests/with_speculators/requirements.txt | $(VENV)/bin/python
+	$(PIP) --no-deps --target .speculators -r $<
+	touch $@
+
 .clients/.ready: tests/with_clients/requirements.txt | $(VENV)/bin/python
 	$(PIP) --no-deps --target .clients -r $<
 	touch $@
@@ -210,4 +217,4 @@ INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
 	touch $@
 
 clean: ## remove the virtual environments
-	rm -rf $(VENV) .debian-13 .venv-nemo .venv-lm-eval .venv-aiperf .venv-trackers .venv-launchers .venv-vllm .venv-sglang .vllm-client .clients .compressed-tensors .signing .triton .triton-3.6
+	rm -rf $(VENV) .debian-13 .venv-nemo .venv-lm-eval .venv-aiperf .venv-trackers .venv-launchers .venv-vllm .venv-sglang .vllm-client .clients .compressed-tensors .speculators .signing .triton .triton-3.6
