@@ -18,7 +18,7 @@ from handover.errors import ServerError
 from handover.progress import human_time, say
 
 _POLL_S = 0.2
-_STARTING_POLL_S = 0.05
+_STARTING_POLL_S = 0.1
 _SAY_EVERY_S = 15.0
 
 

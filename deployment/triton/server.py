@@ -86,7 +86,7 @@ class Server(Supervised):
             is_served: of a server whose models may be loaded and unloaded: whether it serves a model's version. A stub
                 may go with its model then, others come, and a model that cannot be loaded is its client's affair.
         """
-        self._stubs, self._is_served = self._find_stubs(), is_served
+        self._stubs, self._is_served = self._find_stubs(list_processes()), is_served
         return len(self._stubs)
 
     def check(self) -> None:
@@ -96,10 +96,11 @@ class Server(Supervised):
             ServerDiedError: the server or one of its stubs died, or was stopped for 20 s.
             ServerError: a model could not be loaded, or the engine would serve random weights.
         """
-        abandoned = None
+        abandoned, processes = None, list[Process]()
         if not self._stubs:
-            self._note_ended_stubs()
-            abandoned = self._find_abandoned_stub()
+            processes = list_processes()
+            self._note_ended_stubs(processes)
+            abandoned = self._find_abandoned_stub(processes)
         status = self._poll()
         if status is not None:
             raise ServerDiedError(f"tritonserver {describe(status)}{self._quoted_log()}")
@@ -107,7 +108,7 @@ class Server(Supervised):
         if abandoned and not self._has_stub_failed:
             self._given_up = f"tritonserver gave up the Python stub of {abandoned}, which had no core for a second,"
             raise ServerDiedError(f"{self._given_up} and waits for its end{self._quoted_log()}")
-        dead = self._dead_stubs()
+        dead = self._dead_stubs(processes)
         if dead:
             raise ServerDiedError(
                 f"a Python stub of tritonserver died (pid {', '.join(str(stub.pid) for stub in dead)}); "
@@ -148,7 +149,7 @@ class Server(Supervised):
         """Return which program crashed, the stub before the server that ends with it."""
         if self._given_up:
             return self._given_up
-        self._note_ended_stubs()
+        self._note_ended_stubs(list_processes())
         signals = self._ended_stubs.values()
         if crashed := next((number for number in signals if number in CRASH_SIGNALS), 0):
             return f"a Python stub of tritonserver ended by {signal.Signals(crashed).name}"
@@ -157,17 +158,17 @@ class Server(Supervised):
         self._poll()  # ends the stubs before the server is waited for
         return super().find_crash()
 
-    def _find_stubs(self) -> dict[Process, ModelVersion]:
+    def _find_stubs(self, processes: Sequence[Process]) -> dict[Process, ModelVersion]:
         """The stubs that run; each has its model's file, ``<model>/<version>/model.py``, as its first argument."""
         found = {}
-        for child in (process for process in list_processes() if process.parent == self.pid):
+        for child in (process for process in processes if process.parent == self.pid):
             argv = command_line(child.pid)
             if len(argv) > 1 and Path(argv[0]).name == _STUB_NAME:
                 path = Path(argv[1])
                 found[child] = (path.parent.parent.name, path.parent.name)
         return found
 
-    def _find_abandoned_stub(self) -> str:
+    def _find_abandoned_stub(self, processes: Sequence[Process]) -> str:
         """While models load: the name of a model whose stub lives and is given up by the server, or empty.
 
         A stub has a thread that says three times a second that it lives. While a stub imports and initializes its
@@ -179,16 +180,16 @@ class Server(Supervised):
         if self._is_served is not None:  # models come and go, and their stubs are waited for in good order
             return ""
         pids = awaited(self.pid)
-        stubs = self._find_stubs().items() if pids else ()
+        stubs = self._find_stubs(processes).items() if pids else ()
         return next((model for stub, (model, _) in stubs if stub.pid in pids and stub.is_running), "")
 
-    def _dead_stubs(self) -> list[Process]:
+    def _dead_stubs(self, processes: Sequence[Process]) -> list[Process]:
         if not self._stubs:
-            return self._long_ended_stubs()
+            return self._long_ended_stubs(processes)
         ended = [stub for stub in self._stubs if not stub.is_running]
         if self._is_served is None:
             return ended
-        running = {stub: model for stub, model in self._find_stubs().items() if stub.is_running}
+        running = {stub: model for stub, model in self._find_stubs(list_processes()).items() if stub.is_running}
         known = {(stub.pid, stub.started) for stub in self._stubs}
         replaced = {model for stub, model in running.items() if (stub.pid, stub.started) not in known}
         dead = [stub for stub in ended if self._stubs[stub] not in replaced and self._is_served(self._stubs[stub])]
@@ -196,18 +197,18 @@ class Server(Supervised):
             self._stubs = running or self._stubs
         return dead
 
-    def _long_ended_stubs(self) -> list[Process]:
+    def _long_ended_stubs(self, processes: Sequence[Process]) -> list[Process]:
         """While models load: children that have ended and that the server does not wait for."""
-        ended = [process for process in list_processes() if process.parent == self.pid and process.state in "ZX"]
+        ended = [process for process in processes if process.parent == self.pid and process.state in "ZX"]
         if not ended:
             self._zombie_since = None
             return []
         self._zombie_since = self._zombie_since or time.monotonic()
         return ended if time.monotonic() - self._zombie_since > _ZOMBIE_S else []
 
-    def _note_ended_stubs(self) -> None:
+    def _note_ended_stubs(self, processes: Sequence[Process]) -> None:
         """While models load: note by which signal stubs ended. The server waits a second before it reaps such a one."""
-        for process in list_processes():
+        for process in processes:
             is_ended = process.session == self.pid and process.state == "Z" and process.pid not in self._killed_stubs
             if is_ended and (ending := read_ending(process.pid)) and ending[0] == _STUB_NAME[:15]:
                 self._ended_stubs[process.pid] = os.WTERMSIG(ending[1])
