@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +45,36 @@ def language_is_replaced_once() -> None:
         return unchanged()
 
     interpreter._patch_lang = replace_once
+
+
+@pytest.fixture(scope="session", autouse=_HAS_TRITON and _IS_INTERPRETED)
+def types_are_made_once(pytestconfig: pytest.Config) -> None:
+    """Let the interpreter make what stands for a shape or a type once, and not for every number that a kernel computes.
+
+    It looks for overflows of 32 bits, a third of the time, where long tests run as well: those that would reach an
+    output or an address show in what is compared.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    kinds, find = dict[str, Any](), interpreter._get_np_dtype
+
+    def found(kind: Any) -> Any:
+        name = kind.scalar.name
+        return kinds[name] if name in kinds else kinds.setdefault(name, find(kind))
+
+    @cache
+    def of_shape(shape: tuple[int, ...]) -> tuple[Any, Any]:
+        return tl.core.tuple([tl.constexpr(each) for each in shape]), tl.constexpr(math.prod(shape))
+
+    def of_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = of_shape(type.shape if type.is_block() else ())
+
+    interpreter._get_np_dtype = found
+    setattr(tl.core.tensor, "__init__", of_tensor)  # noqa: B010  (mypy lets no method be assigned)
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=not pytestconfig.option.markexpr)
 
 
 @pytest.fixture(scope="session", autouse=_HAS_TRITON and _IS_INTERPRETED)
