@@ -15,11 +15,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from handover.errors import ConfigError
+from launcher.config.choices import ClusterType
 from launcher.config.schema_help import type_of
 from launcher.config.secrets import check_command_line
 
 _FLAG_IN_A_LIST = re.compile(r"(?<=[\[,])(\s*)(--?[^\s=,\[\]{}'\"]+=[^,\[\]{}'\"]*)(?=[,\]])")
 _RERUN = "--experimental-rerun"
+_CLUSTERS = {kind.name for kind in ClusterType} - {ClusterType.auto.name}
 
 
 def read(words: Sequence[str]) -> list[str]:
@@ -37,7 +39,17 @@ def read(words: Sequence[str]) -> list[str]:
         if flag.startswith("--e") and _RERUN.startswith(flag):  # argparse takes a flag's beginning for the flag
             raise ConfigError(f"{_RERUN} loads a pickle, which may run anything", "give the command line itself again")
     is_sweep = any(word in ("-m", "hydra.mode=MULTIRUN") or word.startswith("--multi") for word in words)
-    return [with_texts(_with_quoted_flags(word), is_sweep) for word in words]
+    read_words = [with_texts(_with_quoted_flags(word), is_sweep) for word in words]
+    return read_words if is_sweep else [*read_words, *_group_of_cluster(words)]
+
+
+def _group_of_cluster(words: Sequence[str]) -> list[str]:
+    """Choose the group of the cluster that is named: else all is composed again with it (launcher/compose.py)."""
+    keys = [word.partition("=")[0].lstrip("+~").partition("@")[0] for word in words]
+    if "cluster" in keys or keys.count("cluster_type") != 1 or any(word.startswith("-") for word in words):
+        return []
+    key, _, name = words[keys.index("cluster_type")].partition("=")
+    return [f"cluster={name}"] if key == "cluster_type" and name in _CLUSTERS else []
 
 
 def _with_quoted_flags(word: str) -> str:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import hydra
 import pytest
+from hydra.core.hydra_config import HydraConfig
+from support.runs.composed import PLACES as DIRECTORIES
 from support.runs.composed import compose
 
 from launcher.clusters.table import CLUSTERS, cluster_of
+from launcher.compose import finish
 from launcher.config.choices import ClusterType
-from launcher.config.schema import register
+from launcher.config.command_line import read
+from launcher.config.schema import PROJECT_DIR, Config, register
 from launcher.pipeline import executor_for
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, Resources
@@ -40,6 +45,37 @@ def test_every_kind_of_cluster_has_a_class_and_an_executor(name: ClusterType) ->
     assert cluster_of(config) is CLUSTERS[name]
     argv = executor_for(config, RunPaths.of(config)).wrap(Command(("true",)), Resources(), {})
     assert argv[0] == {ClusterType.bcm: "srun", ClusterType.bcp: "bcprun"}.get(name, "true")
+
+
+@pytest.mark.parametrize("name", [name for name in ClusterType if name is not ClusterType.auto])
+def test_a_named_cluster_is_composed_once_and_as_it_would_be_in_a_second_time(
+    name: ClusterType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register()
+    compositions: list[object] = []
+
+    def finished(words: list[str]) -> Config:
+        compositions.clear()
+        whole = hydra.compose("config", overrides=[*DIRECTORIES, *words], return_hydra_config=True)
+        HydraConfig.instance().set_config(whole)
+        del whole._content["hydra"]
+        return finish(whole)
+
+    with hydra.initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
+        again = hydra.compose
+        monkeypatch.setattr(hydra, "compose", lambda *given, **named: compositions.append(0) or again(*given, **named))
+        words = [f"cluster_type={name}", "cluster.gpus_per_node=2", "container=x"]
+        expected, count = finished(words), len(compositions)
+        assert finished(read(words)) == expected
+        assert (count, len(compositions)) == (1 + (name is not ClusterType.bcm), 1)
+    others = [
+        ["cluster=bcp"],
+        ["+cluster.x=1", "cluster@y=bcp"],
+        ["-m"],
+        ["hydra.mode=MULTIRUN"],
+        ["cluster_type=auto"],
+    ]
+    assert all(read([words[0], *more]) == [words[0], *more] for more in others)
 
 
 @pytest.mark.parametrize("kind", PLACES)
