@@ -6,6 +6,7 @@ with what a shell would see: exit status (minus the signal where it was killed),
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -57,14 +58,19 @@ def serve() -> None:
     """Answer until the input ends."""
     sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    import hydra  # noqa: F401
-    import yaml  # noqa: F401
-
     import launcher.config.nemo_keys
     import launcher.submit.interactive
     import launcher.submit.slurm
     import launcher.sweep  # noqa: F401
+    from launcher.config.schema import register
+    from support.runs.composed import FIVE, compose, plans_of
 
+    # What a plan imports, and what Hydra's parsers learn from the first words that they read, is half of a command.
+    checkpoint = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
+    register()
+    plans_of(compose([FIVE, f"export.model.checkpoint_path={checkpoint}"], "interactive"))
+    gc.collect()
+    gc.freeze()  # or each fork would look through all of it, and copy the pages
     for line in sys.stdin:
         sys.stdout.write(json.dumps(_run(**json.loads(line))) + "\n")
         sys.stdout.flush()
