@@ -61,7 +61,7 @@ def _wait_until_gone(pid: int, loaded: Holdings) -> Holdings:
     while (now := look(pid)).stubs >= loaded.stubs:
         if time.monotonic() > deadline:
             raise ServerError(f"{_UNLOAD_TIMEOUT_S} s after the unload the model's process is still there")
-        time.sleep(0.02)
+        time.sleep(0.1)
     return now
 
 
