@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import hydra
 import pytest
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import open_dict
 from support.runs.composed import PLACES as DIRECTORIES
 from support.runs.composed import compose
 
@@ -52,18 +54,22 @@ def test_a_named_cluster_is_composed_once_and_as_it_would_be_in_a_second_time(
     name: ClusterType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register()
-    compositions: list[object] = []
+    compositions, compose_all = list[object](), hydra.compose
+
+    def counted(*given: Any, **named: Any) -> Any:
+        compositions.append(given)
+        return compose_all(*given, **named)
 
     def finished(words: list[str]) -> Config:
         compositions.clear()
         whole = hydra.compose("config", overrides=[*DIRECTORIES, *words], return_hydra_config=True)
         HydraConfig.instance().set_config(whole)
-        del whole._content["hydra"]
+        with open_dict(whole):
+            del whole["hydra"]
         return finish(whole)
 
     with hydra.initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
-        again = hydra.compose
-        monkeypatch.setattr(hydra, "compose", lambda *given, **named: compositions.append(0) or again(*given, **named))
+        monkeypatch.setattr(hydra, "compose", counted)
         words = [f"cluster_type={name}", "cluster.gpus_per_node=2", "container=x"]
         expected, count = finished(words), len(compositions)
         assert finished(read(words)) == expected
