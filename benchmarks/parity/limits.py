@@ -35,7 +35,7 @@ from benchmarks.parity.damages import DAMAGES, RANKS, Family
 from benchmarks.parity.models import FAMILIES, VOCAB, open_family
 from benchmarks.parity.planted import PLANTED, Defect, open_shards
 from evaluation.client.tokenizer import load_tokenizer
-from evaluation.parity.comparison import Served, compare, decide, summarise
+from evaluation.parity.comparison import Position, Served, compare, decide, summarise
 from evaluation.parity.distances import PassageFindings
 from evaluation.parity.formats import Formats
 from evaluation.parity.passages import Passages, Room, Scores, make_more_passages, make_passages
@@ -211,14 +211,19 @@ def judge(
     reference: Reference,
     limits: Mapping[str, float],
     is_sound: bool,
+    alike: Reference | None = None,
 ) -> Row:
-    """Return what parity says of answers and passages by the limits."""
-    positions = [
-        position
-        for row, served in enumerate(answers)
-        for position in compare(row, served, reference.log_probs(served.prompt, served.tokens), limits["tie"])
-    ]
-    outcome = decide(positions, limits)
+    """Return what parity says of answers and passages by the limits; ``alike`` has weights rounded as the served."""
+
+    def compared(source: Reference) -> list[Position]:
+        return [
+            position
+            for row, served in enumerate(answers)
+            for position in compare(row, served, source.log_probs(served.prompt, served.tokens), limits["tie"])
+        ]
+
+    positions = compared(reference)
+    outcome = decide(positions, limits, compared(alike) if alike else ())
     metrics = {metric.name: metric for metric in (*summarise(positions), *findings.metrics)}
     names = [entry.name for entry in fields(Row) if entry.name in metrics]
     scale = max(findings.scales, key=lambda each: abs(each.z))

@@ -11,6 +11,7 @@ are served; here a CPU rounds them too.
 
 from __future__ import annotations
 
+import copy
 import shutil
 import sys
 import tempfile
@@ -43,7 +44,7 @@ from evaluation.parity.formats import Formats
 from evaluation.parity.references import HuggingFaceReference, open_reference
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
-from ft_format.weight_format import find_format
+from ft_format.weight_format import FP8_FORMATS, find_format
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status
 
@@ -166,7 +167,10 @@ def _look_at(name: str, arguments: Fp8LimitsArguments, directory: Path) -> Itera
                 engine.close()
             shutil.rmtree(damaged)
             limits = parity["limits"][number_format]
-            yield judge((name, number_format, state), answers, findings, reference, limits, state == _SOUND)
+            alike = copy.deepcopy(reference)
+            alike.twin(formats, is_ours=True)
+            given = (answers, findings, reference, limits, state == _SOUND)
+            yield judge((name, number_format, state), *given, alike if formats.weights in FP8_FORMATS else None)
 
 
 @contextmanager

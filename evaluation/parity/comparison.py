@@ -21,10 +21,12 @@ from evaluation.tasks.metric import FAILS, FRACTION, HIGHER, HOLDS, LOWER, Metri
 PROMPT, GENERATED = "prompt", "generated"
 _NATS = "nats"
 _LARGEST = "largest absolute difference of a token's log probability under the served model and under its source"
+_MAX, _ROUNDED_MAX = "max_log_prob_difference", "rounded_max_log_prob_difference"
+_ROUNDED = f"{_LARGEST} whose weights are rounded as the served ones are"
 _DEFINITIONS = {
     "greedy_agreement": "places where the served model and its source prefer the same token, of the same predecessors",
     "identical_continuations": "prompts whose greedy continuation is the source's own, to its last token",
-    "max_log_prob_difference": _LARGEST,
+    _MAX: _LARGEST,
     "mean_log_prob_difference": "mean absolute difference of these log probabilities",
 }
 
@@ -129,9 +131,14 @@ def compare(number: int, served: Served, source: npt.NDArray[np.float32], tie: f
     return positions
 
 
-def summarise(positions: Sequence[Position]) -> list[Metric]:
-    """Compute the figures; a difference that is not a finite number counts as failed and is left out of means."""
-    finite = [position.difference for position in positions if math.isfinite(position.difference)]
+def summarise(positions: Sequence[Position], rounded: Sequence[Position] = ()) -> list[Metric]:
+    """Compute the figures; a difference that is not a finite number counts as failed and is left out of means.
+
+    Args:
+        positions: comparisons with the source.
+        rounded: with the source whose weights are rounded as the served ones; empty: there is no such source.
+    """
+    finite = _finite(positions)
     failed, hits = len(positions) - len(finite), [position.agrees for position in positions]
     prompts = sorted({position.prompt for position in positions})
     differing = {position.prompt for position in positions if position.part == GENERATED and not position.agrees}
@@ -142,23 +149,44 @@ def summarise(positions: Sequence[Position]) -> list[Metric]:
         (max(finite, default=None), _NATS, None, len(finite), failed),
         (formulas.mean(finite), _NATS, formulas.standard_error(finite), len(finite), failed),
     )
-    return [
+    found = [
         Metric(name, *figure, text, HIGHER if figure[1] == FRACTION else LOWER)
         for (name, text), figure in zip(_DEFINITIONS.items(), figures, strict=True)
     ]
+    if rounded:
+        largest = max(_finite(rounded), default=None)
+        found.append(Metric(_ROUNDED_MAX, largest, _NATS, None, len(finite), failed, _ROUNDED, LOWER))
+    return found
 
 
-def decide(positions: Sequence[Position], limits: Mapping[str, float]) -> ParityOutcome:
-    """Compare the figures with their limits; log probabilities that are not finite numbers fail."""
-    figures = {metric.name: metric for metric in summarise(positions)}
+def _finite(positions: Sequence[Position]) -> list[float]:
+    return [position.difference for position in positions if math.isfinite(position.difference)]
+
+
+def decide(
+    positions: Sequence[Position], limits: Mapping[str, float], rounded: Sequence[Position] = ()
+) -> ParityOutcome:
+    """Compare the figures with their limits; log probabilities that are not finite numbers fail.
+
+    Mean and agreement say how far quantized weights are from the source's. One token's difference does not: where a
+    rounding makes a router choose another expert, it is a token's own. So the largest one counts against the source
+    whose weights are rounded alike, which chooses the same.
+
+    Args:
+        positions: comparisons with the source.
+        limits: by the figures' names.
+        rounded: comparisons with the source whose weights are rounded as the served ones; empty: they are not.
+    """
+    figures = {metric.name: metric for metric in summarise(positions, rounded)}
     first = next(((each.prompt, each.place) for each in positions if each.part == GENERATED and not each.agrees), None)
     broken: list[str] = []
-    not_finite = figures["max_log_prob_difference"].failed
+    not_finite = figures[_MAX].failed
     if not_finite:
         broken.append(f"{not_finite} of {len(positions)} log probabilities are not finite numbers")
     shown: list[str] = []
-    for name in ("greedy_agreement", "max_log_prob_difference", "mean_log_prob_difference"):
-        value, limit, is_floor = figures[name].value, limits[name], name == "greedy_agreement"
+    for name in ("greedy_agreement", _ROUNDED_MAX if rounded else _MAX, "mean_log_prob_difference"):
+        limit, is_floor = limits[_MAX if name == _ROUNDED_MAX else name], name == "greedy_agreement"
+        value = figures[name].value
         line = f"{name} {'is missing' if value is None else f'{value:.6g}'}, limit {limit:g}"
         is_broken = value is None or (value < limit if is_floor else value > limit)
         (broken if is_broken else shown).append(line)

@@ -180,7 +180,7 @@ class HuggingFaceReference:
         self.vocab_size = int(model.config.vocab_size)
 
     def twin(self, formats: Formats, is_ours: bool) -> Twin:
-        """Convert the model to a served model's number formats, in place: it cannot score as the source any more."""
+        """Convert the model to a served model's number formats, in place: from then on it scores as the twin does."""
         return Twin(self.model, self._is_t5, formats, is_ours)
 
     @torch.inference_mode()

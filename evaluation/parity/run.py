@@ -28,12 +28,13 @@ from evaluation.parity.distances import PassageFindings, joined
 from evaluation.parity.numbers import compare_numbers
 from evaluation.parity.prompts import Ids, encode_prompts, read_prompts
 from evaluation.parity.references import HuggingFaceReference, Reference, open_reference
-from evaluation.parity.survey import served_formats, survey
+from evaluation.parity.survey import make_twin, served_formats, survey
 from evaluation.tasks import outcome as files
 from evaluation.tasks.metric import FAILS, INCONCLUSIVE
 from evaluation.tasks.scoring import Scorer
 from evaluation.tasks.target import with_adapter
 from export_scripts.checkpoints.user_files import GivenFiles
+from ft_format.weight_format import FP8_FORMATS
 from handover.digests import file_digest
 from handover.errors import ConfigError, ServerError
 from handover.progress import Progress
@@ -56,10 +57,12 @@ def main(argv: Sequence[str]) -> None:
     said = served_precision(formats.weight_data_type, formats.data_type, formats.weights, *formats.others)
     precision = arguments.precision or said
     limits = arguments.limits_by_precision[precision]
-    positions = _compare(answers, reference, limits["tie"])
-    findings = joined(_compare_numbers(target, reference), survey(arguments, target, reference, answers, precision))
+    positions, numbers = _compare(answers, reference, limits["tie"]), _compare_numbers(target, reference)
+    twin = make_twin(target, reference, formats)
+    rounded = _compare(answers, reference, limits["tie"]) if twin and formats.weights in FP8_FORMATS else ()
+    findings = joined(numbers, survey(arguments, target, reference, twin, answers, precision))
     check_unchanged(arguments.endpoint, target.served.endpoint, arguments.model)
-    outcome, notes = conclude(decide(positions, limits), findings), (*notes, *findings.notes)
+    outcome, notes = conclude(decide(positions, limits, rounded), findings), (*notes, *findings.notes)
     source = {
         "computed_by": reference.name,
         "notes": list(notes),
@@ -67,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
         "precision": precision,
         "limits": limits,
     }
-    write_results(arguments, target, positions, outcome, source, findings)
+    write_results(arguments, target, positions, rounded, outcome, source, findings)
     sys.stdout.write("\n".join(_lines(outcome, reference, notes)) + "\n")
     if outcome.verdict == FAILS:
         raise ServerError(
@@ -188,12 +191,13 @@ def write_results(
     arguments: ParityArguments,
     target: Target,
     positions: Sequence[Position],
+    rounded: Sequence[Position],
     outcome: ParityOutcome,
     source: Mapping[str, Any],
     findings: PassageFindings,
 ) -> None:
     """Write everything into the output directory, the manifest last; ``source`` describes the reference."""
-    metrics = (*summarise(positions), *findings.metrics)
+    metrics = (*summarise(positions, rounded), *findings.metrics)
     tables: dict[str, Sequence[Any]] = {"positions.csv": positions, "prompts.csv": list(_by_prompt(positions))}
     if findings.scales:
         tables["scales.csv"] = findings.scales

@@ -16,6 +16,7 @@ from evaluation.parity.distances import PassageFindings, compare_plainly
 from evaluation.parity.formats import Formats
 from evaluation.parity.passages import Passages, Room, Scores, ask_scores, make_more_passages, make_passages, unvisited
 from evaluation.parity.references import HuggingFaceReference, Reference
+from evaluation.parity.twin import Twin
 from evaluation.tasks.scoring import Scorer
 from export_scripts.checkpoints.source import Source
 from ft_format.weight_format import KEY, find_format
@@ -36,9 +37,26 @@ position; the server's log probabilities of both."""
 
 
 def survey(
-    arguments: ParityArguments, target: Target, reference: Reference, answers: Sequence[Served], precision: str
+    arguments: ParityArguments,
+    target: Target,
+    reference: Reference,
+    twin: Twin | None,
+    answers: Sequence[Served],
+    precision: str,
 ) -> PassageFindings:
-    """Compare passages; the reference cannot be used afterwards; ServerError: a request failed."""
+    """Compare passages.
+
+    Args:
+        arguments: of the command line.
+        target: the deployment.
+        reference: the source.
+        twin: the source in the served number formats, into which the reference has been made; None: it cannot be.
+        answers: to the prompts.
+        precision: whose limits count.
+
+    Raises:
+        ServerError: a request failed.
+    """
     room, visited = _room(target, reference), [len(each.prompt) + len(each.tokens) for each in answers]
     asked = _ask(arguments, target, room) if arguments.passages else None
     if isinstance(asked, tuple):
@@ -50,7 +68,7 @@ def survey(
         return PassageFindings(
             doubts=doubts, notes=(*notes, asked or "evaluation.parity.passages is 0: none was scored")
         )
-    found = _compare(arguments, target, reference, asked, precision)
+    found = _compare(arguments, target, reference, twin, asked, precision)
     return replace(found, notes=(*found.notes, *notes))
 
 
@@ -76,6 +94,13 @@ def served_formats(target: Target, source: Source | None = None) -> Formats:
         on_disk if written else "",
         tuple(name for name, is_so in others.items() if is_so),
     )
+
+
+def make_twin(target: Target, reference: Reference, formats: Formats) -> Twin | None:
+    """Make the source one in the served number formats, in place; None where that cannot be done."""
+    if not isinstance(reference, HuggingFaceReference) or not formats.are_known:
+        return None
+    return reference.twin(formats, target.served.endpoint.engine == _SLIPWAY)
 
 
 def _written_as_fp8(directory: Path | None, source: Source | None) -> str:
@@ -108,11 +133,15 @@ def _ask(arguments: ParityArguments, target: Target, room: Room) -> _Asked | str
 
 
 def _compare(
-    arguments: ParityArguments, target: Target, reference: Reference, asked: _Asked, precision: str
+    arguments: ParityArguments,
+    target: Target,
+    reference: Reference,
+    twin: Twin | None,
+    asked: _Asked,
+    precision: str,
 ) -> PassageFindings:
     formats, (room, passages, scores) = served_formats(target, reference.source), asked
-    if isinstance(reference, HuggingFaceReference) and formats.are_known:
-        twin = reference.twin(formats, target.served.endpoint.engine == _SLIPWAY)
+    if twin is not None:
 
         def more(first: int, wanted: int) -> tuple[Passages, Scores]:
             rows = target.batch_size

@@ -80,6 +80,8 @@ class Twin:
     def __init__(self, model: Any, is_t5: bool, formats: Formats, is_ours: bool) -> None:
         self._model, self._is_t5, self._formats, self._is_ours = model.requires_grad_(False), is_t5, formats, is_ours
         round_weights(model, formats)
+        if formats.weights in FP8_FORMATS:
+            round_to_fp8(model, formats)
 
     def compare(
         self, passages: Both[Passages], served: Both[Scores], resolution: float, most: int, more: More
@@ -156,15 +158,12 @@ class Twin:
         return suspects([each.less(usual[each.tensor]) for each in found], LEAST_Z, resolution / 4)[:_CANDIDATES]
 
     def _quantise(self, passages: Passages, served: Scores) -> float:
-        """Quantize matrices as the engine does, with the head if that is closer (on a GPU it is quantized).
+        """Make matrices int8 as the engine does, with the head if that is closer (on a GPU it is int8 too).
 
         Returns:
             Additional difference that another engine's quantization may cause, root mean square in nats.
         """
-        if not self._formats.weights:
-            return 0.0
-        if self._formats.weights in FP8_FORMATS:
-            round_to_fp8(self._model, self._formats)
+        if not self._formats.weights or self._formats.weights in FP8_FORMATS:
             return 0.0
         plain = self._scores(passages)
         quantise_layers(self._model)

@@ -81,3 +81,32 @@ def test_a_sound_model_holds_and_one_whose_scales_are_others_fails(
     monkeypatch.setattr(f"{HubReader.__module__}.quantized", wrongly)
     found = look(source, tmp_path, source, quantization=quantization)
     assert found["verdict"] == FAILS, found
+
+
+def test_a_router_that_a_rounding_turns_is_no_damage_and_other_scales_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Near ties of routers fall the other way: the source is far from such tokens, the source in FP8 is not."""
+    model = build_llama("Mixtral", num_local_experts=8, num_experts_per_tok=1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(8 if "experts" in name else 1)
+    source = tmp_path / "source"
+    model.to(torch.bfloat16).save_pretrained(source)
+
+    def compared() -> dict[str, Any]:
+        with serve(source, "Llama", data_type="bf16", quantization="fp8") as fake:
+            return run(fake, source, tmp_path, limits=limits(1.0, 99.0, 0.0, 99.0), passages=0)
+
+    sound = compared()
+    assert sound["verdict"] == HOLDS, sound["reasons"]
+    assert sound["max_log_prob_difference"] > 1 > 10 * sound["rounded_max_log_prob_difference"]
+    made = fp8.quantized
+
+    def wrongly(*given: Any) -> Any:
+        numbers, grid = made(*given)
+        return numbers, grid.roll(1, 0)
+
+    monkeypatch.setattr(f"{HubReader.__module__}.quantized", wrongly)
+    found = compared()
+    assert found["verdict"] == FAILS and found["rounded_max_log_prob_difference"] > 1, found

@@ -42,6 +42,7 @@ def url(triton: Endpoint) -> str:
     return f"http://127.0.0.1:{triton.openai_port}/v1"
 
 
+@pytest.mark.clock
 def test_a_load_by_http_is_the_load_by_grpc(deployment: Deployment, url: str, tmp_path: Path) -> None:
     by_grpc = measure(str(deployment.endpoint_file), tmp_path / "grpc")
     time.sleep(2)  # until the engine's counters, published five times a second, have this load's last requests
