@@ -245,23 +245,29 @@ def test_rows_that_begin_with_no_tokens_or_are_too_long_have_no_drafts(tmp_path:
 
 
 def test_passes_cost_what_they_are_found_to_take() -> None:
-    """A step of 8 ms, later of 4; passes of 1 ms, and one that has waited."""
-    times = iter([0.0, 0.008, 0.01, 0.011, 0.02, 0.022, 1.0, 1.5, 2.0, 2.004, 3.0, 3.0001])
+    """A step of 8 ms, later of 4; passes of 1 ms, and one that has waited; a step with drafts takes 2 ms more."""
+    times = iter([0.0, 0.008, 0.01, 0.011, 0.021, 0.022, 0.024, 1.0, 1.5, 1.6, 2.0, 2.004, 3.0, 3.0001, 3.01])
     costs = DraftCosts(0.05, lambda: next(times))
     assert not costs.are_known and costs.of_pass == 0.05
     costs.begin_step(1.0)
     costs.note_plain()
     costs.begin_step(1.0)
     assert costs.are_known and costs.of_pass == 0.05
-    costs.time_passes(costs.now(), 1.0)
+    costs.note_drafted(costs.now(), 1.0, 1.0)
+    assert costs.of_pass == pytest.approx(1 / 8) and costs.of_step == 0
+    costs.begin_step(1.0)
+    assert costs.of_step == pytest.approx((11 - 8 - 1) / 8)
+    costs.note_drafted(costs.now(), 1.0, 2.0)
     assert costs.of_pass == pytest.approx(1 / 8)
-    costs.time_passes(costs.now(), 2.0)
-    assert costs.of_pass == pytest.approx(1 / 8)
-    costs.time_passes(costs.now(), 1.0)
+    costs.note_drafted(costs.now(), 1.0, 1.0)
     assert costs.of_pass == pytest.approx(1.02 / 8)
+    costs.begin_step(1.0)
+    assert costs.of_step > 10
     costs.note_plain()
     costs.begin_step(1.0)
     assert costs.of_pass == pytest.approx(1.02 / 4)
-    costs.time_passes(costs.now(), 1.0)
+    costs.note_drafted(costs.now(), 1.0, 1.0)
     assert costs.of_pass == 0.05
+    costs.begin_step(1.0)
+    assert costs.of_step == pytest.approx(10 / 4 - 1.05), "the middle one counts"
     assert DraftCosts(0.0).are_known and DraftCosts(0.0).of_pass == 0

@@ -83,14 +83,20 @@ class Speculation:
         self, rows: Iterable[Sequence], count: int, base: float, is_certain: bool
     ) -> dict[Sequence, int]:
         """Choose how long drafts are at most; see choose."""
-        token_cost = self._costs.of_pass
+        token_cost, step_cost = self._costs.of_pass, max(self._step_cost, self._costs.of_step)
         self._steps_to_try -= 1
         is_trying, gain, lengths, tried = self._steps_to_try < 0, 0.0, dict[Sequence, int](), list[Sequence]()
         lacked = 0.0  # tokens that are run once, as part of those of each step until the rows end
-        for row in rows:
-            if row.drafting is None or row.window != UNBOUNDED or row.has_failed or not row.count:
-                continue
-            most, worth = self._choose_length(row, least=self._row_cost * count / base + token_cost)
+        least = self._row_cost * count / base + token_cost
+        wanted = [
+            (row, *self._choose_length(row, least))
+            for row in rows
+            if row.drafting and row.window == UNBOUNDED and not row.has_failed and row.count
+        ]
+        # Of most steps this is all, which matters where a step takes a millisecond: no draft would be worth as much.
+        if not is_trying and sum(each[2] for each in wanted) * base <= count * (step_cost + token_cost * base):
+            return {}
+        for row, most, worth in wanted:
             if most and (length := self._room(row, most, is_certain)):
                 lengths[row], gain = length, gain + worth * length / most
                 lacked += self._proposer.lacks(row) * (1 + worth) / (row.max_tokens - row.count)
@@ -98,7 +104,7 @@ class Speculation:
                 tried.append(row)
         drafted, longest = sum(lengths.values()), max(lengths.values(), default=0)
         run = longest * base + self._row_cost * lacked
-        if gain * base <= count * (self._row_cost * drafted + self._step_cost + token_cost * run):
+        if gain * base <= count * (self._row_cost * drafted + step_cost + token_cost * run):
             tried, lengths = [*lengths, *tried], {}
         if token_cost:  # one row is enough to find out
             tried = sorted(tried, key=self._proposer.lacks)[:1]
@@ -113,7 +119,7 @@ class Speculation:
     def _wait_for_try(self, tried: list[Sequence], base: float) -> None:
         """Choose after how many steps rows are tried again."""
         ran = sum(map(self._proposer.lacks, tried))
-        cost = self._costs.of_pass * (1 + self._row_cost * ran / base)
+        cost = self._costs.of_step + self._costs.of_pass * (1 + self._row_cost * ran / base)
         self._steps_to_try = max(TUNING.steps_between_tries, int(cost / TUNING.tries_share))
 
     def _choose_length(self, row: Sequence, least: float) -> tuple[int, float]:
@@ -139,7 +145,8 @@ class Speculation:
         """Return drafts of rows, as far as their grammars allow, and before the rows may end."""
         found, begun_s = Drafts(), self._costs.now()
         drafts = self._proposer.propose(lengths)
-        self._costs.time_passes(begun_s, max(lengths.values()) * base + self._row_cost * self._proposer.ran)
+        run = max(lengths.values()) * base + self._row_cost * self._proposer.ran
+        self._costs.note_drafted(begun_s, base + self._row_cost * sum(map(len, drafts.values())), run)
         for row, draft in drafts.items():
             if draft[:1] == [NOT_FINITE]:
                 self._overall.note(1, 0)
