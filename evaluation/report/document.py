@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from evaluation.report.benchmarks import Benchmark
@@ -12,14 +13,6 @@ from evaluation.report.data import Evaluation, Findings
 from evaluation.report.formatting import TextTable
 from evaluation.report.judgement import GO, Judgement
 from evaluation.report.page import Plot
-from evaluation.report.plots import (
-    draw_distribution,
-    draw_latency,
-    draw_pareto,
-    draw_throughput,
-    draw_throughput_over_latency,
-    read_samples,
-)
 from evaluation.report.ranking import (
     RANKING_COLUMNS,
     Budget,
@@ -75,6 +68,13 @@ def describe_report(findings: Findings, results: Path, judgement: Judgement | No
     }
 
 
+def _drawing() -> ModuleType:
+    """Import what draws: matplotlib takes half of the time of a report that has no plot."""
+    from evaluation.report import plots
+
+    return plots
+
+
 def pareto_plots(candidates: Sequence[DeploymentCandidate], name: str) -> list[Plot]:
     """Draw the Pareto front of each workload with more than one measured point; ids begin with the name."""
     plots = []
@@ -85,7 +85,7 @@ def pareto_plots(candidates: Sequence[DeploymentCandidate], name: str) -> list[P
             is_any = bool(pareto_front(same))
             best = "No point beats those on the line; faint ones are beaten." if is_any else "No point is valid."
             caption = f"{workload} tokens: what a GPU gives over what a user gets. {best}"
-            plots.append(Plot(draw_pareto(same, f"{name}-{number}"), caption))
+            plots.append(Plot(_drawing().draw_pareto(same, f"{name}-{number}"), caption))
     return plots
 
 
@@ -139,8 +139,8 @@ def _static_plots(benchmark: Benchmark, name: str) -> list[Plot]:
     if not rows:
         return []
     latency, throughput = (
-        draw_latency(rows, f"{name}-latency"),
-        draw_throughput_over_latency(rows, f"{name}-throughput"),
+        _drawing().draw_latency(rows, f"{name}-latency"),
+        _drawing().draw_throughput_over_latency(rows, f"{name}-throughput"),
     )
     return [
         Plot(latency, "Latency over batch size. Points are means, whiskers reach from p50 to p99."),
@@ -154,16 +154,16 @@ def _load_plots(load: Benchmark, name: str) -> list[Plot]:
         rows = [row for row in load.measured if row.mode == mode]
         if len({row.level for row in rows}) > 1:
             caption = f"Throughput over {what}. Bars are 95% intervals over the repeats, at most 100%."
-            plots.append(Plot(draw_throughput(rows, f"{name}-{mode}-throughput"), caption))
+            plots.append(Plot(_drawing().draw_throughput(rows, f"{name}-{mode}-throughput"), caption))
             caption = f"Latency over {what}. Points are medians, bars reach to p99."
-            plots.append(Plot(draw_latency(rows, f"{name}-{mode}-latency"), caption))
+            plots.append(Plot(_drawing().draw_latency(rows, f"{name}-{mode}-latency"), caption))
     for number, (workload, points) in enumerate(group_by_workload(load.measured).items()):
         # TTFT and ITL where answers were streamed, end-to-end latency where they were not.
         is_streaming = any(row.is_streaming for row in points)
         for shown in (each for each in _SHOWN if (each.name == "e2e") != is_streaming):
-            samples = read_samples(load.directory, points, shown.name)
+            samples = _drawing().read_samples(load.directory, points, shown.name)
             if samples:
-                svg = draw_distribution(samples, f"{name}-{number}-{shown.name}", shown.title)
+                svg = _drawing().draw_distribution(samples, f"{name}-{number}-{shown.name}", shown.title)
                 plots.append(Plot(svg, f"{shown.title} at {workload} tokens, every request. Further left is better."))
     return plots
 

@@ -128,7 +128,7 @@ def test_distributions_are_those_of_the_raw_records(tmp_path: Path, monkeypatch:
         ((_, drawn[title]),) = samples
         return draw_distribution(samples, name, title)
 
-    monkeypatch.setattr("evaluation.report.document.draw_distribution", draw)
+    monkeypatch.setattr("evaluation.report.plots.draw_distribution", draw)
     write_report(results)
     assert {title: sorted(values) for title, values in drawn.items()} == {
         title: sorted(values) for title, values in expected.items()
