@@ -90,7 +90,7 @@ def endpoint(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
             prefixes.add_prefixes(shards, family, ranks)
         add_store(root / "model_repo", family, shards)
     deployment = Deployment(root / "model_repo", root / "run")
-    yield deployment.wait_until_published(120)
+    yield deployment.wait_until_published()
     assert deployment.stop() == 0, deployment.text
 
 

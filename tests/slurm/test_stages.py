@@ -32,7 +32,6 @@ def test_five_stages_are_three_jobs_each_after_the_one_before(finished: Launched
         f"afterok:{first},singleton",
         f"afterok:{second},singleton",
     ]
-    assert finished.elapsed_s < 15  # 1.5 s where nothing else runs; its target is kept in benchmarks/
 
 
 def test_every_job_completes_and_its_results_are_there(slurm: SlurmCluster, finished: Launched) -> None:

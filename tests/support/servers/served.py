@@ -43,7 +43,7 @@ class Deployment:
                 cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
-    def wait_until_published(self, timeout_s: float = 180) -> Endpoint:
+    def wait_until_published(self, timeout_s: float = 400) -> Endpoint:
         wait_for(lambda: "serving" in self.text or self.process.poll() is not None, timeout_s)
         assert self.process.poll() is None, self.text
         assert self._has_noted_itself()

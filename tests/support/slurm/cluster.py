@@ -138,15 +138,28 @@ class SlurmCluster:
 
     def processes_on(self, node: str) -> dict[int, str]:
         """Pid and command line of what runs on a node, beside the node's own daemon."""
-        namespace = os.readlink(f"/proc/{self._first_process(node)}/ns/pid")
         found = {}
-        for entry in Path("/proc").iterdir():
+        for entry in self._entries_of(node):
             with contextlib.suppress(OSError):
-                if entry.name.isdigit() and os.readlink(entry / "ns" / "pid") == namespace:
-                    argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-                    if argv and argv[0] not in ("bash", "slurmd"):
-                        found[int(entry.name)] = " ".join(argv)
+                argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+                if argv and argv[0] not in ("bash", "slurmd"):
+                    found[int(entry.name)] = " ".join(argv)
         return found
+
+    def names_on(self, node: str) -> list[str]:
+        """What the processes of a node call themselves, those without a command line too."""
+        names = []
+        for entry in self._entries_of(node):
+            with contextlib.suppress(OSError):
+                names.append((entry / "comm").read_text().strip())
+        return names
+
+    def _entries_of(self, node: str) -> Iterator[Path]:
+        namespace = os.readlink(f"/proc/{self._first_process(node)}/ns/pid")
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(entry / "ns" / "pid") == namespace:
+                    yield entry
 
     def shared_memory_of(self, node: str) -> list[str]:
         """Names in a node's /dev/shm."""

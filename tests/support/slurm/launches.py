@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +40,6 @@ class Submitted:
 class Launched:
     results: Path
     jobs: list[Submitted]
-    elapsed_s: float
 
     @property
     def ids(self) -> list[str]:
@@ -74,7 +72,6 @@ def run_main(slurm: SlurmCluster, results: Path, *arguments: str) -> subprocess.
 
 
 def launch(slurm: SlurmCluster, results: Path, *arguments: str) -> Launched:
-    started = time.monotonic()
     result = run_main(slurm, results, *arguments)
     # A checkpoint of another family than the default's is named, and that is all that may be said beside the jobs.
     said = [line for line in result.stderr.splitlines() if ", the default, stays: " not in line]
@@ -84,7 +81,7 @@ def launch(slurm: SlurmCluster, results: Path, *arguments: str) -> Launched:
         Submitted(found["stages"], found["job"], found["dependency"], Path(found["log"])) for found in lines if found
     ]
     assert len(jobs) == len(lines), result.stdout
-    return Launched(results, jobs, time.monotonic() - started)
+    return Launched(results, jobs)
 
 
 def serve(slurm: SlurmCluster, finished: Launched, root: Path, *arguments: str, stages: str = "deploy") -> Launched:
