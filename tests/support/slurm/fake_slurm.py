@@ -16,8 +16,10 @@ class FakeSlurm:
         self.says("scancel", f'echo "$@" >> "{directory}/cancelled"')
 
     def says(self, program: str, script: str) -> None:
-        (self.directory / program).write_text(f"#!/bin/sh\n{script}\n")
-        (self.directory / program).chmod(0o755)
+        written = self.directory / f"{program}.new"
+        written.write_text(f"#!/bin/sh\n{script}\n")
+        written.chmod(0o755)
+        written.replace(self.directory / program)  # one that runs at this moment cannot be written to
 
     def knows(self, queue: str = "", accounts: str = "") -> None:
         self.says("squeue", f"echo '{queue}'" if queue else NO_SUCH_JOB)
