@@ -13,11 +13,21 @@ from models.checks import Refusal
 from models.decoder import Decoder
 from models.directory import CONFIG_FILE, GENERATION_FILE, SpecialIds, find_tensors, read_json, special_ids
 from models.errors import ModelError
-from models.fp8 import FP8_NUMBERS, Place, grid_of, with_scales
+from models.fp8 import FP8_NUMBERS, Place, grid_of, is_unused_scale, with_input_scales, with_scales
 from models.fused import with_experts_apart
 from models.mxfp4 import GROUP, MXFP4_NUMBERS, made_up, with_powers
-from models.quantization import FP8, MXFP4, Block, Quantization, quantization_said, read_quantization
-from models.safetensors import StoredTensor
+from models.quantization import (
+    DYNAMIC,
+    FP8,
+    MODELOPT_FILE,
+    MXFP4,
+    STATIC,
+    Block,
+    Quantization,
+    quantization_said,
+    read_quantization,
+)
+from models.safetensors import StoredTensor, number_of
 from models.tensor import Tensor
 
 NUMBER_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -76,10 +86,8 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal, is_par
             model's.
         is_part: whether the directory has tensors of more than this.
     """
-    blocks, problems = fp8_blocks(directory, error), list[str]()
-    in_files = find_tensors(directory, error)
-    found = with_powers(in_files) if is_mxfp4(directory, error) else with_scales(in_files, blocks)
-    found = with_experts_apart(decoder, found)
+    said, problems = _quantization(directory, error), list[str]()
+    found = with_experts_apart(decoder, _in_files(directory, said, error))
     expected = replace(decoder, predictor_num=0).tensors()
     behind = range(decoder.num_layer, decoder.num_layer + decoder.predictor_num)
     unused = tuple(f"{decoder.names['layer'].format(layer=layer)}." for layer in behind)
@@ -94,14 +102,15 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal, is_par
     for name, tensor in expected.items():
         if name not in found:
             problems.append(f"{name}: missing")
-        elif (stored := found[name].stored).shape != tensor.shape:
-            problems.append(f"{name}: {list(stored.shape)}, expected {list(tensor.shape)}")
-        elif stored.data_type not in NUMBER_TYPES.values() and not (found[name].scales and _may_be(tensor, stored)):
-            of_blocks = " or ".join(f"{rows or 'all'} x {columns or 'all'}" for rows, columns in blocks)
-            also = f", and {FP8_NUMBERS} of a layer's matrix with scales for {of_blocks}" if blocks else ""
-            problems.append(f"{name}: of type {stored.data_type}; legal are {', '.join(NUMBER_TYPES.values())}{also}")
+        elif (shape := found[name].stored.shape) != tensor.shape:
+            problems.append(f"{name}: {list(shape)}, expected {list(tensor.shape)}")
+        elif problem := _number_problem(tensor, found[name], said):
+            problems.append(f"{name}: {problem}")
     others = (
-        name for name in found if name not in expected and not name.endswith(_UNUSED) and not name.startswith(unused)
+        name
+        for name in found
+        if name not in expected and not name.endswith(_UNUSED) and not name.startswith(unused)
+        if not (said and is_unused_scale(name, said.has_cache_scales))
     )
     if not is_part:
         problems += [f"{name}: the model that {CONFIG_FILE} describes has none" for name in others]
@@ -113,6 +122,27 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal, is_par
     return found
 
 
+def _in_files(directory: Path, said: Quantization | None, error: Refusal) -> dict[str, Place]:
+    """Find what the files have: numbers with their scales, where ``config.json`` says that there are any."""
+    in_files = find_tensors(directory, error)
+    if said and said.kind == MXFP4:
+        return with_powers(in_files)
+    found = with_scales(in_files, said.blocks if said else ())
+    return with_input_scales(found) if said and STATIC in said.activations else found
+
+
+def _number_problem(tensor: Tensor, place: Place, said: Quantization | None) -> str:
+    """Return what is wrong with a tensor's numbers; empty: nothing."""
+    stored, blocks = place.stored, said.blocks if said and said.kind == FP8 else ()
+    if stored.data_type not in NUMBER_TYPES.values() and not (place.scales and _may_be(tensor, stored)):
+        of_blocks = " or ".join(f"{rows or 'all'} x {columns or 'all'}" for rows, columns in blocks)
+        also = f", and {FP8_NUMBERS} of a layer's matrix with scales for {of_blocks}" if blocks else ""
+        return f"of type {stored.data_type}; legal are {', '.join(NUMBER_TYPES.values())}{also}"
+    if place.scales and not place.input_scale and said and DYNAMIC not in said.activations:
+        return f"{CONFIG_FILE} says that its input has a scale, and one number beside it is none"
+    return ""
+
+
 def made_up_places(directory: Path, decoder: Decoder, data_type: str, error: Refusal) -> dict[str, Place]:
     """List the tensors in files without a name, for random numbers: FP8 or MXFP4 if ``config.json`` says so."""
     blocks, found = fp8_blocks(directory, error), dict[str, tuple[str, StoredTensor]]()
@@ -121,7 +151,9 @@ def made_up_places(directory: Path, decoder: Decoder, data_type: str, error: Ref
         found[name] = "", StoredTensor(FP8_NUMBERS if is_fp8 else data_type, tensor.shape, 0, 0)
         if is_fp8:
             found[f"{name}_scale"] = "", StoredTensor("fp32", grid_of(tensor.shape, blocks[0]), 0, 0)
-    places = with_scales(found, blocks)
+            if has_static_inputs(directory, error):
+                found[f"{name.removesuffix('weight')}input_scale"] = "", StoredTensor("fp32", (), 0, 0)
+    places = with_input_scales(with_scales(found, blocks))
     if is_mxfp4(directory, error):
         shapes = {name: each.shape for name, each in decoder.tensors().items() if len(each.axes) == _ARRAY}
         places |= {name: made_up(shape) for name, shape in shapes.items() if not shape[1] % GROUP}
@@ -153,7 +185,28 @@ def is_mxfp4(directory: Path, error: Refusal) -> bool:
     return found is not None and found.kind == MXFP4
 
 
+def has_static_inputs(directory: Path, error: Refusal) -> bool:
+    """Return whether ``config.json`` says of matrices that their inputs have scales; ``error``: see fp8_blocks."""
+    found = _quantization(directory, error)
+    return found is not None and STATIC in found.activations
+
+
+def input_scales(directory: Path, error: Refusal) -> dict[str, float]:
+    """Read the scales that activations are rounded by, by the names of the modules that these are given to."""
+    if not has_static_inputs(directory, error):
+        return {}
+    found = {}
+    for name, place in _in_files(directory, _quantization(directory, error), error).items():
+        if place.input_scale:
+            file, stored = place.input_scale
+            with (directory / file).open("rb") as stream:
+                stream.seek(stored.offset)
+                found[name.removesuffix(".weight")] = number_of(stream.read(stored.size_bytes), stored.data_type)
+    return found
+
+
 def _quantization(directory: Path, error: Refusal) -> Quantization | None:
     where = str(directory / CONFIG_FILE)
-    said = quantization_said(read_json(directory / CONFIG_FILE, error), where, error)
+    config, beside = (read_json(directory / name, error) for name in (CONFIG_FILE, MODELOPT_FILE))
+    said = quantization_said(config, beside, where, error)
     return read_quantization(said, where, error) if said else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ SCALE_TYPES = ("fp32", "fp16", "bf16")
 FORMS: Mapping[str, Block] = {"fp8": CHANNEL, "fp8_block": (128, 128)}
 """What matrices become that are quantized when they are read, by the names of ``export.model.quantization``."""
 _ENDS = ("_scale", "_scale_inv")
+_INPUT_ENDS = ("input_scale", "activation_scale")  # llm-compressor's, ModelOpt's and AutoFP8's; transformers'
+_OF_CACHE = re.compile(r"\.(kv_scale|[kv]_scale|[kv]_proj\.output_scale)$")
 
 
 class Scales(NamedTuple):
@@ -44,11 +47,13 @@ class Place(NamedTuple):
     Attributes:
         file: that has it.
         scales: of numbers of FP8; None: they are what they are.
+        input_scale: file and place of the scale by which what it is multiplied with is rounded; None: it is not.
     """
 
     file: str
     stored: StoredTensor
     scales: Scales | None = None
+    input_scale: tuple[str, StoredTensor] | None = None
 
 
 def with_scales(found: Mapping[str, tuple[str, StoredTensor]], blocks: Sequence[Block]) -> dict[str, Place]:
@@ -70,6 +75,24 @@ def with_scales(found: Mapping[str, tuple[str, StoredTensor]], blocks: Sequence[
                 del places[beside[0]]
                 break
     return places
+
+
+def with_input_scales(places: Mapping[str, Place]) -> dict[str, Place]:
+    """Join matrices of FP8 and the scales of their inputs; what does not fit stays as it is."""
+    found = dict(places)
+    for name, place in places.items():
+        beside = [each for end in _INPUT_ENDS if (each := name.removesuffix("weight") + end) in found]
+        if place.scales and len(beside) == 1:
+            scale = found[beside[0]]
+            if scale.stored.data_type in SCALE_TYPES and not without_ones(scale.stored.shape):
+                found[name] = place._replace(input_scale=(scale.file, scale.stored))
+                del found[beside[0]]
+    return found
+
+
+def is_unused_scale(name: str, has_cache_scales: bool) -> bool:
+    """Return whether a tensor is a bound of scales of inputs, or a scale of keys or values that a cache may have."""
+    return name.endswith(".input_scale_ub") or (has_cache_scales and bool(_OF_CACHE.search(name)))
 
 
 def with_made_scales(places: Mapping[str, Place], form: str) -> dict[str, Place]:

@@ -66,4 +66,4 @@ def with_experts_apart(decoder: Decoder, located: Mapping[str, Place]) -> dict[s
 def _rows(place: Place, first: int, shape: tuple[int, ...], row_bytes: int) -> Place:
     offset = place.stored.offset + first * row_bytes
     stored = place.stored._replace(shape=shape, offset=offset, size_bytes=row_bytes * shape[0])
-    return Place(place.file, stored, place.scales and place.scales._replace(first_row=first))
+    return place._replace(stored=stored, scales=place.scales and place.scales._replace(first_row=first))

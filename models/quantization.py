@@ -9,7 +9,7 @@ are not in the files that DeepSeek, Qwen and llm-compressor publish.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from models.checks import Checks, Refusal, shown
 from models.errors import ModelError
 
 QUANTIZATION, TEXT = "quantization_config", "text_config"
+MODELOPT_FILE = "hf_quant_config.json"
 FP8, MXFP4 = "FP8", "MXFP4"
 Block = tuple[int, int]
 """Rows and columns of a weight that have one scale; 0: all of them."""
@@ -37,7 +38,9 @@ _HINT = (
 )
 _LAYERS = ("quant_method", "modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "dequantize")
 _ACTIVATIONS = ("kv_cache_scheme", "kv_cache_quant_algo", "activation_scheme", "activation_scale_ub")
-"""Keys that say which layers are meant, which scales show, and how activations are rounded, which the target leaves."""
+"""Keys that say which layers are meant, which scales show, and how activations are rounded, which a conversion leaves.
+"""
+DYNAMIC, STATIC = "dynamic", "static"
 _KEYS = {
     "fp8": ("weight_block_size", "fmt", "scale_fmt", "modules_to_convert", "expert_dtype"),
     "fbgemm_fp8": (),
@@ -58,7 +61,10 @@ _FORMATS = ((None, "float-quantized", "naive-quantized"), "only float-quantized 
 _ALGORITHMS = {"FP8": TENSOR, "FP8_PER_CHANNEL_PER_TOKEN": CHANNEL}
 Limits = Mapping[str, tuple[Iterable[Any], str]]
 _LIMITS: Mapping[str, Limits] = {
-    "fp8": {"expert_dtype": ((None, "fp8"), "experts of FP4 are not read")},
+    "fp8": {
+        "expert_dtype": ((None, "fp8"), "experts of FP4 are not read"),
+        "activation_scheme": ((None, DYNAMIC, STATIC), "activations are rounded so or so"),
+    },
     "modelopt": {"quant_algo": (tuple(_ALGORITHMS), f"read are {' and '.join(_ALGORITHMS)}")},
     "compressed-tensors": {
         "format": ((*_FORMATS[0], "mixed-precision"), _FORMATS[1]),
@@ -74,6 +80,7 @@ _WEIGHT_LIMITS: Limits = {
     "symmetric": ((True,), "there is no zero point"),
     "actorder": ((None,), "columns lie in their own order"),
 }
+_STATIC_LIMITS: Limits = {**_WEIGHT_LIMITS, "strategy": (("tensor",), "a static scale is one for all activations")}
 
 
 @dataclass(frozen=True)
@@ -84,11 +91,16 @@ class Quantization:
         kind: FP8 or MXFP4.
         method: as ``quant_method`` calls it.
         blocks: that a weight's scales may be for.
+        activations: how what weights are multiplied with is rounded: DYNAMIC, by scales of its own or not at all;
+            STATIC, by one scale that lies beside the weight; or some in this way and some in that.
+        has_cache_scales: whether scales of keys and values may be there.
     """
 
     kind: str
     method: str
     blocks: tuple[Block, ...]
+    activations: frozenset[str] = frozenset({DYNAMIC})
+    has_cache_scales: bool = False
 
 
 def stays(name: str) -> bool:
@@ -96,8 +108,10 @@ def stays(name: str) -> bool:
     return not LAYER.search(name) or name.removesuffix(".weight").rpartition(".")[2] in _STAY
 
 
-def quantization_said(config: Mapping[str, Any], where: str, error: Refusal) -> Any:
+def quantization_said(config: Mapping[str, Any], beside: Mapping[str, Any], where: str, error: Refusal) -> Any:
     """Find what ``config.json`` says of it: at its top or, in some models that see images, in ``text_config``.
+
+    If it says nothing, what ModelOpt's file beside it says, which may be empty.
 
     Raises:
         The error: it says two things.
@@ -109,6 +123,8 @@ def quantization_said(config: Mapping[str, Any], where: str, error: Refusal) -> 
             f"{where}: {QUANTIZATION} and {TEXT}.{QUANTIZATION} of config.json differ",
             "which one the files follow cannot be told: keep that one",
         )
+    if not (whole or nested) and (own := beside.get("quantization")):
+        return {"quant_method": "modelopt", **own} if isinstance(own, Mapping) else own
     return whole or nested
 
 
@@ -125,7 +141,20 @@ def read_quantization(said: Any, where: str, error: Refusal) -> Quantization:
     blocks = _BLOCKS[method](said, problems) if not problems else ()
     if problems:
         raise error(f"{where} is quantised ({method}) in a way that is not read\n  " + "\n  ".join(problems), _HINT)
-    return Quantization(MXFP4 if method == "mxfp4" else FP8, str(method), blocks)
+    has_cache_scales = any(said.get(key) for key in ("kv_cache_scheme", "kv_cache_quant_algo"))
+    kind = MXFP4 if method == "mxfp4" else FP8
+    return Quantization(kind, str(method), blocks, frozenset(_activations(method, said)), has_cache_scales)
+
+
+def _activations(method: str, said: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how activations are rounded, for each group of layers."""
+    if method == "compressed-tensors":
+        inputs = [group.get("input_activations") or {} for group in said["config_groups"].values()]
+        yield from (STATIC if each.get("dynamic") is False else DYNAMIC for each in inputs)
+    elif method == "modelopt":
+        yield STATIC if said.get("quant_algo") == "FP8" else DYNAMIC
+    else:
+        yield said.get("activation_scheme") or DYNAMIC
 
 
 def _problems(said: Mapping[str, Any], known: Iterable[str], limits: Limits, where: str) -> list[str]:
@@ -153,6 +182,10 @@ def _of_groups(said: Mapping[str, Any], problems: list[str]) -> tuple[Block, ...
             continue
         problems += _problems(group, _GROUP_KEYS, {"format": _FORMATS}, where)
         problems += _problems({"type": "int", **weights}, _WEIGHT_KEYS, _WEIGHT_LIMITS, f"{where}.weights")
+        inputs = group.get("input_activations")
+        if isinstance(inputs, Mapping) and inputs.get("dynamic") is False:
+            given = {"type": "int", "strategy": "tensor", **inputs}
+            problems += _problems(given, _WEIGHT_KEYS, _STATIC_LIMITS, f"{where}.input_activations")
         strategy = weights.get("strategy")
         if strategy in ("tensor", "channel"):
             blocks.append(TENSOR if strategy == "tensor" else CHANNEL)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+import struct
 from collections.abc import Mapping
 from math import prod
 from typing import IO, Any, NamedTuple
@@ -122,3 +123,11 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} is there twice")
     return result
+
+
+def number_of(content: bytes, data_type: str) -> float:
+    """Return the one number that a tensor of fp32, fp16 or bf16 has."""
+    content, kind = (
+        (b"\0\0" + content, "f") if data_type == "bf16" else (content, {"fp32": "f", "fp16": "e"}[data_type])
+    )
+    return float(struct.unpack(f"<{kind}", content)[0])

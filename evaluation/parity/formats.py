@@ -6,9 +6,10 @@ measured by rounding the output of each module of the network.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ class Formats:
         weights: of the layers' matrices in the engine.
         scales: type of the scales of FP8, those of rows; empty: that of the computation.
         others: of PRECISIONS, what else is rounded: FP8_CACHE, FP8_ACTIVATIONS.
+        input_scales: by which the inputs of matrices are rounded, where the files have them, by module.
     """
 
     weight_data_type: str
@@ -40,11 +42,20 @@ class Formats:
     weights: WeightFormat
     scales: str = ""
     others: tuple[str, ...] = ()
+    input_scales: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def are_known(self) -> bool:
         """Whether a source can be rounded to these formats."""
         return {self.weight_data_type, self.data_type} <= set(TYPES)
+
+    def lacking(self, model: nn.Module) -> str:
+        """Return why a model cannot be rounded to them; empty: it can."""
+        modules = dict(model.named_modules())
+        apart = [name for name in self.input_scales if not isinstance(modules.get(name), nn.Linear)]
+        if not self.are_known:
+            return f"the number formats are not known: {self}"
+        return f"transformers has no input of {apart[0]} by itself, and {len(apart)} such" if apart else ""
 
 
 @torch.no_grad()
@@ -53,6 +64,17 @@ def round_weights(model: nn.Module, formats: Formats) -> None:
     for parameter in model.parameters():
         on_disk = parameter.to(TYPES[formats.weight_data_type])
         parameter.copy_(on_disk.to(TYPES[formats.data_type]).float())
+
+
+def round_inputs(model: nn.Module, formats: Formats) -> None:
+    """Have matrices round their inputs by the scales of files; a gradient is as if they did not."""
+
+    def hook(scale: float, module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x = given[0]
+        return (x + (_e4m3(x, torch.tensor(scale)) - x).detach(), *given[1:])
+
+    for name, scale in formats.input_scales.items():
+        model.get_submodule(name).register_forward_pre_hook(partial(hook, scale))
 
 
 @torch.no_grad()

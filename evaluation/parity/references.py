@@ -29,11 +29,13 @@ from evaluation.parity.nemo_gpt2 import UnfitError, as_gpt2
 from evaluation.parity.twin import Twin
 from export_scripts.arguments import HUGGINGFACE, ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.huggingface.quantized import QuantizedTensor
 from export_scripts.checkpoints.lora.update import MergedTensor
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.user_files import NOTHING_GIVEN, GivenFiles
 from export_scripts.conversion.job import workers_of
 from export_scripts.convert import convert
+from export_scripts.tensors.small_floats import E4M3
 from handover.errors import ConfigError
 
 LogProbs = npt.NDArray[np.float32]
@@ -81,6 +83,8 @@ def open_reference(
     if served is not None:
         return _with_adapter(source, scratch, given, served), _about_nemo(source)
     if wanted != ENGINE:
+        if find_spec("transformers") and _is_fp8(source):  # it needs packages more, or a GPU, or does not read it
+            return _read_again(source, scratch, given), ()
         try:
             return _hugging_face(source), _about_nemo(source)
         except UnfitError as error:
@@ -90,6 +94,11 @@ def open_reference(
                 raise ConfigError(f"parity: reference=huggingface: {error}", "take reference=auto") from error
             notes = (f"{source.source_map.name}: Hugging Face cannot compute it: {error}", *_about_nemo(source))
     return EngineReference(source, scratch, given), notes
+
+
+def _is_fp8(source: Source) -> bool:
+    tensors = source.own.tensors.values() if source.own else ()
+    return any(isinstance(each, QuantizedTensor) and each.kind == E4M3 for each in tensors)
 
 
 def _hugging_face(source: Source) -> HuggingFaceReference:
@@ -109,7 +118,7 @@ def _hugging_face(source: Source) -> HuggingFaceReference:
 
 
 def _read_again(source: Source, scratch: Path, given: GivenFiles) -> HuggingFaceReference:
-    """Open a model that has no shards with Hugging Face's code, on the directory that it becomes in fp32."""
+    """Open a model that has no shards or is FP8 with Hugging Face's code, on the directory that it becomes in fp32."""
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         convert(replace(_wish(source, scratch, given), format=HUGGINGFACE))

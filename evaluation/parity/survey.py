@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from export_scripts.checkpoints.source import Source
 from ft_format.weight_format import KEY, find_format
 from handover.endpoint import FLAGS
 from handover.errors import ConfigError
-from models.described import fp8_blocks
+from models.described import fp8_blocks, input_scales
 from models.directory import CONFIG_FILE
 from models.fp8 import FORMS
 
@@ -86,19 +86,25 @@ def served_formats(target: Target, source: Source | None = None) -> Formats:
     on_disk = settings.get("weight_data_type") or target.served.weight_data_type
     written = _written_as_fp8(target.served.directory, source)
     others = {FP8_CACHE: settings.get("kv_cache_dtype", "").startswith("fp8")}
-    others[FP8_ACTIVATIONS] = settings.get("fp8_activations") == "1"
+    scales = _input_scales(target.served.directory)
+    others[FP8_ACTIVATIONS] = bool(scales) or settings.get("fp8_activations") == "1"
     return Formats(
         on_disk,
         settings.get("data_type", ""),
         find_format(settings.get(KEY), settings.get("quantization") or written),
         on_disk if written else "",
         tuple(name for name, is_so in others.items() if is_so),
+        scales,
     )
+
+
+def _input_scales(directory: Path | None) -> Mapping[str, float]:
+    return input_scales(directory, ConfigError) if directory and (directory / CONFIG_FILE).is_file() else {}
 
 
 def make_twin(target: Target, reference: Reference, formats: Formats) -> Twin | None:
     """Make the source one in the served number formats, in place; None where that cannot be done."""
-    if not isinstance(reference, HuggingFaceReference) or not formats.are_known:
+    if not isinstance(reference, HuggingFaceReference) or formats.lacking(reference.model):
         return None
     return reference.twin(formats, target.served.endpoint.engine == _SLIPWAY)
 
@@ -150,7 +156,8 @@ def _compare(
                 return extra, ask_scores(scorer, extra, rows)
 
         return twin.compare(passages, scores, arguments.scale_error, arguments.max_passages, more)
-    lacking = "the reference is the engine" if formats.are_known else f"the number formats are not known: {formats}"
+    has_model = isinstance(reference, HuggingFaceReference)
+    lacking = formats.lacking(reference.model) if has_model else "the reference is the engine"
     doubt = f"norms' scales were not compared, {lacking}, and {precision} is too coarse without that"
     most = _LOOSER * arguments.limits_by_precision[precision]["max_log_prob_difference"]
     doubts = (doubt,) if precision in _COARSE else ()

@@ -17,6 +17,7 @@ from evaluation.parity.formats import (
     Formats,
     quantise_head,
     quantise_layers,
+    round_inputs,
     round_to_fp8,
     round_weights,
     rounded_arithmetic,
@@ -82,6 +83,7 @@ class Twin:
         round_weights(model, formats)
         if formats.weights in FP8_FORMATS:
             round_to_fp8(model, formats)
+        round_inputs(model, formats)
 
     def compare(
         self, passages: Both[Passages], served: Both[Scores], resolution: float, most: int, more: More

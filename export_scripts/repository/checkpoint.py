@@ -17,7 +17,7 @@ from ft_format.values import COUNT, INDEX
 from handover.errors import ArtefactError
 from handover.manifest import Manifest
 from handover.text_ids import TEXT_IDS_FILE
-from models.described import find_model_tensors, fp8_blocks, is_mxfp4
+from models.described import find_model_tensors, fp8_blocks, has_static_inputs, is_mxfp4
 from models.directory import CONFIG_FILE, read_json
 from models.engine_limits import (
     beyond_engine,
@@ -145,6 +145,8 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
         cache_problem(decoder) * (arguments.kv_cache_dtype == FP8_CACHE),
         "fp8_activations with weights of which none is FP8"
         * (arguments.fp8_activations and not (are_fp8 or arguments.quantization)),
+        "fp8_activations with scales of activations in the files, by which these are rounded"
+        * (arguments.fp8_activations and has_static_inputs(root, ArtefactError)),
     ]
     if beyond := [*beyond_engine(decoder), *filter(None, problems)]:
         listed = "\n  ".join(beyond)

@@ -11,7 +11,7 @@ from support.shards.gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from backends.fastertransformer.engine.model.families import read_config
-from backends.fastertransformer.engine.model.hub_reader import HubReader
+from backends.fastertransformer.engine.model.hub_experts import ExpertsReader
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.reader import Reader
 from backends.fastertransformer.engine.model.shards import planned
@@ -172,7 +172,7 @@ def test_a_models_config_has_the_bytes_that_are_counted(name: str, tmp_path: Pat
     config = read_config(tmp_path, size.model_type)
     meta = torch.device("meta")
     precision = choose_precision("bf16", torch.device("cuda"))
-    kind = partial(HubReader, {}) if config.decoder else Reader
+    kind = partial(ExpertsReader, {}) if config.decoder else Reader
     reader = kind(config, 1, precision, meta, False, None, planned([]))
     read_model(reader, config, Partition(range(config.num_layer)), has_head=name == "T5 v1.1 XXL")
     whole = size.weight_bytes(2) + size.once_bytes(2)

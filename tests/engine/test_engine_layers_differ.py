@@ -58,8 +58,8 @@ def test_parts_of_a_tensor_lie_behind_each_other_in_its_place(tmp_path: Path) ->
     assert [part.shape for part in parts] == [(64, 64), (32, 64), (32, 64)]
     both = [apart[f"model.layers.1.mlp.{name}_proj.weight"][1] for name in ("gate", "up")]
     assert both[0].offset + both[0].size_bytes == both[1].offset and both[0].shape == (96, 64)
-    assert sum(each.size_bytes for _, each, _ in apart.values()) == sum(
-        each.size_bytes for _, each, _ in located.values()
+    assert sum(each.stored.size_bytes for each in apart.values()) == sum(
+        each.stored.size_bytes for each in located.values()
     )
 
 

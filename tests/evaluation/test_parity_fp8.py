@@ -11,9 +11,11 @@ import transformers
 from support.measurements.parity_runs import limits, run, serve
 from support.tiny_models.dequantized import dequantized, tensors
 from support.tiny_models.llama_hub_models import MIXTRAL, build_llama, save_llama
+from support.tiny_models.quantized_models import save_static
 
 from backends.fastertransformer.engine.model.hub_reader import HubReader
 from backends.fastertransformer.engine.ops import fp8
+from evaluation.parity.arguments import FP8_ACTIVATIONS
 from evaluation.parity.formats import Formats, round_to_fp8
 from evaluation.tasks.metric import FAILS, HOLDS
 from export_scripts.arguments import ConvertArguments
@@ -59,9 +61,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def look(source: Path, directory: Path, served: Path, **settings: Any) -> dict[str, Any]:
+def look(
+    source: Path, directory: Path, served: Path, how: dict[str, Any] | None = None, **settings: Any
+) -> dict[str, Any]:
     with serve(served, "Llama", data_type="bf16", **settings) as fake:
-        return run(fake, source, directory, limits=UNBOUNDED)
+        return run(fake, source, directory, limits=UNBOUNDED, **(how or {}))
 
 
 @pytest.mark.in_ci(when=lambda at: at.quantization == "fp8")
@@ -110,3 +114,14 @@ def test_a_router_that_a_rounding_turns_is_no_damage_and_other_scales_are(
     monkeypatch.setattr(f"{HubReader.__module__}.quantized", wrongly)
     found = compared()
     assert found["verdict"] == FAILS and found["rounded_max_log_prob_difference"] > 1, found
+
+
+def test_scales_of_activations_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the source's own; a server that takes others is not."""
+    save_static(tmp_path / "source", "fp8", "llama")
+    given, how = (tmp_path / "source", tmp_path, tmp_path / "source"), {"scale_error": 0.2, "passages": 16}
+    sound = look(*given, how)
+    assert sound["verdict"] == HOLDS and sound["source"]["precision"] == FP8_ACTIVATIONS, sound["reasons"]
+    monkeypatch.setattr(fp8, "round_statically", lambda x, scale, rounds=fp8.round_statically: rounds(x, 1.5 * scale))
+    found = look(*given, how)
+    assert found["verdict"] == FAILS, found

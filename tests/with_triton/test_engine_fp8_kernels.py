@@ -9,7 +9,7 @@ from torch import Tensor
 
 from backends.fastertransformer.engine.ops.experts import ExpertMatrices, Experts
 from backends.fastertransformer.engine.ops.experts import run_experts as run_in_torch
-from backends.fastertransformer.engine.ops.fp8 import Fp8Linear, ScaledNumbers
+from backends.fastertransformer.engine.ops.fp8 import Fp8Linear, ScaledNumbers, StaticLinear
 from backends.fastertransformer.engine.ops.linear import Blocks, Norm
 
 HAS_GPU = torch.cuda.is_available()
@@ -166,6 +166,34 @@ def test_what_is_rounded_is_near_what_is_not(rows: int, blocks: Blocks | None) -
     assert error(found, expected) < 1e-3 if rows == 2 else 5e-3 < error(found, expected) < 6e-2
     both = linear(x)  # torch's way to do the same
     assert error(both, expected) < 6e-2
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_scales_of_inputs_are_followed_by_every_operation(rows: int) -> None:
+    """A product for all rows of two matrices, and one for each where their scales differ."""
+    from backends.fastertransformer.engine.ops.triton_ops import TritonOps
+
+    ops, half = TritonOps(DEVICE), torch.float16
+    x, residual = drawn(1, rows, INPUTS, dtype=half, seed=2), drawn(1, rows, OUTPUTS, dtype=half, seed=3)
+    norm = Norm(1 + 0.1 * drawn(INPUTS, dtype=half, seed=5), None, 1e-5, is_rms=True)
+    normed = ops.norm(x, norm)
+    for given in ([0.005, 0.005], [0.005, 0.02], [None, 0.02])[: 3 if rows == 1 else 1]:
+        scales = [None if each is None else torch.tensor(each, device=DEVICE) for each in given]
+        wholes, made = [], []
+        for seed in (1, 2):
+            numbers, weights, exact = numbers_of(OUTPUTS, INPUTS, blocks=None, seed=seed)
+            plain = Fp8Linear(ScaledNumbers.of(numbers, weights, None))
+            made.append(StaticLinear(plain, scales, [32, OUTPUTS - 32]))
+            inputs = [normed if each is None else fp8_by_hand(normed, each).to(half) for each in scales]
+            parts = zip(inputs, exact.split([32, OUTPUTS - 32]), strict=True)
+            wholes.append(torch.cat([each.double() @ rows.T for each, rows in parts], -1))
+        assert error(ops.linear(made[0], x, norm, residual=residual.clone()), wholes[0] + residual.double()) < 2e-3
+        assert error(ops.gated_linear(made[0], made[1], x, norm, "silu"), F.silu(wholes[0]) * wholes[1]) < 2e-3
+        assert error(ops.partial_linear(made[0], normed), wholes[0]) < 2e-3
+
+
+def fp8_by_hand(x: Tensor, scale: Tensor) -> Tensor:
+    return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
 
 
 @pytest.mark.parametrize("blocks", [None, Blocks(128, 0), Blocks(64, 32)], ids=str)

@@ -25,6 +25,7 @@ from handover.errors import CheckpointError
 from models.checks import shown
 from models.directory import CONFIG_FILE, INDEX_SUFFIX, WEIGHTS_FILE, index_problems, read_index
 from models.quantization import (
+    MODELOPT_FILE,
     QUANTIZATION,
     TEXT,
     Quantization,
@@ -33,7 +34,6 @@ from models.quantization import (
 )
 
 ADAPTER_FILE = "adapter_config.json"
-_MODELOPT_FILE = "hf_quant_config.json"
 # In transformers' order of preference.
 _WEIGHT_FILES = (WEIGHTS_FILE, "pytorch_model.bin")
 _WRAPPER = "module."
@@ -126,9 +126,8 @@ def own_quantization(archive: Archive) -> Mapping[str, Any]:
 
 def _quantization(archive: Archive) -> Quantization | None:
     """Read how weights are stored, of ``config.json`` or ModelOpt's file beside it; None: neither says so."""
-    said = quantization_said(read_json(archive, CONFIG_FILE), str(archive.path), CheckpointError)
-    if not said and (beside := read_json(archive, _MODELOPT_FILE).get("quantization")):
-        said = {"quant_method": "modelopt", **beside} if isinstance(beside, Mapping) else beside
+    config, beside = (read_json(archive, name) for name in (CONFIG_FILE, MODELOPT_FILE))
+    said = quantization_said(config, beside, str(archive.path), CheckpointError)
     return read_quantization(said, str(archive.path), CheckpointError) if said else None
 
 

@@ -88,7 +88,7 @@ def read_description(path: Path) -> Description:
 def _of_huggingface(settings: Settings, where: str) -> Description:
     architecture, dims = described(settings)
     stored = str(settings.get("dtype") or settings.get("torch_dtype"))
-    said = quantization_said(settings, where, CheckpointError)
+    said = quantization_said(settings, {}, where, CheckpointError)
     quantization = read_quantization(said, where, CheckpointError) if said else None
     return Description(architecture.family, dims, _TORCH_TYPES.get(stored, "fp32"), quantization=quantization)
 

@@ -15,7 +15,7 @@ from backends.fastertransformer.engine.cache.sizing import CacheShape
 from backends.fastertransformer.engine.errors import WeightsError
 from backends.fastertransformer.engine.model.config import ModelConfig
 from backends.fastertransformer.engine.model.families import read_config
-from backends.fastertransformer.engine.model.hub_reader import HubReader
+from backends.fastertransformer.engine.model.hub_experts import ExpertsReader
 from backends.fastertransformer.engine.model.layouts import ModelWeights
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import Precision
@@ -51,7 +51,7 @@ def load_for_kernels(
     if precision.quantization:
         located = with_made_scales(located, precision.quantization)
     located, precision = places_of_parts(config.decoder, located), replace(precision, keeps_fp8=True)
-    reader = HubReader(located, config, ranks, precision, CPU, False, rank, mapped(directory))
+    reader = ExpertsReader(located, config, ranks, precision, CPU, False, rank, mapped(directory))
     return read_model(reader, config, Partition(range(config.num_layer), rank), has_head=config.head in located)
 
 

@@ -120,6 +120,48 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+def static(method: str) -> dict[str, Any]:
+    """What directories say whose activations are rounded by scales in the files."""
+    rounded = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "tensor"}
+    if method == "compressed-tensors":
+        said = compressed("tensor", observer="minmax")
+        said["config_groups"]["group_0"]["input_activations"] = {**rounded, "observer": "minmax"}
+        return {**said, "kv_cache_scheme": rounded}
+    if method == "modelopt":
+        part = {"dynamic": False, "num_bits": 8, "type": "float"}
+        groups = {"group_0": {"input_activations": part, "weights": part, "targets": ["Linear"]}}
+        made = {"config_groups": groups, "quant_algo": "FP8", "producer": {"name": "modelopt", "version": "0.33.0"}}
+        return {**made, "quant_method": method, "ignore": LEFT_OUT, "kv_cache_scheme": part}
+    own = {"quant_method": "fp8", "activation_scheme": "static", "modules_to_not_convert": LEFT_OUT}
+    return {**own, "weight_block_size": None, "dequantize": False} if method == "fp8" else own
+
+
+STATIC: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "compressed-tensors": ("_scale", "input_scale", ("k_scale", "v_scale")),
+    "modelopt": ("_scale", "input_scale", ("k_proj.k_scale", "v_proj.v_scale")),
+    "fp8": ("_scale_inv", "activation_scale", ()),  # transformers', and Mistral's directories
+    "AutoFP8": ("_scale", "input_scale", ()),
+}
+"""Ends of a weight's and an input's scale, by who writes them, and names of the scales of a cache."""
+
+
+def save_static(path: Path, method: str, name: str = "qwen3") -> dict[str, torch.Tensor]:
+    """Save a tiny model of FP8 whose inputs have scales; of query, key and value, those of layer 1 alone differ.
+
+    Some activations are beyond the largest number of the scale.
+    """
+    scale, end, of_cache = STATIC[method]
+    state = save_fp8(path, None, (0, 0), scale, name)
+    for number, key in enumerate([key for key, each in state.items() if each.dtype == torch.float8_e4m3fn]):
+        size = 1 + number / 64 if "experts" in key or "layers.1." in key else 1
+        state[key.removesuffix("weight") + end] = torch.tensor(0.004 * size).to(torch.bfloat16).float()
+    state |= {f"model.layers.{layer}.self_attn.{each}": torch.tensor(0.5) for layer in range(4) for each in of_cache}
+    for key in [key for key in state if "scale" in key]:
+        state[key] = state[key].view((1,) if method == "compressed-tensors" else ())
+    save_state(path, state, static(method))
+    return state
+
+
 def save_case(name: str, path: Path) -> dict[str, torch.Tensor]:
     """Save one of ``CASES``; returns every tensor of its file."""
     said, ways = CASES[name]

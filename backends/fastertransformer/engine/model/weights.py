@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from ft_format.weight_format import INT8, KEY
-from models.described import find_model_tensors, fp8_blocks, is_mxfp4, made_up_places
+from models.described import find_model_tensors, fp8_blocks, has_static_inputs, is_mxfp4, made_up_places
 from models.engine_limits import experts_problem, fp8_problem, groups_problem, int8_problem, ranks_problem
 from models.fp8 import with_made_scales
 from models.fused import places_of_parts
@@ -29,7 +29,7 @@ from ..cache.sizing import free_bytes
 from ..errors import WeightsError
 from ..parallel.partition import Partition
 from .config import ModelConfig
-from .hub_reader import HubReader
+from .hub_experts import ExpertsReader
 from .layouts import ModelWeights
 from .precision import Precision
 from .reader import Reader
@@ -114,6 +114,8 @@ def _kind_of_reader(
     are_fp8 = bool(decoder and fp8_blocks(directory, WeightsError))
     if precision.rounds_activations and not (are_fp8 or form):
         raise WeightsError(f"{directory}: fp8_activations = 1, and no matrix is FP8")
+    if precision.rounds_activations and has_static_inputs(directory, WeightsError):
+        raise WeightsError(f"{directory}: fp8_activations = 1, and the files have scales by which these are rounded")
     problem = fp8_problem(decoder, are_fp8) if form else int8_problem(decoder, are_fp8) if precision.weights else ""
     if problem:
         raise WeightsError(f"{directory}: {problem}")
@@ -124,7 +126,9 @@ def _kind_of_reader(
     else:
         places = find_model_tensors(directory, decoder, WeightsError, config.is_part)
     has_head = not are_made_up and config.head in places
-    return partial(HubReader, places_of_parts(decoder, with_made_scales(places, form) if form else places)), has_head
+    return partial(
+        ExpertsReader, places_of_parts(decoder, with_made_scales(places, form) if form else places)
+    ), has_head
 
 
 def _planned(

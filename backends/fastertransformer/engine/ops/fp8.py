@@ -2,14 +2,15 @@
 
 They are multiplied with activations as these are; or, where that was asked for, with activations that are rounded to
 FP8, on a GPU's tensor cores: by token where each row has one scale, else by token and block of columns. Few rows are
-not rounded: their products take as long as the matrix takes to be read.
+not rounded: their products take as long as the matrix takes to be read. Where the files have a scale for them they are
+always rounded by it.
 
 A matrix of other numbers is quantized to the very bytes that ``export.model.quantization`` writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import gcd
 from typing import NamedTuple
 
@@ -116,6 +117,56 @@ class Fp8Linear(Linear):
             return F.linear((codes.float() * scales).view(x.shape).to(x.dtype), self.matrix(x.dtype), self.bias)
         y = torch._scaled_mm(codes, self.weight.T, scales, self.scales.T, out_dtype=torch.bfloat16).to(x.dtype)
         return (y if self.bias is None else y.add_(self.bias)).view(*x.shape[:-1], len(self.weight))
+
+
+class StaticLinear(Linear):
+    """A matrix whose input is rounded to FP8 by a scale that was measured before, as whoever published it does.
+
+    Args:
+        linear: multiplies what is rounded.
+        scales: fp32 [], of one or several matrices behind each other; None: the input of these rows is not rounded.
+        rows: of each of them.
+    """
+
+    has_kernels = False
+
+    def __init__(self, linear: Linear, scales: Sequence[Tensor | None], rows: Sequence[int]) -> None:
+        self.linear, self.weight, self.bias, self.folded, self._zeros = linear, linear.weight, linear.bias, {}, None
+        self.size_bytes = linear.size_bytes + sum(each.nbytes for each in scales if each is not None)
+        self._parts: list[tuple[Tensor | None, int]] = []
+        for scale, count in zip(scales, rows, strict=True):
+            if self._parts and _are_one(scale, self._parts[-1][0]):
+                count += self._parts.pop()[1]
+            self._parts.append((scale, count))
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """See Linear."""
+        return self.linear.matrix(dtype)
+
+    def by(self, multiply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Multiply what x, [..., in], is rounded to; where scales differ, once for each of them."""
+        found, first = list[Tensor](), 0
+        for scale, rows in self._parts:
+            y = multiply(x if scale is None else round_statically(x, scale))
+            found.append(y[..., first : first + rows])
+            first += rows
+        return found[0] if len(found) == 1 else torch.cat(found, -1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out], same type."""
+        return self.by(self.linear, x)
+
+
+def _are_one(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.is_meta or bool(one == other)
+
+
+def round_statically(x: Tensor, scale: Tensor) -> Tensor:
+    """Round numbers to multiples of a scale that FP8 has; those beyond the largest one become it."""
+    codes = (x.float() / scale).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return codes.float().mul_(scale).to(x.dtype)
 
 
 def quantized(values: Tensor, rounded: torch.dtype, block: Sequence[int]) -> tuple[Tensor, Tensor]:

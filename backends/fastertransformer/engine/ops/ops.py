@@ -9,6 +9,8 @@ B: rows of a call; T: tokens of all of them together; H: heads; D: size of a hea
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
@@ -19,6 +21,7 @@ from . import cached_attention, experts, torch_attention
 from .cached_attention import WithoutNorms
 from .draws import Draws
 from .experts import Experts
+from .fp8 import StaticLinear
 from .latent_attention import LatentOps
 from .linear import ACTIVATIONS, HeadNorms, Linear, Norm
 from .low_rank import AdaptedRows, GroupedRows
@@ -77,7 +80,9 @@ class Ops(Draws):
             residual: [..., out], contiguous; is overwritten with the result. None: nothing is added.
         """
         x = self.norm(x, norm) if norm else x
-        if not (self._has_cublas and linear.has_kernels) or x.dtype == torch.float32 or linear.rounds:
+        if isinstance(linear, StaticLinear):
+            y = ACTIVATIONS[activation](linear.by(partial(self.linear, linear.linear), x))
+        elif not (self._has_cublas and linear.has_kernels) or x.dtype == torch.float32 or linear.rounds:
             y = ACTIVATIONS[activation](linear(x))
         elif residual is not None and linear.bias is None and not activation:
             rows = residual.view(-1, len(linear.weight))

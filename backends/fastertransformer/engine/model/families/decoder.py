@@ -22,7 +22,7 @@ from ..blocks.attention import GroupedWeights, SelfAttention
 from ..blocks.feed_forward import DenseWeights, FeedForward
 from ..blocks.latent import LatentWeights
 from ..config import ModelConfig, Rope
-from ..hub_reader import HubReader
+from ..hub_experts import ExpertsReader
 from ..layouts import Entrance, LayerWeights, StackWeights
 from ..reader import Reader
 from .mixture import read_mixture
@@ -174,7 +174,7 @@ def _latent(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> Late
 
 def _feed_forward(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> FeedForward | None:
     if "router" in names:
-        assert isinstance(read, HubReader) and config.decoder and config.decoder.mixture
+        assert isinstance(read, ExpertsReader) and config.decoder and config.decoder.mixture
         return read_mixture(read, config.decoder.mixture, config.decoder.feed_forward, names)
     if "up" not in names:
         return None

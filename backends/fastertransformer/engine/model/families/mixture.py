@@ -13,13 +13,13 @@ from ...ops.linear import Linear
 from ...ops.routing import Router
 from ..blocks.feed_forward import DenseWeights
 from ..blocks.mixture import MixtureWeights
-from ..hub_reader import HubReader
+from ..hub_experts import ExpertsReader
 
 Names = Mapping[str, str]
 """A layer's tensors by role."""
 
 
-def read_mixture(read: HubReader, mixture: Mixture, function: FeedForward, names: Names) -> MixtureWeights:
+def read_mixture(read: ExpertsReader, mixture: Mixture, function: FeedForward, names: Names) -> MixtureWeights:
     """Read a layer's experts; ``function`` says how the middle is activated."""
     own = read.own_experts(mixture.expert_num)
     return MixtureWeights(
@@ -40,7 +40,7 @@ def read_mixture(read: HubReader, mixture: Mixture, function: FeedForward, names
     )
 
 
-def _router(read: HubReader, mixture: Mixture, names: Names) -> Router:
+def _router(read: ExpertsReader, mixture: Mixture, names: Names) -> Router:
     name = names["router"]
     bias = read.tensor(f"{name}.bias", read.exact_type) if mixture.has_router_bias else None
     return Router(
@@ -56,7 +56,7 @@ def _router(read: HubReader, mixture: Mixture, names: Names) -> Router:
     )
 
 
-def _into(read: HubReader, mixture: Mixture, names: Names) -> ExpertMatrices:
+def _into(read: ExpertsReader, mixture: Mixture, names: Names) -> ExpertMatrices:
     """Read what leads into the middle: the gate's rows, which are activated, before those of up."""
     if mixture.is_in_arrays:
         turns = 1 if mixture.is_in_halves else 2
@@ -66,13 +66,13 @@ def _into(read: HubReader, mixture: Mixture, names: Names) -> ExpertMatrices:
     return read.experts([[names[f"experts.{n}.{role}"] for role in roles] for n in own])
 
 
-def _out(read: HubReader, mixture: Mixture, names: Names) -> ExpertMatrices:
+def _out(read: ExpertsReader, mixture: Mixture, names: Names) -> ExpertMatrices:
     if mixture.is_in_arrays:
         return read.expert_arrays(names["experts_down"], names.get("experts_down_bias", ""), 1)
     return read.experts([[names[f"experts.{n}.down"]] for n in read.own_experts(mixture.expert_num)])
 
 
-def _shared(read: HubReader, mixture: Mixture, function: FeedForward, names: Names) -> DenseWeights:
+def _shared(read: ExpertsReader, mixture: Mixture, function: FeedForward, names: Names) -> DenseWeights:
     up = read.column_parallel(names["shared.up"])
     gate = read.column_parallel(names["shared.gate"]) if mixture.is_gated else None
     out = read.row_parallel(names["shared.down"])
