@@ -14,7 +14,7 @@ from models.decoder import Decoder
 from models.directory import CONFIG_FILE, GENERATION_FILE, SpecialIds, find_tensors, read_json, special_ids
 from models.errors import ModelError
 from models.fp8 import FP8_NUMBERS, Place, grid_of, is_unused_scale, with_input_scales, with_scales
-from models.fused import with_experts_apart
+from models.fused_experts import with_experts_apart
 from models.mxfp4 import GROUP, MXFP4_NUMBERS, made_up, with_powers
 from models.quantization import (
     DYNAMIC,
@@ -87,7 +87,7 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal, is_par
         is_part: whether the directory has tensors of more than this.
     """
     said, problems = _quantization(directory, error), list[str]()
-    found = with_experts_apart(decoder, _in_files(directory, said, error))
+    found = _in_files(directory, decoder, said, error)
     expected = replace(decoder, predictor_num=0).tensors()
     behind = range(decoder.num_layer, decoder.num_layer + decoder.predictor_num)
     unused = tuple(f"{decoder.names['layer'].format(layer=layer)}." for layer in behind)
@@ -122,13 +122,14 @@ def find_model_tensors(directory: Path, decoder: Decoder, error: Refusal, is_par
     return found
 
 
-def _in_files(directory: Path, said: Quantization | None, error: Refusal) -> dict[str, Place]:
+def _in_files(directory: Path, decoder: Decoder, said: Quantization | None, error: Refusal) -> dict[str, Place]:
     """Find what the files have: numbers with their scales, where ``config.json`` says that there are any."""
-    in_files = find_tensors(directory, error)
+    blocks, has_inputs = said.blocks if said else (), bool(said and STATIC in said.activations)
+    of_experts, in_files = with_experts_apart(decoder, find_tensors(directory, error), blocks, has_inputs)
     if said and said.kind == MXFP4:
-        return with_powers(in_files)
-    found = with_scales(in_files, said.blocks if said else ())
-    return with_input_scales(found) if said and STATIC in said.activations else found
+        return with_powers(in_files) | of_experts
+    found = with_scales(in_files, blocks)
+    return (with_input_scales(found) if has_inputs else found) | of_experts
 
 
 def _number_problem(tensor: Tensor, place: Place, said: Quantization | None) -> str:
@@ -195,8 +196,8 @@ def input_scales(directory: Path, error: Refusal) -> dict[str, float]:
     """Read the scales that activations are rounded by, by the names of the modules that these are given to."""
     if not has_static_inputs(directory, error):
         return {}
-    found = {}
-    for name, place in _in_files(directory, _quantization(directory, error), error).items():
+    found, decoder = {}, read_directory(directory, error).decoder
+    for name, place in _in_files(directory, decoder, _quantization(directory, error), error).items():
         if place.input_scale:
             file, stored = place.input_scale
             with (directory / file).open("rb") as stream:

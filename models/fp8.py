@@ -13,7 +13,7 @@ FP8_NUMBERS = "F8_E4M3"
 SCALE_TYPES = ("fp32", "fp16", "bf16")
 FORMS: Mapping[str, Block] = {"fp8": CHANNEL, "fp8_block": (128, 128)}
 """What matrices become that are quantized when they are read, by the names of ``export.model.quantization``."""
-_ENDS = ("_scale", "_scale_inv")
+ENDS = ("_scale", "_scale_inv")
 _INPUT_ENDS = ("input_scale", "activation_scale")  # llm-compressor's, ModelOpt's and AutoFP8's; transformers'
 _OF_CACHE = re.compile(r"\.(kv_scale|[kv]_scale|[kv]_proj\.output_scale)$")
 
@@ -55,6 +55,13 @@ class Place(NamedTuple):
     scales: Scales | None = None
     input_scale: tuple[str, StoredTensor] | None = None
 
+    def rows(self, first: int, shape: tuple[int, ...]) -> Place:
+        """Return the place of some rows, of a shape together."""
+        row_bytes = self.stored.size_bytes // self.stored.shape[0]
+        offset, size_bytes = self.stored.offset + first * row_bytes, row_bytes * shape[0]
+        stored = self.stored._replace(shape=shape, offset=offset, size_bytes=size_bytes)
+        return self._replace(stored=stored, scales=self.scales and self.scales._replace(first_row=first))
+
 
 def with_scales(found: Mapping[str, tuple[str, StoredTensor]], blocks: Sequence[Block]) -> dict[str, Place]:
     """Join matrices of FP8 and their scales; what has none that fit stays as it is, and so do scales of no matrix.
@@ -67,10 +74,10 @@ def with_scales(found: Mapping[str, tuple[str, StoredTensor]], blocks: Sequence[
     for name, (_, numbers) in found.items():
         if numbers.data_type != FP8_NUMBERS or len(numbers.shape) != 2:
             continue
-        beside = [name + end for end in _ENDS if name + end in found]
+        beside = [name + end for end in ENDS if name + end in found]
         for block in blocks if len(beside) == 1 else ():
             file, scales = found[beside[0]]
-            if scales.data_type in SCALE_TYPES and _fits(scales.shape, grid_of(numbers.shape, block)):
+            if scales.data_type in SCALE_TYPES and fits(scales.shape, grid_of(numbers.shape, block)):
                 places[name] = places[name]._replace(scales=_scales(file, scales, numbers.shape, block))
                 del places[beside[0]]
                 break
@@ -115,7 +122,7 @@ def grid_of(shape: Sequence[int], block: Block) -> tuple[int, int]:
     return rows, columns
 
 
-def _fits(shape: tuple[int, ...], grid: tuple[int, int]) -> bool:
+def fits(shape: tuple[int, ...], grid: tuple[int, ...]) -> bool:
     """Return whether scales have a grid's shape."""
     return without_ones(shape) == without_ones(grid)
 
