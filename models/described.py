@@ -186,6 +186,12 @@ def is_mxfp4(directory: Path, error: Refusal) -> bool:
     return found is not None and found.kind == MXFP4
 
 
+def quantized_kind(directory: Path, error: Refusal) -> str:
+    """Return as what ``config.json`` says that weights are stored, FP8 or MXFP4; empty: neither. See fp8_blocks."""
+    found = _quantization(directory, error)
+    return found.kind if found else ""
+
+
 def has_static_inputs(directory: Path, error: Refusal) -> bool:
     """Return whether ``config.json`` says of matrices that their inputs have scales; ``error``: see fp8_blocks."""
     found = _quantization(directory, error)

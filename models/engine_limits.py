@@ -68,12 +68,9 @@ def fp8_problem(decoder: Decoder | None, are_fp8: bool = False) -> str:
     return "quantization with experts in arrays, which are served as they are stored" if has_arrays else ""
 
 
-def int8_problem(decoder: Decoder | None, are_fp8: bool = False) -> str:
-    """Return why a model's matrices, or those of FP8, cannot be int8 when they are loaded; empty: they can."""
-    if are_fp8:
-        return "int8_mode with weights of FP8, which are served as they are stored"
-    has_experts = decoder and any("mixture" in layer.blocks for layer in decoder.layers)
-    return "int8_mode with experts, whose matrices are served as they are stored" if has_experts else ""
+def int8_problem(kind: str) -> str:
+    """Return why weights cannot be int8 when they are loaded; ``kind``: as what they are stored; empty: they can."""
+    return f"int8_mode with weights of {kind}, which are served as they are stored" if kind else ""
 
 
 def cache_problem(decoder: Decoder) -> str:

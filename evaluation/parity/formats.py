@@ -21,6 +21,7 @@ from models.quantization import stays
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _SCALES, _ROUNDS = "served_scales", "rounds_input"
+_ROUTERS = ("gate", "router")
 _E4M3, _LARGEST, _BLOCK, _ROUNDED_TO_EVEN = torch.float8_e4m3fn, 448.0, 128, 16
 
 
@@ -79,9 +80,16 @@ def round_inputs(model: nn.Module, formats: Formats) -> None:
 
 @torch.no_grad()
 def quantise_layers(model: Any) -> None:
-    """Quantize the layers' matrices in place to 255 steps for each output channel; the head is unchanged."""
+    """Quantize the layers' matrices in place to 255 steps for each output channel; the head is unchanged.
+
+    Those of experts too, which transformers has in arrays, and not their routers.
+    """
     head = model.get_output_embeddings()
-    for module in model.modules():
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in _ROUTERS:
+            continue
+        for array, axis in _arrays(module):
+            array.copy_(_in_steps(array, axis))
         if module is not head and (axis := _output_axis(module)) is not None:
             _quantise(module, module.weight, axis)
 
@@ -126,9 +134,26 @@ def quantise_head(model: Any) -> None:
 
 
 def _quantise(module: nn.Module, weight: Tensor, axis: int) -> None:
-    scales = weight.abs().amax(1 - axis, keepdim=True).clamp_(min=1e-12) / 127
-    weight.copy_((weight / scales).round_() * scales)
-    setattr(module, _SCALES, scales.flatten())
+    setattr(module, _SCALES, _steps(weight, 1 - axis).flatten())
+    weight.copy_(_in_steps(weight, 1 - axis))
+
+
+def _arrays(module: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
+    """List the arrays of a layer's experts, each with the axis of their inputs."""
+    into, out = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
+    into = getattr(module, "up_proj", None) if into is None else into
+    if isinstance(into, nn.Parameter) and isinstance(out, nn.Parameter) and into.dim() == out.dim() == 3:
+        axis = 2 if into.shape[2] == out.shape[1] else 1
+        yield from ((into, axis), (out, axis))
+
+
+def _in_steps(numbers: Tensor, axis: int) -> Tensor:
+    scales = _steps(numbers, axis)
+    return (numbers / scales).round_() * scales
+
+
+def _steps(numbers: Tensor, axis: int) -> Tensor:
+    return numbers.abs().amax(axis, keepdim=True).clamp_(min=1e-12) / 127
 
 
 def _output_axis(module: nn.Module) -> int | None:

@@ -17,7 +17,7 @@ from ft_format.values import COUNT, INDEX
 from handover.errors import ArtefactError
 from handover.manifest import Manifest
 from handover.text_ids import TEXT_IDS_FILE
-from models.described import find_model_tensors, fp8_blocks, has_static_inputs, is_mxfp4
+from models.described import find_model_tensors, fp8_blocks, has_static_inputs, is_mxfp4, quantized_kind
 from models.directory import CONFIG_FILE, read_json
 from models.engine_limits import (
     beyond_engine,
@@ -138,7 +138,7 @@ def _open_directory(root: Path, manifest: Manifest, arguments: ExportArguments) 
     problems = [
         ranks_problem(decoder, arguments.tensor_para_size),
         groups_problem(decoder, arguments.tensor_para_size) * is_mxfp4(root, ArtefactError),
-        int8_problem(decoder, are_fp8) * arguments.int8_mode,
+        int8_problem(quantized_kind(root, ArtefactError)) * arguments.int8_mode,
         fp8_problem(decoder, are_fp8) * bool(arguments.quantization),
         predictor_problem(decoder) * (arguments.speculation == MTP),
         head_problem(decoder, arguments.pipeline_para_size) * (arguments.speculation == EAGLE3),

@@ -25,7 +25,7 @@ from models.engine_limits import (
     predictor_problem,
     ranks_problem,
 )
-from models.quantization import QUANTIZATION
+from models.quantization import FP8, QUANTIZATION
 
 
 def check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ def check_directory(config: Config, checkpoint: str, said: Mapping[str, Any]) ->
     if beyond := beyond_engine(decoder):
         raise ConfigError(f"the drop-in engine does not serve {checkpoint}\n  " + "\n  ".join(beyond), other)
     are_fp8 = QUANTIZATION in said
-    if config.export.triton_deployment.int8_mode and (problem := int8_problem(decoder, are_fp8)):
+    if config.export.triton_deployment.int8_mode and (problem := int8_problem(FP8 if are_fp8 else "")):
         raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.int8_mode out")
     if config.export.triton_deployment.quantization and (problem := fp8_problem(decoder, are_fp8)):
         raise ConfigError(f"{checkpoint}: {problem}", "leave export.triton_deployment.quantization out")

@@ -15,6 +15,7 @@ from support.engines.hub_served import check_served, opened
 from support.engines.network_runs import FP32, load_for_kernels
 from support.tiny_models.llama_models import build, save
 from torch import Tensor
+from torch.ao.quantization.observer import PerChannelMinMaxObserver
 
 from backends.fastertransformer.engine.errors import WeightsError
 from backends.fastertransformer.engine.model.blocks.mixture import MixtureWeights
@@ -23,7 +24,7 @@ from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.ops.linear import Linear
 from backends.fastertransformer.engine.ops.routing import Router, choose
 from backends.fastertransformer.engine.parallel.partition import Partition
-from ft_format.weight_format import INT8
+from ft_format.weight_format import INT8, NONE
 from models.described import read_directory
 
 FAMILIES = [
@@ -116,11 +117,38 @@ def test_experts_lie_in_one_tensor_where_they_are_not_packed(rank: int | None, t
         assert weights.size_bytes == sum(each.nbytes for each in files.values())
 
 
-def test_int8_and_ranks_that_cannot_share_experts_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "rank"), [("mixtral", None), ("mixtral", 1), ("gpt_oss", None)])
+def test_experts_become_int8_on_a_cpu(name: str, rank: int | None, tmp_path: Path) -> None:
+    """By output channel, as torch's observer of channels has it; a router stays; memory is a quarter of fp32's."""
+    save(name, tmp_path)
+    config, part = read_config(tmp_path, "Llama", 1 if rank is None else 2), Partition(range(2), rank)
+    both = [load_weights(tmp_path, config, 2, replace(FP32, weights=each), CPU, part) for each in (NONE, INT8)]
+    plain, small = (each.decoder.layers[1].feed_forward for each in both if each.decoder)  # type: ignore[union-attr]
+    assert torch.equal(plain.router.linear(torch.eye(64)), small.router.linear(torch.eye(64)))
+    for full, packed in ((plain.experts.into, small.experts.into), (plain.experts.out, small.experts.out)):
+        assert packed.size_bytes < 0.3 * full.size_bytes
+        for one, other in zip(full.packed, packed.packed, strict=True):
+            unit = torch.eye(one.weight.shape[1])
+            bias = 0 if one.bias is None else one.bias
+            matrix = (one(unit) - bias).T.contiguous()
+            observer = PerChannelMinMaxObserver(dtype=torch.qint8, qscheme=torch.per_channel_symmetric)
+            observer(matrix)
+            scales = observer.max_val.maximum(-observer.min_val) / 127
+            expected = torch.fake_quantize_per_channel_affine(
+                matrix, scales, torch.zeros(len(scales), dtype=torch.int32), 0, -127, 127
+            )
+            found = (other(unit) - bias).T
+            # rows whose quotient is half way between two steps, and inputs of bytes, may differ
+            assert (found - expected).abs().max() < 1.01 * scales.max()
+            assert ((found - expected).abs() > 1e-4 * scales[:, None] * 127).float().mean() < 0.01
+    assert both[0].size_bytes - both[1].size_bytes == both[1].saved_bytes
+
+
+def test_int8_on_a_gpu_and_ranks_that_cannot_share_experts_are_refused(tmp_path: Path) -> None:
     save("qwen3_moe", tmp_path)
     config = read_config(tmp_path, "Llama")
-    with pytest.raises(WeightsError, match="int8_mode with experts, whose matrices are served as they are stored"):
-        load_weights(tmp_path, config, 1, replace(FP32, weights=INT8), CPU)
+    with pytest.raises(WeightsError, match="int8 experts are multiplied by a CPU alone: leave int8_mode out"):
+        load_for_kernels(tmp_path, config, precision=replace(FP32, weights=INT8))
     save("qwen3_moe", tmp_path, moe_intermediate_size=42)
     with pytest.raises(WeightsError, match="4 ranks cannot share 8 heads, .* and a middle of 96 and 42"):
         load_weights(tmp_path, read_config(tmp_path, "Llama", 4), 4, FP32, CPU, Partition(range(3), 0))

@@ -112,7 +112,7 @@ def refusal(directory: Path, ranks: int = 1, **precision: Any) -> str:
 def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
     save_mxfp4(tmp_path)
     assert "4 ranks cannot share experts of MXFP4 in groups of 32 of a middle of 64" in refusal(tmp_path, 4)
-    assert "int8_mode with experts, whose matrices are served as they are stored" in refusal(tmp_path, weights=INT8)
+    assert "int8_mode with weights of MXFP4, which are served as they are stored" in refusal(tmp_path, weights=INT8)
     assert "fp8_activations = 1, and no matrix is FP8" in refusal(tmp_path, rounds_activations=True)
     state, said = load_file(tmp_path / "model.safetensors"), {"quant_method": "mxfp4"}
     save_state(tmp_path, {**state, f"{_INTO}_scales": state[f"{_INTO}_scales"][:, :, :1].contiguous()}, said)

@@ -14,7 +14,7 @@ from support.tiny_models.llama_hub_models import MIXTRAL, build_llama, save_llam
 from support.tiny_models.quantized_models import save_static
 
 from backends.fastertransformer.engine.model.hub_reader import HubReader
-from backends.fastertransformer.engine.ops import fp8
+from backends.fastertransformer.engine.ops import fp8, linear
 from evaluation.parity.arguments import FP8_ACTIVATIONS
 from evaluation.parity.formats import Formats, round_to_fp8
 from evaluation.tasks.metric import FAILS, HOLDS
@@ -125,3 +125,13 @@ def test_scales_of_activations_are_followed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(fp8, "round_statically", lambda x, scale, rounds=fp8.round_statically: rounds(x, 1.5 * scale))
     found = look(*given, how)
     assert found["verdict"] == FAILS, found
+
+
+def test_experts_that_are_int8_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_llama("Mixtral", num_hidden_layers=2, **MIXTRAL[1]).to(torch.bfloat16).save_pretrained(tmp_path / "source")
+    given, how = (tmp_path / "source", tmp_path, tmp_path / "source"), {"scale_error": 0.1, "passages": 16}
+    sound = look(*given, how, int8_mode=1)
+    assert sound["verdict"] == HOLDS and sound["source"]["precision"] == "int8", sound["reasons"]
+    made = linear.quantize
+    monkeypatch.setattr(linear, "quantize", lambda weight: (made(weight)[0], 1.05 * made(weight)[1]))
+    assert look(*given, how, int8_mode=1)["verdict"] == FAILS

@@ -87,7 +87,7 @@ def test_experts_of_mxfp4_are_served_as_they_are(arguments: ExportArguments, tmp
     assert prove_weights(model, arguments.output) == 1
     for changes, words in (
         ({"tensor_para_size": 4}, "4 ranks cannot share experts of MXFP4 in groups of 32 of a middle of 64"),
-        ({"int8_mode": 1}, "int8_mode with experts"),
+        ({"int8_mode": 1}, "int8_mode with weights of MXFP4"),
         ({"fp8_activations": True}, "fp8_activations with weights of which none is FP8"),
     ):
         with pytest.raises(ArtefactError, match=words):

@@ -8,12 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ft_format.weight_format import KEY
 from models.mxfp4 import GROUP, MXFP4_NUMBERS
 
 from ..errors import WeightsError
 from ..ops import mxfp4
 from ..ops.experts import ExpertMatrices
-from ..ops.linear import Linear
+from ..ops.linear import PACKED, Linear
 from .hub_reader import HubReader
 from .shards import Piece
 
@@ -138,20 +139,30 @@ class ExpertsReader(HubReader):
     def _expert_matrices(
         self, count: int, shape: tuple[int, int], fill: Callable[[int, Tensor], None], biases: Tensor | None
     ) -> ExpertMatrices:
-        """Put the experts' matrices, [out, in], into one tensor, or on a CPU each into a packed one."""
-        one_bytes = torch.Size(shape).numel() * self._precision.kept.itemsize
-        self.size_bytes += count * one_bytes
+        """Put the experts' matrices, [out, in], into one tensor, or on a CPU each into a packed one.
+
+        Raises:
+            WeightsError: they become int8 on a GPU.
+        """
+        weights, kept = self._precision.weights, self._precision.kept
+        if weights and not self._is_cpu:
+            raise WeightsError(f"{weights.name} experts are multiplied by a CPU alone: leave {KEY} out")
+        one_bytes = torch.Size(shape).numel() * kept.itemsize
         self.largest_bytes = max(self.largest_bytes, one_bytes)
-        size_bytes = count * one_bytes + (0 if biases is None else biases.nbytes)
+        bias_bytes = 0 if biases is None else biases.nbytes
         if not self._is_cpu:
             weight = self.empty((count, *shape))
             for expert, target in enumerate(weight):
                 fill(expert, target)
-            return ExpertMatrices(size_bytes, (), weight, biases)
-        packed, target = list[Linear](), self._scratch(shape, self._precision.kept)
+            self.size_bytes += weight.nbytes
+            return ExpertMatrices(weight.nbytes + bias_bytes, (), weight, biases)
+        packed, target = list[Linear](), self._scratch(shape, kept)
         for expert in range(count):
             fill(expert, target)
-            packed.append(Linear(target, None if biases is None else biases[expert], is_lent=True))
+            packed.append(PACKED[weights](target, None if biases is None else biases[expert], is_lent=True))
+        size_bytes = sum(each.size_bytes for each in packed)
+        self.size_bytes += size_bytes - bias_bytes
+        self.saved_bytes += count * one_bytes + bias_bytes - size_bytes
         return ExpertMatrices(size_bytes, tuple(packed))
 
 

@@ -20,7 +20,14 @@ from pathlib import Path
 import torch
 
 from ft_format.weight_format import INT8, KEY
-from models.described import find_model_tensors, fp8_blocks, has_static_inputs, is_mxfp4, made_up_places
+from models.described import (
+    find_model_tensors,
+    fp8_blocks,
+    has_static_inputs,
+    is_mxfp4,
+    made_up_places,
+    quantized_kind,
+)
 from models.engine_limits import experts_problem, fp8_problem, groups_problem, int8_problem, ranks_problem
 from models.fp8 import with_made_scales
 from models.fused import places_of_parts
@@ -116,7 +123,9 @@ def _kind_of_reader(
         raise WeightsError(f"{directory}: fp8_activations = 1, and no matrix is FP8")
     if precision.rounds_activations and has_static_inputs(directory, WeightsError):
         raise WeightsError(f"{directory}: fp8_activations = 1, and the files have scales by which these are rounded")
-    problem = fp8_problem(decoder, are_fp8) if form else int8_problem(decoder, are_fp8) if precision.weights else ""
+    problem = fp8_problem(decoder, are_fp8) if form else ""
+    if decoder and precision.weights:
+        problem = problem or int8_problem(quantized_kind(directory, WeightsError))
     if problem:
         raise WeightsError(f"{directory}: {problem}")
     if not decoder:
