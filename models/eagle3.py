@@ -24,7 +24,7 @@ from models.decoder import Decoder
 from models.described import NUMBER_TYPES
 from models.directory import CONFIG_FILE, find_tensors, read_json
 from models.errors import ModelError
-from models.quantization import quantization_said
+from models.quantization import MODELOPT_FILE, quantization_said
 from models.safetensors import StoredTensor
 from models.tensor import Tensor
 
@@ -108,7 +108,8 @@ def read_eagle3(directory: Path, model: Decoder, ranks: int, error: Refusal) -> 
         head, problems = _described(said, model, in_files)
     except ModelError as problem:
         raise error(f"{directory} is no EAGLE-3 head: {problem.problem}", problem.hint) from None
-    if quantization_said(said, str(directory / CONFIG_FILE), error):
+    beside = read_json(directory / MODELOPT_FILE, error)
+    if quantization_said(said, beside, str(directory / CONFIG_FILE), error):
         problems.append("quantization_config: a head is served as fp32, fp16 or bf16")
     if _HEAD not in in_files and ranks > 1:
         problems.append(f"{_HEAD}: missing, and {ranks} ranks share the model's")

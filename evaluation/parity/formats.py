@@ -88,8 +88,8 @@ def quantise_layers(model: Any) -> None:
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in _ROUTERS:
             continue
-        for array, axis in _arrays(module):
-            array.copy_(_in_steps(array, axis))
+        for array, inputs in _arrays(module):
+            array.copy_(_in_steps(array, inputs))
         if module is not head and (axis := _output_axis(module)) is not None:
             _quantise(module, module.weight, axis)
 

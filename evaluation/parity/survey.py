@@ -156,8 +156,9 @@ def _compare(
                 return extra, ask_scores(scorer, extra, rows)
 
         return twin.compare(passages, scores, arguments.scale_error, arguments.max_passages, more)
-    has_model = isinstance(reference, HuggingFaceReference)
-    lacking = formats.lacking(reference.model) if has_model else "the reference is the engine"
+    lacking = "the reference is the engine"
+    if isinstance(reference, HuggingFaceReference):
+        lacking = formats.lacking(reference.model)
     doubt = f"norms' scales were not compared, {lacking}, and {precision} is too coarse without that"
     most = _LOOSER * arguments.limits_by_precision[precision]["max_log_prob_difference"]
     doubts = (doubt,) if precision in _COARSE else ()
