@@ -11,13 +11,12 @@ several draws of the passages. Every row is what ``evaluation=divergence`` says,
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,31 +25,26 @@ import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import Settings
+from benchmarks.parity.divergence_rows import Row, Subject, judge, tell_by_engine, write_rows
 from benchmarks.parity.models import DEMO
 from benchmarks.parity.planted import PLANTED, open_shards
 from benchmarks.parity.planted_hub import LONGEST, MODELS, VOCAB, rewrite
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.divergence.corpus import make_passages, read_documents
-from evaluation.divergence.figures import bootstrap, compare
-from evaluation.divergence.reference import CheckpointReference, open_reference
+from evaluation.divergence.reference import open_reference
 from evaluation.divergence.stage import Ids, Numbers
-from evaluation.divergence.streamed import Scores
-from evaluation.divergence.verdict import conclude, decide
-from evaluation.divergence.weights import compare_weights
 from evaluation.tasks.metric import FAILS, HOLDS
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.user_files import NOTHING_GIVEN
 from export_scripts.convert import convert
-from ft_format.weight_format import FORMATS, INT8, NONE
+from ft_format.weight_format import INT8, NONE
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status
 
-_DEMO, _SOUND, TOP, REFERENCE_TOP = "demo", "sound", 20, 256
-_MOST_RATIO, _MOST_TAIL = 2.0, 4.0  # conf/evaluation/divergence.yaml's
+_DEMO, _SOUND = "demo", "sound"
 _TEXTS = 100  # of LAMBADA
 _LAMBADA = Path(__file__).parents[2] / "examples" / "data" / "lambada_subset.jsonl"
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -68,43 +62,15 @@ class PowerArguments(ScriptArguments):
 
 
 @dataclass(frozen=True)
-class Row:
-    """What divergence makes of a model; ``should`` is what it ought to say."""
-
-    model: str
-    format: str
-    state: str
-    mean_kl: float
-    kl_of_format: float
-    ratio: float
-    ratio_low: float
-    flips: float
-    by_texts: str
-    by_all: str
-    cause: str
-    evidence: str
-    lambada: str
-    should: str
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model in one number format: its source, what is served of it, and the texts.
+class Planted(Subject):
+    """A model with what is done to it.
 
     Attributes:
-        name: of the model.
-        numbers: the served formats.
-        reference: of the source.
-        served: directory.
-        states: by name what is done to a copy of it, and whether it is sound then.
+        states: by name what is done to a copy of the served directory, and whether it is sound then.
         draw: the passages of a draw.
         texts: of LAMBADA, tokens with the number of those of the last word; none without a tokenizer.
     """
 
-    name: str
-    numbers: Numbers
-    reference: CheckpointReference
-    served: Path
     states: dict[str, tuple[Callable[[Path], None], bool]]
     draw: Callable[[int], list[Ids]]
     texts: Sequence[tuple[Ids, int]] = ()
@@ -126,14 +92,14 @@ def main(argv: Sequence[str]) -> None:
                     verdicts = f"{row.by_texts} {row.by_all} {row.cause} lambada {row.lambada}{wrong}"
                     sys.stdout.write(f"{row.model:<28} {row.format:<5} {row.state:<38} {said} {verdicts}\n")
                     sys.stdout.flush()
-                    _write(arguments.csv, rows)
+                    write_rows(arguments.csv, rows)
     wrong = sum((row.by_all == FAILS) != (row.should == FAILS) for row in rows)
     alarms = [row for row in rows if row.should == HOLDS]
     false = sum(row.by_all == FAILS for row in alarms)
     sys.stdout.write(f"{wrong} of {len(rows)} verdicts are wrong; false alarms {false} of {len(alarms)}\n")
 
 
-def _open(name: str, number_format: str, arguments: PowerArguments, directory: Path) -> Subject:
+def _open(name: str, number_format: str, arguments: PowerArguments, directory: Path) -> Planted:
     source, served = directory / "source", directory / "served"
     data_type = "fp16" if number_format == INT8.name else number_format
     numbers = Numbers(data_type, INT8 if number_format == INT8.name else NONE)
@@ -164,14 +130,14 @@ def _open(name: str, number_format: str, arguments: PowerArguments, directory: P
         own = [each[number * len(each) // arguments.sound :] for each in documents]
         return make_passages(own, None, min(256, LONGEST), arguments.passages, 1 << 30)
 
-    return Subject(name, numbers, reference, served, states, draw, texts)
+    return Planted(name, numbers, reference, served, states, draw, texts)
 
 
 def _plant(damage: Callable[..., None], shards: Path) -> None:
     damage(open_shards(shards))
 
 
-def _look_at(subject: Subject, arguments: PowerArguments, directory: Path) -> Iterator[Row]:
+def _look_at(subject: Planted, arguments: PowerArguments, directory: Path) -> Iterator[Row]:
     usual: list[bool] | None = None
     first, step = arguments.part
     for state, (damage, is_sound) in list(subject.states.items())[first : 1 if arguments.only_sound else None : step]:
@@ -184,12 +150,13 @@ def _look_at(subject: Subject, arguments: PowerArguments, directory: Path) -> It
         usual = usual or _usual(subject, settings, hits, state)
         lambada = _fallen(usual, hits) if hits else ""
         for number in range(arguments.sound if state == _SOUND else 1):
-            yield _judge(subject, state, engine, copied, subject.draw(number), (lambada, is_sound))
+            tell = partial(tell_by_engine, engine)
+            yield judge(subject, state, tell, copied, subject.draw(number), (lambada, is_sound))
         engine.close()
         shutil.rmtree(copied)
 
 
-def _usual(subject: Subject, settings: Settings, hits: list[bool], state: str) -> list[bool]:
+def _usual(subject: Planted, settings: Settings, hits: list[bool], state: str) -> list[bool]:
     """Return what the sound model knows of LAMBADA."""
     if not hits or state == _SOUND:
         return hits
@@ -199,62 +166,16 @@ def _usual(subject: Subject, settings: Settings, hits: list[bool], state: str) -
     return found
 
 
-def _judge(
-    subject: Subject, state: str, engine: Engine, served: Path, passages: list[Ids], known: tuple[str, bool]
-) -> Row:
-    source = subject.reference.scores(passages, REFERENCE_TOP, Numbers())
-    rounded = subject.reference.scores(passages, REFERENCE_TOP, subject.numbers).cut(TOP)
-    tokens = np.concatenate([row[1:] for row in passages]).astype(np.int64)
-    of_passage = np.repeat(np.arange(len(passages)), [len(row) - 1 for row in passages])
-    found, floor = (compare(source, each, tokens) for each in (_scores(engine, passages), rounded))
-    verdict = decide(found, floor, of_passage, _MOST_RATIO, _MOST_TAIL, str(subject.numbers))
-    ratio = bootstrap(lambda at: float(found.kl[at].mean() / (floor.kl[at].mean() + 1e-6)), of_passage)
-    weights = compare_weights(subject.reference, served, passages)
-    by_all = conclude(verdict, weights, "the engine")
-    return Row(
-        subject.name,
-        subject.numbers.weights.name if subject.numbers.weights in FORMATS[1:] else subject.numbers.data_type,
-        state,
-        float(found.kl.mean()),
-        float(floor.kl.mean()),
-        ratio.value,
-        ratio.low,
-        float(found.flips.mean()),
-        verdict.verdict,
-        by_all.verdict,
-        by_all.cause,
-        weights.evidence.replace(str(served), "the served directory"),
-        known[0],
-        HOLDS if known[1] else FAILS,
-    )
-
-
-def _scores(engine: Engine, passages: Sequence[Ids]) -> Scores:
-    """Passages' log probabilities as a server tells them."""
-    found: list[Scores] = []
-    for row in passages:
-        tensors = {
-            "input_ids": np.array([row], np.uint32),
-            "input_lengths": np.array([[len(row)]], np.uint32),
-            "request_output_len": np.zeros((1, 1), np.uint32),
-            "is_return_context_log_probs": np.array([[True]]),
-            "num_context_top_log_probs": np.array([[TOP]], np.uint32),
-        }
-        told = engine.generate([engine.parse(tensors)])[0]
-        ids, top = (told[f"context_top_{what}"][0, 1:] for what in ("ids", "log_probs"))
-        found.append(Scores(told["context_log_probs"][0, 1:], ids.astype(np.int32), top))
-    return Scores(
-        *(np.concatenate([getattr(each, name) for each in found]) for name in ("log_probs", "top_ids", "top"))
-    )
-
-
 def _last_words(engine: Engine, texts: Sequence[tuple[Ids, int]]) -> list[bool]:
     """Return of each text of LAMBADA whether every token of the last word is the most probable one."""
-    hits = []
-    for ids, count in texts:
-        scores = _scores(engine, [ids])
-        hits.append(bool((scores.top_ids[-count:, 0] == np.array(ids[-count:])).all()))
-    return hits
+    if not texts:
+        return []
+    best, ends = (
+        tell_by_engine(engine, [ids for ids, _ in texts]).top_ids[:, 0],
+        np.cumsum([len(ids) - 1 for ids, _ in texts]),
+    )
+    pairs = zip(texts, ends, strict=True)
+    return [bool((best[end - count : end] == np.array(ids[-count:])).all()) for (ids, count), end in pairs]
 
 
 def _fallen(usual: Sequence[bool], hits: Sequence[bool]) -> str:
@@ -263,15 +184,6 @@ def _fallen(usual: Sequence[bool], hits: Sequence[bool]) -> str:
     error = lost.std() / len(lost) ** 0.5
     verdict = FAILS if lost.mean() > 2 * error > 0 else HOLDS
     return f"{verdict} {np.mean(usual):.3f} {np.mean(hits):.3f}"
-
-
-def _write(path: Path | None, rows: Sequence[Row]) -> None:
-    if path is not None:
-        with path.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, list(asdict(rows[0])), lineterminator="\n")
-            writer.writeheader()
-            for row in rows:
-                writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
 
 
 if __name__ == "__main__":

@@ -126,11 +126,11 @@ class HubModel:
     defects: dict[str, Callable[[Path], None]] = field(default_factory=dict)
 
     @torch.no_grad()
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, seed: int = 0) -> None:
         """Make the weights and write the directory."""
         import transformers
 
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         config = getattr(transformers, f"{self.architecture}Config")(**{**_SIZES, **self.values})
         model = getattr(transformers, f"{self.architecture}ForCausalLM")(config).eval()
         for name, parameter in model.named_parameters():
