@@ -25,16 +25,24 @@ import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import Settings
-from benchmarks.parity.divergence_rows import Row, Subject, judge, tell_by_engine, write_rows
+from benchmarks.parity.divergence_rows import (
+    Row,
+    Subject,
+    compare_layers,
+    judge,
+    read_texts,
+    tell_by_engine,
+    write_rows,
+)
 from benchmarks.parity.models import DEMO
 from benchmarks.parity.planted import PLANTED, open_shards
-from benchmarks.parity.planted_hub import LONGEST, MODELS, VOCAB, rewrite
+from benchmarks.parity.planted_hub import LONGEST, MODELS, VOCAB, change_tensors, rewrite
 from evaluation.client.tokenizer import load_tokenizer
-from evaluation.divergence.corpus import make_passages, read_documents
+from evaluation.divergence.corpus import make_passages
 from evaluation.divergence.reference import open_reference
 from evaluation.divergence.stage import Ids, Numbers
 from evaluation.tasks.metric import FAILS, HOLDS
-from export_scripts.arguments import ConvertArguments
+from export_scripts.arguments import HUGGINGFACE, ConvertArguments
 from export_scripts.checkpoints.user_files import NOTHING_GIVEN
 from export_scripts.convert import convert
 from ft_format.weight_format import INT8, NONE
@@ -42,8 +50,16 @@ from handover.arguments import ScriptArguments
 from handover.errors import exit_status
 
 _DEMO, _SOUND = "demo", "sound"
-_TEXTS = 100  # of LAMBADA
 _LAMBADA = Path(__file__).parents[2] / "examples" / "data" / "lambada_subset.jsonl"
+_FP8, _WITH_FP8 = ("fp8", "fp8_block"), ("angles", "experts and latent attention")
+_SCALES = {
+    name: change_tensors(r"(weight_scale|weight_scale_inv)", change)
+    for name, change in {
+        "scales of the next row or block": lambda x: x.roll(1, 0),
+        "scales x 1.02": lambda x: 1.02 * x,
+        "scales of all are the first": lambda x: x[:1, :1].expand(x.shape).clone(),
+    }.items()
+}
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -52,9 +68,10 @@ class PowerArguments(ScriptArguments):
     """What is looked at."""
 
     models: tuple[str, ...] = field(default=(_DEMO, *MODELS), metadata={"help": "JSON list"})
-    formats: tuple[str, ...] = field(default=("fp32", "fp16", "bf16", "int8"), metadata={"help": "JSON list"})
+    formats: tuple[str, ...] = field(default=("fp32", "fp16", "bf16", "int8", *_FP8), metadata={"help": "JSON list"})
     passages: int = field(default=64, metadata={"help": "of up to 256 tokens"})
     sound: int = field(default=3, metadata={"help": "draws of passages for each sound model"})
+    lambada: int = field(default=100, metadata={"help": "texts; 0: it is not run"})
     part: tuple[int, ...] = field(default=(0, 1), metadata={"help": "JSON [i, n]: every nth state from the ith on"})
     only_sound: bool = field(default=False, metadata={"help": "no defects"})
     device: str = field(default="cpu", metadata={"help": "cpu or cuda, for what is served"})
@@ -82,8 +99,8 @@ def main(argv: Sequence[str]) -> None:
     rows: list[Row] = []
     for name in arguments.models:
         for number_format in arguments.formats:
-            if name != _DEMO and number_format == INT8.name:
-                continue  # experts and states are served as they are stored
+            if number_format == INT8.name and name != _DEMO or number_format in _FP8 and name not in _WITH_FP8:
+                continue  # int8 is for shards, FP8 for directories whose matrices it quantizes
             with tempfile.TemporaryDirectory() as directory:
                 for row in _look_at(_open(name, number_format, arguments, Path(directory)), arguments, Path(directory)):
                     rows.append(row)
@@ -101,27 +118,31 @@ def main(argv: Sequence[str]) -> None:
 
 def _open(name: str, number_format: str, arguments: PowerArguments, directory: Path) -> Planted:
     source, served = directory / "source", directory / "served"
-    data_type = "fp16" if number_format == INT8.name else number_format
-    numbers = Numbers(data_type, INT8 if number_format == INT8.name else NONE)
+    data_type = {INT8.name: "fp16", **dict.fromkeys(_FP8, "bf16")}.get(number_format, number_format)
+    quantization = number_format if number_format in _FP8 else ""
+    numbers = Numbers(data_type, INT8 if number_format == INT8.name else NONE, quantization=quantization)
     states: dict[str, tuple[Callable[[Path], None], bool]] = {_SOUND: (lambda shards: None, True)}
     if name == _DEMO:
-        convert(ConvertArguments(DEMO, served, 1, data_type, 2))
+        convert(ConvertArguments(DEMO, served, 1, data_type))
         for state, defect in PLANTED.items():
             states[state] = (partial(_plant, defect.damage), defect.is_harmless)
         tokenizer = load_tokenizer(served)
-        documents = [tuple(tokenizer.encode(str(text))) for text in read_documents(None)]
+        documents = [tuple(tokenizer.encode(text)) for text in read_texts()]
         reference = open_reference(DEMO, directory / "references", NOTHING_GIVEN)
         texts = []
-        for line in _LAMBADA.read_text().splitlines()[:_TEXTS]:
+        for line in _LAMBADA.read_text().splitlines()[: arguments.lambada]:
             text = json.loads(line)["text"]
             before = tokenizer.encode(text.rsplit(" ", 1)[0])
             texts.append((tuple(tokenizer.encode(text)), len(tokenizer.encode(text)) - len(before)))
     else:
         model = MODELS[name]
         model.save(source)
-        shutil.copytree(source, served)
-        rewrite(served, lambda files: files.update({key: x.to(_TYPES[data_type]) for key, x in files.items()}))
-        states |= {state: (damage, False) for state, damage in model.defects.items()}
+        if quantization:
+            convert(ConvertArguments(source, served, 1, data_type, format=HUGGINGFACE, quantization=quantization))
+        else:
+            shutil.copytree(source, served)
+            rewrite(served, lambda files: files.update({key: x.to(_TYPES[data_type]) for key, x in files.items()}))
+        states |= {state: (damage, False) for state, damage in (_SCALES if quantization else model.defects).items()}
         rng = np.random.default_rng(1)
         documents = [tuple(rng.integers(2, VOCAB, 60_000).tolist())]
         reference, texts = open_reference(source, directory / "references", NOTHING_GIVEN), []
@@ -150,8 +171,9 @@ def _look_at(subject: Planted, arguments: PowerArguments, directory: Path) -> It
         usual = usual or _usual(subject, settings, hits, state)
         lambada = _fallen(usual, hits) if hits else ""
         for number in range(arguments.sound if state == _SOUND else 1):
-            tell = partial(tell_by_engine, engine)
-            yield judge(subject, state, tell, copied, subject.draw(number), (lambada, is_sound))
+            passages = subject.draw(number)
+            told, weights = tell_by_engine(engine, passages), compare_layers(subject, copied, passages)
+            yield judge(subject, state, told, passages, weights, (lambada, is_sound))
         engine.close()
         shutil.rmtree(copied)
 
@@ -170,11 +192,8 @@ def _last_words(engine: Engine, texts: Sequence[tuple[Ids, int]]) -> list[bool]:
     """Return of each text of LAMBADA whether every token of the last word is the most probable one."""
     if not texts:
         return []
-    best, ends = (
-        tell_by_engine(engine, [ids for ids, _ in texts]).top_ids[:, 0],
-        np.cumsum([len(ids) - 1 for ids, _ in texts]),
-    )
-    pairs = zip(texts, ends, strict=True)
+    best = tell_by_engine(engine, [ids for ids, _ in texts]).top_ids[:, 0]
+    pairs = zip(texts, np.cumsum([len(ids) - 1 for ids, _ in texts]), strict=True)
     return [bool((best[end - count : end] == np.array(ids[-count:])).all()) for (ids, count), end in pairs]
 
 

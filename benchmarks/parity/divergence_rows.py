@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from backends.fastertransformer.engine.engine import Engine
+from evaluation.divergence.corpus import read_documents
 from evaluation.divergence.figures import bootstrap, compare
 from evaluation.divergence.reference import CheckpointReference
 from evaluation.divergence.stage import Ids, Numbers
 from evaluation.divergence.streamed import Scores
 from evaluation.divergence.verdict import FLOOR, conclude, decide
-from evaluation.divergence.weights import compare_weights
+from evaluation.divergence.weights import WeightsFound, compare_weights
 from evaluation.tasks.metric import FAILS, HOLDS
 from ft_format.weight_format import FORMATS
 
 TOP, _REFERENCE_TOP = 20, 256
 _MOST_RATIO, _MOST_TAIL = 2.0, 4.0  # conf/evaluation/divergence.yaml's
 _TOGETHER = 16  # passages that are given to the engine at once
-Tell = Callable[[Sequence[Ids]], Scores]
-"""Passages' log probabilities as a server tells them."""
+_OF_LAYERS, _CHARACTERS = 4, 60_000  # passages by which layers are compared; of each text
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,12 @@ class Subject:
     numbers: Numbers
     reference: CheckpointReference
     served: Path
+
+    @property
+    def format(self) -> str:
+        """What a table calls the formats."""
+        numbers = self.numbers
+        return numbers.quantization or (numbers.weights.name if numbers.weights in FORMATS[1:] else numbers.data_type)
 
 
 @dataclass(frozen=True)
@@ -63,31 +69,46 @@ class Row:
     should: str
 
 
+def read_texts() -> list[str]:
+    """Read the beginnings of the package's texts, of which no more is scored."""
+    return [str(text)[:_CHARACTERS] for text in read_documents(None)]
+
+
+def compare_layers(subject: Subject, served: Path, passages: Sequence[Ids]) -> WeightsFound:
+    """Compare a served directory's layers with the source's on a few passages of each length."""
+    found = compare_weights(subject.reference, served, passages[:_OF_LAYERS], subject.numbers.quantization)
+    return replace(found, evidence=found.evidence.replace(str(served), "the served directory"))
+
+
 def judge(
-    subject: Subject, state: str, tell: Tell, served: Path, passages: Sequence[Ids], known: tuple[str, bool]
+    subject: Subject,
+    state: str,
+    told: Scores,
+    passages: Sequence[Ids],
+    weights: WeightsFound,
+    known: tuple[str, bool],
 ) -> Row:
     """Compare a served model with its source.
 
     Args:
         subject: the model.
         state: what was done to it.
-        tell: the served model.
-        served: directory that it serves.
+        told: the served model's scores of the passages.
         passages: token ids.
+        weights: what the comparison of layers says.
         known: what LAMBADA says, and whether the state is sound.
     """
     source = subject.reference.scores(passages, _REFERENCE_TOP, Numbers())
     rounded = subject.reference.scores(passages, _REFERENCE_TOP, subject.numbers).cut(TOP)
     tokens = np.concatenate([row[1:] for row in passages]).astype(np.int64)
     of_passage = np.repeat(np.arange(len(passages)), [len(row) - 1 for row in passages])
-    found, floor = (compare(source, each, tokens) for each in (tell(passages), rounded))
+    found, floor = (compare(source, each, tokens) for each in (told, rounded))
     verdict = decide(found, floor, of_passage, _MOST_RATIO, _MOST_TAIL, str(subject.numbers))
     ratio = bootstrap(lambda at: float(found.kl[at].mean() / (floor.kl[at].mean() + FLOOR)), of_passage)
-    weights = compare_weights(subject.reference, served, passages)
     by_all = conclude(verdict, weights, "the engine")
     return Row(
         subject.name,
-        subject.numbers.weights.name if subject.numbers.weights in FORMATS[1:] else subject.numbers.data_type,
+        subject.format,
         state,
         float(found.kl.mean()),
         float(floor.kl.mean()),
@@ -97,7 +118,7 @@ def judge(
         verdict.verdict,
         by_all.verdict,
         by_all.cause,
-        weights.evidence.replace(str(served), "the served directory"),
+        weights.evidence,
         known[0],
         HOLDS if known[1] else FAILS,
     )

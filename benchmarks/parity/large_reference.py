@@ -64,9 +64,10 @@ def main(argv: Sequence[str]) -> None:
     passages = [tuple(row) for row in rng.integers(3, 128000, (arguments.passages, 16)).tolist()]
     begin = time.monotonic()
     stream(LayeredModel(arguments.directory / "model", "Llama"), passages, 64, arguments.directory / "work", "large")
-    taken, peak = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    tokens = sum(map(len, passages))
-    sys.stdout.write(f"{total / 1e9:.1f} billion numbers, {tokens} tokens: {taken:.0f} s, at most {peak:.2f} GB\n")
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    taken, worked, peak = time.monotonic() - begin, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e6
+    said = f"{total / 1e9:.1f} billion numbers, {sum(map(len, passages))} tokens"
+    sys.stdout.write(f"{said}: {taken:.0f} s, {worked:.0f} s of a processor, at most {peak:.2f} GB\n")
 
 
 def make(directory: Path, layers: int) -> int:

@@ -26,11 +26,20 @@ from torch import Tensor
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.settings import Settings
-from benchmarks.parity.divergence_rows import TOP, Row, Subject, judge, tell_by_engine, write_rows
+from benchmarks.parity.divergence_rows import (
+    TOP,
+    Row,
+    Subject,
+    compare_layers,
+    judge,
+    read_texts,
+    tell_by_engine,
+    write_rows,
+)
 from benchmarks.parity.models import DEMO
 from benchmarks.parity.planted_hub import MODELS, VOCAB, Files, HubModel, rewrite
 from evaluation.client.tokenizer import load_tokenizer
-from evaluation.divergence.corpus import make_passages, read_documents
+from evaluation.divergence.corpus import make_passages
 from evaluation.divergence.reference import CheckpointReference, open_reference
 from evaluation.divergence.stage import Ids, Numbers
 from evaluation.divergence.streamed import Scores
@@ -59,6 +68,7 @@ _GRANITE = {
     "residual_multiplier": 0.5,
     "logits_scaling": 2.0,
 }
+_SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
 _MADE_UP: dict[str, dict[str, Any]] = {
     **{model.architecture: model.values for model in MODELS.values()},
     "Qwen2": {},
@@ -69,7 +79,7 @@ _MADE_UP: dict[str, dict[str, Any]] = {
     "Olmo2": {},
     "Granite": _GRANITE,
     "Phi3": {},
-    "SmolLM3": {"no_rope_layers": [1, 1, 0, 1, 1, 0]},
+    "SmolLM3": {"no_rope_layers": [1, 0, 1, 0]},
     "Starcoder2": {"sliding_window": 64},
     "Nemotron": _HEAD,
     "Mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
@@ -119,23 +129,24 @@ def _judged(name: str, number_format: str, seed: int, passages: int, directory: 
     if name in _TRAINED:
         (source,) = [DEMO] if name == _GPT else (DEMO.parents[1] / name / "checkpoints").glob("*.nemo")
     else:
-        HubModel(name, _MADE_UP[name]).save(source, seed)
+        HubModel(name, {**_SMALL, **_MADE_UP[name]}).save(source, seed)
         rewrite(source, partial(_make_uneven, seed=seed))
     has_shards = name == _GPT
     convert(
-        ConvertArguments(source, served, 1, number_format, 2)
+        ConvertArguments(source, served, 1, number_format)
         if has_shards
-        else ConvertArguments(source, served, 1, number_format, 2, format=HUGGINGFACE)
+        else ConvertArguments(source, served, 1, number_format, format=HUGGINGFACE)
     )
     reference = open_reference(source, directory / "references", NOTHING_GIVEN)
     subject = Subject(name, Numbers(number_format), reference, served)
     texts = _passages(name, served, seed, passages)
+    weights = compare_layers(subject, served, texts)
     for engine, tell in (
         ("the drop-in engine", partial(_tell_by_ours, reference, served, number_format)),
         ("transformers", partial(_tell_by_transformers, source if has_shards else served, directory, number_format)),
     ):
         state = f"seed {seed} by {engine}" if name not in _TRAINED else f"trained by {engine}"
-        yield judge(subject, state, tell, served, texts, ("", True))
+        yield judge(subject, state, tell(texts), texts, weights, ("", True))
     reference.close()
 
 
@@ -151,7 +162,7 @@ def _passages(name: str, served: Path, seed: int, count: int) -> list[Ids]:
     if name not in _TRAINED:
         drawn = np.random.default_rng(seed).integers(2, VOCAB, 60_000).tolist()
         return make_passages([tuple(drawn)], None, _LONGEST, count, 1 << 30)
-    return make_passages(read_documents(None), load_tokenizer(served), _LONGEST, count, 1 << 30)
+    return make_passages(read_texts(), load_tokenizer(served), _LONGEST, count, 1 << 30)
 
 
 def _tell_by_ours(reference: CheckpointReference, served: Path, number_format: str, passages: Sequence[Ids]) -> Scores:

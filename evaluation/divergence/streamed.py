@@ -129,7 +129,7 @@ def _best(logits: Tensor, tokens: npt.NDArray[np.int64], top: int) -> tuple[Tens
 
 
 def estimate(model: LayeredModel, tokens: int, stages: int) -> str:
-    """Describe how long the stages that are left will take, by a product that is timed here; reading not counted."""
+    """Describe how long the stages that are left will take: a product and the loading of a layer are timed for it."""
     size = torch.ones(_PROBE, _PROBE, dtype=model.dtype, device=model.device)
     _ = float((size @ size)[0, 0])
     begin = time.perf_counter()
@@ -137,9 +137,13 @@ def estimate(model: LayeredModel, tokens: int, stages: int) -> str:
         product = size @ size
     _ = float(product[0, 0])
     rate = 4 * 2 * _PROBE**3 / (time.perf_counter() - begin)
+    begin = time.perf_counter()
+    model.open(len(model.stages) // 2, [(0,)])  # of a mixture the first layers may be small
+    loading = (time.perf_counter() - begin) * stages
     share = stages / len(model.stages)
     work, stored = 2 * model.used_numbers * tokens * share, model.stored_bytes * share
     return (
-        f"about {human_time(work / rate)} for {tokens} tokens through {stages} of {len(model.stages)} layers"
-        f" ({work / 1e12:.3g} TFLOP at {rate / 1e9:.3g} GFLOP/s), and {human_bytes(stored)} of weights to read"
+        f"about {human_time(loading + work / rate)} for {tokens} tokens through {stages} of {len(model.stages)} layers"
+        f" ({work / 1e12:.3g} TFLOP at {rate / 1e9:.3g} GFLOP/s, {human_bytes(stored)} of weights to load in"
+        f" {human_time(loading)})"
     )

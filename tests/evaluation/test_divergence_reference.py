@@ -137,7 +137,7 @@ def test_a_killed_run_goes_on_behind_its_last_layer(
     monkeypatch.setattr(Stage, "run", run)
     monkeypatch.setattr(LayeredModel, "open", noted)
     found = again.scores(rows, 8, FP32)
-    assert opened[0] == 2  # the embedding and the first layer were whole
+    assert opened[1] == 2  # behind what the estimate has opened: the embedding and the first layer were whole
     assert (found.top == whole.top).all() and (found.log_probs == whole.log_probs).all()
     opened.clear()
     assert (again.scores(rows, 8, FP32).top == whole.top).all() and not opened  # it is kept
@@ -167,16 +167,33 @@ def test_one_layer_is_in_memory_at_a_time(llama: Path, tmp_path: Path, monkeypat
     reference.scores(rows_of(llama_models.VOCAB, 9), 4, FP32)
     config: ModelConfig = reference.open(FP32).config
     whole = 4 * sum(int(np.prod(tensor.shape)) for tensor in config.tensors.values())
-    assert len(held) == config.num_layer + 2 and max(held) < whole / 2
+    assert len(held) == 1 + config.num_layer + 2 and max(held) < whole / 2  # one for the estimate
 
 
-def test_what_it_takes_is_said_before(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_takes_is_said_before(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a clock that loading a layer takes a minute of: for few tokens that is what a large model takes."""
+    now, open_stage = [0.0], LayeredModel.open
+
+    def clock() -> float:
+        now[0] += 1e-3
+        return now[0]
+
+    def slow(self: LayeredModel, number: int, given: Any) -> Stage:
+        now[0] += 60
+        return open_stage(self, number, given)
+
+    monkeypatch.setattr(streamed.time, "perf_counter", clock)
+    monkeypatch.setattr(LayeredModel, "open", slow)
     reference = open_reference(llama, tmp_path / "references", NOTHING_GIVEN)
     reference.scores(rows_of(llama_models.VOCAB, 9), 4, FP32)
     said = capsys.readouterr().err
     stages = reference.open(FP32).config.num_layer + 2
-    assert f"reference in fp32: about 0:00:00 for 9 tokens through {stages} of {stages} layers" in said
-    assert f"9 tokens through 2 of {stages} layers" in streamed.estimate(reference.open(FP32), 9, 2)
+    assert f"reference in fp32: about 0:0{stages}:00 for 9 tokens through {stages} of {stages} layers" in said
+    left = streamed.estimate(reference.open(FP32), 9, 2)
+    assert left.startswith(f"about 0:02:00 for 9 tokens through 2 of {stages} layers")
+    assert left.endswith("of weights to load in 0:02:00)")
 
 
 def test_a_network_that_the_engine_does_not_compute_is_refused_by_name(tmp_path: Path) -> None:
