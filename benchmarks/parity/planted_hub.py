@@ -132,7 +132,7 @@ class HubModel:
 
         torch.manual_seed(seed)
         config = getattr(transformers, f"{self.architecture}Config")(**{**_SIZES, **self.values})
-        model = getattr(transformers, f"{self.architecture}ForCausalLM")(config).eval()
+        model = getattr(transformers, f"{self.architecture.removesuffix('Text')}ForCausalLM")(config).eval()
         for name, parameter in model.named_parameters():
             if name.endswith("sinks"):
                 parameter.normal_(0, 1)

@@ -127,7 +127,7 @@ def main(argv: Sequence[str]) -> None:
 def _judged(name: str, number_format: str, seed: int, passages: int, directory: Path) -> Iterator[Row]:
     source, served = directory / "source", directory / "served"
     if name in _TRAINED:
-        (source,) = [DEMO] if name == _GPT else (DEMO.parents[1] / name / "checkpoints").glob("*.nemo")
+        source = DEMO.parents[1] / name / "checkpoints"
     else:
         HubModel(name, {**_SMALL, **_MADE_UP[name]}).save(source, seed)
         rewrite(source, partial(_make_uneven, seed=seed))
