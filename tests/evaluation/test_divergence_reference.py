@@ -184,7 +184,7 @@ def test_what_it_takes_is_said_before(
         now[0] += 60
         return open_stage(self, number, given)
 
-    monkeypatch.setattr(streamed.time, "perf_counter", clock)
+    monkeypatch.setattr("evaluation.divergence.streamed.time.perf_counter", clock)
     monkeypatch.setattr(LayeredModel, "open", slow)
     reference = open_reference(llama, tmp_path / "references", NOTHING_GIVEN)
     reference.scores(rows_of(llama_models.VOCAB, 9), 4, FP32)
