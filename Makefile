@@ -11,7 +11,7 @@ PIP = $$(realpath $(VENV))/bin/python -m pip install --quiet --disable-pip-versi
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-llama demo-moe test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-sglang test-vllm-client test-clients test-compressed-tensors test-speculators test-signing test-trackers test-launchers test-slurm-24 test-kernels test-kernels-interpreted test-kernels-compiled \
+.PHONY: help demo demo-llama demo-moe test test-all torture test-nemo test-lm-eval test-aiperf test-vllm test-sglang test-vllm-client test-clients test-compressed-tensors test-speculators test-signing test-trackers test-launchers test-routers test-slurm-24 test-kernels test-kernels-interpreted test-kernels-compiled \
   test-kernels-compiled-3.6 test-aiperf-counts test-aiperf-clocks environments check docs format golden lock clean
 
 help: ## list the targets
@@ -35,7 +35,7 @@ test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in thre
 
 # Tests marked long show what another one does with another model, size or victim: they run by night.
 test-all: export PYTEST_ADDOPTS += -m ''
-test-all: test test-kernels test-nemo test-lm-eval test-aiperf test-vllm test-sglang test-vllm-client test-clients test-compressed-tensors test-speculators test-signing test-trackers test-launchers test-slurm-24 ## run every test, also those that CI leaves out
+test-all: test test-kernels test-nemo test-lm-eval test-aiperf test-vllm test-sglang test-vllm-client test-clients test-compressed-tensors test-speculators test-signing test-trackers test-launchers test-routers test-slurm-24 ## run every test, also those that CI leaves out
 
 CAMPAIGN := hour
 torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints, command lines: an hour; CAMPAIGN=full: five
@@ -82,6 +82,9 @@ test-trackers: .venv-trackers/.ready ## tell figures to MLflow, Weights & Biases
 
 test-launchers: $(VENV)/.tests .venv-launchers/.ready ## read the jobs of plans=export by SkyPilot, NeMo-Run and Lepton's client, in a virtual environment of their own
 	LAUNCHERS_PYTHON=$(CURDIR)/.venv-launchers/bin/python $(RUN) -m pytest tests/with_launchers
+
+test-routers: $(VENV)/.tests .venv-routers/.ready ## replicas behind sglang-router and vllm-router, in a virtual environment of their own
+	ROUTERS=$(CURDIR)/.venv-routers/bin $(RUN) -m pytest tests/with_routers
 
 # A container's Python would be Debian 13's there, of which nothing is said.
 test-slurm-24: $(VENV)/.tests ## start a real Slurm 24.11 in a Debian 13 of its own, beside 22.05 of make test
@@ -164,6 +167,10 @@ INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
 	$(INSTALL)
 	touch $@
 
+.venv-routers/.ready: tests/with_routers/requirements.txt
+	$(INSTALL)
+	touch $@
+
 .venv-aiperf/.ready: tests/with_aiperf/requirements.txt
 	$(INSTALL)
 	touch $@
@@ -217,4 +224,4 @@ INSTALL = $(PYTHON) -m venv $$(realpath -m $(@D)) && \
 	touch $@
 
 clean: ## remove the virtual environments
-	rm -rf $(VENV) .debian-13 .venv-nemo .venv-lm-eval .venv-aiperf .venv-trackers .venv-launchers .venv-vllm .venv-sglang .vllm-client .clients .compressed-tensors .speculators .signing .triton .triton-3.6
+	rm -rf $(VENV) .debian-13 .venv-nemo .venv-lm-eval .venv-aiperf .venv-trackers .venv-launchers .venv-routers .venv-vllm .venv-sglang .vllm-client .clients .compressed-tensors .speculators .signing .triton .triton-3.6
