@@ -22,9 +22,13 @@ _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_S
 """Where Slurm is and who asks it: the same in each session."""
 
 _OF_A_SIZE = re.compile(
-    r"SLURM_(?:NTASKS|NPROCS|NTASKS_PER_\w+|(?:MEM|CPUS|TRES|GPUS)_PER_\w+|GPUS|(?:STEP_)?GRES|EXPORT_ENV)|SRUN_\w+"
+    r"SLURM_(?:NTASKS|NPROCS|NTASKS_PER_\w+|(?:MEM|CPUS|TRES|GPUS)_PER_\w+|TRES_BIND|GPUS|(?:STEP_)?GRES|EXPORT_ENV)"
+    r"|SRUN_\w+"
 )
-"""What sbatch tells a batch script of the job's size, and srun then takes for the size of each of its steps."""
+"""What sbatch tells a batch script of the job's size, and srun then takes for the size of each of its steps.
+
+``TRES_BIND`` is how Slurm 24.11 makes ``--gpus-per-task`` hide a node's other GPUs from a task.
+"""
 
 DEFAULTS = ("account", "partition", "qos", "reservation", "wckey")
 """Options of which ``SBATCH_<NAME>`` is the user's default: who pays and where, which many clusters ask to export."""
