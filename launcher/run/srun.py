@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from handover.slurm_variables import forget_size
 from launcher.plan.plan import Resources, outermost
 from launcher.run.containers import RUNTIMES, Container
 from launcher.run.place import Place
+
+FIRST_NODE = "SLIPWAY_FIRST_NODE"
+"""Where the runner is. In Slurm 24.11 ``--relative=0`` names no node: steps of one node take turns over all."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,14 @@ class SlurmSteps(Place):
         return [("scancel", "--quiet", *jobs)] if jobs else []
 
     def prepare(self, environment: MutableMapping[str, str]) -> None:
-        """Forget the size of the job, which srun would take for that of each step."""
+        """Forget the size of the job, which srun would take for that of each step, and note where its first node is."""
         forget_size(environment)
+        environment[FIRST_NODE] = environment.get("SLURMD_NODENAME", "")
 
 
 def _size(nodes: int, tasks_per_node: int) -> tuple[str, ...]:
     """Flags that say all of a step's size and what it inherits: what srun is not told, it takes from variables."""
     tasks = (f"--ntasks={nodes * tasks_per_node}", f"--ntasks-per-node={tasks_per_node}")
-    return ("--relative=0", f"--nodes={nodes}", *tasks, "--export=ALL")
+    first = os.environ.get(FIRST_NODE) if nodes == 1 else None
+    where = f"--nodelist={first}" if first else "--relative=0"
+    return (where, f"--nodes={nodes}", *tasks, "--export=ALL")

@@ -12,7 +12,7 @@ from support.slurm.launches import PROJECT, Launched
 from deployment.arguments import ServeArguments
 from launcher.plan.plan import Resources, python_module
 from launcher.plan.topology import topology
-from launcher.run.srun import SlurmSteps
+from launcher.run.srun import FIRST_NODE, SlurmSteps
 
 TABLE = {  # TP, PP -> nodes and CUDA_VISIBLE_DEVICES of the guide's command line; None: it sets none
     (1, 1): (1, "0"),
@@ -39,9 +39,15 @@ exit 1
     ids=["gres", "gpus_per_node", "without"],
 )
 def test_the_task_sees_the_gpus_of_the_guides_table(
-    slurm: SlurmCluster, finished: Launched, tmp_path: Path, options: list[str], no_limit: str
+    slurm: SlurmCluster,
+    finished: Launched,
+    tmp_path: Path,
+    options: list[str],
+    no_limit: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All rows at once, each as a step of one allocation; a stand-in for tritonserver writes down what it sees."""
+    monkeypatch.setenv(FIRST_NODE, NODES[0])  # as the runner finds it
     (repository,) = finished.results.glob("*/*/model_repo")
     (tmp_path / "tritonserver").write_text(SERVER)
     (tmp_path / "tritonserver").chmod(0o755)

@@ -127,6 +127,14 @@ def seen(root: Path) -> dict[str, list[list[str]]]:
     return found
 
 
+def node_of(root: Path, stage: str) -> str:
+    """Where a stage's first task ran."""
+    (file,) = (root / "seen" / stage).glob("task.0.*")
+    found = re.search(r"^SLURMD_NODENAME=(.+)$", file.read_text(), re.MULTILINE)
+    assert found
+    return found[1]
+
+
 def _count(devices: re.Match[str]) -> str:
     """Which GPUs of a node a job gets depends on the others there."""
     return f"{devices[1]}={devices[2].count(',') + 1} GPUs"
@@ -158,6 +166,8 @@ def test_steps_and_tasks_are_the_same_from_any_session_and_clients_run_once(
             one, another = ({line for task in found[stage] for line in task} for found in (plain, other))
             assert one ^ another == set(), f"{stage}, {size}"
         assert plain == other
+        clients = ("evaluate", "benchmark", "report")  # ask a server on loopback
+        assert len({node_of(tmp_path / f"plain_{size}", stage) for stage in ("deploy", *clients)}) == 1
         if size == "tp2":
             assert seen(tmp_path / "per_task") == plain, "cluster.gpus_per_task shapes the allocation alone"
             assert steps(slurm, submitted["per_task"]) == expected
