@@ -1,4 +1,4 @@
-"""These tests need sglang-router and vllm-router: ``make test-routers`` installs them into an environment of their own."""
+"""These tests need sglang-router and vllm-router: ``make test-routers`` installs both, in an environment of its own."""
 
 from __future__ import annotations
 
