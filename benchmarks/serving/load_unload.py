@@ -23,7 +23,7 @@ from handover.arguments import ScriptArguments
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, exit_status
 
-_UNLOAD_TIMEOUT_S = 30
+_UNLOAD_TIMEOUT_S = 240
 
 
 @dataclass(frozen=True)

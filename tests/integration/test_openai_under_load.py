@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from support.servers.served import Deployment
 
 from benchmarks.serving.made_up_repository import write_repository
 from benchmarks.serving.openai_under_load import OpenAIUnderLoadArguments, rise_mb, run
 
 
+@pytest.mark.clock  # of every kind there must be one within the seconds
 def test_no_answer_of_the_openai_endpoint_is_wrong_under_load(tmp_path: Path) -> None:
     repository = write_repository(tmp_path, (2, 64, 2), "fp32", 1 << 26)
     deployment = Deployment(repository, tmp_path / "run", openai_port=0, openai_processes=3)

@@ -26,6 +26,7 @@ def shards_of_family(family: str, folder: Path) -> tuple[Path, int, int]:
     return folder / "1-gpu", 32, 1000
 
 
+@pytest.mark.clock  # of every kind there must be one within the seconds
 @pytest.mark.parametrize("family", [pytest.param("gpt", marks=pytest.mark.long), "llama"])
 def test_no_answer_is_wrong_under_load(family: str, tmp_path: Path) -> None:
     shards, longest, vocab_size = shards_of_family(family, tmp_path)
