@@ -24,12 +24,13 @@ from ..ops.positions import AttentionSpec
 from ..ops.state_rows import StateRows
 from ..parallel.partition import Partition
 from ..settings import Settings
+from .attention_specs import PreparedAttention
 from .blocks.context import LayerContext
 from .config import NO_POSITION_LIMIT, ModelConfig
 from .families.hub import config_of_head
 from .layers import run_layer
 from .layouts import ModelWeights
-from .network import PreparedAttention, Taps
+from .network import Taps
 from .precision import choose_precision
 from .predictor import Predictor
 from .weights import load_weights

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -25,22 +25,22 @@ from ..cache.states import LayerState
 from ..ops import choose_ops
 from ..ops.adapted import AdaptedOps
 from ..ops.host.layers import HostLayers
-from ..ops.latent_attention import LatentAttend, LatentOps
+from ..ops.latent_attention import LatentOps
 from ..ops.linear import Norm
 from ..ops.low_rank import AdaptedRows
 from ..ops.ops import Ops
 from ..ops.packed_rows import Rows
-from ..ops.positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies
+from ..ops.positions import AttentionSpec
 from ..ops.state_rows import StateRows
 from ..parallel.comm import Comm
+from .attention_specs import PreparedAttention, attention_spec, specs_of_layers, tempered
 from .blocks.attention import scale_by_task, split_heads
 from .blocks.context import LayerContext
-from .config import ModelConfig, Rope, Stack
+from .config import ModelConfig
 from .layers import run_layer
-from .layouts import ModelWeights, StackWeights
+from .layouts import ModelWeights
 from .whole_steps import whole_step
 
-PreparedAttention = Attend | LatentAttend
 _BIASED = ("alibi", "relative")  # positions that attention adds a bias for
 
 
@@ -81,18 +81,11 @@ class Network:
         alone = Comm(self.ops, weights.like, vocab_size=config.vocab_size, width=config.hidden_units)
         self.comm = comm or alone
         self._like = weights.like
-        spec = _attention_spec(config, weights.decoder, weights.like.device, is_both_ways=False)
-        kinds = _kinds_of_layers(config, weights.decoder) if weights.decoder else []
-        differing = list(dict.fromkeys(kinds))
-        self._kinds = [differing.index(kind) for kind in kinds]
-        self._specs = {
-            number: kind.spec(spec, _rotary(config, kind.rope, weights.like.device))
-            for number, kind in enumerate(differing)
-        }
+        self._kinds, self._specs = specs_of_layers(config, weights.decoder, weights.like.device)
         self.taps: Taps | None = None
-        self._no_states: list[LayerState | None] = [None] * len(kinds)
+        self._no_states: list[LayerState | None] = [None] * len(self._kinds)
         encoder = config.encoder or config
-        self._encoder_spec = _attention_spec(encoder, weights.encoder, weights.like.device, is_both_ways=True)
+        self._encoder_spec = attention_spec(encoder, weights.encoder, weights.like.device, is_both_ways=True)
         # A number of the type that is computed in, as transformers rounds Gemma's factor.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=weights.like.dtype))
         can_mix = not config.has_experts or self.ops.can_capture_experts
@@ -129,7 +122,7 @@ class Network:
                 attend = ops.extend_attention(cache, rows, longest, spec, self._like)
             else:
                 attend = ops.prefill_attention(cache, rows, spec, self._like)
-            return self._tempered(attend, spec, rows.positions[None])
+            return tempered(attend, self.config.temperature, spec, rows.positions[None])
 
         x = self._embed(rows, cache, embeddings)
         tapped = list[Tensor]()
@@ -163,7 +156,7 @@ class Network:
         def prepare(spec: AttentionSpec) -> PreparedAttention:
             tables, windows = cache.page_tables[slots], cache.windows[slots]
             attend = self._attention_of(spec).decode_attention(positions, tables, windows, spec, self._like)
-            return self._tempered(attend, spec, positions[:, None])
+            return tempered(attend, self.config.temperature, spec, positions[:, None])
 
         # [B, 1, hidden]
         x = self.comm.recv_input(lambda: self._embed_next(ids, positions, slots, cache), (len(ids), 1))
@@ -318,18 +311,6 @@ class Network:
     def _attention_of(self, spec: AttentionSpec) -> Ops | LatentOps:
         return self.ops.latent if spec.is_latent else self.ops
 
-    def _tempered(self, attend: PreparedAttention, spec: AttentionSpec, positions: Tensor) -> PreparedAttention:
-        """Make queries that are not rotated grow with their positions, [B or 1, T], where the model's do."""
-        temperature, floor = self.config.temperature
-        if not temperature or spec.rotary:
-            return attend
-        factors = 1 + temperature * torch.log1p(torch.floor((positions.float() + 1) / floor))[:, None, :, None]
-
-        def attend_tempered(q: Tensor, *given: Any, **named: Any) -> Tensor:
-            return attend((q * factors).to(q.dtype), *given, **named)
-
-        return attend_tempered
-
     def _embed(self, rows: Rows, cache: KvCache, embeddings: Tensor | None) -> Tensor:
         """Return the first layer's input of packed rows, [1, T, hidden]."""
         return self.comm.recv_input(lambda: self._embed_rows(rows, cache, embeddings)[None], (1, len(rows.ids)))
@@ -351,45 +332,3 @@ class Network:
         x = self.ops.embed(ids, positions, weights.token_embedding, weights.position_embedding, self._like.dtype)
         x = x if self._embedding_scale == 1 else x * self._embedding_scale
         return (self.ops.norm(x, weights.embedding_norm) if weights.embedding_norm else x)[:, None]
-
-
-def _attention_spec(
-    stack: Stack, weights: StackWeights | None, device: torch.device, is_both_ways: bool
-) -> AttentionSpec:
-    bias: Alibi | Relative | None = None
-    if weights and weights.position_bias is not None:
-        table = weights.position_bias
-        bias = Alibi(table) if stack.positions == "alibi" else Relative(table, is_both_ways)
-    rotary = _rotary(stack, stack.rope_of(0), device)
-    return AttentionSpec(stack.attention_scale, bias, rotary, stack.attn_softcap)
-
-
-class _Kind(NamedTuple):
-    """What may differ from layer to layer; see AttentionSpec."""
-
-    window: int
-    chunk: int
-    rope: Rope | None
-    is_latent: bool
-
-    def spec(self, common: AttentionSpec, rotary: Rotary | None) -> AttentionSpec:
-        """Return how such a layer attends."""
-        return common._replace(rotary=rotary, window=self.window, chunk=self.chunk, is_latent=self.is_latent)
-
-
-def _kinds_of_layers(config: ModelConfig, decoder: StackWeights) -> list[_Kind]:
-    chunks = config.chunks or (0,) * config.num_layer
-    return [
-        _Kind(config.window_of(index), chunks[index], config.rope_of(index), entry.parts == 1)
-        for index, entry in zip(decoder.indices, decoder.entries, strict=True)
-    ]
-
-
-def _rotary(stack: Stack, rope: Rope | None, device: torch.device) -> Rotary | None:
-    if not (width := 2 * len(rope.frequencies) if rope else stack.rotary_dim):
-        return None
-    if rope:
-        frequencies = torch.tensor(rope.frequencies, dtype=torch.float32, device=device)
-    else:
-        frequencies = plain_frequencies(stack.rotary_dim, device=device)
-    return Rotary(width, stack.rotates_pairs, frequencies, rope.factor if rope else 1.0)
