@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from support.engines.asking import CPU, ask, generated
 from support.tiny_models.eagle_heads import RIGHT, SHARED, SPECULATORS, save_with_head
 from support.tiny_models.greedy import NEVER, argmaxes
@@ -59,6 +62,44 @@ def test_one_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: P
         with pytest.raises(ArtefactError, match=problem):
             build_repository(changed)
         assert not arguments.output.exists()
+
+
+def damage_config(head: Path, **said: Any) -> None:
+    file = head / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | said))
+
+
+def lead_outside(head: Path) -> None:
+    tensors = load_file(head / "model.safetensors")
+    tensors["d2t"][-1] = 10_000
+    save_file(tensors, head / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda head: damage_config(head, quantization_config={"quant_method": "fp8"}), "served as fp32, fp16 or bf16"),
+        (lambda head: damage_config(head, eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state: False"),
+        (lead_outside, r"d2t: leads to token \d+  \(the model has"),
+    ],
+)
+def test_what_a_head_cannot_be_is_said(tmp_path: Path, damage: Callable[[Path], None], problem: str) -> None:
+    _, arguments = exported(tmp_path)
+    damage(tmp_path / "head")
+    with pytest.raises(ArtefactError, match=problem):
+        build_repository(arguments)
+    assert not arguments.output.exists()
+
+
+def test_a_head_that_was_changed_after_export_is_named(tmp_path: Path) -> None:
+    _, arguments = exported(tmp_path)
+    manifest = build_repository(arguments)
+    (held,) = arguments.output.glob("fastertransformer/1/*/draft/model.safetensors")
+    content = bytearray(held.read_bytes())
+    content[-1] ^= 1
+    held.unlink()  # it is a link to the head's own file
+    held.write_bytes(content)
+    assert any("draft/model.safetensors" in each for each in manifest.problems(arguments.output))
 
 
 def test_the_models_head_that_ranks_share_is_refused(tmp_path: Path) -> None:
