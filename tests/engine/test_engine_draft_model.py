@@ -246,7 +246,9 @@ def test_rows_that_begin_with_no_tokens_or_are_too_long_have_no_drafts(tmp_path:
 
 def test_passes_cost_what_they_are_found_to_take() -> None:
     """A step of 8 ms, later of 4; passes of 1 ms, and one that has waited; a step with drafts takes 2 ms more."""
-    times = iter([0.0, 0.008, 0.01, 0.011, 0.021, 0.022, 0.024, 1.0, 1.5, 1.6, 2.0, 2.004, 3.0, 3.0001, 3.01])
+    times = iter(
+        [0.0, 0.008, 0.01, 0.011, 0.021, 0.022, 0.024, 1.0, 1.5, 1.6, 2.0, 2.004, 3.0, 3.0001, 3.01, 4.0, 4.001]
+    )
     costs = DraftCosts(0.05, lambda: next(times))
     assert not costs.are_known and costs.of_pass == 0.05
     costs.begin_step(1.0)
@@ -270,4 +272,9 @@ def test_passes_cost_what_they_are_found_to_take() -> None:
     assert costs.of_pass == 0.05
     costs.begin_step(1.0)
     assert costs.of_step == pytest.approx(10 / 4 - 1.05), "the middle one counts"
+    found = costs.of_step
+    costs.note_drafted(costs.now(), 1.0, 1.0)
+    costs.note_arrival()
+    costs.begin_step(1.0)
+    assert costs.of_step == found, "no step ran until the next request came"
     assert DraftCosts(0.0).are_known and DraftCosts(0.0).of_pass == 0

@@ -58,6 +58,11 @@ class DraftCosts:
         self._beyond.append(seconds / self._step_s - self._drafted_units)
         self.of_step = max(0.0, median(self._beyond))
 
+    def note_arrival(self) -> None:
+        """Note that a row arrives: until now no step may have run, and the next one has its prompt to run."""
+        if self._drafted_units:
+            self._since = None
+
     def note_plain(self) -> None:
         """Note that the step has no drafts."""
         self._since = self._clock() if self._reckoned else None

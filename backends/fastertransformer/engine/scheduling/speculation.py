@@ -54,6 +54,7 @@ class Speculation:
         Raises:
             RequestError: it asks for them, and the model cannot verify any.
         """
+        self._costs.note_arrival()
         asked = row.sampling.max_speculative_tokens
         most = self._default if asked < 0 else min(asked, self._most)
         if most and (problem := self._steps.problem_with_drafts):
