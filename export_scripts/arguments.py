@@ -169,8 +169,7 @@ class ExportArguments(SigningArguments):
         choices = ("kv_cache_dtype", CACHE_TYPES), ("speculation", SPECULATION), ("quantization", tuple(FORMS))
         for name, legal in choices:
             if (value := getattr(self, name)) not in (None, *legal):
-                flag = name.replace("_", "-")
-                raise ConfigError(f"--{flag}={value} is none of the legal values", nearest(value, legal))
+                raise ConfigError(f"{name}={value} is none of the legal values", nearest(value, legal))
         if self.quantization and self.int8_mode:
             raise ConfigError(f"quantization={self.quantization} with int8_mode=1", "take one of the two")
         if (self.speculation in (DRAFT_MODEL, EAGLE3)) != (self.draft_model is not None):

@@ -318,8 +318,8 @@ def test_the_engine_is_told_of_fp8_only_where_it_is_asked_for(arguments: ExportA
     with pytest.raises(ArtefactError, match="quantization with FasterTransformer's shards, which have int8_mode alone"):
         build_repository(replace(arguments, quantization="fp8", output=arguments.output / "other"))
     for more, words in (
-        ({"kv_cache_dtype": "fp4"}, "--kv-cache-dtype=fp4 is none"),
-        ({"quantization": "int4"}, "--quantization=int4 is none"),
+        ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype=fp4 is none"),
+        ({"quantization": "int4"}, "quantization=int4 is none"),
         ({"quantization": "fp8", "int8_mode": 1}, "quantization=fp8 with int8_mode=1"),
     ):
         with pytest.raises(ConfigError, match=words):
