@@ -178,10 +178,10 @@ def _look_at(name: str, formats: Sequence[str], arguments: LimitsArguments, dire
             engine = open_engine(replace(settings, checkpoint=damaged), device)
             answers = [ask(engine, family, prompt) for prompt in prompts]
             formats_served = Formats(weights, data_type, find_format(int8_mode))
-            findings = compare_passages(engine, family, reference, formats_served, parity)
+            findings, alike = compare_passages(engine, family, reference, formats_served, parity)
             engine.close()
             shutil.rmtree(damaged)
-            yield judge((name, number_format, state), answers, findings, reference, limits, is_sound)
+            yield judge((name, number_format, state), answers, findings, reference, limits, is_sound, alike)
 
 
 def _plant(defect: Defect, shards: Path) -> None:
@@ -211,7 +211,7 @@ def judge(
     reference: Reference,
     limits: Mapping[str, float],
     is_sound: bool,
-    alike: Reference | None = None,
+    alike: Reference | None,
 ) -> Row:
     """Return what parity says of answers and passages by the limits; ``alike`` has weights rounded as the served."""
 
@@ -269,8 +269,8 @@ def ask(engine: Engine, family: Family, prompt: list[int]) -> Served:
 
 def compare_passages(
     engine: Engine, family: Family, reference: HuggingFaceReference, formats: Formats, parity: Mapping[str, Any]
-) -> PassageFindings:
-    """What parity makes of passages."""
+) -> tuple[PassageFindings, Reference | None]:
+    """What parity makes of passages, and the source quantized as the engine's; None: it is not quantized."""
     is_t5 = family.model_type == "T5"
     longest = 256 if is_t5 else parity["longest_passage"]
     room = Room(min(reference.vocab_size, engine.config.vocab_size), engine.config.max_pos_seq_len, is_t5)
@@ -284,9 +284,11 @@ def compare_passages(
         return passages, score(passages)
 
     passages = make_passages(room, parity["passages"], longest)
-    twin = copy.deepcopy(reference).twin(formats, is_ours=True)
+    alike = copy.deepcopy(reference)
+    twin = alike.twin(formats, is_ours=True)
     served = score(passages[0]), score(passages[1])
-    return twin.compare(passages, served, parity["scale_error"], parity["max_passages"], more)
+    findings = twin.compare(passages, served, parity["scale_error"], parity["max_passages"], more)
+    return findings, alike if twin.is_quantized else None
 
 
 def _scores(engine: Engine, passages: Passages) -> Scores:

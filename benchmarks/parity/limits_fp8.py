@@ -11,7 +11,6 @@ are served; here a CPU rounds them too.
 
 from __future__ import annotations
 
-import copy
 import shutil
 import sys
 import tempfile
@@ -44,7 +43,7 @@ from evaluation.parity.formats import Formats
 from evaluation.parity.references import HuggingFaceReference, open_reference
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
-from ft_format.weight_format import FP8_FORMATS, find_format
+from ft_format.weight_format import find_format
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status
 
@@ -163,14 +162,12 @@ def _look_at(name: str, arguments: Fp8LimitsArguments, directory: Path) -> Itera
                 answers = [ask(engine, family, prompt) for prompt in prompts]
                 others = tuple(each for each in (FP8_CACHE, FP8_ACTIVATIONS) if each == number_format)
                 formats = Formats("bf16", "bf16", find_format(0, ways.get("quantization")), others=others)
-                findings = compare_passages(engine, family, reference, formats, parity)
+                findings, alike = compare_passages(engine, family, reference, formats, parity)
                 engine.close()
             shutil.rmtree(damaged)
             limits = parity["limits"][number_format]
-            alike = copy.deepcopy(reference)
-            alike.twin(formats, is_ours=True)
-            given = (answers, findings, reference, limits, state == _SOUND)
-            yield judge((name, number_format, state), *given, alike if formats.weights in FP8_FORMATS else None)
+            given = (answers, findings, reference, limits, state == _SOUND, alike)
+            yield judge((name, number_format, state), *given)
 
 
 @contextmanager

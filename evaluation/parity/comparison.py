@@ -22,7 +22,7 @@ PROMPT, GENERATED = "prompt", "generated"
 _NATS = "nats"
 _LARGEST = "largest absolute difference of a token's log probability under the served model and under its source"
 _MAX, _ROUNDED_MAX = "max_log_prob_difference", "rounded_max_log_prob_difference"
-_ROUNDED = f"{_LARGEST} whose weights are rounded as the served ones are"
+_ROUNDED = f"{_LARGEST}, or under that with its weights rounded as the served ones, whichever is nearer"
 _DEFINITIONS = {
     "greedy_agreement": "places where the served model and its source prefer the same token, of the same predecessors",
     "identical_continuations": "prompts whose greedy continuation is the source's own, to its last token",
@@ -154,7 +154,8 @@ def summarise(positions: Sequence[Position], rounded: Sequence[Position] = ()) -
         for (name, text), figure in zip(_DEFINITIONS.items(), figures, strict=True)
     ]
     if rounded:
-        largest = max(_finite(rounded), default=None)
+        nearest = [min(pair, key=lambda each: each.difference) for pair in zip(positions, rounded, strict=True)]
+        largest = max(_finite(nearest), default=None)
         found.append(Metric(_ROUNDED_MAX, largest, _NATS, None, len(finite), failed, _ROUNDED, LOWER))
     return found
 
@@ -169,8 +170,8 @@ def decide(
     """Compare the figures with their limits; log probabilities that are not finite numbers fail.
 
     Mean and agreement say how far quantized weights are from the source's. One token's difference does not: where a
-    rounding makes a router choose another expert, it is a token's own. So the largest one counts against the source
-    whose weights are rounded alike, which chooses the same.
+    rounding makes a router choose another expert, it is a token's own. So the largest one counts against the source, or
+    the source whose weights are rounded alike, which chooses the same: whichever is nearer.
 
     Args:
         positions: comparisons with the source.

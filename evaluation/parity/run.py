@@ -34,7 +34,6 @@ from evaluation.tasks.metric import FAILS, INCONCLUSIVE
 from evaluation.tasks.scoring import Scorer
 from evaluation.tasks.target import with_adapter
 from export_scripts.checkpoints.user_files import GivenFiles
-from ft_format.weight_format import FP8_FORMATS
 from handover.digests import file_digest
 from handover.errors import ConfigError, ServerError
 from handover.progress import Progress
@@ -59,8 +58,8 @@ def main(argv: Sequence[str]) -> None:
     limits = arguments.limits_by_precision[precision]
     positions, numbers = _compare(answers, reference, limits["tie"]), _compare_numbers(target, reference)
     twin = make_twin(target, reference, formats)
-    rounded = _compare(answers, reference, limits["tie"]) if twin and formats.weights in FP8_FORMATS else ()
     findings = joined(numbers, survey(arguments, target, reference, twin, answers, precision))
+    rounded = _compare(answers, reference, limits["tie"]) if twin and twin.is_quantized else ()
     check_unchanged(arguments.endpoint, target.served.endpoint, arguments.model)
     outcome, notes = conclude(decide(positions, limits, rounded), findings), (*notes, *findings.notes)
     source = {

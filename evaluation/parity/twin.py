@@ -76,6 +76,10 @@ class Twin:
         is_t5: whether it is an encoder-decoder.
         formats: number formats of the served model.
         is_ours: whether the drop-in engine serves the model; another engine may quantize in another way.
+
+    Attributes:
+        is_quantized: whether the model has the served numbers of quantized weights, or rounds its inputs as they are
+            rounded; int8 needs scores of passages for that.
     """
 
     def __init__(self, model: Any, is_t5: bool, formats: Formats, is_ours: bool) -> None:
@@ -84,6 +88,7 @@ class Twin:
         if formats.weights in FP8_FORMATS:
             round_to_fp8(model, formats)
         round_inputs(model, formats)
+        self.is_quantized = formats.weights in FP8_FORMATS or bool(formats.input_scales)
 
     def compare(
         self, passages: Both[Passages], served: Both[Scores], resolution: float, most: int, more: More
@@ -176,6 +181,7 @@ class Twin:
         quantise_head(self._model)
         if rms(served - self._scores(passages)) > rms(served - ours):
             head.weight = kept
+        self.is_quantized = self._is_ours
         return extra
 
     def _judge(self, averaged: _Averaged, resolution: float) -> PassageFindings:

@@ -14,6 +14,7 @@ from evaluation.parity.arguments import LIMITS, PRECISIONS, ParityArguments
 from evaluation.parity.run import main
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
+from handover.endpoint import Endpoint
 from handover.errors import ServerError
 from support.servers.fake_triton import FakeTriton, Tensors
 from support.tiny_models.huggingface_models import HEADS, HIDDEN
@@ -65,10 +66,11 @@ def serve(
 
 
 def run(fake: FakeTriton, checkpoint: Path, directory: Path, **changes: Any) -> dict[str, Any]:
-    """The comparison's summary; ``main`` raises where parity fails."""
-    output = directory / "parity"
+    """The comparison's summary of a server of the drop-in engine; ``main`` raises where parity fails."""
+    output, endpoint = directory / "parity", directory / "endpoint.json"
+    Endpoint("127.0.0.1", grpc_port=fake.port, engine="slipway").write(endpoint)
     given = {"data_path": prompts_file(directory), "output_length": LENGTH, "limits": limits(*SOUND), "batch_size": 2}
-    arguments = ParityArguments(fake.url, output, checkpoint, **{**given, **changes})
+    arguments = ParityArguments(str(endpoint), output, checkpoint, **{**given, **changes})
     try:
         main(arguments.to_argv())
     except ServerError as error:
