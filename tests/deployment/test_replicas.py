@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.engine_programs import PATH
-from support.servers.replicated import Clients, Replicated, Stream, noted_as_run
+from support.servers.replicated import Clients, Replicated, Stream, noted_as_run, stopped_at_last
 from support.servers.served import wait_for
 
 from deployment.arguments import EngineArguments
@@ -119,13 +119,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
     files = deployment / "endpoint.json", deployment / "server.log"
     server = EngineArguments("vllm", model, "tiny", *files, data_type="fp32", restart=1, exit_timeout_s=5)
     stand_in = {"PATH": PATH, "STAND_IN": "counts"}
-    served = Replicated(server, BODY, stand_in, affinity_header="X-Session-Id", lasting=True)
-    try:
+    with stopped_at_last(Replicated(server, BODY, stand_in, affinity_header="X-Session-Id", lasting=True)) as served:
         yield served
-        served.stop()
-    finally:
-        served.process.kill()
-        served.process.wait()
 
 
 def test_requests_go_to_the_server_with_the_fewest_and_those_of_a_session_to_one(served: Replicated) -> None:

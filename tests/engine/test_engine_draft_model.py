@@ -6,7 +6,6 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,10 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.engines.asking import CPU, ask, generated, prompts
-from support.engines.draft_loads import loads, run, same
+from support.engines.draft_loads import loads
 from support.engines.drafting_ranks import check_drafting_ranks
-from support.engines.few_pages import Served, spoiled
-from support.engines.page_reading_ops import captured_steps
+from support.engines.few_pages import Served
+from support.engines.own_drafts import check_answers
 from support.engines.paged_steps import paged_steps
 from support.engines.rank_processes import answer_of
 from support.shards.llama_shards import served_of
@@ -91,21 +90,8 @@ def test_rows_answer_what_they_answer_without(
     """Beside beams, joining prompts, chunks, known pages and rows that are set back, on pages that are spoiled."""
     _, settings = with_draft(name, tmp_path, draft)
     noisy(settings)
-    steps = captured_steps(settings, pages, monkeypatch, 64, 256) if is_gpu else paged_steps(settings, pages)
-    if is_gpu and steps.drafting:
-        for sizes in ((4, 0), (16, 0), (0, 0, 64)):
-            steps.drafting.capture(*sizes)
-    requests, ways = loads(pages)[: 18 if pages == 16 else 9], {"chunk_tokens": chunk_tokens, "steps_ahead": is_gpu}
-    with spoiled(steps) if is_gpu or not chunk_tokens else nullcontext():
-        drafting, steps.drafting = steps.drafting, None
-        expected = run(Served(steps, **ways), requests, pages)
-        steps.drafting = drafting
-        served = Served(steps, **ways, drafts=DRAFTS)
-        for found, each in zip(run(served, requests, pages), expected, strict=True):
-            same(found[-1], each[-1])
-    metrics = served.scheduler.metrics
-    assert metrics.draft_tokens > 100 and metrics.accepted_tokens > 0
-    assert metrics.preemptions or pages > 16
+    requests = loads(pages)[: 18 if pages == 16 else 9]
+    check_answers(settings, DRAFTS, requests, pages, pages, chunk_tokens, is_gpu, monkeypatch)
 
 
 def ran(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

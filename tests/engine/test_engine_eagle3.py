@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import random
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.engines.asking import CPU, ask, generated
-from support.engines.draft_loads import loads, run, same
+from support.engines.draft_loads import loads
 from support.engines.drafting_ranks import check_drafting_ranks
 from support.engines.drawn_triples import check_draws, expected_triples
 from support.engines.every_draft import draft_always, noted_drafts
-from support.engines.few_pages import Served, spoiled
-from support.engines.page_reading_ops import captured_steps
+from support.engines.few_pages import Served
+from support.engines.own_drafts import check_answers
 from support.engines.paged_steps import paged_steps
 from support.shards.llama_shards import served_of
 from support.tiny_models.eagle_heads import RIGHT, SHARED, SPECULATORS, TAPS, never_wrong, save_with_head
@@ -74,11 +73,18 @@ def test_drafts_are_what_transformers_modules_say(
         assert draft == head.drafts(text, len(draft)), text
 
 
-def test_what_is_kept_of_tokens_is_what_transformers_hidden_states_give(tmp_path: Path) -> None:
+def test_what_is_kept_of_tokens_is_what_transformers_hidden_states_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, head = save_with_head(tmp_path, tmp_path / "draft")
     steps, line = paged_steps(settings_of(tmp_path)), list(range(3, 50))
     found, keep = list[torch.Tensor](), steps.cache.keep
-    steps.cache.keep = lambda kept, *where: (found.append(kept.clone()), keep(kept, *where))[1]  # type: ignore[method-assign]
+
+    def noted(kept: torch.Tensor, *where: Any) -> None:
+        found.append(kept.clone())
+        keep(kept, *where)
+
+    monkeypatch.setattr(steps.cache, "keep", noted)
     Served(steps).say(ask([line], 4, end_id=NEVER))
     assert (torch.cat(found)[: len(line)] - head.fused(line)[0]).abs().max() < 1e-4
 
@@ -93,22 +99,7 @@ def test_rows_answer_what_they_answer_without(
 ) -> None:  # fmt: skip
     """Beside beams, joining prompts, chunks, known pages and rows that are set back, on pages that are spoiled."""
     save_with_head(tmp_path, tmp_path / "draft", **{**RIGHT, "change": _often_right})
-    settings = settings_of(tmp_path)
-    steps = captured_steps(settings, pages, monkeypatch, 64, 256) if is_gpu else paged_steps(settings, pages)
-    assert steps.drafting
-    for sizes in ((4, 0), (16, 0), (0, 0, 64)) if is_gpu else ():
-        steps.drafting.capture(*sizes)
-    requests, ways = loads(seed)[:9], {"chunk_tokens": chunk_tokens, "steps_ahead": is_gpu}
-    with spoiled(steps) if is_gpu or not chunk_tokens else nullcontext():
-        drafting, steps.drafting = steps.drafting, None
-        expected = run(Served(steps, **ways), requests, seed)
-        steps.drafting = drafting
-        served = Served(steps, **ways, drafts=DRAFTS)
-        for found, each in zip(run(served, requests, seed), expected, strict=True):
-            same(found[-1], each[-1])
-    metrics = served.scheduler.metrics
-    assert metrics.draft_tokens > 100 and metrics.accepted_tokens > 0
-    assert metrics.preemptions or pages > 16
+    check_answers(settings_of(tmp_path), DRAFTS, loads(seed)[:9], pages, seed, chunk_tokens, is_gpu, monkeypatch)
 
 
 def _often_right(key: str, each: torch.Tensor) -> torch.Tensor:

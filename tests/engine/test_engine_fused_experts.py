@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 
 from backends.fastertransformer.engine.errors import WeightsError
+from backends.fastertransformer.engine.model.blocks.mixture import MixtureWeights
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.network import Network
 from export_scripts.arguments import ConvertArguments
@@ -104,8 +105,8 @@ def test_ranks_have_their_parts_of_arrays(rank: int, tmp_path: Path) -> None:
         said = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": block}
         save_arrays(folder, found, model.config.to_dict(), said)
         weights = load_for_kernels(folder, read_config(folder, "Llama", 2), 2, rank)
-        assert weights.decoder
-        experts = weights.decoder.layers[0].feed_forward.experts  # type: ignore[union-attr]
+        assert weights.decoder and isinstance(mixture := weights.decoder.layers[0].feed_forward, MixtureWeights)
+        experts = mixture.experts
         for expert in range(2):
             gate, up = means["model.layers.0.mlp.experts.gate_up_proj"][expert].chunk(2)
             gate, up = gate.chunk(2)[rank], up.chunk(2)[rank]

@@ -123,7 +123,8 @@ def test_experts_become_int8_on_a_cpu(name: str, rank: int | None, tmp_path: Pat
     save(name, tmp_path)
     config, part = read_config(tmp_path, "Llama", 1 if rank is None else 2), Partition(range(2), rank)
     both = [load_weights(tmp_path, config, 2, replace(FP32, weights=each), CPU, part) for each in (NONE, INT8)]
-    plain, small = (each.decoder.layers[1].feed_forward for each in both if each.decoder)  # type: ignore[union-attr]
+    plain, small = (each.decoder.layers[1].feed_forward for each in both if each.decoder)
+    assert isinstance(plain, MixtureWeights) and isinstance(small, MixtureWeights)
     assert torch.equal(plain.router.linear(torch.eye(64)), small.router.linear(torch.eye(64)))
     for full, packed in ((plain.experts.into, small.experts.into), (plain.experts.out, small.experts.out)):
         assert packed.size_bytes < 0.3 * full.size_bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from support.engines.asking import CPU, ask, generated
-from support.engines.draft_loads import loads, run, same
+from support.engines.draft_loads import loads
 from support.engines.drafting_ranks import check_drafting_ranks
 from support.engines.drawn_triples import check_draws, expected_triples
 from support.engines.every_draft import draft_always, noted_drafts
-from support.engines.few_pages import Served, spoiled
-from support.engines.page_reading_ops import captured_steps
+from support.engines.few_pages import Served
+from support.engines.own_drafts import check_answers
 from support.engines.paged_steps import paged_steps
 from support.shards.llama_shards import served_of
 from support.tiny_models.greedy import NEVER, argmaxes
@@ -97,22 +96,7 @@ def test_rows_answer_what_they_answer_without(
 ) -> None:  # fmt: skip
     """Beside beams, joining prompts, chunks, known pages and rows that are set back, on pages that are spoiled."""
     save_predicting(name, tmp_path, _often_right(name), **LONGER)
-    settings = settings_of(tmp_path)
-    steps = captured_steps(settings, pages, monkeypatch, 64, 256) if is_gpu else paged_steps(settings, pages)
-    assert steps.drafting
-    for sizes in ((4, 0), (16, 0), (0, 0, 64)) if is_gpu else ():
-        steps.drafting.capture(*sizes)
-    requests, ways = loads(pages)[:9], {"chunk_tokens": chunk_tokens, "steps_ahead": is_gpu}
-    with spoiled(steps) if is_gpu or not chunk_tokens else nullcontext():
-        drafting, steps.drafting = steps.drafting, None
-        expected = run(Served(steps, **ways), requests, pages)
-        steps.drafting = drafting
-        served = Served(steps, **ways, drafts=DRAFTS)
-        for found, each in zip(run(served, requests, pages), expected, strict=True):
-            same(found[-1], each[-1])
-    metrics = served.scheduler.metrics
-    assert metrics.draft_tokens > 100 and metrics.accepted_tokens > 0
-    assert metrics.preemptions or pages > 16
+    check_answers(settings_of(tmp_path), DRAFTS, loads(pages)[:9], pages, pages, chunk_tokens, is_gpu, monkeypatch)
 
 
 def _never_wrong(name: str) -> Change:

@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from support.engines.asking import CPU, ask, generated
+from support.engines.own_drafts import check_repository
 from support.tiny_models.eagle_heads import RIGHT, SHARED, SPECULATORS, save_with_head
-from support.tiny_models.greedy import NEVER, argmaxes
 from support.tiny_models.huggingface_models import write_tokenizer
 
-from backends.fastertransformer.engine.engine import open_engine
-from backends.fastertransformer.engine.settings import read_settings
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository
-from export_scripts.repository.pbtxt import parse
 from handover.errors import ArtefactError, ConfigError
 from handover.manifest import Manifest
 
@@ -40,15 +36,7 @@ def test_it_is_linked_and_served(tmp_path: Path) -> None:
     (held,) = arguments.output.glob("fastertransformer/1/*/draft")
     assert {each.name for each in held.iterdir()} == {"config.json", "model.safetensors"}
     assert (held / "model.safetensors").samefile(tmp_path / "head/model.safetensors")
-    config = parse((arguments.output / "fastertransformer/config.pbtxt").read_text())
-    told = {key: value.string_value for key, value in config.parameters.items()}
-    settings = read_settings(told, arguments.output / "fastertransformer", "1")
-    engine = open_engine(replace(settings, cpu_threads=1, kv_cache_bytes=1 << 22), CPU)
-    assert "an EAGLE-3 head of" in engine.description
-    (outputs,) = engine.generate([engine.parse(ask([[5, 9, 33]], 40, end_id=NEVER))])
-    assert generated(outputs) == argmaxes(model, [5, 9, 33], generated(outputs))
-    assert engine.metrics.accepted_tokens == engine.metrics.draft_tokens > 0
-    engine.close()
+    check_repository(arguments.output, model, "an EAGLE-3 head")
 
 
 def test_one_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -7,18 +7,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.engines.asking import CPU, ask, generated
-from support.tiny_models.greedy import NEVER, argmaxes
+from support.engines.own_drafts import check_repository
 from support.tiny_models.huggingface_models import write_tokenizer
 from support.tiny_models.llama_models import save
 from support.tiny_models.predicting_models import never_wrong, save_predicting
 
-from backends.fastertransformer.engine.engine import open_engine
-from backends.fastertransformer.engine.settings import read_settings
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository
-from export_scripts.repository.pbtxt import parse
 from handover.errors import ArtefactError
 
 
@@ -34,15 +30,7 @@ def test_it_is_written_and_served(name: str, one: float, tmp_path: Path) -> None
     model, _ = save_predicting(name, tmp_path / "source", partial(never_wrong, one=one))
     arguments = exported(tmp_path)
     assert build_repository(arguments).problems(arguments.output) == []
-    config = parse((arguments.output / "fastertransformer/config.pbtxt").read_text())
-    told = {key: value.string_value for key, value in config.parameters.items()}
-    settings = read_settings(told, arguments.output / "fastertransformer", "1")
-    engine = open_engine(replace(settings, cpu_threads=1, kv_cache_bytes=1 << 22), CPU)
-    assert "a predictor of further tokens of" in engine.description
-    (outputs,) = engine.generate([engine.parse(ask([[5, 9, 33]], 40, end_id=NEVER))])
-    assert generated(outputs) == argmaxes(model, [5, 9, 33], generated(outputs))
-    assert engine.metrics.accepted_tokens == engine.metrics.draft_tokens > 0
-    engine.close()
+    check_repository(arguments.output, model, "a predictor of further tokens")
 
 
 def test_shards_which_have_none_are_refused(tmp_path: Path) -> None:

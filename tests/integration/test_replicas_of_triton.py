@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from support.servers.replicated import Clients, Replicated, Stream, noted_as_run
+from support.servers.replicated import Clients, Replicated, Stream, noted_as_run, stopped_at_last
 from support.servers.served import inputs_of, wait_for
 from tritonclient.utils import InferenceServerException
 
@@ -34,13 +34,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
     repository = write_repository(place / "made_up", (2, 64, 2), "fp32", 1 << 26)
     files = place / "deployment" / "endpoint.json", place / "deployment" / "server.log"
     server = ServeArguments(repository, *files, openai_port=0, restart=1, guard="always")
-    served = Replicated(server, BODY, lasting=True)
-    try:
+    with stopped_at_last(Replicated(server, BODY, lasting=True)) as served:
         yield served
-        served.stop()
-    finally:
-        served.process.kill()
-        served.process.wait()
 
 
 def generate(served: Replicated, length: int) -> tuple[list[int], str]:

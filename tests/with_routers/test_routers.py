@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.engine_programs import PATH
-from support.servers.replicated import Clients, Replicated, Stream, noted_as_run
+from support.servers.replicated import Clients, Replicated, Stream, noted_as_run, stopped_at_last
 from support.servers.served import wait_for
 
 from deployment.arguments import EngineArguments
@@ -34,13 +34,8 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Replicate
     server = EngineArguments("vllm", model, "tiny", *files, data_type="fp32", restart=1, exit_timeout_s=5)
     body = {"model": "org/tiny", "prompt": "abc", "max_tokens": 3, "temperature": 0}
     settings = {"router": request.param, "router_command": COMMANDS[request.param], "lasting": True}
-    served = Replicated(server, body, {"PATH": PATH, "STAND_IN": "counts"}, **settings)
-    try:
+    with stopped_at_last(Replicated(server, body, {"PATH": PATH, "STAND_IN": "counts"}, **settings)) as served:
         yield served
-        served.stop()
-    finally:
-        served.process.kill()
-        served.process.wait()
 
 
 def test_a_restart_loses_no_request_and_a_killed_server_its_own(served: Replicated) -> None:
