@@ -397,7 +397,7 @@ def test_several_processes_share_a_port_and_end_together(slow: SlowTriton, lette
         return [each.pid for each in list_processes() if each.parent == endpoint.process.pid]
 
     with openai_endpoint(slow.url, tmp_path, **settings) as endpoint:
-        wait_for(lambda: endpoint.text.count("/v1") == 2, 240)
+        wait_for(lambda: endpoint.text.count("/v1") == 2)
         pids = children(endpoint)
         for _ in range(12):  # each by a connection of its own
             status, answer = endpoint.get("/v1/completions", {"prompt": "A", "max_tokens": 2})
@@ -418,11 +418,11 @@ def test_a_process_that_dies_is_replaced_three_times(slow: SlowTriton, letters: 
 
     ended = pytest.raises(AssertionError, match="was killed by SIGKILL, the fourth within ten minutes")
     with ended, openai_endpoint(slow.url, tmp_path, **settings) as endpoint:
-        wait_for(lambda: endpoint.text.count("/v1") == 2, 240)
+        wait_for(lambda: endpoint.text.count("/v1") == 2)
         for number in range(1, 4):
             dead = children()[0]
             os.kill(dead, signal.SIGKILL)
-            wait_for(partial(has_started, endpoint, 2 + number), 240)
+            wait_for(partial(has_started, endpoint, 2 + number))
             assert f"started again, {number} of 3" in endpoint.text and dead not in children()
             assert endpoint.get("/health")[0] == 200
         os.kill(children()[0], signal.SIGKILL)

@@ -111,11 +111,11 @@ def test_a_process_that_dies_is_replaced_and_its_client_told(fake: FakeTriton, l
         assert (await chat(client, "AB"))[0] == 200
         idle = text_processes()[1]
         os.kill(idle, signal.SIGKILL)
-        wait_for(lambda: has_ended(idle), 240)
+        wait_for(lambda: has_ended(idle))
         assert (await chat(client, "AB"))[0] == 200
         below = text_processes()
         os.kill(parent, signal.SIGKILL)  # and with it all that it has forked
-        wait_for(lambda: all(map(has_ended, below)), 240)
+        wait_for(lambda: all(map(has_ended, below)))
         assert (await chat(client, "AB"))[0] == 200
 
     run(fake, letters, tmp_path, ask)

@@ -59,18 +59,18 @@ def publish(replica: JobReplica, name: str, job: str = "8") -> None:
 def test_a_job_serves_once_it_has_published_and_runs_again_after_its_end(slurm: Slurm, tmp_path: Path) -> None:
     replica = replica_in(tmp_path)
     publish(replica, "of an earlier run", job="7")
-    wait_for(lambda: replica.look() is Place.STARTING and slurm_says(replica, "RUNNING"), 240)
+    wait_for(lambda: replica.look() is Place.STARTING and slurm_says(replica, "RUNNING"))
     publish(replica, "first")
-    wait_for(lambda: replica.look() is Place.SERVING, 240)
+    wait_for(lambda: replica.look() is Place.SERVING)
     publish(replica, "second")  # the runner has started the server again between two looks
     assert [replica.look(), replica.look()] == [Place.AWAY, Place.SERVING]
     slurm.has("FAILED")
-    wait_for(lambda: replica.look() is Place.ENDED, 240)
+    wait_for(lambda: replica.look() is Place.ENDED)
     assert "its job 8 is FAILED" in replica.reason() and replica.was_killed
     replica.start()
     assert slurm.told == ["requeue 8", "update JobId=8 StartTime=now"]
     slurm.has("RUNNING")
-    wait_for(lambda: slurm_says(replica, "RUNNING"), 240)
+    wait_for(lambda: slurm_says(replica, "RUNNING"))
     assert replica.look() is Place.STARTING, "the file is that of the start before"
     publish(replica, "third")
     assert replica.look() is Place.SERVING
@@ -79,11 +79,11 @@ def test_a_job_serves_once_it_has_published_and_runs_again_after_its_end(slurm: 
 def test_a_job_that_slurm_takes_off_its_node_is_away_until_it_publishes_again(slurm: Slurm, tmp_path: Path) -> None:
     replica = replica_in(tmp_path)
     publish(replica, "first")
-    wait_for(lambda: replica.look() is Place.SERVING, 240)
+    wait_for(lambda: replica.look() is Place.SERVING)
     slurm.has("PENDING")
-    wait_for(lambda: replica.look() is Place.AWAY, 240)
+    wait_for(lambda: replica.look() is Place.AWAY)
     slurm.has("RUNNING")
-    wait_for(lambda: slurm_says(replica, "RUNNING"), 240)
+    wait_for(lambda: slurm_says(replica, "RUNNING"))
     assert replica.look() is Place.AWAY
     publish(replica, "second")
     assert replica.look() is Place.SERVING
@@ -91,11 +91,11 @@ def test_a_job_that_slurm_takes_off_its_node_is_away_until_it_publishes_again(sl
 
 def test_it_is_told_by_signals_to_its_runner_and_a_job_that_waits_is_cancelled(slurm: Slurm, tmp_path: Path) -> None:
     replica = replica_in(tmp_path)
-    wait_for(lambda: slurm_says(replica, "RUNNING"), 240)
+    wait_for(lambda: slurm_says(replica, "RUNNING"))
     replica.leave()
     replica.ask_to_stop()
     slurm.has("PENDING")
-    wait_for(lambda: slurm_says(replica, "PENDING"), 240)
+    wait_for(lambda: slurm_says(replica, "PENDING"))
     replica.ask_to_stop()
     replica.wait(0)
     assert slurm.cancelled == [
@@ -109,12 +109,12 @@ def test_what_slurm_has_forgotten_has_ended_and_while_it_is_silent_its_last_word
 ) -> None:
     replica = replica_in(tmp_path)
     publish(replica, "first")
-    wait_for(lambda: replica.look() is Place.SERVING, 240)
+    wait_for(lambda: replica.look() is Place.SERVING)
     slurm.says("squeue", f"echo x >> {tmp_path}/silent; echo 'Unable to contact slurm controller' >&2; exit 1")
-    wait_for((tmp_path / "silent").exists, 240)
+    wait_for((tmp_path / "silent").exists)
     assert replica.look() is Place.SERVING
     slurm.says("squeue", NO_SUCH_JOB)
-    wait_for(lambda: slurm_says(replica, GONE), 240)
+    wait_for(lambda: slurm_says(replica, GONE))
     assert replica.look() is Place.ENDED
 
 

@@ -77,7 +77,7 @@ def router(pods: Pods, tmp_path: Path) -> Iterator[str]:
     with said.open("wb") as stream:
         process = subprocess.Popen(argv, env={"NAMESPACE": "ml"}, stderr=stream)
     base = f"http://127.0.0.1:{pods.port}"
-    wait_for(lambda: ask(base, ROUTERS_HEALTH)[0] == 200, 240)
+    wait_for(lambda: ask(base, ROUTERS_HEALTH)[0] == 200)
     yield base
     process.terminate()
     process.wait()
@@ -104,13 +104,13 @@ def test_requests_go_to_whom_the_name_has_and_who_is_well(router: str, pods: Pod
     assert status == 503 and "no server is ready" in said
     assert ask(router, "/metrics")[0] == 404, "one server's would be taken for those of all"
     pods.ready = list(PODS)
-    wait_for(lambda: answering(router) == set(PODS), 240)
+    wait_for(lambda: answering(router) == set(PODS))
     of_sessions = {session: answering(router, session) for session in map(str, range(8))}
     assert all(len(found) == 1 for found in of_sessions.values())
     assert set.union(*of_sessions.values()) == set(PODS)
     pods.ready = [PODS[1]]  # as a rolling update ends a pod: it is not ready, and still answers
-    wait_for(lambda: answering(router) == {PODS[1]}, 240)
+    wait_for(lambda: answering(router) == {PODS[1]})
     pods.ready = list(PODS)
     pods.sick = {PODS[1]}
-    wait_for(lambda: answering(router) == {PODS[0]}, 240)
+    wait_for(lambda: answering(router) == {PODS[0]})
     assert answering(router, "1") == {PODS[0]}, "a session whose server is away has another"

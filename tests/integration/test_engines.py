@@ -64,7 +64,7 @@ def test_a_server_alone_serves_until_ctrl_c(tmp_path: Path) -> None:
         environment = {**os.environ, "PATH": PATH}
         process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=stream, stderr=subprocess.STDOUT)
     try:
-        wait_for(lambda: "serving    TensorRT-LLM 0.0.1" in output.read_text() or process.poll() is not None, 240)
+        wait_for(lambda: "serving    TensorRT-LLM 0.0.1" in output.read_text() or process.poll() is not None)
         assert process.poll() is None, output.read_text()
         process.send_signal(signal.SIGINT)
         assert process.wait(240) == 0, output.read_text()

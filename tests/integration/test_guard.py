@@ -466,9 +466,9 @@ def test_a_cancelled_stream_is_cancelled_at_the_server(sides: Sides) -> None:
         client.start_stream(lambda result, error: answers.append(result or error))
         long = {**PROMPT, "request_output_len": np.array([[900]], np.uint32)}
         client.async_stream_infer(MODEL, inputs_of(triton_grpc, long))
-        wait_for(lambda: answers, 240)
+        wait_for(lambda: answers)
         client.stop_stream(cancel_requests=True)
-    wait_for(lambda: cancelled() == before + 1, 240)
+    wait_for(lambda: cancelled() == before + 1)
 
 
 def test_the_asynchronous_clients_are_answered_too(sides: Sides) -> None:
@@ -529,7 +529,7 @@ def test_a_killed_guard_comes_back_while_the_server_goes_on(sides: Sides) -> Non
     below = descendants([deployment.process.pid])
     (guard,) = [each.pid for each in below if "deployment.guard" in command_line(each.pid)]
     os.kill(guard, signal.SIGKILL)
-    wait_for(lambda: "started again, 1 of 3" in deployment.text, 240)
+    wait_for(lambda: "started again, 1 of 3" in deployment.text)
 
     def is_live() -> bool:
         try:
@@ -537,5 +537,5 @@ def test_a_killed_guard_comes_back_while_the_server_goes_on(sides: Sides) -> Non
         except OSError:
             return False
 
-    wait_for(is_live, 240)
+    wait_for(is_live)
     assert deployment.pids_of("tritonserver") == before

@@ -106,16 +106,16 @@ def test_sums_are_those_of_the_load_generator(
         str(deployment.endpoint_file), tmp_path, lengths=(f"{INPUT}/uniform:20:{OUTPUT}",), concurrencies=(3, 6),
         requests=20, repeats=1, min_repeats=1,
     )  # fmt: skip
-    wait_for(lambda: value(endpoint, "e2e_request_latency_seconds_count") > 0, 240)  # the deployment's own request
+    wait_for(lambda: value(endpoint, "e2e_request_latency_seconds_count") > 0)  # the deployment's own request
     time.sleep(0.5)
     before = read(endpoint)
     load.main(arguments.to_argv())
     count = len(records)
     assert count > 40 and not any(record.error for record in records)
     ended = sum_of(before, "e2e_request_latency_seconds_count") + count
-    wait_for(lambda: value(endpoint, "e2e_request_latency_seconds_count") == ended, 240)
+    wait_for(lambda: value(endpoint, "e2e_request_latency_seconds_count") == ended)
     finished = sum_of(before, "request_success_total") + count
-    wait_for(lambda: value(endpoint, "request_success_total") == finished, 240)
+    wait_for(lambda: value(endpoint, "request_success_total") == finished)
     time.sleep(0.5)  # until the rest is published
     after = read(endpoint)
 
@@ -170,8 +170,12 @@ def test_a_requests_times_begin_when_it_came_to_this_host(endpoint: Endpoint) ->
         for _ in range(4):
             assert arrived.get(timeout=180) is None
     took_s = time.monotonic() - sent_s
+
+    def is_counted(name: str) -> bool:
+        return value(endpoint, f"{name}_count") > sum_of(before, f"{name}_count")
+
     for name in names:
-        wait_for(lambda: value(endpoint, f"{name}_count") > sum_of(before, f"{name}_count"), 240)  # noqa: B023
+        wait_for(partial(is_counted, name))
         counted_s = value(endpoint, f"{name}_sum") - sum_of(before, f"{name}_sum")
         assert earlier_s < counted_s < earlier_s + took_s
     decoding = "request_decode_time_seconds_sum"
@@ -193,11 +197,11 @@ def test_what_is_under_way_shows_and_what_was_cancelled_counts_as_such(endpoint:
         client.start_stream(lambda result, error: arrived.put(error))
         client.async_stream_infer("fastertransformer", inputs_of(triton_grpc, {k: v[:4] for k, v in tensors.items()}))
         assert arrived.get(timeout=180) is None
-        wait_for(lambda: value(endpoint, "num_requests_running") == 4, 240)
+        wait_for(lambda: value(endpoint, "num_requests_running") == 4)
         assert 0 < value(endpoint, "kv_cache_usage_perc") < 1
         client.stop_stream(cancel_requests=True)
-    wait_for(lambda: value(endpoint, "request_success_total", 'finished_reason="abort"') == before + 4, 240)
-    wait_for(lambda: value(endpoint, "num_requests_running") == 0, 240)
+    wait_for(lambda: value(endpoint, "request_success_total", 'finished_reason="abort"') == before + 4)
+    wait_for(lambda: value(endpoint, "num_requests_running") == 0)
     assert value(endpoint, "e2e_request_latency_seconds_count") == finished
 
 
@@ -223,7 +227,7 @@ def test_hang_ups_over_openais_api_free_the_engine_and_count_as_aborts(endpoint:
         return value(endpoint, "request_success_total", reasons[reason]) - before[reason]
 
     # Those that were in flight when the repeat ended are not recorded.
-    wait_for(lambda: cancelled <= ended("abort") <= cancelled + 3, 240)
+    wait_for(lambda: cancelled <= ended("abort") <= cancelled + 3)
     made = value(endpoint, "generation_tokens_total") - tokens
     assert made < 200 * ended("length") + 20 * ended("abort"), "a request that is hung up on makes few tokens more"
     assert whole <= ended("length")
@@ -254,7 +258,7 @@ def test_a_refusal_is_logged_by_the_clients_name_for_the_request(endpoint: Endpo
         client.start_stream(lambda result, error: arrived.put(error))
         client.async_stream_infer("fastertransformer", inputs_of(triton_grpc, tensors), request_id="job 7, line 12")
         assert isinstance(arrived.get(timeout=180), InferenceServerException)
-    wait_for(lambda: "request 'job 7, line 12': INVALID_ARG: " in deployment.log.read_text(), 240)
+    wait_for(lambda: "request 'job 7, line 12': INVALID_ARG: " in deployment.log.read_text())
 
 
 class PlainText(SimpleHTTPRequestHandler):
@@ -287,7 +291,7 @@ def test_every_panel_of_the_dashboard_shows_what_a_real_prometheus_has_read(
 ) -> None:
     checked = subprocess.run(["promtool", "check", "metrics"], input=read(endpoint), capture_output=True, text=True)
     assert checked.returncode in (0, 3), checked.stderr  # 3: style, such as the colon in vLLM's names
-    wait_for(lambda: prometheus.query("up") == [1.0, 1.0], 240)
+    wait_for(lambda: prometheus.query("up") == [1.0, 1.0])
     arguments = LoadArguments(
         str(deployment.endpoint_file), tmp_path / "load", lengths=("40/20",), concurrencies=(6,),
         requests=40, repeats=1, min_repeats=1,

@@ -99,7 +99,7 @@ def test_models_and_versions_have_weights_of_their_own(client: Any) -> None:
 def test_a_model_has_as_many_processes_as_instances(endpoint: Endpoint, client: Any) -> None:
     assert endpoint.pid and look(endpoint.pid).stubs == 1 + 2 + 2
     client.unload_model("two_instances")
-    wait_for(lambda: look(endpoint.pid or 0).stubs == 1 + 2, 240)
+    wait_for(lambda: look(endpoint.pid or 0).stubs == 1 + 2)
     assert ask(client, "plain") == greedy(0)
 
 

@@ -127,7 +127,7 @@ def test_the_engine_says_which_adapters_have_rows(served: Served) -> None:
         return [line for line in text.splitlines() if line.startswith("vllm:lora_requests_info{")]
 
     tokens_of(served, "poet")
-    wait_for(told, 240)
+    wait_for(told)
     newest = max(told(), key=lambda line: float(line.rsplit(" ")[-1]))
     assert 'max_lora="2"' in newest and 'running_lora_adapters="' in newest
 

@@ -62,18 +62,18 @@ def test_a_killed_endpoint_comes_back_while_the_server_goes_on(repository: Path,
     expected, (server,) = answer(endpoint), deployment.pids_of("tritonserver")
     with ask(endpoint, max_tokens=LONG, stream=True) as stream:
         stream.readline()
-        wait_for(lambda: in_use(endpoint) > 0, 240)
+        wait_for(lambda: in_use(endpoint) > 0)
         os.kill(endpoint_pid(deployment), signal.SIGKILL)
         with suppress(http.client.IncompleteRead, ConnectionError):
             assert b"[DONE]" not in stream.read()
-    wait_for(lambda: "was killed by SIGKILL; started again, 1 of 3 within ten minutes" in deployment.text, 240)
-    wait_for(lambda: can_answer(endpoint), 240)
+    wait_for(lambda: "was killed by SIGKILL; started again, 1 of 3 within ten minutes" in deployment.text)
+    wait_for(lambda: can_answer(endpoint))
     assert answer(endpoint) == expected  # at the same address
-    wait_for(lambda: in_use(endpoint) == 0, 240)  # the request of the one that died has been cancelled
+    wait_for(lambda: in_use(endpoint) == 0)  # the request of the one that died has been cancelled
     assert deployment.pids_of("tritonserver") == [server]
     for number in (2, 3):
         os.kill(endpoint_pid(deployment), signal.SIGKILL)
-        wait_for(partial(says, deployment, f"started again, {number} of 3"), 240)
+        wait_for(partial(says, deployment, f"started again, {number} of 3"))
     os.kill(endpoint_pid(deployment), signal.SIGKILL)
     assert deployment.process.wait(240) == 1
     assert "the OpenAI endpoint was killed by SIGKILL, for the fourth time within ten minutes" in deployment.text
@@ -97,7 +97,7 @@ def test_streams_in_flight_are_complete_when_the_deployment_stops(repository: Pa
     streams = [ask(endpoint, max_tokens=LONG, stream=True) for _ in range(3)]
     assert all(stream.readline().startswith(b"data: {") for stream in streams)
     deployment.process.send_signal(signal.SIGTERM)
-    wait_for(lambda: not deployment.endpoint_file.exists(), 240)  # no other client finds it
+    wait_for(lambda: not deployment.endpoint_file.exists())  # no other client finds it
     for stream in streams:
         events = stream.read().split(b"\n\n")
         assert events[-2:] == [b"data: [DONE]", b""] and len(events) - 1 == LONG  # with the first, which was read above

@@ -113,7 +113,7 @@ def test_a_server_in_a_pod_is_ready_by_its_probe_and_ends_in_its_time_of_grace(t
     with Cluster(manifests, tmp_path / "server") as cluster:
         (pod,) = cluster.start_deployment()
         file = manifests.parent / "deployment" / "endpoint.json"
-        wait_for(lambda: pod.is_ready and file.exists(), 240)
+        wait_for(lambda: pod.is_ready and file.exists())
         assert pod.address in file.read_text() and generate(Endpoint.read(file), "the world", 8)
         pod.delete()
         assert not pod.ended_hard and pod.status == 0, pod.output
@@ -149,12 +149,12 @@ def test_several_servers_behind_a_router_are_replaced_without_a_lost_request(tmp
     manifests = render(tmp_path, "stages=[deploy]", *settings, *replicas)
     with Cluster(manifests, tmp_path / "servers") as cluster:
         (router,), pods = cluster.start_deployment("router"), cluster.start_deployment()
-        wait_for(lambda: router.is_ready and all(pod.is_ready for pod in pods), 240)
+        wait_for(lambda: router.is_ready and all(pod.is_ready for pod in pods))
         files = sorted((manifests.parent / "deployment").glob("replica-*/endpoint.json"))
         assert {Endpoint.read(file).host for file in files} == {pod.address for pod in pods}
         assert not (manifests.parent / "deployment" / "endpoint.json").exists()
         before = Endpoint(router.address, grpc_port=8001)
-        wait_for(lambda: _works(before), 240)
+        wait_for(lambda: _works(before))
         with Prometheus(_monitored(cluster, pods), tmp_path) as prometheus:
             _check_sums(prometheus, before)
         said, failures, is_over = generate(before, "the world", 8), list[str](), threading.Event()
@@ -192,13 +192,13 @@ def _monitored(cluster: Cluster, pods: list[Pod]) -> list[dict[str, Any]]:
 def _check_sums(prometheus: Prometheus, router: Endpoint) -> None:
     """Of what the router is asked both servers count a part, and the sum is all of it."""
     counted = 'vllm:request_success_total{finished_reason="length"}'
-    wait_for(lambda: prometheus.query("up") == [1.0, 1.0], 240)
-    wait_for(lambda: len(prometheus.query(counted)) == 2, 240)
+    wait_for(lambda: prometheus.query("up") == [1.0, 1.0])
+    wait_for(lambda: len(prometheus.query(counted)) == 2)
     parts, (total,) = prometheus.query(counted), prometheus.query(f"sum without (pod, instance) ({counted})")
     assert total == sum(parts)
     for _ in range(6):
         generate(router, "the world", 8)
-    wait_for(lambda: prometheus.query(f"sum without (pod, instance) ({counted})") == [total + 6], 240)
+    wait_for(lambda: prometheus.query(f"sum without (pod, instance) ({counted})") == [total + 6])
     assert all(now > then for now, then in zip(prometheus.query(counted), parts, strict=True))
 
 

@@ -70,7 +70,7 @@ class ServeRanks:
         self.directory = directory
 
     def wait_until_published(self) -> Endpoint:
-        wait_for(lambda: self.endpoint_file.exists() or any(self.statuses), 240)
+        wait_for(lambda: self.endpoint_file.exists() or any(self.statuses))
         assert not any(self.statuses), self.text
         return Endpoint.read(self.endpoint_file)
 

@@ -69,7 +69,7 @@ def test_every_door_leads_to_both_and_the_metrics_are_their_sum(served: Replicat
     for stream in streams:
         stream.join()
     assert all(stream.is_whole for stream in streams)
-    wait_for(lambda: served.metrics()[SUCCESS] - before.get(SUCCESS, 0) == len(answered) + len(streams), 240)
+    wait_for(lambda: served.metrics()[SUCCESS] - before.get(SUCCESS, 0) == len(answered) + len(streams))
     pages = [name for name in served.metrics() if name.startswith("vllm:kv_cache_usage_perc")]
     assert len(pages) == 2 and all('replica="' in name for name in pages)
 
@@ -78,7 +78,7 @@ def test_a_killed_tritonserver_costs_its_own_streams_alone(served: Replicated) -
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(generate, served, 900) for _ in range(4)]
         streams = [Stream(served, max_tokens=900) for _ in range(4)]
-        wait_for(lambda: all(stream.events for stream in streams), 240)
+        wait_for(lambda: all(stream.events for stream in streams))
         os.kill(served.pids_of("tritonserver")[0], signal.SIGKILL)
         errors = [each.result()[1] for each in asked]
         for stream in streams:
@@ -87,7 +87,7 @@ def test_a_killed_tritonserver_costs_its_own_streams_alone(served: Replicated) -
     assert errors.count("") == 2
     assert {error for error in errors if error} <= {"StatusCode.UNAVAILABLE", "StatusCode.CANCELLED",
                                                     "StatusCode.INTERNAL"}  # fmt: skip
-    wait_for(lambda: served.serving() == 2, 240)
+    wait_for(lambda: served.serving() == 2)
 
 
 def test_a_rolling_restart_loses_no_request(served: Replicated) -> None:

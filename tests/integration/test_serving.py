@@ -424,7 +424,7 @@ def test_a_killed_stub_is_noticed_though_triton_says_ready(
     endpoint = deployment.wait_until_published()
     stub, waited_s = kill_engine_while_a_client_waits(deployment, endpoint)
     assert waited_s < 8  # on a machine of its own 0.3; the server's exit time-out is 10
-    wait_for(lambda: deployment.text.count("serving ") == 2 or deployment.process.poll() is not None, 240)
+    wait_for(lambda: deployment.text.count("serving ") == 2 or deployment.process.poll() is not None)
     assert f"restarting 1 of 1: a Python stub of tritonserver died (pid {stub})" in deployment.text
     again = Endpoint.read(deployment.endpoint_file)
     assert (again.http_port, again.grpc_port) == (endpoint.http_port, endpoint.grpc_port)
@@ -448,7 +448,7 @@ def test_sentencepiece_and_two_shards_then_the_supervisor_is_killed(tmp_path: Pa
     known = [token for token in row if token < tokenizer.get_piece_size()]
     assert generate(endpoint, PROMPTS[0], 4) == tokenizer.decode(known)
     assert deployment.stop(signal.SIGKILL) == -signal.SIGKILL
-    wait_for(lambda: nothing_is_left(deployment, before), 240)
+    wait_for(lambda: nothing_is_left(deployment, before))
 
 
 def test_the_end_of_the_parent_ends_the_deployment(repository: Path, tmp_path: Path) -> None:
@@ -457,7 +457,7 @@ def test_the_end_of_the_parent_ends_the_deployment(repository: Path, tmp_path: P
     deployment = Deployment(repository, tmp_path / "run", parent=(sys.executable, "-c", parent))
     deployment.wait_until_published()
     deployment.stop(signal.SIGKILL)  # of the parent
-    wait_for(lambda: nothing_is_left(deployment, before), 240)
+    wait_for(lambda: nothing_is_left(deployment, before))
     assert "the parent process ended" in deployment.text
 
 

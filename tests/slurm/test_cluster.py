@@ -59,7 +59,7 @@ def test_no_daemon_outlives_a_killed_parent(short_path: Path) -> None:
         assert len(pids) == 6
         os.kill(parent.pid, signal.SIGKILL)
     marker = str(short_path).encode()
-    wait_until(lambda: not _processes_with(marker, pids), 240, lambda: f"still there: {_processes_with(marker, pids)}")
+    wait_until(lambda: not _processes_with(marker, pids), lambda: f"still there: {_processes_with(marker, pids)}")
 
 
 def _processes_with(marker: bytes, pids: list[int]) -> list[str]:

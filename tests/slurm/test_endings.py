@@ -107,7 +107,7 @@ def test_a_server_killed_under_its_client_ends_the_job_with_a_message(
     slurm: SlurmCluster, finished: Launched, tmp_path: Path
 ) -> None:
     launched = serve(slurm, finished, tmp_path, *SMALL, "benchmark.repeats=1000", stages="deploy,benchmark")
-    wait_until(lambda: is_running(launched, "benchmark"), 240, lambda: f"no benchmark: {launched.jobs[0].errors}")
+    wait_until(lambda: is_running(launched, "benchmark"), lambda: f"no benchmark: {launched.jobs[0].errors}")
     node = node_of(slurm, launched)
     running = slurm.processes_on(node).items()
     (supervisor,) = [pid for pid, line in running if re.match(r"\S+ -m deployment.serve ", line)]
@@ -123,14 +123,14 @@ def test_a_step_killed_with_9_fails_its_stage_and_stops_the_server(
     slurm: SlurmCluster, finished: Launched, tmp_path: Path
 ) -> None:
     launched = serve(slurm, finished, tmp_path, *SMALL, "benchmark.repeats=1000", stages="deploy,benchmark")
-    wait_until(lambda: is_running(launched, "benchmark"), 240, lambda: f"no benchmark: {launched.jobs[0].errors}")
+    wait_until(lambda: is_running(launched, "benchmark"), lambda: f"no benchmark: {launched.jobs[0].errors}")
     node = node_of(slurm, launched)
 
     def tasks() -> list[int]:
         running = slurm.processes_on(node).items()
         return [pid for pid, line in running if re.match(r"\S+ -m evaluation.benchmark ", line)]
 
-    wait_until(lambda: bool(tasks()), 240, lambda: "the step never started")
+    wait_until(lambda: bool(tasks()), lambda: "the step never started")
     os.kill(tasks()[0], signal.SIGKILL)
     assert list(slurm.wait_for_end(*launched.ids).values()) == ["FAILED"]
     assert "benchmark: exit status 137, killed by SIGKILL" in launched.stages["benchmark"]["error"]
@@ -142,7 +142,7 @@ def test_a_requeued_job_starts_over_at_what_was_cut_off(
     slurm: SlurmCluster, finished: Launched, tmp_path: Path
 ) -> None:
     launched = serve(slurm, finished, tmp_path, *SMALL, "benchmark.repeats=60", stages="deploy,benchmark")
-    wait_until(lambda: is_running(launched, "benchmark"), 240, lambda: f"no benchmark: {launched.jobs[0].errors}")
+    wait_until(lambda: is_running(launched, "benchmark"), lambda: f"no benchmark: {launched.jobs[0].errors}")
     slurm.run("scontrol", "requeue", launched.ids[0])
     assert list(slurm.wait_for_end(*launched.ids).values()) == ["COMPLETED"]
     printed = launched.jobs[0].log.read_text()
@@ -171,10 +171,10 @@ def test_a_step_that_finds_no_controller_is_tried_again(slurm: SlurmCluster, tmp
     runner = shlex.join([sys.executable, "-m", "launcher.runner", f"--place={place}", str(tmp_path / "plan.json")])
     where = [f"--chdir={PROJECT}", f"--output={tmp_path}/job.txt", f"--wrap=exec {runner}"]
     job = slurm.run("sbatch", "--parsable", *where).strip()
-    wait_until((tmp_path / "begun").exists, 240, lambda: "the first command never ran")
+    wait_until((tmp_path / "begun").exists, lambda: "the first command never ran")
     with slurm.controller_away():
         (tmp_path / "away").touch()
         said = tmp_path / "job.txt"
-        wait_until(lambda: "trying again" in said.read_text(), 240, said.read_text)
+        wait_until(lambda: "trying again" in said.read_text(), said.read_text)
     assert slurm.wait_for_end(job) == {job: "COMPLETED"}, said.read_text()
     assert (output / "made").read_text() == "run\n", "once"

@@ -31,7 +31,7 @@ def said_by(launched: Launched) -> str:
 
 def start(slurm: SlurmCluster, finished: Launched, root: Path, *arguments: str) -> Launched:
     launched = serve(slurm, finished, root, *TWO, "deployment.restart=1", *arguments)
-    wait_until(endpoint_of(launched).exists, 240, lambda: said_by(launched))
+    wait_until(endpoint_of(launched).exists, lambda: said_by(launched))
     return launched
 
 
@@ -94,8 +94,8 @@ def test_a_job_that_is_cancelled_is_requeued_and_the_other_has_the_requests(
     victim, before = served.ids[1], deployment_of(file_of(served, 1))
     with asking(served) as failures:
         slurm.run("scancel", victim)
-        wait_until(lambda: deployment_of(file_of(served, 1)) not in ("", before), 240, lambda: said_by(served))
-        wait_until(lambda: "ready      replica 1" in served.jobs[-1].log.read_text().split("replacing")[-1], 240, str)
+        wait_until(lambda: deployment_of(file_of(served, 1)) not in ("", before), lambda: said_by(served))
+        wait_until(lambda: "ready      replica 1" in served.jobs[-1].log.read_text().split("replacing")[-1], str)
     assert f"its job {victim} is CANCELLED" in served.jobs[-1].log.read_text()
     assert len(failures) < 5, "those in flight, and what was sent in the moment before the router noticed"
 

@@ -31,7 +31,7 @@ MODEL = (override("export.model.checkpoint_path", LLAMA), "export.triton_deploym
 def evaluated(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     results = tmp_path_factory.mktemp("engines") / "re sults"
     launched = launch(slurm, results, "stages=[export,deploy,evaluate]", *ENGINE, *MODEL, *SMALL)
-    slurm.wait_for_end(*launched.ids, timeout_s=240)
+    slurm.wait_for_end(*launched.ids)
     return launched
 
 
@@ -49,7 +49,7 @@ def test_a_server_alone_is_reached_at_its_nodes_address_and_cancelled(slurm: Slu
     """scancel leaves it Slurm's KillWait; its children take no notice of SIGTERM."""
     launched = launch(slurm, evaluated.results, "stages=[deploy]", *ENGINE, *MODEL, *SMALL)
     file = evaluated.results / "tiny" / "export_tp1_pp1_fp32_fp32_vllm" / "deployment" / "endpoint.json"
-    wait_until(file.exists, 240, lambda: f"no {file}; {launched.jobs[0].errors}")
+    wait_until(file.exists, lambda: f"no {file}; {launched.jobs[0].errors}")
     endpoint = json.loads(file.read_text())
     node = node_of(slurm, launched)
     assert endpoint["job_id"] == launched.ids[0]
@@ -64,7 +64,7 @@ def test_a_server_alone_is_reached_at_its_nodes_address_and_cancelled(slurm: Slu
 
 def assert_no_engine(slurm: SlurmCluster, node: str) -> None:
     """No stand-in runs on a node, whatever it calls itself; other tests' may run on this host."""
-    wait_until(lambda: "STAND-IN::Core" not in slurm.names_on(node), 240, lambda: f"left on {node}")
+    wait_until(lambda: "STAND-IN::Core" not in slurm.names_on(node), lambda: f"left on {node}")
 
 
 @pytest.mark.long
@@ -75,14 +75,14 @@ def test_over_both_nodes_a_program_that_dies_on_the_second_ends_the_job_with_its
     sizes = ("export.model.tensor_model_parallel_size=2", "deployment.nodes=2", "cluster.gpus_per_node=1")
     launched = launch(slurm, evaluated.results, "stages=[deploy]", *ENGINE, *MODEL, *SMALL, *sizes)
     directory = evaluated.results / "tiny" / "export_tp2_pp1_fp32_fp32_vllm" / "deployment"
-    wait_until((directory / "endpoint.json").exists, 240, lambda: f"no endpoint; {launched.jobs[0].errors}")
+    wait_until((directory / "endpoint.json").exists, lambda: f"no endpoint; {launched.jobs[0].errors}")
     lines = {log: (directory / log).read_text() for log in ("server.log", "server.rank1.log")}
     assert "--nnodes 2 --node-rank 0 --master-addr 127.0.1." in lines["server.log"]
     assert "--nnodes 2 --node-rank 1" in lines["server.rank1.log"] and "--headless" in lines["server.rank1.log"]
     programs = [pid for pid, line in slurm.processes_on(NODES[1]).items() if " --headless" in line]
     assert programs and any(" --node-rank 0 " in line for line in slurm.processes_on(NODES[0]).values())
     os.kill(min(programs), signal.SIGKILL)  # the others are its children
-    assert list(slurm.wait_for_end(*launched.ids, timeout_s=240).values()) == ["FAILED"]
+    assert list(slurm.wait_for_end(*launched.ids).values()) == ["FAILED"]
     assert re.search(r"process 1 of 2, on \S+: vLLM was killed by SIGKILL", launched.jobs[0].errors)
     for node in NODES:
         assert_clean(slurm, node)
@@ -99,7 +99,7 @@ def test_what_mpi_joins_is_launched_on_both_nodes_and_ends_in_good_order(slurm: 
     results = tmp_path / "results"  # the launcher takes no path with a space
     launched = launch(slurm, results, "stages=[convert,deploy]", *engine, path, *MODEL, *SMALL)
     directory = results / "tiny" / "export_tp2_pp1_fp32_fp32_trtllm_serve" / "deployment"
-    wait_until((directory / "endpoint.json").exists, 240, lambda: f"no endpoint; {launched.jobs[-1].errors}")
+    wait_until((directory / "endpoint.json").exists, lambda: f"no endpoint; {launched.jobs[-1].errors}")
     assert "rank 0 of 2" in (directory / "server.log").read_text()
     assert "rank 1 of 2" in (directory / "server.rank1.log").read_text()
     slurm.run("scancel", launched.ids[-1])

@@ -46,10 +46,10 @@ def test_a_restart_loses_no_request_and_a_killed_server_its_own(served: Replicat
     assert said[-1].startswith("  restarted")
     assert len({stream.server for stream in streams}) >= 2  # one prompt keeps to one server, until that is restarted
     streams = [Stream(served, max_tokens=60, prompt=f"{number} of a client") for number in range(8)]
-    wait_for(lambda: all(stream.server for stream in streams), 240)
+    wait_for(lambda: all(stream.server for stream in streams))
     victim = streams[0].server
     os.kill(int(victim), signal.SIGKILL)
     for stream in streams:
         stream.join()
     assert all(stream.is_whole == (stream.server != victim) for stream in streams)
-    wait_for(lambda: served.serving() == 2 and served.is_answered(), 240)
+    wait_for(lambda: served.serving() == 2 and served.is_answered())

@@ -35,7 +35,7 @@ class OpenAIEndpoint:
 
     def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
         self.process, self.output = process, output
-        wait_for(lambda: "/v1" in self.text or process.poll() is not None, 240)
+        wait_for(lambda: "/v1" in self.text or process.poll() is not None)
         found = re.search(r"(http://\S+)/v1", self.text)
         assert found, self.text
         self.url = found.group(1)

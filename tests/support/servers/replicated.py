@@ -55,7 +55,7 @@ class Replicated:
                 stdout=stream,
                 stderr=subprocess.STDOUT,
             )
-        wait_for(lambda: "serving" in self.text or self.process.poll() is not None, 240)
+        wait_for(lambda: "serving" in self.text or self.process.poll() is not None)
         assert self.process.poll() is None, self.text
         self.endpoint = Endpoint.read(self.file)
         self.url = self.endpoint.openai_url or f"http://{self.endpoint.host}:{self.endpoint.openai_port}/v1"
@@ -103,7 +103,7 @@ class Replicated:
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(240) == 0, self.text
         assert not list(self.place.glob("**/.endpoint*")) and not self.file.exists()
-        wait_for(lambda: not [each for each in processes if command_line(each.pid)], 240)
+        wait_for(lambda: not [each for each in processes if command_line(each.pid)])
 
 
 @contextmanager

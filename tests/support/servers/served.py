@@ -20,6 +20,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from deployment.arguments import ServeArguments
 from handover.endpoint import Endpoint
+from support import PATIENCE_S
 
 PROJECT = Path(__file__).resolve().parents[3]
 # Of Triton's Python backend, once in some hundred starts on busy cores, and what is said of it; see docs/serving.md.
@@ -43,7 +44,7 @@ class Deployment:
                 cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
-    def wait_until_published(self, timeout_s: float = 400) -> Endpoint:
+    def wait_until_published(self, timeout_s: float = 2 * PATIENCE_S) -> Endpoint:
         wait_for(lambda: "serving" in self.text or self.process.poll() is not None, timeout_s)
         assert self.process.poll() is None, self.text
         assert self._has_noted_itself()
@@ -118,7 +119,7 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("slipway-", "triton_"))}
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"

@@ -49,7 +49,7 @@ class Served:
             )
 
     def wait(self) -> Endpoint:
-        wait_for(lambda: "serving" in self.text or self.process.poll() is not None, 240)
+        wait_for(lambda: "serving" in self.text or self.process.poll() is not None)
         assert self.process.poll() is None, self.text
         return Endpoint.read(self.file)
 
@@ -69,9 +69,9 @@ class Served:
     def assert_nothing_is_left(self) -> None:
         regions = re.findall(r"region (\S+)$", self.printed, re.MULTILINE)
         assert self.children and len(regions) == len(self.children)
-        wait_for(lambda: not any(is_alive(pid) for pid in self.children), 240)
-        wait_for(lambda: not any((Path("/dev/shm") / name).exists() for name in regions), 240)
-        wait_for(lambda: not list(self.place.glob(".endpoint*")) and not self.file.exists(), 240)
+        wait_for(lambda: not any(is_alive(pid) for pid in self.children))
+        wait_for(lambda: not any((Path("/dev/shm") / name).exists() for name in regions))
+        wait_for(lambda: not list(self.place.glob(".endpoint*")) and not self.file.exists())
 
 
 def is_alive(pid: int) -> bool:

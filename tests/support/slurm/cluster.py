@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from support import PATIENCE_S
 from support.slurm.slurm_files import write_files
 
 NODES = ("node1", "node2")
@@ -25,7 +26,6 @@ PROGRAMS = ("gcc", "slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sba
 _INSTALL = Path(__file__).resolve().parents[2] / "install"
 _SQL = Path("/usr/share")  # below it: mysql/mysql_..., since MariaDB 11 mariadb/mariadb_...
 _PR_SET_PDEATHSIG = 1
-_START_TIMEOUT_S = 240
 _FINAL_STATES = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 
 # The first process of a node. bash waits for orphans, as init does; arguments: name, hosts file, slurmd's command.
@@ -113,7 +113,7 @@ class SlurmCluster:
         rows = [line.split("|") for line in printed.splitlines()]
         return {job: state.split()[0] for job, state in rows}
 
-    def wait_for_end(self, *jobs: str, timeout_s: float = 240) -> dict[str, str]:
+    def wait_for_end(self, *jobs: str, timeout_s: float = PATIENCE_S) -> dict[str, str]:
         """Wait until accounting has the final state of every job."""
         found: dict[str, str] = {}
 
@@ -121,7 +121,7 @@ class SlurmCluster:
             found.update(self.states(*jobs))
             return set(found) >= set(jobs) and all(found[job] in _FINAL_STATES for job in jobs)
 
-        wait_until(all_final, timeout_s, lambda: f"jobs still at {found}\n{self._output('squeue')}\n", interval_s=0.5)
+        wait_until(all_final, lambda: f"jobs still at {found}\n{self._output('squeue')}\n", 0.5, timeout_s)
         return found
 
     @contextlib.contextmanager
@@ -257,9 +257,7 @@ class SlurmCluster:
 
     def _wait_for(self, name: str, is_ready: Callable[[], bool]) -> None:
         process = self._processes[name]
-        wait_until(
-            lambda: process.poll() is not None or is_ready(), _START_TIMEOUT_S, lambda: self._explain(name), 0.05
-        )
+        wait_until(lambda: process.poll() is not None or is_ready(), lambda: self._explain(name), 0.05)
         assert process.poll() is None, self._explain(name)
 
     def _explain(self, name: str) -> str:
@@ -269,7 +267,10 @@ class SlurmCluster:
 
 
 def wait_until(
-    condition: Callable[[], bool], timeout_s: float, explain: Callable[[], str], interval_s: float = 0.1
+    condition: Callable[[], bool],
+    explain: Callable[[], str],
+    interval_s: float = 0.1,
+    timeout_s: float = PATIENCE_S,
 ) -> None:
     """Wait for a condition; an AssertionError with the explanation if it does not come."""
     deadline = time.monotonic() + timeout_s

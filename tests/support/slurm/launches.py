@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import subprocess
@@ -103,9 +102,7 @@ def endpoint_of(launched: Launched) -> Path:
 def wait_for_endpoint(launched: Launched) -> None:
     endpoint = endpoint_of(launched)
     log = launched.jobs[0].log
-    wait_until(
-        endpoint.exists, 240, lambda: f"no {endpoint}; {log.read_text() if log.exists() else 'the job is pending'}"
-    )
+    wait_until(endpoint.exists, lambda: f"no {endpoint}; {log.read_text() if log.exists() else 'the job is pending'}")
 
 
 def is_running(launched: Launched, stage: str) -> bool:
@@ -119,7 +116,10 @@ def node_of(slurm: SlurmCluster, launched: Launched) -> str:
 def assert_clean(slurm: SlurmCluster, *nodes: str) -> None:
     """No process of a job is left on the nodes, and nothing in shared memory."""
     for node in nodes:
-        left = functools.partial(slurm.processes_on, node)
-        wait_until(lambda left=left: not left(), 240, lambda left=left: f"left on a node: {left()}")  # type: ignore[misc]
+        _wait_until_clean(slurm, node)
         shared = slurm.shared_memory_of(node)
         assert not shared, f"left in shared memory of {node}: {shared}"
+
+
+def _wait_until_clean(slurm: SlurmCluster, node: str) -> None:
+    wait_until(lambda: not slurm.processes_on(node), lambda: f"left on {node}: {slurm.processes_on(node)}")
