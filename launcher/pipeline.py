@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from handover.errors import ConfigError
-from handover.manifest import FILE_NAME
+from handover.manifest import FILE_NAME, Manifest
 from launcher.clusters.table import cluster_of
 from launcher.config.choices import Stage
 from launcher.config.schema import Config
@@ -68,10 +68,29 @@ def ordered_stages(config: Config, paths: RunPaths) -> list[Stage]:
     wanted = set(config.stages)
     if not wanted:
         raise ConfigError("no stages", f"say which: stages=[{','.join(stage.name for stage in Stage)}]")
-    converted = convert.output(config, paths) / FILE_NAME
-    if Stage.export in wanted and (paths.checkpoint.exists() or not converted.exists()):
+    if Stage.export in wanted and not (Stage.convert in wanted or _only_its_result_is_left(config, paths)):
         wanted.add(Stage.convert)
     return [stage for stage in Stage if stage in wanted]
+
+
+def _only_its_result_is_left(config: Config, paths: RunPaths) -> bool:
+    """Return whether the checkpoint is gone, and what was converted from it is there.
+
+    Raises:
+        ConfigError: what is there was converted from another one.
+    """
+    converted = convert.output(config, paths)
+    if paths.checkpoint.exists() or not (converted / FILE_NAME).exists():
+        return False
+    made_from = Path(Manifest.read(converted).made_from.get("checkpoint", paths.checkpoint))
+    if paths.checkpoint in (made_from, *made_from.parents):
+        return True
+    if paths.hub_name:
+        return False  # it is fetched
+    raise ConfigError(
+        f"{paths.checkpoint} does not exist, and {converted} was made from {made_from}",
+        f"give the right export.model.checkpoint_path; {made_from} itself if that model is meant",
+    )
 
 
 def plan_stages(config: Config, paths: RunPaths, stages: Sequence[Stage], sweep: Path | None = None) -> list[StagePlan]:

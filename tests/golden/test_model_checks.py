@@ -9,13 +9,14 @@ from support.runs.composed import FIVE, compose
 
 from export_scripts.arguments import ExportArguments
 from handover.errors import ConfigError, SlipwayError
+from handover.manifest import Manifest
 from launcher.config.choices import Stage
 from launcher.pipeline import ordered_stages, plan_stages
 from launcher.plan import checks
 from launcher.plan.adapter_checks import asked_adapters, served_adapters
 from launcher.plan.paths import RunPaths
 from launcher.plan.stages import clients, evaluate, export
-from launcher.plan.stages.convert import plan, with_format
+from launcher.plan.stages.convert import output, plan, with_format
 
 DATA = Path(__file__).parents[1] / "data"
 GPT, T5 = DATA / "nemo" / "gpt122_tp1_pp1.nemo", DATA / "nemo" / "t5_abs.nemo"
@@ -327,3 +328,15 @@ def test_what_names_no_adapter_is_refused(adapter: str, problem: str, tmp_path: 
     with pytest.raises(ConfigError) as refused:
         asked_adapters(compose([f"base_results_dir={tmp_path}", *given, f"deployment.adapter={adapter}"]))
     assert problem in refused.value.problem
+
+
+@pytest.mark.parametrize("is_another", [True, False])
+def test_a_model_of_the_hub_is_fetched_unless_it_was_converted(tmp_path: Path, is_another: bool) -> None:
+    """What lies there of another one, under the same name of a run, does not stand for it."""
+    config = compose([f"base_results_dir={tmp_path}", "export.model.checkpoint_path=hf:org/model", "stages=[export]"])
+    paths = RunPaths.of(config)
+    converted, source = output(config, paths), tmp_path / "another" if is_another else paths.checkpoint
+    converted.mkdir(parents=True)
+    Manifest("ft_checkpoint", (), {"checkpoint": str(source)}).write(converted)
+    assert not paths.checkpoint.exists()
+    assert (Stage.convert in ordered_stages(config, paths)) == is_another

@@ -246,3 +246,6 @@ def test_export_alone_works_when_only_the_ft_checkpoint_is_left(tmp_path: Path) 
     checkpoint.unlink()
     result = slipway(*run_of(tmp_path, "stages=[export]", checkpoint=checkpoint))
     assert result.returncode == 0 and "convert" not in result.stdout
+    other = slipway(*run_of(tmp_path, "stages=[export]", checkpoint=tmp_path / "mvoed.nemo"))
+    assert other.returncode == 1 and "mvoed.nemo does not exist, and " in other.stderr
+    assert f"was made from {checkpoint}" in other.stderr
