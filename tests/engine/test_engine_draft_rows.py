@@ -14,6 +14,7 @@ from support.engines import t5_requests
 from support.engines.asking import CPU, Tensors, ask, generated, prompts, tiny_gpt2
 from support.engines.few_pages import Served
 from support.engines.guessed_drafts import guess
+from support.engines.page_reading_ops import PageReadingOps
 from support.engines.paged_steps import paged_steps
 from support.engines.rank_processes import RankProcesses, answer_of
 from support.shards.family_shards import write_family
@@ -21,7 +22,7 @@ from support.shards.llama_shards import settings_of, shards_of
 from support.shards.random_t5 import random_t5
 from support.tiny_models.greedy import NEVER
 from support.tiny_models.guided_model import guided, guided_gpt2, texts
-from support.tiny_models.llama_models import save
+from support.tiny_models.huggingface_models import build
 
 from backends.fastertransformer.engine import loading
 from backends.fastertransformer.engine.engine import open_engine
@@ -179,16 +180,16 @@ def test_drafts_that_are_wrong_end_and_those_that_are_right_grow(
             assert metrics.accepted_tokens < 10 and 0 < metrics.draft_tokens * cost < 0.02 * 250 * (1 + cost * rows)
 
 
-def test_a_model_whose_layers_keep_states_refuses_drafts_on_a_gpu(
+def test_a_model_whose_attention_has_a_bias_refuses_drafts_on_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save("nemotron_h", tmp_path, max_position_embeddings=64)
-    settings = Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)
+    settings = Settings(write_family(build("bloom"), tmp_path), 1, 1, "fp32", 1, "GPT", kv_cache_bytes=1 << 22)
+    monkeypatch.setattr(loading, "choose_ops", PageReadingOps)
     steps = paged_steps(settings)
-    monkeypatch.setattr(steps.network.ops, "can_capture", True)
-    with pytest.raises(EngineError, match="speculation = ngram .*: on a GPU the layers of this model, which keep st"):
+    with pytest.raises(EngineError, match="speculation = ngram .*: on a GPU this model's rows are continued by torch"):
         loading._check_drafts(replace(settings, speculation="ngram"), steps)
     served = Served(steps)
     served.scheduler._speculation._most = 4
     (refused,) = served.submit(ask([[5, 6]], 3) | {"max_speculative_tokens": np.array([[2]], np.int32)})
-    assert isinstance(refused, Failure) and "max_speculative_tokens is 2, and on a GPU the layers" in refused.problem
+    assert isinstance(refused, Failure)
+    assert "max_speculative_tokens is 2, and on a GPU this model's rows" in refused.problem

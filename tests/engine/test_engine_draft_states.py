@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.engines.asking import ask
 from support.engines.draft_loads import loads, run, same, texts_of
-from support.engines.few_pages import Served
+from support.engines.faked_graphs import DoneAgain
+from support.engines.few_pages import Served, spoiled
 from support.engines.guessed_drafts import guess
+from support.engines.page_reading_ops import captured_steps
 from support.engines.paged_steps import paged_steps
 from support.tiny_models.greedy import NEVER, argmaxes
 from support.tiny_models.llama_models import VOCAB, save
@@ -35,28 +39,52 @@ def saved(name: str, directory: Path) -> tuple[Any, Settings]:
     return model, Settings(directory, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)
 
 
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Which graphs are replayed, and their sizes."""
+    noted, replay = list[tuple[str, int]](), DoneAgain.replay
+
+    def note_and_replay(own: DoneAgain, size: int) -> Any:
+        noted.append((own.run.__name__, size))
+        return replay(own, size)
+
+    monkeypatch.setattr(DoneAgain, "replay", note_and_replay)
+    return noted
+
+
+_LONG = ("falcon_h1_norm", 400, False, 0.2), ("qwen3_5", 16, False, 1.0), ("falcon_h1_norm", 16, True, 1.0)
+
+
 @pytest.mark.parametrize(
-    ("name", "pages", "wrong"),
+    ("name", "pages", "is_gpu", "wrong"),
     [
-        ("nemotron_h", 16, 0.2),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in (("falcon_h1_norm", 400, 0.2), ("qwen3_5", 16, 1.0))),
-        ("qwen3_next", 60, 0.4),
+        *(("nemotron_h", 16, False, 0.2), ("nemotron_h", 60, True, 0.2)),
+        *(("qwen3_next", 60, False, 0.4), ("qwen3_5", 16, True, 0.2)),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in _LONG),
     ],
 )
 def test_rows_with_drafts_answer_what_they_answer_without(
-    name: str, pages: int, wrong: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name: str, pages: int, is_gpu: bool, wrong: float,
+    tmp_path: Path, replayed: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Right, partly right and wrong drafts, beside beams, joining prompts, chunks, known pages; rows are set back."""
     _, settings = saved(name, tmp_path)
-    steps, requests, ways = paged_steps(settings, pages), loads(pages)[:9], {"chunk_tokens": 32}
-    expected = run(Served(steps, **ways), requests, pages)
-    guess(monkeypatch, texts_of(requests, expected), wrong, VOCAB)
-    served = Served(steps, **ways, drafts=DRAFTS)
-    for found, each in zip(run(served, requests, pages), expected, strict=True):
-        same(found[-1], each[-1])
+    steps = captured_steps(settings, pages, monkeypatch, 64, 256) if is_gpu else paged_steps(settings, pages)
+    requests, ways = loads(pages)[:9], {"chunk_tokens": 32, "steps_ahead": is_gpu}
+    replayed.clear()
+    with spoiled(steps) if is_gpu else nullcontext():
+        expected = run(Served(steps, **ways), requests, pages)
+        guess(monkeypatch, texts_of(requests, expected), wrong, VOCAB)
+        served = Served(steps, **ways, drafts=DRAFTS)
+        for found, each in zip(run(served, requests, pages), expected, strict=True):
+            same(found[-1], each[-1])
     metrics = served.scheduler.metrics
     assert metrics.draft_tokens > 100 and (metrics.accepted_tokens > metrics.draft_tokens / 5) == (wrong < 1)
     assert metrics.preemptions or pages > 16
+    # Nothing overwrites what drafts have left until they are settled.
+    of_drafts = [pair for pair in pairwise(replayed) if "_run_drafts" in pair[0] or "_settle_drafts" in pair[1]]
+    assert bool(of_drafts) == is_gpu
+    assert all(pair == (("_run_drafts", 64), ("_settle_drafts", 64)) for pair in of_drafts)
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", pytest.param("nemotron3", marks=pytest.mark.long)])

@@ -88,6 +88,7 @@ def test_drafts_are_what_transformers_layer_says(
     [
         *(("glm4_moe", 16, 32, False), ("glm4_moe", 60, 32, True)),
         *(("deepseek_v3", 60, 0, True), ("deepseek_v3", 16, 0, False), ("qwen3_next", 16, 32, False)),
+        ("qwen3_5", 60, 32, True),
     ],
 )
 def test_rows_answer_what_they_answer_without(

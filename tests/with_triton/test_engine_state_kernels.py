@@ -166,3 +166,46 @@ def test_blocks_of_a_pass_give_what_the_whole_pass_does(name: str, monkeypatch: 
 
         found.append((of_rows.in_blocks(given, mix), *(part[states] for part in state)))
     assert all(error(cut, whole) < 1e-6 for whole, cut in zip(*found, strict=True))
+
+
+@pytest.mark.in_ci(when=lambda at: HAS_GPU or at.name != "delta by key" or at.dtype == torch.float16)
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
+def test_drafts_leave_states_until_they_are_settled_by_the_tokens_that_were_right(
+    name: str, dtype: torch.dtype
+) -> None:
+    """Rows of several tokens, of which some were right, beside rows of one, padding, and rows without tokens."""
+    from backends.fastertransformer.engine.ops.triton_ops import TritonOps
+
+    kind, counts, right = KINDS[name], [4, 1, 7, 1, 2], [1, 1, 5, 1, 2]
+    mixing, widths = made(kind)
+    ours, theirs = poisoned(kind), LayerState(*(part.double() for part in poisoned(kind)))
+    states, starts = torch.tensor([5, 1, 7, 2, 6, 0, 0], device=DEVICE), [20, 1, 2, 16, 3]
+    given = [drawn(sum(starts), width).to(dtype) for width in widths]
+    begun = rows_of([(0, start) for start in starts])
+    TritonOps(DEVICE).state_rows(states[:5], begun).mix(mixing, given, ours, dtype)
+    AllDouble(states[:5], begun._replace(lengths=starts)).mix(mixing, given, theirs, torch.float64)
+    for _ in range(2):  # the second goes on from what the first has left
+        spans, padding = [(start, start + count) for start, count in zip(starts, counts, strict=True)], 3
+        given, before = [drawn(sum(counts) + padding, width).to(dtype) for width in widths], [*map(torch.clone, ours)]
+        rows = TritonOps(DEVICE).drafted_states(states, rows_of([*spans, (0, padding)], empty=1))
+        found = rows.mix(mixing, given, ours, dtype)
+        told = rows_of(spans)._replace(lengths=counts)
+        unsettled = LayerState(*map(torch.clone, theirs))
+        expected = AllDouble(states[:5], told).mix(
+            mixing, [each[:-padding] for each in given], unsettled, torch.float64
+        )
+        assert error(found[:-padding], expected) < LIMITS[dtype] and found.isfinite().all()
+        for own, was, other in zip(ours, before, unsettled, strict=True):
+            np.testing.assert_array_equal(own[[5, 7, 6]].cpu(), was[[5, 7, 6]].cpu())
+            assert error(own[[1, 2]], other[[1, 2]]) < LIMITS[dtype]
+        firsts = np.cumsum(counts) - counts
+        places = np.concatenate([first + np.arange(count) for first, count in zip(firsts, right, strict=True)])
+        for each in given:
+            each[np.setdiff1d(np.arange(sum(counts)), places)] = torch.nan  # leaves nothing
+        rows.settle(torch.tensor([*right, 0, 0], dtype=torch.int32, device=DEVICE))
+        kept = [(start, start + count) for start, count in zip(starts, right, strict=True)]
+        told, given = rows_of(kept)._replace(lengths=right), [each[places] for each in given]
+        AllDouble(states[:5], told).mix(mixing, given, theirs, torch.float64)
+        starts = [end for _, end in kept]
+        for own, other in zip(ours, theirs, strict=True):
+            assert error(own[states[:5]], other[states[:5]]) < LIMITS[dtype] and own[[0, 3, 4]].isnan().all()

@@ -30,6 +30,8 @@ CPU = torch.device("cpu")
 def take_all(steps: Steps) -> list[Tensor]:
     """Begin rows, go on with some tokens of each, decode; rows leave and others come: what follows each time.
 
+    Where layers keep states, rows run drafts too, some of which were right.
+
     The first rows fit into a graph and the second, one of which has two blocks of queries, do not.
     """
     vocab_size, random, found = steps.config.vocab_size, np.random.default_rng(1), list[Tensor]()
@@ -52,6 +54,13 @@ def take_all(steps: Steps) -> list[Tensor]:
         for _ in range(2):
             logits, tokens = steps.decode(len(lengths))
             found += [logits.clone(), tokens.clone()]
+        if steps.cache.states:
+            starts, (drafted, right) = counts + 4, np.array([[4, 1, 3], [2, 1, 3]])[:, : len(lengths)]
+            drafted[0] += 2 * (counts[0] > 3)  # no graph has as many
+            found.append(steps.verify(random.integers(0, vocab_size, drafted.sum()), starts, drafted).clone())
+            steps.settle(right)
+            steps.slots.resume(random.integers(0, vocab_size, len(lengths)), starts + right)
+            found.append(steps.decode(len(lengths))[0].clone())
         steps.slots.free(len(lengths), 0, counts[:0], counts[:0])
         allocator.release(rows)
     return found

@@ -14,9 +14,11 @@ from torch import Tensor
 from backends.fastertransformer.engine import loading
 from backends.fastertransformer.engine.arrays import MOST_SLOTS
 from backends.fastertransformer.engine.cache.kv_cache import PAGE, KvCache
+from backends.fastertransformer.engine.ops.drafted_states import DraftedStates
 from backends.fastertransformer.engine.ops.ops import Ops
 from backends.fastertransformer.engine.ops.packed_rows import Rows
 from backends.fastertransformer.engine.ops.positions import Attend, AttentionSpec
+from backends.fastertransformer.engine.ops.state_rows import StateRows
 from backends.fastertransformer.engine.ops.torch_attention import attend_masked, biased
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
@@ -32,6 +34,14 @@ class PageReadingOps(Ops):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self.latent.can_capture = True
+
+    def state_rows(self, states: Tensor, rows: Rows | None) -> StateRows:
+        told = _told(rows) if rows else None
+        return super().state_rows(states[: len(told.lengths or ())] if told else states, told)
+
+    def drafted_states(self, states: Tensor, rows: Rows) -> DraftedStates:
+        told = _told(rows)
+        return super().drafted_states(states[: len(told.lengths or ())], told)
 
     def kv_write(self, kv: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         super().kv_write(kv, pages, offsets, k, v)
@@ -72,6 +82,12 @@ class PageReadingOps(Ops):
             return attended
 
         return self._with_norms(attend)
+
+
+def _told(rows: Rows) -> Rows:
+    """Tell the host the lengths of rows; the last have no tokens, and are left out, but for one if all have none."""
+    lengths = [length for length in rows.ends.diff().tolist() if length] or [len(rows.ids)]
+    return rows._replace(ends=torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0), lengths=lengths)
 
 
 def _attend_to_pages(

@@ -102,6 +102,7 @@ class Network:
         embeddings: Tensor | None = None,
         longest: int = 0,
         adapted: AdaptedRows | None = None,
+        state_rows: StateRows | None = None,
     ) -> Tensor:
         """Run several tokens of every row.
 
@@ -111,6 +112,7 @@ class Network:
             embeddings: [T, hidden] in place of the token embeddings; a token whose first number is NaN keeps its own.
             longest: at least the entries of the cache that a row has afterwards; 0: all are new rows, which is faster.
             adapted: which adapters the tokens have; None: no token has any.
+            state_rows: the rows' states; None: each row's goes on. See drafted_states.
 
         Returns:
             [T, hidden], before the final norm.
@@ -126,7 +128,7 @@ class Network:
 
         x = self._embed(rows, cache, embeddings)
         tapped = list[Tensor]()
-        x = self.comm.send_output(self._decoder(x, prepare, rows.slots, cache, tapped, rows, adapted))[0]
+        x = self.comm.send_output(self._decoder(x, prepare, rows.slots, cache, tapped, rows, adapted, state_rows))[0]
         self._keep(x, cache, rows.slots, rows.positions, tapped)
         return x
 
@@ -147,7 +149,7 @@ class Network:
             slots: of each row; a slice is faster than indices.
             cache: holds the keys and values of the tokens before, and is written to.
             adapted: see extend.
-            state_rows: the rows' states; None: each row's goes on. See drafted_states.
+            state_rows: see extend.
 
         Returns:
             [B, hidden], before the final norm.
@@ -280,7 +282,7 @@ class Network:
             tapped: takes the hidden states of the taps, in their order.
             rows: packed rows that x is of; None: each has one token, and goes on.
             adapted: see extend.
-            state_rows: see decode.
+            state_rows: see extend.
         """
         config, weights, taps = self.config, self.weights.decoder, self.taps.layers if self.taps else ()
         assert weights, "there is no decoder"

@@ -19,6 +19,7 @@ from ..arrays import Array
 from ..cache.kv_cache import PAGE, KvCache
 from . import cached_attention, experts, torch_attention
 from .cached_attention import WithoutNorms
+from .drafted_states import DraftedStates, TorchDraftedStates
 from .draws import Draws
 from .experts import Experts
 from .fp8 import StaticLinear
@@ -174,6 +175,10 @@ class Ops(Draws):
     def state_rows(self, states: Tensor, rows: Rows | None) -> StateRows:
         """Return the states of a call's rows, for all layers; see StateRows."""
         return StateRows(states, rows)
+
+    def drafted_states(self, states: Tensor, rows: Rows) -> DraftedStates:
+        """Return the states of a call's rows, of which some run drafts, for all layers; see DraftedStates."""
+        return TorchDraftedStates(states, rows)
 
     def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, table: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Look up the next token of each row and its position, and add them.

@@ -33,7 +33,7 @@ from .routing import Router
 from .torch_attention import flash_rows, has_flash_kernel
 from .triton_latent import TritonLatentOps
 from .triton_products import TritonProducts
-from .triton_states import TritonStateRows
+from .triton_states import TritonDraftedStates, TritonStateRows
 
 
 class TritonOps(TritonProducts):
@@ -68,6 +68,9 @@ class TritonOps(TritonProducts):
 
     def state_rows(self, states: Tensor, rows: Rows | None) -> TritonStateRows:
         return TritonStateRows(states, rows)
+
+    def drafted_states(self, states: Tensor, rows: Rows) -> TritonDraftedStates:
+        return TritonDraftedStates(states, rows)
 
     def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, table: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See Ops; on a GPU both tables have the type of the result."""

@@ -1,7 +1,8 @@
 """CUDA graphs: one launch in place of some hundreds, for decode steps of certain row counts, and inputs of tokens.
 
 Inputs that begin rows, inputs that continue what is cached (prefix cache, sessions, chunks of a prompt), and mixed
-steps have graphs of their own. A mixed step is a decode step and such an input in one pass.
+steps have graphs of their own. A mixed step is a decode step and such an input in one pass. Where layers keep states,
+rows with drafts have two graphs: one runs them, and one lets the states go on by the tokens that were right.
 
 A graph reads everything that differs from one replay to the next (ids, positions, windows, pages) from device memory,
 at addresses that never change, so it is captured once, when the model is loaded. A step of fewer rows than were
@@ -22,6 +23,7 @@ from torch import Tensor
 from ..arrays import MOST_SLOTS, upload
 from ..cache.kv_cache import KvCache
 from ..model.network import Network
+from ..ops.drafted_states import DraftedStates
 from ..ops.low_rank import AdaptedRows
 from ..ops.packed_rows import NumberedRows, Rows
 
@@ -115,6 +117,8 @@ class StepGraphs:
         self._tokens = upload(np.repeat(self._padding, TOKENS[-1], 1), self._device)
         most = max(most_rows(TOKENS[-1]), ROWS[-1] + _MIXED_CONTEXTS)
         self._ends = torch.zeros(most + 2, dtype=torch.int32, device=self._device)
+        self._counts = torch.zeros(most + 1, dtype=torch.int32, device=self._device)  # of right tokens, by row
+        self._last_input: tuple[Any, int] = None, 0  # which graphs, and size
         self._warned: set[str] = set()  # kinds of steps that ran without a CUDA graph
 
     def _begin_graphs(self) -> None:
@@ -124,6 +128,8 @@ class StepGraphs:
         )
         self._begin = Graphs(self._run_contexts, self._pool)
         self._continue, self._mix = Graphs(self._continue_contexts, self._pool), Graphs(self._run_mixed, self._pool)
+        self._draft, self._settle = Graphs(self._run_drafts, self._pool), Graphs(self._settle_drafts, self._pool)
+        self._drafted: DraftedStates | None = None  # of the drafts that have run last
         self.largest_input, self.largest_step = 0, 0
 
     def of_adapted(self, adapters: Tensor, places: int) -> StepGraphs:
@@ -149,11 +155,16 @@ class StepGraphs:
             self._mix.capture(mixed)
         else:
             (self._decode if rows else self._begin if tokens else self._continue).capture(rows or tokens or continued)
+        if self._cache.states and 0 < continued <= MOST_SLOTS:
+            self._draft.capture(continued)
+            self._draft.replay(continued)  # leaves what settling reads, in memory that other graphs may overwrite
+            self._settle.capture(continued)
         self.largest_step, self.largest_input = max(self.largest_step, rows), max(self.largest_input, tokens)
 
     def release(self) -> None:
         """Destroy all graphs; no step follows."""
-        for graphs in (self._decode, self._begin, self._continue, self._mix):
+        self._drafted = None
+        for graphs in (self._decode, self._begin, self._continue, self._mix, self._draft, self._settle):
             graphs.release()
 
     def rows_of_step(self, count: int) -> int:
@@ -181,9 +192,22 @@ class StepGraphs:
         """Run rows of which some continue what is cached, and none has a window; None: no graph has room for them."""
         return self._run_input(self._continue, rows)
 
-    def has_continued(self, rows: int, tokens: int) -> bool:
-        """Return whether there is a graph of an input of some tokens that continues some rows; see extend."""
-        return self._continue.size_of(tokens, lambda size: most_rows(size) >= rows) > 0
+    def has_drafts(self, rows: int, tokens: int) -> bool:
+        """Return whether there is a graph of some rows that run drafts, of some tokens together."""
+        graphs = self._draft if self._cache.states else self._continue
+        return graphs.size_of(tokens, lambda size: most_rows(size) >= rows) > 0
+
+    def draft(self, rows: NumberedRows) -> Tensor | None:
+        """Run rows whose layers keep states, and drafts; no graph may run until settle; see extend."""
+        return self._run_input(self._draft, rows)
+
+    def settle(self, counts: Tensor) -> None:
+        """Settle what draft has run; see DraftedStates."""
+        graphs, size = self._last_input
+        assert graphs is self._draft, "the last input that a graph has run were drafts"
+        self._counts.zero_()
+        self._counts[: len(counts)] = counts
+        self._settle.replay(size)
 
     def size_of_mixed(self, rows: int, tokens: int, contexts: int) -> int:
         """Find the size of a step in which some rows decode, and contexts have some tokens together; 0: none has room.
@@ -215,6 +239,7 @@ class StepGraphs:
         if not (size := graphs.size_of(count, lambda size: most_rows(size) >= row_count)):
             return None
         self._upload(rows, size)
+        self._last_input = graphs, size
         return graphs.replay(size)[:count]
 
     def _upload(self, rows: NumberedRows, size: int) -> None:
@@ -244,6 +269,17 @@ class StepGraphs:
         rows = self._rows_of(size)
         longest = self._cache.most_entries
         return self._network.extend(rows, self._cache, longest=longest, adapted=self._adapted(rows.slots))
+
+    def _run_drafts(self, size: int) -> Tensor:
+        rows, states, longest = self._rows_of(size), self._cache.states, self._cache.most_entries
+        assert states
+        self._drafted = self._network.ops.drafted_states(states.of_slots[rows.row_slots], rows)
+        adapted = self._adapted(rows.slots)
+        return self._network.extend(rows, self._cache, None, longest, adapted, self._drafted)
+
+    def _settle_drafts(self, size: int) -> None:
+        assert self._drafted
+        self._drafted.settle(self._counts[: most_rows(size) + 1])
 
     def _run_mixed(self, size: int) -> tuple[Tensor, Tensor | None]:
         rows = self._rows_of(size, mixed_rows(size) + _MIXED_CONTEXTS)._replace(contexts=_MIXED_CONTEXTS + 1)  # padding

@@ -58,7 +58,7 @@ class Steps(Collective):
         self.config, self.device = network.config, network.weights.like.device
         self.slots, self.predictions = RowSlots(network, cache, prefixes, self.places), Predictions(network)
         self._threads = StepThreads(network)
-        self._drafted: DraftedStates | None = None  # of the last step, until it is known which of its tokens are right
+        self._drafted: DraftedStates | StepGraphs | None = None  # of the last step, until its right tokens are known
         self._graphs: StepGraphs | None = None
         self._adapted_graphs: StepGraphs | None = None  # of calls some of whose rows have adapters
 
@@ -194,8 +194,6 @@ class Steps(Collective):
     @property
     def problem_with_drafts(self) -> str:
         """Why no step verifies drafts; empty: steps do."""
-        if self.network.ops.can_capture and self.cache.states:
-            return "on a GPU the layers of this model, which keep states, cannot go back by the tokens that are wrong"
         if self.network.ops.can_capture and not self.network.can_capture_continued:
             return "on a GPU this model's rows are continued by torch, row by row"
         return ""
@@ -206,7 +204,7 @@ class Steps(Collective):
             return False
         if not self.network.ops.can_capture:
             return True
-        has_graph = self._graphs is not None and self._graphs.has_continued(rows, tokens)
+        has_graph = self._graphs is not None and self._graphs.has_drafts(rows, tokens)
         return has_graph and not self.cache.has_windows
 
     @collective_step
@@ -216,21 +214,29 @@ class Steps(Collective):
         Torch decodes them, as if each token were a row: it writes all keys and values before it reads any, and reads
         a row's in place. On a GPU a decode step's kernel does both at once, and this is an input that continues rows.
         """
-        rows = NumberedRows.of(ids, starts, lengths, 0)
-        if self.network.ops.can_capture:
+        rows, is_gpu = NumberedRows.of(ids, starts, lengths, 0), self.network.ops.can_capture
+        if is_gpu and not self.cache.states:
             return self._extend(rows, starts)
+        adapters = self.slots.adapters_of(rows.tokens[2])
+        graphs = self._graphs if adapters is None else self._adapted_graphs
+        if graphs and is_gpu and (hidden := graphs.draft(rows)) is not None:
+            self._drafted = graphs
+            return hidden
         placed, cache, _ = self._uploaded(rows, None)
-        adapted = self._adapted(self.slots.adapters_of(rows.tokens[2]))
+        adapted, drafted = self._adapted(adapters), None
         if cache.states:
-            self._drafted = DraftedStates(cache.states.of_slots[placed.row_slots], placed)
-        return self.network.decode(placed.ids, placed.positions, placed.slots, cache, adapted, self._drafted)
+            drafted = self.network.ops.drafted_states(cache.states.of_slots[placed.row_slots], placed)
+        self._drafted = drafted
+        if is_gpu:
+            return self.network.extend(placed, cache, None, cache.longest(0, starts + lengths), adapted, drafted)
+        return self.network.decode(placed.ids, placed.positions, placed.slots, cache, adapted, drafted)
 
     @collective_step
     def settle(self, counts: Array) -> None:
         """Let the states of rows go on by the first tokens that verify ran of each, int64 [B]."""
         drafted, self._drafted = self._drafted, None
         assert drafted, "no step has run drafts"
-        drafted.settle(counts)
+        drafted.settle(upload(counts.astype(np.int32), self.device))
 
     @collective_step
     def decode(self, count: int) -> Chosen:

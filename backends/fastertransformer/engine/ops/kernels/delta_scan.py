@@ -1,13 +1,14 @@
-"""The gated delta rule's recurrence: one token of each row, or packed rows; see ops/delta_scan.py for formulas.
+"""The gated delta rule's recurrence: one token of each row, packed rows, or packed drafts, token after token.
 
-Columns of a memory do not meet, so that a program has some of a head's. Of packed rows, what a chunk's tokens are to
-each other is solved first, for all chunks at once; then each row goes from chunk to chunk. T: tokens; B: rows; G: heads
-of queries and keys; H: heads of values; K, V: widths. State 0 belongs to no row and is left as it is.
+See ops/delta_scan.py for formulas. Columns of a memory do not meet, so that a program has some of a head's. Of packed
+rows, what a chunk's tokens are to each other is solved first, for all chunks at once; then each row goes from chunk to
+chunk. T: tokens; B: rows; G: heads of queries and keys; H: heads of values; K, V: widths. State 0 belongs to no row and
+is left as it is.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -58,6 +59,24 @@ def _rates(rates, learnt, forgotten, step_bias, decay, head, is_in):
     return tl.where(is_in, learns, 0.0), tl.where(is_in, tl.load(decay + head) * softplus(step), 0.0)
 
 
+@triton.jit
+def _run_token(
+    rates, tokens, content, head, v, is_v, learnt, forgotten, step_bias, decay, scale, key_heads, heads,
+    key_size: tl.constexpr, value_size: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """Return a memory behind a token, and what the token reads of it."""
+    k, keys = tl.arange(0, width), key_heads * key_size
+    is_k, shared = k < key_size, tokens + head // (heads // key_heads) * key_size + k
+    query, key = tl.load(shared, is_k, 0.0), tl.load(shared + keys, is_k, 0.0)
+    query *= tl.rsqrt(tl.sum(query * query, 0) + _EPS) * scale
+    key *= tl.rsqrt(tl.sum(key * key, 0) + _EPS)
+    value = tl.load(tokens + 2 * keys + head * value_size + v, is_v, 0.0)
+    learns, fading = _rates(rates, learnt, forgotten, step_bias, decay, head, True)
+    content = content * tl.exp(fading)
+    content += key[:, None] * (learns * (value - tl.sum(key[:, None] * content, 0)))[None, :]
+    return content, tl.sum(query[:, None] * content, 0)
+
+
 @triton.jit(do_not_specialize=("states",))
 def _step(
     rates, convolved, memory, states, learnt, forgotten, step_bias, decay, out, rates_stride, scale, key_heads, heads,
@@ -69,20 +88,41 @@ def _step(
     if state == 0:
         tl.store(targets, tl.zeros((block,), tl.float32), is_v)
         return
-    is_k, keys = k < key_size, key_heads * key_size
-    tokens = convolved + row * (2 * keys + heads * value_size)
-    shared = tokens + head // (heads // key_heads) * key_size + k
-    query, key = tl.load(shared, is_k, 0.0), tl.load(shared + keys, is_k, 0.0)
-    query *= tl.rsqrt(tl.sum(query * query, 0) + _EPS) * scale
-    key *= tl.rsqrt(tl.sum(key * key, 0) + _EPS)
-    value = tl.load(tokens + 2 * keys + head * value_size + v, is_v, 0.0)
-    learns, fading = _rates(rates + row * rates_stride, learnt, forgotten, step_bias, decay, head, True)
     at = memory + ((state * heads + head) * key_size + k)[:, None] * value_size + v[None, :]
-    is_in = is_k[:, None] & is_v[None, :]
-    content = tl.load(at, is_in, 0.0) * tl.exp(fading)
-    content += key[:, None] * (learns * (value - tl.sum(key[:, None] * content, 0)))[None, :]
+    is_in = (k < key_size)[:, None] & is_v[None, :]
+    content, found = _run_token(
+        rates + row * rates_stride, convolved + row * (2 * key_heads * key_size + heads * value_size),
+        tl.load(at, is_in, 0.0), head, v, is_v, learnt, forgotten, step_bias, decay, scale, key_heads, heads, key_size,
+        value_size, width,
+    )  # fmt: skip
     tl.store(at, content, is_in)
-    tl.store(targets, tl.sum(query[:, None] * content, 0), is_v)
+    tl.store(targets, found, is_v)
+
+
+@triton.jit(do_not_specialize=("states", "ends", "stops"))
+def _run_drafts(
+    rates, convolved, memory, states, ends, stops, learnt, forgotten, step_bias, decay, out, rates_stride, scale,
+    key_heads, heads, key_size: tl.constexpr, value_size: tl.constexpr, block: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """Run a row's tokens as steps do; the memory becomes what it is behind the last one before the row's stop."""
+    row, head, v = tl.program_id(0), tl.program_id(1), tl.program_id(2) * block + tl.arange(0, block)
+    start, end, state = tl.load(ends + row).to(tl.int64), tl.load(ends + row + 1).to(tl.int64), tl.load(states + row)
+    k, is_v, stop, inner = tl.arange(0, width), v < value_size, tl.load(stops + row), heads * value_size
+    if state == 0:
+        for token in range(start, end):
+            tl.store(out + token * inner + head * value_size + v, tl.zeros((block,), tl.float32), is_v)
+        return
+    at = memory + ((state * heads + head) * key_size + k)[:, None] * value_size + v[None, :]
+    is_in = (k < key_size)[:, None] & is_v[None, :]
+    content = tl.load(at, is_in, 0.0)
+    for token in range(start, end):
+        content, found = _run_token(
+            rates + token * rates_stride, convolved + token * (2 * key_heads * key_size + inner), content, head, v,
+            is_v, learnt, forgotten, step_bias, decay, scale, key_heads, heads, key_size, value_size, width,
+        )  # fmt: skip
+        tl.store(out + token * inner + head * value_size + v, found, is_v)
+        if token + 1 == stop:
+            tl.store(at, content, is_in)
 
 
 @triton.jit(do_not_specialize=("states", "tokens"))
@@ -181,11 +221,23 @@ def step(rates: Tensor, convolved: Tensor, sizes: DeltaSizes, memory: Tensor, st
     Returns:
         fp32 [B, H * V].
     """
+    return _by_tokens(_step, rates, convolved, sizes, memory, states)
+
+
+def run_drafts(rates: Tensor, convolved: Tensor, sizes: DeltaSizes, memory: Tensor, packed: PackedStates) -> Tensor:
+    """Run packed rows of few tokens as steps do; the memories go on by the tokens before the rows' stops; see scan."""
+    states, ends, *_, stops = packed
+    return _by_tokens(_run_drafts, rates, convolved, sizes, memory, states, ends, stops)
+
+
+def _by_tokens(
+    kernel: Any, rates: Tensor, convolved: Tensor, sizes: DeltaSizes, memory: Tensor, states: Tensor, *rows: Tensor
+) -> Tensor:
     (key_heads, heads, key_size, value_size), vectors = sizes[:4], sizes[4:]
     block = min(triton.next_power_of_2(value_size), _COLUMNS)
     out = torch.empty(len(rates), heads * value_size, device=rates.device)
-    _step[(len(rates), heads, triton.cdiv(value_size, block))](
-        rates, convolved, memory, states, *vectors, out, rates.stride(0), key_size**-0.5, key_heads, heads,
+    kernel[(len(states), heads, triton.cdiv(value_size, block))](
+        rates, convolved, memory, states, *rows, *vectors, out, rates.stride(0), key_size**-0.5, key_heads, heads,
         key_size=key_size, value_size=value_size, block=block, width=triton.next_power_of_2(key_size), num_warps=4,
     )  # fmt: skip
     return out
@@ -216,7 +268,7 @@ def scan(
     """
     (key_heads, heads, key_size, value_size), vectors = sizes[:4], sizes[4:]
     chunk, most, warps, precision = EXACT if is_exact else OLDER if is_older(rates.device) else _NEWER
-    states, ends, positions, of_tokens = packed
+    states, ends, positions, of_tokens, _ = packed
     out, (blocks, _) = torch.empty(len(rates), heads * value_size, device=rates.device), rows.cut(chunk)
     solved, scores = torch.empty(2, len(rates), heads, chunk, device=rates.device)
     kind = {"key_size": key_size, "value_size": value_size, "chunk": chunk, "precision": precision}

@@ -1,13 +1,13 @@
-"""Mamba 2's recurrence: one token of each row, or packed rows, chunk after chunk; see ops/mamba_scan.py for formulas.
+"""Mamba 2's recurrence: one token of each row, packed rows, chunk after chunk, or packed drafts, token after token.
 
-A program has some elements of a head of one row, whose memory stays in registers from the first chunk to the last. T:
-tokens; B: rows; H: heads; P: width of a head; G: groups of heads; N: numbers of the memory for each element. State 0
-belongs to no row and is left as it is.
+See ops/mamba_scan.py for formulas. A program has some elements of a head of one row, whose memory stays in registers
+from the first token to the last. T: tokens; B: rows; H: heads; P: width of a head; G: groups of heads; N: numbers of
+the memory for each element. State 0 belongs to no row and is left as it is.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -62,6 +62,24 @@ class MambaSizes(NamedTuple):
     skip: Tensor
 
 
+@triton.jit
+def _run_token(
+    given, tokens, content, head, p, is_p, step_bias, decay, skip, heads, groups, step_at, least_step,
+    head_size: tl.constexpr, memory_size: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """Return a memory behind a token, and what the token reads of it."""
+    n = tl.arange(0, width)
+    is_n, inner = n < memory_size, heads * head_size
+    step = softplus(tl.load(given + step_at + head).to(tl.float32) + tl.load(step_bias + head))
+    step = tl.maximum(step, least_step)
+    x = tl.load(tokens + head * head_size + p, is_p, 0.0)
+    shared = tokens + inner + head // (heads // groups) * memory_size + n
+    into, out_of = tl.load(shared, is_n, 0.0), tl.load(shared + groups * memory_size, is_n, 0.0)
+    content = content * tl.exp(tl.load(decay + head) * step)
+    content += (step * x)[:, None] * into[None, :]
+    return content, tl.sum(content * out_of[None, :], 1) + tl.load(skip + head) * x
+
+
 @triton.jit(do_not_specialize=("states",))
 def _step(
     given, convolved, memory, states, step_bias, decay, skip, out, given_stride, heads, groups, step_at, least_step,
@@ -73,20 +91,41 @@ def _step(
     if state == 0:
         tl.store(targets, tl.zeros((block,), tl.float32), is_p)
         return
-    is_n = n < memory_size
-    step = softplus(tl.load(given + row * given_stride + step_at + head).to(tl.float32) + tl.load(step_bias + head))
-    step = tl.maximum(step, least_step)
-    inner = heads * head_size
-    tokens = convolved + row * (inner + 2 * groups * memory_size)
-    x = tl.load(tokens + head * head_size + p, is_p, 0.0)
-    shared = tokens + inner + head // (heads // groups) * memory_size + n
-    into, out_of = tl.load(shared, is_n, 0.0), tl.load(shared + groups * memory_size, is_n, 0.0)
     at = memory + ((state * heads + head) * head_size + p)[:, None] * memory_size + n[None, :]
-    is_in = is_p[:, None] & is_n[None, :]
-    content = tl.load(at, is_in, 0.0) * tl.exp(tl.load(decay + head) * step)
-    content += (step * x)[:, None] * into[None, :]
+    is_in = is_p[:, None] & (n < memory_size)[None, :]
+    content, found = _run_token(
+        given + row * given_stride, convolved + row * (heads * head_size + 2 * groups * memory_size),
+        tl.load(at, is_in, 0.0), head, p, is_p, step_bias, decay, skip, heads, groups, step_at, least_step,
+        head_size, memory_size, width,
+    )  # fmt: skip
     tl.store(at, content, is_in)
-    tl.store(targets, tl.sum(content * out_of[None, :], 1) + tl.load(skip + head) * x, is_p)
+    tl.store(targets, found, is_p)
+
+
+@triton.jit(do_not_specialize=("states", "ends", "stops"))
+def _run_drafts(
+    given, convolved, memory, states, ends, stops, step_bias, decay, skip, out, given_stride, heads, groups, step_at,
+    least_step, head_size: tl.constexpr, memory_size: tl.constexpr, block: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """Run a row's tokens as steps do; the memory becomes what it is behind the last one before the row's stop."""
+    row, head, p = tl.program_id(0), tl.program_id(1), tl.program_id(2) * block + tl.arange(0, block)
+    start, end, state = tl.load(ends + row).to(tl.int64), tl.load(ends + row + 1).to(tl.int64), tl.load(states + row)
+    n, is_p, stop, inner = tl.arange(0, width), p < head_size, tl.load(stops + row), heads * head_size
+    if state == 0:
+        for token in range(start, end):
+            tl.store(out + token * inner + head * head_size + p, tl.zeros((block,), tl.float32), is_p)
+        return
+    at = memory + ((state * heads + head) * head_size + p)[:, None] * memory_size + n[None, :]
+    is_in = is_p[:, None] & (n < memory_size)[None, :]
+    content = tl.load(at, is_in, 0.0)
+    for token in range(start, end):
+        content, found = _run_token(
+            given + token * given_stride, convolved + token * (inner + 2 * groups * memory_size), content, head, p,
+            is_p, step_bias, decay, skip, heads, groups, step_at, least_step, head_size, memory_size, width,
+        )  # fmt: skip
+        tl.store(out + token * inner + head * head_size + p, found, is_p)
+        if token + 1 == stop:
+            tl.store(at, content, is_in)
 
 
 @triton.jit(do_not_specialize=("states", "positions", "ends"))
@@ -150,12 +189,24 @@ def step(given: Tensor, convolved: Tensor, sizes: MambaSizes, memory: Tensor, st
     Returns:
         fp32 [B, H * P].
     """
+    return _by_tokens(_step, given, convolved, sizes, memory, states)
+
+
+def run_drafts(given: Tensor, convolved: Tensor, sizes: MambaSizes, memory: Tensor, packed: PackedStates) -> Tensor:
+    """Run packed rows of few tokens as steps do; the memories go on by the tokens before the rows' stops; see scan."""
+    states, ends, *_, stops = packed
+    return _by_tokens(_run_drafts, given, convolved, sizes, memory, states, ends, stops)
+
+
+def _by_tokens(
+    kernel: Any, given: Tensor, convolved: Tensor, sizes: MambaSizes, memory: Tensor, states: Tensor, *rows: Tensor
+) -> Tensor:
     heads, size, groups, width, *numbers, step_bias, decay, skip = sizes
     padded = triton.next_power_of_2(width)
     block = min(triton.next_power_of_2(size), max(1, _STEP_NUMBERS // padded))
     out = torch.empty(len(given), heads * size, device=given.device)
-    _step[(len(given), heads, triton.cdiv(size, block))](
-        given, convolved, memory, states, step_bias, decay, skip, out, given.stride(0), heads, groups, *numbers,
+    kernel[(len(states), heads, triton.cdiv(size, block))](
+        given, convolved, memory, states, *rows, step_bias, decay, skip, out, given.stride(0), heads, groups, *numbers,
         head_size=size, memory_size=width, block=block, width=padded, num_warps=4,
     )  # fmt: skip
     return out
@@ -180,7 +231,7 @@ def scan(
     heads, size, groups, width, *numbers, step_bias, decay, skip = sizes
     tiles = EXACT if is_exact else OLDER if is_older(given.device) or width > _WIDE else _NEWER
     block = min(max(16, triton.next_power_of_2(size)), tiles.block)
-    out, (states, ends, positions, _) = torch.empty(len(given), heads * size, device=given.device), packed
+    out, (states, ends, positions, *_) = torch.empty(len(given), heads * size, device=given.device), packed
     _scan[(len(states), heads, triton.cdiv(size, block))](
         given, convolved, memory, states, ends, positions, step_bias, decay, skip, out, given.stride(0), heads, groups,
         *numbers, head_size=size, memory_size=width, chunk=tiles.chunk, block=block,

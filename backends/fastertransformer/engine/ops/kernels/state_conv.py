@@ -25,12 +25,14 @@ class PackedStates(NamedTuple):
         ends: int32 [B + 1]: 0, then where each row ends.
         positions: int64 [T]; a row whose first one is 0 begins, with zeros.
         rows: int64 [T], which row each token is of.
+        stops: int32 [B], where the tokens end by which each row's state goes on; where the row begins: it stays.
     """
 
     states: Tensor
     ends: Tensor
     positions: Tensor
     rows: Tensor
+    stops: Tensor
 
 
 class Convolution(NamedTuple):
@@ -103,11 +105,13 @@ def _convolve_rows(
     tl.store(targets, activated(found, "silu"), is_token[:, None] & is_channel[None, :])
 
 
-@triton.jit(do_not_specialize=("states", "positions", "ends"))
-def _keep_last(x, columns, past, states, ends, positions, x_stride, channels, taps: tl.constexpr, block: tl.constexpr):
-    """Keep a row's last inputs; those before its tokens are read before they are overwritten."""
+@triton.jit(do_not_specialize=("states", "positions", "ends", "stops"))
+def _keep_last(
+    x, columns, past, states, ends, stops, positions, x_stride, channels, taps: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """Keep a row's last inputs before its stop; those before its tokens are read before they are overwritten."""
     row, c = tl.program_id(0), tl.program_id(1) * block + tl.arange(0, block)
-    start, end, state = tl.load(ends + row).to(tl.int64), tl.load(ends + row + 1).to(tl.int64), tl.load(states + row)
+    start, end, state = tl.load(ends + row).to(tl.int64), tl.load(stops + row).to(tl.int64), tl.load(states + row)
     if (start == end) | (state == 0):
         return
     is_in, goes_on = c < channels, tl.load(positions + start) > 0
@@ -133,14 +137,14 @@ def convolve_step(x: Tensor, layer: Convolution, past: Tensor, states: Tensor) -
 
 def convolve_rows(x: Tensor, layer: Convolution, past: Tensor, packed: PackedStates) -> Tensor:
     """Convolve packed rows, [T, any columns] -> fp32 [T, channels]; the past of the rows' states moves on."""
-    (channels, size), tokens, (states, ends, positions, rows) = layer.weight.shape, len(x), packed
+    (channels, size), tokens, (states, ends, positions, rows, stops) = layer.weight.shape, len(x), packed
     out, blocks = torch.empty(tokens, channels, device=x.device), triton.cdiv(channels, _CHANNELS)
     _convolve_rows[(triton.cdiv(tokens, _TOKENS), blocks)](
         x, layer.weight, layer.bias, layer.columns, past, states, ends, positions, rows, out, x.stride(0), channels,
         tokens, taps=size - 1, has_bias=layer.bias is not None, many=_TOKENS, block=_CHANNELS, num_warps=8,
     )  # fmt: skip
     _keep_last[(len(states), blocks)](
-        x, layer.columns, past, states, ends, positions, x.stride(0), channels,
+        x, layer.columns, past, states, ends, stops, positions, x.stride(0), channels,
         taps=size - 1, block=_CHANNELS, num_warps=2,
     )  # fmt: skip
     return out
