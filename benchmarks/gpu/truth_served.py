@@ -88,16 +88,18 @@ def tight(
 
 
 def has_drafts(arguments: TruthArguments, name: str, shards: Path, way: str) -> bool:
-    """Return whether a family's drafts can be verified: no layer keeps a state, and on a GPU attention has no bias.
+    """Return whether a family's drafts can be verified: on a GPU its attention has no bias.
 
-    A model that is served from a directory drafts for itself; and where it has one, its predictor does.
+    A directory's model drafts for itself, unless its layers keep states; where it has one, its predictor does.
     """
     config = read_config(shards, model_type_of(name), arguments.tensor_para_size)
     has_bias = config.encoder is not None or config.positions in ("alibi", "relative")
     is_whole = config.decoder is not None or way == DRAFTS
     if way == MTP and not (config.decoder and config.decoder.predictor_num):
         return False
-    return is_whole and not (config.keeps_states or (has_bias and not arguments.is_on_cpu))
+    if way == DRAFT_MODEL and config.keeps_states:
+        return False
+    return is_whole and not (has_bias and not arguments.is_on_cpu)
 
 
 def formats_of(arguments: TruthArguments, name: str, shards: Path) -> list[str]:
