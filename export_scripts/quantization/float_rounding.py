@@ -15,7 +15,6 @@ from export_scripts.quantization.bands import Band, filled
 from export_scripts.tensors.dtypes import Array
 
 _DIGITS, _BIAS = 23, 127
-_SURELY = 6  # binary digits: what exceeds the largest number by less than 1 in 64 is rounded to it
 
 
 @dataclass(frozen=True)
@@ -34,18 +33,16 @@ class SmallFloat:
     least_exponent: int
     largest: float
 
-    def encode(self, scaled: Array, band: Band, peak: float, codes: Array) -> None:
+    def encode(self, scaled: Array, band: Band, codes: Array) -> None:
         """Write the bits of the numbers nearest to some magnitudes into ``codes``.
 
         Args:
             scaled: the magnitudes, of the band's shape.
             band: what the numbers differ by goes to its ``rounded``.
-            peak: the largest magnitude; it may be more than this type's.
             codes: bytes of the band's shape.
         """
         self._round(scaled, band.rounded, band.spare)
-        if peak > self.largest * (1 + 2.0**-_SURELY):
-            np.minimum(band.rounded, filled(band.rounded.shape, self.largest), out=band.rounded)
+        np.minimum(band.rounded, filled(band.rounded.shape, self.largest), out=band.rounded)
         self._write_codes(band, codes)
         band.rounded -= scaled
 

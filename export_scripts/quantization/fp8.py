@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from export_scripts.quantization.bands import Errors, bands, largest, magnitudes
 from export_scripts.quantization.compressed import quantization_config, scales
 from export_scripts.quantization.float_rounding import E4M3
+from export_scripts.quantization.groups import encode, peaks
 from export_scripts.quantization.record import WORDS, Encoded, Output, Quantization, Shape
 from export_scripts.tensors.dtypes import Array, item_bytes, widen
 
@@ -28,18 +26,9 @@ class Fp8(Quantization):
         return Output(name, "F8_E4M3", shape, 1), scale
 
     def encode(self, values: Array, data_type: str) -> Encoded:
-        unsigned = magnitudes(values)
-        peaks = largest(unsigned, data_type, 1)
-        stored = scales(peaks, E4M3.largest, data_type)
-        scale = widen(stored, data_type)
-        codes, errors = np.empty(values.shape, np.uint8), Errors(len(values))
-        peak = float((peaks / scale).max())
-        for rows, band in bands(unsigned, data_type):
-            band.values /= scale[rows, None]
-            E4M3.encode(band.values, band, peak, codes[rows])
-            errors.add(rows, band.rounded, band.values)
-        E4M3.add_signs(codes, values)
-        return Encoded((codes, stored[:, None]), *errors.of(scale))
+        stored = scales(peaks(values, data_type), E4M3.largest, data_type)
+        codes, *sums = encode(values, data_type, E4M3, widen(stored, data_type))
+        return Encoded((codes, stored), *sums)
 
     def config(self, stays: Sequence[str]) -> dict[str, Any]:
         number = {"num_bits": 8, "type": "float", "symmetric": True}

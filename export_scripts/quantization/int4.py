@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.quantization.bands import Errors, bands, filled, in_bytes, largest, magnitudes
 from export_scripts.quantization.compressed import quantization_config, scales
+from export_scripts.quantization.groups import INT4, encode, peaks
 from export_scripts.quantization.record import WORDS, Encoded, Output, Quantization, Shape
 from export_scripts.tensors.dtypes import Array, item_bytes, widen
 
 _GROUP, _IN_A_WORD = 128, 8
-_LEAST, _LARGEST = -8, 7
+_NUMBERS = 15  # from the least to the largest
 
 
 class Int4(Quantization):
@@ -35,27 +35,13 @@ class Int4(Quantization):
         )
 
     def encode(self, values: Array, data_type: str) -> Encoded:
-        rows, columns = values.shape
-        grouped = values.reshape(-1, _GROUP)
+        rows, grouped = len(values), values.reshape(-1, _GROUP)
         # Half of all the numbers that four bits have, though the type has one more below zero than above.
-        peaks = largest(magnitudes(grouped), data_type, 1)
-        stored = scales(peaks, (_LARGEST - _LEAST) / 2, data_type)
-        scale = widen(stored, data_type)
-        peak = float((peaks / scale).max())
-        packed, errors = np.empty((len(grouped), _GROUP // 2), np.uint8), Errors(len(grouped))
-        for place, band in bands(grouped, data_type):
-            np.divide(band.values, scale[place, None], out=band.scaled)
-            np.rint(band.scaled, out=band.rounded)
-            np.minimum(band.rounded, filled(band.rounded.shape, _LARGEST), out=band.rounded)
-            if peak > -_LEAST + 0.5:
-                np.maximum(band.rounded, filled(band.rounded.shape, _LEAST), out=band.rounded)
-            codes = band.rounded.astype(np.int8).view(np.uint8)
-            codes -= np.uint8(_LEAST % 256)
-            in_bytes(codes, packed[place])
-            band.rounded -= band.scaled
-            errors.add(place, band.rounded, band.scaled)
-        contents = packed.reshape(rows, -1), stored.reshape(rows, -1)
-        return Encoded(contents, *errors.of(scale).reshape(2, rows, -1).sum(2))
+        stored = scales(peaks(grouped, data_type), _NUMBERS / 2, data_type)
+        codes, *sums = encode(grouped, data_type, INT4, widen(stored, data_type))
+        return Encoded(
+            (codes.reshape(rows, -1), stored.reshape(rows, -1)), *(each.reshape(rows, -1).sum(1) for each in sums)
+        )
 
     def config(self, stays: Sequence[str]) -> dict[str, Any]:
         weights = {

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.quantization.bands import Errors, bands, in_bytes, largest, magnitudes
 from export_scripts.quantization.float_rounding import E2M1
+from export_scripts.quantization.groups import encode, peaks
 from export_scripts.quantization.record import Encoded, Output, Quantization, Shape
 from export_scripts.tensors.dtypes import Array
 
@@ -50,21 +50,12 @@ class Mxfp4(Quantization):
         """Encode some rows of each expert: numbers and scales [experts, rows, ...], and the sums of their squares."""
         experts, _, rows = values.shape
         grouped = np.ascontiguousarray(values.transpose(0, 2, 1)).reshape(-1, _GROUP)
-        unsigned = magnitudes(grouped)
-        peaks = largest(unsigned, data_type, 1).astype(np.float32)
-        exponents = ((peaks.view(np.uint32) + _ROUNDED_UP) >> 23).astype(np.int32) - _LARGEST_EXPONENT
+        peak = peaks(grouped, data_type)
+        exponents = ((peak.view(np.uint32) + _ROUNDED_UP) >> 23).astype(np.int32) - _LARGEST_EXPONENT
         np.maximum(exponents, 0, out=exponents)
-        scale = np.ldexp(np.float32(1), exponents - 127)
-        packed, errors = np.empty((len(grouped), _GROUP // 2), np.uint8), Errors(len(grouped))
-        for place, band in bands(unsigned, data_type):
-            band.values /= scale[place, None]
-            codes = np.empty(band.values.shape, np.uint8)
-            E2M1.encode(band.values, band, 2 * E2M1.largest, codes)
-            E2M1.add_signs(codes, grouped[place])
-            in_bytes(codes, packed[place])
-            errors.add(place, band.rounded, band.values)
-        contents = (each.reshape(experts, rows, -1) for each in (packed, exponents.astype(np.uint8)))
-        return *contents, *errors.of(scale).reshape(2, experts, rows, -1).sum(3)
+        codes, *sums = encode(grouped, data_type, E2M1, np.ldexp(np.float32(1), exponents - 127))
+        contents = (each.reshape(experts, rows, -1) for each in (codes, exponents.astype(np.uint8)))
+        return *contents, *(each.reshape(experts, rows, -1).sum(2) for each in sums)
 
     def config(self, stays: Sequence[str]) -> dict[str, Any]:
         return {

@@ -21,8 +21,7 @@ from support.tiny_models.llama_models import save as save_model
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.conversion.write import safetensors_files, safetensors_layout
 from export_scripts.convert import convert
-from export_scripts.quantization import QUANTIZATIONS
-from export_scripts.quantization.bands import Band
+from export_scripts.quantization import QUANTIZATIONS, groups
 from export_scripts.quantization.float_rounding import E4M3
 from export_scripts.repository.model_repository import build_repository
 from export_scripts.targets.huggingface import convert as target
@@ -58,22 +57,29 @@ def in_layers(name: str, tensor: torch.Tensor) -> bool:
     return ".layers." in name and tensor.ndim == 2 and not name.endswith("gate.weight")
 
 
-def test_every_number_of_bf16_becomes_the_fp8_that_torch_makes_of_it() -> None:
+@pytest.fixture(params=["C", "numpy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What quantizes: both have to give the same bytes, with a compiler and without."""
+    assert groups.library(), "tests have a compiler"
+    if request.param == "numpy":
+        monkeypatch.setattr(groups, "library", lambda: None)
+    return str(request.param)
+
+
+def test_every_number_of_bf16_becomes_the_fp8_that_torch_makes_of_it(way: str) -> None:
     numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16).float()
     numbers = numbers[numbers.abs() <= 448]
     tie = torch.tensor([448.0, 450.0, 2.0**-10, 3 * 2.0**-10, 2.0**-6 - 2.0**-10, 17.0, 19.0])
     powers = torch.exp2(torch.arange(-9, 9, dtype=torch.float32)).view(torch.int32)
     beside = torch.cat([powers + step for step in range(-40, 41)]).view(torch.float32)
     given = torch.cat([numbers, -beside, tie, tie * (1 + 2**-23), tie * (1 - 2**-23)])
-    codes = np.empty((1, len(given)), np.uint8)
-    E4M3.encode(given.abs().numpy()[None], Band((1, len(given))), 450.0, codes)
-    E4M3.add_signs(codes, given.numpy()[None])
-    assert np.array_equal(codes[0], given.to(torch.float8_e4m3fn).view(torch.uint8).numpy())
+    found = groups.encode(given.numpy()[None], "fp32", E4M3, np.ones((1, 1), np.float32))
+    assert np.array_equal(found.codes[0], given.to(torch.float8_e4m3fn).view(torch.uint8).numpy())
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("data_type", STORED)
-def test_rows_become_what_torch_makes_of_them(name: str, data_type: str) -> None:
+def test_rows_become_what_torch_makes_of_them(name: str, data_type: str, way: str) -> None:
     dtype, storage = STORED[data_type]
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(192, 384, generator=generator) * torch.exp2(
@@ -95,7 +101,7 @@ def test_rows_become_what_torch_makes_of_them(name: str, data_type: str) -> None
 @pytest.mark.parametrize("name", QUANTIZATIONS)
 @pytest.mark.parametrize("data_type", STORED)
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_what_is_not_finite_spoils_the_squares_of_its_row(name: str, data_type: str, value: str) -> None:
+def test_what_is_not_finite_spoils_the_squares_of_its_row(name: str, data_type: str, value: str, way: str) -> None:
     dtype, storage = STORED[data_type]
     weight = torch.full((1, 256, 256), 0.5, dtype=dtype)
     weight[0, 130, 129] = float(value)
@@ -106,7 +112,7 @@ def test_what_is_not_finite_spoils_the_squares_of_its_row(name: str, data_type: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_numbers_without_a_scale_become_zeros(name: str) -> None:
+def test_numbers_without_a_scale_become_zeros(name: str, way: str) -> None:
     encoded = QUANTIZATIONS[name].encode(np.zeros((128, 256), np.uint16), "bf16")
     found = [torch.from_numpy(np.ascontiguousarray(each)) for each in encoded.contents]
     if name == "int4":
@@ -115,6 +121,35 @@ def test_numbers_without_a_scale_become_zeros(name: str) -> None:
         assert not found[0].any()
     assert encoded.contents[1].all(), "nothing is divided by zero, now or when it is read"
     assert not encoded.squared_errors.any()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (130, 257), (3, 1100)])
+def test_rows_of_any_length_become_the_same_in_both_ways(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are no multiple of what C takes at a time, and blocks that are smaller at the ends."""
+    values = np.random.default_rng(2).standard_normal(shape).astype(np.float16)
+    found = [QUANTIZATIONS[name].encode(values, "fp16") for name in ("fp8", "fp8_block")]
+    monkeypatch.setattr(groups, "library", lambda: None)
+    for made, name in zip(found, ("fp8", "fp8_block"), strict=True):
+        wanted = QUANTIZATIONS[name].encode(values, "fp16")
+        assert all(map(np.array_equal, made.contents, wanted.contents))
+        assert np.allclose(made.squared_errors, wanted.squared_errors, rtol=1e-5)
+
+
+def test_without_a_compiler_numpy_quantizes_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = saved(tmp_path / "source")
+    to_huggingface(source, tmp_path / "by_c", "fp8")
+    assert "numpy quantizes" not in capsys.readouterr().err
+    groups.library.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    to_huggingface(source, tmp_path / "by_numpy", "fp8")
+    groups.library.cache_clear()
+    assert "numpy quantizes, which takes four times as long as C: there is no C compiler" in capsys.readouterr().err
+    made, wanted = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("by_numpy", "by_c"))
+    assert made == wanted
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -320,7 +355,7 @@ def test_a_number_that_is_not_finite_is_named(tmp_path: Path) -> None:
         to_huggingface(source, tmp_path / "hf", "int4", processes=1)
 
 
-def test_mxfp4_experts_are_packed_as_gpt_oss_reads_them() -> None:
+def test_mxfp4_experts_are_packed_as_gpt_oss_reads_them(way: str) -> None:
     """Of [expert, in, out] they become [expert, out, in]: transformers' own reader gives the nearest numbers back."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 

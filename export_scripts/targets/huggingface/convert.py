@@ -36,6 +36,7 @@ from export_scripts.conversion.write.safetensors_layout import (
 )
 from export_scripts.conversion.write.shards import Workspace, check_space, write_bytes
 from export_scripts.conversion.write.workers import Advance, run_all, turns
+from export_scripts.quantization.groups import library
 from export_scripts.targets.huggingface.plan import HuggingFacePlan, Wish, plan_huggingface
 from export_scripts.targets.huggingface.quantized import find_quantization, report
 from export_scripts.tensors.dtypes import STORAGE
@@ -72,6 +73,8 @@ def convert_to_huggingface(arguments: ConvertArguments, seal: Seal) -> Manifest:
         **({"quantization": wish.quantization.name} if wish.quantization else {}),
     }
     del made_from["tensor_para_size"]
+    if wish.quantization:
+        library()
     sys.stderr.write(f"convert: note: {plan.source.source_map.name}, for transformers' {plan.architecture}\n")
     return write_directory(
         KIND, plan, archive, made_from, arguments, seal, lambda unpacked: plan_huggingface(unpacked, wish)
