@@ -8,8 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from support.engines.asking import ask
+from support.engines.asking import ask, generated
 from support.engines.draft_loads import loads, run, same, texts_of
 from support.engines.faked_graphs import DoneAgain
 from support.engines.few_pages import Served, spoiled
@@ -18,8 +19,14 @@ from support.engines.page_reading_ops import captured_steps
 from support.engines.paged_steps import paged_steps
 from support.tiny_models.greedy import NEVER, argmaxes
 from support.tiny_models.llama_models import VOCAB, save
+from support.tiny_models.low_rank import draw, merged, write
 
+from backends.fastertransformer.engine.request.adapters import Adapters
+from backends.fastertransformer.engine.request.parse import parse_request
+from backends.fastertransformer.engine.rows.answer import Answer
+from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling import speculation
+from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.scheduling.tuning import Tuning
 from backends.fastertransformer.engine.settings import Settings
 
@@ -85,6 +92,35 @@ def test_rows_with_drafts_answer_what_they_answer_without(
     of_drafts = [pair for pair in pairwise(replayed) if "_run_drafts" in pair[0] or "_settle_drafts" in pair[1]]
     assert bool(of_drafts) == is_gpu
     assert all(pair == (("_run_drafts", 64), ("_settle_drafts", 64)) for pair in of_drafts)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("has_graph", [True, False])
+def test_rows_with_adapters_have_drafts_too(has_graph: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a graph, or without one; tokens are transformers', with the adapter merged."""
+    model, settings = saved("falcon_h1_norm", tmp_path)
+    pairs = {name: pair for name, pair in draw(model, 3).items() if "mamba" not in name}
+    write(tmp_path / "adapters/a", pairs, lora_alpha=6)
+    steps, adapters = captured_steps(settings, 60, monkeypatch), Adapters()
+    adapters.use(steps, steps.config.decoder, tmp_path)
+    if has_graph:
+        steps.capture(0, 0, 64, 0, 1)
+    known, models = dict[tuple[int, ...], list[int]](), {"": model, "a": merged(model, pairs, 1.5)}
+    for drafts in ((0, False), DRAFTS):
+        scheduler, said = Scheduler(steps, 8, steps_ahead=True, drafts=drafts), dict[tuple[int, ...], list[Answer]]()
+        for line, name in (((5, 9, 33), "a"), ((7, 8), ""), ((60, 3), "a")):
+            tensors = ask([list(line)], 60, end_id=NEVER, lora_name=np.array([name], object))
+            said[line] = list[Answer]()
+            scheduler.add(Job(parse_request(tensors, steps.config, None, adapters), said[line].append))
+        while not scheduler.is_idle:
+            scheduler.step()
+        found = {line: generated(answers[-1].tensors) for line, answers in said.items()}
+        assert known in ({}, found)
+        known = found
+        guess(monkeypatch, known, 0.2, VOCAB)
+    assert scheduler.metrics.accepted_tokens > 50
+    for line, name in (((5, 9, 33), "a"), ((7, 8), "")):
+        assert known[line] == argmaxes(models[name], list(line), known[line])
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", pytest.param("nemotron3", marks=pytest.mark.long)])
