@@ -34,6 +34,7 @@ POINTERS = {
     "arrivals": "*i32",
     "blocks": "*i32",
     "ends": "*i32",
+    "lasts": "*i32",
     "stops": "*i32",
     "pages": "*i32",
     "partial": "*fp32",

@@ -31,7 +31,8 @@ class TritonStateRows(StateRows):
         assert self._rows
         ids, positions, _, ends, *_ = self._rows
         places = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
-        return PackedStates(self.states, ends, positions, torch.searchsorted(ends, places, right=True) - 1, ends[1:])
+        of_tokens = torch.searchsorted(ends, places, right=True) - 1
+        return PackedStates(self.states, ends, positions, of_tokens, ends[1:], ends[1:])
 
     @cached_property
     def _in_chunks(self) -> PackedRows:
@@ -120,6 +121,7 @@ class TritonDraftedStates(DraftedStates, TritonStateRows):
     def settle(self, counts: Tensor) -> None:
         """See DraftedStates."""
         starts = self._packed.ends[:-1]
-        self._packed = self._packed._replace(stops=torch.where(self._goes_on, starts, starts + counts))
+        stops = torch.where(self._goes_on, starts, starts + counts)
+        self._packed = self._packed._replace(lasts=stops, stops=stops)
         for ran in self._ran:
             self._run(*ran)

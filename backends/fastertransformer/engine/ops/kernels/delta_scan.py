@@ -99,18 +99,20 @@ def _step(
     tl.store(targets, found, is_v)
 
 
-@triton.jit(do_not_specialize=("states", "ends", "stops"))
+@triton.jit(do_not_specialize=("states", "ends", "lasts", "stops"))
 def _run_drafts(
-    rates, convolved, memory, states, ends, stops, learnt, forgotten, step_bias, decay, out, rates_stride, scale,
+    rates, convolved, memory, states, ends, lasts, stops, learnt, forgotten, step_bias, decay, out, rates_stride, scale,
     key_heads, heads, key_size: tl.constexpr, value_size: tl.constexpr, block: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """Run a row's tokens as steps do; the memory becomes what it is behind the last one before the row's stop."""
     row, head, v = tl.program_id(0), tl.program_id(1), tl.program_id(2) * block + tl.arange(0, block)
-    start, end, state = tl.load(ends + row).to(tl.int64), tl.load(ends + row + 1).to(tl.int64), tl.load(states + row)
+    start, end, state = tl.load(ends + row).to(tl.int64), tl.load(lasts + row).to(tl.int64), tl.load(states + row)
     k, is_v, stop, inner = tl.arange(0, width), v < value_size, tl.load(stops + row), heads * value_size
     if state == 0:
         for token in range(start, end):
             tl.store(out + token * inner + head * value_size + v, tl.zeros((block,), tl.float32), is_v)
+        return
+    if start == end:
         return
     at = memory + ((state * heads + head) * key_size + k)[:, None] * value_size + v[None, :]
     is_in = (k < key_size)[:, None] & is_v[None, :]
@@ -226,8 +228,8 @@ def step(rates: Tensor, convolved: Tensor, sizes: DeltaSizes, memory: Tensor, st
 
 def run_drafts(rates: Tensor, convolved: Tensor, sizes: DeltaSizes, memory: Tensor, packed: PackedStates) -> Tensor:
     """Run packed rows of few tokens as steps do; the memories go on by the tokens before the rows' stops; see scan."""
-    states, ends, *_, stops = packed
-    return _by_tokens(_run_drafts, rates, convolved, sizes, memory, states, ends, stops)
+    states, ends, _, _, lasts, stops = packed
+    return _by_tokens(_run_drafts, rates, convolved, sizes, memory, states, ends, lasts, stops)
 
 
 def _by_tokens(
@@ -268,7 +270,7 @@ def scan(
     """
     (key_heads, heads, key_size, value_size), vectors = sizes[:4], sizes[4:]
     chunk, most, warps, precision = EXACT if is_exact else OLDER if is_older(rates.device) else _NEWER
-    states, ends, positions, of_tokens, _ = packed
+    states, ends, positions, of_tokens, *_ = packed
     out, (blocks, _) = torch.empty(len(rates), heads * value_size, device=rates.device), rows.cut(chunk)
     solved, scores = torch.empty(2, len(rates), heads, chunk, device=rates.device)
     kind = {"key_size": key_size, "value_size": value_size, "chunk": chunk, "precision": precision}

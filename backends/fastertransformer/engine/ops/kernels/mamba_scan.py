@@ -102,18 +102,20 @@ def _step(
     tl.store(targets, found, is_p)
 
 
-@triton.jit(do_not_specialize=("states", "ends", "stops"))
+@triton.jit(do_not_specialize=("states", "ends", "lasts", "stops"))
 def _run_drafts(
-    given, convolved, memory, states, ends, stops, step_bias, decay, skip, out, given_stride, heads, groups, step_at,
-    least_step, head_size: tl.constexpr, memory_size: tl.constexpr, block: tl.constexpr, width: tl.constexpr,
+    given, convolved, memory, states, ends, lasts, stops, step_bias, decay, skip, out, given_stride, heads, groups,
+    step_at, least_step, head_size: tl.constexpr, memory_size: tl.constexpr, block: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """Run a row's tokens as steps do; the memory becomes what it is behind the last one before the row's stop."""
     row, head, p = tl.program_id(0), tl.program_id(1), tl.program_id(2) * block + tl.arange(0, block)
-    start, end, state = tl.load(ends + row).to(tl.int64), tl.load(ends + row + 1).to(tl.int64), tl.load(states + row)
+    start, end, state = tl.load(ends + row).to(tl.int64), tl.load(lasts + row).to(tl.int64), tl.load(states + row)
     n, is_p, stop, inner = tl.arange(0, width), p < head_size, tl.load(stops + row), heads * head_size
     if state == 0:
         for token in range(start, end):
             tl.store(out + token * inner + head * head_size + p, tl.zeros((block,), tl.float32), is_p)
+        return
+    if start == end:
         return
     at = memory + ((state * heads + head) * head_size + p)[:, None] * memory_size + n[None, :]
     is_in = is_p[:, None] & (n < memory_size)[None, :]
@@ -194,8 +196,8 @@ def step(given: Tensor, convolved: Tensor, sizes: MambaSizes, memory: Tensor, st
 
 def run_drafts(given: Tensor, convolved: Tensor, sizes: MambaSizes, memory: Tensor, packed: PackedStates) -> Tensor:
     """Run packed rows of few tokens as steps do; the memories go on by the tokens before the rows' stops; see scan."""
-    states, ends, *_, stops = packed
-    return _by_tokens(_run_drafts, given, convolved, sizes, memory, states, ends, stops)
+    states, ends, _, _, lasts, stops = packed
+    return _by_tokens(_run_drafts, given, convolved, sizes, memory, states, ends, lasts, stops)
 
 
 def _by_tokens(

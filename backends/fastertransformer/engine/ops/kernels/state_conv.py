@@ -25,6 +25,7 @@ class PackedStates(NamedTuple):
         ends: int32 [B + 1]: 0, then where each row ends.
         positions: int64 [T]; a row whose first one is 0 begins, with zeros.
         rows: int64 [T], which row each token is of.
+        lasts: int32 [B], where the tokens of each row end that are run one by one; a scan runs all.
         stops: int32 [B], where the tokens end by which each row's state goes on; where the row begins: it stays.
     """
 
@@ -32,6 +33,7 @@ class PackedStates(NamedTuple):
     ends: Tensor
     positions: Tensor
     rows: Tensor
+    lasts: Tensor
     stops: Tensor
 
 
@@ -137,7 +139,7 @@ def convolve_step(x: Tensor, layer: Convolution, past: Tensor, states: Tensor) -
 
 def convolve_rows(x: Tensor, layer: Convolution, past: Tensor, packed: PackedStates) -> Tensor:
     """Convolve packed rows, [T, any columns] -> fp32 [T, channels]; the past of the rows' states moves on."""
-    (channels, size), tokens, (states, ends, positions, rows, stops) = layer.weight.shape, len(x), packed
+    (channels, size), tokens, (states, ends, positions, rows, _, stops) = layer.weight.shape, len(x), packed
     out, blocks = torch.empty(tokens, channels, device=x.device), triton.cdiv(channels, _CHANNELS)
     _convolve_rows[(triton.cdiv(tokens, _TOKENS), blocks)](
         x, layer.weight, layer.bias, layer.columns, past, states, ends, positions, rows, out, x.stride(0), channels,
