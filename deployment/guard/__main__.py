@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from deployment.guard.arguments import GuardArguments
 from deployment.guard.checks import Checks
 from deployment.guard.doors import Client, Door
+from deployment.guard.events import run
 from deployment.guard.grpc_door import GrpcClient
 from deployment.guard.http_door import HttpClient
 from deployment.guard.limits import Memory
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # a shell's 1024 are few connections
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, 20, 100)  # lists of a request are no garbage: looking through them takes as long
-    asyncio.run(serve(arguments))
+    run(serve(arguments))
 
 
 async def serve(arguments: GuardArguments) -> None:

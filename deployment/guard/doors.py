@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from deployment.guard.checks import Checks
+from deployment.guard.events import Reading
 from deployment.guard.limits import Memory
 from handover.progress import say
 
@@ -20,9 +21,6 @@ _FILES_PER_CONNECTION, _OTHER_FILES = 6, 64
 _IDLE_S = 900.0
 _FIRST_S = 60.0
 _REQUEST_S, _LEAST_BYTES_PER_S = 30.0, 16 << 10
-_READ_BYTES = 64 << 10
-"""At a time. For asyncio's 256 KiB the C library may map new memory at every read, which takes up to 30 us."""
-
 _LOOK_S = 1.0
 _SAY_EVERY_S = 1.0
 
@@ -102,6 +100,7 @@ class Client(asyncio.Protocol, ABC):
     def __init__(self, door: Door) -> None:
         self.door = door
         self.transport: Any = None
+        self.reading: Reading
         self.triton: Triton | None = None
         self.since, self.is_idle, self.is_coming = time.monotonic(), True, False
         self.come_bytes = 0
@@ -110,7 +109,7 @@ class Client(asyncio.Protocol, ABC):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, and make the one to Triton meanwhile."""
         self.transport = transport
-        self.transport.max_size = _READ_BYTES
+        self.reading = Reading(transport, self.data_received, self.eof_received)
         if self.door.enter(self):
             asyncio.ensure_future(self._connect())
         else:
@@ -165,6 +164,7 @@ class Client(asyncio.Protocol, ABC):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the connection to Triton too: that is how Triton learns of it."""
+        self.reading.stop()
         self.door.leave(self)
         if self.triton is not None:
             self.triton.transport.abort()
@@ -174,35 +174,36 @@ class Client(asyncio.Protocol, ABC):
     def pause_writing(self) -> None:
         """The client does not take what Triton sends."""
         if self.triton is not None:
-            self.triton.transport.pause_reading()
+            self.triton.reading.pause()
 
     def resume_writing(self) -> None:
         """The client takes it again."""
         if self.triton is not None:
-            self.triton.transport.resume_reading()
+            self.triton.reading.resume()
 
 
 class Triton(asyncio.Protocol):
     """A connection to Triton for one client."""
 
     def __init__(self, receive: Callable[[bytes], None], client: Client) -> None:
-        self.data_received = receive  # type: ignore[method-assign, assignment]
-        self._client = client
+        self._receive, self._client = receive, client
         self.transport: Any = None
+        self.reading: Reading
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection."""
         self.transport = transport
-        self.transport.max_size = _READ_BYTES
+        self.reading = Reading(transport, self._receive, self.eof_received)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Triton has hung up, and so does its client's connection."""
+        self.reading.stop()
         self._client.transport.close()
 
     def pause_writing(self) -> None:
         """Triton does not take what the client sends."""
-        self._client.transport.pause_reading()
+        self._client.reading.pause()
 
     def resume_writing(self) -> None:
         """Triton takes it again."""
-        self._client.transport.resume_reading()
+        self._client.reading.resume()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -12,6 +13,7 @@ FIRST_WINDOW, FIRST_FRAME_BYTES = 65_535, 16_384
 NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, COMPRESSION_ERROR, CALM_DOWN = 0, 1, 3, 6, 9, 11
 _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 4, 5
 _HEAD_BYTES = 9
+_read_head = struct.Struct(">BHBBI").unpack_from
 _SETTING_BYTES = 6
 _PRIORITY_BYTES = 5
 Frame = tuple[int, int, int, int, int]
@@ -35,15 +37,15 @@ def split(data: bytes | bytearray, position: int, most_bytes: int) -> Iterator[F
     """Yield the whole frames from a position on; BrokenConnectionError: one is longer than allowed."""
     end = len(data)
     while end - position >= _HEAD_BYTES:
-        size = data[position] << 16 | data[position + 1] << 8 | data[position + 2]
+        high, low, kind, flags, stream = _read_head(data, position)
+        size = high << 16 | low
         if size > most_bytes:
             raise BrokenConnectionError(FRAME_SIZE_ERROR, f"a frame has {size} bytes")
         begin = position + _HEAD_BYTES
         position = begin + size
         if position > end:
             return
-        stream = int.from_bytes(data[begin - 4 : begin], "big") & 0x7FFFFFFF
-        yield data[begin - 6], data[begin - 5], stream, begin, position
+        yield kind, flags, stream & 0x7FFFFFFF, begin, position
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes | memoryview = b"") -> bytes:

@@ -40,7 +40,7 @@ class GrpcClient(Client):
         self._watch = HeaderWatch()
         self._answers_headers_of = 0
         self._for_client: list[bytes] = []
-        self._for_triton: list[bytes] = []
+        self._for_triton: list[bytes | memoryview] = []
         self._offered: deque[tuple[int | None, int | None]] = deque()
         """Settings of Triton that the client has not acknowledged."""
         self._longest_frame = frames.FIRST_FRAME_BYTES
@@ -63,7 +63,7 @@ class GrpcClient(Client):
             if self.triton is not None:
                 self._take_frames()
             elif len(self._data) > _LONGEST_HEADERS:
-                self.transport.pause_reading()
+                self.reading.pause()
         except BrokenConnectionError as error:
             self._break(error)
 
@@ -72,7 +72,7 @@ class GrpcClient(Client):
         if triton is None:
             self.close()
             return
-        self.transport.resume_reading()
+        self.reading.resume()
         try:
             self._take_frames()
         except BrokenConnectionError as error:
@@ -81,41 +81,52 @@ class GrpcClient(Client):
     def _take_frames(self) -> None:
         position = 0
         if not self._has_preface:
-            if not frames.PREFACE.startswith(self._data[: len(frames.PREFACE)]):
-                raise BrokenConnectionError(frames.PROTOCOL_ERROR, "the client does not speak HTTP/2")
-            if len(self._data) < len(frames.PREFACE):
+            if not self._is_preface_whole():
                 return
             self._has_preface, position = True, len(frames.PREFACE)
-            self._for_triton.append(frames.PREFACE)
         content, view = self._data, memoryview(self._data)
-        for frame in frames.split(content, position, self._longest_frame):
-            self._take_frame(view, *frame)
-            position = frame[4]
+        kept = 0  # from there to the position all passes as it is
+        for kind, flags, stream, begin, end in frames.split(content, position, self._longest_frame):
+            if self._headers_of and (kind, stream) != (frames.CONTINUATION, self._headers_of):
+                raise BrokenConnectionError(frames.PROTOCOL_ERROR, "headers are interrupted")
+            position = end
+            if kind == frames.DATA:
+                self._for_triton.append(view[kept : begin - 9])
+                kept = end
+                payload = frames.unpadded(flags, view[begin:end]) if flags & frames.PADDED else view[begin:end]
+                self._streams.receive(stream, end - begin, payload, bool(flags & frames.END_STREAM))
+            elif kind == frames.SETTINGS and flags & frames.ACK:
+                self._for_triton.append(view[kept:end])  # before what it allows
+                kept = end
+                self._take_acknowledgement()
+            elif kind != frames.WINDOW_UPDATE:
+                self._note_frame(kind, flags, stream, view[begin:end])
+        if kept < position:
+            self._for_triton.append(view[kept:position])
         self._keep_rest(content[position:])
         self._flush()
+
+    def _is_preface_whole(self) -> bool:
+        if not frames.PREFACE.startswith(self._data[: len(frames.PREFACE)]):
+            raise BrokenConnectionError(frames.PROTOCOL_ERROR, "the client does not speak HTTP/2")
+        return len(self._data) >= len(frames.PREFACE)
+
+    def _note_frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> None:
+        if kind == frames.HEADERS or kind == frames.CONTINUATION:
+            self._take_headers(kind, flags, stream, frames.block_of(kind, flags, payload))
+        elif kind == frames.RST_STREAM:
+            self._streams.close(stream)
+
+    def _take_acknowledgement(self) -> None:
+        if not self._offered:
+            raise BrokenConnectionError(frames.PROTOCOL_ERROR, "settings are acknowledged that were not sent")
+        self._apply(*self._offered.popleft())
 
     def _keep_rest(self, rest: bytes) -> None:
         """Keep part of a frame, which must be whole in time."""
         if rest and not self.is_coming:
             self.since = time.monotonic()
         self._data, self.is_coming, self.come_bytes = rest, bool(rest), len(rest)
-
-    def _take_frame(self, data: memoryview, kind: int, flags: int, stream: int, begin: int, end: int) -> None:
-        if self._headers_of and (kind, stream) != (frames.CONTINUATION, self._headers_of):
-            raise BrokenConnectionError(frames.PROTOCOL_ERROR, "headers are interrupted")
-        if kind == frames.DATA:
-            payload = frames.unpadded(flags, data[begin:end])
-            self._streams.receive(stream, end - begin, payload, bool(flags & frames.END_STREAM))
-            return
-        if kind in (frames.HEADERS, frames.CONTINUATION):
-            self._take_headers(kind, flags, stream, frames.block_of(kind, flags, data[begin:end]))
-        elif kind == frames.RST_STREAM:
-            self._streams.close(stream)
-        elif kind == frames.SETTINGS and flags & frames.ACK:
-            if not self._offered:
-                raise BrokenConnectionError(frames.PROTOCOL_ERROR, "settings are acknowledged that were not sent")
-            self._apply(*self._offered.popleft())
-        self._for_triton.append(bytes(data[begin - 9 : end]))
 
     def _take_headers(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == frames.HEADERS:
@@ -153,20 +164,24 @@ class GrpcClient(Client):
             self._break(error)
 
     def _pass_answer(self) -> None:
-        content, view = self._answer, memoryview(self._answer)
+        content = self._answer
         begin_of_kept = position = 0
-        kept: list[bytes | memoryview] = []
+        kept: list[bytes] = []
         for kind, flags, stream, begin, end in frames.split(content, 0, 1 << 24):
             position = end
             if kind == frames.WINDOW_UPDATE:
-                self._streams.add_window(stream, int.from_bytes(view[begin:end], "big") & 0x7FFFFFFF)
-                kept.append(view[begin_of_kept : begin - 9])
+                self._streams.add_window(stream, int.from_bytes(content[begin:end], "big") & 0x7FFFFFFF)
+                kept.append(content[begin_of_kept : begin - 9])
                 begin_of_kept = end
-                continue
-            self._note_answer(kind, flags, stream, view[begin:end])
-        self._answer = content[position:]
-        kept.append(view[begin_of_kept:position])
-        self.transport.write(b"".join(kept))
+            elif kind != frames.DATA or flags & frames.END_STREAM:
+                self._note_answer(kind, flags, stream, memoryview(content)[begin:end])
+        if not begin_of_kept and position == len(content):
+            self._answer = b""
+            self.transport.write(content)
+        else:
+            kept.append(content[begin_of_kept:position])
+            self._answer = content[position:]
+            self.transport.write(b"".join(kept))
         self._flush()
 
     def _note_answer(self, kind: int, flags: int, stream: int, payload: memoryview) -> None:
@@ -183,8 +198,9 @@ class GrpcClient(Client):
 
     def _flush(self) -> None:
         if self._for_triton and self.triton is not None:
-            self.triton.transport.write(b"".join(self._for_triton))
-            self._for_triton.clear()
+            given = self._for_triton
+            self.triton.transport.write(given[0] if len(given) == 1 else b"".join(given))
+            given.clear()
         if self._for_client and not self._answers_headers_of:  # nothing may stand between headers of one call
             self.transport.write(b"".join(self._for_client))
             self._for_client.clear()

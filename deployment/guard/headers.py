@@ -6,6 +6,8 @@ has to be kept but which of its entries have the name, and none of the coded val
 
 from __future__ import annotations
 
+import re
+
 from deployment.guard.frames import COMPRESSION_ERROR, BrokenConnectionError
 
 NAME = b"triton_grpc_error"
@@ -13,6 +15,9 @@ NAME = b"triton_grpc_error"
 
 _CODED, _CODED_BYTES = b"M\x86I\xea\x8ak+$E\xb2\xc3", 12
 """The name in HPACK's Huffman code without its last bits, and its length with them."""
+
+_INDEXES_ALONE = re.compile(rb"[\x80-\xfe]*").fullmatch
+"""As a connection's later calls have them: each byte a header that was stated before."""
 
 _FIRST_OF_TABLE = 62  # below are the entries that every connection has
 _MOST_NOTED = 1024
@@ -28,6 +33,8 @@ class HeaderWatch:
 
     def has_name(self, block: bytes) -> bool:
         """Read the headers of one call; BrokenConnectionError: they are malformed."""
+        if not self._named and _INDEXES_ALONE(block):
+            return False
         self._block, self._at, found = block, 0, False
         try:
             while self._at < len(block):

@@ -60,7 +60,7 @@ class HttpClient(Client):
         self.come_bytes += len(data)
         if self._is_busy:
             if len(self._data) > _MOST_AHEAD:
-                self.transport.pause_reading()
+                self.reading.pause()
             return
         self._go_on()
 
@@ -187,7 +187,7 @@ class HttpClient(Client):
             return
         if self._response.is_over and not self.transport.is_closing():
             self.rest()
-            self.transport.resume_reading()
+            self.reading.resume()
             if self._data:
                 self._go_on()
 

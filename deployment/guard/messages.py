@@ -28,6 +28,7 @@ _MOST_FIELDS = 4096
 _LONGEST_TEXT = 400
 _KEPT_TEXT = 128
 _SHARED_MEMORY = "shared_memory_region"
+_SHARED_MEMORY_NAME = _SHARED_MEMORY.encode()
 
 
 @dataclass(frozen=True)
@@ -49,32 +50,34 @@ def check_request(parts: Parts) -> None:
         request = ModelInferRequest.FromString(parts.rest)
     except DecodeError:
         raise RefusedError("the message is no ModelInferRequest") from None
-    _check_tensors(request, parts.raw_sizes)
+    _check_tensors(request, parts.raw_sizes, _SHARED_MEMORY_NAME in parts.rest)
 
 
 def check_short(message: memoryview) -> bool:
     """Check a message of a few kilobytes at once; False: it has to be taken apart."""
+    content = message.tobytes()
     try:
-        request = ModelInferRequest.FromString(message.tobytes())
+        request = ModelInferRequest.FromString(content)
     except DecodeError:
         return False  # the message of another method, perhaps
-    _check_tensors(request, list(map(len, request.raw_input_contents)))
+    _check_tensors(request, list(map(len, request.raw_input_contents)), _SHARED_MEMORY_NAME in content)
     return True
 
 
-def _check_tensors(request: Any, raw_sizes: list[int]) -> None:
+def _check_tensors(request: Any, raw_sizes: list[int], may_share: bool) -> None:
+    """Check the tensors; ``may_share``: whether the message has the name of a parameter for shared memory anywhere."""
     check_count("outputs", len(request.outputs))
     inputs = request.inputs
     check_count("inputs", len(inputs))
     used = 0
     for tensor in inputs:
-        if _SHARED_MEMORY in tensor.parameters:
+        if may_share and _SHARED_MEMORY in tensor.parameters:
             count_elements(tensor.name, tensor.shape)
         elif not raw_sizes:
             _check_contents(tensor)
         elif not tensor.HasField("contents"):  # both: Triton says that one is too many
             if used < len(raw_sizes):  # and that one is missing
-                check_binary(tensor.name, tensor.datatype, tensor.shape, raw_sizes[used])
+                check_binary(tensor.name, tensor.datatype, list(tensor.shape), raw_sizes[used])
             used += 1
     if used < len(raw_sizes):
         raise RefusedError("raw_input_contents has more entries than the request has inputs for them")

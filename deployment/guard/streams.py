@@ -141,7 +141,7 @@ class Streams:
     def _pass_whole(self, stream: Stream, payload: memoryview) -> None:
         """Take a payload that begins with a message: where it is that message alone, it is not copied."""
         size = len(payload)
-        if size > PREFIX_BYTES and int.from_bytes(payload[1:PREFIX_BYTES], "big") == size - PREFIX_BYTES <= self._most:
+        if size >= PREFIX_BYTES and int.from_bytes(payload[1:PREFIX_BYTES], "big") == size - PREFIX_BYTES <= self._most:
             passed = self._inspect(stream, payload)
             if passed is not None:
                 self._memory.give_back(size)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployment.guard import doors, frames
+from deployment.guard import doors, events, frames
 from deployment.guard.checks import Checks
 from deployment.guard.doors import Client, Door
 from deployment.guard.grpc_door import GrpcClient
@@ -30,7 +30,7 @@ def talk(make: Callable[[Door], Client], talking: Talk, most_bytes: int = 1000) 
         address = server.sockets[0].getsockname()[:2]
         return await talking(door, lambda: asyncio.open_connection(*address))
 
-    return asyncio.run(asyncio.wait_for(run(), 240))
+    return events.run(asyncio.wait_for(run(), 240))
 
 
 async def settle(condition: Callable[[], bool]) -> None:
@@ -149,7 +149,7 @@ def pass_requests(parts: list[bytes], count: int) -> tuple[bytes, bytes]:
         writer.write(ALIKE + b"[" * len(BODY))
         return bytes(got), answers + await reader.readline()
 
-    return asyncio.run(asyncio.wait_for(run(), 240))
+    return events.run(asyncio.wait_for(run(), 240))
 
 
 @pytest.mark.parametrize("size", [1, 7, len(ALIKE), len(ALIKE + BODY), 1000])
