@@ -27,6 +27,8 @@ from support.tiny_models.quantized_models import deepseeks, save_state, to_fp8
 
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.model import adapters as places
+from backends.fastertransformer.engine.ops import linear
+from backends.fastertransformer.engine.ops.host.panels import Panels
 from backends.fastertransformer.engine.request.adapters import Adapters
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.rows.answer import Answer, Failure
@@ -79,6 +81,29 @@ def test_rows_with_different_adapters_share_a_batch(ranks: int, stages: int, tmp
     check_rows(engine, models, ["a0", "", "a1", "a0", "a1", ""])
     with pytest.raises(EngineError, match="lora_name is 'b' in row 0; it must be one of a0, a1, or left out"):
         engine.parse(ask([[5]], 1, lora_name=np.array(["b"], object)))
+    engine.close()
+
+
+def test_an_adapter_s_first_matrices_lie_behind_a_layer_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where a gate's matrices lie together too: what the layers themselves compute stays what it was."""
+    models = adapted("llama", tmp_path)
+
+    def join(self: linear.Linear, other: linear.Linear) -> None:
+        whole, other.joined_at = linear.Linear(torch.cat((self.weight, other.weight))), len(self.weight)
+        self.joined = other.joined = whole
+        self.weight, other.weight = whole.weight[: other.joined_at], whole.weight[other.joined_at :]
+
+    monkeypatch.setattr(linear.Linear, "join", join)
+    monkeypatch.setattr(Panels, "of", lambda *_: None)
+    monkeypatch.setattr(linear, "_can_pack", lambda _: False)
+    engine = opened(tmp_path)
+    for matrix in engine._steps.adapters._matrices.values():
+        whole = matrix.linear.joined or matrix.linear
+        if whole.low_rank:
+            memory = whole.with_adapters.weight.untyped_storage().data_ptr()
+            for each in (whole.weight, matrix.linear.weight, whole.low_rank.down):
+                assert each.untyped_storage().data_ptr() == memory
+    check_rows(engine, models, ["a0", "", "a1", "a0", "a1", ""])
     engine.close()
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from backends.fastertransformer.engine.ops.low_rank import GroupedRows, LowRank
+from backends.fastertransformer.engine.ops.adapted import AdaptedOps
+from backends.fastertransformer.engine.ops.adapted_rows import GroupedRows
+from backends.fastertransformer.engine.ops.linear import ACTIVATIONS, Linear, Norm
+from backends.fastertransformer.engine.ops.low_rank import LowRank
+from backends.fastertransformer.engine.ops.ops import Ops
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -49,6 +56,79 @@ def test_rows_get_what_their_adapters_add(
     limit = LIMITS[dtype] * float(expected.float().abs().max())
     assert float((found.float() - expected.float()).abs().max()) < limit
     assert torch.equal(found[places == count], before[places == count])
+
+
+def followed(low_rank: LowRank, weight: Tensor, bias: Tensor | None) -> Linear:
+    """Return a layer with its adapters' first matrices behind its own."""
+    linear, whole = Linear(weight, bias), Linear(weight[:1])
+    whole.weight = torch.cat((weight, low_rank.down.flatten(0, 1)))
+    whole.bias = None if bias is None else F.pad(bias, (0, len(whole.weight) - len(weight)))
+    for each, numbers in ((linear, weight), (whole, whole.weight)):
+        each.weight, each.panels, each._is_packed = numbers, None, False  # as on a GPU
+    linear.low_rank, linear.with_adapters = low_rank, whole
+    return linear
+
+
+# The rank beyond a block, and the many adapters, stand for the kernel's other halves.
+@pytest.mark.in_ci(when=lambda at: HAS_GPU or at.dtype == torch.float16)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "count", "rank", "parts", "activation", "is_gated"),
+    [
+        (1, 3, 16, [48, 24, 24], "", False),
+        (37, 5, 8, [70], "gelu", False),
+        (40, 16, 40, [40, 300], "", False),
+        (33, 3, 24, [280, 280], "silu", True),
+        (20, 2, 40, [30, 30], "silu", True),
+    ],
+)
+def test_a_layer_and_its_adapters_are_multiplied_at_once(
+    tokens: int, count: int, rank: int, parts: list[int], activation: str, is_gated: bool, dtype: torch.dtype
+) -> None:
+    """Against a product and what adapters add to it in torch; some rows have no adapter, some adapters no row."""
+    from backends.fastertransformer.engine.ops.kernels.low_rank import SortedRows
+
+    low_rank, x = adapters(count, rank, 96, parts, dtype), drawn(tokens, 1, 96, dtype=dtype, seed=3)
+    weight, outputs = drawn(sum(parts), 96, dtype=dtype, seed=5) * 0.1, sum(parts) // (2 if is_gated else 1)
+    bias = None if is_gated else drawn(sum(parts), dtype=dtype, seed=6)
+    residual = None if is_gated else drawn(tokens, 1, outputs, dtype=dtype, seed=7)
+    places = np.random.default_rng(tokens).integers(0, count + 1, tokens)
+    places[places == 1] = count
+    expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    double = LowRank(count, rank, 96, parts, x.new_empty(0, dtype=torch.float64))
+    double.down.copy_(low_rank.down), double.up.copy_(low_rank.up)
+    GroupedRows(places, count, DEVICE).add(expected, x.double(), double)
+    if is_gated:
+        first, second = expected.chunk(2, -1)
+        expected = ACTIVATIONS[activation](first) * second
+    else:
+        expected = ACTIVATIONS[activation](expected) + residual.double()
+    found = SortedRows(torch.from_numpy(places).to(DEVICE), count).multiply(
+        lambda whole, x: F.linear(x, whole.weight, whole.bias),
+        followed(low_rank, weight, bias), x, activation, residual, is_gated,
+    )  # fmt: skip
+    assert found is not None and found.shape == (tokens, 1, outputs) and (residual is None or found is residual)
+    assert float((found.double() - expected).abs().max()) < 2 * LIMITS[dtype] * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_operations_with_adapters_give_what_torch_gives(has_room: bool) -> None:
+    """A gate, whose matrices lie together, and a product that is added; with the first matrices behind, and without."""
+    from backends.fastertransformer.engine.ops.triton_ops import TritonOps
+
+    places, x = torch.tensor([2, 0, 1, 0, 2, 1, 1]), drawn(7, 1, 64, seed=3)
+    gate, out = adapters(2, 4, 64, [32, 32], torch.float32), adapters(2, 4, 32, [64], torch.float32)
+    joined, last = (followed(each, drawn(64, inputs, seed=5) * 0.1, None) for each, inputs in ((gate, 64), (out, 32)))
+    joined.joined = joined
+    found = []
+    if not has_room:
+        joined.with_adapters = last.with_adapters = None
+    for kind in (TritonOps, Ops):
+        ops: Any = kind(DEVICE)
+        ops = AdaptedOps(ops, ops.adapted_rows(places.to(DEVICE), 2))
+        y = ops.gated_linear(joined, joined, x, Norm(drawn(64, seed=8), None, 1e-5, is_rms=True), "silu")
+        found.append(ops.linear(last, y, residual=drawn(7, 1, 64, seed=9)))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
 def test_a_row_computes_the_same_whatever_is_beside_it() -> None:

@@ -268,6 +268,22 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         {"block_m": 16, "block_n": 256, "block_r": 16, "parts": 8, "matrices": 2, "is_one_block": True},
         ADAPTERS,
     ),
+    **{
+        f"a layer and its adapters, {name}": (
+            "low_rank",
+            "_finish",
+            8 if kind["is_gated"] else 4,
+            {"block_m": 16, "block_n": 256, "block_r": 16, "is_one_block": True, "activation": "", **kind},
+            {**ADAPTERS, "wide": "*fp16"},
+        )
+        for name, kind in {
+            "three matrices": {"matrices": 3, "is_gated": False, "has_residual": False},
+            "residual": {"matrices": 1, "is_gated": False, "has_residual": True},
+            "gated": {"matrices": 2, "is_gated": True, "has_residual": False, "activation": "silu"} | {"block_n": 128},
+            "large ranks": {"matrices": 2, "is_gated": True, "has_residual": False, "activation": "silu"}
+            | {"block_n": 128, "block_r": 32, "is_one_block": False},
+        }.items()
+    },
     "what adapters add to many rows": (
         "low_rank",
         "_widen",

@@ -16,8 +16,8 @@ from models.engine_limits import head_problem, longest_text
 
 from ..cache.kv_cache import KvCache
 from ..errors import EngineError
+from ..ops.adapted_rows import AdaptedRows
 from ..ops.host.layers import HostLayers
-from ..ops.low_rank import AdaptedRows
 from ..ops.ops import Ops
 from ..ops.packed_rows import Rows
 from ..ops.positions import AttentionSpec

@@ -24,10 +24,10 @@ from ..cache.kv_cache import PAGE, KvCache
 from ..cache.states import LayerState
 from ..ops import choose_ops
 from ..ops.adapted import AdaptedOps
+from ..ops.adapted_rows import AdaptedRows
 from ..ops.host.layers import HostLayers
 from ..ops.latent_attention import LatentOps
 from ..ops.linear import Norm
-from ..ops.low_rank import AdaptedRows
 from ..ops.ops import Ops
 from ..ops.packed_rows import Rows
 from ..ops.positions import AttentionSpec

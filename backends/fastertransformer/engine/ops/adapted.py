@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .adapted_rows import AdaptedRows
 from .experts import Experts
 from .linear import ACTIVATIONS, Linear, Norm
-from .low_rank import AdaptedRows
 from .ops import Ops
 from .routing import Router
 
@@ -31,6 +31,8 @@ class AdaptedOps(Ops):
         if not linear.low_rank:
             return self._ops.linear(linear, x, norm, activation, residual)
         x = self._ops.norm(x, norm) if norm else x
+        if (whole := self._rows.multiply(self._ops.linear, linear, x, activation, residual)) is not None:
+            return whole
         y = self._ops.linear(linear, x, residual=None if activation else residual)
         self._rows.add(y, x, linear.low_rank)
         if not activation:
@@ -43,6 +45,9 @@ class AdaptedOps(Ops):
     ) -> Tensor:
         x = self._ops.norm(x, norm) if norm else x
         if linear.joined:
+            gated = self._rows.multiply(self._ops.linear, linear.joined, x, activation, is_gated=True)
+            if gated is not None:
+                return gated
             return self._ops.gate_halves(self.linear(linear.joined, x), activation)
         return self.linear(linear, x, activation=activation).mul_(self.linear(gate, x))
 

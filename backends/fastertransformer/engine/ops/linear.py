@@ -95,6 +95,7 @@ class Linear:
         joined: this matrix and another one after it, [out + other's out, in], without biases; see join.
         joined_at: the first row of this matrix there.
         low_rank: what adapters add to it, or to ``joined`` where there is one; None: they add nothing.
+        with_adapters: this matrix, and behind it all of ``low_rank.down``; None: that lies elsewhere.
     """
 
     has_kernels = True
@@ -106,6 +107,7 @@ class Linear:
     joined: Linear | None = None
     joined_at = 0
     low_rank: LowRank | None = None
+    with_adapters: Linear | None = None
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, is_lent: bool = False) -> None:
         self.bias, self.folded = bias, dict[Tensor, Any]()
@@ -135,6 +137,18 @@ class Linear:
             whole, outputs = Linear(torch.cat((self.weight, other.weight))), len(self.weight)
             self.joined, other.joined, other.joined_at = whole, whole, outputs
             self.weight, other.weight = whole.weight[:outputs], whole.weight[outputs:]
+
+    def extended(self, rows: int) -> Linear | None:
+        """Return this matrix with further rows behind it, zeros, of which it is a view from now on.
+
+        None: its numbers are not those that are computed with, or lie in another order, as a CPU's do.
+        """
+        if type(self) is not Linear or self.panels or self._is_packed:
+            return None
+        outputs, bias = len(self.weight), None if self.bias is None else F.pad(self.bias, (0, rows))
+        whole = Linear(F.pad(self.weight, (0, 0, 0, rows)), bias)
+        self.weight = whole.weight[:outputs]
+        return whole
 
     def bias_or_zeros(self, x: Tensor) -> Tensor:
         """Return the bias, or zeros of x's type, for operations that must have one."""

@@ -6,13 +6,9 @@ Several adapters lie behind each other, each in a place of its own, all with the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
-
-from ..arrays import Array, upload
 
 
 class LowRank:
@@ -24,6 +20,7 @@ class LowRank:
         inputs: of the layer.
         parts: rows of each of its parts.
         like: gives device and type.
+        down: memory for ``down``, zeros; None: it gets its own.
 
     Attributes:
         down: [places, parts * rank, inputs].
@@ -31,9 +28,12 @@ class LowRank:
         ends: row behind each part.
     """
 
-    def __init__(self, places: int, rank: int, inputs: int, parts: Sequence[int], like: Tensor) -> None:
+    def __init__(
+        self, places: int, rank: int, inputs: int, parts: Sequence[int], like: Tensor, down: Tensor | None = None
+    ) -> None:
         self.rank, self.ends = rank, np.cumsum(parts).tolist()
-        self.down = like.new_zeros((places, len(parts) * rank, inputs))
+        shape = places, len(parts) * rank, inputs
+        self.down = like.new_zeros(shape) if down is None else down.view(shape)
         self.up = like.new_zeros((places, sum(parts), rank))
 
     @property
@@ -55,35 +55,3 @@ class LowRank:
         first = self.part_of(first_row) * self.rank
         self.down[place, first : first + len(down)].copy_(down, non_blocking=True)
         self.up[place, first_row : first_row + len(up), : up.shape[1]].copy_(up, non_blocking=True)
-
-
-class AdaptedRows(Protocol):
-    """The tokens of a call, sorted by adapter."""
-
-    def add(self, y: Tensor, x: Tensor, low_rank: LowRank) -> None:
-        """Add what the tokens' adapters make of x, [..., in], to y, [..., out], contiguous."""
-
-
-class GroupedRows:
-    """Tokens by adapter, in torch; those without one are left alone.
-
-    Args:
-        adapters: int64 [T], place of each token's adapter; ``count``: it has none.
-        count: places.
-        device: of the tokens.
-    """
-
-    def __init__(self, adapters: Array, count: int, device: torch.device) -> None:
-        places = np.unique(adapters[adapters < count]).tolist()
-        self._rows = {place: upload(np.flatnonzero(adapters == place), device) for place in places}
-
-    def add(self, y: Tensor, x: Tensor, low_rank: LowRank) -> None:
-        """See AdaptedRows."""
-        flat, to, rank = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1]), low_rank.rank
-        for place, rows in self._rows.items():
-            narrow, first = flat[rows] @ low_rank.down[place].T, 0
-            wide = []
-            for part, end in enumerate(low_rank.ends):
-                wide.append(narrow[:, part * rank : (part + 1) * rank] @ low_rank.up[place, first:end].T)
-                first = end
-            to.index_add_(0, rows, torch.cat(wide, 1).to(y.dtype))

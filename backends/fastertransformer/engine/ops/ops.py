@@ -18,6 +18,7 @@ from torch import Tensor
 from ..arrays import Array
 from ..cache.kv_cache import PAGE, KvCache
 from . import cached_attention, experts, torch_attention
+from .adapted_rows import AdaptedRows, GroupedRows
 from .cached_attention import WithoutNorms
 from .drafted_states import DraftedStates, TorchDraftedStates
 from .draws import Draws
@@ -25,7 +26,6 @@ from .experts import Experts
 from .fp8 import StaticLinear
 from .latent_attention import LatentOps
 from .linear import ACTIVATIONS, HeadNorms, Linear, Norm
-from .low_rank import AdaptedRows, GroupedRows
 from .packed_rows import Rows
 from .positions import Attend, AttentionSpec, CrossAttend
 from .routing import Router, choose

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..arrays import Array
 from ..cache.kv_cache import PAGE, KvCache
+from .adapted_rows import AdaptedRows
 from .experts import Experts
 from .kernels import (
     decode_attention,
@@ -25,7 +26,6 @@ from .kernels import (
 )
 from .linear import HeadNorms, Norm
 from .logits import DrawLimits
-from .low_rank import AdaptedRows
 from .ops import Ops
 from .packed_rows import Rows
 from .positions import Attend, AttentionSpec, CrossAttend

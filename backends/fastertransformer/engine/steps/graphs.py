@@ -23,8 +23,8 @@ from torch import Tensor
 from ..arrays import MOST_SLOTS, upload
 from ..cache.kv_cache import KvCache
 from ..model.network import Network
+from ..ops.adapted_rows import AdaptedRows
 from ..ops.drafted_states import DraftedStates
-from ..ops.low_rank import AdaptedRows
 from ..ops.packed_rows import NumberedRows, Rows
 
 Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the argmax tokens, see logits.argmax

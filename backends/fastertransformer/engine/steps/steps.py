@@ -17,8 +17,8 @@ from ..cache.kv_cache import KvCache
 from ..model.adapters import AdapterPlaces
 from ..model.network import Network
 from ..model.prefixes import Prefix
+from ..ops.adapted_rows import AdaptedRows
 from ..ops.drafted_states import DraftedStates
-from ..ops.low_rank import AdaptedRows
 from ..ops.packed_rows import NumberedRows, Rows
 from .collective import Collective, collective_step
 from .graphs import Chosen, StepGraphs

@@ -5,10 +5,13 @@ second product adds these. Both have the same programs whatever adapters the row
 those that are too many end at once. A row's numbers do not depend on the other rows.
 
 A few rows wait for memory alone. So which rows a program has is written down once a call, and a program asks for its
-matrices before the kernel before it has ended.
+matrices before the kernel before it has ended. Where all adapters' first matrices lie behind the layer's own, the
+layer's product multiplies every row by all of them, and one kernel adds what each row's own adapter makes of that.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import triton
@@ -16,7 +19,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ..linear import Linear
 from ..low_rank import LowRank
+from .elements import activated
 from .expert_choice import sort_by_expert
 from .grouped_gemm import find_rows
 from .launch import uses_pdl
@@ -26,12 +31,12 @@ _FEW_TOKENS = 512  # up to which blocks have 16 rows, and the inputs are cut int
 
 @triton.jit
 def _share(places, rows, order, ends, adapters, width: tl.constexpr, block_m: tl.constexpr):
-    """Write down which adapter a block of rows has, and its rows; -1: none."""
+    """Write down which adapter a block of rows has, and its rows; -1: it has no rows, -2: its rows have none."""
     block = tl.program_id(0)
-    place, first, last = find_rows(ends, block, adapters, width, block_m)
+    place, first, last = find_rows(ends, block, adapters + 1, width, block_m)
     lane = tl.arange(0, block_m)
     is_row = first + lane < last
-    tl.store(places + block, tl.where(first < last, place, -1))
+    tl.store(places + block, tl.where(first < last, tl.where(place < adapters, place, -2), -1))
     tl.store(rows + block * block_m + lane, tl.load(order + first + lane, is_row, -1))
 
 
@@ -119,8 +124,91 @@ def _widen(
         tl.store(at, (before.to(tl.float32) + sums).to(y.dtype.element_ty), mask)
 
 
+@triton.jit
+def _add_own(
+    sums, wide, matrix, tile, row_at, behind, n, is_n, is_own, rank, block_r: tl.constexpr, is_one_block: tl.constexpr,
+):  # fmt: skip
+    """Add what an adapter's second matrix makes of the numbers that are ``behind`` the first of its rows of wide."""
+    r = tl.arange(0, block_r)
+    if is_one_block:
+        narrow = tl.load(wide + row_at + (behind + r)[None, :], is_own & (r < rank)[None, :], 0)
+        sums = tl.dot(narrow, tile, sums, input_precision="ieee")
+    else:
+        for first in range(0, rank, block_r):
+            is_r = first + r < rank
+            loaded = tl.load(matrix + n[None, :] * rank + (first + r)[:, None], is_n[None, :] & is_r[:, None], 0)
+            narrow = tl.load(wide + row_at + (behind + first + r)[None, :], is_own & is_r[None, :], 0)
+            sums = tl.dot(narrow, loaded, sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit
+def _finish(
+    y, wide, up, places, rows, residual, outputs, width, ranks, rank, first_end, second_end,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_r: tl.constexpr, matrices: tl.constexpr,
+    is_one_block: tl.constexpr, is_gated: tl.constexpr, activation: tl.constexpr, has_residual: tl.constexpr,
+    uses_pdl: tl.constexpr,
+):  # fmt: skip
+    """Compute y [tokens, outputs] = residual + activation(what a layer and its adapters make of a row).
+
+    wide: [tokens, width], the layer's product and behind it those with the first matrices of all adapters. Of several
+    second matrices the first two end at ``first_end`` and ``second_end``. If it is gated there are two, of as many
+    outputs, and y is instead activation(that of the first) * that of the second.
+    """
+    if uses_pdl:
+        gdc_launch_dependents()
+    block = tl.program_id(1)
+    place = tl.load(places + block)
+    row = tl.load(rows + block * block_m + tl.arange(0, block_m))
+    is_row = (row >= 0)[:, None]
+    is_own = is_row & (place >= 0)
+    begin = tl.program_id(0) * block_n
+    n = begin + tl.arange(0, block_n)
+    is_n = (n < outputs) & (place >= 0)
+    mask = is_row & (n < outputs)[None, :]
+    made = 2 * outputs if is_gated else outputs  # by the layer
+    matrix = up + place.to(tl.int64) * made * rank
+    r = tl.arange(0, block_r)
+    tile, other = matrix, matrix
+    if is_one_block:  # of ranks, which all matrices share
+        is_tile = is_n[None, :] & (r < rank)[:, None]
+        tile = tl.load(matrix + n[None, :] * rank + r[:, None], is_tile, 0)
+        if is_gated:
+            other = tl.load(matrix + (outputs + n)[None, :] * rank + r[:, None], is_tile, 0)
+    if uses_pdl:
+        gdc_wait()  # see above
+    if place != -1:
+        to = tl.where(row >= 0, row, 0).to(tl.int64)[:, None]
+        row_at, behind = to * width, made + place * ranks
+        sums = tl.load(wide + row_at + n[None, :], mask, 0).to(tl.float32)
+        if is_gated:
+            second = tl.load(wide + row_at + (outputs + n)[None, :], mask, 0).to(tl.float32)
+            sums = _add_own(sums, wide, matrix, tile, row_at, behind, n, is_n, is_own, rank, block_r, is_one_block)
+            second = _add_own(
+                second, wide, matrix + outputs * rank, other, row_at, behind + rank, n, is_n, is_own, rank,
+                block_r, is_one_block,
+            )  # fmt: skip
+            sums = activated(sums, activation) * second
+        else:
+            for part in tl.static_range(matrices):
+                start = 0 if part == 0 else first_end if part == 1 else second_end
+                end = outputs if part == matrices - 1 else first_end if part == 0 else second_end
+                if (begin < end) & (begin + block_n > start):
+                    is_part = is_n & (n >= start) & (n < end)
+                    own = tl.where(is_part[None, :], tile, 0) if is_one_block else tile
+                    sums = _add_own(
+                        sums, wide, matrix, own, row_at, behind + part * rank, n, is_part, is_own, rank, block_r,
+                        is_one_block,
+                    )  # fmt: skip
+            sums = activated(sums, activation)
+        at = to * outputs + n[None, :]
+        if has_residual:
+            sums += tl.load(residual + at, mask, 0).to(tl.float32)
+        tl.store(y + at, sums.to(y.dtype.element_ty), mask)
+
+
 class SortedRows:
-    """Tokens in the order of their adapters; see low_rank.AdaptedRows.
+    """Tokens in the order of their adapters; see adapted_rows.AdaptedRows.
 
     Args:
         adapters: int64 [T], place of each token's adapter; ``count``: it has none.
@@ -131,11 +219,11 @@ class SortedRows:
         tokens = len(adapters)
         self._is_few = tokens <= _FEW_TOKENS
         self._block_m = 16 if self._is_few else 64
-        blocks = min(tokens, (tokens + min(tokens, count) * (self._block_m - 1)) // self._block_m)
-        order, ends = sort_by_expert(adapters[:, None], count)
+        blocks = min(tokens, (tokens + min(tokens, count + 1) * (self._block_m - 1)) // self._block_m)
+        order, ends = sort_by_expert(adapters[:, None], count + 1)
         self._places = torch.empty(blocks, dtype=torch.int32, device=adapters.device)
         self._rows = torch.empty(blocks, self._block_m, dtype=torch.int32, device=adapters.device)
-        width = triton.next_power_of_2(count)
+        width = triton.next_power_of_2(count + 1)
         _share[(blocks,)](self._places, self._rows, order, ends, count, width=width, block_m=self._block_m, num_warps=1)
 
     def add(self, y: Tensor, x: Tensor, low_rank: LowRank) -> None:
@@ -162,3 +250,33 @@ class SortedRows:
             block_m=block_m, block_n=block_n, block_r=block_r, parts=parts, matrices=len(ends),
             is_one_block=rank <= block_r, num_warps=warps, uses_pdl=has_pdl, launch_pdl=has_pdl,
         )  # fmt: skip
+
+    def multiply(
+        self,
+        product: Callable[[Linear, Tensor], Tensor],
+        linear: Linear,
+        x: Tensor,
+        activation: str = "",
+        residual: Tensor | None = None,
+        is_gated: bool = False,
+    ) -> Tensor | None:
+        """See AdaptedRows."""
+        low_rank = linear.low_rank
+        if not (self._is_few and low_rank and linear.with_adapters):
+            return None
+        made, rank, ends = low_rank.ends[-1], low_rank.rank, low_rank.ends
+        outputs = made // 2 if is_gated else made
+        if is_gated and ends != [outputs, made]:
+            return None
+        wide = product(linear.with_adapters, x)
+        y = wide.new_empty(*wide.shape[:-1], outputs) if residual is None else residual
+        has_pdl = uses_pdl(x.device)
+        block_n, warps = (128, 8) if is_gated else (256, 4)  # the fastest of some, see add
+        block_r = max(16, min(32, triton.next_power_of_2(rank)))
+        _finish[(triton.cdiv(outputs, block_n), len(self._places))](
+            y, wide, low_rank.up, self._places, self._rows, residual, outputs, wide.shape[-1], len(ends) * rank, rank,
+            ends[0], ends[min(1, len(ends) - 1)], block_m=self._block_m, block_n=block_n, block_r=block_r,
+            matrices=len(ends), is_one_block=rank <= block_r, is_gated=is_gated, activation=activation,
+            has_residual=residual is not None, num_warps=warps, uses_pdl=has_pdl, launch_pdl=has_pdl,
+        )  # fmt: skip
+        return y
