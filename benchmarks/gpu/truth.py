@@ -11,13 +11,15 @@ log-probability of the token, for any kind of request; that a greedy token is th
 that a drawn one is among the top k, and that no bad word comes. In fp32 three ways of serving are tried: "served" with
 chunks and prefix cache, "whole" without either, "tight" with a KV cache so small that rows are set back, and "drafts"
 as served, with drafts for every row in every step: looked up, and then what the first answer had, some tokens wrong.
+Where a family can, the model itself drafts too ("draft_model"), its predictor ("mtp"), or an EAGLE-3 head ("eagle3").
 
 Where two experts are as good as equal to a router, rounding chooses. An answer that is beyond a limit is compared again
 with transformers' model whose routers see their inputs changed by some 1e-6 of themselves: if one of these draws gives
 its log-probabilities, within the same limits, the answer is "tied" and right.
 
-In fp16, bf16 and int8 the oracle is transformers in fp32, with the matrices rounded in the same way for int8; the error
-is the root mean square of the log-probabilities' differences beside that of transformers in the same format.
+In 16 bits, int8, FP8 and MXFP4 the oracle is transformers in fp32, with the matrices rounded in the same way (and what
+they are multiplied with, where the files have scales for that); the error is the root mean square of the
+log-probabilities' differences beside that of transformers in the same format.
 
 "as the CPU" are requests of which an engine on the device gives the tokens that one on the CPU gives, in fp32, with a
 smaller model; greedy tokens and beams that are within rounding of each other count as equal.
@@ -30,7 +32,7 @@ import multiprocessing
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -44,40 +46,25 @@ from backends.fastertransformer.engine.rows.prompt_lookup import PromptLookup
 from backends.fastertransformer.engine.scheduling import speculation
 from backends.fastertransformer.engine.scheduling.draft_costs import DraftCosts
 from backends.fastertransformer.engine.scheduling.tuning import TUNING, Tuning
-from ft_format.location import DRAFT
 from handover.errors import SlipwayError, exit_status
 
 from .truth_answers import FP32_LIMIT, Oracle, Row, are_same, check_answer, timed
-from .truth_models import (
-    Shape,
-    in_format,
-    meant_by_fp8,
-    meant_by_mxfp4,
-    rounded_to_int8,
-    tokens_of_letters,
-    with_rounded_cache,
-)
+from .truth_formats import FORMATS, formats_of, in_format, in_other_format
+from .truth_models import Shape, tokens_of_letters
 from .truth_requests import Ask, Told, draw_requests, serve, tokens_of
 from .truth_served import (
-    AT_LOAD,
-    CACHE,
-    DRAFT_MODEL,
     DRAFTING,
     DRAFTS,
-    FORMATS,
-    FP8,
     LARGE,
-    MXFP4,
     ROOMY,
     SMALL,
     TINY,
     WAYS,
     TruthArguments,
-    formats_of,
     has_drafts,
     made,
-    made_again,
     opened,
+    put_beside,
     tight,
 )
 
@@ -92,8 +79,7 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
     oracle, allowed = Oracle(model, arguments.device), tokens_of_letters(shape.vocab).to(arguments.device)
     asks = draw_requests(shape, arguments.requests, 11, model.config.is_encoder_decoder)
     for way in [way for way in WAYS if way not in DRAFTING or has_drafts(arguments, name, shards, way)]:
-        if way == DRAFT_MODEL:
-            (shards / DRAFT).symlink_to(shards.parent / "hub")
+        put_beside(way, shards)
         with timed(Row(name, f"fp32 {way}")) as row:
             chosen, kv_bytes = asks, ROOMY
             if way == "tight":
@@ -137,27 +123,16 @@ def drafted(asks: list[Ask], told: list[Told]) -> Iterator[None]:
 
 def compare_format(arguments: TruthArguments, name: str, way: str, model: Any, shape: Shape, shards: Path) -> Row:
     """Serve in another format, and compare the errors of log-probabilities with transformers' own."""
-    exact, ranks = model, 1 if arguments.is_on_cpu else arguments.tensor_para_size  # a CPU's are one process
-    if way in FP8:
-        shards = made_again(way.partition(" ")[2], shape, shards.parent)
-        exact = meant_by_fp8(shards, shards.parent / "meant")
-    if way == MXFP4:
-        shards = made_again(way.partition(" ")[2], shape, shards.parent)
-        exact = meant_by_mxfp4(shards)
-    if way == AT_LOAD:
-        same = made_again("fp8", shape, shards.parent, "bf16", AT_LOAD)
-        exact = meant_by_fp8(same, same.parent / "meant")
-        shards = made_again(None, shape, shards.parent)
-    if "int8" in way:
-        exact = rounded_to_int8(model, ranks)
-    oracle = Oracle(exact, arguments.device)
+    ranks = 1 if arguments.is_on_cpu else arguments.tensor_para_size  # a CPU's are one process
+    meant = in_other_format(way, model, shape, shards, ranks)
+    oracle = Oracle(meant.exact, arguments.device)
     asks = draw_requests(shape, arguments.requests // 2, 12, model.config.is_encoder_decoder)
     asks = [ask for ask in asks if ask.kind != "beams"]
     with timed(Row(name, way)) as row:
-        with closing(opened(arguments, shards, name, way)) as engine:
+        with closing(opened(arguments, meant.served, name, way)) as engine:
             told = serve(engine, asks, _BURST, 3)
-        theirs_in = in_format(exact, FORMATS[way], shards.parent / "rounded")
-        rounded = Oracle(with_rounded_cache(theirs_in) if way == CACHE else theirs_in, arguments.device)
+        theirs_in = in_format(meant.exact, FORMATS[way], shards.parent / "rounded")
+        rounded = Oracle(meant.loaded(theirs_in), arguments.device)
         ours, theirs = list[float](), list[float]()
         for ask, answer in zip(asks, told, strict=True):
             row.requests += 1
@@ -212,7 +187,7 @@ def compare(arguments: TruthArguments, name: str) -> list[Row]:
             model, shards = made(name, shape, Path(temporary), arguments.tensor_para_size)
             if "fp32" in arguments.formats:
                 rows += compare_fp32(arguments, name, model, shape, shards)
-            for way in formats_of(arguments, name, shards):
+            for way in formats_of(arguments.formats, name, shards, arguments.tensor_para_size):
                 rows.append(compare_format(arguments, name, way, model, shape, shards))
         if "fp32" in arguments.formats and arguments.tensor_para_size == 1 and not arguments.is_on_cpu:
             with tempfile.TemporaryDirectory(prefix="slipway-truth-") as temporary:
@@ -230,8 +205,8 @@ def main(argv: Sequence[str]) -> None:
     wrong = 0
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(arguments.jobs, mp_context=context) as pool:
-        for rows in pool.map(compare, [arguments] * len(arguments.families), arguments.families):
-            for row in rows:
+        for done in as_completed([pool.submit(compare, arguments, name) for name in arguments.families]):
+            for row in done.result():
                 sys.stdout.write(row.cells())
                 wrong += not row.is_right
             sys.stdout.flush()

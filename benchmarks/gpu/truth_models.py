@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .truth_predictors import PREDICTING, add_predictor, weaken_layers
+from .truth_predictors import HEADED, PREDICTING, add_predictor, weaken_layers, write_head
 
 _SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _LETTERS = range(ord("a"), ord("z") + 1)
+HEAD = "head"
 
 
 @dataclass(frozen=True)
@@ -52,6 +49,10 @@ def _llama(shape: Shape, **more: Any) -> dict[str, Any]:
     sizes = {"hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "intermediate_size": 2 * shape.hidden}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": shape.positions}
     return sizes | heads | _SPECIAL | more
+
+
+def _llama_yarn(shape: Shape) -> dict[str, Any]:
+    return _llama(shape, rope_parameters=_YARN | {"original_max_position_embeddings": shape.positions // 4})
 
 
 def _phi3(shape: Shape) -> dict[str, Any]:
@@ -156,11 +157,7 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
         "Llama",
         lambda s: _llama(s, rope_parameters=_LLAMA3 | {"original_max_position_embeddings": s.positions // 8}),
     ),
-    "llama_yarn": (
-        "Llama",
-        "Llama",
-        lambda s: _llama(s, rope_parameters=_YARN | {"original_max_position_embeddings": s.positions // 4}),
-    ),
+    "llama_yarn": ("Llama", "Llama", _llama_yarn),
     "mistral": ("Mistral", "Llama", lambda s: _llama(s, head_dim=s.hidden // 16, sliding_window=s.window)),
     "starcoder2": ("Starcoder2", "Llama", lambda s: _llama(s, sliding_window=2 * s.window)),
     "qwen2": ("Qwen2", "Llama", _llama),
@@ -223,6 +220,18 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
         "Llama",
         lambda s: _experts(s, "n_routed_experts", num_nextn_predict_layers=1, **_GROUPS),
     ),
+    "glm4_moe_lite_mtp": (
+        "Glm4MoeLite",
+        "Llama",
+        lambda s: _deepseek(
+            s,
+            **{"q_lora_rank": 3 * s.hidden // 4, "num_nextn_predict_layers": 1, "n_routed_experts": 16},
+            **{"moe_intermediate_size": s.hidden // 2, "mlp_layer_types": ["dense"] + ["sparse"] * (s.layers - 1)},
+            first_k_dense_replace=1,
+        ),
+    ),
+    "llama_eagle3": ("Llama", "Llama", _llama_yarn),
+    "qwen3_moe_eagle3": ("Qwen3Moe", "Llama", lambda s: _experts(s, norm_topk_prob=True)),
     "ernie4_5_moe": (
         "Ernie4_5_Moe",
         "Llama",
@@ -240,7 +249,7 @@ def model_type_of(name: str) -> str:
 
 
 def save_model(name: str, shape: Shape, directory: Path) -> Any:
-    """Make a family's model in fp32, save it with a tokenizer, and return it."""
+    """Make a family's model in fp32, save it, and return it; its EAGLE-3 head lies beside the directory as HEAD."""
     import transformers
 
     kind, _, keys = _FAMILIES[name]
@@ -253,11 +262,13 @@ def save_model(name: str, shape: Shape, directory: Path) -> Any:
     if has_encoder and not config.tie_word_embeddings:  # else one token had all of the probability
         model.lm_head.weight.data /= shape.hidden**0.5 / 2
     _draw_the_rest(model, config)
-    if name.endswith(PREDICTING):
+    if name.endswith((PREDICTING, HEADED)):
         weaken_layers(model)
     model.save_pretrained(directory)
     if name.endswith(PREDICTING):
         add_predictor(config, directory)
+    if name.endswith(HEADED):
+        write_head(config, model.get_input_embeddings().weight, model.lm_head.weight, directory.parent / HEAD)
     return model
 
 
@@ -296,99 +307,3 @@ def tokens_of_letters(vocab: int) -> Tensor:
     token = torch.arange(vocab)
     is_letter = (token >= _LETTERS.start) & (token < _LETTERS.stop)
     return is_letter | ((token >= 256) & (token % 2 == 1))
-
-
-def in_format(model: Any, dtype: torch.dtype, directory: Path) -> Any:
-    """Save a model, and load it as transformers does with a type: what is computed of positions stays fp32."""
-    model.save_pretrained(directory)
-    return type(model).from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
-
-
-def with_rounded_cache(model: Any) -> Any:
-    """Let a model's attention round keys and values to FP8, by the least power of two that fits a head's numbers."""
-    source: Any = sys.modules[type(model).__module__]
-    attend = source.eager_attention_forward
-
-    def rounded(x: Tensor) -> Tensor:
-        largest = x.double().abs().amax(-1, keepdim=True).clamp_min(2.0**-100)  # of a head that is zero, any
-        power = torch.exp2((largest / 448).log2().ceil())
-        return ((x.double() / power).to(torch.float8_e4m3fn).double() * power).to(x.dtype)
-
-    def attend_rounded(module: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any, **more: Any) -> Any:
-        if getattr(module.config, "rounds_cache", False):  # others of its class may share the function
-            key, value = rounded(key), rounded(value)
-        return attend(module, query, key, value, *others, **more)
-
-    source.eager_attention_forward = attend_rounded
-    model.config.rounds_cache = True
-    return model
-
-
-_EXACT = "kv_b_proj"
-"""Last word of the names of matrices that the engine keeps as they are."""
-
-
-def meant_by_fp8(directory: Path, beside: Path) -> Any:
-    """Load what a directory of FP8 means: each number times its scale, in fp32."""
-    import transformers
-
-    shutil.copytree(directory, beside)
-    config = json.loads((directory / "config.json").read_text())
-    del config["quantization_config"]
-    (beside / "config.json").write_text(json.dumps(config))
-    for path in beside.glob("*.safetensors"):
-        tensors = load_file(path)
-        found = {name: each.float() for name, each in tensors.items() if not name.endswith(tuple(_FP8_ENDS))}
-        for name, end in ((name, end) for name in found for end in _FP8_ENDS if name + end in tensors):
-            rows, columns = ((each or size) for each, size in zip(_FP8_ENDS[end], found[name].shape, strict=True))
-            scales = tensors[name + end].float().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-            found[name] *= scales[: found[name].shape[0], : found[name].shape[1]]
-        save_file(found, path, {"format": "pt"})
-    given = {"dtype": torch.float32, "attn_implementation": "eager"}
-    return transformers.AutoModelForCausalLM.from_pretrained(beside, **given).eval()
-
-
-def meant_by_mxfp4(directory: Path) -> Any:
-    """Load what a directory of MXFP4 means to transformers, in fp32."""
-    import transformers
-
-    how = transformers.Mxfp4Config(dequantize=True)  # type: ignore[no-untyped-call]
-    given = {"dtype": torch.bfloat16, "quantization_config": how}
-    read = transformers.AutoModelForCausalLM.from_pretrained(directory, **given)
-    # A model of its own: what is saved of the one that was read is MXFP4 again, in part.
-    config = copy.deepcopy(read.config)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    model.load_state_dict(read.state_dict())
-    return model.eval()
-
-
-_FP8_ENDS = {"_scale": (1, 0), "_scale_inv": (128, 128)}
-"""Ends of the names of scales, and rows and columns that share one; 0: all."""
-_ROW_PARALLEL = ("c_proj", "out_proj", "o_proj", "dense", "dense_4h_to_h", "fc2", "fc_out", "down_proj", "wo", "o")
-"""Last word of the names of matrices whose inputs the ranks share, in transformers' classes."""
-
-
-def rounded_to_int8(model: Any, ranks: int = 1) -> Any:
-    """Copy a model as fp16, and its layers' matrices and its head as int8 with a scale for each output channel.
-
-    Each rank has scales of its own for its part of a matrix. Numbers are fp32 again in the copy.
-    """
-    from transformers.pytorch_utils import Conv1D
-
-    model = copy.deepcopy(model)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.half().float()
-    head = model.get_output_embeddings()
-    head.weight = torch.nn.Parameter(head.weight.detach().clone())  # an embedding that is tied to it is not rounded
-    for name, module in model.named_modules():
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and not name.endswith(_EXACT):
-            inputs = 0 if isinstance(module, Conv1D) else 1
-            is_cut = name.rpartition(".")[2] in _ROW_PARALLEL
-            parts = module.weight.data.chunk(ranks if is_cut else 1, inputs)
-            module.weight.data = torch.cat([_rounded(part, inputs) for part in parts], inputs)
-    return model
-
-
-def _rounded(weight: torch.Tensor, inputs: int) -> torch.Tensor:
-    scale = (weight.abs().amax(inputs, keepdim=True) / 127).clamp(min=1e-30)
-    return (weight / scale).round() * scale

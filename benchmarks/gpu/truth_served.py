@@ -13,25 +13,23 @@ from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments
+from ft_format.location import DRAFT
 from handover.arguments import ScriptArguments
 
-from .truth_models import FAMILIES, Shape, model_type_of, save_model, write_vocabulary
+from .truth_formats import AT_LOAD, CACHE, FORMATS
+from .truth_models import FAMILIES, HEAD, Shape, model_type_of, save_model, write_vocabulary
+from .truth_predictors import HEADED
 from .truth_requests import LONGER_OUTPUTS, Ask, draw_requests
 
-FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp16 int8": torch.float16}
-FP8 = ("bf16 fp8", "bf16 fp8_block")  # the directories that convert makes of a hub directory
-AT_LOAD = "bf16 fp8_at_load"  # the hub directory, whose matrices become the same when they are loaded
-MXFP4 = "bf16 mxfp4"
-CACHE = "bf16 fp8_cache"
-FORMATS |= dict.fromkeys((*FP8, AT_LOAD, MXFP4, CACHE), torch.bfloat16)
-DRAFTS, DRAFT_MODEL, MTP = DRAFTING = "drafts", "draft_model", "mtp"  # as long as may be, where any are verified
+DRAFTING = DRAFTS, DRAFT_MODEL, MTP, EAGLE = "drafts", "draft_model", "mtp", "eagle3"  # where any are verified
 WAYS: dict[str, dict[str, Any]] = {
     "served": {},
     "whole": {"prefill_chunk_tokens": 0, "has_prefix_cache": False},
     "tight": {},
     DRAFTS: {"speculation": "ngram"},
     DRAFT_MODEL: {"speculation": "draft"},
-    MTP: {"speculation": "mtp"},
+    MTP: {"speculation": MTP},
+    EAGLE: {"speculation": EAGLE},
 }
 LARGE, SMALL, TINY = Shape(6, 1024, 32000, 300, 8192), Shape(3, 256, 2000, 96, 2048), Shape(2, 128, 600, 40, 512)
 ROOMY = 4 << 30  # bytes of KV cache
@@ -90,7 +88,7 @@ def tight(
 def has_drafts(arguments: TruthArguments, name: str, shards: Path, way: str) -> bool:
     """Return whether a family's drafts can be verified: on a GPU its attention has no bias.
 
-    A directory's model drafts for itself, unless its layers keep states; where it has one, its predictor does.
+    A directory's model drafts for itself, unless its layers keep states; where it has one, its predictor or head does.
     """
     config = read_config(shards, model_type_of(name), arguments.tensor_para_size)
     has_bias = config.encoder is not None or config.positions in ("alibi", "relative")
@@ -99,18 +97,16 @@ def has_drafts(arguments: TruthArguments, name: str, shards: Path, way: str) -> 
         return False
     if way == DRAFT_MODEL and config.keeps_states:
         return False
+    if way == EAGLE and not name.endswith(HEADED):
+        return False
     return is_whole and not (has_bias and not arguments.is_on_cpu)
 
 
-def formats_of(arguments: TruthArguments, name: str, shards: Path) -> list[str]:
-    """List the formats that a family is served in: experts are not quantized when they are loaded, nor are arrays."""
-    config = read_config(shards, model_type_of(name), arguments.tensor_para_size)
-    has_arrays = bool(config.decoder and config.decoder.mixture and config.decoder.mixture.is_in_arrays)
-    is_hub, has_latent = model_type_of(name) == "Llama", bool(config.decoder and config.decoder.latent)
-    lacking = ("fp16 int8",) * config.has_experts + (*FP8, AT_LOAD) * (has_arrays or not is_hub)
-    lacking += (CACHE,) * (has_latent or not is_hub)
-    lacking += (MXFP4,) * (name != "gpt_oss")
-    return [way for way in FORMATS if way in arguments.formats and way not in lacking]
+def put_beside(way: str, shards: Path) -> None:
+    """Link what drafts to where the engine looks for it: the model itself, or its EAGLE-3 head."""
+    if (found := {DRAFT_MODEL: "hub", EAGLE: HEAD}.get(way)) is not None:
+        (shards / DRAFT).unlink(missing_ok=True)
+        (shards / DRAFT).symlink_to(shards.parent / found)
 
 
 def made(name: str, shape: Shape, directory: Path, tensor_para_size: int) -> tuple[Any, Path]:
@@ -128,16 +124,3 @@ def made(name: str, shape: Shape, directory: Path, tensor_para_size: int) -> tup
         convert(ConvertArguments(directory / "hub", served, tensor_para_size, "fp32"))
     write_vocabulary(shape.vocab, served)
     return model, served
-
-
-def made_again(
-    quantization: str | None, shape: Shape, directory: Path, data_type: str = "fp32", name: str = ""
-) -> Path:
-    """Convert the model of a directory, quantized if that is asked for -> what is served."""
-    from export_scripts.convert import convert
-
-    served = directory / (name or quantization or "plain") / "served"
-    given = {"format": "huggingface", "quantization": quantization}
-    convert(ConvertArguments(directory / "hub", served, 1, data_type, **given))
-    write_vocabulary(shape.vocab, served)
-    return served
