@@ -9,8 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deployment.processes.linux import kill_all
-from deployment.processes.sessions import mapped_regions, note_session, remove_regions, session_processes
+from deployment.processes.sessions import kill_session, mapped_regions, note_session, remove_regions, session_processes
 from deployment.processes.stopped import STOPPED_S
 from deployment.processes.supervised import GRACE_S, ServerDiedError, Supervised, describe
 
@@ -61,7 +60,7 @@ class EngineServer(Supervised):
             self._end_within(max(0.0, exit_timeout_s + GRACE_S))
         remaining = session_processes(self._directory)
         regions |= mapped_regions(remaining)
-        kill_all(remaining)
+        kill_session(remaining)
         status = self._wait_killed()
         remove_regions(regions)
         return status

@@ -31,7 +31,7 @@ from typing import IO
 from deployment.doors.restriction import header_file
 from deployment.life.lock import lock
 from deployment.processes.linux import Process, command_line, descendants, kill_all, list_processes, look_up
-from deployment.processes.sessions import mapped_regions, remove_regions, session_processes
+from deployment.processes.sessions import kill_session, mapped_regions, remove_regions, session_processes
 from handover.durable import write_atomically
 from handover.endpoint import deployment_of
 from handover.errors import ServerError
@@ -182,7 +182,7 @@ def sweep(state: State) -> list[Process]:
     is_own = bool(_PREFIX.fullmatch(state.prefix)) and directory.name.startswith(state.prefix)
     others = session_processes(directory) if is_own else []
     regions = mapped_regions(others)
-    remaining = kill_all([*processes_of(state.prefix), *others])
+    remaining = [*kill_all(processes_of(state.prefix)), *kill_session(others)]
     remove_shared_memory(state.prefix)
     remove_regions(regions)
     if is_own:

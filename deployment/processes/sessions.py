@@ -11,14 +11,17 @@ import contextlib
 import json
 import math
 import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from deployment.processes.linux import Process, list_processes, look_up
+from deployment.processes.linux import Process, command_line, kill_all, list_processes, look_up
 
 _NOTE = ".session"
 _MAPPED = re.compile(r" (/dev/shm/[^/\n]+)$", re.MULTILINE)
 _DELETED = " (deleted)"
+_TRACKER = "from multiprocessing.resource_tracker import main"
+_TRACKER_S = 3.0
 
 
 def note_session(directory: Path, leader: int, name: str) -> None:
@@ -47,6 +50,21 @@ def session_processes(directory: Path) -> list[Process]:
             noted = json.loads(note.read_text())
             sessions[int(noted["session"])] = int(noted["started"])
     return [each for each in list_processes() if each.started >= sessions.get(each.session, math.inf)]
+
+
+def kill_session(processes: Iterable[Process]) -> list[Process]:
+    """SIGKILL the processes of a session; returns those that have not ended.
+
+    Python's resource trackers come last. Once all others have ended, each removes the semaphores and the shared memory
+    that these had named, also where the one that did so had died before, and no process has them mapped. Then it ends.
+    """
+    found = list(processes)
+    trackers = [each for each in found if any(word.startswith(_TRACKER) for word in command_line(each.pid))]
+    remaining = kill_all(each for each in found if each not in trackers)
+    deadline = time.monotonic() + _TRACKER_S
+    while any(each.is_running for each in trackers) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [*remaining, *kill_all(trackers)]
 
 
 def mapped_regions(processes: Iterable[Process]) -> set[Path]:
