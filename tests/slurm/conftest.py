@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from support.slurm.cluster import SlurmCluster
+from support.slurm.cluster import SlurmCluster, started
 from support.slurm.launches import DEMONSTRATION, FIVE_STAGES, HOSTILE, SMALL, Launched, launch, override, serve
 
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[SlurmCluster]:
-    """Two idle nodes; only the commands that get ``client_environment()`` see them.
-
-    Not below pytest's own temporary directory: the paths of sockets must stay short.
-    """
-    directory = Path(tempfile.mkdtemp(prefix="slurm-"))
-    try:
-        with SlurmCluster(directory) as cluster:
-            yield cluster
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with started() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

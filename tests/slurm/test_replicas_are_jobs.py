@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.servers.served import generate
 from support.slurm.cluster import NODES, SlurmCluster, wait_until
 from support.slurm.launches import PROJECT, SMALL, Launched, assert_clean, endpoint_of, serve
+from support.slurm.replicas import asking, file_of, said_by
 
 from handover.endpoint import Endpoint, deployment_of
 
@@ -23,20 +21,10 @@ TWO = ("deployment.replicas=2", "cluster.exclusive=false", "cluster.gpus_per_tas
 PROMPT = "the world"
 
 
-def said_by(launched: Launched) -> str:
-    """All that the router's job and those of the servers have said."""
-    files = [file for job in launched.jobs for file in (job.log, job.log.with_suffix(".err")) if file.exists()]
-    return "\n".join(f"{file}:\n{file.read_text()}" for file in files)
-
-
 def start(slurm: SlurmCluster, finished: Launched, root: Path, *arguments: str) -> Launched:
     launched = serve(slurm, finished, root, *TWO, "deployment.restart=1", *arguments)
     wait_until(endpoint_of(launched).exists, lambda: said_by(launched))
     return launched
-
-
-def file_of(launched: Launched, number: int) -> Path:
-    return endpoint_of(launched).parent / f"replica-{number}" / "endpoint.json"
 
 
 @pytest.fixture(scope="module")
@@ -44,26 +32,8 @@ def served(slurm: SlurmCluster, finished: Launched, tmp_path_factory: pytest.Tem
     return start(slurm, finished, tmp_path_factory.mktemp("jobs"))
 
 
-@contextmanager
-def asking(launched: Launched) -> Iterator[list[str]]:
-    """A client that asks the router without a break; yields what it was told where it should have got an answer."""
-    endpoint, failures, is_over = Endpoint.read(endpoint_of(launched)), list[str](), threading.Event()
-    said = generate(endpoint, PROMPT, 8)
-
-    def ask() -> None:
-        while not is_over.is_set():
-            try:
-                assert generate(endpoint, PROMPT, 8) == said
-            except Exception as error:
-                failures.append(str(error))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        yield failures
-    finally:
-        is_over.set()
-        thread.join()
+def answer_of(served: Launched) -> str:
+    return generate(Endpoint.read(endpoint_of(served)), PROMPT, 8)
 
 
 def test_each_server_has_a_job_and_the_router_has_one_after_them(slurm: SlurmCluster, served: Launched) -> None:
@@ -80,7 +50,7 @@ def test_restart_starts_each_server_again_in_its_job_without_a_lost_request(
     slurm: SlurmCluster, served: Launched
 ) -> None:
     before = [deployment_of(file_of(served, number)) for number in range(2)]
-    with asking(served) as failures:
+    with asking(lambda: answer_of(served)) as failures:
         said = slurm.run(sys.executable, "-m", "launcher", "restart", str(served.results), cwd=PROJECT, timeout_s=300)
     assert "restarted  in" in said and not failures
     assert not set(before) & {deployment_of(file_of(served, number)) for number in range(2)}
@@ -92,7 +62,7 @@ def test_a_job_that_is_cancelled_is_requeued_and_the_other_has_the_requests(
     slurm: SlurmCluster, served: Launched
 ) -> None:
     victim, before = served.ids[1], deployment_of(file_of(served, 1))
-    with asking(served) as failures:
+    with asking(lambda: answer_of(served)) as failures:
         slurm.run("scancel", victim)
         wait_until(lambda: deployment_of(file_of(served, 1)) not in ("", before), lambda: said_by(served))
         wait_until(lambda: "ready      replica 1" in served.jobs[-1].log.read_text().split("replacing")[-1], str)

@@ -9,50 +9,17 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tritonclient.grpc as triton
 from support.slurm.cluster import NODES, SlurmCluster, wait_until
 from support.slurm.launches import NEMO, Launched, assert_clean, is_running, launch, override
+from support.slurm.two_ranks import ask, tokens_of_one_process
 
-from backends.fastertransformer.engine.engine import open_engine
-from backends.fastertransformer.engine.settings import Settings
-from export_scripts.arguments import ConvertArguments
-from export_scripts.convert import convert
 from handover.endpoint import Endpoint
-
-OUTPUT = 24
-PROMPTS = np.array([[5, 6, 7, 8], [40, 30, 20, 10]], np.uint32)
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
-    """One shard in one process."""
-    shards = tmp_path_factory.mktemp("convert") / "1-gpu"
-    convert(ConvertArguments(NEMO, shards, 1, "fp32"))
-    engine = open_engine(Settings(shards, 1, 1, "fp32", cpu_threads=1))
-    (answer,) = engine.generate([engine.parse(request())])
-    tokens: list[list[int]] = answer["output_ids"][:, 0].tolist()
-    return tokens
-
-
-def request() -> dict[str, np.ndarray]:
-    rows = len(PROMPTS)
-    return {
-        "input_ids": PROMPTS,
-        "input_lengths": np.full((rows, 1), PROMPTS.shape[1], np.uint32),
-        "request_output_len": np.full((rows, 1), OUTPUT, np.uint32),
-    }
-
-
-def ask(endpoint: Endpoint) -> list[list[int]]:
-    inputs = []
-    for name, values in request().items():
-        inputs.append(triton.InferInput(name, list(values.shape), "UINT32"))
-        inputs[-1].set_data_from_numpy(values)
-    with triton.InferenceServerClient(endpoint.grpc_url) as client:
-        tokens: list[list[int]] = client.infer("fastertransformer", inputs).as_numpy("output_ids")[:, 0].tolist()
-    return tokens
+    return tokens_of_one_process(tmp_path_factory.mktemp("convert"))
 
 
 def start(slurm: SlurmCluster, root: Path, tensor: int, pipeline: int, clients: str = "", *more: str) -> Launched:

@@ -1,4 +1,4 @@
-"""A real two-node Slurm with accounting, everything below one directory, for as long as its parent lives.
+"""A real Slurm of two nodes or more with accounting, everything below one directory, for as long as its parent lives.
 
 Each node is a slurmd in its own UTS, mount and pid namespace: own host name, own /dev/shm, own /etc/hosts, own
 process table. Ending a node's first process therefore ends whatever a job has left there. Needs root.
@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,10 +46,11 @@ class SlurmCluster:
 
     Args:
         directory: everything is kept there. It must be short: the paths of sockets are at most 107 characters.
+        nodes: their names.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, nodes: Sequence[str] = NODES) -> None:
+        self.directory, self.nodes = directory, nodes
         self.environment = {"SLURM_CONF": str(directory / "slurm.conf")}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -62,10 +64,10 @@ class SlurmCluster:
         self.stop()
 
     def start(self) -> None:
-        """Start every daemon and wait until both nodes are idle and the accounting answers."""
+        """Start every daemon and wait until all nodes are idle and the accounting answers."""
         self._check_requirements()
         try:
-            self._database_port = write_files(self.directory, NODES)
+            self._database_port = write_files(self.directory, self.nodes)
             self._build_plugin()
             self._start_munge()
             self._start_database()
@@ -78,7 +80,7 @@ class SlurmCluster:
         """End every daemon and everything that jobs have left on the nodes."""
         for name in reversed(self._processes):
             process = self._processes[name]
-            if name in NODES:
+            if name in self.nodes:
                 process.kill()  # the node's first process dies with it, and all others with that one
             else:
                 process.terminate()
@@ -225,16 +227,16 @@ class SlurmCluster:
         self._wait_for("slurmdbd", lambda: self._answers("sacctmgr", "-n", "list", "cluster"))
         self._spawn("slurmctld", "slurmctld", "-D")
         hosts = str(self.directory / "hosts")
-        for node in NODES:
+        for node in self.nodes:
             namespaces = ["unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
             self._spawn(node, *namespaces, "bash", "-c", _NODE, "node", node, hosts, "slurmd", "-D", "-N", node)
         self._wait_for("slurmctld", self._is_up)
 
     def _is_up(self) -> bool:
-        """Both nodes are idle, and accounting knows the cluster (jobs of before would be lost to sacct)."""
+        """All nodes are idle, and accounting knows the cluster (jobs of before would be lost to sacct)."""
         idle = self._output("sinfo", "-h", "-N", "-o", "%N %t").split("\n")
         known = self._output("sacctmgr", "-n", "-P", "list", "cluster", "format=Cluster,ControlPort").split("|")
-        return idle == [f"{node} idle" for node in NODES] and known[0] == "slipway" and known[1] != "0"
+        return idle == [f"{node} idle" for node in self.nodes] and known[0] == "slipway" and known[1] != "0"
 
     def _answers(self, *argv: str) -> bool:
         return subprocess.run(argv, env=self.client_environment(), capture_output=True, check=False).returncode == 0
@@ -264,6 +266,20 @@ class SlurmCluster:
         logs: Sequence[Path] = sorted([*self.directory.glob("*.log"), *self.directory.glob("*.out")])
         tails = [f"--- {log.name}\n" + "\n".join(log.read_text().splitlines()[-10:]) for log in logs]
         return f"{name} did not come up\n" + "\n".join(tails)
+
+
+@contextlib.contextmanager
+def started(nodes: Sequence[str] = NODES) -> Iterator[SlurmCluster]:
+    """Idle nodes; only the commands that get ``client_environment()`` see them.
+
+    Not below pytest's own temporary directory: the paths of sockets must stay short.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="slurm-"))
+    try:
+        with SlurmCluster(directory, nodes) as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def wait_until(

@@ -95,7 +95,7 @@ def serve(slurm: SlurmCluster, finished: Launched, root: Path, *arguments: str, 
 
 
 def endpoint_of(launched: Launched) -> Path:
-    (directory,) = launched.results.glob("*/*")
+    (directory,) = launched.results.glob("*/export_*")
     return directory / "deployment" / "endpoint.json"
 
 
