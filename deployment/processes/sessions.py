@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Iterable
@@ -18,10 +19,10 @@ from pathlib import Path
 from deployment.processes.linux import Process, command_line, kill_all, list_processes, look_up
 
 _NOTE = ".session"
-_MAPPED = re.compile(r" (/dev/shm/[^/\n]+)$", re.MULTILINE)
-_DELETED = " (deleted)"
+_SHARED_MEMORY = Path("/dev/shm")
+_MAPPED = re.compile(r"^\S+ \S+ \S+ (\w+):(\w+) (\d+) +/dev/shm/", re.MULTILINE)  # man 5 proc: device, inode
 _TRACKER = "from multiprocessing.resource_tracker import main"
-_TRACKER_S = 3.0
+_TRACKER_S = 5.0
 
 
 def note_session(directory: Path, leader: int, name: str) -> None:
@@ -68,12 +69,21 @@ def kill_session(processes: Iterable[Process]) -> list[Process]:
 
 
 def mapped_regions(processes: Iterable[Process]) -> set[Path]:
-    """Find the shared-memory regions that processes have mapped and that still have a name."""
-    found: set[Path] = set()
+    """Find the shared-memory regions and semaphores that processes have mapped and that still have a name.
+
+    They are compared by their inode: a semaphore is mapped by another name, which is deleted once it has its own.
+    """
+    mapped = set[tuple[int, int]]()
     for process in processes:
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{process.pid}/maps").read_text(errors="replace")
-            found |= {Path(name) for name in _MAPPED.findall(maps) if not name.endswith(_DELETED)}
+            for major, minor, inode in _MAPPED.findall(maps):
+                mapped.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
+    found = set[Path]()
+    for region in _SHARED_MEMORY.iterdir() if mapped else ():
+        with contextlib.suppress(OSError):
+            status = region.stat()
+            found |= {region} if (status.st_dev, status.st_ino) in mapped else set()
     return found
 
 

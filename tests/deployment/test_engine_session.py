@@ -13,34 +13,44 @@ from deployment.engines.process import EngineServer
 from deployment.life.leftovers import create_state, sweep
 
 _PROGRAM = """
-import multiprocessing, os, signal, time
-from multiprocessing import shared_memory
+import multiprocessing, os, signal, sys, time
+from multiprocessing import resource_tracker, shared_memory
 
-def die():
+def name():
     lock = multiprocessing.get_context("spawn").Lock()
     region = shared_memory.SharedMemory(create=True, size=4096)
     print(f"sem.{lock._semlock.name[1:]} {region.name}", flush=True)
+    return lock, region
+
+def die():
+    kept = name()
     os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
-    child = multiprocessing.get_context("spawn").Process(target=die)
-    child.start()
-    child.join()
-    print("joined", flush=True)
+    if sys.argv[1] == "a child is dead":
+        child = multiprocessing.get_context("spawn").Process(target=die)
+        child.start()
+        child.join()
+    else:
+        kept = name()
+        os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)
+    print("named", flush=True)
     time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("ending", ["stop", "sweep"])
-def test_what_a_child_that_has_died_had_named_is_removed(tmp_path: Path, ending: str) -> None:
-    """As vLLM's spawned processes do; nothing has it mapped any more, and no name says whose it is."""
+@pytest.mark.parametrize(
+    ("case", "ending"), [("a child is dead", "stop"), ("a child is dead", "sweep"), ("the tracker is dead", "stop")]
+)
+def test_what_spawned_processes_have_named_is_removed(tmp_path: Path, case: str, ending: str) -> None:
+    """As vLLM's do. No name says whose it is: a dead child has nothing mapped, and a dead tracker removes nothing."""
     state = create_state(tmp_path / "endpoint.json")
     directory, log = Path(state.directory), tmp_path / "server.log"
     program = directory / "program.py"
     program.write_text(_PROGRAM)
-    server = EngineServer("vLLM", [sys.executable, str(program)], os.environ, directory, log, False)
+    server = EngineServer("vLLM", [sys.executable, str(program), case], os.environ, directory, log, False)
     try:
-        wait_for(lambda: "joined" in log.read_text())
+        wait_for(lambda: "named" in log.read_text())
         regions = [Path("/dev/shm") / name for name in log.read_text().split()[:2]]
         assert all(region.exists() for region in regions)
         if ending == "stop":
