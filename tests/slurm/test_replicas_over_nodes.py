@@ -28,7 +28,7 @@ def slurm() -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="module")
 def served(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Launched:
-    """Of a node's 8 GPUs a server has 5, so no two share one; of its 16 processors some are left for the router."""
+    """A server takes 5 of a node's 8 GPUs, so no two share one, and leaves some of its 16 processors for the router."""
     root = tmp_path_factory.mktemp("pairs")
     launched = launch(
         slurm,
