@@ -1,8 +1,7 @@
-"""The reference that is streamed layer by layer out of a checkpoint, against transformers' logits."""
+"""The reference that is streamed layer by layer out of a checkpoint: kept, resumed, and said before how long."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,6 @@ from evaluation.divergence.stage import LayeredModel, Numbers, Stage
 from export_scripts.checkpoints.user_files import NOTHING_GIVEN, GivenFiles
 from handover.errors import ConfigError
 
-CONVERTED = ("gpt2", "opt", "bloom", "gptj", "gpt_neox")
-# What layers consist of: heads, windows and caps, experts, latent attention, states, sinks. By night all architectures.
-READ = ("llama32", "gemma2", "deepseek_v3", "falcon_h1", "qwen3_next", "gpt_oss")
 YARN = {"rope_theta": 5e5, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 FP32 = Numbers()
 
@@ -30,50 +26,6 @@ FP32 = Numbers()
 def rows_of(vocab: int, *lengths: int) -> list[tuple[int, ...]]:
     rng = np.random.default_rng(3)
     return [tuple(rng.integers(3, vocab, length).tolist()) for length in lengths]
-
-
-def expected(model: Any, rows: Sequence[tuple[int, ...]]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """transformers' log probabilities: of the tokens, and of the whole vocabulary."""
-    own, whole = [], []
-    with torch.no_grad():
-        for row in rows:
-            log_probs = model(torch.tensor([row])).logits[0, :-1].double().log_softmax(-1)
-            whole.append(log_probs)
-            own.append(log_probs.gather(1, torch.tensor(row[1:])[:, None])[:, 0])
-    return torch.cat(own).numpy(), torch.cat(whole).numpy()
-
-
-def check(model: Any, checkpoint: Path, directory: Path, vocab: int, *lengths: int) -> None:
-    reference = open_reference(checkpoint, directory, NOTHING_GIVEN)
-    most = reference.open(FP32).config.max_pos_seq_len  # with longrope transformers' angles are others beyond
-    rows = rows_of(vocab, *(min(length, most) for length in lengths))
-    found = reference.scores(rows, vocab, FP32)
-    own, whole = expected(model, rows)
-    assert np.abs(found.log_probs - own).max() < 1e-4
-    assert np.abs(np.take_along_axis(whole, found.top_ids.astype(int), 1) - found.top).max() < 1e-4
-    assert (found.top_ids[:, 0] == whole.argmax(1)).mean() > 0.99 and found.top.shape == (len(own), whole.shape[1])
-    reference.close()
-    assert not (reference.directory / "weights").exists()
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in READ else pytest.mark.long) for name in sorted(llama_models.MODELS)],
-)
-def test_every_architecture_is_streamed_as_transformers_computes_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stage, "BATCH_TOKENS", 40)  # several batches of a layer
-    model = llama_models.save(name, tmp_path / "source")
-    check(model, tmp_path / "source", tmp_path / "references", llama_models.VOCAB, 33, 2, 17, 20)
-
-
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=() if name == "gpt2" else pytest.mark.long) for name in CONVERTED]
-)
-def test_what_the_engine_does_not_read_in_place_is_converted_and_removed(family: str, tmp_path: Path) -> None:
-    model = huggingface_models.save(family, tmp_path / "source")
-    check(model, tmp_path / "source", tmp_path / "references", huggingface_models.VOCAB, 24, 9, 2)
 
 
 def check_logits(
