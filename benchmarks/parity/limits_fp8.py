@@ -73,7 +73,7 @@ def _heads_swapped(x: Tensor) -> Tensor:
     return heads[[1, 0, *range(2, HEADS)]].view(x.shape)
 
 
-_IN_FILES: dict[str, Callable[[Path], None]] = {
+IN_FILES: dict[str, Callable[[Path], None]] = {
     **COMMON,
     "q of two heads swapped": change_tensors(r"q_proj\.weight", _heads_swapped),
     "k_proj: halves swapped": change_tensors(r"k_proj\.weight", halves),
@@ -184,7 +184,7 @@ def _rounding() -> Iterator[None]:
 def _states(ways: dict[str, Any]) -> Iterator[tuple[str, Callable[[Path], None], Callable[[], Any]]]:
     """Name each state, with what is done to the directory and to the engine."""
     yield _SOUND, lambda directory: None, nullcontext
-    for name, damage in _IN_FILES.items():
+    for name, damage in IN_FILES.items():
         yield name, damage, nullcontext
     of_engine = {**(_OF_WEIGHTS if "quantization" in ways else {}), **(_OF_CACHE if "has_fp8_cache" in ways else {})}
     for name, patch in of_engine.items():
