@@ -28,6 +28,7 @@ ARCHITECTURES = Path(__file__).parents[2] / "models" / "architectures"
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MEGATRON = "Megatron"
 LIMIT = 1e-5  # in fp32: of the largest log probability, or of one
+DELTA, DELTA_LIMIT = ("qwen3_next", "qwen3_5", "qwen3_5_moe"), 3e-5  # transformers is 6e-6 from its own in fp64
 LEAST, MOST = 0.25, 1.6  # median KL that a type alone makes, to that of transformers in it: 0.38 to 1.1
 LENGTHS = (33, 2, 17, 20)
 CONVERTED = ("gpt2", "gpt_bigcode", "gptj", "bloom", "opt", "xglm", "gpt_neox")
@@ -102,18 +103,19 @@ def divergence(p: Floats, q: Floats) -> float:
     return float(np.median((np.exp(p) * (p - q)).sum(1)))
 
 
-def check(reference: CheckpointReference, rows: Rows, expected: Floats) -> None:
+def check(reference: CheckpointReference, rows: Rows, expected: Floats, limit: float) -> None:
     found = streamed(reference, rows, Numbers(), expected.shape[1])
-    assert np.abs(found - expected).max() < LIMIT * max(1.0, np.abs(expected).max())
+    assert np.abs(found - expected).max() < limit * max(1.0, np.abs(expected).max())
     assert (found.argmax(1) == expected.argmax(1)).all()
 
 
 @pytest.mark.parametrize(("name", "form"), cases())
 def test_the_reference_is_what_transformers_computes(name: str, form: str, tmp_path: Path) -> None:
+    limit = DELTA_LIMIT if name in DELTA else LIMIT
     if form == MEGATRON:
         path, rows, expected = write_megatron(name, tmp_path / "source")
         reference = open_reference(path, tmp_path / "references", NOTHING_GIVEN)
-        check(reference, rows, expected)
+        check(reference, rows, expected, limit)
     else:
         path, dtype = tmp_path / "source", TYPES[form]
         helper: Any = huggingface_models if name in CONVERTED else llama_models
@@ -123,7 +125,7 @@ def test_the_reference_is_what_transformers_computes(name: str, form: str, tmp_p
         rng = np.random.default_rng(3)
         rows = [tuple(rng.integers(3, helper.VOCAB, min(length, most)).tolist()) for length in LENGTHS]
         expected = told(loaded(path, torch.float32), rows)
-        check(reference, rows, expected)
+        check(reference, rows, expected, limit)
         if form != "fp32":  # in the stored type both round, and in different places
             own, theirs = streamed(reference, rows, Numbers(form), helper.VOCAB), told(loaded(path, dtype), rows)
             ratio = divergence(expected, own) / divergence(expected, theirs)
