@@ -14,6 +14,7 @@ from models.mxfp4 import GROUP, MXFP4_NUMBERS
 from ..errors import WeightsError
 from ..ops import mxfp4
 from ..ops.experts import ExpertMatrices
+from ..ops.fp8 import LEAST_BLOCK, ScaledNumbers, block_of
 from ..ops.linear import PACKED, Linear
 from .hub_reader import HubReader
 from .shards import Piece
@@ -39,7 +40,9 @@ class ExpertsReader(HubReader):
                 " directory whose activations have none, or serve it without a GPU"
             )
         if not self._is_cpu and self._keeps_fp8([name for own in weights for name in own]):
-            return self._kept_experts(weights)
+            first = self._kept(weights[0])
+            if not first.blocks or block_of(first.blocks) >= LEAST_BLOCK:
+                return self._kept_experts(weights, first)
 
         def fill(expert: int, target: Tensor) -> None:
             for name, part in zip(weights[expert], target.chunk(len(weights[expert])), strict=True):
@@ -52,9 +55,8 @@ class ExpertsReader(HubReader):
         packed = tuple(self._rounding(linear, own) for linear, own in zip(made.packed, weights, strict=True))
         return replace(made, packed=packed)
 
-    def _kept_experts(self, weights: Sequence[Sequence[str]]) -> ExpertMatrices:
-        """Read the matrices of experts as FP8; all have scales for as many columns."""
-        first = self._kept(weights[0])
+    def _kept_experts(self, weights: Sequence[Sequence[str]], first: ScaledNumbers) -> ExpertMatrices:
+        """Read the matrices of experts as FP8, of which the first are given; all have scales for as many columns."""
         numbers, scales = (each.new_empty((len(weights), *each.shape)) for each in first[:2])
         for expert, own in enumerate(weights):
             numbers[expert], scales[expert] = (self._kept(own) if expert else first)[:2]

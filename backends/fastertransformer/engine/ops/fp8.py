@@ -20,6 +20,8 @@ from torch import Tensor
 
 from .linear import Blocks, Linear
 
+LEAST_BLOCK = 16
+"""Columns of an expert with one scale that kernels multiply: tensor cores take no fewer at a time."""
 _MOST_AT_ONCE = 1 << 22  # numbers that are multiplied at a time on a CPU: 16 MiB in fp32
 LARGEST = 448.0  # of E4M3
 _LEAST_SCALE = 1e-12
