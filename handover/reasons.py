@@ -15,11 +15,13 @@ OUR_PROGRAMS = (
 _STARTERS = re.compile(r"(srun|slurmstepd(-\S+)?|slurmd(-\S+)?|sbatch|pyxis|mpirun|prterun|bcprun)(: |\[)")
 """What starts a failed process speaks after it, and mostly says only that it has failed."""
 _SAYS_LITTLE = re.compile(
-    r"[Ee]xited with exit code|Terminating StepId|CANCELLED AT \S+ \*|step aborted|Waiting up to|spank plugin stack"
-    r"|couldn't start container|printing \w+ log|task \S+: (Killed|Terminated|running|Aborted)|retrying$"
-    r"|queued and waiting|has been allocated|^pyxis: |Run job, step, or task"
+    r"[Ee]xited with exit code|Terminat(?:ing|ed) StepId|CANCELLED AT \S+ \*|step aborted|Waiting up to"
+    r"|spank plugin stack|couldn't start container|printing \w+ log|task \S+: (Killed|Terminated|running|Aborted)"
+    r"|retrying$|queued and waiting|has been allocated|^pyxis: |Run job, step, or task"
 )
 """Lines of those that report an end, or that something begins, and no cause."""
+_ONE_OF_SEVERAL = re.compile(r"task [1-9]\d*: (Killed|Aborted)")
+"""How a task ended, on which node: where there are several, that says more than the status of them all."""
 _OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill|out-of-memory handler", re.IGNORECASE)
 _ENROOTS = re.compile(r"\[ERROR\]")
 _NO_ERROR = r"(?!(?i:hint|warning|note|usage|info|last lines of \S+): |exit status |interrupted)"
@@ -60,7 +62,8 @@ def reason_in(printed: Sequence[str]) -> str:
         return _first_cause(named, said)
     others = [line for line in own if _PROGRAM.match(line)]
     ends = others[:1] or [line for line in own if not _REMARK.match(line)][-1:]
-    return (_ends_of_tracebacks(said)[-1:] or ends or _causes(starters) or [""])[0].strip()
+    victims = [line for line in starters if _ONE_OF_SEVERAL.search(line)]
+    return (_ends_of_tracebacks(said)[-1:] or ends or _causes(starters) or victims or [""])[0].strip()
 
 
 def names_error(line: str) -> bool:

@@ -21,6 +21,7 @@ from deployment.engines.process import EngineServer, environment_of
 from deployment.engines.ray_nodes import RAY, head_of, node_address, ray_environment
 from deployment.engines.running import EngineDeployment
 from deployment.engines.table import PROGRAMS, build_argv
+from deployment.life.leftovers import State
 from deployment.life.stop_request import StopRequest
 from deployment.ranks.gathered import Gathered
 from deployment.ranks.launchers import Rank
@@ -82,6 +83,11 @@ class LeadingDeployment(EngineDeployment):
             arguments = dataclasses.replace(arguments, restart=0)
         super().__init__(arguments, stop, edited, lambda: not is_mpis)
         self._gathered, self._count = gathered, count
+
+    def _watch(self, server: EngineServer, state: State, started: float) -> None:
+        """Watch it until a request to stop comes, which is the reason for the end unless another process is lost."""
+        super()._watch(server, state, started)
+        self._gathered.check_channels()
 
     def _start(self, directory: Path, is_again: bool) -> EngineServer:
         if self._arguments.distributed_executor == RAY:

@@ -34,6 +34,8 @@ from handover.progress import human_time, say
 
 _POLL_S = 0.1
 _SAY_EVERY_S = 15.0
+_NOTICED_S = 0.3
+"""For the end of a connection to be noticed; the process at its other end has ended before."""
 _STOPPED_S, _ENDED_S = 15.0, 10.0
 """For another process's server to end when it is told to, and then for the process itself."""
 
@@ -134,11 +136,28 @@ class Gathered:
         for other in list(self._others.values()):
             while message := other.channel.receive():
                 self._hear(other, message)
-            name = f"process {other.rank} of {self._ranks.world_size}, on {other.host or 'another node'}"
             if other.problem:
-                raise (ServerError if other.is_over else ServerDiedError)(f"{name}: {other.problem}")
-            if other.channel.lost:
-                raise ServerError(f"{name}, is lost: {other.channel.lost}")
+                raise (ServerError if other.is_over else ServerDiedError)(f"{self._name(other)}: {other.problem}")
+            self._check_channel(other)
+
+    def check_channels(self) -> None:
+        """Look whether a launcher asks this process to stop because it has lost another, as srun does.
+
+        Raises:
+            ServerError: one is lost.
+        """
+        deadline = time.monotonic() + _NOTICED_S
+        while time.monotonic() < deadline:
+            for other in list(self._others.values()):
+                self._check_channel(other)
+            time.sleep(_POLL_S)
+
+    def _check_channel(self, other: _Other) -> None:
+        if other.channel.lost:
+            raise ServerError(f"{self._name(other)}, is lost: {other.channel.lost}")
+
+    def _name(self, other: _Other) -> str:
+        return f"process {other.rank} of {self._ranks.world_size}, on {other.host or 'another node'}"
 
     def _hear(self, other: _Other, message: Mapping[str, Any]) -> None:
         other.host = message.get("host", other.host)

@@ -161,6 +161,20 @@ def test_a_supervisor_that_is_killed_takes_the_others_server_with_it(served: Ser
     served.assert_nothing_is_left()
 
 
+def test_a_stop_that_a_launcher_asks_for_because_a_supervisor_was_killed_is_no_good_end(served: Served) -> None:
+    """As srun does at once: the request to stop is there when the loss is noticed."""
+    served.wait()
+    first, second = (supervisors(served)[rank] for rank in range(2))
+    for pid, number in ((first, signal.SIGSTOP), (second, signal.SIGKILL), (first, signal.SIGTERM)):
+        os.kill(pid, number)
+    os.kill(first, signal.SIGCONT)
+    assert served.process.wait(240)
+    assert re.search(r"^deploy: process 1 of 2, on .*, is lost: it has hung up$", served.text, re.MULTILINE), (
+        served.text
+    )
+    served.assert_nothing_is_left()
+
+
 def test_a_program_that_stands_still_is_started_again_and_a_stop_ends_both_in_good_order(served: Served) -> None:
     served.wait()
     os.kill(second_program(served), signal.SIGSTOP)

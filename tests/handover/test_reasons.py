@@ -41,6 +41,13 @@ KILLED_AFTER_ANNOUNCING = """convert: exit status 137, killed by SIGKILL
     convert: note: NeMo GPT with legacy keys, for FasterTransformer's gpt
           convert      60%  175/292 tensors
     srun: error: node1: task 0: Killed"""
+KILLED_TASK = """the server ended: exit status 137, killed by SIGKILL
+          serving    vLLM 0.32.0  http://127.0.1.1:16777/v1
+    srun: error: node2: task 1: Killed
+    srun: launch/slurm: _step_signal: Terminating StepId=875729.0
+    slurmstepd-node1: error: *** STEP 875729.0 ON node1 CANCELLED AT 2026-11-27T21:41:15 ***
+          stopping   SIGTERM
+    srun: Force Terminated StepId=875729.0"""
 CANCELLED = """benchmark: exit status 143, killed by SIGTERM
     srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
     slurmstepd-node1: error: *** STEP 26790.2 ON node1 CANCELLED AT 2026-11-26T10:00:00 ***
@@ -87,6 +94,7 @@ LIBRARY_AND_TRACEBACK = """evaluate: exit status 1
     [
         (ANNOUNCED, "convert: the disk is full: /r/1-gpu.partial could not be written (No space left on device)"),
         (KILLED_AFTER_ANNOUNCING, "convert: exit status 137, killed by SIGKILL"),
+        (KILLED_TASK, "srun: error: node2: task 1: Killed"),
         (CANCELLED, "benchmark: no server answers at node1:8001"),
         (LOST_NODE, "deploy: rank 2 is lost: no heartbeat for 20 s"),
         (ANOTHERS_END, "deploy: rank 2 of 4 was killed by SIGKILL"),

@@ -68,8 +68,15 @@ def assert_no_engine(slurm: SlurmCluster, node: str) -> None:
 
 
 @pytest.mark.long
-def test_over_both_nodes_a_program_that_dies_on_the_second_ends_the_job_with_its_reason(
-    slurm: SlurmCluster, evaluated: Launched
+@pytest.mark.parametrize(
+    ("victim", "reason"),
+    [
+        (" --headless", "vLLM was killed by SIGKILL"),
+        (" -m deployment.engines.serve ", "is lost: it has hung up"),  # a task: srun asks the other to end at once
+    ],
+)
+def test_over_both_nodes_what_dies_on_the_second_ends_the_job_with_its_reason(
+    slurm: SlurmCluster, evaluated: Launched, victim: str, reason: str
 ) -> None:
     """A task a node; the first one's address is that of its node's name."""
     sizes = ("export.model.tensor_model_parallel_size=2", "deployment.nodes=2", "cluster.gpus_per_node=1")
@@ -79,11 +86,11 @@ def test_over_both_nodes_a_program_that_dies_on_the_second_ends_the_job_with_its
     lines = {log: (directory / log).read_text() for log in ("server.log", "server.rank1.log")}
     assert "--nnodes 2 --node-rank 0 --master-addr 127.0.1." in lines["server.log"]
     assert "--nnodes 2 --node-rank 1" in lines["server.rank1.log"] and "--headless" in lines["server.rank1.log"]
-    programs = [pid for pid, line in slurm.processes_on(NODES[1]).items() if " --headless" in line]
-    assert programs and any(" --node-rank 0 " in line for line in slurm.processes_on(NODES[0]).values())
-    os.kill(min(programs), signal.SIGKILL)  # the others are its children
+    victims = [pid for pid, line in slurm.processes_on(NODES[1]).items() if victim in line]
+    assert victims and any(" --node-rank 0 " in line for line in slurm.processes_on(NODES[0]).values())
+    os.kill(min(victims), signal.SIGKILL)  # the others are its children
     assert list(slurm.wait_for_end(*launched.ids).values()) == ["FAILED"]
-    assert re.search(r"process 1 of 2, on \S+: vLLM was killed by SIGKILL", launched.jobs[0].errors)
+    assert re.search(rf"process 1 of 2, on node2[:,] {reason}", launched.jobs[0].errors)
     for node in NODES:
         assert_clean(slurm, node)
         assert_no_engine(slurm, node)
