@@ -64,6 +64,22 @@ def test_a_product_is_what_fp64_says(rows: int, norm: str, blocks: Blocks | None
     assert error(found, expected) < LIMITS[dtype]
 
 
+@pytest.mark.parametrize("value", [torch.inf, torch.nan, 1e-6, 3e4])
+def test_one_row_keeps_its_range(value: float) -> None:
+    """What is not finite stays so, and small numbers are exact beside large ones."""
+    from backends.fastertransformer.engine.ops.kernels.gemm import multiply
+
+    numbers, scales, exact = numbers_of(OUTPUTS, INPUTS, blocks=None, seed=1)
+    x = drawn(1, INPUTS, dtype=torch.bfloat16 if HAS_GPU else torch.float16, seed=2)
+    x[0, 64:128] *= value
+    x[0, 70] = value
+    found = multiply(x, numbers, None, scales, out=drawn(1, OUTPUTS))
+    if value in (1e-6, 3e4):
+        assert error(found, x.double() @ exact.T) < 1e-6
+    else:
+        assert not found.isfinite().any()
+
+
 # One row and many: no blocks, and those that begin within one.
 @pytest.mark.in_ci(when=lambda at: HAS_GPU or at.rows == 4 or at.blocks in BLOCKS[:3:2])
 @pytest.mark.parametrize("blocks", BLOCKS, ids=str)

@@ -526,6 +526,11 @@ for name, numbers in {"fp8": FP8, "bytes": BYTES}.items():
                 numbers | {"out": "*bf16"},
             ),
         }
+for kind, more in {"": {"has_scales": True}, " by block": BLOCKS}.items():
+    one = {**product("", 1, True), "is_whole": False, **more}
+    gated_words = paired({**product("rms", 1, True, block_n=8 if kind else 16), "is_whole": False, **more})
+    CASES[f"gemv of words, fp8{kind}"] = ("gemv", "gemv", 4, one, FP8 | BF16_ROWS)
+    CASES[f"gated gemv of words, fp8{kind}"] = ("gemv", "gemv", 4, gated_words, FP8 | BF16_ROWS)
 for name, cut in {"few": fp8_rows._FEW, "some": fp8_rows._SOME, "many": fp8_rows._MANY}.items():
     given = {"block_m": cut.rows, "block_n": cut.outputs, "width": 128, "stages": cut.stages}
     pointers = {"x": "*fp8e4nv", **FP8, "y": "*bf16"}

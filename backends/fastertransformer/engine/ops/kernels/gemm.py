@@ -15,7 +15,7 @@ from ..linear import Blocks, Norm
 from .elementwise import normalize
 from .gemv import gemv
 from .int8 import split_rows
-from .launch import bytes_of, norm_kind, scales_of, scratch_of, uses_pdl
+from .launch import bytes_of, has_fp8, norm_kind, scales_of, scratch_of, uses_pdl
 from .small_m_gemm import small_m_gemm
 
 SMALL_M = 16
@@ -121,13 +121,15 @@ def multiply(
     rows, (outputs, inputs) = x.shape[0], weight.shape
     y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if out is None else out
     matrix_rows = outputs if gate is None else 2 * outputs
-    tiling = tiling or choose(rows, matrix_rows, inputs, weight.dtype)
+    is_split = multiplies_words(x, weight, blocks)
+    tiling = tiling or choose(rows, matrix_rows, inputs, weight.dtype, is_split)
     assert tiling, f"a product with {rows} rows is torch's"
-    if blocks and tiling.splits:
-        tiling = replace(tiling, block_k=min(tiling.block_k, block_of(blocks)))
+    if blocks:  # without split-k, its scales need the registers of some rows
+        tile = (
+            {"block_k": min(tiling.block_k, block_of(blocks))} if tiling.splits else {"block_n": min(tiling.block_n, 8)}
+        )
+        tiling = replace(tiling, **tile)
     is_native, has_pdl = x.device.type == "cuda", uses_pdl(x.device)  # Triton's interpreter is not native
-    # An int8 weight may be multiplied as integers, with x split into digits; see int8.py.
-    is_split = weight.dtype == torch.int8 and x.dtype != torch.float32 and not inputs % 16
     flags: dict[str, Any] = {
         "has_scales": scales is not None,
         "activation": activation,
@@ -151,6 +153,7 @@ def multiply(
             folded = folded or fold(given, bias, scales, norm, blocks)
             gain, gain_sums = norm.weight, folded.gain_sums
             bias = bias if gate else folded.bias
+        assert given.dtype == torch.int8 or not is_split or tiling.block_k == 512 * tiling.warps, "see fp8_words"
         ahead = min(tiling.stages, triton.cdiv(inputs, tiling.block_k))
         flags |= {"has_bias": bias is not None, "norm": norm_kind(norm), "is_split": is_split}
         flags |= {"ahead": ahead, "is_whole": ahead * tiling.block_k >= inputs}
@@ -161,7 +164,7 @@ def multiply(
     units = None
     # Splitting few rows takes longer than converting the matrix, and tensor cores before compute capability 9.0 need
     # integers in another order.
-    if is_split := is_split and rows > SMALL_M and (has_pdl or not is_native):
+    if is_split := given.dtype == torch.int8 and is_split and rows > SMALL_M and (has_pdl or not is_native):
         x, units = split_rows(x, norm)
     elif norm:
         x = normalize(x, norm)
@@ -176,9 +179,21 @@ def multiply(
     return y
 
 
+def multiplies_words(x: Tensor, weight: Tensor, blocks: Blocks | None) -> bool:
+    """Return whether words of four numbers of a matrix are multiplied at a time: see int8.py and fp8_words.py."""
+    if x.dtype == torch.float32 or weight.shape[1] % 16:
+        return False
+    if weight.dtype == torch.float8_e4m3fn:
+        is_known = has_fp8(x.device) or x.device.type != "cuda"  # Triton's interpreter knows all
+        return is_known and (blocks is None or not block_of(blocks) % 64)
+    return weight.dtype == torch.int8
+
+
 @cache
-def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Tiling | None:
+def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype, has_words: bool = False) -> Tiling | None:
     """Choose the tiles of a product with a matrix [outputs, inputs]; None: torch's own product is faster.
+
+    has_words: see multiplies_words.
 
     By what was fastest on an H200 for the matrices of GPTs of 1.3B, 5B and 20B, at 1, 8, 64 and 225 rows, of some 30
     tilings; benchmarks/gpu/kernels.py measures them.
@@ -192,6 +207,9 @@ def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Tiling |
         share = (512 if is_8_bits and rows <= SMALL_M else 256) // triton.cdiv(outputs, 64)  # keeps the GPU busy
         splits = max(1, min(8, 1 << max(0, share.bit_length() - 1), inputs // 256))
         return Tiling(64, 128, 4, 4 if is_8_bits else 6, splits)
+    if has_words and dtype == torch.float8_e4m3fn and outputs >= 4096 and inputs <= 8192:
+        # A tile of 16 rows, the next one later: of some 30 tilings for Llama 3.1 8B on an H200 (torch 2.11, 2026-11).
+        return Tiling(16 if outputs > 4096 else 8, 2048, 4, 1, registers=128)
     return _gemv_tiling(outputs, inputs, dtype.itemsize)
 
 

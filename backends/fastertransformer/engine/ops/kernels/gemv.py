@@ -8,7 +8,8 @@ with the product,
     weight @ norm(x) = (weight @ (g * x) - m * (weight @ g)) / d + weight @ b
 
 and the terms without x are computed beforehand (gemm.fold). An int8 weight may be multiplied as integers, with x split
-into digits (is_split); see int8.py. The number of inputs is then a multiple of 16.
+into digits, and an FP8 weight on the tensor cores (is_split); see int8.py and fp8_words.py. The number of inputs is
+then a multiple of 16.
 """
 
 import triton
@@ -16,12 +17,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .elements import activated, converted, gated, load_vector, rows_of
+from .fp8_words import halves_of, sums_of_words
 from .int8 import GROUP, digits_of, sums_of_groups
 
 
 @triton.jit
 def _load_tile(weight_rows, start, inputs, block_k: tl.constexpr, is_split: tl.constexpr):
-    """Load a tile of the weight: its numbers, or words of four int8 numbers."""
+    """Load a tile of the weight: its numbers, or words of four."""
     if is_split:
         width: tl.constexpr = block_k // 4
         k, end = start // 4 + tl.arange(0, width), inputs // 4
@@ -71,6 +73,7 @@ def _sum_pieces(v, piece: tl.constexpr):
 def _accumulate(
     sums, ones, squares, tile, factors, gains, x, start, inputs,
     norm: tl.constexpr, block_k: tl.constexpr, piece: tl.constexpr, is_native: tl.constexpr, is_split: tl.constexpr,
+    is_fp8: tl.constexpr,
 ):  # fmt: skip
     """Add a tile's part to the sums of products, of x, and of its squares."""
     if is_split:
@@ -82,10 +85,14 @@ def _accumulate(
         if norm != "":
             squares += tl.sum(first * first, 1) + tl.sum(second * second, 1)
             first, second = first * gains[0].to(tl.float32), second * gains[1].to(tl.float32)
-        low, high, unit = digits_of(first, second, is_native)
-        if norm == "":  # a number that is not finite has no digits; with a norm the squares tell of it
-            unit += tl.sum(first * 0.0, 1) + tl.sum(second * 0.0, 1)
-        sums += sums_of_groups(tile, low, high, is_native) * unit[None, :]
+        if is_fp8:
+            front, back, unit = halves_of(first, second, is_native)
+            sums += sums_of_words(tile, front, back, is_native) * unit[None, :] * factors
+        else:
+            low, high, unit = digits_of(first, second, is_native)
+            if norm == "":  # a number that is not finite has no digits; with a norm the squares tell of it
+                unit += tl.sum(first * 0.0, 1) + tl.sum(second * 0.0, 1)
+            sums += sums_of_groups(tile, low, high, is_native) * unit[None, :]
     else:
         k = start + tl.arange(0, block_k)
         v = tl.load(x + k, k < inputs, 0).to(tl.float32)
@@ -130,6 +137,7 @@ def gemv(  # noqa: C901 (one kernel)
     else:
         weight_rows += row_at
     piece: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth  # GROUP, if is_split
+    is_fp8: tl.constexpr = weight.dtype.element_ty != tl.int8  # if it is split
     scale_rows = scales
     if scale_width:
         scale_at = tl.minimum(n, outputs - 1)[:, None] * scale_count
@@ -158,7 +166,7 @@ def gemv(  # noqa: C901 (one kernel)
     for step in tl.static_range(ahead):
         sums, ones, squares = _accumulate(
             sums, ones, squares, tiles[step], scaled[step], gains[step], x, step * block_k, inputs,
-            norm, block_k, piece, is_native, is_split,
+            norm, block_k, piece, is_native, is_split, is_fp8,
         )  # fmt: skip
     if not is_whole:
         for start in range(ahead * block_k, inputs, block_k):
@@ -167,7 +175,7 @@ def gemv(  # noqa: C901 (one kernel)
             others_scaled = _load_factors(scale_rows, start, inputs, scale_first, scale_width, block_k, piece)
             sums, ones, squares = _accumulate(
                 sums, ones, squares, tile, others_scaled, some, x, start, inputs,
-                norm, block_k, piece, is_native, is_split,
+                norm, block_k, piece, is_native, is_split, is_fp8,
             )  # fmt: skip
     total = tl.sum(sums, 1)
     if norm != "":

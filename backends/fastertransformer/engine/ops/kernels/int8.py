@@ -23,7 +23,7 @@ GROUP = tl.constexpr(16)  # numbers that have one unit; they come in two halves,
 
 
 @triton.jit
-def _quarters(v):
+def quarters(v):
     """Split [..., groups, 4] into four tensors [..., groups]."""
     even, odd = tl.split(tl.reshape(v, v.shape[:-1] + (2, 2)))
     first, third = tl.split(even)
@@ -34,7 +34,7 @@ def _quarters(v):
 @triton.jit
 def _word(v, is_native: tl.constexpr):
     """Put the digits of four integers + 1.5 * 2**23, fp32 [groups, 4], into a word of low and one of high digits."""
-    a, b, c, d = _quarters(v)
+    a, b, c, d = quarters(v)
     if is_native:
         low, high = tl.inline_asm_elementwise(
             """{ .reg .b32 front, back;
@@ -98,7 +98,7 @@ def _dot(weights, digits, sums, is_signed: tl.constexpr, is_native: tl.constexpr
 @triton.jit
 def sums_of_groups(weights, low, high, is_native: tl.constexpr):
     """Multiply weights, four a word [n, 4 * groups], by the words of digits, and sum up: fp32 [n, groups]."""
-    parts = _quarters(tl.reshape(weights, (weights.shape[0], weights.shape[1] // 4, 4)))
+    parts = quarters(tl.reshape(weights, (weights.shape[0], weights.shape[1] // 4, 4)))
     lows, highs = tl.zeros(parts[0].shape, tl.int32), tl.zeros(parts[0].shape, tl.int32)
     for place in tl.static_range(4):
         lows = _dot(parts[place], low[place], lows, False, is_native)
