@@ -56,7 +56,8 @@ test-aiperf-counts: $(VENV)/.tests .venv-aiperf/.ready
 test-aiperf-clocks: $(VENV)/.tests .venv-aiperf/.ready
 	AIPERF=.venv-aiperf/bin/aiperf $(RUN) -m pytest tests/with_aiperf/test_load_client.py
 
-test-vllm: $(VENV)/.tests .venv-vllm/.ready ## serve by vLLM itself on the CPU, in a virtual environment of its own (3.6 GB)
+test-vllm: $(VENV)/.tests .venv-vllm/.ready ## serve by vLLM itself on the CPU, under a real Slurm too, in a virtual environment of its own (3.6 GB)
+	tests/install
 	VLLM=$(CURDIR)/.venv-vllm/bin/vllm $(RUN) -m pytest tests/with_vllm
 
 test-sglang: $(VENV)/.tests .venv-sglang/.ready ## load, compute and serve converted models by SGLang itself on the CPU, in a virtual environment of its own (2.7 GB)

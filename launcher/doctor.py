@@ -177,7 +177,8 @@ def check_pmix() -> Finding:
     _, text = _run("srun", "--mpi=list")
     if "pmix" in text:
         return Finding("pmix", "ok", ", ".join(sorted({word for word in text.split() if word.startswith("pmix")})))
-    return Finding("pmix", "bad", "srun --mpi=list has no pmix", "install Slurm's pmix plugin")
+    mend = "install Slurm's pmix plugin, or give cluster.srun_args=[--mpi=pmi2] where no program takes MPI itself"
+    return Finding("pmix", "bad", "srun --mpi=list has no pmix", mend)
 
 
 def check_pyxis() -> Finding:
