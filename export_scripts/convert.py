@@ -21,6 +21,7 @@ from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.huggingface.hub import fetch
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.chat import find_chat
+from export_scripts.checkpoints.tokenizers.vocabularies import forget_tokens
 from export_scripts.conversion.job import (
     SPARE_BYTES,
     check_apart,
@@ -91,6 +92,7 @@ def convert(arguments: ConvertArguments, opened: Seal | None = None) -> Manifest
         proof = {RANDOM_WEIGHTS: True} if arguments.random_weights else prove(archive, read, arguments)
         with mappable(archive, arguments.output) as unpacked:
             mapped = conversion if unpacked is archive else replace(conversion, source=open_source(unpacked))
+            forget_tokens()
             records, read_sums = _write_tensors(mapped, arguments.output, journal, arguments.processes, not proof)
         records += _write_small_files(conversion, arguments.output, journal)
         check_unchanged(archive, made_from)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from support.checkpoints.llama_configs import architecture, core_window, nemo2, padded_vocabulary
-from support.checkpoints.llama_files import chunked, write_torch_dist
+from support.checkpoints.llama_files import chunked, write_huggingface_tokenizer, write_torch_dist
 from support.checkpoints.llama_state import core_state as core_state_of
 from support.checkpoints.megatron_core import core_forward, core_state
 from support.checkpoints.nemo_archive import HEADS, HIDDEN, INTER, LAYERS, POSITIONS, TOKENIZER, VOCAB
@@ -18,8 +18,10 @@ from support.shards.reference_forward import forward
 from support.tiny_models.llama_models import build, input_ids, saved
 
 from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.nemo.rotations import read_rotaries
+from export_scripts.checkpoints.tokenizers import vocabularies
 from export_scripts.checkpoints.user_files import GivenFiles
 from export_scripts.convert import convert
 from export_scripts.inspect import main as inspect
@@ -309,6 +311,30 @@ def test_the_tracker_chooses_and_inspect_names_the_format(tmp_path: Path, capsys
     inspect([str(tmp_path / "run")])
     said = capsys.readouterr().out
     assert "megatron-core GPT" in said and "keys that are not known" not in said
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "tokenizer.json"])
+def test_a_large_vocabulary_is_parsed_once_and_given_back(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its JSON takes tenths of a second, and is asked for by what checks it, its size and its special tokens."""
+    state = core_state_of(saved("llama").tensors, saved("llama").config, padded_vocabulary(saved("llama").config, 2))
+    model = {**nemo2(saved("llama").config, "llama")["config"], "_target_": f"megatron.bridge.models.{LLAMAS['llama']}"}
+    folder = write(tmp_path / "run", state, model, 2) / "tokenizer"
+    if name not in TOKENIZER:
+        for each in folder.iterdir():
+            each.unlink()
+        write_huggingface_tokenizer(folder, saved("llama").config.vocab_size)
+    parsed = list[str]()
+
+    def noted(content: bytes, where: str) -> Any:
+        parsed.append(where)
+        return parse_json(content, where)
+
+    monkeypatch.setattr(vocabularies, "parse_json", noted)
+    convert(ConvertArguments(tmp_path / "run", tmp_path / "hf", weight_data_type="fp32", format="huggingface"))
+    assert len(parsed) == 1 and parsed[0].endswith(name)
+    assert not vocabularies._parsed.cache_info().currsize
 
 
 def test_the_whole_model_is_described_or_refused(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
@@ -23,9 +24,7 @@ def end_of_text(vocabulary: Mapping[str, int]) -> tuple[str, int]:
 
 def read_vocabulary(archive: Archive, member: str) -> dict[str, int]:
     """Read a ``vocab.json``; CheckpointError where it is not ids by token."""
-    where = f"{archive.path}: {member}"
-    tokens = parse_json(archive.read_bytes(member), where)
-    return tokens if _is_plain(tokens) else checked(wholes(tokens, where), where)
+    return dict(_parsed(_vocabulary, archive.read_bytes(member), f"{archive.path}: {member}"))
 
 
 def described_tokens(archive: Archive, member: str) -> dict[str, int]:
@@ -35,6 +34,25 @@ def described_tokens(archive: Archive, member: str) -> dict[str, int]:
 
 def tokens_in(description: bytes, where: str) -> dict[str, int]:
     """Every token of a ``tokenizer.json``'s content; CheckpointError: it is damaged, or has an id of no vocabulary."""
+    return dict(_parsed(_described, description, where))
+
+
+def forget_tokens() -> None:
+    """Free what is kept of the last one: planning asks for its tokens several times, what follows does not."""
+    _parsed.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def _parsed(read: Callable[[bytes, str], dict[str, int]], content: bytes, where: str) -> dict[str, int]:
+    return read(content, where)
+
+
+def _vocabulary(content: bytes, where: str) -> dict[str, int]:
+    tokens = parse_json(content, where)
+    return tokens if _is_plain(tokens) else checked(wholes(tokens, where), where)
+
+
+def _described(description: bytes, where: str) -> dict[str, int]:
     content = Fields(parse_json(description, where), where)
     model = content.fields("model")
     if isinstance(model.get("vocab"), list):  # Unigram

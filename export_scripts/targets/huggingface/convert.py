@@ -12,6 +12,7 @@ from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.digests import crc32_of
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.formats import find_archive
+from export_scripts.checkpoints.tokenizers.vocabularies import forget_tokens
 from export_scripts.conversion.job import (
     SPARE_BYTES,
     check_apart,
@@ -113,6 +114,7 @@ def write_directory(
         proof = prove(archive, plan.read, arguments)
         with mappable(archive, arguments.output) as unpacked:
             mapped = plan if unpacked is archive else plan_again(unpacked)
+            forget_tokens()
             records, read = _write_weights(mapped, arguments.output, journal, arguments.processes, not proof)
         records += [
             write_bytes(arguments.output / name, content, journal) for name, content in plan.small_files.items()
