@@ -8,6 +8,7 @@ r"""Time the conversion against ``cp`` of the same bytes, in alternation, and me
         --weight-data-type=bf16
     python3 -m benchmarks.convert.speed --format=huggingface --sources='["llama"]' --source-data-type=bf16 \
         --weight-data-type=bf16 --quantizations='["fp8","fp8_block","int4"]'
+    python3 -m benchmarks.convert.speed --bound=true                    # beside what only reads, writes and sums up
     python3 -m benchmarks.convert.speed --profile=true                              # where processor time goes (perf)
     python3 -m benchmarks.convert.speed --fastertransformer=/path/to/FasterTransformer
 
@@ -60,11 +61,15 @@ class BenchmarkArguments(ScriptArguments):
     quantizations: tuple[str, ...] = field(
         default=(), metadata={"help": "of a Hugging Face directory: what is measured as well"}
     )
+    largest_file_bytes: int | None = field(
+        default=None, metadata={"help": "of a Hugging Face directory's files, bytes; default: the conversion's own"}
+    )
     vocab: int = field(default=50304, metadata={"help": "rows of the embedding"})
     source_data_type: str = field(default="fp16", metadata={"help": "fp32, fp16 or bf16, in the checkpoint"})
     weight_data_type: str = field(default="fp16", metadata={"help": "fp32, fp16 or bf16, in the shards"})
     tensor_para_size: int = field(default=8, metadata={"help": "ranks to split for"})
     processes: int = field(default=2, metadata={"help": "parallel workers"})
+    bound: bool = field(default=False, metadata={"help": "time what only reads, writes and takes checksums as well"})
     repeats: int = field(default=3, metadata={"help": "measurements of each side"})
     profile: bool = field(default=False, metadata={"help": "say where the processor's time goes; needs perf"})
     directory: Path | None = field(default=None, metadata={"help": "where to work; default: the temporary directory"})
@@ -195,11 +200,16 @@ def contenders(arguments: BenchmarkArguments, archive: Path) -> list[Contender]:
     """List the sides: ``cp`` first, ours second."""
     settings = [f"--tensor-para-size={arguments.tensor_para_size}", f"--processes={arguments.processes}"]
     settings += [f"--weight-data-type={arguments.weight_data_type}", f"--format={arguments.format}"]
+    if arguments.largest_file_bytes:
+        settings.append(f"--largest-file-bytes={arguments.largest_file_bytes}")
     ours = (sys.executable, "-m", "export_scripts.convert", f"--checkpoint={archive}", "--output={output}", *settings)
     copied = ("sh", "-c", 'cp -r "$0" "$1" && sync -f "$1"', str(archive), "{output}")
     sides = [Contender("cp", ("cp", "-r", str(archive), "{output}")), Contender("convert", ours)]
     sides += [Contender(f"convert {name}", (*ours, f"--quantization={name}")) for name in arguments.quantizations]
     sides.append(Contender("cp and sync", copied))
+    if arguments.bound:
+        least = (sys.executable, "-m", "benchmarks.convert.bound", f"--checkpoint={archive}", "--output={output}")
+        sides += [Contender(f"bound, {n} files", (*least, f"--files={n}", settings[1])) for n in (1, 2)]
     if arguments.fastertransformer:
         checkout = arguments.fastertransformer
         theirs = [sys.executable, str(converter(checkout)), f"--in-file={archive}", "--saved-dir={output}"]
