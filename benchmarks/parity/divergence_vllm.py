@@ -50,7 +50,7 @@ _CHOSEN = (
 )
 _OF_FILES: dict[str, Callable[[Path], None]] = {
     **{name: IN_FILES[name] for name in _CHOSEN},
-    "rope theta 10% off": configure(lambda said: said["rope_parameters"].update(rope_theta=11000.0)),
+    "rope theta 10% off": configure(lambda said: said.update(rope_theta=11000.0)),
 }
 _OF_VLLM: dict[str, dict[str, Any]] = {
     "vLLM is told rope theta 10% off": {"rope_parameters": {"rope_type": "default", "rope_theta": 11000.0}},
