@@ -64,6 +64,28 @@ def test_a_product_is_what_fp64_says(rows: int, norm: str, blocks: Blocks | None
     assert error(found, expected) < LIMITS[dtype]
 
 
+@pytest.mark.parametrize("blocks", BLOCKS[:2], ids=str)
+@pytest.mark.parametrize("norm", ["", "rms"])
+def test_rows_of_bf16_are_multiplied_by_digits(norm: str, blocks: Blocks | None) -> None:
+    """Without a norm these have every bit of the numbers, and only the sums are rounded."""
+    from backends.fastertransformer.engine.ops.kernels.gemm import multiply
+
+    numbers, scales, exact = numbers_of(OUTPUTS, INPUTS, blocks=blocks, seed=1)
+    x = drawn(40, INPUTS, dtype=torch.bfloat16, seed=2) * torch.logspace(-6, 4, 40, device=DEVICE)[:, None]
+    x, gain, expected = x.bfloat16(), (1 + 0.1 * drawn(INPUTS, seed=5)).bfloat16(), x.bfloat16().double()
+    normed = Norm(gain, None, 1e-9, is_rms=True) if norm else None
+    if normed:
+        expected = F.rms_norm(expected, (INPUTS,), gain.double(), 1e-9)
+    found = multiply(x, numbers, None, scales, normed, blocks=blocks, out=drawn(40, OUTPUTS))
+    # Tensor cores sum up a block's products in 14 bits or so.
+    limit = 1e-3 if HAS_GPU else 3e-7
+    for row, meant in zip(found, expected @ exact.T, strict=True):
+        assert error(row, meant) < (2e-3 if norm else limit)
+    x[3, 100], x[5, 200] = torch.inf, torch.nan
+    lost = multiply(x, numbers, None, scales, normed, blocks=blocks, out=drawn(40, OUTPUTS)).isfinite().all(1)
+    assert [row for row, is_finite in enumerate(lost.tolist()) if not is_finite] == [3, 5]
+
+
 @pytest.mark.parametrize("value", [torch.inf, torch.nan, 1e-6, 3e4])
 def test_one_row_keeps_its_range(value: float) -> None:
     """What is not finite stays so, and small numbers are exact beside large ones."""

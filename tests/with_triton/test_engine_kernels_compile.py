@@ -491,6 +491,21 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         {**causal(SHORT, is_paged=True), "fp8": 2},
         GROUPED | CACHE | {"k": "*u8", "v": "*u8"},
     ),
+    "FP8 digits": ("int8", "_split_rows", 8, ROUNDED, {"digits": "*fp8e4nv", "x": "*bf16", "gain": "*bf16"}),
+    "gated gemv of words, int8": (
+        "gemv",
+        "gemv",
+        4,
+        {**paired(product("rms", 1, True, block_n=16)), "is_whole": False},
+        INT8 | BF16_ROWS,
+    ),
+    "layer norm, gemv of words, int8": (
+        "gemv",
+        "gemv",
+        4,
+        {**product("layer", 1, True, block_n=16), "is_whole": False},
+        INT8 | {"y": "*fp16"},
+    ),
     "rounded rows": ("fp8_rows", "_round_rows", 8, {**ROUNDED, "group": 0}, {"codes": "*fp8e4nv", "scales": "*fp32"}),
     "rounded blocks": (
         "fp8_rows",
@@ -530,6 +545,14 @@ for kind, more in {"": {"has_scales": True}, " by block": BLOCKS}.items():
     one = {**product("", 1, True), "is_whole": False, **more}
     gated_words = paired({**product("rms", 1, True, block_n=8 if kind else 16), "is_whole": False, **more})
     CASES[f"gemv of words, fp8{kind}"] = ("gemv", "gemv", 4, one, FP8 | BF16_ROWS)
+    split = {**products(64, 4, 2, True), **more}
+    CASES[f"64 rows of digits, fp8{kind}"] = (
+        "small_m_gemm",
+        "small_m_gemm",
+        4,
+        split,
+        FP8 | BF16_ROWS | {"x": "*fp8e4nv"},
+    )
     CASES[f"gated gemv of words, fp8{kind}"] = ("gemv", "gemv", 4, gated_words, FP8 | BF16_ROWS)
 for name, cut in {"few": fp8_rows._FEW, "some": fp8_rows._SOME, "many": fp8_rows._MANY}.items():
     given = {"block_m": cut.rows, "block_n": cut.outputs, "width": 128, "stages": cut.stages}

@@ -162,10 +162,13 @@ def multiply(
         gemv[(tiles,)](y, x, weight, *vectors, outputs, inputs, eps, *grouped, **flags)
         return y
     units = None
-    # Splitting few rows takes longer than converting the matrix, and tensor cores before compute capability 9.0 need
-    # integers in another order.
-    if is_split := given.dtype == torch.int8 and is_split and rows > SMALL_M and (has_pdl or not is_native):
-        x, units = split_rows(x, norm)
+    # Splitting few rows takes longer than converting the matrix, but for FP8 where they are normalized anyway; and
+    # tensor cores before compute capability 9.0 need integers in another order. FP8's digits have the bits of bf16.
+    is_fp8 = given.dtype == torch.float8_e4m3fn
+    is_split = is_split and (x.dtype == torch.bfloat16 or not is_fp8) and (has_pdl or not is_native)
+    if is_split := is_split and (rows > SMALL_M or (is_fp8 and norm is not None)):
+        x, units = split_rows(x, norm, given.dtype)
+        weight, others = given, (gate.weight, *others[1:]) if gate else others
     elif norm:
         x = normalize(x, norm)
     padded = max(8, min(tiling.rows, triton.next_power_of_2(rows)))
@@ -207,8 +210,8 @@ def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype, has_words: 
         share = (512 if is_8_bits and rows <= SMALL_M else 256) // triton.cdiv(outputs, 64)  # keeps the GPU busy
         splits = max(1, min(8, 1 << max(0, share.bit_length() - 1), inputs // 256))
         return Tiling(64, 128, 4, 4 if is_8_bits else 6, splits)
-    if has_words and dtype == torch.float8_e4m3fn and outputs >= 4096 and inputs <= 8192:
-        # A tile of 16 rows, the next one later: of some 30 tilings for Llama 3.1 8B on an H200 (torch 2.11, 2026-11).
+    if has_words and dtype == torch.float8_e4m3fn and outputs >= 4096 and inputs <= 4096:
+        # Llama 3.1 8B's matrices in FP8 and int8, 19 tilings, by time (H200, torch 2.11, Triton 3.6, 2026-11-27).
         return Tiling(16 if outputs > 4096 else 8, 2048, 4, 1, registers=128)
     return _gemv_tiling(outputs, inputs, dtype.itemsize)
 

@@ -119,15 +119,27 @@ def normed(x, gain, shift, k, inputs, mean, scale, norm: tl.constexpr, has_shift
 
 
 @triton.jit
+def _four_bits(v):
+    """Round to numbers that FP8 has, below its largest: of four bits, or multiples of 2**-9.
+
+    To convert there and back gives wrong numbers in a loop: ptxas 12.8 keeps some in registers of the step before.
+    """
+    near = ((v.to(tl.int32, bitcast=True) + 0x80000) & -0x100000).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(v) < 0.015625, (v + 24576.0) - 24576.0, near)
+
+
+@triton.jit
 def _split_rows(
     digits, units, x, gain, shift, inputs, eps,
     norm: tl.constexpr, has_shift: tl.constexpr, uses_pdl: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Write norm(x [rows, inputs]) = (256 * high + low) * units: a program a row.
+    """Write norm(x [rows, inputs]) = (256 * high + low) * units, or (16 * high + low) * units of FP8: a program a row.
 
-    digits: int8 [2, rows, inputs], all high ones, then all low ones, -128 to 127 each. units: fp32 [rows], so that the
-    largest number of a row becomes 32512; not a number where a row has one that is not finite.
+    digits: [2, rows, inputs], all high ones, then all low ones; int8, -128 to 127, or FP8. units: fp32 [rows], so that
+    the largest number of a row becomes 32512, or high less than 256; not a number where a row has one that is not
+    finite.
     """
+    is_fp8: tl.constexpr = digits.dtype.element_ty == tl.float8e4nv
     if uses_pdl:
         gdc_wait()
         gdc_launch_dependents()
@@ -143,21 +155,33 @@ def _split_rows(
         most = tl.maximum(most, tl.abs(v))
         fault += v * 0.0
     highest = tl.max(most, 0)
-    tl.store(units + row, highest / _MOST + tl.sum(fault, 0))
+    factor, unit = _MOST / highest, highest / _MOST
+    if is_fp8:
+        exponent = highest.to(tl.int32, bitcast=True) & 0x7F800000
+        factor = (-0x7D800000 - exponent).to(tl.float32, bitcast=True)  # 2**7 over the power of two below the highest
+        unit = (exponent - 0x05800000).to(tl.float32, bitcast=True)
+    tl.store(units + row, unit + tl.sum(fault, 0))
     for start in range(0, inputs, block):
         k = start + tl.arange(0, block)
         v = normed(x, gain, shift, k, inputs, mean, scale, norm, has_shift)
-        # Rounded to an integer by adding a number so large that there are no fractions beside it.
-        q = (v * (_MOST / highest) + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000 + 128
         at = digits + row.to(tl.int64) * inputs + k
-        tl.store(at, (q >> 8).to(tl.int8), k < inputs)
-        tl.store(at + tl.num_programs(0).to(tl.int64) * inputs, ((q & 255) - 128).to(tl.int8), k < inputs)
+        low_at = at + tl.num_programs(0).to(tl.int64) * inputs
+        if is_fp8:
+            high = _four_bits(v * factor)
+            low = ((v * factor - high) * 16.0).to(tl.float8e4nv)
+            high = high.to(tl.float8e4nv)
+        else:
+            # Rounded to an integer by adding a number so large that there are no fractions beside it.
+            q = (v * factor + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000 + 128
+            high, low = (q >> 8).to(tl.int8), ((q & 255) - 128).to(tl.int8)
+        tl.store(at, high, k < inputs)
+        tl.store(low_at, low, k < inputs)
 
 
-def split_rows(x: Tensor, norm: Norm | None) -> tuple[Tensor, Tensor]:
-    """Split norm(x) into digits, int8 [2, rows, inputs], and units, fp32 [rows]; see the kernel."""
+def split_rows(x: Tensor, norm: Norm | None, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Split norm(x) into digits, int8 or FP8 [2, rows, inputs], and units, fp32 [rows]; see the kernel."""
     rows, width = x.shape
-    digits = torch.empty(2, rows, width, dtype=torch.int8, device=x.device)
+    digits = torch.empty(2, rows, width, dtype=kind, device=x.device)
     units = torch.empty(rows, dtype=torch.float32, device=x.device)
     gain, shift, eps = (norm.weight, norm.bias, norm.eps) if norm else (None, None, 0.0)
     has_pdl = uses_pdl(x.device)

@@ -1,6 +1,7 @@
 """A matrix times some rows on the tensor cores: each program reads some rows of the matrix, or a part of them.
 
-int8 is multiplied as integers: each row of x is then two rows of digits, as columns of one product; see int8.py.
+int8 is multiplied as integers, and FP8 as FP8 by bf16: each row of x is then two rows of digits, as columns of one
+product; see int8.py.
 
 If the matrix has few rows, several programs share them (split-k) to keep all of the GPU busy; the last one to finish
 adds their parts, in the programs' order, so a result does not change from run to run.
@@ -23,10 +24,11 @@ def small_m_gemm(  # noqa: C901 (one kernel)
 ):  # fmt: skip
     """Compute y [rows, outputs] = residual + activation(scales * (x @ weight.T) + bias); for the others, see gemv.
 
-    x: [rows, inputs], or its digits, int8 [2, rows, inputs], times units, fp32 [rows].
+    x: [rows, inputs], or its digits, [2, rows, inputs], times units, fp32 [rows].
     padded: rows that a program multiplies, as many as the tensor cores take. parts: fp32 [splits, rows, outputs], any
     content. arrivals: int32 [programs along rows and outputs], zeros before and afterwards.
     """
+    is_int8: tl.constexpr = is_split and x.dtype.element_ty == tl.int8
     blocks = tl.cdiv(rows, padded)  # next to each other, for they read the same part of the matrix
     n, is_other = rows_of(block_n, tl.program_id(0) // blocks * block_n, is_gated)
     m = tl.program_id(0) % blocks * padded + tl.arange(0, padded)
@@ -48,25 +50,31 @@ def small_m_gemm(  # noqa: C901 (one kernel)
     row = tl.program_id(0) % blocks * padded + column % padded
     x += (column // padded * rows + row)[None, :] * inputs
     is_row = (row < rows)[None, :]
-    sums = tl.zeros([block_n, 2 * padded if is_split else padded], tl.int32 if is_split else tl.float32)
+    sums = tl.zeros([block_n, 2 * padded if is_split else padded], tl.int32 if is_int8 else tl.float32)
     for step in tl.range(0, steps, num_stages=stages):
         k = first + step * block_k + tl.arange(0, block_k)
         is_k = k < inputs
         tile = tl.load(weight_rows + k[None, :], is_k[None, :], 0.0, eviction_policy="evict_first")
-        v = tl.load(x + k[:, None], is_row & is_k[:, None], 0)
-        if is_split:
+        v = tl.load(x + k[:, None], is_row & is_k[:, None], 0.0)
+        if is_int8:
             sums = tl.dot(tile, v, sums, out_dtype=tl.int32)
-        elif scale_width:
-            k = first + step * block_k
-            factor = tl.load(scale_rows + (scale_first + k) // scale_width, k < inputs, 0.0)
-            sums += tl.dot(converted(tile, v.dtype, is_native), v, input_precision="ieee") * factor
         else:
-            sums = tl.dot(converted(tile, v.dtype, is_native), v, sums, input_precision="ieee")
+            if not is_split:
+                tile = converted(tile, v.dtype, is_native)
+            if scale_width:
+                k = first + step * block_k
+                factor = tl.load(scale_rows + (scale_first + k) // scale_width, k < inputs, 0.0)
+                sums += tl.dot(tile, v, input_precision="ieee") * factor
+            elif is_split:  # tensor cores sum up products of FP8 in 14 bits or so
+                sums += tl.dot(tile, v)
+            else:
+                sums = tl.dot(tile, v, sums, input_precision="ieee")
     if uses_pdl:  # not earlier: its programs would crowd where this one's have ended first
         gdc_launch_dependents()
     if is_split:
         high, low = tl.split(tl.permute(tl.reshape(sums, (block_n, 2, padded)), (0, 2, 1)))
-        sums = (high.to(tl.float32) * 256 + low.to(tl.float32)) * tl.load(units + m, m < rows, 0)[None, :]
+        sums = high.to(tl.float32) * (256.0 if is_int8 else 16.0) + low.to(tl.float32)
+        sums *= tl.load(units + m, m < rows, 0)[None, :]
     total = tl.trans(sums)  # [padded, block_n]
     columns, column_n = outputs, n
     if is_gated:
