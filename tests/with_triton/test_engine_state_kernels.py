@@ -43,6 +43,9 @@ if HAS_GPU:
 # The interpreter takes its time.
 CASES = [(name, dtype) for name in KINDS for dtype in (LIMITS if HAS_GPU else [torch.float32])]
 CASES += [] if HAS_GPU else [("mamba", torch.float16), ("delta by key", torch.float16)]
+# Norms and gates come behind what drafts change.
+DRAFTED = [("mamba with long steps, no bias", torch.float32), ("delta by key", torch.float16)]
+DRAFTED += [("delta by kind", torch.float32)]
 
 
 def drawn(*shape: int) -> Tensor:
@@ -168,7 +171,7 @@ def test_blocks_of_a_pass_give_what_the_whole_pass_does(name: str, monkeypatch: 
     assert all(error(cut, whole) < 1e-6 for whole, cut in zip(*found, strict=True))
 
 
-@pytest.mark.in_ci(when=lambda at: HAS_GPU or at.name != "delta by key" or at.dtype == torch.float16)
+@pytest.mark.in_ci(when=lambda at: HAS_GPU or (at.name, at.dtype) in DRAFTED)
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
 def test_drafts_leave_states_until_they_are_settled_by_the_tokens_that_were_right(
     name: str, dtype: torch.dtype
