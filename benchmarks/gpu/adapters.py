@@ -13,6 +13,7 @@ answers the same cases first, with the same adapters; peer_ms is its step. Exit 
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -40,7 +41,7 @@ from handover.arguments import ScriptArguments
 from handover.errors import exit_status
 from models.decoder import Decoder
 from models.described import read_directory
-from models.peft import CONFIG_FILE, PREFIX, WEIGHTS_FILE, linear_layers
+from models.peft import CONFIG_FILE, DIRECTORY, PREFIX, WEIGHTS_FILE, linear_layers
 
 _SMALL: dict[str, Any] = {
     **{"model_type": "llama", "vocab_size": 1024, "hidden_size": 512, "intermediate_size": 1376},
@@ -107,6 +108,8 @@ def check_truth() -> float:
 
     Infinity: a token is not transformers' argmax, and not within rounding of it.
     """
+    import transformers
+
     names, worst = ["", "a0", "a1", "a2"], 0.0
     with tempfile.TemporaryDirectory(prefix="slipway-gpu-") as folder:
         directory = Path(folder)
@@ -121,8 +124,9 @@ def check_truth() -> float:
             print(engine.description, flush=True)
             answers = [_ask(engine, rows[:8], [names[row % 4] for row in range(8)])]
             answers += [_ask(engine, rows, [names[row % 4] for row in range(48)])]
+        plain = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).cuda().eval()
         for number, name in enumerate(names):
-            model = _merged(directory, name)
+            model = merged(plain, directory, name) if name else plain
             for given, answer in zip((rows[:8], rows), answers, strict=True):
                 for row in range(number, len(given), 4):
                     worst = max(worst, _difference(model, given[row], answer, row))
@@ -144,18 +148,16 @@ def _ask(engine: Engine, rows: list[list[int]], names: list[str], count: int = 2
     return engine.generate([engine.parse({"input_ids": ids, **tensors, **told})])[0]
 
 
-def _merged(directory: Path, name: str) -> Any:
-    """Load transformers' model with an adapter merged, on the GPU."""
-    import transformers
+def merged(model: Any, directory: Path, name: str) -> Any:
+    """Copy transformers' model, with an adapter of a directory that write_adapter wrote merged."""
     from safetensors.torch import load_file
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    if name:
-        pairs = load_file(directory / "adapters" / name / WEIGHTS_FILE)
-        for key in (key for key in pairs if ".lora_A." in key):
-            weight = model.get_parameter(key.removeprefix(PREFIX).replace(".lora_A", ""))
-            weight.data += pairs[key.replace(".lora_A.", ".lora_B.")] @ pairs[key]
-    return model.cuda().eval()
+    model = copy.deepcopy(model)
+    pairs = load_file(directory / DIRECTORY / name / WEIGHTS_FILE, device=str(model.device))
+    for key in (key for key in pairs if ".lora_A." in key):
+        weight = model.get_parameter(key.removeprefix(PREFIX).replace(".lora_A", ""))
+        weight.data += pairs[key.replace(".lora_A.", ".lora_B.")] @ pairs[key]
+    return model
 
 
 @torch.no_grad()

@@ -12,6 +12,8 @@ that a drawn one is among the top k, and that no bad word comes. In fp32 three w
 chunks and prefix cache, "whole" without either, "tight" with a KV cache so small that rows are set back, and "drafts"
 as served, with drafts for every row in every step: looked up, and then what the first answer had, some tokens wrong.
 Where a family can, the model itself drafts too ("draft_model"), its predictor ("mtp"), or an EAGLE-3 head ("eagle3").
+In "adapters", and with little cache in "adapters_tight", requests of some families name LoRA adapters by turns, more
+than there are places for; transformers' model has each merged.
 
 Where two experts are as good as equal to a router, rounding chooses. An answer that is beyond a limit is compared again
 with transformers' model whose routers see their inputs changed by some 1e-6 of themselves: if one of these draws gives
@@ -35,6 +37,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -48,11 +51,14 @@ from backends.fastertransformer.engine.scheduling.draft_costs import DraftCosts
 from backends.fastertransformer.engine.scheduling.tuning import TUNING, Tuning
 from handover.errors import SlipwayError, exit_status
 
+from .truth_adapters import oracles_of, with_adapters
 from .truth_answers import FP32_LIMIT, Oracle, Row, are_same, check_answer, timed
 from .truth_formats import FORMATS, formats_of, in_format, in_other_format
 from .truth_models import Shape, tokens_of_letters
 from .truth_requests import Ask, Told, draw_requests, serve, tokens_of
 from .truth_served import (
+    ADAPTERS_TIGHT,
+    ADAPTING,
     DRAFTING,
     DRAFTS,
     LARGE,
@@ -61,10 +67,10 @@ from .truth_served import (
     TINY,
     WAYS,
     TruthArguments,
-    has_drafts,
+    is_tried,
     made,
     opened,
-    put_beside,
+    served_in,
     tight,
 )
 
@@ -76,28 +82,29 @@ _BURST = 8
 
 def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape, shards: Path) -> Iterator[Row]:
     """Serve in fp32 in each way."""
-    oracle, allowed = Oracle(model, arguments.device), tokens_of_letters(shape.vocab).to(arguments.device)
+    plain, allowed = Oracle(model, arguments.device), tokens_of_letters(shape.vocab).to(arguments.device)
     asks = draw_requests(shape, arguments.requests, 11, model.config.is_encoder_decoder)
-    for way in [way for way in WAYS if way not in DRAFTING or has_drafts(arguments, name, shards, way)]:
-        put_beside(way, shards)
+    for way in [way for way in WAYS if is_tried(arguments, name, shards, way)]:
+        served = served_in(way, shards)
+        oracles = oracles_of(model, served, arguments.device) if way in ADAPTING else {"": plain}
         with timed(Row(name, f"fp32 {way}")) as row:
             chosen, kv_bytes = asks, ROOMY
-            if way == "tight":
+            if way in ("tight", ADAPTERS_TIGHT):
                 chosen, kv_bytes = tight(name, shards, shape, arguments.requests, 14, arguments.tensor_para_size)
+            given = [with_adapters(chosen, wave) if way in ADAPTING else chosen for wave in range(2)]
             with (
                 mock.patch.object(speculation, "TUNING", _WITHOUT_LIMITS if way in DRAFTING else TUNING),
                 mock.patch.object(speculation, "DraftCosts", lambda _: DraftCosts(0.0)),
-                closing(opened(arguments, shards, name, row.way, kv_bytes)) as engine,
+                closing(opened(arguments, served, name, row.way, kv_bytes)) as engine,
             ):
                 waves = list[list[Told]]()
-                for seed, burst in enumerate((_BURST, 0)):
+                for wave, burst in enumerate((_BURST, 0)):
                     with drafted(chosen, waves[0]) if way == DRAFTS and waves else nullcontext():
-                        waves.append(serve(engine, chosen, burst, seed))
+                        waves.append(serve(engine, given[wave], burst, wave))
                 row.preempted, row.accepted = engine.metrics.preemptions, engine.metrics.accepted_tokens
                 row.found = engine.metrics.prefix_hits
-            pairs = [pair for told in waves for pair in zip(chosen, told, strict=True)]
-            for pair in pairs:
-                check_answer(row, *pair, oracle, allowed)
+            for ask, told in zip(chain(*given), chain(*waves), strict=True):
+                check_answer(row, ask, told, oracles[ask.adapter], allowed)
             row.is_right = not (row.failed or row.wrong) and row.error < FP32_LIMIT
             row.is_right &= (row.accepted > 0) == (way in DRAFTING)
             if way == "served" and not (arguments.is_on_cpu or model.config.is_encoder_decoder):  # a host keeps less

@@ -38,6 +38,7 @@ class Ask:
         top_k: of a drawn one; 0: any token may be drawn.
         bad: tokens that never come.
         width: beams.
+        adapter: that it names; empty: none.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Ask:
     top_k: int = 0
     bad: tuple[int, ...] = ()
     width: int = 1
+    adapter: str = ""
 
 
 @dataclass

@@ -16,12 +16,14 @@ from export_scripts.arguments import ConvertArguments
 from ft_format.location import DRAFT
 from handover.arguments import ScriptArguments
 
+from .truth_adapters import ADAPTED, PLACES, write_adapters
 from .truth_formats import AT_LOAD, CACHE, FORMATS
 from .truth_models import FAMILIES, HEAD, Shape, model_type_of, save_model, write_vocabulary
 from .truth_predictors import HEADED
 from .truth_requests import LONGER_OUTPUTS, Ask, draw_requests
 
 DRAFTING = DRAFTS, DRAFT_MODEL, MTP, EAGLE = "drafts", "draft_model", "mtp", "eagle3"  # where any are verified
+ADAPTING = ADAPTERS, ADAPTERS_TIGHT = "adapters", "adapters_tight"
 WAYS: dict[str, dict[str, Any]] = {
     "served": {},
     "whole": {"prefill_chunk_tokens": 0, "has_prefix_cache": False},
@@ -30,6 +32,8 @@ WAYS: dict[str, dict[str, Any]] = {
     DRAFT_MODEL: {"speculation": "draft"},
     MTP: {"speculation": MTP},
     EAGLE: {"speculation": EAGLE},
+    ADAPTERS: {"max_adapters": PLACES},
+    ADAPTERS_TIGHT: {"max_adapters": PLACES},
 }
 LARGE, SMALL, TINY = Shape(6, 1024, 32000, 300, 8192), Shape(3, 256, 2000, 96, 2048), Shape(2, 128, 600, 40, 512)
 ROOMY = 4 << 30  # bytes of KV cache
@@ -85,28 +89,41 @@ def tight(
     return chosen, 2 * max(most * token_bytes * attending // config.num_layer, states)  # states take a half at most
 
 
-def has_drafts(arguments: TruthArguments, name: str, shards: Path, way: str) -> bool:
-    """Return whether a family's drafts can be verified: on a GPU its attention has no bias.
+def is_tried(arguments: TruthArguments, name: str, shards: Path, way: str) -> bool:
+    """Return whether a family is served in a way.
 
-    A directory's model drafts for itself, unless its layers keep states; where it has one, its predictor or head does.
+    Drafts can be verified, but on a GPU where attention has a bias. A directory's model drafts for itself, unless its
+    layers keep states; where it has one, its predictor or head does.
     """
+    if way not in DRAFTING:
+        return way not in ADAPTING or name in ADAPTED
     config = read_config(shards, model_type_of(name), arguments.tensor_para_size)
     has_bias = config.encoder is not None or config.positions in ("alibi", "relative")
-    is_whole = config.decoder is not None or way == DRAFTS
-    if way == MTP and not (config.decoder and config.decoder.predictor_num):
+    if has_bias and not arguments.is_on_cpu:
         return False
-    if way == DRAFT_MODEL and config.keeps_states:
-        return False
-    if way == EAGLE and not name.endswith(HEADED):
-        return False
-    return is_whole and not (has_bias and not arguments.is_on_cpu)
+    has_own = {
+        DRAFTS: True,
+        DRAFT_MODEL: config.decoder is not None and not config.keeps_states,
+        MTP: config.decoder is not None and config.decoder.predictor_num > 0,
+        EAGLE: name.endswith(HEADED),
+    }
+    return has_own[way]
 
 
-def put_beside(way: str, shards: Path) -> None:
-    """Link what drafts to where the engine looks for it: the model itself, or its EAGLE-3 head."""
-    if (found := {DRAFT_MODEL: "hub", EAGLE: HEAD}.get(way)) is not None:
-        (shards / DRAFT).unlink(missing_ok=True)
-        (shards / DRAFT).symlink_to(shards.parent / found)
+def served_in(way: str, shards: Path) -> Path:
+    """Return what is opened in a way: the shards, or links to them with what drafts, or with adapters."""
+    drafting = {DRAFT_MODEL: "hub", EAGLE: HEAD}.get(way)
+    if not drafting and way not in ADAPTING:
+        return shards
+    served = shards.parent / "ways" / way
+    served.mkdir(parents=True)
+    for path in shards.iterdir():
+        (served / path.name).symlink_to(path)
+    if drafting:
+        (served / DRAFT).symlink_to(shards.parent / drafting)
+    else:
+        write_adapters(served)
+    return served
 
 
 def made(name: str, shape: Shape, directory: Path, tensor_para_size: int) -> tuple[Any, Path]:

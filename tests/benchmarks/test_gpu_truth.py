@@ -12,13 +12,14 @@ import torch
 from backends.fastertransformer.engine.cache.fp8_entries import pack
 from backends.fastertransformer.engine.model.hub_reader import HubReader
 from backends.fastertransformer.engine.ops import cached_attention, fp8
+from backends.fastertransformer.engine.request import adapters
 from benchmarks.gpu import truth as gpu_truth
 from benchmarks.gpu import truth_models
 from benchmarks.gpu.truth import compare_format, compare_fp32
 from benchmarks.gpu.truth_answers import Row, check_answer
 from benchmarks.gpu.truth_formats import ARRAYS, AT_LOAD, CACHE, STATIC
 from benchmarks.gpu.truth_requests import KINDS, Told, draw_requests
-from benchmarks.gpu.truth_served import DRAFT_MODEL, DRAFTS, EAGLE, MTP, TINY, WAYS, TruthArguments, made
+from benchmarks.gpu.truth_served import ADAPTERS, DRAFT_MODEL, DRAFTS, EAGLE, MTP, TINY, WAYS, TruthArguments, made
 from models import fused_experts
 
 SHAPE = TINY
@@ -63,6 +64,17 @@ def test_drafts_are_verified_until_a_weight_is_another(tmp_path: Path, monkeypat
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[:, 3] += 0.5
     assert not next(compare_fp32(ARGUMENTS, "llama", model, SHAPE, shards)).is_right
+
+
+def test_adapters_are_told_apart_until_their_pages_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_truth, "WAYS", {ADAPTERS: WAYS[ADAPTERS]})
+    model, shards = made("llama", SHAPE, tmp_path, 1)
+    (row,) = compare_fp32(ARGUMENTS, "llama", model, SHAPE, shards)
+    assert row.is_right and row.error < 1e-3, row.cells()
+    shutil.rmtree(tmp_path / "ways")
+    monkeypatch.setattr(adapters.Adapter, "root", property(lambda _: 0, lambda *_: None), raising=False)
+    (row,) = compare_fp32(ARGUMENTS, "llama", model, SHAPE, shards)
+    assert not row.is_right and row.error > 0.05, row.cells()
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "glm4_moe"])
