@@ -91,10 +91,11 @@ class GrpcClient(Client):
                 raise BrokenConnectionError(frames.PROTOCOL_ERROR, "headers are interrupted")
             position = end
             if kind == frames.DATA:
-                self._for_triton.append(view[kept : begin - 9])
-                kept = end
                 payload = frames.unpadded(flags, view[begin:end]) if flags & frames.PADDED else view[begin:end]
-                self._streams.receive(stream, end - begin, payload, bool(flags & frames.END_STREAM))
+                count = len(self._for_triton)
+                if not self._streams.receive(stream, end - begin, payload, bool(flags & frames.END_STREAM)):
+                    self._for_triton.insert(count, view[kept : begin - 9])  # before what was given for the frame
+                    kept = end
             elif kind == frames.SETTINGS and flags & frames.ACK:
                 self._for_triton.append(view[kept:end])  # before what it allows
                 kept = end
@@ -216,6 +217,8 @@ class GrpcClient(Client):
     def _inspect(self, stream: Stream, message: memoryview) -> bytes | memoryview | None:
         is_compressed = message[0] != 0
         content = message[PREFIX_BYTES:]
+        if not content and not is_compressed:
+            return message
         try:
             if stream.is_refused and (is_compressed or take_apart(content) is not None):
                 raise RefusedError("metadata triton_grpc_error can end this version of the server: leave it out")

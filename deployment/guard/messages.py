@@ -77,7 +77,7 @@ def _check_tensors(request: Any, raw_sizes: list[int], may_share: bool) -> None:
             _check_contents(tensor)
         elif not tensor.HasField("contents"):  # both: Triton says that one is too many
             if used < len(raw_sizes):  # and that one is missing
-                check_binary(tensor.name, tensor.datatype, list(tensor.shape), raw_sizes[used])
+                check_binary(tensor.name, tensor.datatype, tensor.shape, raw_sizes[used])
             used += 1
     if used < len(raw_sizes):
         raise RefusedError("raw_input_contents has more entries than the request has inputs for them")

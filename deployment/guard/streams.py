@@ -110,7 +110,7 @@ class Streams:
         for number in list(self.by_number):
             self.close(number)
 
-    def receive(self, number: int, size: int, payload: memoryview, is_end: bool) -> None:
+    def receive(self, number: int, size: int, payload: memoryview, is_end: bool) -> bool:
         """Take the payload of a DATA frame.
 
         Args:
@@ -118,6 +118,9 @@ class Streams:
             size: of the frame's payload with its padding, which counts for credit.
             payload: without it.
             is_end: the client sends nothing more.
+
+        Returns:
+            Whether the frame goes on as it is; else what goes on was given to ``to_triton``, now or later.
         """
         self._owed += size
         if self._owed >= FIRST_WINDOW // 2:
@@ -125,9 +128,10 @@ class Streams:
             self._owed = 0
         stream = self.by_number.get(number)
         if stream is None:
-            return  # it has ended at Triton already
+            return False  # it has ended at Triton already
         stream.is_ended = is_end
         stream.owed += size
+        passes = False
         if not stream.is_dropped:
             if not self._memory.take(len(payload)):
                 self._exceed(stream, "the server holds too many large requests; try again")
@@ -135,22 +139,34 @@ class Streams:
                 stream.held += payload
                 self.pass_on(stream)
             else:
-                self._pass_whole(stream, payload)
-        self._give_credit(stream)
+                passes = self._pass_whole(stream, size, payload)
+        if stream.owed * 4 >= self.first_window:
+            self._give_credit(stream)
+        return passes
 
-    def _pass_whole(self, stream: Stream, payload: memoryview) -> None:
-        """Take a payload that begins with a message: where it is that message alone, it is not copied."""
+    def _pass_whole(self, stream: Stream, frame_bytes: int, payload: memoryview) -> bool:
+        """Take a payload that begins with a message; says whether it is that message alone, and passes in its frame."""
         size = len(payload)
         if size >= PREFIX_BYTES and int.from_bytes(payload[1:PREFIX_BYTES], "big") == size - PREFIX_BYTES <= self._most:
             passed = self._inspect(stream, payload)
             if passed is not None:
                 self._memory.give_back(size)
+                if passed is payload and size == frame_bytes and not stream.unsent and self._has_room(stream, size):
+                    self._window -= size
+                    stream.window -= size
+                    stream.has_sent_end = stream.has_sent_end or stream.is_ended
+                    return True
                 self._send(stream, passed, stream.is_ended)
-                return
+                return False
         stream.held += payload
         stream.since = time.monotonic()
         if not stream.is_checking:
             self.pass_on(stream)
+        return False
+
+    def _has_room(self, stream: Stream, size: int) -> bool:
+        """Whether Triton takes that many bytes of a stream now, in one frame."""
+        return size <= self._window and size <= stream.window and size <= self.frame_bytes
 
     def pass_on(self, stream: Stream) -> None:
         """Pass on what is whole of the messages that are held."""
@@ -189,7 +205,7 @@ class Streams:
     def _send(self, stream: Stream, content: bytes | memoryview, is_end: bool) -> None:
         if is_end:
             stream.has_sent_end = True
-        if not stream.unsent and len(content) <= min(self._window, stream.window, self.frame_bytes):
+        if not stream.unsent and self._has_room(stream, len(content)):
             self._window -= len(content)
             stream.window -= len(content)
             self._to_triton(frame(DATA, END_STREAM if is_end else 0, stream.number, content))

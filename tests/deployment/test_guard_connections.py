@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 from deployment.guard import doors, events, frames
 from deployment.guard.checks import Checks
@@ -159,6 +160,62 @@ def test_requests_that_begin_alike_are_passed_on_whole_and_each_is_checked(size:
     got, answers = pass_requests(parts, 3)
     assert got == sent
     assert answers == 3 * ANSWER + b"HTTP/1.1 400 Bad Request\r\n"
+
+
+def pass_frames(parts: list[bytes], settings: bytes, until: bytes) -> bytes:
+    """Send parts to a gRPC door; returns what the server behind it gets, which sends its settings first."""
+
+    async def run() -> bytes:
+        got = bytearray()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(frames.frame(frames.SETTINGS, 0, 0, settings) + frames.window_update(0, 1 << 20))
+            while data := await reader.read(1 << 16):
+                got.extend(data)
+
+        loop = asyncio.get_running_loop()
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        door = Door(server.sockets[0].getsockname()[:2], 1 << 20, Memory(1 << 22), Checks())
+        public = await loop.create_server(lambda: GrpcClient(door), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*public.sockets[0].getsockname()[:2])
+        writer.write(frames.PREFACE + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x83"))
+        await reader.readexactly(9 + len(settings))  # the server's settings
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(0.002)
+        await settle(lambda: got.endswith(until))
+        return bytes(got)
+
+    got: bytes = events.run(asyncio.wait_for(run(), 240))
+    return got
+
+
+def test_frames_that_nothing_is_wrong_with_pass_as_they_are_and_in_order() -> None:
+    whole = frames.frame(frames.DATA, 0, 1, b"\0\0\0\0\3\x0a\1a")
+    padded = frames.frame(frames.DATA, frames.PADDED, 1, b"\2\0\0\0\0\3\x0a\1a\0\0")
+    halves = frames.frame(frames.DATA, 0, 1, b"\0\0\0\0") + frames.frame(frames.DATA, 0, 1, b"\3\x0a\1a")
+    update, ping = frames.window_update(1, 9), frames.frame(6, 0, 0, bytes(8))
+    sent = update + whole + ping + padded + update + halves + ping + whole + update
+    wanted = update + whole + ping + whole + update + whole + ping + whole + update
+    begun = frames.PREFACE + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x83")
+    for size in (len(sent), 10, 1):
+        parts = [sent[begin : begin + size] for begin in range(0, len(sent), size)]
+        assert pass_frames(parts, b"", wanted[-40:]) == begun + wanted
+
+
+def test_what_a_setting_allows_follows_the_clients_acknowledgement_of_it() -> None:
+    message = ModelInferRequest(model_name="a" * 70_000).SerializeToString()  # more than a call may have without it
+    text = b"\0" + len(message).to_bytes(4, "big") + message
+    sent = b"".join(frames.frame(frames.DATA, 0, 1, text[at : at + 16_000]) for at in range(0, len(text), 16_000))
+    acknowledged = frames.frame(frames.SETTINGS, frames.ACK, 0)
+    got = pass_frames([sent, acknowledged], b"\0\4" + (1 << 20).to_bytes(4, "big"), text[-9:])
+    seen = [(kind, end - begin) for kind, _, _, begin, end in frames.split(got, len(frames.PREFACE), 1 << 20)]
+    acknowledgement = seen.index((frames.SETTINGS, 0))
+    before, after = (
+        sum(size for kind, size in part if kind == frames.DATA)
+        for part in (seen[:acknowledgement], seen[acknowledgement:])
+    )
+    assert (before, before + after) == (frames.FIRST_WINDOW, len(text))
 
 
 def test_a_broken_http2_connection_is_closed_with_a_reason() -> None:
