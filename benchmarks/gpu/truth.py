@@ -21,7 +21,8 @@ its log-probabilities, within the same limits, the answer is "tied" and right.
 
 In 16 bits, int8, FP8 and MXFP4 the oracle is transformers in fp32, with the matrices rounded in the same way (and what
 they are multiplied with, where the files have scales for that); the error is the root mean square of the
-log-probabilities' differences beside that of transformers in the same format.
+log-probabilities' differences beside that of transformers in the same format. Where the files have scales for what
+matrices are multiplied with, all is in fp32, beside transformers that does not round it.
 
 "as the CPU" are requests of which an engine on the device gives the tokens that one on the CPU gives, in fp32, with a
 smaller model; greedy tokens and beams that are within rounding of each other count as equal.
@@ -53,7 +54,7 @@ from handover.errors import SlipwayError, exit_status
 
 from .truth_adapters import oracles_of, with_adapters
 from .truth_answers import FP32_LIMIT, Oracle, Row, are_same, check_answer, timed
-from .truth_formats import FORMATS, formats_of, in_format, in_other_format
+from .truth_formats import FORMATS, STATIC, formats_of, in_format, in_other_format
 from .truth_models import Shape, tokens_of_letters
 from .truth_requests import Ask, Told, draw_requests, serve, tokens_of
 from .truth_served import (
@@ -76,6 +77,7 @@ from .truth_served import (
 
 _WITHOUT_LIMITS = Tuning(draft_row_cost=0.0, draft_row_cost_cpu=0.0, draft_step_cost=0.0, acceptance_prior=0.9)
 _RATIO_LIMIT = 1.5  # of the error in another format to transformers' own
+_STATIC_LIMIT = 0.5  # of that to what no rounding does: a number at the edge of two may become either
 _SAMPLED_LIMIT = 0.03  # of requests that the CPU answers otherwise: a draw may fall at the edge of two tokens
 _BURST = 8
 
@@ -156,7 +158,8 @@ def compare_format(arguments: TruthArguments, name: str, way: str, model: Any, s
             row.wrong += len({*tokens} & {*ask.bad})
         row.error = float(np.sqrt(np.mean(np.square(ours))))
         row.ratio = row.error / float(np.sqrt(np.mean(np.square(theirs))))
-        row.is_right = not (row.failed or row.wrong) and row.ratio < _RATIO_LIMIT
+        limit = _STATIC_LIMIT if way == STATIC else _RATIO_LIMIT
+        row.is_right = not (row.failed or row.wrong) and row.ratio < limit
     return row
 
 

