@@ -120,7 +120,7 @@ class Reading:
     def pause(self) -> None:
         """Leave what comes where it is."""
         self._is_paused = True
-        self._loop.poll.remove(self._file)
+        self._forget()
 
     def resume(self) -> None:
         """Go on."""
@@ -130,8 +130,12 @@ class Reading:
 
     def stop(self) -> None:
         """Read no more: the socket is closed, or will be."""
+        self._forget()
         self._is_over = True
-        self._loop.poll.remove(self._file)
+
+    def _forget(self) -> None:
+        if not self._is_over:  # else its number may be another connection's by now
+            self._loop.poll.remove(self._file)
 
     def _read(self) -> None:
         if self._transport.is_closing():

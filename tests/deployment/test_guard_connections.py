@@ -239,3 +239,24 @@ def test_a_broken_http2_connection_is_closed_with_a_reason() -> None:
 
     for answer, wanted in zip(talk(GrpcClient, talking), cases.values(), strict=True):
         assert wanted in answer and bool(answer) == bool(wanted)
+
+
+def test_a_connection_that_has_ended_leaves_the_one_with_its_number_alone() -> None:
+    """A later connection may have the descriptor of one that is gone, and is told to pause."""
+
+    async def talking(door: Door, connect: Any) -> bytes:
+        _, writer = await connect()
+        await settle(lambda: bool(door._connections))
+        (gone,) = door._connections
+        writer.close()
+        await settle(lambda: not door._connections)
+        reader, writer = await connect()
+        await settle(lambda: bool(door._connections))
+        (client,) = door._connections
+        gone.reading._file = client.reading._file  # the kernel gives the lowest number that is free
+        gone.reading.pause()
+        gone.reading.stop()
+        writer.write(b"no HTTP\r\n\r\n")
+        return await asyncio.wait_for(reader.read(), 20)
+
+    assert talk(HttpClient, talking).startswith(b"HTTP/1.1 400")
