@@ -147,6 +147,7 @@ def test_a_published_store_gives_transformers_tokens(
         assert answer.as_numpy("cum_log_probs")[row, 0] == pytest.approx(total, abs=2e-3)
 
 
+@pytest.mark.clock  # what is late gives way to what is newer
 def test_the_published_llama_store_streams_transformers_tokens(endpoint: Endpoint, models: dict[str, Any]) -> None:
     """Its example of config.ini has no layernorm_eps."""
     tensors = request_of(PROMPTS) | {"end_id": np.full((len(PROMPTS), 1), 2**31 - 1, np.uint32)}

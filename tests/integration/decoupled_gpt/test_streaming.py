@@ -89,6 +89,7 @@ def cancelled_requests(triton: Endpoint) -> int:
     return int(found.group(1))
 
 
+@pytest.mark.clock  # what is late gives way to what is newer
 @pytest.mark.parametrize("model", ["fastertransformer", "gpt"])
 def test_every_token_is_an_answer_and_an_empty_one_ends_them(triton: Endpoint, expected: list[int], model: str) -> None:
     answers = stream(triton.grpc_url, model, ids_request())
@@ -98,6 +99,7 @@ def test_every_token_is_an_answer_and_an_empty_one_ends_them(triton: Endpoint, e
         assert answer.as_numpy("output_ids")[0, 0, :length].tolist() == expected[:length]
 
 
+@pytest.mark.clock  # what is late gives way to what is newer
 def test_every_answer_of_a_stream_holds_the_scores_of_its_tokens(triton: Endpoint) -> None:
     wanted = {"num_top_log_probs": np.full((1, 1), 3, np.uint32)}
     answers = [answer for answer, _ in stream(triton.grpc_url, "fastertransformer", ids_request(6) | wanted)]
@@ -112,7 +114,7 @@ def test_every_answer_of_a_stream_holds_the_scores_of_its_tokens(triton: Endpoin
 
 def test_the_ensemble_gives_the_text_so_far(triton: Endpoint, checkpoint: Path, tokenizer: GPT2Tokenizer) -> None:
     answers = stream(triton.grpc_url, "ensemble", text_request())
-    assert len(answers) == COUNT
+    assert 1 < len(answers) <= COUNT
     texts = [answer.as_numpy("OUTPUT_0")[0].decode() for answer, _ in answers]
     assert all(longer.startswith(shorter) for shorter, longer in zip([PROMPT, *texts], texts, strict=False))
     ids = tokenizer.encode(PROMPT)
@@ -130,9 +132,10 @@ def test_pytritons_client_gets_every_answer(triton: Endpoint, expected: list[int
     with DecoupledModelClient(f"grpc://{triton.grpc_url}", "fastertransformer") as client:
         tensors = {name: array[0] for name, array in ids_request().items()}
         lengths = [int(answer["sequence_length"].max()) for answer in client.infer_sample(**tensors)]
-    assert lengths == list(range(len(IDS) + 1, len(IDS) + COUNT + 1))
+    assert lengths == sorted({*lengths}) and len(lengths) > 1 and lengths[-1] == len(IDS) + COUNT
 
 
+@pytest.mark.clock  # what is late gives way to what is newer
 def test_generate_stream_sends_one_event_a_token(triton: Endpoint) -> None:
     for model, body in (
         ("ensemble", {"INPUT_0": PROMPT, "INPUT_1": 5}),
@@ -154,7 +157,8 @@ def test_a_cancelled_stream_ends_the_work(triton: Endpoint) -> None:
         assert time.monotonic() < deadline
         stream(triton.grpc_url, "fastertransformer", ids_request(28), stop_after=2)
         time.sleep(0.05)
-    assert len(stream(triton.grpc_url, "fastertransformer", ids_request())) == COUNT
+    (*_, (last, _)) = stream(triton.grpc_url, "fastertransformer", ids_request())
+    assert last.as_numpy("sequence_length")[0, 0] == len(IDS) + COUNT
 
 
 def test_a_refusal_ends_its_stream_alone(triton: Endpoint) -> None:
