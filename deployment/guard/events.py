@@ -76,7 +76,7 @@ class Loop(asyncio.SelectorEventLoop):
         self.poll = Poll()
         super().__init__(self.poll)
 
-    def call_soon(  # type: ignore[override]
+    def call_soon(  # type: ignore[override]  # typeshed's says each argument's type, which Python 3.10 cannot
         self,
         callback: Callable[..., object],
         *args: Any,
@@ -86,7 +86,7 @@ class Loop(asyncio.SelectorEventLoop):
         self.poll.is_awaited = True
         return super().call_soon(callback, *args, context=context)
 
-    def call_at(  # type: ignore[override]
+    def call_at(  # type: ignore[override]  # as above
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Have a function called at a time that the selector did not know of when it began to wait."""
