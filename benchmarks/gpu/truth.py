@@ -1,7 +1,9 @@
 """Compare what the engine serves under load with transformers, and a GPU with a CPU: tokens and log-probabilities.
 
     python3 -m benchmarks.gpu.truth                                  # every family, on the first GPU
+    python3 -m benchmarks.gpu.truth --gpus=4 --jobs=10               # over four of them, ten at a time on each
     python3 -m benchmarks.gpu.truth --families='["mistral"]' --tensor-para-size=2
+    python3 -m benchmarks.gpu.truth --formats='["fp32"]' --ways='["adapters", "drafts"]'
     python3 -m benchmarks.gpu.truth --device=cpu --requests=24       # a small form of it, without a GPU
 
 A made-up model of each family is converted and served as any model is: requests of every kind (greedy, drawn, beams,
@@ -32,6 +34,7 @@ A line of a Markdown table for each family and way; exit status 1 where a number
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -60,6 +63,7 @@ from .truth_requests import Ask, Told, draw_requests, serve, tokens_of
 from .truth_served import (
     ADAPTERS_TIGHT,
     ADAPTING,
+    AS_CPU,
     DRAFTING,
     DRAFTS,
     LARGE,
@@ -86,7 +90,7 @@ def compare_fp32(arguments: TruthArguments, name: str, model: Any, shape: Shape,
     """Serve in fp32 in each way."""
     plain, allowed = Oracle(model, arguments.device), tokens_of_letters(shape.vocab).to(arguments.device)
     asks = draw_requests(shape, arguments.requests, 11, model.config.is_encoder_decoder)
-    for way in [way for way in WAYS if is_tried(arguments, name, shards, way)]:
+    for way in [way for way in WAYS if way in arguments.ways and is_tried(arguments, name, shards, way)]:
         served = served_in(way, shards)
         oracles = oracles_of(model, served, arguments.device) if way in ADAPTING else {"": plain}
         with timed(Row(name, f"fp32 {way}")) as row:
@@ -158,7 +162,7 @@ def compare_format(arguments: TruthArguments, name: str, way: str, model: Any, s
             row.wrong += len({*tokens} & {*ask.bad})
         row.error = float(np.sqrt(np.mean(np.square(ours))))
         row.ratio = row.error / float(np.sqrt(np.mean(np.square(theirs))))
-        limit = _STATIC_LIMIT if way == STATIC else _RATIO_LIMIT
+        limit = _STATIC_LIMIT if way == STATIC[0] else _RATIO_LIMIT
         row.is_right = not (row.failed or row.wrong) and row.ratio < limit
     return row
 
@@ -173,7 +177,7 @@ def compare_devices(arguments: TruthArguments, name: str, directory: Path) -> It
     with closing(opened(alone, shards, name, "fp32 served", 1 << 30)) as engine:
         expected = serve(engine, asks, _BURST, 5)
     one = TruthArguments(device=arguments.device)
-    for label, size in (("fp32 as the CPU", ROOMY), ("fp32 as the CPU, tight", kv_bytes)):
+    for label, size in ((f"fp32 {AS_CPU}", ROOMY), (f"fp32 {AS_CPU}, tight", kv_bytes)):
         with timed(Row(name, label)) as row:
             with closing(opened(one, shards, name, "fp32 served", size)) as engine:
                 told = serve(engine, asks, _BURST, 6)
@@ -188,23 +192,54 @@ def compare_devices(arguments: TruthArguments, name: str, directory: Path) -> It
         yield row
 
 
-def compare(arguments: TruthArguments, name: str) -> list[Row]:
-    """Compare one family in all ways."""
+_FP32, _OTHERS, _DEVICES = range(3)
+"""What of a family is compared in one piece: the pieces run beside each other."""
+
+
+def compare(arguments: TruthArguments, name: str, piece: int) -> list[Row]:
+    """Compare a piece of one family."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    shape, rows = TINY if arguments.is_on_cpu else LARGE, list[Row]()
+    shape = TINY if arguments.is_on_cpu else LARGE
     try:
         with tempfile.TemporaryDirectory(prefix="slipway-truth-") as temporary:
+            if piece == _DEVICES:
+                return [*compare_devices(arguments, name, Path(temporary))]
             model, shards = made(name, shape, Path(temporary), arguments.tensor_para_size)
-            if "fp32" in arguments.formats:
-                rows += compare_fp32(arguments, name, model, shape, shards)
-            for way in formats_of(arguments.formats, name, shards, arguments.tensor_para_size):
-                rows.append(compare_format(arguments, name, way, model, shape, shards))
-        if "fp32" in arguments.formats and arguments.tensor_para_size == 1 and not arguments.is_on_cpu:
-            with tempfile.TemporaryDirectory(prefix="slipway-truth-") as temporary:
-                rows += compare_devices(arguments, name, Path(temporary))
+            if piece == _FP32:
+                return [*compare_fp32(arguments, name, model, shape, shards)]
+            ways = formats_of(arguments.formats, name, shards, arguments.tensor_para_size)
+            return [compare_format(arguments, name, way, model, shape, shards) for way in ways]
     except Exception as error:
-        rows.append(Row(name, f"failed: {error}"[:300], is_right=False))
-    return rows
+        return [Row(name, f"failed: {error}"[:300], is_right=False)]
+
+
+def pieces_of(arguments: TruthArguments) -> list[int]:
+    """Return which pieces there are of a family."""
+    has_fp32, is_alone = "fp32" in arguments.formats, arguments.tensor_para_size == 1 and not arguments.is_on_cpu
+    asked = {
+        _FP32: has_fp32 and {*arguments.ways} & {*WAYS},
+        _OTHERS: {*arguments.formats} - {"fp32"},
+        _DEVICES: has_fp32 and AS_CPU in arguments.ways and is_alone,
+    }
+    return [piece for piece, some in asked.items() if some]
+
+
+def _take_gpus(free: Any) -> None:
+    """Let a process see the GPUs that are its own."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = free.get()
+
+
+def _shared_out(arguments: TruthArguments) -> list[str]:
+    """List which GPUs each process sees."""
+    if arguments.is_on_cpu:
+        return [""] * arguments.jobs
+    ranks = arguments.tensor_para_size
+    most, told = max(arguments.gpus, ranks), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = told.split(",") if told else [str(number) for number in range(torch.cuda.device_count())]
+    if len(names) < most:
+        raise SlipwayError(f"{len(names)} GPUs are visible, and {most} are asked for", "pass less as --gpus")
+    groups = [",".join(names[first : first + ranks]) for first in range(0, most - ranks + 1, ranks)]
+    return groups * arguments.jobs
 
 
 def main(argv: Sequence[str]) -> None:
@@ -212,10 +247,14 @@ def main(argv: Sequence[str]) -> None:
     arguments = TruthArguments.from_argv(argv, description=__doc__)
     names = [each.name for each in fields(Row)]
     sys.stdout.write(f"| {' | '.join([*names[:-1], ''])} |\n|{' --- |' * len(names)}\n")
-    wrong = 0
+    wrong, groups = 0, _shared_out(arguments)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(arguments.jobs, mp_context=context) as pool:
-        for done in as_completed([pool.submit(compare, arguments, name) for name in arguments.families]):
+    free = context.Queue()
+    for group in groups:
+        free.put(group)
+    tasks = [(name, piece) for piece in pieces_of(arguments) for name in arguments.families]
+    with ProcessPoolExecutor(len(groups), context, _take_gpus, (free,)) as pool:
+        for done in as_completed([pool.submit(compare, arguments, *task) for task in tasks]):
             for row in done.result():
                 sys.stdout.write(row.cells())
                 wrong += not row.is_right

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,7 @@ class Oracle:
 
     def __init__(self, model: Any, device: str) -> None:
         self._model, self._device = model.to(device), device
+        self._has_last = "logits_to_keep" in signature(model.forward).parameters
         self._routers = [each for each in model.modules() if "router" in type(each).__name__.lower()]
 
     @property
@@ -119,7 +121,8 @@ class Oracle:
             begun = [self._model.config.decoder_start_token_id, *tokens[:-1]]
             logits = self._model(input_ids=self._row(prompt), decoder_input_ids=self._row(begun)).logits[0]
         else:
-            logits = self._model(self._row([*prompt, *tokens])).logits[0, len(prompt) - 1 : -1]
+            last = {"logits_to_keep": len(tokens) + 1} if self._has_last else {}
+            logits = self._model(self._row([*prompt, *tokens]), **last).logits[0, -len(tokens) - 1 : -1]
         return logits.float().log_softmax(-1)
 
     def _row(self, tokens: list[int]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +21,12 @@ from .truth_models import Shape, model_type_of, write_vocabulary
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp16 int8": torch.float16}
 FP8 = ("bf16 fp8", "bf16 fp8_block")  # the directories that convert makes of a hub directory
 AT_LOAD = "bf16 fp8_at_load"  # the hub directory, whose matrices become the same when they are loaded
-STATIC = "fp32 fp8_static"  # the first one, with a scale for each matrix's inputs; 16 bits would hide what that rounds
+# The first one, with a scale for each matrix's inputs: what that rounds, which 16 bits hide, and kernels of 16 bits.
+STATIC = "fp32 fp8_static", "bf16 fp8_static"
 ARRAYS = "bf16 fp8_arrays"  # the second one, whose experts are one array in each layer
 MXFP4 = "bf16 mxfp4"
 CACHE = "bf16 fp8_cache"
-FORMATS |= dict.fromkeys((*FP8, AT_LOAD, ARRAYS, MXFP4, CACHE), torch.bfloat16) | {STATIC: torch.float32}
+FORMATS |= dict.fromkeys((*FP8, AT_LOAD, STATIC[1], ARRAYS, MXFP4, CACHE), torch.bfloat16) | {STATIC[0]: torch.float32}
 _IN_ARRAYS = ("qwen3_moe", "qwen3_next", "glm4_moe")  # whose published files have arrays
 
 
@@ -48,7 +50,7 @@ def formats_of(names: tuple[str, ...], name: str, shards: Path, ranks: int) -> l
     has_arrays = bool(config.decoder and config.decoder.mixture and config.decoder.mixture.is_in_arrays)
     is_hub, has_latent = model_type_of(name) == "Llama", bool(config.decoder and config.decoder.latent)
     lacking = ("fp16 int8",) * config.has_experts + (*FP8, AT_LOAD) * (has_arrays or not is_hub)
-    lacking += (CACHE,) * (has_latent or not is_hub) + (STATIC,) * (has_latent or config.has_experts or not is_hub)
+    lacking += (CACHE,) * (has_latent or not is_hub) + STATIC * (has_latent or config.has_experts or not is_hub)
     lacking += (ARRAYS,) * (name not in _IN_ARRAYS) + (MXFP4,) * (name != "gpt_oss")
     return [way for way in FORMATS if way in names and way not in lacking]
 
@@ -72,11 +74,12 @@ def in_other_format(way: str, model: Any, shape: Shape, shards: Path, ranks: int
         exact = meant_by_fp8(served, served.parent / "meant")
         put_experts_into_arrays(served)
         return Meant(served, exact)
-    if way == STATIC:
-        served = made_again("fp8", shape, folder, name=STATIC)
+    if way in STATIC:
+        served = made_again("fp8", shape, folder, name=way)
         exact = meant_by_fp8(served, served.parent / "meant")
         scales = add_input_scales(served, exact, shape.vocab)
-        return Meant(served, rounding_inputs(exact, scales))  # what is loaded again does not round
+        rounding = partial(rounding_inputs, scales=scales)  # what is loaded again does not round, until it is told to
+        return Meant(served, rounding(exact), rounding) if way != STATIC[0] else Meant(served, rounding(exact))
     if way == MXFP4:
         served = made_again(way.partition(" ")[2], shape, folder)
         return Meant(served, meant_by_mxfp4(served))

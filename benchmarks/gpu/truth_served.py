@@ -35,6 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {
     ADAPTERS: {"max_adapters": PLACES},
     ADAPTERS_TIGHT: {"max_adapters": PLACES},
 }
+AS_CPU = "as the CPU"
 LARGE, SMALL, TINY = Shape(6, 1024, 32000, 300, 8192), Shape(3, 256, 2000, 96, 2048), Shape(2, 128, 600, 40, 512)
 ROOMY = 4 << 30  # bytes of KV cache
 _STATES = 12  # of rows that decode at once where memory is short
@@ -47,10 +48,12 @@ class TruthArguments(ScriptArguments):
 
     families: tuple[str, ...] = field(default=FAMILIES, metadata={"help": "JSON list"})
     formats: tuple[str, ...] = field(default=("fp32", *FORMATS), metadata={"help": "JSON list"})
+    ways: tuple[str, ...] = field(default=(*WAYS, AS_CPU), metadata={"help": "of serving in fp32, JSON list"})
     requests: int = field(default=160, metadata={"help": "in each wave, in fp32; half as many in other formats"})
     tensor_para_size: int = field(default=1, metadata={"help": "GPUs, a process each"})
     device: str = field(default="cuda:0", metadata={"help": "of the engine and of transformers; cpu: tiny models"})
-    jobs: int = field(default=3, metadata={"help": "families at a time"})
+    jobs: int = field(default=3, metadata={"help": "at a time on each GPU, of which a family has one or two"})
+    gpus: int = field(default=1, metadata={"help": "that share the families, of those that are visible"})
 
     @property
     def is_on_cpu(self) -> bool:

@@ -129,11 +129,11 @@ def test_inputs_are_compared_with_those_that_the_same_scales_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, shards = made("llama", SHAPE, tmp_path, 1)
-    row = compare_format(ARGUMENTS, "llama", STATIC, model, SHAPE, shards)
+    row = compare_format(ARGUMENTS, "llama", STATIC[0], model, SHAPE, shards)
     assert row.is_right, row.cells()
-    shutil.rmtree(tmp_path / STATIC)
+    shutil.rmtree(tmp_path / STATIC[0])
     monkeypatch.setattr(fp8, "round_statically", lambda x, _: x)
-    assert not compare_format(ARGUMENTS, "llama", STATIC, model, SHAPE, shards).is_right
+    assert not compare_format(ARGUMENTS, "llama", STATIC[0], model, SHAPE, shards).is_right
 
 
 def test_experts_in_arrays_are_compared_with_what_they_are_apart(
