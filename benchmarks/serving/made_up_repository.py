@@ -113,7 +113,7 @@ def write_repository(
     numbers = {"inner": 4 * hidden, "positions": POSITIONS, "vocab_size": VOCAB_SIZE}
     description.write_text(_DESCRIPTION.format(layers=layers, hidden=hidden, heads=heads, **numbers))
     weights, repository = directory / "1-gpu", directory / "model_repo"
-    convert.convert(ConvertArguments(description, weights, 1, data_type, processes=4, random_weights=True))
+    convert.convert(ConvertArguments(description, weights, 1, data_type, processes=16, random_weights=True))
     build_repository(
         ExportArguments(weights, repository, ENGINE, 1, 1, data_type, 0, 0, max_batch_size, decoupled=True)
     )

@@ -70,6 +70,7 @@ class ReplicaBenchmarkArguments(ScriptArguments):
     kv_cache_bytes: int = field(default=1 << 30, metadata={"help": "of each server"})
     streams: bool = field(default=False, metadata={"help": "answers are streams, also those of the throughput"})
     client_cores: int = field(default=0, metadata={"help": "that the clients have for themselves; 0: they share all"})
+    kill: bool = field(default=True, metadata={"help": "false: no server is killed, the throughput alone is measured"})
     start_timeout_s: float = field(default=300, metadata={"help": "seconds until a server must be ready"})
 
 
@@ -90,22 +91,23 @@ def main(argv: Sequence[str]) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) <= arguments.client_cores:
         raise ServerError(f"--client-cores={arguments.client_cores} of {len(cores)} leave the servers none")
-    if arguments.client_cores:
-        os.sched_setaffinity(0, cores[-arguments.client_cores :])
     servers = cores[: len(cores) - arguments.client_cores]
     with tempfile.TemporaryDirectory(prefix="slipway-replicas-") as directory:
         place = Path(directory)
         sizes = arguments.shape, arguments.data_type, arguments.kv_cache_bytes
         repository = write_repository(place, *sizes, max_batch_size=max(64, arguments.clients))
+        if arguments.client_cores:
+            os.sched_setaffinity(0, cores[-arguments.client_cores :])
         with serving(arguments, repository, place / "many", arguments.replicas, servers) as (many, process):
-            killed = asyncio.run(kill_one(many, process, arguments))
+            router = many()
+            killed = asyncio.run(kill_one(router, process, arguments)) if arguments.kill else ""
             with contextlib.ExitStack() as stack:
                 parts = parts_of_cores(arguments.replicas, servers)
-                alone = [
-                    stack.enter_context(serving(arguments, repository, place / str(number), 1, part, number))[0]
-                    for number, part in enumerate(parts)
+                started = [
+                    stack.enter_context(serving(arguments, repository, place / str(number), 1, own, number))[0]
+                    for number, own in enumerate([servers] * len(parts) if arguments.gpus else parts)
                 ]
-                ratio = asyncio.run(compare(alone, many, arguments, process))
+                ratio = asyncio.run(compare([ready() for ready in started], router, arguments, process))
     problems = [killed] if killed else []
     problems += [] if ratio >= _BAR else [f"{ratio:.3f} of {arguments.replicas} times one, the bar is {_BAR}"]
     if problems:
@@ -120,8 +122,12 @@ def serving(
     count: int,
     cores: Sequence[int],
     number: int = 0,
-) -> Iterator[tuple[Endpoint, subprocess.Popen[bytes]]]:
-    """Serve with that many servers; one stands alone, without a router, with the GPUs or cores of that replica."""
+) -> Iterator[tuple[Callable[[], Endpoint], subprocess.Popen[bytes]]]:
+    """Serve with that many servers; one stands alone, without a router, with the GPUs or cores of that replica.
+
+    Returns:
+        What waits until it serves, so that several start at a time, and its process.
+    """
     place.mkdir()
     files = place / "endpoint.json", place / "server.log"
     own = ",".join(map(str, range(number * arguments.gpus, (number + 1) * arguments.gpus)))
@@ -131,15 +137,18 @@ def serving(
     else:
         given = ReplicasArguments("deployment.serve", server.to_argv(), replicas=count, gpus=arguments.gpus)
         command = ["deployment.replicas.serve", *given.to_argv()]
-    pinned = bool(cores) and not (arguments.gpus and count == 1)
     process = subprocess.Popen(
-        [sys.executable, "-m", *command], preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if pinned else None
+        [sys.executable, "-m", *command], preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None
     )
-    try:
+
+    def ready() -> Endpoint:
         wait_for(lambda: files[0].exists() or process.poll() is not None)
         if process.poll() is not None:
             raise ServerError(f"{command[0]} did not start")
-        yield Endpoint.read(files[0]), process
+        return Endpoint.read(files[0])
+
+    try:
+        yield ready, process
     finally:
         process.terminate()
         process.wait()
