@@ -8,14 +8,14 @@ without, against transformers with each adapter merged. Then a model with made-u
 timed in several ways in one run: on an engine that has no room for adapters, and on one that has, with plain rows, with
 rows that take turns among the adapters, with half of them plain, and with one adapter for all. step_ms is the time of a
 decode step, from answers of two lengths; ratio is the rate of its rows beside the first line's. With --peer-path, vLLM
-answers the same cases first, with the same adapters; peer_ms is its step. Exit status 1 where tokens differ.
+with room for adapters, and graphs of no more rows, answers the same cases first, with the same adapters; peer_ms is its
+step. Exit status 1 where tokens differ.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import math
 import os
 import subprocess
 import sys
@@ -66,6 +66,7 @@ class AdapterArguments(ScriptArguments):
     lengths: tuple[int, int, int] = field(default=(64, 32, 160), metadata={"help": "input, and two outputs, in tokens"})
     data_type: str = field(default="fp16", metadata={"help": "fp16 or bf16"})
     repeats: int = field(default=5, metadata={"help": "measurements of each case; the median counts"})
+    truth: bool = field(default=True, metadata={"help": "compare with transformers first"})
     profile: Path | None = field(default=None, metadata={"help": "file that takes the kernels by time"})
     peer_path: Path | None = field(default=None, metadata={"help": "directory with vLLM, for its PYTHONPATH"})
     peer_env: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of NAME=value, for vLLM alone"})
@@ -83,7 +84,7 @@ class Row:
     rank: int
     step_ms: float
     ratio: float
-    peer_ms: float = float("nan")
+    peer_ms: float | None
 
 
 def write_adapter(directory: Path, decoder: Decoder, rank: int, seed: int, dtype: torch.dtype) -> Path:
@@ -223,12 +224,10 @@ def measure(arguments: AdapterArguments) -> None:
         for number in range(count):
             write_adapter(directory / f"adapters/a{number}", decoder, arguments.rank, number, torch.float16)
         if arguments.peer_path:
-            without = peer_steps(arguments, directory, [[""] * rows])
             peer = dict(zip(cases, peer_steps(arguments, directory, list(cases.values())), strict=True))
-            peer[_NO_ROOM] = without[0]
         with engine_of(size, arguments.data_type) as engine:
             first = step_ms(engine, arguments, [""] * rows)
-            table.add(Row(_NO_ROOM, rows, 0, 0, first, 1.0, peer.get(_NO_ROOM, math.nan)))
+            table.add(Row(_NO_ROOM, rows, 0, 0, first, 1.0, None))
         room = {"max_adapters": count, "max_adapter_rank": arguments.rank}
         with engine_of(size, arguments.data_type, **room) as engine:
             print(engine.description, flush=True)
@@ -237,15 +236,17 @@ def measure(arguments: AdapterArguments) -> None:
             for case, names in cases.items():
                 took = step_ms(engine, arguments, names)
                 used = len({*names} - {""})
-                table.add(Row(case, rows, used, arguments.rank, took, first / took, peer.get(case, math.nan)))
+                table.add(Row(case, rows, used, arguments.rank, took, first / took, peer.get(case)))
 
 
 def main(argv: Sequence[str]) -> None:
     """Check and measure what the command line asks for."""
     arguments = AdapterArguments.from_argv(argv, __doc__)
     need_gpu()
-    worst = check_truth()
-    print(f"largest difference of log-probabilities to transformers: {worst:.2g} (limit {_LIMIT:g})", flush=True)
+    worst = 0.0
+    if arguments.truth:
+        worst = check_truth()
+        print(f"largest difference of log-probabilities to transformers: {worst:.2g} (limit {_LIMIT:g})", flush=True)
     measure(arguments)
     if worst > _LIMIT:
         sys.exit(1)
