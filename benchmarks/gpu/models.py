@@ -21,16 +21,13 @@ import torch
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.model.precision import TORCH_TYPES
 from backends.fastertransformer.engine.settings import Settings
+from benchmarks.gpu.sizes import KINDS as KINDS
 from benchmarks.gpu.sizes import QUANTIZATIONS as QUANTIZATIONS
 from benchmarks.gpu.sizes import SIZES as SIZES
 from benchmarks.gpu.sizes import Size as Size
 from benchmarks.gpu.sizes import find_size as find_size
 from handover.errors import ConfigError
 
-_MATRICES = ("", *QUANTIZATIONS, *(f"{each} activations" for each in QUANTIZATIONS if "fp8" in each))
-KINDS = (*_MATRICES, *(f"{each} kv".strip() for each in _MATRICES))
-"""What a model's numbers are: of the data type; FP8: matrices, activations that these multiply, and the KV cache; or
-MXFP4: experts."""
 _PROBE_BYTES = 8 << 30
 _PROBE_WIDTH = 8192
 

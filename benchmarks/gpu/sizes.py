@@ -26,6 +26,10 @@ QUANTIZATIONS: dict[str, dict[str, Any]] = {
     "mxfp4": {"quant_method": "mxfp4"},
 }
 """Weights of FP8 with a scale a row, or for blocks, and experts of 4 bits, as ``config.json`` says it."""
+_MATRICES = ("", *QUANTIZATIONS, *(f"{each} activations" for each in QUANTIZATIONS if "fp8" in each))
+KINDS = (*_MATRICES, *(f"{each} kv".strip() for each in _MATRICES))
+"""What a model's numbers are: of the data type; FP8: matrices, activations that these multiply, and the KV cache; or
+MXFP4: experts."""
 
 
 @dataclass(frozen=True)

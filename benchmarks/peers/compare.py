@@ -3,12 +3,13 @@
     python3 -m benchmarks.peers.compare --csv=compare.csv                   # random weights of Llama 3.1 8B's shape
     python3 -m benchmarks.peers.compare --model=/path/to/Llama-3.1-8B --vllm-python=/path/to/venv/bin/python
 
-Each engine runs in processes of its own, never two at a time: whole answers first (static requests of equal rows, then
-requests of mixed lengths at once), then streams (a closed loop of clients with lengths as in logs of chats, then
-Poisson arrivals at parts of the highest rate, which is the peer's where there is one). Both get the same tokens at the
-same times, greedy, and end at no token. With --model both also continue the same prompts, and the share of equal tokens
-is in the table. --vllm-python is the Python that has vLLM; --peer-path is put in front of its PYTHONPATH, and
---peer-env are variables of its environment. A build of vLLM without FlashInfer's sampler, and random weights, need
+Each engine runs in processes of its own, never two at a time (with --one-process in one): whole answers first (static
+requests of equal rows, then requests of mixed lengths at once), then streams (a closed loop of clients with lengths as
+in logs of chats, then Poisson arrivals at parts of the highest rate, which is the peer's where there is one). Both get
+the same tokens at the same times, greedy, and end at no token. With --model both also continue the same prompts, and
+the share of equal tokens is in the table. --vllm-python is the Python that has vLLM; --peer-path is put in front of its
+PYTHONPATH, and --peer-env are variables of its environment. A build of vLLM without FlashInfer's sampler, and random
+weights, need
 
     --peer-env='["VLLM_USE_FLASHINFER_SAMPLER=0", "VLLM_ALLOW_INSECURE_SERIALIZATION=1"]'
 
@@ -30,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.gpu.sizes import KINDS
 from benchmarks.peers.models import ComparedModel, made_up_model, real_model
 from benchmarks.peers.table import Lines, comparison_rows, print_rows, write_csv
 from benchmarks.peers.workloads import OFFLINE, ONLINE, Job
@@ -48,8 +50,12 @@ class CompareArguments(ScriptArguments):
     model: Path | None = field(default=None, metadata={"help": "directory of Hugging Face; else a made-up model"})
     size: str = field(default="Llama 3.1 8B", metadata={"help": "shape of the made-up model"})
     data_type: str = field(default="fp16", metadata={"help": f"on both sides: {', '.join(_TYPES)}"})
+    kind: str = field(
+        default="", metadata={"help": f"of the drop-in engine's numbers if the model is made up: {', '.join(KINDS)}"}
+    )
     tensor_para_size: int = field(default=1, metadata={"help": "GPUs that share each layer, on both sides"})
     parts: tuple[str, ...] = field(default=(OFFLINE, ONLINE), metadata={"help": "JSON list: offline, online"})
+    one_process: bool = field(default=False, metadata={"help": "for all parts of an engine, which starts once a round"})
     rounds: int = field(default=1, metadata={"help": "turns of both engines; the medians count"})
     rows: tuple[int, ...] = field(default=(1, 8, 64), metadata={"help": "JSON list: rows of a static request"})
     lengths: tuple[tuple[int, int], ...] = field(
@@ -90,6 +96,7 @@ def check_arguments(arguments: CompareArguments) -> None:
     """
     words = [("--parts", word, (OFFLINE, ONLINE)) for word in arguments.parts]
     words += [("--peer", arguments.peer, (VLLM, NONE)), ("--data-type", arguments.data_type, _TYPES)]
+    words += [("--kind", arguments.kind, KINDS if arguments.model is None else ("",))]
     for flag, word, legal in words:
         if word not in legal:
             raise ConfigError(f"{flag}: there is no {word!r}", nearest(word, legal))
@@ -122,37 +129,39 @@ class Turns:
 
     def run(self) -> Iterator[None]:
         """Run all processes; yields after each, when ``lines`` has its figures."""
-        engines = (SLIPWAY,) if self._arguments.peer == NONE else (VLLM, SLIPWAY)
-        for number in range(self._arguments.rounds):
-            for part in self._arguments.parts:
+        given = self._arguments
+        engines = (SLIPWAY,) if given.peer == NONE else (VLLM, SLIPWAY)
+        for number in range(given.rounds):
+            for parts in [given.parts] if given.one_process else [(part,) for part in given.parts]:
                 for engine in engines:
-                    self._turn(engine, part, self._directory / f"{number}-{part}-{engine}")
+                    self._turn(engine, parts, self._directory / f"{number}-{'-'.join(parts)}-{engine}")
                     yield
 
-    def _turn(self, engine: str, part: str, place: Path) -> None:
+    def _turn(self, engine: str, parts: tuple[str, ...], place: Path) -> None:
         output = place.with_suffix(".jsonl")
-        job = self._job(part, output)
+        job = self._job(parts, output)
         job.write(place.with_suffix(".json"))
-        print(f"{engine}, {part}", flush=True)
+        print(f"{engine}, {' and '.join(parts)}", flush=True)
         status = self._start(engine, place.with_suffix(".json"))
         found = [json.loads(line) for line in output.read_text().splitlines()] if output.is_file() else []
         self.lines.setdefault(engine, []).extend(found)
         if status:
-            self.failures.append(f"{engine}'s {part} part ({status})")
-        if part == ONLINE and not self._rates:
+            self.failures.append(f"{engine}'s {' and '.join(parts)} part ({status})")
+        if ONLINE in parts and not self._rates:
             rates = (line["figures"].get("rate_per_s") for line in found)
             self._rates = tuple(rate for rate in rates if rate)
 
-    def _job(self, part: str, output: Path) -> Job:
+    def _job(self, parts: tuple[str, ...], output: Path) -> Job:
         given, model = self._arguments, self._model
         return Job(
-            part=part,
+            parts=parts,
             model=str(model.directory),
             is_made_up=model.is_made_up,
             shape=given.size if model.is_made_up else "",
             checkpoint=str(model.checkpoint),
             model_type=model.model_type,
             data_type=given.data_type,
+            kind=given.kind,
             tensor_para_size=given.tensor_para_size,
             vocab=model.vocab,
             longest=min(given.longest, model.positions or given.longest),
@@ -201,14 +210,15 @@ def main(argv: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="slipway-compare-") as scratch:
         directory = Path(scratch)
         model = (
-            made_up_model(arguments.size, arguments.data_type, directory / "model")
+            made_up_model(arguments.size, arguments.data_type, directory / "model", arguments.kind)
             if arguments.model is None
             else real_model(arguments.model, arguments.data_type, arguments.tensor_para_size, directory / "shards")
         )
         turns = Turns(arguments, model, directory)
         name = arguments.size if model.is_made_up else model.directory.name
+        numbers = "+".join(filter(None, (arguments.data_type, arguments.kind)))
         for _ in turns.run():
-            rows = list(comparison_rows(turns.lines, name, arguments.data_type, arguments.commit))
+            rows = list(comparison_rows(turns.lines, name, numbers, arguments.commit))
             if arguments.csv is not None:
                 write_csv(arguments.csv, rows)
     print_rows(rows)

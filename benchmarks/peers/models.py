@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.sizes import LlamaSize, Size, find_size, torch_name
+from benchmarks.gpu.sizes import QUANTIZATIONS, LlamaSize, Size, find_size, torch_name
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.convert import convert
@@ -37,8 +37,8 @@ class ComparedModel:
     positions: int | None = None
 
 
-def made_up_model(name: str, data_type: str, directory: Path) -> ComparedModel:
-    """Write the config.json of a shape.
+def made_up_model(name: str, data_type: str, directory: Path, kind: str = "") -> ComparedModel:
+    """Write the config.json of a shape; of the kinds of numbers, MXFP4 stands in it: the peer knows no other way.
 
     Raises:
         ConfigError: there is no such shape, or vLLM has no network of it.
@@ -46,6 +46,8 @@ def made_up_model(name: str, data_type: str, directory: Path) -> ComparedModel:
     size = find_size(name)
     directory.mkdir(parents=True)
     config = hugging_face_config(size, data_type)
+    if kind == "mxfp4":
+        config["quantization_config"] = QUANTIZATIONS[kind]
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     return ComparedModel(directory, size.vocab, True, directory, positions=_positions(config))
 

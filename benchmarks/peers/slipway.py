@@ -23,7 +23,7 @@ from backends.fastertransformer.engine.rows.answer import Answer, Tensors
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.engine import generate
 from benchmarks.gpu.models import engine_of, find_size
-from benchmarks.peers.workloads import OFFLINE, Ask, Job, Record, run_offline, run_online
+from benchmarks.peers.workloads import OFFLINE, ONLINE, Ask, Job, Record, run_offline, run_online
 from handover.arguments import ScriptArguments
 from handover.errors import ServerError, exit_status
 from handover.provenance import read_commit
@@ -81,7 +81,7 @@ def opened(job: Job) -> Iterator[Engine]:
     """Open the engine around the job's model."""
     gpus = {"tensor_para_size": job.tensor_para_size, "pipeline_para_size": 1, "kv_cache_bytes": job.kv_cache_bytes}
     if job.is_made_up:
-        with engine_of(find_size(job.shape), job.data_type, has_prefix_cache=True, **gpus) as engine:
+        with engine_of(find_size(job.shape), job.data_type, 0, job.kind, has_prefix_cache=True, **gpus) as engine:
             yield engine
         return
     checkpoint = Path(job.checkpoint)
@@ -93,16 +93,16 @@ def opened(job: Job) -> Iterator[Engine]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure one part."""
+    """Measure the job's parts."""
     job = Job.read(JobArguments.from_argv(argv, description=__doc__).job)
     gpu = job.name_gpus(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "gpu": gpu, "commit": read_commit()}
     with opened(job) as engine:
         job.add("engine", **versions, settings=engine.description)
         client = Client(engine)
-        if job.part == OFFLINE:
+        if OFFLINE in job.parts:
             run_offline(job, client.answer_rows, client.answer_requests)
-        else:
+        if ONLINE in job.parts:
             asyncio.run(run_online(job, client))
 
 

@@ -3,7 +3,8 @@
     python3 -m benchmarks.peers.vllm --job=job.json
 
 Whole answers come from ``vllm.LLM``, streams from ``AsyncLLM``, whose engine core has a process of its own as it has
-when it is served. Its settings are vLLM's own choice but for those that the job names: number format, length, memory.
+when it is served; it gives whole answers too where one start measures both. Its settings are vLLM's own choice but for
+those that the job names: number format, length, memory.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.peers.vllm_weights import make_weights_random
-from benchmarks.peers.workloads import OFFLINE, Ask, Job, Record, run_offline, run_online
+from benchmarks.peers.workloads import OFFLINE, ONLINE, Ask, Job, Record, run_offline, run_online
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status
 
@@ -104,23 +105,36 @@ class Client:
     def __init__(self, engine: Any) -> None:
         self._engine, self._requests = engine, 0
 
+    async def answer(self, asks: Sequence[Ask]) -> list[Sequence[int]]:
+        """Answer requests that arrive at once, each by one whole answer."""
+        from vllm.sampling_params import RequestOutputKind
+
+        async def whole(ask: Ask) -> Sequence[int]:
+            parameters = sampling(ask.count, output_kind=RequestOutputKind.FINAL_ONLY)
+            (answer,) = [each async for each in self._generate(ask, parameters)]
+            return answer.outputs[0].token_ids  # type: ignore[no-any-return]
+
+        return list(await asyncio.gather(*map(whole, asks)))
+
     async def stream(self, ask: Ask, record: Record) -> None:
         """Answer a request token by token; see ``Streams``."""
         from vllm.sampling_params import RequestOutputKind
 
-        self._requests += 1
-        parameters, got = sampling(ask.count, output_kind=RequestOutputKind.DELTA), 0
-        async for answer in self._engine.generate(
-            {"prompt_token_ids": ask.prompt}, parameters, f"request-{self._requests}"
-        ):
+        got = 0
+        async for answer in self._generate(ask, sampling(ask.count, output_kind=RequestOutputKind.DELTA)):
             tokens = len(answer.outputs[0].token_ids)
             got += tokens
             if tokens:
                 record.times.append((perf_counter(), got))
 
+    def _generate(self, ask: Ask, parameters: Any) -> AsyncIterator[Any]:
+        self._requests += 1
+        prompt = {"prompt_token_ids": ask.prompt}
+        return self._engine.generate(prompt, parameters, f"request-{self._requests}")  # type: ignore[no-any-return]
+
 
 async def measure_online(job: Job) -> None:
-    """Measure streams by ``AsyncLLM``."""
+    """Measure streams by ``AsyncLLM``, behind whole answers if the job has them too."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -131,15 +145,22 @@ async def measure_online(job: Job) -> None:
         if job.is_made_up:
             await engine.collective_rpc("apply_model", args=(make_weights_random,))
         job.add("engine", **describe_peer(job), settings=str(engine_settings(job)))
-        await run_online(job, Client(engine))
+        client, loop = Client(engine), asyncio.get_running_loop()
+
+        def answer(asks: Sequence[Ask]) -> list[Sequence[int]]:
+            return asyncio.run_coroutine_threadsafe(client.answer(asks), loop).result()
+
+        if OFFLINE in job.parts:
+            await asyncio.to_thread(run_offline, job, answer, answer)
+        await run_online(job, client)
     finally:
         engine.shutdown()
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure one part."""
+    """Measure the job's parts."""
     job = Job.read(JobArguments.from_argv(argv, description=__doc__).job)
-    if job.part == OFFLINE:
+    if ONLINE not in job.parts:
         measure_offline(job)
         return
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 OFFLINE, ONLINE = "offline", "online"
-"""Parts of a comparison, each in a process of its own: whole answers, and streams."""
+"""Parts of a comparison: whole answers, and streams."""
 _STEADY = (0.25, 0.7)
 """Part of a closed loop in which its rate is taken: behind the start, before clients run out of requests."""
 _AGREEMENT = (8, 24, 16)
@@ -35,12 +35,13 @@ class Job:
     """What one process measures; the command writes it as JSON.
 
     Attributes:
-        part: OFFLINE or ONLINE.
+        parts: OFFLINE, ONLINE, or both, one after the other.
         model: directory of Hugging Face; of a made-up model it has a config.json alone.
         is_made_up: whether the engine makes random weights.
         shape: the made-up model's name; empty for a real one.
         checkpoint, model_type: of a real model, as the drop-in engine reads it.
         data_type: fp16, bf16 or fp32.
+        kind: of the drop-in engine's numbers, of benchmarks.gpu.models.KINDS; the peer's are in its settings.
         tensor_para_size: GPUs that share each layer.
         vocab: tokens are drawn below it.
         longest: tokens of input and output together, at most.
@@ -57,13 +58,14 @@ class Job:
         output: file that takes a JSON line for each case.
     """
 
-    part: str
+    parts: tuple[str, ...]
     model: str
     is_made_up: bool
     shape: str
     checkpoint: str
     model_type: str
     data_type: str
+    kind: str
     tensor_para_size: int
     vocab: int
     longest: int

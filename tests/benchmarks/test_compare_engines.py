@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from support.servers.vllm_stand_in import VERSION, write_package
 
 from benchmarks.gpu.load import mixed_asks
 from benchmarks.gpu.sizes import SIZES, LlamaSize, Size, find_size
-from benchmarks.peers import compare
+from benchmarks.peers import compare, vllm
 from benchmarks.peers.models import hugging_face_config, made_up_model
 from benchmarks.peers.table import agreement_of, comparison_rows
 from benchmarks.peers.vllm import engine_settings
+from benchmarks.peers.vllm_weights import make_weights_random
 from benchmarks.peers.workloads import (
     Ask,
     Job,
@@ -224,6 +226,47 @@ def test_a_peer_that_fails_costs_its_own_figures_alone(
     rows = pandas.read_csv(table)
     assert rows.slipway.notna().all() and rows.vllm.isna().all() and rows.ratio.isna().all()
     assert rows.slipway_settings.str.contains("2 shards").all()
+
+
+def test_one_start_of_the_peer_gives_whole_answers_and_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [each for each in sys.modules if each.split(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(write_package(tmp_path / "peer"))
+    monkeypatch.setenv("STAND_IN_COMMIT", "abc123")
+    job = Job(
+        parts=("offline", "online"), model="", is_made_up=False, shape="", checkpoint="", model_type="",
+        data_type="fp32", kind="", tensor_para_size=1, vocab=9, longest=64, memory=0.5, kv_cache_bytes=0,
+        rows=(1, 3), lengths=((5, 8),), repeats=1, burst=4, burst_lengths=((1, 3), (2, 7)), clients=2, requests=3,
+        shares=(), rates_per_s=(), seconds=0.1, peer_settings=(), output=str(tmp_path / "found.jsonl"),
+    )  # fmt: skip
+    job.write(tmp_path / "job.json")
+    vllm.main([f"--job={tmp_path / 'job.json'}"])
+    found = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    cases = ["engine", "static 1 x 5/8", "static 3 x 5/8", "4 at once", "agreement", "2 clients"]
+    assert [line["case"] for line in found] == cases
+
+
+def test_a_kind_of_numbers_is_told_to_the_peer_or_refused(tmp_path: Path) -> None:
+    made_up_model("GPT-OSS 20B", "bf16", tmp_path / "experts", "mxfp4")
+    config = json.loads((tmp_path / "experts" / "config.json").read_text())
+    assert config["quantization_config"] == {"quant_method": "mxfp4"}
+    with pytest.raises(ConfigError, match="--kind: there is no 'fp9'"):
+        compare.main(["--kind=fp9"])
+    with pytest.raises(ConfigError, match="--kind: there is no 'fp8'"):
+        compare.main(["--kind=fp8", f"--model={tmp_path}"])
+
+
+def test_made_up_weights_of_a_peer_in_fp8_spread_as_others_do() -> None:
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.zeros(64, 256, dtype=torch.float8_e4m3fn), requires_grad=False)
+    model.weight_scale = torch.nn.Parameter(torch.ones(64, 1), requires_grad=False)
+    model.input_layernorm_weight = torch.nn.Parameter(torch.zeros(8))
+    make_weights_random(model)
+    numbers = model.weight.float() * model.weight_scale
+    assert numbers.isfinite().all() and numbers.std().item() == pytest.approx(0.02, rel=0.02)  # 3 standard errors
+    assert (model.input_layernorm_weight == 1).all()
 
 
 def test_both_engines_get_as_many_gpus_and_the_table_says_how_many(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 VERSION = "0.0 (a stand-in)"
-_CHUNK, _PACE_S = 4, 0.001
+_CHUNK, _PACE_S, _FINAL_ONLY = 4, 0.001, 2
 _MODULES = {
     "__init__": f"from support.servers.vllm_stand_in import LLM, SamplingParams\n__version__ = {VERSION!r}\n",
     "_version": "import os\n__commit_id__ = os.environ['STAND_IN_COMMIT']\n",
-    "sampling_params": "class RequestOutputKind:\n    DELTA = 1\n",
+    "sampling_params": "class RequestOutputKind:\n    DELTA = 1\n    FINAL_ONLY = 2\n",
     "engine/arg_utils": "from types import SimpleNamespace as AsyncEngineArgs\n",
     "usage/usage_lib": "class UsageContext:\n    OPENAI_API_SERVER = 1\n",
     "v1/engine/async_llm": "from support.servers.vllm_stand_in import AsyncLLM\n",
@@ -72,8 +72,11 @@ class AsyncLLM:
         return cls()
 
     async def generate(self, prompt: Any, sampling: Any, request_id: str) -> AsyncIterator[Any]:
-        """Give a few tokens at a time."""
+        """Give a few tokens at a time, or all of them at last."""
         left = sampling.max_tokens
+        if sampling.output_kind == _FINAL_ONLY:
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0] * left)])
+            return
         while left:
             await asyncio.sleep(_PACE_S)
             count = min(_CHUNK, left)
