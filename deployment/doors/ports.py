@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from errno import EADDRNOTAVAIL
 from pathlib import Path
 
 from handover.errors import ServerError
@@ -16,6 +17,7 @@ _LARGEST = 65535
 _FIRST_FREE = 10_000  # below are the ports that services are known by
 _KERNELS_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # man 7 ip
 _TRIALS = 50
+_OWN = "deployment.host is an address of this machine: 127.0.0.1 for its own clients, 0.0.0.0 for all"
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,15 @@ def _hold(host: str, service: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = addresses_of(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
-        raise ServerError(f"cannot listen on host '{host}', port {port} ({service}): {error}") from error
+        raise ServerError(f"cannot listen on host '{host}', port {port} ({service}): {error}", _OWN) from error
     for candidate in _free_ports() if port == 0 else ():
         with suppress(OSError):  # in use
             return _listen(family, (address[0], candidate, *address[2:]))
     try:
         return _listen(family, address)
     except OSError as error:
+        if error.errno == EADDRNOTAVAIL:
+            raise ServerError(f"cannot listen on host '{host}' ({service}): {error.strerror}", _OWN) from error
         raise ServerError(
             f"port {port} on {host} cannot be used for {service}: {error.strerror or error}",
             f"choose another deployment.{service}_port, or 0 for a free one",

@@ -22,6 +22,8 @@ CONFIG_FILE = "haproxy.cfg"
 _SOCKET = "haproxy.sock"
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
 _ANSWER_S = 5.0
+_COUNT_S = 1.0
+"""For a number, which is asked for again: while the router stands still, nothing else is looked after."""
 _ERRORS = {
     502: "the server that had this request ended before it answered; send it again",
     503: "no server is ready; send it again",
@@ -204,7 +206,7 @@ class HAProxy(Router):
         return [(service + suffix, port) for service, port in ports.items() for suffix in suffixes]
 
     def _count(self, number: int, column: str) -> int:
-        rows = csv.DictReader(self._ask("show stat").lstrip("# ").splitlines())
+        rows = csv.DictReader(self._ask("show stat", _COUNT_S).lstrip("# ").splitlines())
         return sum(int(row[column] or 0) for row in rows if row["svname"] == f"replica{number}")
 
     def _tell(self, command: str) -> None:
@@ -213,11 +215,11 @@ class HAProxy(Router):
         if answer and not re.search("changed|no need to change|nothing changed", answer, re.IGNORECASE):
             raise ServerError(f"HAProxy does not take '{command}': {answer}")
 
-    def _ask(self, command: str) -> str:
+    def _ask(self, command: str, timeout_s: float = _ANSWER_S) -> str:
         answer = b""
         try:
             with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(_ANSWER_S)
+                connection.settimeout(timeout_s)
                 connection.connect(str(self._directory / _SOCKET))
                 connection.sendall(f"{command}\n".encode())
                 while piece := connection.recv(65536):

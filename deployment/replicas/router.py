@@ -73,7 +73,7 @@ class Router(ABC):
 
     @abstractmethod
     def in_flight(self, number: int) -> int | None:
-        """Count the requests that a replica has; None: the router does not know."""
+        """Count the requests that a replica has; None: they are not counted. ServerError: no answer."""
 
     @abstractmethod
     def sent_bytes(self, number: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from functools import partial
 from pathlib import Path
@@ -182,12 +183,24 @@ class ReplicatedDeployment:
                 self._look_at(replica, self._router)
         self._look_at_health(self._router)
         if self._rolling is None and self._request.is_made():
-            say("restarting every replica, one after another")
-            self._rolling = RollingRestart(self._replicas, self._program, self._given.drain_timeout_s)
+            self._begin_restart()
         if self._rolling is not None and self._rolling.step():
-            self._rolling = None
-            self._request.forget()
-            say("restarted  every replica")
+            problem, self._rolling = self._rolling.problem, None
+            if problem:
+                self._request.fail(problem)
+            else:
+                self._request.forget()
+            say(problem or "restarted  every replica")
+
+    def _begin_restart(self) -> None:
+        """Begin to restart the replicas that have not been given up; refuse it of one that is left alone."""
+        left = [replica for replica in self._replicas if replica.number not in self._given_up]
+        if len(left) == 1:
+            problem = f"replica {left[0].number} alone is left, which nothing could stand in for: deploy again"
+            self._request.fail(problem)
+            return say(f"restart    refused: {problem}")
+        say("restarting every replica, one after another")
+        self._rolling = RollingRestart(left, self._given_up, self._program, self._given.drain_timeout_s)
 
     def _look_at(self, replica: Replica, router: RouterProcess) -> None:
         before, place = replica.place, replica.look()
@@ -221,8 +234,8 @@ class ReplicatedDeployment:
         say(f"given up   {reason}; {left} of {len(self._replicas)} replicas go on")
 
     def _begin_health(self, replica: Replica) -> None:
-        found = replica.endpoint()
-        self._health[replica.number] = Health(partial(self._probe, *_address(found)))
+        with contextlib.suppress(ServerError):  # it has just gone: the next look tells
+            self._health[replica.number] = Health(partial(self._probe, *_address(replica.endpoint())))
 
     def _look_at_health(self, router: RouterProcess) -> None:
         """Kill a replica that does not compute: it is replaced as one that has died."""

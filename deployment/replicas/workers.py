@@ -67,8 +67,8 @@ class WorkerRouter(Router):
         try:
             with _OPENER.open(metrics_url(endpoint), timeout=_QUESTION_S) as answer:
                 found = _BUSY.findall(answer.read(_MOST_BYTES).decode(errors="replace"))
-        except (OSError, HTTPException):
-            return None
+        except (OSError, HTTPException) as error:
+            raise ServerError(f"replica {number} does not tell its requests: {shortened(str(error))}") from error
         return round(sum(map(float, found))) if found else None
 
     def sent_bytes(self, number: int) -> int | None:

@@ -75,6 +75,13 @@ def test_a_name_that_no_host_can_have_is_refused_as_an_unknown_one_is() -> None:
             choose_ports(host, {"http": 0})
 
 
+@pytest.mark.parametrize("port", [0, 8000])
+def test_an_address_of_another_machine_is_not_called_a_port_in_use(port: int) -> None:
+    with pytest.raises(ServerError, match="cannot listen on host '192.0.2.1'") as refused:  # of documentation, RFC 5737
+        choose_ports("192.0.2.1", {"http": port})
+    assert "deployment.host" in refused.value.hint
+
+
 def test_a_name_is_found_wherever_a_connection_states_or_repeats_it() -> None:
     def text(value: bytes) -> bytes:
         return bytes([len(value)]) + value

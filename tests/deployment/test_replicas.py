@@ -10,6 +10,8 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.engine_programs import PATH
@@ -18,10 +20,12 @@ from support.servers.served import wait_for
 
 from deployment.arguments import EngineArguments
 from deployment.life.background_probe import BackgroundProbe
-from deployment.replicas import health
+from deployment.life.restart_request import RestartRequest
+from deployment.processes.linux import command_line
+from deployment.replicas import health, rolling
 from deployment.replicas.haproxy import render
 from deployment.replicas.health import Health
-from deployment.replicas.replica import parts_of_cores
+from deployment.replicas.replica import ChildReplica, Place, parts_of_cores
 from deployment.replicas.router import Front, find_program
 from deployment.replicas.summed import SummedPages
 from handover.errors import ArtefactError, ConfigError, ServerError
@@ -168,7 +172,62 @@ def test_a_rolling_restart_loses_no_request(served: Replicated, tmp_path: Path) 
     assert len({stream.server for stream in streams}) == 4  # two processes before, two after
 
 
-def test_a_router_that_dies_is_started_again_with_the_servers_that_it_had(served: Replicated) -> None:
+def test_a_router_that_dies_in_a_rolling_restart_is_started_again_with_the_servers_that_it_had(
+    served: Replicated,
+) -> None:
+    over = served.text.count("restarted  every replica")
+    streams, request = [Stream(served, max_tokens=60) for _ in range(4)], RestartRequest(served.file)
+    wait_for(lambda: all(stream.server for stream in streams))
+    request.make()
+    wait_for(lambda: served.text.count("restarting every replica") == over + 1)
     os.kill(served.pids_of("haproxy")[0], signal.SIGKILL)
     wait_for(lambda: "router     HAProxy was killed by SIGKILL; started again, 1 of 3" in served.text)
     wait_for(served.is_answered)
+    wait_for(lambda: served.text.count("restarted  every replica") == over + 1)
+    for stream in streams:
+        stream.join()
+    assert served.is_answered()
+
+
+def test_one_that_is_left_alone_is_not_restarted(served: Replicated) -> None:
+    """The supervisor of the other is killed until it is out of restarts."""
+    while "given up" not in served.text:
+        wait_for(lambda: "given up" in served.text or served.serving() == 2)
+        for pid in served.pids_of("deployment.engines.serve"):
+            if any("/replica-0/" in word for word in command_line(pid)):
+                os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: served.serving() < 2)
+    with pytest.raises(ServerError, match="replica 1 alone is left"):
+        list(restart(served.place.parent))
+    assert served.is_answered()
+
+
+class OneReplica(ChildReplica):
+    """One that serves until it is asked to leave, without a process."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.place, self.has_left = number, Place.SERVING, False
+
+    def leave(self) -> None:
+        self.has_left = True
+
+
+@pytest.mark.parametrize(("counts", "is_over"), [((3, 0), True), ((None,), True), ((ServerError("away"), 0), True),
+                                                 ((ServerError("away"),), False)])  # fmt: skip
+def test_a_replica_leaves_once_its_requests_are_known_to_be_answered(
+    counts: tuple[Any, ...], is_over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rolling, "_LEAST_S", 0.0)
+    router, replicas = Mock(**{"in_flight.side_effect": [*counts, counts[-1]]}), [OneReplica(0), OneReplica(1)]
+    restarted = rolling.RollingRestart(replicas, (), router, 60)
+    for _ in range(1 + len(counts)):
+        assert not replicas[0].has_left
+        restarted.step()
+    assert replicas[0].has_left == is_over and not replicas[1].has_left
+
+
+def test_a_replica_that_is_given_up_ends_a_restart_of_the_others() -> None:
+    given_up = set[int]()
+    restarted = rolling.RollingRestart([OneReplica(0), OneReplica(1)], given_up, Mock(), 60)
+    given_up.add(1)
+    assert restarted.step() and restarted.problem.startswith("replica 1 was given up meanwhile; 2 were not")
