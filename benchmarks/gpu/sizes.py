@@ -310,6 +310,7 @@ class LatentSize(MixtureSize):
     def config(self, data_type: str) -> dict[str, Any]:
         """See LlamaSize."""
         kind = {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "topk_method": "greedy"}
+        kind |= {"n_group": 1, "topk_group": 1}  # as the published one; vLLM asks for them
         experts = {"n_routed_experts": self.experts, "n_shared_experts": self.shared, "norm_topk_prob": False}
         sizes = {"kv_lora_rank": self.latent, "q_lora_rank": None, "intermediate_size": self.dense_inter}
         sizes |= {"qk_nope_head_dim": self.plain, "qk_rope_head_dim": self.rotated, "head_dim": self.rotated}
