@@ -21,13 +21,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.convert.speed import MemorySampler, _machine, _out, _tree
+from benchmarks.convert.speed import MemorySampler, _machine, _out, cpu_s
 from export_scripts.conversion.write.journal import FILE_NAME as JOURNAL
 from export_scripts.conversion.write.journal import GROWING
 from handover.arguments import ScriptArguments
@@ -75,7 +74,7 @@ def measure(name: str, arguments: LargestArguments, source: Path, output: Path) 
         process = subprocess.Popen(argv, stdout=said, stderr=said)
         with MemorySampler(process.pid) as memory:
             while process.poll() is None:
-                spent_s = max(spent_s, _cpu_s(process.pid))
+                spent_s = max(spent_s, cpu_s(process.pid))
                 if not planned and any(output.glob("*.safetensors*")):
                     planned, while_planning = time.monotonic() - started, memory.peak_bytes
                 if arguments.seconds and time.monotonic() - started > arguments.seconds:
@@ -110,15 +109,6 @@ def _noted_bytes(output: Path) -> int:
     journal = output / JOURNAL
     entries = [json.loads(line) for line in journal.read_text().splitlines()] if journal.is_file() else []
     return sum(entry["size_bytes"] for entry in entries if str(entry.get("path")).endswith(GROWING))
-
-
-def _cpu_s(pid: int) -> float:
-    """Sum the processor's time of a process and of its descendants, which one that is stopped does not report."""
-    spent = 0
-    for each in _tree(pid):
-        with suppress(OSError):
-            spent += sum(map(int, Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[11:13]))
-    return spent / os.sysconf("SC_CLK_TCK")
 
 
 def _names(path: Path) -> list[str]:

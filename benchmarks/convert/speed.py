@@ -33,6 +33,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -77,7 +78,7 @@ class BenchmarkArguments(ScriptArguments):
 
 
 class MemorySampler:
-    """Sum the memory of a process and its descendants, every few milliseconds, and keep the peaks.
+    """Sum the memory of a process and its descendants, again and again, and keep the peaks.
 
     Shared pages are divided among those who share them (PSS), so that the sum counts each once.
 
@@ -86,9 +87,10 @@ class MemorySampler:
         peak_private_bytes: anonymous memory and shared memory alone: what is lost to others.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, every_s: float = _SAMPLE_EVERY_S) -> None:
         self.peak_bytes = 0
         self.peak_private_bytes = 0
+        self._every_s = every_s
         self._pid = pid
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -102,7 +104,7 @@ class MemorySampler:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.wait(_SAMPLE_EVERY_S):
+        while not self._stopped.wait(self._every_s):
             sizes = [_memory(pid) for pid in _tree(self._pid)]
             self.peak_bytes = max(self.peak_bytes, sum(total for total, _ in sizes))
             self.peak_private_bytes = max(self.peak_private_bytes, sum(private for _, private in sizes))
@@ -114,6 +116,15 @@ def _tree(pid: int) -> list[int]:
     except OSError:
         return []
     return [pid, *(descendant for child in children for descendant in _tree(int(child)))]
+
+
+def cpu_s(pid: int) -> float:
+    """Sum the processor's time of a process and of its descendants, which one that is stopped does not report."""
+    spent = 0
+    for each in _tree(pid):
+        with suppress(OSError):
+            spent += sum(map(int, Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return spent / os.sysconf("SC_CLK_TCK")
 
 
 def _memory(pid: int) -> tuple[int, int]:
