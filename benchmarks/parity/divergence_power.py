@@ -168,7 +168,7 @@ def _look_at(subject: Planted, arguments: PowerArguments, directory: Path) -> It
         settings = Settings(copied, 1, 1, numbers.data_type, 0, subject.reference.model_type, numbers.weights.mode)
         engine = open_engine(settings, torch.device(arguments.device))
         hits = [] if arguments.only_sound else _last_words(engine, subject.texts)
-        usual = usual or _usual(subject, settings, hits, state)
+        usual = usual or _usual(subject, settings, hits, state, arguments.device)
         lambada = _fallen(usual, hits) if hits else ""
         for number in range(arguments.sound if state == _SOUND else 1):
             passages = subject.draw(number)
@@ -178,11 +178,11 @@ def _look_at(subject: Planted, arguments: PowerArguments, directory: Path) -> It
         shutil.rmtree(copied)
 
 
-def _usual(subject: Planted, settings: Settings, hits: list[bool], state: str) -> list[bool]:
+def _usual(subject: Planted, settings: Settings, hits: list[bool], state: str, device: str) -> list[bool]:
     """Return what the sound model knows of LAMBADA."""
     if not hits or state == _SOUND:
         return hits
-    engine = open_engine(replace(settings, checkpoint=subject.served), torch.device("cpu"))
+    engine = open_engine(replace(settings, checkpoint=subject.served), torch.device(device))
     found = _last_words(engine, subject.texts)
     engine.close()
     return found

@@ -68,6 +68,7 @@ class VllmArguments(ScriptArguments):
         default=(_SOUND, *_OF_FILES, *_OF_VLLM), metadata={"help": "JSON list: sound, and names of defects"}
     )
     passages: int = field(default=16, metadata={"help": "of up to 256 tokens"})
+    engine_args: tuple[str, ...] = field(default=("--enforce-eager",), metadata={"help": "JSON list: vLLM's own flags"})
     csv: Path | None = field(default=None, metadata={"help": "file to write"})
 
 
@@ -100,14 +101,14 @@ def _look_at(arguments: VllmArguments, number_format: str, directory: Path) -> I
     for state in arguments.states:
         copied = shutil.copytree(served, directory / "damaged")
         _OF_FILES.get(state, lambda directory: None)(copied)
-        told = _tell(arguments.command, copied, number_format, directory, _OF_VLLM.get(state), passages)
+        told = _tell(arguments, copied, number_format, directory, _OF_VLLM.get(state), passages)
         yield judge(subject, state, told, passages, compare_layers(subject, copied, passages), ("", state == _SOUND))
         shutil.rmtree(copied)
     reference.close()
 
 
 def _tell(
-    command: tuple[str, ...],
+    arguments: VllmArguments,
     served: Path,
     number_format: str,
     place: Path,
@@ -115,7 +116,7 @@ def _tell(
     passages: Sequence[Ids],
 ) -> Scores:
     """Let vLLM score passages."""
-    more = ("--enforce-eager", *(("--hf-overrides", json.dumps(overrides)) if overrides else ()))
+    more = (*arguments.engine_args, *(("--hf-overrides", json.dumps(overrides)) if overrides else ()))
     given = EngineArguments(
         "vllm",
         served,
@@ -123,7 +124,7 @@ def _tell(
         place / "endpoint.json",
         place / "server.log",
         number_format,
-        command=command,
+        command=arguments.command,
         max_model_len=2 * _LONGEST,
         engine_args=more,
         start_timeout_s=_START_S,
