@@ -1,9 +1,11 @@
-"""Hold parity's limits of FP8 against sound and damaged models, as ``benchmarks.parity.limits`` does of other formats.
+"""Hold parity's limits against sound and damaged directories, as ``benchmarks.parity.limits`` does against shards.
 
-    python3 -m benchmarks.parity.limits_fp8 --csv=fp8.csv          # all formats, the trained model and a made-up one
+    python3 -m benchmarks.parity.limits_fp8 --csv=fp8.csv          # FP8's formats, the trained model and a made-up one
     python3 -m benchmarks.parity.limits_fp8 --models='["llama_demo"]' --formats='["fp8"]' --part='[0, 4]'
+    python3 -m benchmarks.parity.limits_fp8 --models='["sinks", "states"]' --formats='["fp16"]' --device=cuda
 
-Models are directories of Hugging Face in bf16: the demonstration ``llama_demo``, and ``angles`` of ``planted_hub``. The
+Models are directories of Hugging Face: the demonstration ``llama_demo``, and those of ``planted_hub``, with defects of
+their own in fp32, bf16 and fp16. In FP8's formats they are of bf16, and what is not a Llama has no defects. The
 engine of this process makes their matrices, or its cache, FP8, so that a defect that is planted in the directory passes
 through the rounding; those of FP8 itself are planted in the engine. Activations are rounded on a GPU alone where they
 are served; here a CPU rounds them too.
@@ -14,7 +16,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,9 +41,13 @@ from benchmarks.parity.models import DEMO
 from benchmarks.parity.planted_hub import COMMON, HEADS, MODELS, VOCAB, change_tensors, halves, swap_tensors
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.parity.arguments import FP8_ACTIVATIONS, FP8_CACHE, HUGGING_FACE
+from evaluation.parity.distances import joined
 from evaluation.parity.formats import Formats
+from evaluation.parity.numbers import compare_numbers
 from evaluation.parity.references import HuggingFaceReference, open_reference
 from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.user_files import NOTHING_GIVEN
 from export_scripts.convert import convert
 from ft_format.weight_format import find_format
 from handover.arguments import ScriptArguments
@@ -49,13 +55,15 @@ from handover.errors import exit_status
 
 _TRAINED, _SOUND = "llama_demo", "sound"
 _LLAMA = DEMO.parents[1] / _TRAINED / "checkpoints" / f"{_TRAINED}.nemo"
+_PLAIN = ("fp32", "fp16", "bf16")
 FORMATS: dict[str, dict[str, Any]] = {
-    "bf16": {},
+    **{name: {} for name in _PLAIN},
     FP8_CACHE: {"has_fp8_cache": True},
     "fp8_block": {"quantization": "fp8_block"},
     "fp8": {"quantization": "fp8"},
     FP8_ACTIVATIONS: {"quantization": "fp8", "rounds_activations": True},
 }
+_OF_FP8 = tuple(name for name in FORMATS if name not in _PLAIN)
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,8 @@ class Fp8LimitsArguments(ScriptArguments):
     """What is looked at."""
 
     models: tuple[str, ...] = field(default=(_TRAINED, "angles"), metadata={"help": "JSON list"})
-    formats: tuple[str, ...] = field(default=tuple(FORMATS), metadata={"help": "JSON list"})
+    formats: tuple[str, ...] = field(default=("bf16", *_OF_FP8), metadata={"help": "JSON list; fp32 and fp16 too"})
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda, for what is served"})
     part: tuple[int, ...] = field(default=(0, 1), metadata={"help": "JSON [i, n]: every nth state from the ith on"})
     csv: Path | None = field(default=None, metadata={"help": "file to write"})
 
@@ -135,35 +144,42 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _look_at(name: str, arguments: Fp8LimitsArguments, directory: Path) -> Iterator[Row]:
-    source, served = directory / "source", directory / "served"
+    source = directory / "source"
     if name == _TRAINED:
         convert(ConvertArguments(_LLAMA, source, 1, "fp32", format="huggingface"))
     else:
         MODELS[name].save(source)
-    convert(ConvertArguments(source, served, 1, "bf16", format="huggingface"))
+    known = open_source(find_archive(source, NOTHING_GIVEN), for_shards=False)
     reference = open_reference(source, HUGGING_FACE, directory / "scratch")[0]
     assert isinstance(reference, HuggingFaceReference)
     parity = yaml.safe_load(PARITY.read_text("utf-8"))["parity"]
     if name == _TRAINED:
-        tokenizer = load_tokenizer(served)
+        tokenizer = load_tokenizer(source)
         prompts = [tokenizer.encode(text) for text in parity["prompts"]]
     else:
         prompts = np.random.default_rng(1).integers(2, VOCAB, (PROMPTS, LENGTH)).tolist()
     family = Family("Llama", 6, None, *[""] * 4)
     for number_format in arguments.formats:
-        ways = FORMATS[number_format]
+        ways, data_type = FORMATS[number_format], number_format if number_format in _PLAIN else "bf16"
+        served = directory / data_type
+        if not served.is_dir():
+            convert(ConvertArguments(source, served, 1, data_type, format="huggingface"))
+        defects = IN_FILES if name == _TRAINED or MODELS[name].architecture == "Llama" else {}
+        if name != _TRAINED and number_format in _PLAIN:
+            defects = {**defects, **MODELS[name].defects}
         first, every = arguments.part
-        for state, damage, patch in list(_states(ways))[first::every]:
+        for state, damage, patch in list(_states(ways, defects))[first::every]:
             damaged = shutil.copytree(served, directory / "damaged")
             damage(damaged)
-            settings = Settings(damaged, 1, 1, "bf16", 1, "Llama", kv_cache_bytes=1 << 28, **ways)
+            settings = Settings(damaged, 1, 1, data_type, 1, "Llama", kv_cache_bytes=1 << 28, **ways)
             with patch(), _rounding() if "rounds_activations" in ways else nullcontext():
-                engine = open_engine(settings, torch.device("cpu"))
+                engine = open_engine(settings, torch.device(arguments.device))
                 answers = [ask(engine, family, prompt) for prompt in prompts]
                 others = tuple(each for each in (FP8_CACHE, FP8_ACTIVATIONS) if each == number_format)
-                formats = Formats("bf16", "bf16", find_format(0, ways.get("quantization")), others=others)
+                formats = Formats(data_type, data_type, find_format(0, ways.get("quantization")), others=others)
                 findings, alike = compare_passages(engine, family, reference, formats, parity)
                 engine.close()
+            findings = joined(compare_numbers(known, damaged, reference.model), findings)
             shutil.rmtree(damaged)
             limits = parity["limits"][number_format]
             given = (answers, findings, reference, limits, state == _SOUND, alike)
@@ -181,10 +197,12 @@ def _rounding() -> Iterator[None]:
         yield
 
 
-def _states(ways: dict[str, Any]) -> Iterator[tuple[str, Callable[[Path], None], Callable[[], Any]]]:
+def _states(
+    ways: dict[str, Any], defects: Mapping[str, Callable[[Path], None]]
+) -> Iterator[tuple[str, Callable[[Path], None], Callable[[], Any]]]:
     """Name each state, with what is done to the directory and to the engine."""
     yield _SOUND, lambda directory: None, nullcontext
-    for name, damage in IN_FILES.items():
+    for name, damage in defects.items():
         yield name, damage, nullcontext
     of_engine = {**(_OF_WEIGHTS if "quantization" in ways else {}), **(_OF_CACHE if "has_fp8_cache" in ways else {})}
     for name, patch in of_engine.items():
