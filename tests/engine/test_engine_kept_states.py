@@ -103,6 +103,30 @@ def test_a_context_is_found_at_its_last_page_end_and_where_others_left_it(opened
 
 
 @pytest.mark.parametrize("opened", ["nemotron_h", pytest.param("qwen3_next", marks=pytest.mark.long)], indirect=True)
+@pytest.mark.parametrize(("own", "more"), [(20, 0), (5, 150)])
+def test_rows_that_share_pages_which_others_run_again_come_behind_those(
+    own: int, more: int, opened: tuple[Any, Settings]
+) -> None:
+    """Pages before the one where a state is kept may be forgotten, and are then run again by a row of the same pass."""
+    model, settings = opened
+    served, head = Served(settings), tokens(112, 3)
+    prefixes, kept = served.allocator.prefixes, [*head, *tokens(32, 4)]
+    prefixes._ceiling = 100  # what is forgotten is remembered, as a host does
+    lines = [[*head, *tokens(own, 5)], [*kept, *tokens(more, 6)]]
+    served.say(lines[0], 2)
+    served.say(kept, 2)
+    gone = prefixes.evict(len(lines[0]) // PAGE)
+    served.steps.slots.clear(np.array(gone))
+    served.allocator._pool.free(gone)
+    answers = [served.submit(line, 8) for line in lines]
+    served.run()
+    for line, (answer,) in zip(lines, answers, strict=True):
+        assert not isinstance(answer, Failure), answer
+        assert generated(answer.tensors) == argmaxes(model, line, generated(answer.tensors))
+    assert prefixes.found == 128
+
+
+@pytest.mark.parametrize("opened", ["nemotron_h", pytest.param("qwen3_next", marks=pytest.mark.long)], indirect=True)
 def test_mixed_traffic_gets_transformers_tokens(opened: tuple[Any, Settings], monkeypatch: pytest.MonkeyPatch) -> None:
     """Contexts in chunks, rows that are set back, and states so few that rows take those that are kept."""
     model, settings = opened

@@ -158,8 +158,8 @@ class Reservation:
             return
         if allocator.prefixes.fresh.isdisjoint(known):
             allocator.prefixes.add(self.rows[0].pages, self._entries[:entries], row.root, is_fresh=True)
-        else:
-            self.stage = Stage.SHARING
+        else:  # none of it is run before what it shares
+            self.stage, self.kept.cuts = Stage.SHARING, []
 
     def _begin(self, entries: int) -> tuple[list[int], int]:
         """Take the pages of its first beam; returns those that are known, and how many a new one does without."""

@@ -37,12 +37,16 @@ def run_chunk(extend: Extend, sequence: Sequence, count: int, slot: int) -> None
 
 
 def run_heads(steps: Steps, new: Several[Sequence], first: int) -> None:
-    """Run contexts up to each place where their states are kept; the rows with the most such places come last."""
+    """Run contexts up to each place where their states are kept.
+
+    Rows that have such places are adjacent, those with the most of them last; behind them only rows may come that share
+    what others of this prefill compute.
+    """
     while heads := [sequence for sequence in new if sequence.reservation.kept.cuts]:
         parts = [_rest(each, 0, each.reservation.kept.cuts[0] - each.position) for each in heads]
         ids, lengths, embeddings = _packed(parts)
         starts = np.array([sequence.position for sequence in heads])
-        steps.extend(ids, starts, lengths, first + len(new) - len(heads), embeddings)
+        steps.extend(ids, starts, lengths, first + new.index(heads[0]), embeddings)
         copies = []
         for sequence, part in zip(heads, parts, strict=True):
             sequence.reservation.note_chunk(len(part.ids))
