@@ -32,6 +32,7 @@ _OF_SLURM = {
 """Keys of ``cluster`` that have no meaning here, and what has."""
 
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([KMGT]i|[kMGT])?")
+_OF_PODS = ("POD_IP", "SLIPWAY_REPLICA", "VLLM_ADDITIONAL_ARGS")
 _KEY_OF_SECRET = re.compile(r"[-._A-Za-z0-9]{1,253}")
 
 
@@ -63,20 +64,31 @@ class Kubernetes(Cluster):
         """Refuse what no manifest can say, and names that Kubernetes does not take."""
         _check_keys(config)
         _check_image(config)
-        given = config.kubernetes
-        for key, name in (("namespace", given.namespace), ("queue", given.queue)):
-            if name is not None:
-                check_name(f"kubernetes.{key}", name, LABEL)
-        check_labels("kubernetes.gpu_node_selector", given.gpu_node_selector)
-        if not is_qualified(given.gpu_resource) or "/" not in given.gpu_resource:
-            raise ConfigError(
-                f"kubernetes.gpu_resource={given.gpu_resource} cannot name a resource of nodes",
-                "it has a domain: nvidia.com/gpu, nvidia.com/mig-1g.10gb",
-            )
-        _check_sizes(config)
+        check_values(config)
         _check_router(config)
-        _check_places(given.volumes, given.secret_files)
         _check_secrets(config)
+
+
+def check_values(config: Config) -> None:
+    """Refuse values of ``kubernetes`` that no object can have, whichever cluster's files they are written into.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    given = config.kubernetes
+    for key, name in (("namespace", given.namespace), ("queue", given.queue)):
+        if name is not None:
+            check_name(f"kubernetes.{key}", name, LABEL)
+    check_labels("kubernetes.gpu_node_selector", given.gpu_node_selector)
+    if not is_qualified(given.gpu_resource) or "/" not in given.gpu_resource:
+        raise ConfigError(
+            f"kubernetes.gpu_resource={given.gpu_resource} cannot name a resource of nodes",
+            "it has a domain: nvidia.com/gpu, nvidia.com/mig-1g.10gb",
+        )
+    _check_sizes(config)
+    _check_places(given.volumes, given.secret_files)
+    for variable, place in given.secrets.items():
+        _check_secret(variable, str(place))
 
 
 def serves_alone(config: Config) -> bool:
@@ -192,16 +204,20 @@ def _check_places(volumes: Mapping[str, object], secret_files: Mapping[str, obje
             seen[text] = name
 
 
+def _check_secret(name: str, place: str) -> None:
+    secret, _, key = place.partition("/")
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or not _KEY_OF_SECRET.fullmatch(key):
+        raise ConfigError(
+            f"kubernetes.secrets.{name} is not a variable with the secret and the key that hold its value",
+            "kubernetes.secrets={HF_TOKEN: huggingface/token}",
+        )
+    if name in _OF_PODS:
+        raise ConfigError(f"kubernetes.secrets.{name}: pods have that variable already", "name another variable")
+    check_name(f"kubernetes.secrets.{name}", secret)
+
+
 def _check_secrets(config: Config) -> None:
     """Hold what is referred to against what the stages read by name; a pod inherits nothing."""
-    for name, place in config.kubernetes.secrets.items():
-        secret, _, key = str(place).partition("/")
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or not _KEY_OF_SECRET.fullmatch(key):
-            raise ConfigError(
-                f"kubernetes.secrets.{name} is not a variable with the secret and the key that hold its value",
-                "kubernetes.secrets={HF_TOKEN: huggingface/token}",
-            )
-        check_name(f"kubernetes.secrets.{name}", secret)
     named = {name for name, value in config.env_vars.items() if value is not None and is_secret(name)}
     named |= set(filter(None, (config.deployment.endpoint_key_env, config.signing.password_env)))
     if missing := sorted(named - set(config.kubernetes.secrets)):

@@ -127,6 +127,11 @@ def is_qualified(name: str) -> bool:
     return bool(_QUALIFIED.fullmatch(name))
 
 
+def literal(text: str) -> str:
+    """Return what stands for a text in a variable's value or a command: Kubernetes replaces ``$(NAME)`` and ``$$``."""
+    return text.replace("$", "$$")
+
+
 def quantity_bytes(text: str) -> float:
     """Return bytes of a quantity of memory as Kubernetes writes it: 512Mi, 64G."""
     units: dict[str, int] = {"": 1, **{unit: 1000**power for power, unit in enumerate("kMGT", 1)}}

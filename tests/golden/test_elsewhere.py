@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import os
 import subprocess
@@ -139,6 +140,47 @@ def test_the_run_is_on_no_cluster_of_ours_and_needs_the_gpus_name() -> None:
         cluster.check(config)
     config.cluster.gpus_per_node = 0
     cluster.check(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("memory", {"convert": "12Q"}, "kubernetes.memory.convert is 12Q"),
+        ("volumes", {"Results": "/mount"}, "kubernetes.volumes: 'Results'"),
+        ("volumes", {"results": "mount"}, "kubernetes.volumes.results is mount"),
+        ("secrets", {"HF_TOKEN": "hf"}, "kubernetes.secrets.HF_TOKEN"),
+        ("secrets", {"POD_IP": "hf/token"}, "pods have that variable already"),
+        ("gpu_resource", "gpu", "kubernetes.gpu_resource=gpu"),
+        ("shared_memory", "lots", "kubernetes.shared_memory is lots"),
+        ("queue", "team", "kubernetes.queue is given with plans=export"),
+        ("secret_files", {"api": "/secrets"}, "kubernetes.secret_files is given with plans=export"),
+    ],
+)
+def test_what_no_file_can_have_is_refused(key: str, value: object, named: str) -> None:
+    config = copy.deepcopy(elsewhere.exported("stages", "/mount/results")[0])
+    setattr(config.kubernetes, key, value)
+    with pytest.raises(ConfigError) as refused:
+        cluster_of(config).check(config)
+    assert named in refused.value.problem and refused.value.hint
+
+
+def test_kuberays_pods_have_what_their_job_reads_or_there_is_no_file() -> None:
+    config = copy.deepcopy(elsewhere.exported("stages", "/mount/results")[0])
+    paths, given = RunPaths.of(config), config.kubernetes
+
+    def preview() -> str:
+        return executor_for(config, paths).preview(make_jobs(config, paths, plans_of(config)), ())
+
+    config.env_vars.update({"SHELL_PROMPT": "$(hostname)$$", "API_TOKEN": "of the environment"})
+    assert "kuberay    no file of convert-gpt3-demo" in (text := preview())
+    assert "kubernetes.secrets={API_TOKEN: SECRET/KEY}" in text and "kuberay" not in str(list(parts(text)))
+    given.secrets["API_TOKEN"] = "hub/token"
+    pod = yaml.safe_load(parts(preview())["kuberay/1_convert.yaml"])["spec"]["rayClusterSpec"]["headGroupSpec"]
+    variables = {each["name"]: each for each in pod["template"]["spec"]["containers"][0]["env"]}
+    assert variables["SHELL_PROMPT"]["value"] == "$$(hostname)$$$$"  # Kubernetes makes the given text of it
+    assert variables["API_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    given.volumes = {"data": "/data"}
+    assert "its pod would not see /mount/results" in preview()
 
 
 def test_a_server_over_several_nodes_with_its_clients_is_refused() -> None:

@@ -112,6 +112,9 @@ def test_what_kserve_does_not_serve_is_refused() -> None:
     deployment.engine, deployment.affinity_header = Engine.vllm, "X-User"
     assert "deployment.affinity_header: KServe's gateway chooses" in refusal()
     deployment.affinity_header = None
+    given.memory = {"deploy": "lots"}
+    assert "kubernetes.memory.deploy is lots" in refusal()
+    given.memory = {"deploy": "64Gi"}
     given.volumes = {"other": "/mount/res"}
     assert "is on none of kubernetes.volumes" in refusal()
     export.manifest_uri = "models/mine"

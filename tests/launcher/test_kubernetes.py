@@ -87,6 +87,7 @@ def settings(composed: Config) -> Settings:
         ("kubernetes__secret_files", {"api": "/etc/slipway/plans"}, "something else"),
         ("kubernetes__secrets", {"HF_TOKEN": "huggingface"}, "the secret and the key"),
         ("kubernetes__secrets", {"HF_TOKEN": "Hub/token"}, "RFC 1123"),
+        ("kubernetes__secrets", {"POD_IP": "hub/address"}, "pods have that variable already"),
         ("deployment__endpoint_key_env", "API_KEY", "kubernetes.secrets={API_KEY: name/key}"),
         ("kubernetes__memory", {"convert": 512}, "a quantity of memory"),
         ("kubernetes__memory", {"convert": "half"}, "a quantity of memory"),

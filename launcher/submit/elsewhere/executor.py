@@ -14,7 +14,6 @@ from launcher.plan.paths import RunPaths
 from launcher.plan.plan import PYTHON, Command, Resources, outermost
 from launcher.run.place import interpreter_in
 from launcher.submit import Job
-from launcher.submit.elsewhere.launcher import Launcher
 from launcher.submit.elsewhere.script import Script
 from launcher.submit.elsewhere.table import LAUNCHERS
 from launcher.submit.kubernetes.pods import check_nodes, jobs_in
@@ -39,13 +38,13 @@ class ElsewhereExecutor:
             check_nodes(job, self.config.deployment.engine)
 
     def preview(self, jobs: Sequence[Job], force: Collection[str]) -> str:
-        """Return the files as they would be written."""
-        return "".join(f"=== {file}\n{text}" for file, text, _ in self._files(jobs, force))
+        """Return the files as they would be written, after what is not."""
+        files = (f"=== {file}\n{text}" for file, text, _ in self._files(jobs, force))
+        return "".join((*self._left_out(jobs, force), *files))
 
     def submit(self, jobs: Sequence[Job], force: Collection[str]) -> int:
         """Write the files, and print what starts each: one launcher's, each after the one before it has ended."""
-        for launcher, script, reason in self._left_out(jobs, force):
-            print(f"{launcher.name:<10} no file of {script.name}: {reason}", flush=True)
+        print("".join(self._left_out(jobs, force)), end="", flush=True)
         for file, text, start in self._files(jobs, force):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, text)
@@ -60,10 +59,12 @@ class ElsewhereExecutor:
                 if not launcher.lacks(script):
                     yield file, launcher.render(script, file), launcher.start(script, file)
 
-    def _left_out(self, jobs: Sequence[Job], force: Collection[str]) -> Iterator[tuple[Launcher, Script, str]]:
+    def _left_out(self, jobs: Sequence[Job], force: Collection[str]) -> Iterator[str]:
         scripts = [self._script(job, force) for job in jobs_in(jobs)]
         for launcher in LAUNCHERS:
-            yield from ((launcher, script, reason) for script in scripts if (reason := launcher.lacks(script)))
+            for script in scripts:
+                if reason := launcher.lacks(script):
+                    yield f"{launcher.name:<10} no file of {script.name}: {reason}\n"
 
     def _script(self, job: Job, force: Collection[str]) -> Script:
         config, image = self.config, job.plans[0].resources.container

@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from launcher.clusters.kubernetes_names import literal
 from launcher.submit.elsewhere.launcher import Launcher
 from launcher.submit.elsewhere.script import Script
 from launcher.submit.kubernetes.directory import as_text
@@ -16,11 +17,10 @@ from launcher.submit.kubernetes.directory import as_text
 
 def _variables(script: Script) -> list[dict[str, Any]]:
     address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    plain = [{"name": name, "value": value} for name, value in script.variables.items()]
+    plain = [{"name": name, "value": literal(value)} for name, value in script.variables.items()]
     secret = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": place.partition("/")[0], "key": place.partition("/")[2]}}}
         for name, place in script.secrets.items()
-        if place
     ]
     return [address, *plain, *secret]
 
@@ -35,7 +35,15 @@ class KubeRay(Launcher):
         """Return why it cannot run such a job."""
         if script.nodes > 1:
             return f"its entrypoint runs on one node, not on {script.nodes}"
-        return "" if script.image else "a pod has an image, which is container"
+        if not script.image:
+            return "a pod has an image, which is container"
+        for path in (script.job.stages_file, *(plan.output for plan in script.job.plans)):
+            if not any(path.is_relative_to(place) for place in script.volumes.values()):
+                return f"its pod would not see {path}; kubernetes.volumes={{CLAIM: {path.parent}}} names who has it"
+        for name, place in script.secrets.items():
+            if not place:
+                return f"its pod inherits nothing of this environment; kubernetes.secrets={{{name}: SECRET/KEY}}"
+        return ""
 
     def render(self, script: Script, file: Path) -> str:
         """Return the object."""

@@ -17,7 +17,8 @@ from deployment.arguments import EngineArguments
 from deployment.engines.table import MODEL_PLACE, VLLM, build_argv
 from handover.durable import write_atomically
 from handover.errors import ConfigError
-from launcher.clusters.kubernetes_names import Names, run_name
+from launcher.clusters.kubernetes import check_values
+from launcher.clusters.kubernetes_names import Names, literal, run_name
 from launcher.config.choices import Engine, Stage
 from launcher.config.schema import Config
 from launcher.plan.paths import RunPaths
@@ -41,6 +42,7 @@ def check(config: Config, paths: RunPaths) -> None:
     if config.export.manifest is None:
         return
     engine, layout = config.deployment.engine, serving_topology(config)
+    check_values(config)
     if engine not in (Engine.vllm, Engine.slipway):
         raise ConfigError(
             f"export.manifest=kserve with deployment.engine={engine}: {_reason(engine)}",
@@ -103,7 +105,7 @@ def write(config: Config, paths: RunPaths) -> None:
 
 def _for_vllm(config: Config, paths: RunPaths) -> Manifest:
     words = _vllm_flags(config, paths, _OF_THE_RUNTIME)
-    model = {"modelFormat": {"name": "vLLM"}, "runtime": "kserve-vllmserver", "args": words}
+    model = {"modelFormat": {"name": "vLLM"}, "runtime": "kserve-vllmserver", "args": list(map(literal, words))}
     return _inference_service(config, paths, "vllm", model)
 
 
@@ -116,7 +118,7 @@ def _for_triton(config: Config, paths: RunPaths) -> Manifest:
         "modelFormat": {"name": "triton", "version": "2"},
         "runtime": "kserve-tritonserver",
         "protocolVersion": "v2",
-        "args": [*flags, *deployment.server_args],
+        "args": [*flags, *map(literal, deployment.server_args)],
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
     }
     return _inference_service(config, paths, "triton", model, volumes=[{"name": "shared-memory", "emptyDir": memory}])
@@ -148,7 +150,7 @@ def _inference_service(config: Config, paths: RunPaths, suffix: str, model: Mani
 def _for_llm(config: Config, paths: RunPaths) -> Manifest:
     """Return the object whose template starts vLLM: its tensor parallelism is a field, the rest are flags."""
     words = _vllm_flags(config, paths, (*_OF_THE_RUNTIME, "model_name", "tensor_para_size"))
-    flags = {"name": "VLLM_ADDITIONAL_ARGS", "value": shlex.join(words)}  # a shell reads them
+    flags = {"name": "VLLM_ADDITIONAL_ARGS", "value": literal(shlex.join(words))}  # a shell reads them
     container = {
         "name": "main",
         **_image(config),
@@ -199,7 +201,7 @@ def _image(config: Config) -> Manifest:
 
 
 def _environment(config: Config, paths: RunPaths) -> list[Manifest]:
-    plain = [{"name": name, "value": value} for name, value in sorted(environment(config).items())]
+    plain = [{"name": name, "value": literal(value)} for name, value in sorted(environment(config).items())]
     return [*plain, *_pods(config, paths).secrets()]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from handover.errors import ConfigError
-from launcher.clusters.kubernetes_names import PLANS_PATH, Names, quantity_bytes
+from launcher.clusters.kubernetes_names import PLANS_PATH, Names, literal, quantity_bytes
 from launcher.config.choices import Engine
 from launcher.config.kubernetes import KubernetesConfig
 from launcher.plan.plan import PYTHON, StagePlan
@@ -88,7 +88,9 @@ class Pods:
     def runner(self, job: Job, force: Collection[str]) -> list[str]:
         """Return the command of a pod: the plans are its last words."""
         words = [PYTHON, "-m", "launcher.runner"]
-        words += [] if job.plans[0].replicas > 1 else [f"--stages-file={job.stages_file}"]  # one could not say of all
+        words += (
+            [] if job.plans[0].replicas > 1 else [literal(f"--stages-file={job.stages_file}")]
+        )  # one could not say of all
         words += [f"--force={','.join(sorted(force))}"] if force else []
         return [*words, *(f"{PLANS_PATH}/{file.name}" for file in job.plan_files)]
 
