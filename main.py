@@ -15,6 +15,7 @@ if _ends_quietly:
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 import hydra
+from hydra._internal.hydra import Hydra
 from omegaconf import DictConfig
 
 from launcher import sweep
@@ -40,6 +41,9 @@ if __name__ == "__main__":
     with console.worded_errors():
         try:
             sys.argv[1:] = command_line.read(sys.argv[1:])
+            if not command_line.says_the_mode(sys.argv[1:]):
+                # What it finds then, after it has composed all once more than it needs.
+                Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
             with explained():
                 run()
         finally:

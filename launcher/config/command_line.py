@@ -43,6 +43,11 @@ def read(words: Sequence[str]) -> list[str]:
     return read_words if is_sweep else [*read_words, *_group_of_cluster(words)]
 
 
+def says_the_mode(words: Sequence[str]) -> bool:
+    """Whether something beside -m may say that it is a sweep: else Hydra need not compose all to look for it."""
+    return any(word.startswith(("-c", "--c")) or ("hydra" in word and "mode" in word) for word in words)
+
+
 def _group_of_cluster(words: Sequence[str]) -> list[str]:
     """Choose the group of the cluster that is named: else all is composed again with it (launcher/compose.py)."""
     keys = [word.partition("=")[0].lstrip("+~").partition("@")[0] for word in words]

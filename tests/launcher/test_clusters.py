@@ -8,6 +8,7 @@ from typing import Any
 
 import hydra
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 from support.runs.composed import PLACES as DIRECTORIES
@@ -16,7 +17,7 @@ from support.runs.composed import compose
 from launcher.clusters.table import CLUSTERS, cluster_of
 from launcher.compose import finish
 from launcher.config.choices import ClusterType
-from launcher.config.command_line import read
+from launcher.config.command_line import read, says_the_mode
 from launcher.config.schema import PROJECT_DIR, Config, register
 from launcher.pipeline import executor_for
 from launcher.plan.paths import RunPaths
@@ -82,6 +83,16 @@ def test_a_named_cluster_is_composed_once_and_as_it_would_be_in_a_second_time(
         ["cluster_type=auto"],
     ]
     assert all(read([words[0], *more]) == [words[0], *more] for more in others)
+
+
+@pytest.mark.parametrize("words", [[], ["dry_run=true"], ["hydra.mode=MULTIRUN"], ["hydra={mode: RUN}"]])
+def test_what_may_say_the_mode_is_what_hydra_finds_by_composing(words: list[str]) -> None:
+    register()
+    with hydra.initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
+        started: Any = GlobalHydra.instance().hydra
+        found = started.get_mode("config", words)
+    assert says_the_mode(words) is (found is not None)
+    assert says_the_mode([*words, "--config-name=other"])  # it may say it
 
 
 @pytest.mark.parametrize("kind", PLACES)
