@@ -125,7 +125,9 @@ def product(norm: str, ahead: int, is_int8: bool, block_n: int = 8) -> dict[str,
 
 BF16 = dict.fromkeys(("x", "y", "weight", "other", "gain", "residual"), "*bf16")
 BF16_ROWS = dict.fromkeys(("x", "y", "gain", "residual"), "*bf16")
-ROUNDED = {"norm": "rms", "has_shift": False, "shift": None, "block": 4096}
+NORMED = {"norm": "rms", "has_shift": False, "shift": None, "block": 4096}
+ROUNDED = {**NORMED, "is_gated": False, "activation": "", "is_whole": True}
+GATED = {"norm": "", "gain": None, "is_gated": True, "activation": "silu", "block": 16384}
 
 
 def products(padded: int, stages: int, splits: int, is_split: bool) -> dict[str, Any]:
@@ -491,7 +493,7 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         {**causal(SHORT, is_paged=True), "fp8": 2},
         GROUPED | CACHE | {"k": "*u8", "v": "*u8"},
     ),
-    "FP8 digits": ("int8", "_split_rows", 8, ROUNDED, {"digits": "*fp8e4nv", "x": "*bf16", "gain": "*bf16"}),
+    "FP8 digits": ("int8", "_split_rows", 8, NORMED, {"digits": "*fp8e4nv", "x": "*bf16", "gain": "*bf16"}),
     "gated gemv of words, int8": (
         "gemv",
         "gemv",
@@ -506,6 +508,14 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         {**product("layer", 1, True, block_n=16), "is_whole": False},
         INT8 | {"y": "*fp16"},
     ),
+    "gated and rounded rows": (
+        "fp8_rows",
+        "_round_rows",
+        16,
+        {**ROUNDED, **GATED, "group": 0},
+        {"codes": "*fp8e4nv", "scales": "*fp32"},
+    ),
+    "added rows": ("elementwise", "_add", 8, {"block": 2048}, {}),
     "rounded rows": ("fp8_rows", "_round_rows", 8, {**ROUNDED, "group": 0}, {"codes": "*fp8e4nv", "scales": "*fp32"}),
     "rounded blocks": (
         "fp8_rows",

@@ -33,8 +33,9 @@ def run_layer(
     if layer.cross:
         x = comm.all_reduce_add(x, layer.cross.out, _attend_source(stack, layer.cross, x, context, kv))
     if layer.feed_forward:
-        inner, factor = layer.feed_forward.inner(x, before[1], context), stack.multipliers.down
-        x = _add_product(stack, x, layer.feed_forward.out, inner, context, layer.mlp_output_norm, factor)
+        out, factor = layer.feed_forward.out, stack.multipliers.down
+        inner = layer.feed_forward.inner(x, before[1], context, out)
+        x = _add_product(stack, x, out, inner, context, layer.mlp_output_norm, factor)
     return ops.norm(x, after[1]) if after[1] else x
 
 
@@ -98,7 +99,7 @@ def _run_parallel(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerCo
         normed = x if is_fused else context.ops.norm(x, first)
         attention_norm = second = first if is_fused else None
     attended = layer.attention.inner(normed, attention_norm, context, kv)
-    inner = layer.feed_forward.inner(normed, second, context)
+    inner = layer.feed_forward.inner(normed, second, context, layer.feed_forward.out)
     x = context.comm.all_reduce_add(x, layer.attention.out, attended, context.ops)
     return context.comm.all_reduce_add(x, layer.feed_forward.out, inner, context.ops)
 

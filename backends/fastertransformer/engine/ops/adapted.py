@@ -41,7 +41,13 @@ class AdaptedOps(Ops):
         return y if residual is None else residual.add_(y)
 
     def gated_linear(
-        self, linear: Linear, gate: Linear, x: Tensor, norm: Norm | None = None, activation: str = ""
+        self,
+        linear: Linear,
+        gate: Linear,
+        x: Tensor,
+        norm: Norm | None = None,
+        activation: str = "",
+        then: Linear | None = None,
     ) -> Tensor:
         x = self._ops.norm(x, norm) if norm else x
         if linear.joined:

@@ -32,7 +32,13 @@ class HostOps(Ops):
         return linear.panels.multiply(x, fused, activation, out=residual, adds=is_added)
 
     def gated_linear(
-        self, linear: Linear, gate: Linear, x: Tensor, norm: Norm | None = None, activation: str = ""
+        self,
+        linear: Linear,
+        gate: Linear,
+        x: Tensor,
+        norm: Norm | None = None,
+        activation: str = "",
+        then: Linear | None = None,
     ) -> Tensor:
         has_kernels = linear.panels and gate.panels and linear.panels.is_like(gate.panels)
         if not has_kernels or x.dtype != torch.float32 or not knows(activation):

@@ -94,6 +94,8 @@ class Linear:
         folded: what kernels have computed once of this weight and a norm, by the norm's weight; see gemm.fold.
         joined: this matrix and another one after it, [out + other's out, in], without biases; see join.
         joined_at: the first row of this matrix there.
+        input_gate: activation of the first half of what it multiplies, times the second half, where these come side by
+            side; None: they never do. See ops.Ops.gated_linear.
         low_rank: what adapters add to it, or to ``joined`` where there is one; None: they add nothing.
         with_adapters: this matrix, and behind it all of ``low_rank.down``; None: that lies elsewhere.
     """
@@ -106,6 +108,7 @@ class Linear:
     scales_by_block: Tensor | None = None
     joined: Linear | None = None
     joined_at = 0
+    input_gate: str | None = None
     low_rank: LowRank | None = None
     with_adapters: Linear | None = None
 

@@ -97,7 +97,13 @@ class Ops(Draws):
         return residual
 
     def gated_linear(
-        self, linear: Linear, gate: Linear, x: Tensor, norm: Norm | None = None, activation: str = ""
+        self,
+        linear: Linear,
+        gate: Linear,
+        x: Tensor,
+        norm: Norm | None = None,
+        activation: str = "",
+        then: Linear | None = None,
     ) -> Tensor:
         """Compute activation(norm(x) @ linear) * (norm(x) @ gate), each with its bias; [..., in] -> [..., out].
 
@@ -107,6 +113,8 @@ class Ops(Draws):
             x: [..., in].
             norm: of x; None: none.
             activation: see linear.
+            then: what alone multiplies the result, if it has an ``input_gate``. Where it rounds its input, both
+                products may be returned side by side, [..., 2 out], for it to gate.
         """
         x = self.norm(x, norm) if norm else x
         y = self.linear(linear, x, activation=activation)

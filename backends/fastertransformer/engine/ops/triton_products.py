@@ -37,14 +37,20 @@ class TritonProducts(Ops):
     ) -> Tensor:
         if tiling := _choose_tiling(linear, x):
             return self._by_kernel(linear, x, tiling, norm, activation, residual)
-        if linear.rounds and x.dtype != torch.float32:
+        if _rounds(linear, x):
             y = ACTIVATIONS[activation](self._rounded(linear, x, norm))
-            return y if residual is None else residual.add_(y)
+            return y if residual is None else elementwise.add(residual, y)
         with _faster_library(x, linear.weight):
             return super().linear(linear, x, norm, activation, residual)
 
     def gated_linear(
-        self, linear: Linear, gate: Linear, x: Tensor, norm: Norm | None = None, activation: str = ""
+        self,
+        linear: Linear,
+        gate: Linear,
+        x: Tensor,
+        norm: Norm | None = None,
+        activation: str = "",
+        then: Linear | None = None,
     ) -> Tensor:
         if x.dtype == torch.float32:
             return super().gated_linear(linear, gate, x, norm, activation)
@@ -54,7 +60,9 @@ class TritonProducts(Ops):
         if is_alike and (tiling := _choose_tiling(linear, x, matrices=2)):
             return self._by_kernel(linear, x, tiling, norm, activation, gate=gate)
         if linear.joined and not _choose_tiling(linear, x):
-            return self.gate_halves(self.linear(linear.joined, x, norm), activation)
+            both = self.linear(linear.joined, x, norm)
+            is_rounded = then and then.input_gate == activation and _rounds(then, x)
+            return both if is_rounded else self.gate_halves(both, activation)
         x = self.norm(x, norm) if norm else x
         y = self.linear(linear, x)
         elementwise.multiply_activated(y, self.linear(gate, x), activation)
@@ -117,10 +125,11 @@ class TritonProducts(Ops):
         return y
 
     def _rounded(self, linear: Linear, x: Tensor, norm: Norm | None) -> Tensor:
-        """Compute norm(x) @ weight.T + bias, with x rounded to FP8, see fp8_rows."""
+        """Compute norm(x) @ weight.T + bias, with x rounded to FP8, see fp8_rows; x may be halves to gate."""
         assert linear.scales is not None, "it is FP8"
         flat = x.reshape(-1, x.shape[-1]).contiguous()
-        codes, units = fp8_rows.round_rows(flat, norm, linear.blocks)
+        is_halves = flat.shape[1] == 2 * linear.weight.shape[1]
+        codes, units = fp8_rows.round_rows(flat, norm, linear.blocks, linear.input_gate if is_halves else None)
         if linear.blocks:
             assert linear.scales_by_block is not None, "it rounds"
             y = fp8_rows.multiply_blocks(codes, units, linear.weight, linear.scales_by_block, x.dtype)
@@ -134,6 +143,11 @@ class TritonProducts(Ops):
         if linear.scales is None:
             return linear.weight
         return elementwise.dequantize(linear.weight, linear.scales, dtype, linear.blocks)
+
+
+def _rounds(linear: Linear, x: Tensor) -> bool:
+    """Return whether a product rounds x, [..., any], to FP8."""
+    return linear.rounds and x.dtype != torch.float32 and x.numel() // x.shape[-1] > gemm.SMALL_M
 
 
 def _choose_tiling(linear: Linear, x: Tensor, matrices: int = 1) -> gemm.Tiling | None:

@@ -22,8 +22,11 @@ class FeedForward(Protocol):
     def step_bytes(self) -> int:
         """Bytes of the matrices that a token's first products read."""
 
-    def inner(self, x: Tensor, norm: Norm | None, context: LayerContext) -> Tensor:
-        """Compute what ``out`` is multiplied by, or this process's part of the sum, of [B, T, hidden], normed first."""
+    def inner(self, x: Tensor, norm: Norm | None, context: LayerContext, then: Linear | None = None) -> Tensor:
+        """Compute what ``out`` is multiplied by, or this process's part of the sum, of [B, T, hidden], normed first.
+
+        ``then``: ``out``, where nothing but its product is made of the result; see ops.Ops.gated_linear.
+        """
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,14 @@ class DenseWeights:
         """Prepare the products of a gate."""
         if self.gate and self.factor == 1:
             self.into.join(self.gate)
+            self.out.input_gate = self.activation
 
     @property
     def step_bytes(self) -> int:
         """See FeedForward."""
         return self.into.size_bytes
 
-    def inner(self, x: Tensor, norm: Norm | None, context: LayerContext) -> Tensor:
+    def inner(self, x: Tensor, norm: Norm | None, context: LayerContext, then: Linear | None = None) -> Tensor:
         """Compute this process's part of [B, T, inter]."""
         ops = context.ops
         if self.factor != 1:
@@ -64,7 +68,7 @@ class DenseWeights:
             inner = ACTIVATIONS[self.activation](ops.linear(self.into, x) * self.factor)
             return inner * ops.linear(self.gate, x) if self.gate else inner
         if self.gate:
-            inner = ops.gated_linear(self.into, self.gate, x, norm, self.activation)
+            inner = ops.gated_linear(self.into, self.gate, x, norm, self.activation, then if self.ia3 is None else None)
         else:
             inner = ops.linear(self.into, x, norm, self.activation)
         if self.ia3 is not None and context.tasks is not None:

@@ -46,7 +46,7 @@ class MixtureWeights:
         """See FeedForward."""
         return self.experts.into.size_bytes * self.router.used // self.experts.into.count
 
-    def inner(self, x: Tensor, norm: Norm | None, context: LayerContext) -> Tensor:
+    def inner(self, x: Tensor, norm: Norm | None, context: LayerContext, then: Linear | None = None) -> Tensor:
         """Compute this process's part of the sum over a token's experts, [B, T, hidden]."""
         ops = context.ops
         if norm and (self.is_weighted_before or not (ops.has_norms_in_products and x.shape[:2] == (1, 1))):

@@ -113,6 +113,25 @@ def dequantize(weight: Tensor, scales: Tensor, dtype: torch.dtype, blocks: Block
 
 
 @triton.jit
+def _add(x, y, count, block: tl.constexpr, uses_pdl: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    if uses_pdl:
+        gdc_wait()
+        gdc_launch_dependents()
+    total = tl.load(x + at, at < count, 0).to(tl.float32) + tl.load(y + at, at < count, 0).to(tl.float32)
+    tl.store(x + at, total.to(x.dtype.element_ty), at < count)
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """Add y to x, contiguous both and of one shape and type; returns x."""
+    count, has_pdl = x.numel(), uses_pdl(x.device)
+    _add[(triton.cdiv(count, 2 * _BLOCK),)](
+        x, y, count, block=2 * _BLOCK, uses_pdl=has_pdl, num_warps=8, launch_pdl=has_pdl
+    )
+    return x
+
+
+@triton.jit
 def _gate(y, gate, count, activation: tl.constexpr, block: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     own = tl.load(y + at, at < count, 0).to(tl.float32)

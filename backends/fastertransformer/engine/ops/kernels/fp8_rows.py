@@ -17,9 +17,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..fp8 import LARGEST
 from ..linear import Blocks, Norm
-from .elements import moments
+from .elements import activated, moments
 from .int8 import normed
-from .launch import norm_block, norm_kind, scratch_of, uses_pdl
+from .launch import norm_kind, scratch_of, uses_pdl
 
 _LARGEST = tl.constexpr(LARGEST)
 
@@ -38,40 +38,81 @@ class Tiles(NamedTuple):
     stages: int
 
 
+_MOST_BLOCK = 16384  # numbers of a row that a program rounds at a time
+
 # Chosen by what such products usually take, and not measured yet.
 _FEW, _SOME, _MANY = Tiles(64, 64, 4, 4), Tiles(128, 64, 4, 4), Tiles(128, 128, 8, 4)
 
 
+@triton.jit
+def _numbers(
+    x, gain, shift, k, inputs, mean, unit, norm: tl.constexpr, has_shift: tl.constexpr, is_gated: tl.constexpr,
+    activation: tl.constexpr,
+):  # fmt: skip
+    """Load columns of a row, normed or gated; a gated one is rounded to x's type, as what gates alone returns."""
+    if is_gated:
+        first = tl.load(x + k, k < inputs, 0).to(tl.float32)
+        second = tl.load(x + inputs + k, k < inputs, 0).to(tl.float32)
+        v = (activated(first, activation) * second).to(x.dtype.element_ty).to(tl.float32)
+    else:
+        v = normed(x, gain, shift, k, inputs, mean, unit, norm, has_shift)
+    return v
+
+
+@triton.jit
+def _normed_whole(v, gain, shift, k, inputs, eps, norm: tl.constexpr, has_shift: tl.constexpr):
+    """Norm a row that is one block; see elements.moments."""
+    mean = tl.sum(v, 0) / inputs if norm == "layer" else 0.0
+    v = tl.where(k < inputs, v - mean, 0.0)
+    v = v * tl.rsqrt(tl.sum(v * v, 0) / inputs + eps) * tl.load(gain + k, k < inputs, 0).to(tl.float32)
+    if has_shift:
+        v += tl.load(shift + k, k < inputs, 0).to(tl.float32)
+    return v
+
+
 @triton.jit(do_not_specialize=["rows"])
-def _round_rows(
+def _round_rows(  # noqa: C901 (one kernel)
     codes, scales, x, gain, shift, inputs, groups, rows, eps,
     norm: tl.constexpr, has_shift: tl.constexpr, group: tl.constexpr, uses_pdl: tl.constexpr, block: tl.constexpr,
+    is_gated: tl.constexpr, activation: tl.constexpr, is_whole: tl.constexpr,
 ):  # fmt: skip
     """Write norm(x [inputs]) / scales to codes, so that the largest number is E4M3's: a program a row.
 
     group: of columns that have one scale, whose rows' scales lie together; 0: all columns have one.
+    is_gated: whether x is [2 * inputs], and what is rounded is activation(first half) * second half.
+    is_whole: whether a row is one block, which stays in registers.
     """
     if uses_pdl:
         gdc_wait()
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
-    x += row * inputs
+    x += row * (2 * inputs if is_gated else inputs)
     codes += row * inputs
     mean, unit = 0.0, 1.0
-    if norm != "":
+    if is_whole:
+        k = tl.arange(0, block)
+        v = _numbers(x, gain, shift, k, inputs, mean, unit, "", False, is_gated, activation)
+        if norm != "":
+            v = _normed_whole(v, gain, shift, k, inputs, eps, norm, has_shift)
+    elif norm != "":
         mean, unit = moments(x, inputs, eps, norm == "rms", block)
     highest = 0.0
     if not group:
         most, fault = tl.full([block], 1e-12 * _LARGEST, tl.float32), tl.zeros([block], tl.float32)
-        for start in range(0, inputs, block):
-            v = normed(x, gain, shift, start + tl.arange(0, block), inputs, mean, unit, norm, has_shift)
-            most = tl.maximum(most, tl.abs(v))
-            fault += v * 0.0  # not a number where one is not finite, and so is the scale
+        if is_whole:
+            most, fault = tl.maximum(most, tl.abs(v)), v * 0.0
+        else:
+            for start in range(0, inputs, block):
+                k = start + tl.arange(0, block)
+                v = _numbers(x, gain, shift, k, inputs, mean, unit, norm, has_shift, is_gated, activation)
+                most = tl.maximum(most, tl.abs(v))
+                fault += v * 0.0  # not a number where one is not finite, and so is the scale
         highest = tl.max(most, 0)
         tl.store(scales + row, highest / _LARGEST + tl.sum(fault, 0))
     for start in range(0, inputs, block):
         k = start + tl.arange(0, block)
-        v = normed(x, gain, shift, k, inputs, mean, unit, norm, has_shift)
+        if not is_whole:
+            v = _numbers(x, gain, shift, k, inputs, mean, unit, norm, has_shift, is_gated, activation)
         if group:
             grouped = tl.reshape(v, [block // group, group])
             own = tl.maximum(tl.max(tl.abs(grouped), 1), 1e-12 * _LARGEST)
@@ -84,18 +125,25 @@ def _round_rows(
         tl.store(codes + k, v.to(codes.dtype.element_ty), k < inputs)
 
 
-def round_rows(x: Tensor, norm: Norm | None, blocks: Blocks | None) -> tuple[Tensor, Tensor]:
-    """Round norm(x), [rows, inputs], to FP8 -> numbers, and scales, fp32 [rows, 1], or of blocks [blocks, rows]."""
-    (rows, width), group = x.shape, blocks.width if blocks else 0
+def round_rows(
+    x: Tensor, norm: Norm | None, blocks: Blocks | None, activation: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Round norm(x), [rows, inputs], to FP8 -> numbers, and scales, fp32 [rows, 1], or of blocks [blocks, rows].
+
+    With an activation x is [rows, 2 * inputs], and activation(first half) * second half is rounded; there is no norm.
+    """
+    (rows, width), group, is_gated = x.shape, blocks.width if blocks else 0, activation is not None
+    width //= 1 + is_gated
     codes = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
     groups = width // group if group else 1
     scales = torch.empty((groups, rows) if group else (rows, 1), dtype=torch.float32, device=x.device)
     gain, shift, eps = (norm.weight, norm.bias, norm.eps) if norm else (None, None, 0.0)
-    has_pdl = uses_pdl(x.device)
+    has_pdl, block = uses_pdl(x.device), min(int(triton.next_power_of_2(width)), _MOST_BLOCK)
     _round_rows[(rows,)](
         codes, scales, x, gain, shift, width, groups, rows, eps,
-        norm=norm_kind(norm), has_shift=shift is not None, group=group, uses_pdl=has_pdl, block=norm_block(width),
-        num_warps=8, launch_pdl=has_pdl,
+        norm=norm_kind(norm), has_shift=shift is not None, group=group, uses_pdl=has_pdl, block=block,
+        is_gated=is_gated, activation=activation or "", is_whole=width <= block,
+        num_warps=max(8, block // 1024), launch_pdl=has_pdl,
     )  # fmt: skip
     return codes, scales
 
