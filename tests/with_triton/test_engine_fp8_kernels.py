@@ -91,6 +91,23 @@ def test_rows_of_bf16_are_multiplied_by_digits(norm: str, blocks: Blocks | None)
     assert [row for row, is_finite in enumerate(lost.tolist()) if not is_finite] == [3, 5]
 
 
+def test_more_rows_of_bf16_keep_every_bit_beside_a_large_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not dequantized, which rounds it, up to 256 rows of bf16."""
+    from backends.fastertransformer.engine.ops.kernels import gemm
+    from backends.fastertransformer.engine.ops.triton_ops import TritonOps
+
+    if HAS_GPU and torch.cuda.get_device_capability() < (9, 0):
+        return  # dequantized there
+    kind = torch.float8_e4m3fn
+    known = [(256, 4096, True), (257, 4096, True), (256, 4096, False), (256, 1024, True)]
+    assert [gemm.choose(n, wide, 64, kind, True, digits) is not None for n, wide, digits in known] == [1, 0, 0, 0]
+    monkeypatch.setattr(gemm, "_LEAST_TILES", 3)
+    numbers, scales, exact = numbers_of(130, 320, blocks=None, seed=1)
+    x = drawn(150, 320, dtype=torch.bfloat16, seed=2)
+    found = TritonOps(DEVICE).linear_fp32(Fp8Linear(ScaledNumbers.of(numbers, scales, None)), x)
+    assert error(found, x.double() @ exact.T) < (1e-3 if HAS_GPU else 3e-7)
+
+
 @pytest.mark.parametrize("value", [torch.inf, torch.nan, 1e-6, 3e4])
 def test_one_row_keeps_its_range(value: float) -> None:
     """What is not finite stays so, and small numbers are exact beside large ones."""

@@ -564,6 +564,13 @@ for kind, more in {"": {"has_scales": True}, " by block": BLOCKS}.items():
         FP8 | BF16_ROWS | {"x": "*fp8e4nv"},
     )
     CASES[f"gated gemv of words, fp8{kind}"] = ("gemv", "gemv", 4, gated_words, FP8 | BF16_ROWS)
+CASES["256 rows of digits, fp8"] = (
+    "small_m_gemm",
+    "small_m_gemm",
+    8,
+    {**products(64, 4, 1, True), "block_n": 128},
+    FP8 | BF16_ROWS | {"x": "*fp8e4nv"},
+)
 for name, cut in {"few": fp8_rows._FEW, "some": fp8_rows._SOME, "many": fp8_rows._MANY}.items():
     given = {"block_m": cut.rows, "block_n": cut.outputs, "width": 128, "stages": cut.stages}
     pointers = {"x": "*fp8e4nv", **FP8, "y": "*bf16"}

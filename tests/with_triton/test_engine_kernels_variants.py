@@ -169,13 +169,15 @@ def test_what_is_larger_than_what_was_captured_says_so_once(
         (torch.int8, 512, None),
         (torch.float8_e4m3fn, 128, None),
         (torch.float8_e4m3fn, 128, Blocks(128, 0)),
+        (torch.float8_e4m3fn, 256, None),
     ],
 )
 def test_no_number_of_rows_of_a_product_needs_what_was_not_warmed_up(
     kind: torch.dtype, most: int, blocks: Blocks | None, variants: Variants
 ) -> None:
-    """Products of fp16 with more than a few rows are torch's."""
-    norm = Norm(torch.ones(4096, dtype=torch.float16), None, 1e-5)
+    """Products of fp16 with more than a few rows are torch's, and those of FP8 with more than 128 but for bf16."""
+    dtype = torch.bfloat16 if most == 256 else torch.float16
+    norm = Norm(torch.ones(4096, dtype=dtype), None, 1e-5)
     shapes = [(3 * 4096, 4096), (4096, 4096), (4 * 4096, 4096), (4096, 4 * 4096)]
     matrices = [torch.empty(shape, dtype=kind) for shape in shapes]
     columns = (lambda inputs: inputs // blocks.width) if blocks else (lambda _: 1)
@@ -183,7 +185,7 @@ def test_no_number_of_rows_of_a_product_needs_what_was_not_warmed_up(
 
     def run(count: int) -> None:
         for matrix, given in zip(matrices, scales, strict=True):
-            x = torch.empty(count, matrix.shape[1], dtype=torch.float16)
+            x = torch.empty(count, matrix.shape[1], dtype=dtype)
             gemm.multiply(x, matrix, scales=given, norm=norm if len(x[0]) == 4096 else None, blocks=blocks)
 
     for size in sorted({*graphs.ROWS, *graphs.TOKENS}):

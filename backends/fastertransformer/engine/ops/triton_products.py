@@ -159,7 +159,8 @@ def _choose_tiling(linear: Linear, x: Tensor, matrices: int = 1) -> gemm.Tiling 
     if (linear.rounds and rows > gemm.SMALL_M) or (linear.blocks and block_of(linear.blocks) < _LEAST_BLOCK):
         return None
     has_words = gemm.multiplies_words(x, linear.weight, linear.blocks)
-    return gemm.choose(rows, matrices * outputs, inputs, linear.weight.dtype, has_words)
+    has_digits = not linear.blocks and gemm.multiplies_digits(x, linear.weight, None)
+    return gemm.choose(rows, matrices * outputs, inputs, linear.weight.dtype, has_words, has_digits)
 
 
 @contextmanager

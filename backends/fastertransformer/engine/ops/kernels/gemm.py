@@ -20,7 +20,8 @@ from .small_m_gemm import small_m_gemm
 
 SMALL_M = 16
 _MOST_ROWS = {torch.int8: 512, torch.float8_e4m3fn: 128}  # by type of the weight
-_BUSY_TILES = 192  # keep the GPU busy
+_MOST_DIGITS = 256  # rows of FP8's digits, where a row of the weight has one scale
+_BUSY_TILES, _LEAST_TILES = 192, 96  # keep the GPU busy
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ def multiply(
     y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if out is None else out
     matrix_rows = outputs if gate is None else 2 * outputs
     is_split = multiplies_words(x, weight, blocks)
-    tiling = tiling or choose(rows, matrix_rows, inputs, weight.dtype, is_split)
+    has_digits = multiplies_digits(x, weight, blocks)
+    tiling = tiling or choose(rows, matrix_rows, inputs, weight.dtype, is_split, has_digits and not blocks)
     assert tiling, f"a product with {rows} rows is torch's"
     if blocks:  # without split-k, its scales need the registers of some rows
         tile = (
@@ -162,11 +164,9 @@ def multiply(
         gemv[(tiles,)](y, x, weight, *vectors, outputs, inputs, eps, *grouped, **flags)
         return y
     units = None
-    # Splitting few rows takes longer than converting the matrix, but for FP8 where they are normalized anyway; and
-    # tensor cores before compute capability 9.0 need integers in another order. FP8's digits have the bits of bf16.
+    # Splitting few rows takes longer than converting the matrix, but for FP8 where they are normalized anyway.
     is_fp8 = given.dtype == torch.float8_e4m3fn
-    is_split = is_split and (x.dtype == torch.bfloat16 or not is_fp8) and (has_pdl or not is_native)
-    if is_split := is_split and (rows > SMALL_M or (is_fp8 and norm is not None)):
+    if is_split := has_digits and (rows > SMALL_M or (is_fp8 and norm is not None)):
         x, units = split_rows(x, norm, given.dtype)
         weight, others = given, (gate.weight, *others[1:]) if gate else others
     elif norm:
@@ -192,16 +192,30 @@ def multiplies_words(x: Tensor, weight: Tensor, blocks: Blocks | None) -> bool:
     return weight.dtype == torch.int8
 
 
+def multiplies_digits(x: Tensor, weight: Tensor, blocks: Blocks | None) -> bool:
+    """Return whether the tensor cores multiply a matrix of 8 bits as it is, by digits of more rows than one.
+
+    Before compute capability 9.0 they need integers in another order. FP8's digits have the bits of bf16.
+    """
+    is_known = uses_pdl(x.device) or x.device.type != "cuda"
+    has_bits = weight.dtype == torch.int8 or x.dtype == torch.bfloat16
+    return is_known and has_bits and multiplies_words(x, weight, blocks)
+
+
 @cache
-def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype, has_words: bool = False) -> Tiling | None:
+def choose(
+    rows: int, outputs: int, inputs: int, dtype: torch.dtype, has_words: bool = False, has_digits: bool = False
+) -> Tiling | None:
     """Choose the tiles of a product with a matrix [outputs, inputs]; None: torch's own product is faster.
 
-    has_words: see multiplies_words.
+    has_words, has_digits: see multiplies_words and multiplies_digits; the latter where a row has one scale.
 
     By what was fastest on an H200 for the matrices of GPTs of 1.3B, 5B and 20B, at 1, 8, 64 and 225 rows, of some 30
     tilings; benchmarks/gpu/kernels.py measures them.
     """
-    is_8_bits = dtype in _MOST_ROWS
+    is_8_bits, tiles = dtype in _MOST_ROWS, triton.cdiv(rows, 64) * triton.cdiv(outputs, 128)
+    if 128 < rows <= _MOST_DIGITS and has_digits and dtype == torch.float8_e4m3fn and tiles >= _LEAST_TILES:
+        return Tiling(128, 128, 8, 4, 1)
     if not 1 <= rows <= _MOST_ROWS.get(dtype, SMALL_M):
         return None
     if rows > 64:
