@@ -22,7 +22,8 @@ from deployment.guard.limits import Memory
 from deployment.processes.heartbeat import Beating
 from handover.errors import ServerError, exit_status
 
-_BACKLOG = 1024
+_BACKLOG, _ACCEPTED_AT_ONCE = 1024, 16
+"""Connections that wait to be accepted, and those that are before anything else is done."""
 _BODIES_IN_MEMORY = 4
 """Largest ones at a time; of smaller ones there may be more."""
 _LAST_ANSWERS_S, _LOOK_S = 1.0, 0.01
@@ -51,7 +52,10 @@ async def serve(arguments: GuardArguments) -> None:
             (arguments.triton_host, triton_port), arguments.max_body_bytes, memory, checks, arguments.takes_grpc_errors
         )
         try:
-            await loop.create_server(lambda: make(door), arguments.host, port, backlog=_BACKLOG)
+            server = await loop.create_server(lambda: make(door), arguments.host, port, backlog=_ACCEPTED_AT_ONCE)
+            for each in server.sockets:
+                with each.dup() as listening:
+                    listening.listen(_BACKLOG)
         except (OSError, UnicodeError) as error:
             raise ServerError(
                 f"port {port} on {arguments.host} cannot be used for {name}: {getattr(error, 'strerror', '') or error}",

@@ -6,11 +6,12 @@ import asyncio
 import resource
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from deployment.guard.checks import Checks
-from deployment.guard.events import Reading
+from deployment.guard.events import Reading, Why
 from deployment.guard.limits import Memory
 from handover.progress import say
 
@@ -21,6 +22,8 @@ _FILES_PER_CONNECTION, _OTHER_FILES = 6, 64
 _IDLE_S = 900.0
 _FIRST_S = 60.0
 _REQUEST_S, _LEAST_BYTES_PER_S = 30.0, 16 << 10
+_UNREAD_S = 120.0
+"""How long a client may leave unread what it was sent."""
 _LOOK_S = 1.0
 _SAY_EVERY_S = 1.0
 
@@ -51,15 +54,29 @@ class Door:
         self._said, self._unsaid = 0.0, 0
 
     def enter(self, client: Client) -> bool:
-        """Note a new connection; the one that was idle for longest gives way where there are too many."""
+        """Note a new connection; where there are too many, one that waits for no answer gives way.
+
+        That is one that was refused; or that is idle; or whose request is coming in, of these first those that were
+        never answered and last for longest; or, of an address that has most of the connections, the oldest, for one
+        of another address.
+        """
         if len(self._connections) >= self._most:
-            idle = min((each for each in self._connections if each.is_idle), key=lambda each: each.since, default=None)
-            if idle is None:
+            rests = [each for each in self._connections if each.is_idle]
+            waited = rests or [each for each in self._connections if not each.awaits_answer]
+            oldest = min(waited, key=lambda each: (not each.is_over, each.was_answered, each.since), default=None)
+            given_up = oldest or self._of_most(client)
+            if given_up is None:
                 return False
-            idle.close()
-            self.leave(idle)
+            given_up.transport.abort()
+            self.leave(given_up)
         self._connections[client] = None
         return True
+
+    def _of_most(self, client: Client) -> Client | None:
+        ((address, count),) = Counter(each.address for each in self._connections).most_common(1)
+        if count * 2 <= self._most or address == client.address:
+            return None
+        return next(each for each in self._connections if each.address == address)
 
     def __len__(self) -> int:
         """Number of connections."""
@@ -74,8 +91,11 @@ class Door:
         while True:
             await asyncio.sleep(_LOOK_S)
             now = time.monotonic()
-            for client in [each for each in self._connections if each.is_late(now)]:
-                client.give_up()
+            for client in list(self._connections):
+                if client.leaves_unread(now):
+                    client.transport.abort()
+                elif client.is_late(now):
+                    client.give_up()
 
     def report(self, problem: str) -> None:
         """Log that a request was refused, one line a second at most."""
@@ -95,6 +115,9 @@ class Client(asyncio.Protocol, ABC):
         since: when it began to be idle, or its request to come in.
         is_idle: no request is coming in, and none is being answered.
         is_coming: a request is coming in.
+        was_answered: a request or call of it was.
+        is_over: what it sends is not read any more.
+        address: of the other side.
     """
 
     def __init__(self, door: Door) -> None:
@@ -104,11 +127,13 @@ class Client(asyncio.Protocol, ABC):
         self.triton: Triton | None = None
         self.since, self.is_idle, self.is_coming = time.monotonic(), True, False
         self.come_bytes = 0
-        self.has_begun = False
+        self.has_begun = self.was_answered = self.is_over = False
+        self.address: object = None
+        self._unread, self._unread_since = 0, 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, and make the one to Triton meanwhile."""
-        self.transport = transport
+        self.transport, self.address = transport, transport.get_extra_info("peername", " ")[0]
         self.reading = Reading(transport, self.data_received, self.eof_received)
         if self.door.enter(self):
             asyncio.ensure_future(self._connect())
@@ -156,6 +181,18 @@ class Client(asyncio.Protocol, ABC):
             return is_slow(now - self.since, self.come_bytes)
         return self.is_idle and now - self.since > (_IDLE_S if self.has_begun else _FIRST_S)
 
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether Triton has got something to answer."""
+        return not self.is_idle and not self.is_coming
+
+    def leaves_unread(self, now: float) -> bool:
+        """Whether the client has taken nothing for long of what it was sent."""
+        unread = self.transport.get_write_buffer_size()
+        if not unread or unread != self._unread:
+            self._unread, self._unread_since = unread, now
+        return now - self._unread_since > _UNREAD_S
+
     def close(self) -> None:
         """End both connections, once what was written is sent."""
         self.transport.close()
@@ -169,17 +206,20 @@ class Client(asyncio.Protocol, ABC):
         if self.triton is not None:
             self.triton.transport.abort()
 
+    def go_on_sending(self) -> None:
+        """Send what Triton did not take before."""
+
     # Who sends faster than the other side takes waits.
 
     def pause_writing(self) -> None:
         """The client does not take what Triton sends."""
         if self.triton is not None:
-            self.triton.reading.pause()
+            self.triton.reading.pause(Why.OTHER_SIDE)
 
     def resume_writing(self) -> None:
         """The client takes it again."""
         if self.triton is not None:
-            self.triton.reading.resume()
+            self.triton.reading.resume(Why.OTHER_SIDE)
 
 
 class Triton(asyncio.Protocol):
@@ -189,6 +229,7 @@ class Triton(asyncio.Protocol):
         self._receive, self._client = receive, client
         self.transport: Any = None
         self.reading: Reading
+        self.is_full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection."""
@@ -202,8 +243,11 @@ class Triton(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Triton does not take what the client sends."""
-        self._client.reading.pause()
+        self.is_full = True
+        self._client.reading.pause(Why.OTHER_SIDE)
 
     def resume_writing(self) -> None:
         """Triton takes it again."""
-        self._client.reading.resume()
+        self.is_full = False
+        self._client.reading.resume(Why.OTHER_SIDE)
+        self._client.go_on_sending()

@@ -15,12 +15,24 @@ import selectors
 import time
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from enum import IntFlag
 from typing import Any, TypeVar
 
-_READ_BYTES = 64 << 10
+READ_BYTES = 64 << 10
 """At a time. For more the C library may map new memory at every read, which takes up to 30 us."""
 _MOST_EVENTS = 64
 R = TypeVar("R")
+
+
+class Why(IntFlag):
+    """Reasons to leave unread what comes, each of which may end before another."""
+
+    AHEAD = 1
+    """What has come is not handled yet."""
+    OTHER_SIDE = 2
+    """It takes nothing more."""
+    PACE = 4
+    """So much has come that others would wait."""
 
 
 class Poll(selectors.EpollSelector):
@@ -101,6 +113,9 @@ class Reading:
         transport: that the protocol has just been given.
         receive: takes what was read.
         end: takes the end; whether the transport stays open for sending.
+
+    Attributes:
+        most: bytes at a time.
     """
 
     def __init__(self, transport: Any, receive: Callable[[bytes], None], end: Callable[[], bool | None]) -> None:
@@ -108,25 +123,27 @@ class Reading:
         assert isinstance(loop, Loop)
         self._loop, self._transport, self._receive, self._end = loop, transport, receive, end
         self._file = transport.get_extra_info("socket").fileno()
-        self._is_over = self._is_paused = self._has_begun = False
+        self.most = READ_BYTES
+        self._is_over = self._has_begun = False
+        self._paused = 0
         loop.call_soon(self._begin)  # asyncio would begin to read only after this turn
 
     def _begin(self) -> None:
         self._transport.pause_reading()
         self._has_begun = True
-        if not self._is_paused and not self._is_over:
+        if not self._paused and not self._is_over:
             self._loop.poll.add(self._file, self._read)
 
-    def pause(self) -> None:
+    def pause(self, why: Why) -> None:
         """Leave what comes where it is."""
-        self._is_paused = True
+        self._paused |= why
         self._forget()
 
-    def resume(self) -> None:
-        """Go on."""
-        if self._is_paused and self._has_begun and not self._is_over:
+    def resume(self, why: Why) -> None:
+        """Go on, unless there is another reason not to."""
+        if self._paused == why and self._has_begun and not self._is_over:
             self._loop.poll.add(self._file, self._read)
-        self._is_paused = False
+        self._paused &= ~why
 
     def stop(self) -> None:
         """Read no more: the socket is closed, or will be."""
@@ -142,7 +159,7 @@ class Reading:
             self.stop()
             return
         try:
-            data = os.read(self._file, _READ_BYTES)
+            data = os.read(self._file, self.most)
         except BlockingIOError:
             return
         except OSError:

@@ -15,13 +15,15 @@ from functools import partial
 from deployment.guard import frames
 from deployment.guard.checks import SHORT_BYTES
 from deployment.guard.doors import Client, Door, Triton, is_slow
+from deployment.guard.events import Why
 from deployment.guard.frames import BrokenConnectionError
 from deployment.guard.headers import HeaderWatch
 from deployment.guard.limits import RefusedError
 from deployment.guard.messages import Parts, check_request, check_short, decompress, refusal, take_apart
-from deployment.guard.streams import PREFIX_BYTES, Stream, Streams
+from deployment.guard.pace import MESSAGE, PING, Pace
+from deployment.guard.streams import PREFIX_BYTES, Stream, Streams, owned_bytes
 
-_LONGEST_HEADERS = 64 << 10
+_LONGEST_HEADERS, _MOST_CONTINUATIONS = 64 << 10, 64
 _MOST_STREAMS = 10_000
 _SHORT_MESSAGE = 8 << 10
 _CLIENTS_WINDOW = 4 << 20
@@ -53,6 +55,13 @@ class GrpcClient(Client):
             door.most_bytes,
         )
         self._checks: set[asyncio.Task[None]] = set()
+        self._pace: Pace
+        self._continuations, self._has_asked = 0, False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection."""
+        super().connection_made(transport)
+        self._pace = Pace(self.reading)
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sends."""
@@ -62,8 +71,9 @@ class GrpcClient(Client):
             self._data = self._data + data if self._data else data
             if self.triton is not None:
                 self._take_frames()
+                self._pace.keep()
             elif len(self._data) > _LONGEST_HEADERS:
-                self.reading.pause()
+                self.reading.pause(Why.AHEAD)
         except BrokenConnectionError as error:
             self._break(error)
 
@@ -72,9 +82,10 @@ class GrpcClient(Client):
         if triton is None:
             self.close()
             return
-        self.reading.resume()
+        self.reading.resume(Why.AHEAD)
         try:
             self._take_frames()
+            self._pace.keep()
         except BrokenConnectionError as error:
             self._break(error)
 
@@ -90,6 +101,7 @@ class GrpcClient(Client):
             if self._headers_of and (kind, stream) != (frames.CONTINUATION, self._headers_of):
                 raise BrokenConnectionError(frames.PROTOCOL_ERROR, "headers are interrupted")
             position = end
+            self._pace.count += 1
             if kind == frames.DATA:
                 payload = frames.unpadded(flags, view[begin:end]) if flags & frames.PADDED else view[begin:end]
                 count = len(self._for_triton)
@@ -104,7 +116,7 @@ class GrpcClient(Client):
                 self._note_frame(kind, flags, stream, view[begin:end])
         if kept < position:
             self._for_triton.append(view[kept:position])
-        self._keep_rest(content[position:])
+        self._keep_rest(content[position:], position > 0)
         self._flush()
 
     def _is_preface_whole(self) -> bool:
@@ -117,17 +129,20 @@ class GrpcClient(Client):
             self._take_headers(kind, flags, stream, frames.block_of(kind, flags, payload))
         elif kind == frames.RST_STREAM:
             self._streams.close(stream)
+        elif kind == frames.PING:
+            self._pace.count += PING
 
     def _take_acknowledgement(self) -> None:
         if not self._offered:
             raise BrokenConnectionError(frames.PROTOCOL_ERROR, "settings are acknowledged that were not sent")
         self._apply(*self._offered.popleft())
 
-    def _keep_rest(self, rest: bytes) -> None:
-        """Keep part of a frame, which must be whole in time."""
-        if rest and not self.is_coming:
+    def _keep_rest(self, rest: bytes, has_gone_on: bool) -> None:
+        """Keep part of a frame, which must be whole in time; so must headers, however many frames they are in."""
+        is_coming = bool(rest) or self._headers_of != 0
+        if is_coming and (not self.is_coming or has_gone_on and not self._headers_of):
             self.since = time.monotonic()
-        self._data, self.is_coming, self.come_bytes = rest, bool(rest), len(rest)
+        self._data, self.is_coming, self.come_bytes = rest, is_coming, len(rest)
 
     def _take_headers(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == frames.HEADERS:
@@ -135,12 +150,14 @@ class GrpcClient(Client):
                 raise BrokenConnectionError(frames.PROTOCOL_ERROR, "a call has headers again, or an old number")
             if len(self._streams.by_number) >= _MOST_STREAMS:
                 raise BrokenConnectionError(frames.CALM_DOWN, "the connection has too many calls")
-            self._last_stream, self._headers = stream, b""
+            self._last_stream, self._headers, self._continuations, self.has_begun = stream, b"", 0, True
             self._streams.open(stream).is_ended = bool(flags & frames.END_STREAM)
         elif not self._headers_of:
             raise BrokenConnectionError(frames.PROTOCOL_ERROR, "headers go on that have not begun")
         self._headers += payload
-        if len(self._headers) > _LONGEST_HEADERS:
+        self._pace.add_headers(len(payload))
+        self._continuations += 1
+        if len(self._headers) > _LONGEST_HEADERS or self._continuations > _MOST_CONTINUATIONS:
             raise BrokenConnectionError(frames.CALM_DOWN, "a call has too many headers")
         self._headers_of = 0 if flags & frames.END_HEADERS else stream
         if self._headers_of or self.door.takes_grpc_errors:
@@ -189,6 +206,7 @@ class GrpcClient(Client):
         if kind == frames.HEADERS or kind == frames.CONTINUATION:
             self._answers_headers_of = 0 if flags & frames.END_HEADERS else stream
         if kind == frames.RST_STREAM or kind in (frames.DATA, frames.HEADERS) and flags & frames.END_STREAM:
+            self.was_answered = True
             self._streams.close(stream)
         elif kind == frames.SETTINGS and not flags & frames.ACK:
             window, largest = frames.limits_of(payload)
@@ -207,6 +225,12 @@ class GrpcClient(Client):
             self._for_client.clear()
         if self.is_idle == bool(self._streams.by_number):
             self.is_idle, self.since = not self.is_idle, time.monotonic()
+            self._has_asked = self._has_asked and not self.is_idle
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether one of its calls has a message; others are answered by nothing."""
+        return not self.is_idle and self._has_asked
 
     def is_late(self, now: float) -> bool:
         """Whether it was idle for long, or a frame or a message does not get whole; calls may last."""
@@ -215,6 +239,8 @@ class GrpcClient(Client):
         return super().is_late(now)
 
     def _inspect(self, stream: Stream, message: memoryview) -> bytes | memoryview | None:
+        self._pace.count += MESSAGE
+        self._has_asked = True
         is_compressed = message[0] != 0
         content = message[PREFIX_BYTES:]
         if not content and not is_compressed:
@@ -233,7 +259,7 @@ class GrpcClient(Client):
                     return message
             else:
                 parts = None
-            owned = memoryview(bytes(message))
+            owned = memoryview(owned_bytes(message))
         except RefusedError as refused:
             return self._refuse(content, refused)
         stream.is_checking = True
@@ -248,9 +274,8 @@ class GrpcClient(Client):
         checks = self.door.checks
         try:
             if parts is None:
-                plain = await checks.decompress(partial(decompress, content, self.door.most_bytes))
-                content = memoryview(plain)
-                passed = _with_prefix(plain)
+                passed = await checks.decompress(partial(_decompress, content, self.door.most_bytes))
+                content = memoryview(passed)[PREFIX_BYTES:]
                 parts = take_apart(content)
             if parts is not None:
                 await checks.parse(partial(check_request, parts))
@@ -289,8 +314,13 @@ class GrpcClient(Client):
         """Release what is held."""
         super().connection_lost(exc)
         self._streams.close_all()
+        self._data = self._answer = self._headers = b""
         for task in self._checks:
             task.cancel()
+
+
+def _decompress(content: memoryview, most_bytes: int) -> bytes:
+    return _with_prefix(decompress(content, most_bytes))
 
 
 def _with_prefix(content: bytes) -> bytes:

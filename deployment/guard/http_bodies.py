@@ -7,7 +7,7 @@ from functools import partial
 
 from deployment.guard.checks import SHORT_BYTES, Checks
 from deployment.guard.http_heads import RequestHead
-from deployment.guard.json_bodies import check_json
+from deployment.guard.json_bodies import check_json, check_json_length
 from deployment.guard.limits import Memory, RefusedError
 from deployment.guard.messages import decompress
 
@@ -25,7 +25,7 @@ class Body:
     """
 
     def __init__(self, head: RequestHead, most_bytes: int, memory: Memory) -> None:
-        self.content = bytearray()
+        self.content: bytes | bytearray = bytearray()
         self.is_decompressed = False
         self._is_chunked = head.is_chunked
         self._most, self._memory, self._taken = most_bytes, memory, 0
@@ -41,6 +41,7 @@ class Body:
             self._take(data)
             self.is_whole = not self._left
             return
+        assert isinstance(self.content, bytearray)
         position = 0
         while not self.is_whole:
             if self._left:  # of a chunk and the end of its line
@@ -71,10 +72,13 @@ class Body:
             self._left = 0
 
     def _keep(self, part: bytes | bytearray) -> None:
-        if not self._memory.take(len(part)):
-            raise RefusedError("the server holds too many large requests; try again", 503)
-        self._taken += len(part)
+        self._take_memory(len(part))
         self.content += part
+
+    def _take_memory(self, count: int) -> None:
+        if not self._memory.take(count):
+            raise RefusedError("the server holds too many large requests; try again", 503)
+        self._taken += count
 
     def _read_line(self, data: bytearray, position: int) -> int | None:
         """Read the line before a chunk, or a trailer; None: it is not there as a whole."""
@@ -136,9 +140,10 @@ class Body:
             work = partial(decompress, memoryview(bytes(self.content)), self._most)
             content = await checks.decompress(work)
             self.drop()
-            self._keep(content)
-            self.is_decompressed = True
+            self._take_memory(len(content))
+            self.content, self.is_decompressed = content, True
         if size := self._json_bytes(head, len(self.content)):
+            check_json_length(size)  # before it is copied
             await checks.parse(partial(check_json, bytes(self.content[:size]), len(self.content) - size))
 
     @staticmethod

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from deployment.guard.doors import Client, Door, Triton
+from deployment.guard.events import Why
 from deployment.guard.http_bodies import Body
 from deployment.guard.http_heads import LONGEST_HEAD, RequestHead, ResponseEnd
 from deployment.guard.json_bodies import check_json
@@ -18,6 +19,7 @@ _MOST_AHEAD = 64 << 10
 """Bytes of the next request that are read while one is answered."""
 _LINGER_S = 2.0
 _SHORT_BODY = 4096
+_PIECE = 256 << 10
 
 
 class _Known(NamedTuple):
@@ -48,29 +50,31 @@ class HttpClient(Client):
         self._known: _Known | None = None
         self._body: Body | None = None
         self._waiting: tuple[bytes, bytes | bytearray] | None = None
-        self._has_no_triton = self._is_ended = False
+        self._unsent: memoryview | None = None
+        self._has_no_triton = self._has_sent_all = False
         self._response = ResponseEnd()
         self._checking: asyncio.Task[None] | None = None
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sends."""
-        if self._is_ended:
+        if self.is_over:
             return
         self._data += data
         self.come_bytes += len(data)
         if self._is_busy:
             if len(self._data) > _MOST_AHEAD:
-                self.reading.pause()
+                self.reading.pause(Why.AHEAD)
             return
         self._go_on()
 
     def eof_received(self) -> bool:
         """A client that has sent everything may still be answered."""
+        self._has_sent_all = True
         return self._is_busy
 
     @property
     def _is_busy(self) -> bool:
-        return not self._response.is_over or self._checking is not None
+        return not self._response.is_over or self._checking is not None or self._unsent is not None
 
     def _go_on(self) -> None:
         try:
@@ -154,15 +158,26 @@ class HttpClient(Client):
             self._send(self.triton, *request)
 
     def _send(self, triton: Triton, head: bytes, body: bytes | bytearray) -> None:
-        if body and len(body) < _MOST_AHEAD:
-            triton.transport.write(head + body)
-        else:
-            triton.transport.write(head)
-            if body:
-                triton.transport.write(body)
+        is_short = len(body) < _MOST_AHEAD
+        triton.transport.write(head + body if is_short else head)
+        self._unsent = memoryview(b"" if is_short else body)
+        self.go_on_sending()
+
+    def go_on_sending(self) -> None:
+        """Write as much of the body as Triton takes."""
+        if self._unsent is None or self.triton is None:
+            return
+        while self._unsent:
+            if self.triton.is_full:
+                return
+            part, self._unsent = self._unsent[:_PIECE], self._unsent[_PIECE:]
+            self.triton.transport.write(part)
+        self._unsent = None
         if self._body is not None:
             self._body.drop()
         self._head = self._body = None
+        if self._response.is_over:  # before the request was
+            self._take_next()
 
     def connected(self, triton: Triton | None) -> None:
         """Send the request that has waited."""
@@ -185,11 +200,20 @@ class HttpClient(Client):
         except ValueError:
             self.close()
             return
-        if self._response.is_over and not self.transport.is_closing():
-            self.rest()
-            self.reading.resume()
-            if self._data:
-                self._go_on()
+        if self._response.is_over and self._unsent is None:
+            self._take_next()
+
+    def _take_next(self) -> None:
+        """Read the next request, if there can be one."""
+        if self.transport.is_closing():
+            return
+        self.rest()
+        self.was_answered = True
+        self.reading.resume(Why.AHEAD)
+        if self._data:
+            self._go_on()
+        if self._has_sent_all and not self._is_busy and not self.is_over:
+            self.close()
 
     def give_up(self) -> None:
         """Tell the client why the connection ends, where a request is coming in."""
@@ -203,7 +227,8 @@ class HttpClient(Client):
         if self.transport.is_closing():
             return
         self.door.report(refused.problem)
-        self._is_ended, self.is_coming = True, False
+        self.is_over = True
+        self.rest()
         content = json.dumps({"error": refused.problem}).encode()
         status = HTTPStatus(refused.status)
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\nConnection: close\r\n"

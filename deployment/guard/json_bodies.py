@@ -40,9 +40,7 @@ def check_json(body: bytes, binary_bytes: int = 0) -> None:
     Raises:
         RefusedError: Triton shall not parse it, or an input's shape does not fit what is given for it.
     """
-    if len(body) > HEADER_BYTES:
-        problem = f"the request has {len(body)} bytes of JSON; at most {HEADER_BYTES} are taken, tensors can be binary"
-        raise RefusedError(problem, 413)
+    check_json_length(len(body))
     _check_nesting(body)
     request = _parse(body)
     if not isinstance(request, dict):
@@ -58,6 +56,13 @@ def check_json(body: bytes, binary_bytes: int = 0) -> None:
             raise RefusedError(f"the inputs have {-left} binary bytes more than the body has")
         if left and binary_bytes:
             raise RefusedError(f"the body has {left} binary bytes that belong to no input")
+
+
+def check_json_length(size: int) -> None:
+    """Refuse JSON that is too long."""
+    if size > HEADER_BYTES:
+        problem = f"the request has {size} bytes of JSON; at most {HEADER_BYTES} are taken, tensors can be binary"
+        raise RefusedError(problem, 413)
 
 
 def _check_nesting(body: bytes) -> None:

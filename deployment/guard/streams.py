@@ -212,7 +212,7 @@ class Streams:
             return
         if len(content) and not self._memory.take(len(content)):
             raise BrokenConnectionError(CALM_DOWN, "the server holds too many large requests; try again")
-        stream.unsent.append(memoryview(bytes(content)))
+        stream.unsent.append(memoryview(owned_bytes(content)))
         self._send_held(stream)
 
     def _send_held(self, stream: Stream) -> None:
@@ -256,3 +256,9 @@ class Streams:
         self.first_window = size
         for stream in list(self.by_number.values()):
             self._send_held(stream)
+
+
+def owned_bytes(content: bytes | memoryview) -> bytes:
+    """Return bytes that keep nothing else in memory: the same, where a view is of all of them."""
+    whole = content.obj if isinstance(content, memoryview) else content
+    return whole if isinstance(whole, bytes) and len(whole) == len(content) else bytes(content)

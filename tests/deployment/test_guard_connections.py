@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,19 +19,26 @@ from deployment.guard.grpc_door import GrpcClient
 from deployment.guard.http_door import HttpClient
 from deployment.guard.limits import Memory
 
-Talk = Callable[[Door, Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]], Awaitable[Any]]
+Talk = Callable[[Door, Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]], Awaitable[Any]]
 
 
-def talk(make: Callable[[Door], Client], talking: Talk, most_bytes: int = 1000) -> Any:
-    """Open a door with silence behind it, and let a client talk to it."""
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    pass
+
+
+def talk(make: Callable[[Door], Client], talking: Talk, most_bytes: int = 1000, serve: Serve = say_nothing) -> Any:
+    """Open a door, with silence behind it unless there is a server, and let a client talk to it."""
 
     async def run() -> Any:
         loop = asyncio.get_running_loop()
-        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        silent = await asyncio.start_server(serve, "127.0.0.1", 0)
         door = Door(silent.sockets[0].getsockname()[:2], most_bytes, Memory(4 * most_bytes), Checks())
         server = await loop.create_server(lambda: make(door), "127.0.0.1", 0)
         address = server.sockets[0].getsockname()[:2]
-        return await talking(door, lambda: asyncio.open_connection(*address))
+        return await talking(door, partial(asyncio.open_connection, *address))
 
     return events.run(asyncio.wait_for(run(), 240))
 
@@ -194,7 +203,7 @@ def test_frames_that_nothing_is_wrong_with_pass_as_they_are_and_in_order() -> No
     whole = frames.frame(frames.DATA, 0, 1, b"\0\0\0\0\3\x0a\1a")
     padded = frames.frame(frames.DATA, frames.PADDED, 1, b"\2\0\0\0\0\3\x0a\1a\0\0")
     halves = frames.frame(frames.DATA, 0, 1, b"\0\0\0\0") + frames.frame(frames.DATA, 0, 1, b"\3\x0a\1a")
-    update, ping = frames.window_update(1, 9), frames.frame(6, 0, 0, bytes(8))
+    update, ping = frames.window_update(1, 9), frames.frame(frames.PING, 0, 0, bytes(8))
     sent = update + whole + ping + padded + update + halves + ping + whole + update
     wanted = update + whole + ping + whole + update + whole + ping + whole + update
     begun = frames.PREFACE + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x83")
@@ -254,9 +263,222 @@ def test_a_connection_that_has_ended_leaves_the_one_with_its_number_alone() -> N
         await settle(lambda: bool(door._connections))
         (client,) = door._connections
         gone.reading._file = client.reading._file  # the kernel gives the lowest number that is free
-        gone.reading.pause()
+        gone.reading.pause(events.Why.PACE)
         gone.reading.stop()
         writer.write(b"no HTTP\r\n\r\n")
         return await asyncio.wait_for(reader.read(), 20)
 
     assert talk(HttpClient, talking).startswith(b"HTTP/1.1 400")
+
+
+async def answer_heads(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(ANSWER)
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_a_client_that_sends_nothing_more_is_answered_and_then_keeps_no_connection(hangs_up: bool) -> None:
+    async def talking(door: Door, connect: Any) -> bytes:
+        reader, writer = await connect()
+        writer.write(2 * b"GET /v2/health/live HTTP/1.1\r\nHost: t\r\n\r\n")
+        if hangs_up:
+            writer.close()
+        else:
+            writer.write_eof()
+        answers: bytes = b"" if hangs_up else await reader.read()
+        await settle(lambda: not len(door))
+        return answers
+
+    assert talk(HttpClient, talking, serve=answer_heads) == (b"" if hangs_up else 2 * ANSWER)
+
+
+OPENED = frames.PREFACE + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x83")
+
+
+@pytest.mark.parametrize(
+    ("make", "first"),
+    [(HttpClient, HEAD), (HttpClient, HEAD + b"Content-Length: 9\r\n\r\n["), (HttpClient, b"BAD\r\n\r\n")]
+    + [
+        (GrpcClient, begun)
+        for begun in (frames.PREFACE + b"\0", OPENED, OPENED + frames.frame(frames.DATA, 0, 1, b"\0"))
+    ],
+)
+def test_who_waits_for_no_answer_gives_way(
+    make: Callable[[Door], Client], first: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "_MOST_CONNECTIONS", 2)
+
+    async def talking(door: Door, connect: Any) -> tuple[bool, bool]:
+        pairs, clients = [], []
+        for _ in range(4):
+            pairs.append(await connect())
+            pairs[-1][1].write(first)
+            await asyncio.sleep(0.1)
+            clients.append(list(door._connections)[-1])
+        return clients[0].transport.is_closing(), list(door._connections) == clients[2:]
+
+    assert talk(make, talking) == (True, True)
+
+
+def test_an_address_with_most_of_the_connections_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "_MOST_CONNECTIONS", 3)
+
+    async def talking(door: Door, connect: Any) -> list[object]:
+        pairs = []
+        for number in (1, 2, 2, 2, 1):
+            pairs.append(await connect(local_addr=(f"127.0.0.{number}", 0)))
+            pairs[-1][1].write(b"GET / HTTP/1.1\r\nHost: t\r\n\r\n")
+            await asyncio.sleep(0.1)
+        return [each.address for each in door._connections]
+
+    assert talk(HttpClient, talking) == ["127.0.0.1", "127.0.0.2", "127.0.0.1"]
+
+
+def test_a_call_that_has_a_message_gives_way_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "_MOST_CONNECTIONS", 1)
+
+    async def talking(door: Door, connect: Any) -> tuple[bytes, bool]:
+        kept, writer = await connect()
+        writer.write(OPENED + frames.frame(frames.DATA, 0, 1, b"\0\0\0\0\0"))
+        await settle(lambda: any(client.awaits_answer for client in door._connections))
+        refused, _ = await connect()
+        return await refused.read(), kept.at_eof()
+
+    assert talk(GrpcClient, talking) == (b"", False)
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        frames.frame(frames.PING, 0, 0, bytes(8)) * 3000,
+        frames.frame(frames.DATA, 0, 1) * 8000,
+        frames.frame(frames.DATA, 0, 1, bytes(5) * 1000) * 3,
+        frames.frame(2, 0, 1, bytes(5)) * 8000,
+    ],
+)
+def test_who_sends_very_many_frames_is_read_in_small_parts_and_later(flood: bytes) -> None:
+    async def talking(door: Door, connect: Any) -> tuple[int, bool]:
+        _, writer = await connect()
+        writer.write(OPENED + flood)
+        await settle(lambda: any(client.triton and client._last_stream for client in door._connections))  # type: ignore[attr-defined]
+        (client,) = door._connections
+        await settle(lambda: bool(client.reading._paused & events.Why.PACE))
+        small = client.reading.most
+        await settle(lambda: not client.reading._paused & events.Why.PACE)
+        return small, door.memory.used == 0
+
+    assert talk(GrpcClient, talking, 1 << 20) == (2048, True)
+
+
+def test_headers_without_an_end_are_ended() -> None:
+    begun = frames.PREFACE + frames.frame(frames.HEADERS, 0, 1, b"\x83")
+
+    async def talking(door: Door, connect: Any) -> tuple[bool, bool, bytes]:
+        _, writer = await connect()
+        writer.write(begun)
+        await settle(lambda: any(client.is_coming for client in door._connections))
+        (client,) = door._connections
+        now = time.monotonic()
+        early, late = client.is_late(now + 29), client.is_late(now + 31)
+        reader, writer = await connect()
+        writer.write(begun + frames.frame(frames.CONTINUATION, 0, 1) * 100)
+        return early, late, await reader.read()
+
+    early, late, answer = talk(GrpcClient, talking)
+    assert (early, late) == (False, True) and b"too many headers" in answer
+
+
+def test_a_client_whose_frames_come_in_parts_all_the_time_is_not_late() -> None:
+    ping = frames.frame(frames.PING, 0, 0, bytes(8))
+
+    async def talking(door: Door, connect: Any) -> bool:
+        _, writer = await connect()
+        writer.write(OPENED + ping[:9])
+        await settle(lambda: any(client.is_coming for client in door._connections))
+        (client,) = door._connections
+        began = client.since
+        writer.write(ping[9:] + ping[:9])
+        await settle(lambda: client.since > began)
+        return client.is_coming
+
+    assert talk(GrpcClient, talking)
+
+
+def test_a_connection_that_was_used_may_be_idle_for_longer() -> None:
+    closed = frames.frame(frames.RST_STREAM, 0, 1, bytes(4))
+
+    async def talking(door: Door, connect: Any) -> list[bool]:
+        late = []
+        for sent in (frames.PREFACE, OPENED + closed):
+            _, writer = await connect()
+            writer.write(sent)
+            await asyncio.sleep(0.2)
+            client = list(door._connections)[-1]
+            late += [client.is_idle, client.is_late(time.monotonic() + 100), client.is_late(time.monotonic() + 1000)]
+        return late
+
+    assert talk(GrpcClient, talking) == [True, True, True, True, False, True]
+
+
+def test_what_triton_does_not_take_counts_as_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = bytes(20 << 20)
+
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await taking.wait()
+        await reader.readexactly(len(body))
+        writer.write(ANSWER)
+        await asyncio.sleep(10)
+
+    taking = asyncio.Event()
+
+    async def talking(door: Door, connect: Any) -> tuple[int, bytes]:
+        reader, writer = await connect()
+        writer.write(HEAD + b"Inference-Header-Content-Length: 0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await settle(lambda: any(client.triton and client.triton.is_full for client in door._connections))
+        held = door.memory.used
+        taking.set()
+        answer = await reader.readexactly(len(ANSWER))
+        await settle(lambda: door.memory.used == 0)
+        return held, answer
+
+    assert talk(HttpClient, talking, 32 << 20, wait) == (len(body), ANSWER)
+
+
+def test_who_reads_nothing_of_an_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
+        while True:
+            writer.write(bytes(1 << 16))
+            await writer.drain()
+
+    async def talking(door: Door, connect: Any) -> list[bool]:
+        _, writer = await connect()
+        writer.write(b"GET / HTTP/1.1\r\nHost: t\r\n\r\n")
+        await settle(lambda: any(client.transport.get_write_buffer_size() for client in door._connections))
+        await asyncio.sleep(0.2)
+        (client,) = door._connections
+        now = time.monotonic()
+        leaves = [client.leaves_unread(now + more) for more in (0, 110, 130)]
+        monkeypatch.setattr(doors, "_UNREAD_S", 0.1)
+        watching = asyncio.ensure_future(door.watch())
+        await settle(lambda: not len(door))
+        watching.cancel()
+        return leaves
+
+    assert talk(HttpClient, talking, serve=talk_on) == [False, False, True]
+
+
+def test_json_that_is_too_long_is_refused_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[object] = []
+    monkeypatch.setattr(Checks, "parse", lambda _, check: parsed.append(check))
+    content = zlib.compress(bytes(9 << 20))
+
+    async def talking(door: Door, connect: Any) -> bytes:
+        reader, writer = await connect()
+        writer.write(HEAD + b"Content-Encoding: deflate\r\nContent-Length: %d\r\n\r\n" % len(content) + content)
+        answer: bytes = await reader.readline()
+        return answer
+
+    assert talk(HttpClient, talking, 32 << 20) == b"HTTP/1.1 413 Request Entity Too Large\r\n"
+    assert not parsed
