@@ -69,7 +69,7 @@ class Way:
     """A row of ``ways.csv``: one way of asking, against each prompt alone and for the first time.
 
     Attributes:
-        tokens: that were compared: up to the first that differs.
+        tokens: that were compared: up to the first that differs, of which both sides' are.
         mean_difference, max_difference: of a token's log probability, in nats.
         identical: share of prompts that are continued by the same tokens.
         mean_limit, max_limit: of the number format.
@@ -100,7 +100,10 @@ def main(argv: Sequence[str]) -> None:
     found[PROMPT] = _score(arguments, target, prompts, alone)
     check_unchanged(arguments.endpoint, target.served.endpoint, arguments.model)
     precision = arguments.precision or _precision(target)
-    ways = [_compare(way, alone, made, LIMITS[precision]) for way, made in found.items()]
+    ways = [
+        _compare(way, alone, made, _gaps(arguments, target, prompts, alone, made), LIMITS[precision])
+        for way, made in found.items()
+    ]
     reasons = tuple(_reason(way, precision) for way in ways if way.verdict == FAILS)
     _write(arguments, target, prompts, ways, reasons)
     if reasons:
@@ -177,11 +180,49 @@ def _score(arguments: ConsistencyArguments, target: Target, prompts: Sequence[Id
     return [Made(each.tokens, score.log_probs) for each, score in zip(made, scores, strict=True)]
 
 
-def _compare(way: str, alone: Sequence[Made], others: Sequence[Made], limits: tuple[float, float]) -> Way:
-    differences, identical = list[float](), list[float]()
+def _common(first: Made, other: Made) -> int:
+    """Return how many tokens are the same before the first that differs."""
+    pairs = zip(first.tokens, other.tokens, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _gaps(
+    arguments: ConsistencyArguments,
+    target: Target,
+    prompts: Sequence[Ids],
+    alone: Sequence[Made],
+    others: Sequence[Made],
+) -> list[float]:
+    """Score the tokens that two continuations differ in first.
+
+    Differences of up to e between two ways of computing them make another token the most probable only where both are
+    within 2 e of each other.
+
+    Returns:
+        Half the difference of their log probabilities, for each prompt with such tokens.
+    """
+    pairs = []
+    for prompt, first, other in zip(prompts, alone, others, strict=True):
+        same = _common(first, other)
+        if same < min(len(first.tokens), len(other.tokens)):
+            pairs += [((*prompt, *first.tokens[:same]), each.tokens[same : same + 1]) for each in (first, other)]
+    if not pairs:
+        return []
+    with closing(Scorer(target, arguments.timeout_s)) as scorer:
+        scores = [each.log_probs[0] for each in scorer.score(pairs)]
+    return [abs(first - other) / 2 for first, other in zip(scores[::2], scores[1::2], strict=True)]
+
+
+def _compare(
+    way: str,
+    alone: Sequence[Made],
+    others: Sequence[Made],
+    gaps: Sequence[float],
+    limits: tuple[float, float],
+) -> Way:
+    differences, identical = list(gaps), list[float]()
     for first, other in zip(alone, others, strict=True):
-        pairs = zip(first.tokens, other.tokens, strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        same = _common(first, other)
         differences += np.abs(np.subtract(first.log_probs[:same], other.log_probs[:same])).tolist()
         identical.append(same == len(first.tokens) == len(other.tokens))
     mean, most = (float(each) for each in (np.mean(differences), np.max(differences))) if differences else (np.inf,) * 2

@@ -40,6 +40,7 @@ class Divergence:
         rest: float64 [N], the reference's probability of all tokens that count as one.
         variation, jensen_shannon: float64 [N, 2], the least and the most that the distances can be.
         flips: bool [N], whether the two prefer different tokens.
+        told: float64 [N], sum of the probabilities that the served model tells, which is no more than 1.
         reference, served: float64 [N], log probability of the given token.
     """
 
@@ -47,6 +48,7 @@ class Divergence:
     rest: Floats
     variation: Floats
     jensen_shannon: Floats
+    told: Floats
     flips: npt.NDArray[np.bool_]
     reference: Floats
     served: Floats
@@ -63,22 +65,25 @@ def compare(reference: Scores, served: Scores, tokens: npt.NDArray[np.int64]) ->
     parts = [slice(begin, begin + _ROWS) for begin in range(0, len(tokens), _ROWS)]
     columns = zip(*(_distances(reference, served, tokens, part) for part in parts), strict=True)
     flips = reference.top_ids[:, 0] != served.top_ids[:, 0]
-    kl, rest, variation, jensen_shannon = map(np.concatenate, columns)
+    kl, rest, variation, jensen_shannon, told = map(np.concatenate, columns)
     log_probs = reference.log_probs.astype(float), served.log_probs.astype(float)
-    return Divergence(kl, rest, variation, jensen_shannon, flips, *log_probs)
+    return Divergence(kl, rest, variation, jensen_shannon, told, flips, *log_probs)
 
 
 def _distances(reference: Scores, served: Scores, tokens: npt.NDArray[np.int64], part: slice) -> tuple[Floats, ...]:
-    """Compute the first four fields of ``Divergence`` for some places."""
+    """Compute the first five fields of ``Divergence`` for some places."""
     own = tokens[part, None]
     ids = np.concatenate((served.top_ids[part], own), 1)
     theirs = np.concatenate((served.top[part], served.log_probs[part, None]), 1).astype(float)
-    is_told = np.concatenate((served.top_ids[part] >= 0, ~(served.top_ids[part] == own).any(1, keepdims=True)), 1)
+    in_top = (served.top_ids[part] >= 0) & ~np.isneginf(served.top[part])
+    is_told = np.concatenate((in_top, ~((served.top_ids[part] == own) & in_top).any(1, keepdims=True)), 1)
     same = ids[:, :, None] == reference.top_ids[part, None, :]
     ours = np.take_along_axis(reference.top[part], same.argmax(2), 1).astype(float)
     ours[:, -1] = reference.log_probs[part]
     is_known = same.any(2)
     is_known[:, -1] = True
+    with np.errstate(over="ignore"):
+        told = np.exp(np.where(is_told, theirs, -np.inf)).sum(1)
     common = is_told & is_known & np.isfinite(theirs)
     p, q = np.exp(ours) * common, np.exp(theirs) * common
     p_rest, q_rest = np.maximum(0, 1 - p.sum(1)), np.maximum(0, 1 - q.sum(1))
@@ -86,7 +91,7 @@ def _distances(reference: Scores, served: Scores, tokens: npt.NDArray[np.int64],
     ratio = np.maximum(p_rest, _ROUNDING) / np.maximum(q_rest, _ROUNDING)
     left = np.where(p_rest > _ROUNDING, p_rest * np.log(ratio), 0)
     bounds = (_bounds(f, p, q, p_rest, q_rest) for f in (_variation, _jensen_shannon))
-    return (np.maximum(0, shared + left), p_rest, *bounds)
+    return (np.maximum(0, shared + left), p_rest, *bounds, told)
 
 
 def _bounds(f: Callable[[Floats, Floats], Floats], p: Floats, q: Floats, p_rest: Floats, q_rest: Floats) -> Floats:

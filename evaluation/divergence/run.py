@@ -163,7 +163,7 @@ class _Comparison:
         return bool(said) and not (own and own.quantization)
 
     def _decide(self, numbers: Numbers) -> Verdict:
-        rounding = self.divergence(self.source_scores(numbers).cut(self.top))
+        rounding = self.divergence(self.source_scores(numbers).cut(self.top).as_told(self.served, self.tokens))
         limits = self.arguments.most_ratio, self.arguments.most_tail_ratio
         return decide(self.divergence(self.served), rounding, self.numbers_of_passages, *limits, str(numbers))
 

@@ -47,6 +47,18 @@ class Scores:
         """Return the same with fewer of the most probable tokens."""
         return Scores(self.log_probs, self.top_ids[:, :most], self.top[:, :most])
 
+    def as_told(self, other: Scores, tokens: npt.NDArray[np.int64]) -> Scores:
+        """Return the same with as many of the most probable tokens in each place as other scores have there.
+
+        Args:
+            other: what a server tells.
+            tokens: [N], that were scored; one that comes last is there because it was scored, as most servers do.
+        """
+        counts = np.isfinite(other.top).sum(1)
+        last = np.take_along_axis(other.top_ids, np.maximum(counts - 1, 0)[:, None], 1)[:, 0]
+        is_told = np.arange(self.top.shape[1]) < (counts - (last == tokens))[:, None]
+        return Scores(self.log_probs, self.top_ids, np.where(is_told, self.top, -np.inf).astype(np.float32))
+
 
 def stream(model: LayeredModel, passages: Sequence[Ids], top: int, work: Path, label: str) -> Scores:
     """Score every token of passages but the first.

@@ -22,6 +22,7 @@ _TAIL = f"{TAIL}th percentile"
 Places = npt.NDArray[np.int64]
 WEIGHTS, KERNELS, FORMAT, UNKNOWN = "weights", "kernels", "number format", "unknown"
 FLOOR, TAIL_FLOOR = 1e-6, 1e-5  # nats, that fp32 in another order makes; see docs/accuracy.md
+_MOST_TOLD = 1.05  # bf16's logarithms are rounded
 _FLIPS_FLOOR, _ERRORS = 0.001, 3.0  # share of places that are ties, nearly; standard errors of a share
 
 
@@ -55,6 +56,9 @@ def decide(
     """
     if bad := int((~np.isfinite(served.served)).sum()):
         return Verdict(FAILS, (f"{bad} of {len(passages)} log probabilities are not finite numbers",))
+    if bad := int((~(served.told <= _MOST_TOLD)).sum()):
+        where = f"in {bad} of {len(passages)} places"
+        return Verdict(FAILS, (f"{where} what is told is no probability, or more than 1 in sum: logits, perhaps",))
 
     def ratio_of(figure: _OfNats, floor: float) -> Interval:
         return bootstrap(lambda at: figure(served.kl[at]) / (figure(rounding.kl[at]) + floor), passages)

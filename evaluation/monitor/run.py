@@ -112,6 +112,11 @@ def _squares(reference: CheckpointReference, numbers: Numbers, requests: Sequenc
         own, rounded = (each[end - len(request.tokens) : end] for each in found)
         served = np.array(request.log_probs)
         squares[row] = ((served - own) ** 2).mean(), ((rounded - own) ** 2).mean()
+    if bad := int((~np.isfinite(squares[:, 1])).sum()):
+        raise ConfigError(
+            f"of {bad} of {len(rows)} requests the reference in {numbers} is no finite number",
+            "evaluation.monitor.precision names the served one",
+        )
     return squares
 
 

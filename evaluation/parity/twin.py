@@ -35,6 +35,7 @@ LEAST_Z = 7.0  # of a sound model the largest of a hundred tensors has 3 to 4, s
 _ROWS = 8  # passages that are computed at once
 _SPARE = 1.2  # more passages than the noise needs: how large it is, is itself measured, to a tenth with 48 passages
 _NOT_FINITE = "log probabilities of passages are not finite numbers"
+_SOURCE_NOT_FINITE = "passages were not compared: the source in the served number formats is not finite there"
 _CANDIDATES, _STEP = 6, 0.01
 
 
@@ -113,6 +114,8 @@ class Twin:
         ours = [self._scores(each) for each in passages]
         with rounded_arithmetic(self._model, self._formats.data_type):
             rounding = [self._scores(each) - own for each, own in zip(passages, ours, strict=True)]
+        if not all(np.isfinite(each).all() for each in (*ours, *rounding)):
+            return PassageFindings(doubts=(_SOURCE_NOT_FINITE,))
         residuals = [theirs - own for theirs, own in zip(served, ours, strict=True)]
         sample = _Sample(passages[0], ours[0], residuals[0])
         is_near = not distances(residuals, rounding, extra_rms, self._formats.data_type).broken

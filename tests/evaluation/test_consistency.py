@@ -76,8 +76,17 @@ def other_prefill(tensors: Tensors, outputs: dict[str, Any], rows: int, is_known
         outputs["context_log_probs"] = outputs["context_log_probs"] * 1.05
 
 
+def other_tokens(tensors: Tensors, outputs: dict[str, Any], rows: int, is_known: bool) -> None:
+    """One prompt of some that were asked before is continued by other tokens from the first on."""
+    if is_known and rows == 1 and "context_log_probs" not in outputs and tensors["input_ids"].sum() % 3 == 0:
+        given = tensors["input_ids"].shape[1]
+        outputs["output_ids"] = outputs["output_ids"].copy()
+        outputs["output_ids"][..., given:] = (outputs["output_ids"][..., given:] + 7) % VOCAB
+
+
 @pytest.mark.parametrize(
-    ("spoil", "expected"), [(stale, [WARM, PRESSURE]), (crowded, [BATCH]), (other_prefill, [PROMPT])]
+    ("spoil", "expected"),
+    [(stale, [WARM, PRESSURE]), (crowded, [BATCH]), (other_prefill, [PROMPT]), (other_tokens, [WARM, PRESSURE])],
 )
 def test_a_fault_fails_in_the_way_that_shows_it(spoil: Spoil, expected: list[str], gpt2: Path, tmp_path: Path) -> None:
     with serve(gpt2 / "shards", inputs=GPT_INPUTS) as fake:

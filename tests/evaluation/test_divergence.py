@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.measurements.parity_runs import RANKS, SIZE, serve, shards_of
+from support.servers import openai_stand_in
 from support.servers.fake_triton import Tensors
 from support.servers.openai_stand_in import NAME, StandIn, serving
 from support.tiny_models import llama_models
@@ -233,6 +235,34 @@ def test_what_tells_five_log_probabilities_is_compared_by_five(model: Any, gpt2:
     finally:
         model.to(torch.float32)
     assert summary["verdict"] == INCONCLUSIVE and "precision=bf16" in json.dumps(summary["reasons"])
+
+
+def test_fewer_log_probabilities_than_were_asked_for_are_compared_with_as_many(
+    model: Any, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may take the number that is asked for, and tell one: then a bound from more is no measure of it."""
+    scores = openai_stand_in._scores
+
+    def told(served: Any, body: Any, ids: Any, made: Any, top: int, echo: bool) -> Any:
+        return scores(served, body, ids, made, min(top, 1), echo)
+
+    monkeypatch.setattr(openai_stand_in, "_scores", told)
+    half, ratios = model.to(torch.bfloat16), list[str]()
+    try:
+        with serving(StandIn(forward=lambda ids: log_probs_of(half, ids).float(), max_model_len=24)) as served:
+            for top in (1, 20):
+                summary = run(served.url, gpt2, tmp_path / str(top), model=NAME, precision="bf16", top=top)
+                ratios += re.findall(r"([\d.e-]+) times", summary["reasons"][0])
+    finally:
+        model.to(torch.float32)
+    assert len(ratios) == 2 and ratios[0] == ratios[1]
+
+
+def test_logits_in_place_of_log_probabilities_fail(model: Any, gpt2: Path, tmp_path: Path) -> None:
+    """Some servers can be told to give logits: they are so large that no divergence from below is left of them."""
+    with serving(StandIn(forward=lambda ids: log_probs_of(model, ids) + 20, max_model_len=24)) as served:
+        summary = run(served.url, gpt2, tmp_path / "out", model=NAME, precision="fp32")
+    assert summary["verdict"] == FAILS and "more than 1" in summary["reasons"][0]
 
 
 def test_an_api_that_names_tokens_by_their_texts_is_refused(gpt2: Path, tmp_path: Path) -> None:

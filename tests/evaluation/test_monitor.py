@@ -21,6 +21,8 @@ from support.measurements.parity_runs import serve, shards_of
 from support.servers.openai_endpoint import application_of
 from support.tiny_models.huggingface_models import VOCAB, save
 
+from evaluation.divergence.streamed import stream
+from evaluation.monitor import run
 from evaluation.monitor.arguments import MonitorArguments
 from evaluation.monitor.bets import Bets, score_of
 from evaluation.monitor.run import main
@@ -156,6 +158,21 @@ def test_a_log_probability_that_is_no_number_raises_it_at_once(gpt2: Path, tmp_p
     entry = {"time_ns": 5, "prompt": [4, 5], "tokens": [6], "log_probs": [float("nan")], "model_digest": ""}
     (tmp_path / "log").write_text(json.dumps(entry) + "\n")
     assert monitor(gpt2, tmp_path)["reasons"] == ["a log probability is not a finite number"]
+
+
+def test_a_reference_that_its_number_format_cannot_hold_is_no_evidence(
+    gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note(gpt2, "shards", tmp_path / "log", 2, seed=1)
+
+    def overflowing(model: Any, rows: Any, top: int, work: Path, label: str) -> Any:
+        scores = stream(model, rows, top, work, label)
+        return replace(scores, log_probs=scores.log_probs * np.nan) if "bf16" in label else scores
+
+    monkeypatch.setattr(run, "stream", overflowing)
+    with pytest.raises(ConfigError, match="2 of 2 requests the reference in bf16"):
+        monitor(gpt2, tmp_path)
+    assert not (tmp_path / "state.json").exists()
 
 
 def test_bad_input_is_refused_by_name(gpt2: Path, tmp_path: Path) -> None:

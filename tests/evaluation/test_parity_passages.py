@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.tiny_models.t5_models import huggingface_t5
 
 from backends.fastertransformer.engine.model import precision
 from benchmarks.parity.planted import PLANTED, open_shards
+from evaluation.parity import twin
 from evaluation.parity.twin import LEAST_Z
 from evaluation.tasks.metric import FAILS, HOLDS, INCONCLUSIVE
 
@@ -151,6 +153,24 @@ def test_what_cannot_be_told_is_inconclusive_and_says_what_would_tell(source: Pa
     assert enough > 20
     decided = look(source / "source", source / "bf16", tmp_path, "bf16", 0, **few, max_passages=enough)
     assert decided["verdict"] == HOLDS, decided["reasons"]
+
+
+def test_a_source_that_its_number_format_cannot_hold_is_inconclusive(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def overflowing(model: Any, data_type: str) -> Iterator[None]:
+        weight = next(model.parameters())
+        kept = weight.detach().clone()
+        weight.fill_(torch.inf)
+        try:
+            yield
+        finally:
+            weight.copy_(kept)
+
+    monkeypatch.setattr(twin, "rounded_arithmetic", overflowing)
+    summary = look(source / "source", source / "fp16", tmp_path, "fp16", 0)
+    assert summary["verdict"] == INCONCLUSIVE and "is not finite there" in summary["reasons"][0]
 
 
 def test_what_cannot_be_differentiated_is_inconclusive_in_a_coarse_format(source: Path, tmp_path: Path) -> None:
