@@ -45,7 +45,7 @@ class Progress:
         self.label, self.total, self.unit, self.total_bytes = label, total, unit, total_bytes
         self.done = 0
         self.done_bytes = 0
-        self._skipped_bytes = 0
+        self._skipped = self._skipped_bytes = 0
         self._lock = threading.Lock()
         self._terminal = sys.stderr.isatty() or os.environ.get("SLIPWAY_TERMINAL") == "1"
         self._started = time.monotonic()
@@ -63,9 +63,11 @@ class Progress:
         elif kind is None and self._printed < self.done:
             print(self._line(), file=sys.stderr, flush=True)
 
-    def skip(self, size_bytes: int) -> None:
-        """Count bytes that an earlier run finished: they are done, and say nothing of the rate."""
+    def skip(self, size_bytes: int = 0, items: int = 0) -> None:
+        """Count what an earlier run finished: it is done, and says nothing of the rate."""
+        self.done += items
         self.done_bytes += size_bytes
+        self._skipped += items
         self._skipped_bytes += size_bytes
 
     def advance(self, items: int = 1, size_bytes: int = 0) -> None:
@@ -91,9 +93,9 @@ class Progress:
                 size += f"  {human_bytes(own_bytes / elapsed)}/s"
             remaining_s = elapsed * (self.total_bytes - self.done_bytes) / own_bytes if own_bytes else None
         else:
-            share = self.done / self.total if self.total else 1.0
+            share, own = self.done / self.total if self.total else 1.0, self.done - self._skipped
             size = ""
-            remaining_s = elapsed / share - elapsed if share else None
+            remaining_s = elapsed * (self.total - self.done) / own if own else None
         remaining = "?" if remaining_s is None else human_time(max(0.0, remaining_s))
         when = f"in {human_time(elapsed)}" if self.done >= self.total else f"eta {remaining}"
         bar = "#" * int(share * 20) + "." * (20 - int(share * 20)) if self._terminal else f"{share:4.0%}"

@@ -74,7 +74,7 @@ def stream(model: LayeredModel, passages: Sequence[Ids], top: int, work: Path, l
     done, stages = _read_done(work), len(model.stages)
     sys.stderr.write(f"{label}: {estimate(model, sum(map(len, passages)), stages - done)}\n")
     with Progress(label, stages, "layers") as progress:
-        progress.advance(done)
+        progress.skip(items=done)
         for number in range(done, stages - 1):
             _run_stage(model, number, passages, work)
             write_atomically(work / _DONE, json.dumps({"stages": number + 1}))

@@ -18,6 +18,7 @@ from evaluation.divergence.reference import open_reference
 from evaluation.divergence.stage import LayeredModel, Numbers, Stage
 from export_scripts.checkpoints.user_files import NOTHING_GIVEN, GivenFiles
 from handover.errors import ConfigError
+from handover.progress import Progress
 
 YARN = {"rope_theta": 5e5, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 FP32 = Numbers()
@@ -94,6 +95,21 @@ def test_a_killed_run_goes_on_behind_its_last_layer(
     opened.clear()
     assert (again.scores(rows, 8, FP32).top == whole.top).all() and not opened  # it is kept
     assert not list((tmp_path / "others").rglob("*.f32"))
+
+
+@pytest.mark.parametrize("size", [0, 10])
+def test_what_an_earlier_run_finished_says_nothing_of_the_rate(
+    size: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Six of ten items, or their bytes, are there; one more takes a minute, so that three are left."""
+    now = [0.0]
+    monkeypatch.setattr("handover.progress.time.monotonic", lambda: now[0])
+    with Progress("reference", 10, "layers", 10 * size) as progress:
+        progress.skip(6 * size, items=6)
+        now[0] = 60.0
+        progress.advance(1, size)
+    said = capsys.readouterr().err
+    assert "7/10 layers" in said and "eta 0:03:00" in said
 
 
 def test_another_checkpoint_has_another_reference(llama: Path, tmp_path: Path) -> None:
