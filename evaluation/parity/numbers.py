@@ -14,7 +14,7 @@ from typing import Any
 
 from evaluation.parity.distances import PassageFindings
 from export_scripts.checkpoints.source import Source
-from export_scripts.convert import with_exact_gelu
+from export_scripts.targets.fastertransformer.convert import with_exact_gelu
 from ft_format.config_ini import FILE_NAME, ConfigIni, ConfigIniError
 from ft_format.families.family import ConfigValues
 from models.directory import CONFIG_FILE

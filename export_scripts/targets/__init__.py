@@ -1,1 +1,1 @@
-"""Forms other than FasterTransformer's that a checkpoint is written in."""
+"""The forms that a checkpoint is written in."""

@@ -157,7 +157,7 @@ def test_an_interrupt_says_which_tensor_was_the_last(tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt) as raised:
-        patched.setattr("export_scripts.convert.run_all", two_then_ctrl_c)
+        patched.setattr("export_scripts.targets.fastertransformer.convert.run_all", two_then_ctrl_c)
         convert(ConvertArguments(archive, output, 1, "fp32"))
     (said,) = raised.value.args
     found = re.fullmatch(r"after 2 of (\d+) tensors, the last one (model\.\S+\.bin); the next run continues", said)
