@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from export_scripts.arguments import HUGGINGFACE, PEFT, ConvertArguments
+from export_scripts.conversion.write.room import NO_ROOM, Room, room_for
 from handover.errors import exit_status
 from handover.manifest import Manifest
 from handover.signatures.sealing import Seal
@@ -25,7 +26,7 @@ _COLLECTED_EVERY = 50_000
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
-def convert(arguments: ConvertArguments, opened: Seal | None = None) -> Manifest:
+def convert(arguments: ConvertArguments, opened: Seal | None = None, room: Room = NO_ROOM) -> Manifest:
     """Convert a checkpoint and write the manifest last.
 
     Raises:
@@ -37,7 +38,7 @@ def convert(arguments: ConvertArguments, opened: Seal | None = None) -> Manifest
     if arguments.format == HUGGINGFACE:
         from export_scripts.targets.huggingface.convert import convert_to_huggingface
 
-        return convert_to_huggingface(arguments, seal)
+        return convert_to_huggingface(arguments, seal, room)
     if arguments.format == PEFT:
         from export_scripts.targets.peft.convert import convert_to_peft
 
@@ -60,7 +61,8 @@ def main(argv: Sequence[str]) -> None:
         fetch(
             arguments.hub_name, arguments.checkpoint, say=lambda line: print(f"convert: note: {line}", file=sys.stderr)
         )
-    convert(arguments, seal)
+    with room_for(arguments) as room:
+        convert(arguments, seal, room)
     gc.freeze()  # the interpreter looks for garbage once more at its end, which took as long again as half of planning
 
 

@@ -52,13 +52,14 @@ class LargestArguments(ScriptArguments):
 def convert_discarding(argv: Sequence[str]) -> None:
     """Convert, and write no zeros."""
     from export_scripts import convert
-    from export_scripts.conversion.write import late_writes, shard_file
+    from export_scripts.conversion.write import late_writes, room, shard_file
 
     def write_at(descriptor: int, content: memoryview, offset: int) -> None:
         if np.frombuffer(content, np.uint8).max():
             shard_file.write_at(descriptor, content, offset)
 
     vars(late_writes)["write_at"] = write_at
+    vars(room)["_MOST_BYTES"] = 0  # a hole has none
     convert.main(argv)
 
 

@@ -12,10 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from export_scripts.conversion.move.assembly import Assembly
 from export_scripts.conversion.write.copied_bytes import contents
 from export_scripts.conversion.write.journal import Journal, PartRecord, QuantizationRecord
 from export_scripts.conversion.write.late_writes import LateWrites, Turn
 from export_scripts.conversion.write.quantized_bytes import quantized_contents
+from export_scripts.conversion.write.room import NO_ROOM, Room
 from export_scripts.conversion.write.safetensors_layout import Part, Rows, WeightsFile
 from export_scripts.conversion.write.shard_file import full_disk_explained
 from export_scripts.conversion.write.shards import ShardSettings, Workspace, tensor_named
@@ -23,11 +25,13 @@ from handover.digests import BlockSums, SummedRange, joined_digest
 from handover.durable import begin_sync
 from handover.manifest import FileRecord
 
+_READ_TOGETHER = 16  # tensors whose checksums are compared together
 
-def begin_file(root: Path, file: WeightsFile, data_type: str, journal: Journal) -> None:
+
+def begin_file(root: Path, file: WeightsFile, data_type: str, journal: Journal, room: Room = NO_ROOM) -> None:
     """Make a file with its header and the room for its tensors, unless parts of it are there already.
 
-    It is a hard link where it has an origin on the same file system.
+    It is a hard link where it has an origin on the same file system; the first that is none takes ``room``.
     """
     path = root / file.growing
     if any(name == file.growing for name, _ in journal.parts):
@@ -37,7 +41,7 @@ def begin_file(root: Path, file: WeightsFile, data_type: str, journal: Journal) 
         with suppress(OSError):
             os.link(file.origin.resolve(), path)
             return
-    with full_disk_explained(path), path.open("wb") as stream:
+    with full_disk_explained(path), path.open("r+b" if room.take(path, file.size_bytes) else "wb") as stream:
         stream.write(file.header(data_type))
         stream.truncate(file.size_bytes)
 
@@ -75,7 +79,8 @@ def write_part(
         return [record for record in finished if record], []
     is_linked = part.file.is_linked(root)
     costs: list[QuantizationRecord] = []
-    stream = (content for rows in part.rows for content in _contents(rows, settings, workspace, costs))
+    read = _Read(workspace)
+    stream = (content for rows in part.rows for content in _contents(rows, settings, workspace, costs, read))
     records = []
     descriptor = os.open(path, os.O_RDONLY if is_linked else os.O_WRONLY)
     writes = LateWrites(descriptor, turn, workspace.kept)
@@ -97,6 +102,7 @@ def write_part(
                 begin_sync(descriptor, begin, end - begin)
             records.append(PartRecord(path.name, begin, end - begin, sums.sums().hex()))
         assert next(stream, None) is None, f"{part.rows[-1].tensor.name} has more bytes than its place"
+        read.verify()
     finally:
         os.close(descriptor)
     for cost in costs:
@@ -107,7 +113,7 @@ def write_part(
 
 
 def _contents(
-    rows: Rows, settings: ShardSettings, workspace: Workspace, costs: list[QuantizationRecord]
+    rows: Rows, settings: ShardSettings, workspace: Workspace, costs: list[QuantizationRecord], read: _Read
 ) -> Iterator[memoryview]:
     """Yield the bytes of rows, checked, a little at a time; add what quantizing them has cost."""
     tensor = rows.tensor
@@ -119,8 +125,36 @@ def _contents(
             yield from contents(box, tensor.name, own, workspace)
         else:
             costs.append((yield from quantized_contents(rows, box, tensor.quantization, settings, workspace)))
-        if rows.stop - rows.start == whole.shape[0]:
-            whole.verify(workspace.reader)
+    if rows.stop - rows.start == whole.shape[0]:
+        read.add(tensor.name, whole)
+
+
+class _Read:
+    """Tensors that were read as a whole; records that several of them share are summed up when all have been.
+
+    Query, key and value of a layer are one record of many, and follow one another.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._tensors: list[tuple[str, Assembly]] = []
+
+    def add(self, name: str, tensor: Assembly) -> None:
+        """Compare the checksums of a tensor's records, now or soon."""
+        self._tensors.append((name, tensor))
+        if len(self._tensors) == _READ_TOGETHER:
+            self.verify()
+
+    def verify(self) -> None:
+        """Compare those that were not compared yet.
+
+        Raises:
+            CheckpointError: a record is damaged.
+        """
+        for name, tensor in self._tensors:
+            with tensor_named(name):
+                tensor.verify(self._workspace.reader)
+        self._tensors.clear()
 
 
 def publish(root: Path, file: WeightsFile, parts: Sequence[PartRecord], journal: Journal) -> FileRecord:

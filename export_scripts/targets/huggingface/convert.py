@@ -27,6 +27,7 @@ from export_scripts.conversion.job import (
     workers_of,
 )
 from export_scripts.conversion.write.journal import Journal, PartRecord, QuantizationRecord
+from export_scripts.conversion.write.room import NO_ROOM, Room
 from export_scripts.conversion.write.safetensors_files import begin_file, publish, write_part
 from export_scripts.conversion.write.safetensors_layout import (
     LARGEST_FILE_BYTES,
@@ -55,8 +56,13 @@ _LAYOUT_VERSION = 3
 _KEPT = 2  # files of which a process keeps the parts: it seldom has to take another's
 
 
-def convert_to_huggingface(arguments: ConvertArguments, seal: Seal) -> Manifest:
+def convert_to_huggingface(arguments: ConvertArguments, seal: Seal, room: Room = NO_ROOM) -> Manifest:
     """Convert a checkpoint and write the manifest last.
+
+    Args:
+        arguments: of the conversion.
+        seal: signs it.
+        room: for the first file.
 
     Raises:
         CheckpointError: the checkpoint cannot be converted; see ``plan_huggingface``.
@@ -78,7 +84,7 @@ def convert_to_huggingface(arguments: ConvertArguments, seal: Seal) -> Manifest:
         library()
     sys.stderr.write(f"convert: note: {plan.source.source_map.name}, for transformers' {plan.architecture}\n")
     return write_directory(
-        KIND, plan, archive, made_from, arguments, seal, lambda unpacked: plan_huggingface(unpacked, wish)
+        KIND, plan, archive, made_from, arguments, seal, lambda unpacked: plan_huggingface(unpacked, wish), room
     )
 
 
@@ -90,6 +96,7 @@ def write_directory(
     arguments: ConvertArguments,
     seal: Seal,
     plan_again: Callable[[Archive], HuggingFacePlan],
+    room: Room = NO_ROOM,
 ) -> Manifest:
     """Write what is planned, and the manifest last.
 
@@ -101,6 +108,7 @@ def write_directory(
         arguments: of the conversion.
         seal: signs it.
         plan_again: plans it for the same files, unpacked.
+        room: for the first file.
 
     Raises:
         CheckpointError: the source is damaged, or was changed meanwhile.
@@ -108,14 +116,14 @@ def write_directory(
     """
     journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION}, plan.names())
     try:
-        _check_space(plan, arguments.output, journal)
+        _check_space(plan, arguments.output, journal, room)
         for remark in plan.remarks:
             sys.stderr.write(f"convert: note: {remark}\n")
         proof = prove(archive, plan.read, arguments)
         with mappable(archive, arguments.output) as unpacked:
             mapped = plan if unpacked is archive else plan_again(unpacked)
             forget_tokens()
-            records, read = _write_weights(mapped, arguments.output, journal, arguments.processes, not proof)
+            records, read = _write_weights(mapped, arguments.output, journal, arguments.processes, not proof, room)
         records += [
             write_bytes(arguments.output / name, content, journal) for name, content in plan.small_files.items()
         ]
@@ -164,7 +172,7 @@ def wish_of(arguments: ConvertArguments) -> Wish:
     )
 
 
-def _check_space(plan: HuggingFacePlan, output: Path, journal: Journal) -> None:
+def _check_space(plan: HuggingFacePlan, output: Path, journal: Journal, room: Room) -> None:
     written = {name: part.size_bytes for (name, _), part in journal.parts.items()}
     needed_bytes = SPARE_BYTES + sum(map(len, plan.small_files.values()))
     for file in plan.files:
@@ -173,7 +181,7 @@ def _check_space(plan: HuggingFacePlan, output: Path, journal: Journal) -> None:
             needed_bytes += 0 if is_linked else file.size_bytes - written.get(file.growing, 0)
     if plan.source.archive.is_compressed:
         needed_bytes += sum(plan.source.archive.sizes.values())
-    check_space(output, needed_bytes)
+    check_space(output, needed_bytes - room.stop())
 
 
 @dataclass
@@ -229,7 +237,7 @@ Written = tuple[list[PartRecord], list[QuantizationRecord]]
 
 
 def _write_weights(
-    plan: HuggingFacePlan, output: Path, journal: Journal, processes: int, sums_reads: bool
+    plan: HuggingFacePlan, output: Path, journal: Journal, processes: int, sums_reads: bool, room: Room
 ) -> tuple[list[FileRecord], Mapping[str, Sequence[SummedRange]]]:
     """Write all files of weights, part by part; each gets its name when its last part is there.
 
@@ -245,7 +253,8 @@ def _write_weights(
     parts = _Parts(files, data_type, workers_of(processes), part_bytes(plan.files))
     growing = {file.name: _Growing(file, spans, []) for file, spans in zip(files, parts.spans, strict=True)}
     for file in files:
-        begin_file(output, file, data_type, journal)
+        begin_file(output, file, data_type, journal, room)
+    room.close()
     workspaces: list[Workspace] = []  # one in each process, made where it is used
     ranges: list[FileRange] = []
     own = turns(workers_of(processes), 2 * workers_of(processes))  # files that are written at a time are neighbours
