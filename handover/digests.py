@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 try:
     from isal.isal_zlib import crc32
+    from isal.isal_zlib import crc32_combine as _combine
 except ImportError:  # a container that lacks it: the same sums, later
     from zlib import crc32
+
+    _combine = None  # type: ignore[assignment]
 
 __all__ = [
     "BLOCK_BYTES",
@@ -28,11 +31,14 @@ __all__ = [
     "Digest",
     "SummedRange",
     "crc32",
+    "crc32_combine",
     "file_digest",
     "joined_digest",
     "new_digest",
 ]
 
+crc32_combine: Callable[[int, int, int], int] | None = _combine
+"""The CRC-32 of two runs of bytes, one behind the other, from those of both and the second one's bytes."""
 SHA256, CRC32_BLOCKS = "sha256", "crc32-1m"
 BLOCK_BYTES = 1 << 20
 """Bytes of a file that one CRC-32 stands for."""
@@ -131,19 +137,16 @@ class SummedRange:
     size_bytes: int
     sums: bytes
 
-    def whole_blocks(self, file_bytes: int) -> dict[int, bytes]:
-        """Return the CRC-32 of the blocks that lie in the range as a whole, by their number in a file of that size."""
-        first, end = self.offset // BLOCK_BYTES, self.offset + self.size_bytes
-        found = {}
-        for number, start in enumerate(range(0, len(self.sums), 4), first):
-            low, high = number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, file_bytes)
-            if self.offset <= low and high <= end:
-                found[number] = self.sums[start : start + 4]
-        return found
+    def blocks(self, file_bytes: int) -> Iterator[tuple[int, int, int, bytes]]:
+        """Yield of each block of a file of that size: its number, first byte and end of what is known, and the sum."""
+        end = min(self.offset + self.size_bytes, file_bytes)
+        for number, start in enumerate(range(0, len(self.sums), 4), self.offset // BLOCK_BYTES):
+            low, high = max(number * BLOCK_BYTES, self.offset), min((number + 1) * BLOCK_BYTES, end)
+            yield number, low, high, self.sums[start : start + 4]
 
 
 def joined_digest(path: Path, ranges: Iterable[SummedRange]) -> str:
-    """Digest a file as ``file_digest`` does; only blocks that no range holds as a whole are read.
+    """Digest a file as ``file_digest`` does; only blocks that no ranges cover are read.
 
     Returns:
         ``crc32-1m:<hex>``
@@ -152,11 +155,29 @@ def joined_digest(path: Path, ranges: Iterable[SummedRange]) -> str:
     with path.open("rb", buffering=0) as stream:
         file_bytes = os.fstat(stream.fileno()).st_size
         known: dict[int, bytes] = {}
+        edges: dict[int, dict[int, tuple[int, bytes]]] = {}
         for one in ranges:
-            known |= one.whole_blocks(file_bytes)
+            for number, low, high, known_sum in one.blocks(file_bytes):
+                if high - low == min(BLOCK_BYTES, file_bytes - number * BLOCK_BYTES):
+                    known[number] = known_sum
+                elif low < high:
+                    edges.setdefault(number, {})[low] = high, known_sum
         for number in range(-(-file_bytes // BLOCK_BYTES)):
-            total.update(known.get(number) or _block_sum(stream.fileno(), number))
+            total.update(
+                known.get(number)
+                or _put_together(edges.get(number, {}), number, file_bytes)
+                or _block_sum(stream.fileno(), number)
+            )
     return f"{CRC32_BLOCKS}:{total.hexdigest()}"
+
+
+def _put_together(edges: Mapping[int, tuple[int, bytes]], number: int, file_bytes: int) -> bytes:
+    """Return a block's CRC-32 from those of its parts, by their first byte: end and CRC-32; empty: one is missing."""
+    end, value = number * BLOCK_BYTES, 0
+    while end in edges and crc32_combine is not None:
+        start, (end, following) = end, edges[end]
+        value = crc32_combine(value, int.from_bytes(following, "big"), end - start)
+    return value.to_bytes(4, "big") if end == min((number + 1) * BLOCK_BYTES, file_bytes) else b""
 
 
 def _block_sum(descriptor: int, number: int) -> bytes:

@@ -22,7 +22,7 @@ from export_scripts.tensors.array_of_pieces import ArrayOfPieces, box_around, pa
 from export_scripts.tensors.computed import Computed
 from export_scripts.tensors.dtypes import Array
 from export_scripts.tensors.read_sums import ReadSums
-from handover.digests import crc32
+from handover.digests import crc32, crc32_combine
 from handover.errors import CheckpointError
 
 # Bytes are read in one go up to this many times those wanted: still quicker than many calls.
@@ -32,6 +32,7 @@ _ALIGNMENT = 64
 _PIECE_BYTES = 1 << 20
 # Of what is only copied: read, checked, summed up and written while it lies in the second-level cache.
 RUN_BYTES = 512 << 10
+_EARLY_RUNS = 1024  # of a record, that are summed up before what lies before them
 _OPEN_FILES = 16  # that stay open: pieces of a tensor are read from several by turns
 
 
@@ -252,7 +253,7 @@ class Reader:
 
 
 class _RunningSum:
-    """A checksum of what came in order from the start.
+    """A checksum of what came, from the start; what came too early waits for what is before it.
 
     Attributes:
         end: of what is summed up, in the file.
@@ -262,12 +263,18 @@ class _RunningSum:
     def __init__(self, start: int) -> None:
         self.end = start
         self.value = 0
+        self._early: dict[int, tuple[int, int]] = {}  # end and CRC-32 of runs, by their start
 
     def add(self, run: Array, offset: int) -> None:
-        """Go on with the next bytes; others are left out."""
+        """Go on with the next bytes; others are kept in mind, unless they are many, or left out."""
         if offset == self.end:
             self.value = crc32(run.data, self.value)
             self.end += run.size
+        elif offset > self.end and crc32_combine is not None and len(self._early) < _EARLY_RUNS:
+            self._early[offset] = offset + run.size, crc32(run.data)
+        while self.end in self._early and crc32_combine is not None:
+            start, (self.end, following) = self.end, self._early.pop(self.end)
+            self.value = crc32_combine(self.value, following, self.end - start)
 
 
 def _record(view: Array) -> np.memmap[Any, Any] | None:

@@ -85,6 +85,31 @@ def test_sums_of_reads_in_any_order_and_taken_at_any_time_are_those_of_the_file(
         assert digests.joined_digest(path, by_path(ranges).get(str(path), [])) == digests.file_digest(path, "crc32-1m")
 
 
+@pytest.mark.parametrize("combines", [True, False])
+def test_a_record_that_is_read_in_any_order_is_compared_and_read_once(
+    combines: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As query, key and value of a layer, of which each takes rows of every group."""
+    if not combines:
+        monkeypatch.setattr(mapped, "crc32_combine", None)
+    content, path = Random(1).randbytes(300_000), tmp_path / "weights"
+    path.write_bytes(b"header" + content)
+    read_again: list[object] = []
+    again = mapped.Reader._sum_all
+    monkeypatch.setattr(mapped.Reader, "_sum_all", lambda *given: read_again.append(given) or again(*given))
+    for is_sound in (True, False):
+        record = mapped.map_record(path, 6, len(content), digests.crc32(content) ^ (not is_sound))
+        groups, reader = record.reshape(10, 6, 5000), mapped.Reader(1 << 20, set())
+        for part in (groups[:, :2], groups[:, 2:4], groups[:, 4:]):
+            assert (reader.read(part) == part).all()
+        if is_sound:
+            reader.verify(record)
+        else:
+            with pytest.raises(CheckpointError, match="is damaged: its bytes 6 to 300006 have the checksum"):
+                reader.verify(record)
+    assert bool(read_again) != combines
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("row", [0, 20_000, 36_000])
 def test_what_is_not_finite_is_named_by_tensor_and_place(row: int, value: float, source: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 
+from handover import digests
 from handover.digests import CRC32_BLOCKS, BlockSums, SummedRange, file_digest, joined_digest
 from handover.errors import ArtefactError
 from handover.manifest import FileRecord, Manifest
@@ -36,8 +37,13 @@ def test_sums_of_blocks_are_the_digest_of_the_list_of_checksums(size: int, tmp_p
     assert file_digest(path) == f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
+@pytest.mark.parametrize("combines", [True, False])
 @pytest.mark.parametrize("size", [5, MIB, 5 * MIB + 77])
-def test_ranges_with_known_sums_join_to_the_digest_of_the_file(size: int, tmp_path: Path) -> None:
+def test_ranges_with_known_sums_join_to_the_digest_of_the_file(
+    size: int, combines: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not combines:
+        monkeypatch.setattr(digests, "crc32_combine", None)
     content, path = os.urandom(size), tmp_path / "weights"
     path.write_bytes(content)
     random = Random(size)
@@ -49,8 +55,23 @@ def test_ranges_with_known_sums_join_to_the_digest_of_the_file(size: int, tmp_pa
             sums.update(content[begin:end])
             ranges.append(SummedRange(begin, end - begin, sums.sums()))
         assert joined_digest(path, ranges) == file_digest(path, CRC32_BLOCKS)
+    beyond = SummedRange(size, 9, bytes(4))  # the file has become shorter
+    assert joined_digest(path, [beyond]) == file_digest(path, CRC32_BLOCKS)
     wrong = SummedRange(0, size, bytes(4 * -(-size // MIB)))
     assert joined_digest(path, [wrong]) != file_digest(path, CRC32_BLOCKS), "what is known is not read"
+
+
+def test_blocks_that_ranges_share_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content, path = os.urandom(3 * MIB + 9), tmp_path / "weights"
+    path.write_bytes(content)
+    expected, ranges, begin = file_digest(path, CRC32_BLOCKS), list[SummedRange](), 0
+    for end in (7, MIB - 1, MIB + 5, 2 * MIB, len(content)):
+        sums = BlockSums(begin)
+        sums.update(content[begin:end])
+        ranges.append(SummedRange(begin, end - begin, sums.sums()))
+        begin = end
+    monkeypatch.setattr(digests, "_block_sum", None)
+    assert joined_digest(path, ranges) == expected
 
 
 def test_a_container_without_isal_finds_the_same_digest(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ TRAINING_MODULES = (
     *("numpy", "omegaconf", "pathlib", "pytorch_lightning", "torch", "transformer_engine"),
 )
 _ROOT = "tensor"
+_KEPT = 16  # chunks that stay mapped
 
 
 @dataclass(frozen=True)
@@ -120,12 +121,14 @@ class _Places:
     Attributes:
         files: that hold them.
         numbers: file, offset and length in it of each chunk, one chunk after another.
+        chunk: maps a tensor's chunk, given its key, its number among those of all tensors, and its sizes.
         corners: the offsets of a tensor's chunks in it, then their sizes; one tensor after another.
     """
 
     def __init__(self, files: _Files) -> None:
         self.files = files
         self.numbers, self.corners = array("q"), array("q")
+        self.chunk = lru_cache(_KEPT)(self._map)  # query, key and value of a layer are in the same ones
 
     def tensor(self, key: str, entry: Described, all_stored: Mapping[Any, Any]) -> ChunkedTensor:
         """Describe a tensor."""
@@ -153,6 +156,16 @@ class _Places:
         data_type = str(getattr(entry.properties, "dtype", ""))
         return ChunkedTensor(key, shape, data_type, _Chunks(self, key, len(shape), first, count, at))
 
+    def _map(self, key: str, number: int, sizes: tuple[int, ...]) -> Array:
+        """Map a tensor's chunk, by its number among those of all tensors."""
+        file, offset, length = self.numbers[3 * number : 3 * number + 3]
+        found = TorchFile(self.files.within(key, self.files.names[file], offset, length), key, _root)
+        tensor = found.state[_ROOT]
+        if not isinstance(tensor, StoredTensor) or tensor.shape != sizes:
+            path = self.files.archive.path
+            raise CheckpointError(f"{path}: {key} holds no chunk of {list(sizes)}", "copy the checkpoint again")
+        return found.read(tensor)
+
 
 def _find(stored: Mapping[Any, Any], key: str, offsets: tuple[int, ...] | None) -> Stored | None:
     """Find what is stored for a chunk, or for an object; None: nothing is."""
@@ -179,14 +192,7 @@ class _Chunks(ChunkTable):
         return first, second
 
     def map(self, number: int, sizes: tuple[int, ...]) -> Array:
-        files, at = self._places.files, 3 * (self._first + number)
-        file, offset, length = self._places.numbers[at : at + 3]
-        found = TorchFile(files.within(self._key, files.names[file], offset, length), self._key, _root)
-        tensor = found.state[_ROOT]
-        if not isinstance(tensor, StoredTensor) or tensor.shape != sizes:
-            path = files.archive.path
-            raise CheckpointError(f"{path}: {self._key} holds no chunk of {list(sizes)}", "copy the checkpoint again")
-        return found.read(tensor)
+        return self._places.chunk(self._key, self._first + number, sizes)
 
 
 def _object(files: _Files, key: str, stored: Stored | None) -> Any:
