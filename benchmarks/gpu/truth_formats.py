@@ -15,8 +15,9 @@ from torch import Tensor
 from backends.fastertransformer.engine.model.families import read_config
 from export_scripts.arguments import ConvertArguments
 
+from .truth_families import Shape, model_type_of
 from .truth_fp8 import add_input_scales, meant_by_fp8, put_experts_into_arrays, rounding_inputs
-from .truth_models import Shape, model_type_of, write_vocabulary
+from .truth_models import write_vocabulary
 
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp16 int8": torch.float16}
 FP8 = ("bf16 fp8", "bf16 fp8_block")  # the directories that convert makes of a hub directory
@@ -27,6 +28,11 @@ ARRAYS = "bf16 fp8_arrays"  # the second one, whose experts are one array in eac
 MXFP4 = "bf16 mxfp4"
 CACHE = "bf16 fp8_cache"
 FORMATS |= dict.fromkeys((*FP8, AT_LOAD, STATIC[1], ARRAYS, MXFP4, CACHE), torch.bfloat16) | {STATIC[0]: torch.float32}
+COMBINED = (
+    *(f"{format} adapters" for format in ("bf16", "fp16 int8", *FP8, AT_LOAD, STATIC[1], MXFP4, CACHE)),
+    *(f"{CACHE} {way}" for way in ("tight", "drafts_tight", "adapters_drafts_tight")),
+)
+"""Formats, and what is served in them."""
 _IN_ARRAYS = ("qwen3_moe", "qwen3_next", "glm4_moe")  # whose published files have arrays
 
 
@@ -44,18 +50,18 @@ class Meant(NamedTuple):
     loaded: Callable[[Any], Any] = lambda model: model
 
 
-def formats_of(names: tuple[str, ...], name: str, shards: Path, ranks: int) -> list[str]:
-    """List those of some formats that a family is served in: what is refused by name is left out."""
+def formats_of(name: str, shards: Path, ranks: int) -> list[str]:
+    """List the formats that a family is served in: what is refused by name is left out."""
     config = read_config(shards, model_type_of(name), ranks)
     has_arrays = bool(config.decoder and config.decoder.mixture and config.decoder.mixture.is_in_arrays)
     is_hub, has_latent = model_type_of(name) == "Llama", bool(config.decoder and config.decoder.latent)
     lacking = ("fp16 int8",) * config.has_experts + (*FP8, AT_LOAD) * (has_arrays or not is_hub)
     lacking += (CACHE,) * (has_latent or not is_hub) + STATIC * (has_latent or config.has_experts or not is_hub)
     lacking += (ARRAYS,) * (name not in _IN_ARRAYS) + (MXFP4,) * (name != "gpt_oss")
-    return [way for way in FORMATS if way in names and way not in lacking]
+    return [way for way in FORMATS if way not in lacking]
 
 
-def in_other_format(way: str, model: Any, shape: Shape, shards: Path, ranks: int) -> Meant:
+def in_other_format(way: str, model: Any, shape: Shape, shards: Path, ranks: int, folder: Path) -> Meant:
     """Write a model in a format, if a conversion does.
 
     Args:
@@ -64,42 +70,40 @@ def in_other_format(way: str, model: Any, shape: Shape, shards: Path, ranks: int
         shape: of the model.
         shards: that are served in fp32.
         ranks: that have scales of their own for their parts of matrices.
+        folder: for what is written; empty.
     """
-    folder, beside = shards.parent, shards.parent / "meant"
+    hub, beside = shards.parent / "hub", folder / "meant"
     if way in FP8:
-        served = made_again(way.partition(" ")[2], shape, folder)
+        served = made_again(hub, folder / "served", way.partition(" ")[2], shape)
         return Meant(served, meant_by_fp8(served, beside))
     if way == ARRAYS:
-        served = made_again("fp8_block", shape, folder, name=ARRAYS)
-        exact = meant_by_fp8(served, served.parent / "meant")
+        served = made_again(hub, folder / "served", "fp8_block", shape)
+        exact = meant_by_fp8(served, beside)
         put_experts_into_arrays(served)
         return Meant(served, exact)
     if way in STATIC:
-        served = made_again("fp8", shape, folder, name=way)
-        exact = meant_by_fp8(served, served.parent / "meant")
+        served = made_again(hub, folder / "served", "fp8", shape)
+        exact = meant_by_fp8(served, beside)
         scales = add_input_scales(served, exact, shape.vocab)
         rounding = partial(rounding_inputs, scales=scales)  # what is loaded again does not round, until it is told to
         return Meant(served, rounding(exact), rounding) if way != STATIC[0] else Meant(served, rounding(exact))
     if way == MXFP4:
-        served = made_again(way.partition(" ")[2], shape, folder)
+        served = made_again(hub, folder / "served", way.partition(" ")[2], shape)
         return Meant(served, meant_by_mxfp4(served))
     if way == AT_LOAD:
-        same = made_again("fp8", shape, folder, "bf16", AT_LOAD)
-        return Meant(made_again(None, shape, folder), meant_by_fp8(same, same.parent / "meant"))
+        same = made_again(hub, folder / "same", "fp8", shape, "bf16")
+        return Meant(made_again(hub, folder / "served", None, shape), meant_by_fp8(same, beside))
     if way == CACHE:
         return Meant(shards, model, with_rounded_cache)
     return Meant(shards, rounded_to_int8(model, ranks) if "int8" in way else model)
 
 
-def made_again(
-    quantization: str | None, shape: Shape, directory: Path, data_type: str = "fp32", name: str = ""
-) -> Path:
-    """Convert the model of a directory, quantized if that is asked for -> what is served."""
+def made_again(hub: Path, served: Path, quantization: str | None, shape: Shape, data_type: str = "fp32") -> Path:
+    """Convert a hub directory, quantized if that is asked for -> what is served."""
     from export_scripts.convert import convert
 
-    served = directory / (name or quantization or "plain") / "served"
     given = {"format": "huggingface", "quantization": quantization}
-    convert(ConvertArguments(directory / "hub", served, 1, data_type, **given))
+    convert(ConvertArguments(hub, served, 1, data_type, **given))
     write_vocabulary(shape.vocab, served)
     return served
 

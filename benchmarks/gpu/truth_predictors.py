@@ -6,6 +6,8 @@ Layers add little, so that a token says most of what follows it; and what drafts
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,46 @@ PREDICTING, HEADED = "_mtp", "_eagle3"  # ends of the names of such models
 _LITTLE = 0.05
 
 
+@dataclass(frozen=True)
+class _Form:
+    """How files have a predictor.
+
+    Attributes:
+        layers: where its layers are, by number.
+        projection: what leads into them.
+        norms: of the embedding and the model's output, before that, and of its own output.
+        norm: weight that multiplies by 1.
+        has_copies: whether it has an embedding and a head of its own.
+        count: of its layers; they are the last ones' copies.
+    """
+
+    layers: str
+    projection: str
+    norms: tuple[str, str, str]
+    norm: float = 1.0
+    has_copies: bool = False
+    count: int = 1
+
+
+def _form_of(model_type: str, layers: int) -> _Form:
+    """Return the form of a class's files, of a model of some layers."""
+    beside, behind = "mtp.layers.{}.", f"model.layers.{layers}."
+    if model_type.startswith("qwen3"):
+        norms = "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"
+        return _Form(beside, "mtp.fc", norms, norm=0.0)
+    first = beside.format(0)
+    if model_type == "nemotron_h":
+        norms = f"{first}enorm", f"{first}hnorm", f"{beside.format(1)}final_layernorm"
+        return _Form(beside, f"{first}eh_proj", norms, count=2)
+    norms = f"{behind}enorm", f"{behind}hnorm", f"{behind}shared_head.norm"
+    return _Form(behind, f"{behind}eh_proj", norms, has_copies=True)
+
+
 @torch.no_grad()
 def weaken_layers(model: Any) -> None:
     """Scale what layers add to the residual stream down, to a share of what the embedding puts there."""
-    outputs = [numbers for name, numbers in model.named_parameters() if "o_proj" in name or "down_proj" in name]
+    ends = "o_proj", "out_proj", "down_proj"
+    outputs = [numbers for name, numbers in model.named_parameters() if any(end in name for end in ends)]
     ids = torch.randint(3, model.config.vocab_size, (1, 64), generator=torch.Generator().manual_seed(5))
     for _ in range(2):  # what layers add depends a little on what those before them do
         states = model(ids, output_hidden_states=True).hidden_states
@@ -30,15 +68,20 @@ def weaken_layers(model: Any) -> None:
 
 
 def add_predictor(config: Any, directory: Path) -> None:
-    """Write a predictor behind the layers of a saved model, in DeepSeek's form: its layer is the last one's copy."""
+    """Write a predictor beside or behind the layers of a saved model, in its family's form."""
     (file,) = directory.glob("*.safetensors")
-    found, width, last = load_file(file), config.hidden_size, config.num_hidden_layers - 1
-    layer, place = f"model.layers.{last}.", f"model.layers.{last + 1}."
-    found |= {name.replace(layer, place): each.clone() for name, each in found.items() if name.startswith(layer)}
-    found |= {f"{place}{name}.weight": torch.ones(width) for name in ("enorm", "hnorm", "shared_head.norm")}
-    copies = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}
-    found |= {f"{place}{name}.weight": found[f"{of}.weight"].clone() for name, of in copies.items()}
-    found[f"{place}eh_proj.weight"] = torch.eye(width, 2 * width) + _LITTLE * torch.randn(width, 2 * width) / width**0.5
+    found, width, layers = load_file(file), config.hidden_size, config.num_hidden_layers
+    form = _form_of(config.model_type, layers)
+    for number in range(form.count):
+        layer = re.compile(rf"(model|backbone)\.layers\.{layers - form.count + number}\.")
+        place = form.layers.format(number)
+        found |= {layer.sub(place, name): each.clone() for name, each in found.items() if layer.match(name)}
+    found |= {f"{name}.weight": torch.full((width,), form.norm) for name in form.norms}
+    if form.has_copies:
+        copies = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}
+        found |= {f"{form.layers}{name}.weight": found[f"{of}.weight"].clone() for name, of in copies.items()}
+    noise = _LITTLE * torch.randn(width, 2 * width) / width**0.5
+    found[f"{form.projection}.weight"] = torch.eye(width, 2 * width) + noise
     save_file(found, file, {"format": "pt"})
 
 

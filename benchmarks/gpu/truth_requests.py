@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from backends.fastertransformer.engine.rows.answer import Tensors
 from benchmarks.gpu.sizes import for_encoder
 from ft_format.tensors import NO_TOKEN
 
-from .truth_models import Shape
+from .truth_families import Shape
 
 KINDS = ("greedy", "greedy", "greedy", "drawn", "drawn", "beams", "penalties", "words", "grammar")
 _LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 200, 255, 256, 257, 511, 600, 1023)
@@ -143,7 +144,9 @@ def tokens_of(ask: Ask, tensors: dict[str, Array], beam: int = 0) -> list[int]:
     return found
 
 
-def serve(engine: Engine, asks: list[Ask], burst: int, seed: int) -> list[Told]:
+def serve(
+    engine: Engine, asks: list[Ask], burst: int, seed: int, before: Callable[[int], None] | None = None
+) -> list[Told]:
     """Send requests in bursts, in an order of their own, and wait for all answers.
 
     Args:
@@ -151,10 +154,11 @@ def serve(engine: Engine, asks: list[Ask], burst: int, seed: int) -> list[Told]:
         asks: the requests.
         burst: as many are sent at once, before a pause of up to 20 ms; 0: all of them.
         seed: of the order and the pauses.
+        before: is called with the place of each request, before it is parsed.
     """
     rng, done = random.Random(seed), threading.Semaphore(0)
     told = [Told() for _ in asks]
-    before = [list[int]() for _ in asks]
+    found = [list[int]() for _ in asks]
 
     def send(place: int) -> None:
         ask, own = asks[place], told[place]
@@ -162,8 +166,8 @@ def serve(engine: Engine, asks: list[Ask], burst: int, seed: int) -> list[Told]:
         def take(answer: Any) -> None:
             if isinstance(answer, Tensors):
                 tokens = tokens_of(ask, answer.tensors)
-                own.is_consistent &= tokens[: len(before[place])] == before[place]
-                own.tensors, before[place] = answer.tensors, tokens
+                own.is_consistent &= tokens[: len(found[place])] == found[place]
+                own.tensors, found[place] = answer.tensors, tokens
                 own.parts += 1
             own.problem = getattr(answer, "problem", "")
             if answer.is_final:
@@ -174,6 +178,8 @@ def serve(engine: Engine, asks: list[Ask], burst: int, seed: int) -> list[Told]:
     order = list(range(len(asks)))
     rng.shuffle(order)
     for sent, place in enumerate(order, 1):
+        if before:
+            before(place)
         send(place)
         if burst and sent % burst == 0:
             time.sleep(rng.random() * 0.02)

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from backends.fastertransformer.engine.cache.fp8_entries import pack
 from backends.fastertransformer.engine.model.hub_reader import HubReader
 from backends.fastertransformer.engine.ops import cached_attention, fp8
 from backends.fastertransformer.engine.request import adapters
-from benchmarks.gpu import truth as gpu_truth
 from benchmarks.gpu import truth_models
-from benchmarks.gpu.truth import compare_format, compare_fp32
 from benchmarks.gpu.truth_answers import Row, check_answer
+from benchmarks.gpu.truth_errors import compare_format
 from benchmarks.gpu.truth_formats import ARRAYS, AT_LOAD, CACHE, STATIC
+from benchmarks.gpu.truth_fp32 import compare_fp32
 from benchmarks.gpu.truth_requests import KINDS, Told, draw_requests
-from benchmarks.gpu.truth_served import ADAPTERS, DRAFT_MODEL, DRAFTS, EAGLE, MTP, TINY, WAYS, TruthArguments, made
+from benchmarks.gpu.truth_served import TINY, TruthArguments, made
+from benchmarks.gpu.truth_ways import ADAPTERS, CHANGED, DRAFT_MODEL, DRAFTS, EAGLE, MTP
 from models import fused_experts
 
 SHAPE = TINY
 ARGUMENTS = TruthArguments(device="cpu", requests=len(KINDS))
-_PREDICTING = ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
+_PREDICTING = ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "qwen3_5", "qwen3_next", "nemotron3")
+
+
+def _in(way: str) -> TruthArguments:
+    return replace(ARGUMENTS, ways=(way,))
 
 
 def test_what_is_served_is_what_transformers_gives_until_a_weight_is_another(tmp_path: Path) -> None:
@@ -47,34 +53,43 @@ def test_what_is_served_is_what_transformers_gives_until_a_weight_is_another(tmp
         pytest.param("qwen3_moe_eagle3", EAGLE, marks=pytest.mark.long),
     ],
 )
-def test_a_model_that_drafts_for_itself_is_right(
-    name: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_truth, "WAYS", {way: WAYS[way]})
+def test_a_model_that_drafts_for_itself_is_right(name: str, way: str, tmp_path: Path) -> None:
     model, shards = made(name, SHAPE, tmp_path, 1)
-    (row,) = compare_fp32(ARGUMENTS, name, model, SHAPE, shards)
+    (row,) = compare_fp32(_in(way), name, model, SHAPE, shards)
     assert row.is_right and row.accepted > (50 if way == EAGLE else 100) and row.error < 1e-3, row.cells()
 
 
-def test_drafts_are_verified_until_a_weight_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_truth, "WAYS", {DRAFTS: WAYS[DRAFTS]})
+def test_drafts_are_verified_until_a_weight_is_another(tmp_path: Path) -> None:
     model, shards = made("llama", SHAPE, tmp_path, 1)
-    (row,) = compare_fp32(ARGUMENTS, "llama", model, SHAPE, shards)
+    (row,) = compare_fp32(_in(DRAFTS), "llama", model, SHAPE, shards)
     assert row.is_right and row.accepted > 0 and row.error < 1e-3, row.cells()
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[:, 3] += 0.5
-    assert not next(compare_fp32(ARGUMENTS, "llama", model, SHAPE, shards)).is_right
+    assert not next(compare_fp32(_in(DRAFTS), "llama", model, SHAPE, shards)).is_right
 
 
-def test_adapters_are_told_apart_until_their_pages_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_truth, "WAYS", {ADAPTERS: WAYS[ADAPTERS]})
+@pytest.mark.parametrize("way", [pytest.param(ADAPTERS, marks=pytest.mark.long), CHANGED])
+def test_adapters_are_told_apart_until_their_pages_are_not(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, shards = made("llama", SHAPE, tmp_path, 1)
-    (row,) = compare_fp32(ARGUMENTS, "llama", model, SHAPE, shards)
+    (row,) = compare_fp32(_in(way), "llama", model, SHAPE, shards)
     assert row.is_right and row.error < 1e-3, row.cells()
-    shutil.rmtree(tmp_path / "ways")
     monkeypatch.setattr(adapters.Adapter, "root", property(lambda _: 0, lambda *_: None), raising=False)
-    (row,) = compare_fp32(ARGUMENTS, "llama", model, SHAPE, shards)
+    (row,) = compare_fp32(_in(way), "llama", model, SHAPE, shards)
     assert not row.is_right and row.error > 0.05, row.cells()
+
+
+def test_adapters_beside_rounded_matrices_are_compared_with_the_same_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, shards = made("llama", SHAPE, tmp_path, 1)
+    row = compare_format(ARGUMENTS, "llama", "bf16 fp8 adapters", model, SHAPE, shards)
+    assert row.is_right, row.cells()
+    monkeypatch.setattr(
+        "benchmarks.gpu.truth_adapters.load_file", lambda path: {k: 1.5 * v for k, v in load_file(path).items()}
+    )
+    assert not compare_format(ARGUMENTS, "llama", "bf16 fp8 adapters", model, SHAPE, shards).is_right
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "glm4_moe"])
@@ -116,8 +131,6 @@ def test_a_model_that_becomes_fp8_is_compared_with_what_a_conversion_writes(
     model, shards = made("qwen3", SHAPE, tmp_path, 1)
     row = compare_format(ARGUMENTS, "qwen3", AT_LOAD, model, SHAPE, shards)
     assert row.is_right, row.cells()
-    for made_before in (AT_LOAD, "plain"):
-        shutil.rmtree(tmp_path / made_before)
     scaled = fp8.quantized
     monkeypatch.setattr(
         f"{HubReader.__module__}.quantized", lambda *given: (scaled(*given)[0], 1.1 * scaled(*given)[1])
@@ -131,7 +144,6 @@ def test_inputs_are_compared_with_those_that_the_same_scales_round(
     model, shards = made("llama", SHAPE, tmp_path, 1)
     row = compare_format(ARGUMENTS, "llama", STATIC[0], model, SHAPE, shards)
     assert row.is_right, row.cells()
-    shutil.rmtree(tmp_path / STATIC[0])
     monkeypatch.setattr(fp8, "round_statically", lambda x, _: x)
     assert not compare_format(ARGUMENTS, "llama", STATIC[0], model, SHAPE, shards).is_right
 
@@ -142,7 +154,6 @@ def test_experts_in_arrays_are_compared_with_what_they_are_apart(
     model, shards = made("glm4_moe", SHAPE, tmp_path, 1)
     row = compare_format(ARGUMENTS, "glm4_moe", ARRAYS, model, SHAPE, shards)
     assert row.is_right, row.cells()
-    shutil.rmtree(tmp_path / ARRAYS)
     one = fused_experts._one
     monkeypatch.setattr(fused_experts, "_one", lambda array, number, shape: one(array, number ^ 1, shape))
     assert not compare_format(ARGUMENTS, "glm4_moe", ARRAYS, model, SHAPE, shards).is_right
