@@ -30,8 +30,8 @@ class EngineServer(Supervised):
         directory: Path,
         log: Path,
         is_again: bool,
+        hint: str = "give the program in deployment.command, such as /path/to/venv/bin/vllm serve",
     ) -> None:
-        hint = "give the program in deployment.command, such as /path/to/venv/bin/vllm serve"
         super().__init__(title, argv, environment, directory, log, is_again, hint)
         self._directory = directory
         note_session(directory, self.pid, self.session)

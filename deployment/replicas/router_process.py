@@ -40,7 +40,15 @@ class RouterProcess:
 
     def _start(self, is_again: bool) -> None:
         argv, environment = self._router.argv(), environment_of(self._directory)
-        self._process = EngineServer(self._router.title, argv, environment, self._directory, self._log, is_again)
+        self._process = EngineServer(
+            self._router.title,
+            argv,
+            environment,
+            self._directory,
+            self._log,
+            is_again,
+            "name it in deployment.router_command",
+        )
         deadline = time.monotonic() + _PATIENCE_S
         while not self._is_stopped(_PAUSE_S) and not self._router.is_up():
             self._process.check()

@@ -12,7 +12,8 @@ from handover.endpoint import FILE_NAME, REPLICAS, Endpoint, deployment_of
 from handover.errors import ArtefactError, ConfigError, ServerError
 from handover.progress import human_time
 from launcher.config.choices import Stage
-from launcher.submit.jobs import STAGES_FILE, newest_run
+from launcher.submit.jobs import STAGES_FILE, newest_run, read_jobs
+from launcher.submit.kubernetes.kubectl import rollout_of
 
 _POLL_S = 0.5
 _SAY_EVERY_S = 30.0
@@ -23,7 +24,7 @@ def restart(results: Path) -> Iterator[str]:
 
     Raises:
         ArtefactError: nothing of these results is deployed.
-        ConfigError: it is one server.
+        ConfigError: it is one server, or its servers are pods.
         ServerError: a replica did not come back, or the deployment ended.
     """
     file = _deployed(results)
@@ -51,7 +52,12 @@ def restart(results: Path) -> Iterator[str]:
 
 
 def _deployed(results: Path) -> Path:
-    """Find the endpoint file of the newest run; ArtefactError: there is none."""
+    """Find the endpoint file of the newest run.
+
+    Raises:
+        ArtefactError: there is none.
+        ConfigError: its servers are pods.
+    """
     logs = newest_run(results)[-1]
     entries = json.loads((logs / STAGES_FILE).read_text())
     outputs = [entry.get("output", "") for entry in entries if entry["stage"] == Stage.deploy]
@@ -60,4 +66,7 @@ def _deployed(results: Path) -> Path:
     for file in files:
         if file.is_file():
             return file
+    for job in read_jobs(logs):
+        if Stage.deploy in job.stages and (command := rollout_of(job.job_id)):
+            raise ConfigError(f"the servers of {logs.parent} are pods, which Kubernetes restarts", command)
     raise ArtefactError(f"nothing of {logs.parent} is deployed", "start it: main.py stages=[deploy]")

@@ -26,6 +26,7 @@ from launcher.run.results import StageResult, write_results
 from launcher.submit import jobs
 from launcher.submit.jobs import SubmittedJob
 from launcher.submit.kubernetes.kubectl import job_id
+from launcher.submit.restarting import restart
 
 SEVERAL = {"deployment__replicas": 2}
 CHECKPOINT = PROJECT_DIR / "examples" / "gpt3_demo" / "checkpoints"
@@ -263,6 +264,12 @@ def test_cancel_deletes_what_has_not_ended_once(kubectl: Kubectl, results: Path)
     assert [line.split()[-1] for line in jobs.cancel(results)] == ["export"]
     deleted = [line for line in kubectl.asked if line.startswith("delete")]
     assert deleted == ["delete jobset/demo-run --namespace=ml --ignore-not-found --wait=false"]
+
+
+def test_restart_of_pods_is_kubernetes_own(results: Path) -> None:
+    with pytest.raises(ConfigError, match="are pods, which Kubernetes restarts") as refused:
+        list(restart(results))
+    assert refused.value.hint == "kubectl rollout restart deployment/demo-server --namespace=ml"
 
 
 def test_logs_of_stages_without_one_are_kubectls(kubectl: Kubectl, results: Path) -> None:

@@ -70,6 +70,16 @@ def job_id(namespace: str | None, kind: str, name: str, part: str = "") -> str:
     return "/".join([namespace or "", kind, name, *([part] if part else [])])
 
 
+def rollout_of(job_id: str) -> str:
+    """Return what restarts the pods of a server that stays, one after another; empty where it is none, or on Slurm."""
+    if job_id.count("/") < 2:
+        return ""
+    place = _Place.of(job_id)
+    if place.kind == "leaderworkerset":
+        return f"delete the pods of {place.owner} one group after another"
+    return " ".join(("kubectl rollout restart", place.owner, *place.scope)) if place.kind == "deployment" else ""
+
+
 class Kubectl:
     """kubectl as a scheduler; see ``Scheduler``."""
 
