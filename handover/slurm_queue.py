@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,14 @@ COMPLETING = "COMPLETING"
 ALIVE = ("PENDING", "RUNNING", COMPLETING, "CONFIGURING", "REQUEUED", "SUSPENDED", "RESIZING", "STOPPED")
 UNKNOWN_JOB = "Invalid job id"
 """What Slurm's programs say of a lone job that has left the queue."""
+
+CONTROLLER_AWAY = re.compile(
+    r"(?:Unable to contact slurm controller"
+    r"|Slurm backup controller in standby|Socket timed out|Zero Bytes|Insane message|Unexpected message"
+    r"|Communication \w+ failure|Message \w+ failure|Connection (?:refused|reset|timed out)|Network is unreachable"
+    r"|No route to host|Transport endpoint)"
+)
+"""What they say where no controller answers, as while one is restarted or another takes over."""
 
 
 class Queued(NamedTuple):

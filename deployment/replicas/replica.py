@@ -29,6 +29,10 @@ _PROJECT = Path(__file__).resolve().parents[2]
 _KILL_S = 5.0
 
 
+class NotNowError(ServerError):
+    """A replica cannot be told something for now; it goes on as it was, and may be told again."""
+
+
 class Place(Enum):
     """Where a replica is in its life."""
 

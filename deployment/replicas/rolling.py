@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Sequence
 from enum import Enum
 
-from deployment.replicas.replica import Place, Replica
+from deployment.replicas.replica import NotNowError, Place, Replica
 from deployment.replicas.router import Router
 from handover.errors import ServerError
 from handover.progress import say
@@ -83,8 +84,9 @@ class RollingRestart:
             return
         if left:
             say(f"restarting replica {replica.number}: {said} still in flight after {waited_s:.0f} s")
-        replica.leave()
-        self._phase = Phase.STOPPING
+        with contextlib.suppress(NotNowError):
+            replica.leave()
+            self._phase = Phase.STOPPING
 
     def _in_flight(self, replica: Replica) -> tuple[int, str]:
         """Count a replica's requests, and say how many they are: at least one while there is no answer."""

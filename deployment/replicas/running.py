@@ -23,7 +23,7 @@ from deployment.proof.served_models import find_served_models
 from deployment.replicas.health import Health
 from deployment.replicas.page import PageArguments, PageProcess
 from deployment.replicas.places import find_replicas
-from deployment.replicas.replica import Place, Replica
+from deployment.replicas.replica import NotNowError, Place, Replica
 from deployment.replicas.rolling import RollingRestart
 from deployment.replicas.router import Front
 from deployment.replicas.router_process import RouterProcess
@@ -35,6 +35,8 @@ from handover.errors import ServerError
 from handover.progress import human_time, say
 
 _POLL_S, _STARTING_POLL_S, _HEALTH_EVERY_S = 0.2, 0.05, 1.0
+_AGAIN_S = 10.0
+"""After a replica that has ended could not be started again for now."""
 _SWEEPING_S = 10.0
 """What a replica gets for its end beyond its own time for requests in flight, on a busy machine."""
 
@@ -64,7 +66,7 @@ class ReplicatedDeployment:
         self._replicas = find_replicas(given, arguments)
         self._health: dict[int, Health] = {}
         self._looked_at_health = 0.0
-        self._given_up = set[int]()
+        self._given_up, self._refused = set[int](), dict[int, float]()
         self._rolling: RollingRestart | None = None
         self._router: RouterProcess | None = None
         self._page: PageProcess | None = None
@@ -223,10 +225,15 @@ class ReplicatedDeployment:
             self._rolling = None
             self._request.fail(f"{reason}; the other replicas were not restarted")
         if replica.was_killed and replica.restarts < self._arguments.restart:
+            if time.monotonic() - self._refused.get(replica.number, -_AGAIN_S) < _AGAIN_S:
+                return
+            try:
+                replica.start()
+            except NotNowError as error:
+                self._refused[replica.number] = time.monotonic()
+                return say(f"waiting    {reason}: {error.problem}")
             replica.restarts += 1
-            say(f"replacing  {reason}: {replica.restarts} of {self._arguments.restart}")
-            replica.start()
-            return
+            return say(f"replacing  {reason}: {replica.restarts} of {self._arguments.restart}")
         self._given_up.add(replica.number)
         left = len(self._replicas) - len(self._given_up)
         if not (self._given.lasting and left):
@@ -247,8 +254,9 @@ class ReplicatedDeployment:
             health = self._health.get(replica.number)
             if health is not None and (problem := health.find_problem(router.sent_bytes(replica))):
                 say(f"sick       replica {replica.number}: {problem}")
-                del self._health[replica.number]
-                replica.kill()
+                with contextlib.suppress(NotNowError):  # it is asked again for a generation
+                    replica.kill()
+                    del self._health[replica.number]
 
     def _end(self, state: State) -> None:
         """End the replicas, whose last answers pass through the router, then that."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 
+from deployment.replicas.replica import NotNowError
 from handover import slurm_queue
-from handover.clients import ask
+from handover.clients import NO_ANSWER, ask
 from handover.errors import ServerError, shortened
 
 _ANSWER_S = 20.0
@@ -33,12 +35,13 @@ class SlurmJobs:
             return self._states.get(job, "")
 
     def requeue(self, job: str) -> None:
-        """Have a job run again that has ended, at once; ServerError: Slurm refuses."""
+        """Have a job run again that has ended, at once; ServerError: Slurm refuses, or is away (NotNowError)."""
         _run("scontrol", "requeue", job)
         with self._lock:
             self._times += 1  # an answer that is under way is of before
             self._states.pop(job, None)
-        _run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait for two minutes
+        with contextlib.suppress(ServerError):  # Slurm would wait for two minutes
+            _run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def signal(self, job: str, name: str) -> None:
         """Send the runner of a job a signal; nothing where there is none any more."""
@@ -76,4 +79,5 @@ def _ask(ids: Sequence[str]) -> dict[str, str]:
 def _run(*words: str) -> None:
     status, _, said = ask(*words, timeout_s=_ANSWER_S)
     if status:
-        raise ServerError(f"{words[0]}: {shortened(said.strip())}")
+        is_away = status == NO_ANSWER or slurm_queue.CONTROLLER_AWAY.search(said)
+        raise (NotNowError if is_away else ServerError)(f"{words[0]}: {shortened(said.strip())}")

@@ -8,15 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import SIGTERM, Signals
 
+from handover.slurm_queue import CONTROLLER_AWAY
 from launcher.run import console
 from launcher.run.process import Child
 
 _PATIENCE_S, _PAUSE_S = 600.0, 5.0
 _NEVER_STARTED = re.compile(
-    r"srun: error: Unable to (?:confirm allocation|create step) for job \d+: (?:Unable to contact slurm controller"
-    r"|Slurm backup controller in standby|Socket timed out|Zero Bytes|Insane message|Unexpected message"
-    r"|Communication \w+ failure|Message \w+ failure|Connection (?:refused|reset|timed out)|Network is unreachable"
-    r"|No route to host|Transport endpoint)"
+    rf"srun: error: Unable to (?:confirm allocation|create step) for job \d+: {CONTROLLER_AWAY.pattern}"
 )
 """What srun says where no controller answers, as while one is restarted or another takes over."""
 

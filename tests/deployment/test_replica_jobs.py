@@ -10,10 +10,11 @@ from support.servers.served import wait_for
 from support.slurm.fake_slurm import NO_SUCH_JOB, FakeSlurm
 
 from deployment.arguments import ReplicasArguments, ServeArguments
-from deployment.replicas import slurm_jobs
+from deployment.life.stop_request import StopRequest
+from deployment.replicas import running, slurm_jobs
 from deployment.replicas.job_replica import JobReplica
 from deployment.replicas.places import find_replicas
-from deployment.replicas.replica import Place
+from deployment.replicas.replica import NotNowError, Place
 from deployment.replicas.slurm_jobs import GONE, SlurmJobs
 from handover.endpoint import REPLICA_JOBS_VARIABLE, Endpoint
 from handover.errors import ServerError
@@ -116,6 +117,32 @@ def test_what_slurm_has_forgotten_has_ended_and_while_it_is_silent_its_last_word
     slurm.says("squeue", NO_SUCH_JOB)
     wait_for(lambda: slurm_says(replica, GONE))
     assert replica.look() is Place.ENDED
+
+
+def test_a_controller_that_is_away_costs_neither_a_restart_nor_the_deployment(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "_AGAIN_S", 0.0)
+    monkeypatch.setenv(REPLICA_JOBS_VARIABLE, "7,8")
+    server = ServeArguments(tmp_path, tmp_path / "endpoint.json", tmp_path / "server.log", restart=1)
+    given = ReplicasArguments("deployment.serve", (), job_logs=tmp_path)
+    deployment, replica = running.ReplicatedDeployment(given, server, StopRequest()), replica_in(tmp_path)
+    slurm.has("FAILED")
+    wait_for(lambda: replica.look() is Place.ENDED)
+    slurm.says(
+        "scontrol", "echo 'slurm_requeue error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+    )
+    deployment._replace(replica)
+    assert (replica.place, replica.restarts) == (Place.ENDED, 0)
+    slurm.says("scontrol", f'echo "$@" >> {tmp_path}/told')
+    deployment._replace(replica)
+    assert (replica.place, replica.restarts) == (Place.STARTING, 1) and slurm.told[0] == "requeue 8"
+    said = capsys.readouterr().out.splitlines()
+    assert "Unable to contact slurm controller" in said[0] and "replacing" in said[1]
+    slurm.says("scontrol", "echo 'Requested operation is presently disabled' >&2; exit 1")
+    with pytest.raises(ServerError) as refused:
+        replica.start()
+    assert not isinstance(refused.value, NotNowError)
 
 
 def test_a_router_that_is_not_told_its_jobs_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
