@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
+from deployment.doors.doors import is_loopback
 from handover.errors import ConfigError
 from launcher.clusters.cluster import Cluster, Replicas
 from launcher.clusters.kubernetes_names import LABEL, PLANS_PATH, check_labels, check_name, is_qualified, quantity_bytes
 from launcher.config.choices import ContainerRuntime, Router, Stage
 from launcher.config.cluster import ClusterConfig
+from launcher.config.deployment import DeploymentConfig
 from launcher.config.schema import Config
 from launcher.config.secrets import is_secret
 
@@ -65,6 +67,8 @@ class Kubernetes(Cluster):
         _check_keys(config)
         _check_image(config)
         check_values(config)
+        if serves_alone(config):
+            _check_doors(config.deployment)
         _check_router(config)
         _check_secrets(config)
 
@@ -142,6 +146,24 @@ def _check_image(config: Config) -> None:
             "start the server in a run of its own, stages=[deploy], and give its address as deployment.endpoint; or "
             "take one image for all",
         )
+
+
+def _check_doors(deployment: DeploymentConfig) -> None:
+    """Refuse a server that stays where neither probes nor a Service reach it; its ports are settled."""
+    if deployment.host is not None and is_loopback(deployment.host):
+        raise ConfigError(
+            f"deployment.host={deployment.host}: neither probes nor a Service reach the loopback of a pod",
+            "leave it out, and the server listens on its pod's address",
+        )
+    seen: dict[int, str] = {}
+    for name in ("http_port",) if deployment.engine.is_program else _PORTS:
+        port = getattr(deployment, name)
+        if port in seen:
+            raise ConfigError(
+                f"deployment.{seen[port]} and deployment.{name} are both {port}", "each door of a pod has its own port"
+            )
+        if port is not None:
+            seen[port] = name
 
 
 def _check_router(config: Config) -> None:

@@ -135,6 +135,12 @@ def test_files_of_the_checkout_in_the_image_are_those_of_this_one(settings: Sett
         (("export", "deploy"), {"deployment__engine": Engine.fastertransformer}, "MPI"),
         (("export", "deploy", "evaluate"), {"cluster__gpus_per_node": 1}, "which each node runs"),
         (("export", "deploy"), {"kubernetes__router": True}, "before one pod"),
+        (("export", "deploy"), {"deployment__host": "localhost"}, "the loopback of a pod"),
+        (
+            ("export", "deploy"),
+            {"deployment__metrics_port": 8000},
+            "http_port and deployment.metrics_port are both 8000",
+        ),
         (("export", "deploy", "evaluate"), {"kubernetes__router": True, **SEVERAL}, "before one pod"),
         (("export", "deploy"), {"deployment__affinity_header": "X-Session-Id", **SEVERAL}, "kubernetes.router=true"),
         (("export", "deploy"), {"deployment__router_command": "haproxy -q", **SEVERAL}, "kubernetes.router=true"),
