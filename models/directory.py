@@ -5,11 +5,14 @@ Names: transformers, ``utils/__init__.py`` (``SAFE_WEIGHTS_NAME``, ``WEIGHTS_IND
 
 from __future__ import annotations
 
+import errno
+import os
 import posixpath
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from models.checks import Refusal
 from models.safetensors import StoredTensor, parse_json, read_header
@@ -24,12 +27,27 @@ _DESCRIPTION_BYTES = 40 << 20
 _MOST_LISTED = 20
 
 
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file to read it; a pipe without a writer, which would hang its reader, is refused, and so is a device.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(kind := os.fstat(number).st_mode):
+        return os.fdopen(number, "rb")
+    os.close(number)
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is a device, pipe or socket, not a regular file", str(path))
+
+
 def read_json(path: Path, error: Refusal) -> dict[str, Any]:
     """Read a JSON object of a directory; an absent file is empty."""
     try:
         if not path.exists():
             return {}
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             content = stream.read(_DESCRIPTION_BYTES + 1)
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}", "") from None
@@ -93,7 +111,7 @@ def index_problems(weight_map: Mapping[str, str], held: Mapping[str, Iterable[st
 def _header(directory: Path, file: str, error: Refusal) -> dict[str, StoredTensor]:
     path = directory / file
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return read_header(stream, path.stat().st_size, str(path), error)
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}", "copy or download the checkpoint again") from None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from models.checks import Checks, Refusal, quoted
 from models.decoder import Decoder
 from models.described import NUMBER_TYPES
-from models.directory import read_json
+from models.directory import open_regular, read_json
 from models.fused import PARTS, taken_apart
 from models.safetensors import StoredTensor, read_header
 
@@ -166,7 +166,7 @@ def check_sums_alone(directory: Path, error: Refusal) -> dict[str, Any]:
 def _header(directory: Path, error: Refusal) -> dict[str, StoredTensor]:
     path = directory / WEIGHTS_FILE
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return read_header(stream, path.stat().st_size, str(path), error)
     except OSError as problem:
         hint = "PEFT's save_pretrained(safe_serialization=True) writes it; pickles (.bin) are not served"

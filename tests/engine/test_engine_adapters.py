@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -380,6 +381,10 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         lambda a: (a / "adapter_model.safetensors").rename(a / "adapter_model.bin"),
         r"pickles \(.bin\) are not served",
     ),
+    **{
+        f"a pipe as {name}": (lambda a, name=name: pipe(a / name), "not a regular file")
+        for name in ("adapter_config.json", "adapter_model.safetensors")
+    },
     "cut off": (
         lambda a: (a / "adapter_model.safetensors").write_bytes((a / "adapter_model.safetensors").read_bytes()[:-9]),
         "truncated",
@@ -416,6 +421,11 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         r"expected \[4, 64\]",
     ),
 }
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 def settings(adapter: Path, **changes: Any) -> None:
