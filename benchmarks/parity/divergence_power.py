@@ -60,6 +60,7 @@ _SCALES = {
         "scales of all are the first": lambda x: x[:1, :1].expand(x.shape).clone(),
     }.items()
 }
+_CACHE_BYTES = 1 << 28
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -165,7 +166,8 @@ def _look_at(subject: Planted, arguments: PowerArguments, directory: Path) -> It
         copied = shutil.copytree(subject.served, directory / "damaged")
         damage(copied)
         numbers = subject.numbers
-        settings = Settings(copied, 1, 1, numbers.data_type, 0, subject.reference.model_type, numbers.weights.mode)
+        given = (copied, 1, 1, numbers.data_type, 0, subject.reference.model_type, numbers.weights.mode)
+        settings = Settings(*given, kv_cache_bytes=_CACHE_BYTES)  # by itself it would take what a GPU has
         engine = open_engine(settings, torch.device(arguments.device))
         hits = [] if arguments.only_sound else _last_words(engine, subject.texts)
         usual = usual or _usual(subject, settings, hits, state, arguments.device)
