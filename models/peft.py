@@ -7,7 +7,7 @@ Files, keys and scaling: PEFT, ``utils/save_and_load.py`` and ``tuners/lora/conf
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ MOST_ADAPTERS, LARGEST_RANK = 64, 256
 """On a device at once, and of a served adapter."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PATTERN = re.compile(r"[\w.]+")
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
 # What the sum does not depend on, or what is read below. The keys of the weights say which modules there are.
 _HARMLESS = (
     *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_type"),
@@ -145,11 +146,47 @@ def read_adapter(directory: Path, decoder: Decoder, error: Refusal) -> dict[str,
             problems.append(problem)
         else:
             updates[name] = Update(pair["A"], pair["B"], scale)
+    problems += [f"{name}: PEFT passes over it, as {why}" for name in sides if (why := _not_asked_for(config, name))]
+    if absent := absent_targets(config, tuple(sides), tuple(layers)):
+        problems.append(f"it has no matrices for the target_modules {', '.join(absent)}")
     if problems or not updates:
         more = [f"... and {len(problems) - _MOST_LISTED} more"] if len(problems) > _MOST_LISTED else []
         lines = "\n  ".join(problems[:_MOST_LISTED] + more or ["it has no matrices"])
         raise error(f"{directory} does not fit the model\n  {lines}", "take an adapter of this very model")
     return updates
+
+
+def absent_targets(config: Mapping[str, Any], saved: Iterable[str], modules: Iterable[str]) -> list[str]:
+    """List the kinds of modules that a configuration names and the model has, and the adapter has not.
+
+    PEFT passes over names that nothing in the model has, as long as another name has something.
+    """
+    listed, saved, modules = _targets(config), tuple(saved), tuple(modules)
+    left_out = config.get("exclude_modules")
+    left_out = left_out if isinstance(left_out, list) else listed if left_out else []
+    return [
+        target
+        for target in listed
+        if target not in left_out and not _any_is(target, saved) and _any_is(target, modules)
+    ]
+
+
+def _targets(config: Mapping[str, Any]) -> list[str]:
+    targets = config.get("target_modules")
+    return [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
+
+
+def _any_is(target: str, modules: Iterable[str]) -> bool:
+    return any(module == target or module.endswith(f".{target}") for module in modules)
+
+
+def _not_asked_for(config: Mapping[str, Any], name: str) -> str:
+    """Say by what a configuration leaves a module out whose matrices are there; empty: it does not."""
+    if (listed := _targets(config)) and not any(_any_is(target, (name,)) for target in listed):
+        return "target_modules does not name it"
+    layers, index = config.get("layers_to_transform"), _LAYER.search(name)
+    wanted = [layers] if isinstance(layers, int) else layers if isinstance(layers, list) else None
+    return "layers_to_transform leaves its layer out" if wanted and index and int(index[1]) not in wanted else ""
 
 
 def check_sums_alone(directory: Path, error: Refusal) -> dict[str, Any]:

@@ -406,6 +406,21 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         lambda a: tensors(a, lambda found: {**found, **{f"{PREFIX}lm_head.lora_{n}.weight": ONE + 0 for n in "AB"}}),
         "lm_head: the model has no such linear layer",
     ),
+    "a module that is not named": (
+        lambda a: settings(a, target_modules=["q_proj", "v_proj"]),
+        "o_proj: PEFT passes over it, as target_modules does not name it",
+    ),
+    "a layer that is not named": (
+        lambda a: settings(a, layers_to_transform=[0]),
+        "layers.1.mlp.down_proj: PEFT passes over it, as layers_to_transform leaves its layer out",
+    ),
+    "no matrices for a module that is named": (
+        lambda a: (
+            tensors(a, lambda found: {name: each for name, each in found.items() if "q_proj" not in name}),
+            settings(a, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
+        ),
+        "no matrices for the target_modules q_proj",
+    ),
     "no matrix": (lambda a: tensors(a, lambda found: {**found, "other": ONE}), "other: no matrix"),
     "nothing": (lambda a: tensors(a, lambda found: {}), "it has no matrices"),
     "nan": (

@@ -17,7 +17,7 @@ from export_scripts.checkpoints.tensor_values import read_whole
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
-from models.peft import KEY, PREFIX, WEIGHTS_FILE, beyond_sums, rank_and_scale
+from models.peft import KEY, PREFIX, WEIGHTS_FILE, absent_targets, beyond_sums, rank_and_scale
 
 _WEIGHT_FILES = (WEIGHTS_FILE, "adapter_model.bin")
 # Architectures whose linear layers are transformers' Conv1D.
@@ -75,25 +75,9 @@ def read_adapter(name: str, archive: Archive, model: Archive, keys: Iterable[str
 
 
 def _check_targets(config: Mapping[str, Any], saved: tuple[str, ...], modules: tuple[str, ...], where: str) -> None:
-    """Make sure that each kind of module that the configuration lists and the model has is in the adapter.
-
-    PEFT passes over names that nothing in the model has, as long as another name has something.
-    """
-    targets = config.get("target_modules")
-    listed = [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
-    left_out = config.get("exclude_modules")
-    left_out = left_out if isinstance(left_out, list) else listed if left_out else []
-    absent = [
-        target
-        for target in listed
-        if target not in left_out and not _any_is(target, saved) and _any_is(target, modules)
-    ]
-    if absent:
+    """Make sure that each kind of module that the configuration lists and the model has is in the adapter."""
+    if absent := absent_targets(config, saved, modules):
         raise CheckpointError(f"{where} has no matrices for the target_modules {', '.join(absent)}", "copy it again")
-
-
-def _any_is(target: str, modules: Iterable[str]) -> bool:
-    return any(module == target or module.endswith(f".{target}") for module in modules)
 
 
 def _update(
