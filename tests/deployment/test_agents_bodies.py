@@ -93,6 +93,13 @@ def test_spoilt_bodies_are_refused_in_words(kind: str) -> None:
     assert refused > 400
 
 
+@pytest.mark.parametrize("name", ["metadata", "prompt_cache_key", "text", "reasoning"])
+def test_what_an_answer_repeats_is_what_json_can_hold(name: str) -> None:
+    """Or a stream that has begun would end with nothing."""
+    with pytest.raises(ApiError, match="half a character"):
+        Response({**RESPONSE, name: {"k": ["\ud800"]}}, service())
+
+
 def test_blocks_begin_and_end_in_order() -> None:
     blocks = Blocks()
     parts = [

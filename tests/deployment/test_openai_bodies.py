@@ -15,7 +15,7 @@ from support.servers.fake_triton import T5_INPUTS, FakeTriton, RefusalError, Ten
 from support.servers.openai_endpoint import application_of
 from tokenizers import Tokenizer, models
 
-from deployment.openai.bodies.body import check_fields
+from deployment.openai.bodies.body import check_fields, parse
 from deployment.openai.bodies.fields import CHAT, COMPLETIONS, NEUTRAL, REFUSED
 from deployment.openai.errors import ApiError
 
@@ -161,6 +161,12 @@ def test_a_key_that_stands_twice_is_refused(fake: FakeTriton, letters: Path, bod
             assert answer.status == 400 and "stands twice" in (await answer.json())["error"]["message"]
 
     run(fake, letters, ask)
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "-Infinity", "9" * 5000])
+def test_a_number_that_no_answer_could_repeat_is_refused(number: str) -> None:
+    with pytest.raises(ApiError, match="the body is not JSON"):
+        parse(f'{{"metadata": {{"a": [{number}]}}}}'.encode())
 
 
 def test_limits(fake: FakeTriton, letters: Path) -> None:

@@ -14,7 +14,7 @@ from deployment.openai.agents.translating import Translated, take_list, take_tex
 from deployment.openai.answers.reading import read_json
 from deployment.openai.errors import ApiError
 from deployment.openai.service import Service, service_of
-from deployment.openai.values import boolean, object_of, refuse, text
+from deployment.openai.values import boolean, checked_texts, object_of, refuse, text
 
 _SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user")
 _NEUTRAL = {
@@ -56,6 +56,8 @@ class Response:
 
     def __init__(self, given: Mapping[str, Any], service: Service) -> None:
         self._given, self._stored, self._number = given, service.conversations, 0
+        for name in given.keys() - {"input", "instructions"}:  # an answer repeats them
+            checked_texts(given[name], name)
         self._is_stored = boolean(given.get("store", False), "store")
         earlier = given.get("previous_response_id")
         if (self._is_stored or earlier) and service.arguments.shares_port:

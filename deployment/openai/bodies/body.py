@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isinf
 from typing import Any
 
 from deployment.openai.bodies.fields import NEUTRAL, REFUSED, Field
@@ -18,11 +19,19 @@ Values = Mapping[str, Any]
 def parse(content: bytes) -> Any:
     """Parse JSON that anybody may have written; ApiError: it is none."""
     try:
-        return json.loads(content, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        return json.loads(content, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object)
     except RecursionError:
         raise ApiError("the body is nested too deeply", "it is one object of fields") from None
     except ValueError as error:  # JSON, UTF-8, and numbers of too many digits
         raise ApiError(f"the body is not JSON: {shortened(str(error))}", "it is one object of fields") from None
+
+
+def _finite(digits: str) -> float:
+    """Read a number; one that is larger than any would be written back as what is no JSON."""
+    found = float(digits)
+    if isinf(found):
+        raise ValueError(f"{shortened(digits, 80)} is beyond all numbers that are read")
+    return found
 
 
 def _refuse_constant(name: str) -> Any:
