@@ -78,8 +78,10 @@ _WEIGHT_LIMITS: Limits = {
     "type": (("float",), "whole numbers are not read"),
     "num_bits": ((8,), "floating-point numbers of 8 bits are read"),
     "symmetric": ((True,), "there is no zero point"),
-    "actorder": ((None,), "columns lie in their own order"),
+    "actorder": ((None, False), "columns lie in their own order"),
+    "dynamic": ((None, False), "weights have scales in the files"),
 }
+_GROUP_LIMITS: Limits = {"format": _FORMATS, "output_activations": ((None,), "outputs of layers are rounded")}
 _STATIC_LIMITS: Limits = {**_WEIGHT_LIMITS, "strategy": (("tensor",), "a static scale is one for all activations")}
 
 
@@ -149,12 +151,24 @@ def read_quantization(said: Any, where: str, error: Refusal) -> Quantization:
 def _activations(method: str, said: Mapping[str, Any]) -> Iterator[str]:
     """Yield how activations are rounded, for each group of layers."""
     if method == "compressed-tensors":
-        inputs = [group.get("input_activations") or {} for group in said["config_groups"].values()]
-        yield from (STATIC if each.get("dynamic") is False else DYNAMIC for each in inputs)
+        yield from (STATIC if _static_inputs(group) else DYNAMIC for group in said["config_groups"].values())
     elif method == "modelopt":
         yield STATIC if said.get("quant_algo") == "FP8" else DYNAMIC
-    else:
+    elif method == "fp8":
         yield said.get("activation_scheme") or DYNAMIC
+    else:
+        yield DYNAMIC
+
+
+def _static_inputs(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a group of compressed-tensors says of inputs that have a scale in the files; empty: they have none.
+
+    A group that does not say whether it is dynamic is not.
+    """
+    inputs = group.get("input_activations")
+    if not isinstance(inputs, Mapping) or inputs.get("dynamic") not in (None, False):
+        return {}
+    return {"type": "int", "strategy": "tensor", **inputs}
 
 
 def _problems(said: Mapping[str, Any], known: Iterable[str], limits: Limits, where: str) -> list[str]:
@@ -180,12 +194,12 @@ def _of_groups(said: Mapping[str, Any], problems: list[str]) -> tuple[Block, ...
         if not isinstance(group, Mapping) or not isinstance(weights := group.get("weights"), Mapping):
             problems.append(f"{where}: {shown(group)}  (it does not say how its weights are stored)")
             continue
-        problems += _problems(group, _GROUP_KEYS, {"format": _FORMATS}, where)
+        problems += _problems(group, _GROUP_KEYS, _GROUP_LIMITS, where)
         problems += _problems({"type": "int", **weights}, _WEIGHT_KEYS, _WEIGHT_LIMITS, f"{where}.weights")
-        inputs = group.get("input_activations")
-        if isinstance(inputs, Mapping) and inputs.get("dynamic") is False:
-            given = {"type": "int", "strategy": "tensor", **inputs}
+        if given := _static_inputs(group):
             problems += _problems(given, _WEIGHT_KEYS, _STATIC_LIMITS, f"{where}.input_activations")
+        elif not isinstance(inputs := group.get("input_activations"), Mapping | None):
+            problems.append(f"{where}.input_activations: {shown(inputs)}  (it is an object)")
         strategy = weights.get("strategy")
         if strategy in ("tensor", "channel"):
             blocks.append(TENSOR if strategy == "tensor" else CHANNEL)

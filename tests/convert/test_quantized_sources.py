@@ -32,6 +32,7 @@ from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.schema import Assignment, Rule
 from ft_format.layout import FtDims, TensorSpec
 from handover.errors import CheckpointError
+from models.quantization import read_quantization
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 
@@ -281,6 +282,23 @@ def test_blocks_of_mxfp4_that_do_not_fit_are_refused(
         open_model_weights(open_archive(tmp_path), {})
 
 
+def in_group(**changes: Any) -> dict[str, Any]:
+    said = compressed("tensor")
+    said["config_groups"]["group_0"] |= changes
+    return said
+
+
+@pytest.mark.parametrize("left_out", ["dynamic", "strategy"])
+def test_inputs_have_scales_unless_a_group_says_that_they_are_dynamic(left_out: str) -> None:
+    """The defaults are the library's: ``tests/with_compressed_tensors``."""
+    inputs = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}
+    del inputs[left_out]
+    found = read_quantization(in_group(input_activations=inputs), "here", CheckpointError)
+    assert found.activations == {"static"}
+    fbgemm = {"quant_method": "fbgemm_fp8", "activation_scheme": "static"}  # which its class passes over
+    assert read_quantization(fbgemm, "here", CheckpointError).activations == {"dynamic"}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -299,6 +317,11 @@ def test_blocks_of_mxfp4_that_do_not_fit_are_refused(
         (compressed("group", num_bits=4, group_size=128), "weights.num_bits: 4  "),
         (compressed("tensor", symmetric=False), "weights.symmetric: False  "),
         (compressed("tensor_group", group_size=16), "weights.strategy: tensor_group  "),
+        (compressed("tensor", dynamic=True), "weights.dynamic: True  "),
+        (compressed("tensor", actorder="group"), "weights.actorder: group  "),
+        (in_group(output_activations={"num_bits": 8, "type": "float"}), "output_activations: .*outputs of layers are"),
+        (in_group(input_activations="static"), r"input_activations: static  \(it is an object"),
+        (in_group(input_activations={"num_bits": 8, "type": "int"}), "input_activations.type: int  "),
         (None, "27 tensors are FP8, and config.json has no quantization_config"),
     ],
 )

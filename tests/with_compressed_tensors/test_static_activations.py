@@ -28,6 +28,11 @@ def rounded(x: Tensor, scale: Tensor) -> Tensor:
     return found
 
 
+def test_a_group_that_does_not_say_whether_inputs_are_dynamic_has_scales() -> None:
+    left_out = QuantizationArgs(num_bits=8, type="float")
+    assert left_out.dynamic is False and left_out.strategy == "tensor"
+
+
 def test_the_library_computes_what_the_engine_does(tmp_path: Path) -> None:
     """transformers runs the directory with the library's hooks, but for those that round keys and values.
 
