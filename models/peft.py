@@ -181,7 +181,7 @@ def _any_is(target: str, modules: Iterable[str]) -> bool:
 
 
 def _not_asked_for(config: Mapping[str, Any], name: str) -> str:
-    """Say by what a configuration leaves a module out whose matrices are there; empty: it does not."""
+    """Return why a configuration leaves a module out whose matrices are there; empty: it does not."""
     if (listed := _targets(config)) and not any(_any_is(target, (name,)) for target in listed):
         return "target_modules does not name it"
     layers, index = config.get("layers_to_transform"), _LAYER.search(name)
