@@ -174,8 +174,14 @@ def assemble_backends(installation: Installation, directory: Path, engine_source
     )
     (python / _STUB).symlink_to(installation.stub)
     for source, name in ((engine_source, FASTERTRANSFORMER), *((source, source.name) for source in _FACTS)):
-        shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(source, root / name, ignore=_left_out)
     return root
+
+
+def _left_out(directory: str, names: list[str]) -> set[str]:
+    """Leave out what other interpreters compiled, and what one is writing: its own spares each start 200 modules."""
+    whole = f".{sys.implementation.cache_tag}.pyc"
+    return {name for name in names if os.path.basename(directory) == "__pycache__" and not name.endswith(whole)}
 
 
 def link_repository(repository: Path, directory: Path, is_watched: bool = False) -> Path:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import socket
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
@@ -173,7 +175,24 @@ def test_the_backend_directory_satisfies_triton(tmp_path: Path) -> None:
     assert library.is_file() and not library.is_symlink()
     assert (backends / "python" / "triton_python_backend_stub").samefile(installation.stub or "")
     assert (backends / "fastertransformer" / "model.py").is_file()
-    assert not list(backends.rglob("__pycache__"))
+
+
+def test_what_this_python_has_compiled_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: Python's own loader takes the code without its compiler."""
+    source, private = tmp_path / "engine", tmp_path / "private"
+    for directory in (source, private):
+        directory.mkdir()
+    (source / "model.py").write_text("x = 1\n")
+    compiled = Path(py_compile.compile(str(source / "model.py"), doraise=True) or "")
+    for other in (f"{compiled.name}.140234", "model.cpython-27.pyc"):  # one that is being written; another Python's
+        (compiled.parent / other).write_bytes(b"")
+    backends = assemble_backends(locate("slipway"), private, engine_source=source)
+    assert backends is not None
+    copy = backends / "fastertransformer" / "model.py"
+    assert [path.name for path in (copy.parent / "__pycache__").iterdir()] == [compiled.name]
+    monkeypatch.setattr(SourceFileLoader, "source_to_code", None)
+    code = SourceFileLoader("model", str(copy)).get_code("model")
+    assert code is not None and code.co_filename == str(copy)
 
 
 def test_what_python_caches_never_reaches_the_published_repository(tmp_path: Path) -> None:
