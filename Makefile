@@ -137,9 +137,10 @@ $(VENV)/.runtime: requirements.lock | $(VENV)/bin/python
 	$(PIP) $(TORCH)
 	touch $@
 
-# It begins by requirements.lock.
+# It begins by requirements.lock. Both are whole, so that nothing need be resolved and two processes install at a time.
 $(VENV)/.tests: requirements-test.lock requirements.lock | $(VENV)/bin/python
-	$(PIP) --require-hashes -r requirements-test.lock
+	sed 1d $< | $(PIP) --no-deps --require-hashes -r /dev/stdin & more=$$!; \
+	  $(PIP) --no-deps --require-hashes -r requirements.lock; first=$$?; wait $$more && exit $$first
 	$(PIP) $(TORCH)
 	touch $(VENV)/.runtime $@
 
