@@ -15,7 +15,7 @@ from typing import Any
 _PACKAGES = (
     *("transformer_engine", "transformer_engine_torch", "mamba_ssm", "causal_conv1d", "fla", "flash_attn", "apex"),
     *("nvidia_resiliency_ext", "tensorboard", "wandb", "mlflow", "datasets", "modelopt", "nemo_run", "torchvision"),
-    *("qwen_vl_utils", "timm", "open_clip", "grouped_gemm", "deep_ep", "triton"),
+    *("qwen_vl_utils", "timm", "open_clip", "grouped_gemm", "deep_ep", "triton", "six"),
 )
 
 
