@@ -82,7 +82,7 @@ def tight(
         shape: of the model.
         count: of requests, of which three quarters are drawn.
         seed: of the draw.
-        drafts: what drafts, and so has numbers in the pages too.
+        drafts: what drafts, and so has numbers in the pages too: all of them in the first rank.
         ranks: among which heads are divided.
         number: bytes of one in the cache.
         width: beams of the largest request; 0: as drawn.
@@ -97,7 +97,7 @@ def tight(
         entry = config.decoder.latent.kv_width
     layers = config.decoder.layers if config.decoder else ()
     attending = sum("attention" in layer.blocks for layer in layers) or config.num_layer
-    beside = {DRAFT_MODEL: attending * entry, MTP: entry + shape.hidden, EAGLE: 3 * shape.hidden}
+    beside = {DRAFT_MODEL: attending * entry * ranks, MTP: entry * ranks + shape.hidden, EAGLE: 3 * shape.hidden}
     kv_bytes = int(most * (attending * entry + beside.get(drafts, 0)) * number)
     if not (kind := config.mamba or config.delta):
         return chosen, kv_bytes
