@@ -18,6 +18,7 @@ from export_scripts.arguments import ConvertArguments
 from .truth_families import Shape, model_type_of
 from .truth_fp8 import add_input_scales, meant_by_fp8, put_experts_into_arrays, rounding_inputs
 from .truth_models import write_vocabulary
+from .truth_predictors import PREDICTING
 
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp16 int8": torch.float16}
 FP8 = ("bf16 fp8", "bf16 fp8_block")  # the directories that convert makes of a hub directory
@@ -56,7 +57,8 @@ def formats_of(name: str, shards: Path, ranks: int) -> list[str]:
     has_arrays = bool(config.decoder and config.decoder.mixture and config.decoder.mixture.is_in_arrays)
     is_hub, has_latent = model_type_of(name) == "Llama", bool(config.decoder and config.decoder.latent)
     lacking = ("fp16 int8",) * config.has_experts + (*FP8, AT_LOAD) * (has_arrays or not is_hub)
-    lacking += (CACHE,) * (has_latent or not is_hub) + STATIC * (has_latent or config.has_experts or not is_hub)
+    has_scales = is_hub and not (has_latent or config.has_experts or name.endswith(PREDICTING))
+    lacking += (CACHE,) * (has_latent or not is_hub) + STATIC * (not has_scales)
     lacking += (ARRAYS,) * (name not in _IN_ARRAYS) + (MXFP4,) * (name != "gpt_oss")
     return [way for way in FORMATS if way not in lacking]
 
