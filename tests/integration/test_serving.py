@@ -234,6 +234,7 @@ def test_concurrent_requests_are_answered_each_by_itself(endpoint: Endpoint, exp
         assert list(pool.map(lambda prompt: generate(endpoint, prompt, OUTPUT_LEN), repeated)) == expected * 6
 
 
+@pytest.mark.clock
 def test_a_short_request_does_not_wait_for_a_long_one(client: triton_grpc.InferenceServerClient) -> None:
     def ask(rows: int, count: int) -> list[triton_grpc.InferInput]:
         never = np.full((rows, 1), 2**31 - 1, np.uint32)
