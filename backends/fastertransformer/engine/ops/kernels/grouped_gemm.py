@@ -18,7 +18,7 @@ from ..fp8 import block_of
 from .elements import activated, combined, converted
 from .expert_choice import sort_by_expert
 from .fp4_tiles import fp4_tile
-from .launch import bytes_of, has_wide_memory, is_older, scales_of
+from .launch import bytes_of, is_older, scales_of
 
 
 class Tiles(NamedTuple):
@@ -36,19 +36,9 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# Chosen by what other grouped products take. Of other numbers than halves they are not measured yet.
+# Chosen by what other grouped products take, and not measured yet.
 _FEW, _SOME, _MANY = Tiles(16, 32, 128, 4, 4), Tiles(32, 64, 64, 4, 4), Tiles(128, 64, 64, 8, 3)
 _OLDER_PACKED = Tiles(64, 64, 64, 4, 3)  # many rows times MXFP4 before Hopper, where more would spill registers
-# Of halves: rows of an expert, on average, below which these are taken, into the middle and out of it. Of 60 each they
-# are the quickest for Qwen3 30B-A3B's layer in bf16 on an H100, where few rows gain nothing: products of its 48 layers
-# take 20.3 ms for 256 rows in place of 21.3, 21.0 in place of 22.5 for 512, and 35.0 in place of 40.4 for 4,096.
-_HALVES = (
-    (16, _FEW, _FEW),
-    (32, Tiles(32, 64, 128, 4, 3), Tiles(32, 128, 128, 4, 3)),
-    (64, Tiles(64, 64, 128, 4, 4), Tiles(32, 128, 128, 4, 3)),
-    (128, Tiles(64, 64, 64, 4, 3), Tiles(64, 128, 64, 4, 4)),
-    (1 << 30, Tiles(128, 128, 64, 8, 4), Tiles(128, 256, 64, 8, 4)),
-)
 
 
 @triton.jit
@@ -155,28 +145,18 @@ def run_experts(layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Te
     """Sum what each token's experts compute of it; see experts.run_experts."""
     pairs, experts = chosen.numel(), layer.into.count
     order, ends = sort_by_expert(chosen, experts)
+    many = _OLDER_PACKED if layer.into.is_packed and is_older(x.device) else _MANY
+    tiles = many if pairs >= 64 * experts else _SOME if pairs >= 16 * experts else _FEW
     assert layer.into.weight is not None and layer.out.weight is not None
-    into_tiles, out_tiles = _tiles(layer.into, pairs, x.device)
     width = layer.out.inputs
     inner = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
     # Of experts elsewhere nothing is written.
     make = torch.empty if layer.first is None else torch.zeros
     results = make(pairs, x.shape[1], dtype=x.dtype, device=x.device)
     sorted_pairs = (order, ends, counts)
-    _launch(inner, x.contiguous(), layer.into, sorted_pairs, chosen.shape[1], into_tiles, layer)
-    _launch(results, inner, layer.out, sorted_pairs, chosen.shape[1], out_tiles)
+    _launch(inner, x.contiguous(), layer.into, sorted_pairs, chosen.shape[1], tiles, layer)
+    _launch(results, inner, layer.out, sorted_pairs, chosen.shape[1], tiles)
     return results.view(*chosen.shape, -1).sum(1)
-
-
-def _tiles(matrices: ExpertMatrices, pairs: int, device: torch.device) -> tuple[Tiles, Tiles]:
-    """Return how the products into the middle and out of it are cut."""
-    assert matrices.weight is not None
-    rows = pairs / matrices.count
-    if matrices.weight.element_size() == 2 and has_wide_memory(device):
-        return next((into, out) for most, into, out in _HALVES if rows < most)
-    many = _OLDER_PACKED if matrices.is_packed and is_older(device) else _MANY
-    tiles = many if rows >= 64 else _SOME if rows >= 16 else _FEW
-    return tiles, tiles
 
 
 def _launch(
