@@ -93,6 +93,15 @@ class Update(NamedTuple):
         return self.up.shape[1]
 
 
+def names_in_files(module: str) -> tuple[str, ...]:
+    """Return the names that a model's files may have for a module of an adapter.
+
+    transformers' class of Nemotron-H calls ``model`` what all files of such models call ``backbone``.
+    """
+    name = module.removeprefix(PREFIX)
+    return (name, f"backbone.{name.removeprefix('model.')}") if name.startswith("model.") else (name,)
+
+
 def check_name(name: str, error: Refusal) -> str:
     """Return the name of an adapter; ``error`` makes the exception for one that is no name of a directory."""
     if not _NAME.fullmatch(name):
@@ -142,10 +151,13 @@ def read_adapter(directory: Path, decoder: Decoder, error: Refusal) -> dict[str,
     updates = dict[str, Update]()
     for name, pair in sides.items():
         rank, scale = rank_and_scale(config, where, name, error)
-        if problem := _problem(name, pair, rank, layers.get(name)):
+        own = next((each for each in names_in_files(name) if each in layers), name)
+        if problem := _problem(name, pair, rank, layers.get(own)):
             problems.append(problem)
+        elif own in updates:
+            problems.append(f"{name}: its matrices are there twice, as {own}'s too")
         else:
-            updates[name] = Update(pair["A"], pair["B"], scale)
+            updates[own] = Update(pair["A"], pair["B"], scale)
     problems += [f"{name}: PEFT passes over it, as {why}" for name in sides if (why := _not_asked_for(config, name))]
     if absent := absent_targets(config, tuple(sides), tuple(layers)):
         problems.append(f"it has no matrices for the target_modules {', '.join(absent)}")

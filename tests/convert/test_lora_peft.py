@@ -15,6 +15,7 @@ from support.shards.decoder_forward import forward
 from support.tiny_models.huggingface_models import logits, save
 from support.tiny_models.llama_models import save as save_llama
 from support.tiny_models.llama_models import saved
+from support.tiny_models.low_rank import draw, merged, write
 from support.tiny_models.peft_adapters import ADAPTERS, DATA, INPUT_IDS
 
 from evaluation.parity.references import open_reference
@@ -45,6 +46,28 @@ def test_merged_logits_are_pefts(name: str, ranks: int, tmp_path: Path) -> None:
     manifest = run(tmp_path / "source", tmp_path / "out", DATA / name, ranks)
     assert difference(tmp_path / f"out/{ranks}-gpu", name) < 1e-4
     assert manifest.made_from["adapter"] == str(DATA / name)
+
+
+def test_a_module_may_have_the_name_that_its_class_gives_it_or_the_files(tmp_path: Path) -> None:
+    """transformers' Nemotron-H has a ``model`` where its files have a ``backbone``, whose names PEFT does not know."""
+    import transformers
+
+    model = save_llama("nemotron_h", tmp_path / "source")
+    pairs = draw(model, 3, targets=("q_proj", "o_proj", "up_proj", "in_proj"))
+    as_files = {name.replace("model.", "backbone.", 1): pair for name, pair in pairs.items()}
+    wanted = logits(merged(model, pairs), INPUT_IDS)
+    assert np.abs(wanted - logits(model, INPUT_IDS)).max() > 0.01, "it changes something"
+    for name, each in (("class", pairs), ("files", as_files)):
+        adapter = write(tmp_path / name, each)
+        out = tmp_path / f"out-{name}"
+        convert(ConvertArguments(tmp_path / "source", out, 1, "fp32", adapter=adapter, format="huggingface"))
+        found = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+        assert np.abs(logits(found, INPUT_IDS) - wanted).max() < 1e-4
+    again = {name: (a.clone(), b.clone()) for name, (a, b) in as_files.items()}
+    both = write(tmp_path / "both", pairs | again)
+    given = ConvertArguments(tmp_path / "source", tmp_path / "out", 1, "fp32", adapter=both, format="huggingface")
+    with pytest.raises(CheckpointError, match="has the matrices of .* twice, by two names"):
+        convert(given)
 
 
 def test_inspect_shows_what_is_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

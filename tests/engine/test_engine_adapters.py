@@ -108,9 +108,9 @@ def test_an_adapter_s_first_matrices_lie_behind_a_layer_s(tmp_path: Path, monkey
     engine.close()
 
 
-@pytest.mark.parametrize("case", ["phi3_plain", "gemma2", "qwen3_moe_alike", "deepseek_v3", "falcon_h1"])
+@pytest.mark.parametrize("case", ["phi3_plain", "gemma2", "qwen3_moe_alike", "deepseek_v3", "falcon_h1", "nemotron_h"])
 def test_layers_of_other_families_have_adapters(case: str, tmp_path: Path) -> None:
-    """Fused matrices, norms behind, shared experts, latent attention, factors before the activation."""
+    """Fused matrices, norms behind, shared experts, latent attention, factors; files that name a layer otherwise."""
     targets = {
         "phi3_plain": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
         "qwen3_moe_alike": ALL[:4],
@@ -126,6 +126,15 @@ def test_layers_of_other_families_have_adapters(case: str, tmp_path: Path) -> No
     engine = opened(tmp_path)
     check_rows(engine, {"": model, "only": merged(model, pairs, 1.5)}, ["only", "", "only"])
     engine.close()
+
+
+def test_a_layer_whose_matrices_are_there_by_both_of_its_names_is_refused(tmp_path: Path) -> None:
+    model = save("nemotron_h", tmp_path)
+    pairs = draw(model, 3, targets=("q_proj",))
+    again = {name.replace("model.", "backbone.", 1): (a.clone(), b.clone()) for name, (a, b) in pairs.items()}
+    write(tmp_path / "adapters/only", pairs | again)
+    with pytest.raises(EngineError, match="its matrices are there twice"):
+        opened(tmp_path)
 
 
 def test_scales_are_peft_s_own_by_module(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ What they add: models/peft.py; transposed where the module is transformers' Conv
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from export_scripts.checkpoints.tensor_values import read_whole
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
-from models.peft import KEY, PREFIX, WEIGHTS_FILE, absent_targets, beyond_sums, rank_and_scale
+from models.peft import KEY, WEIGHTS_FILE, absent_targets, beyond_sums, names_in_files, rank_and_scale
 
 _WEIGHT_FILES = (WEIGHTS_FILE, "adapter_model.bin")
 # Architectures whose linear layers are transformers' Conv1D.
@@ -69,6 +70,9 @@ def read_adapter(name: str, archive: Archive, model: Archive, keys: Iterable[str
     updates = tuple(
         _update(module, found, weights.tensors, config, where, is_conv1d) for module, found in sides.items()
     )
+    times = Counter(name for update in updates for name in update.names)
+    if twice := [name for name, count in times.items() if count > 1]:
+        raise CheckpointError(f"{archive.path} has the matrices of {twice[0]} twice, by two names", "keep one of them")
     saved = (*sides, *(name.removesuffix(".weight") for names in replaced for name in names))
     _check_targets(config, saved, tuple(key.removesuffix(".weight") for key in keys), str(archive.path))
     return Adapter(name, str(archive.path), updates, replaced)
@@ -116,8 +120,8 @@ def _update(
 
 def _names(key: str) -> tuple[str, ...]:
     """Return the names of a weight: GPT-NeoX's head has another one in earlier versions of transformers."""
-    name = key.removeprefix(PREFIX)
-    return (name, "embed_out.weight") if name == "lm_head.weight" else (name,)
+    name, *others = names_in_files(key)
+    return (name, "embed_out.weight") if name == "lm_head.weight" else (name, *others)
 
 
 def _factors(down: LazyTensor, up: LazyTensor, is_conv1d: bool) -> tuple[Array, Array]:
