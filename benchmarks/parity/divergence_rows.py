@@ -6,6 +6,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -147,11 +148,15 @@ def _tensors(row: Ids) -> dict[str, np.ndarray]:
     }
 
 
-def write_rows(path: Path | None, rows: Sequence[Row]) -> None:
-    """Write all rows so far."""
+def rounded(row: Any) -> dict[str, Any]:
+    """Return what a dataclass has, numbers to four digits."""
+    return {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in asdict(row).items()}
+
+
+def write_rows(path: Path | None, rows: Sequence[Any]) -> None:
+    """Write all rows so far, dataclasses of one kind, if a file is asked for."""
     if path is not None:
         with path.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.DictWriter(stream, list(asdict(rows[0])), lineterminator="\n")
             writer.writeheader()
-            for row in rows:
-                writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
+            writer.writerows(map(rounded, rows))

@@ -11,7 +11,6 @@ as texts are.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import subprocess
@@ -26,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.convert.speed import MemorySampler, cpu_s
+from benchmarks.parity.divergence_rows import write_rows
 from evaluation.divergence.corpus import make_passages
 from evaluation.divergence.reference import open_reference
 from evaluation.divergence.stage import Ids, Numbers
@@ -114,11 +114,7 @@ def main(argv: Sequence[str]) -> None:
         rows.append(row)
         sys.stdout.write(", ".join(f"{name} {value}" for name, value in asdict(row).items()) + "\n")
         sys.stdout.flush()
-    if arguments.csv:
-        with arguments.csv.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, list(asdict(rows[0])), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(map(asdict, rows))
+    write_rows(arguments.csv, rows)
 
 
 def _stream(arguments: LargeArguments) -> None:

@@ -9,18 +9,17 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.parity.divergence_rows import read_texts
+from benchmarks.parity.divergence_rows import read_texts, rounded, write_rows
 from benchmarks.parity.models import DEMO
 from benchmarks.parity.planted_hub import LONGEST, MODELS, VOCAB
 from evaluation.client.tokenizer import load_tokenizer
@@ -79,19 +78,11 @@ def main(argv: Sequence[str]) -> None:
         with tempfile.TemporaryDirectory() as directory:
             for row in _look_at(name, arguments, Path(directory)):
                 rows.append(row)
-                sys.stdout.write("  ".join(f"{key} {value}" for key, value in _rounded(row).items()) + "\n")
+                sys.stdout.write("  ".join(f"{key} {value}" for key, value in rounded(row).items()) + "\n")
                 sys.stdout.flush()
-    if arguments.csv:
-        with arguments.csv.open("w", newline="", encoding="utf-8") as stream_:
-            writer = csv.DictWriter(stream_, list(asdict(rows[0])), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(map(_rounded, rows))
+    write_rows(arguments.csv, rows)
     if different := [row.model for row in rows if row.format == "fp32" and not row.mean_kl <= _MOST_KL]:
         raise ServerError(f"in fp32 the references differ of {', '.join(different)}", "look at the rows")
-
-
-def _rounded(row: Row) -> dict[str, object]:
-    return {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in asdict(row).items()}
 
 
 def _look_at(name: str, arguments: DevicesArguments, directory: Path) -> Iterator[Row]:
