@@ -108,18 +108,6 @@ def test_more_rows_of_bf16_keep_every_bit_beside_a_large_matrix(monkeypatch: pyt
     assert error(found, x.double() @ exact.T) < (1e-3 if HAS_GPU else 3e-7)
 
 
-def test_a_matrix_that_is_asked_for_as_a_whole_is_multiplied_exactly() -> None:
-    """As the product behind attention is, of one row."""
-    from backends.fastertransformer.engine.ops.kernels.gemm import choose, multiply
-
-    tiling = choose(1, 4096, 4096, torch.float8_e4m3fn, has_words=True, has_digits=True)
-    assert tiling and tiling.stages * tiling.block_k == 4096
-    numbers, scales, exact = numbers_of(40, 4096, blocks=None, seed=1)
-    x, residual = drawn(1, 4096, dtype=torch.float16, seed=2), drawn(1, 40, seed=3)
-    expected = residual.double() + x.double() @ exact.T
-    assert error(multiply(x, numbers, None, scales, residual=residual, out=residual, tiling=tiling), expected) < 1e-6
-
-
 @pytest.mark.parametrize("value", [torch.inf, torch.nan, 1e-6, 3e4])
 def test_one_row_keeps_its_range(value: float) -> None:
     """What is not finite stays so, and small numbers are exact beside large ones."""

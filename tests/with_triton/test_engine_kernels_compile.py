@@ -564,8 +564,6 @@ for kind, more in {"": {"has_scales": True}, " by block": BLOCKS}.items():
         FP8 | BF16_ROWS | {"x": "*fp8e4nv"},
     )
     CASES[f"gated gemv of words, fp8{kind}"] = ("gemv", "gemv", 4, gated_words, FP8 | BF16_ROWS)
-whole = {**product("", 2, True, block_n=16), "has_bias": False, "bias": None, "maxnreg": 224}
-CASES["gemv of all words, fp8"] = ("gemv", "gemv", 4, whole, FP8 | BF16_ROWS)
 CASES["256 rows of digits, fp8"] = (
     "small_m_gemm",
     "small_m_gemm",

@@ -224,10 +224,6 @@ def choose(
         share = (512 if is_8_bits and rows <= SMALL_M else 256) // triton.cdiv(outputs, 64)  # keeps the GPU busy
         splits = max(1, min(8, 1 << max(0, share.bit_length() - 1), inputs // 256))
         return Tiling(64, 128, 4, 4 if is_8_bits else 6, splits)
-    if has_digits and outputs == inputs == 4096 and dtype == torch.float8_e4m3fn:
-        # All of it is asked for while the attention before it runs: 85.4 us a layer of Llama 3.1 8B, and 86.9 with the
-        # tiles below, which are faster where they begin with x (H100, 300 cells, 2026-11-28).
-        return Tiling(16, 2048, 4, 2, registers=224)
     if has_words and outputs >= 4096 and inputs <= 4096:
         # Llama 3.1 8B's matrices in FP8 and int8, 19 tilings, by time (H200, torch 2.11, Triton 3.6, 2026-11-27).
         return Tiling(16 if outputs > 4096 else 8, 2048, 4, 1, registers=128)
