@@ -16,6 +16,7 @@ import pytest
 
 from backends.fastertransformer.engine.ops.kernels import (
     delta_scan,
+    expert_choice,
     few_experts,
     fp8_rows,
     grouped_gemm,
@@ -240,7 +241,10 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         {**CHOSEN, "groups": 8, "groups_used": 4, "is_group_of_two": True},
         CHOICE,
     ),
-    "pairs by expert": ("expert_choice", "_sort", 4, {"width": 256, "block": 128}, {"order": "*i32", "chosen": "*i64"}),
+    **{
+        f"pairs by expert, {name}": ("expert_choice", "_sort", warps, {"block": block}, CHOICE | {"order": "*i32"})
+        for name, (block, warps) in {"few": expert_choice._FEW_PAIRS, "many": expert_choice._MANY_PAIRS}.items()
+    },
     "rows of adapters": ("low_rank", "_share", 1, {"width": 16, "block_m": 16}, ADAPTERS),
     "adapters of few rows": (
         "low_rank",

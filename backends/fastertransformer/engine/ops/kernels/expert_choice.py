@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ..routing import LEAST_SUM, Router
 from .launch import uses_pdl
 
-_BLOCK = 128  # of pairs
+_FEW_PAIRS, _MANY_PAIRS = (1024, 4), (4096, 8)  # that a program sorts at a time, and its warps
 
 
 @triton.jit
@@ -71,32 +71,29 @@ def _choose(
 
 
 @triton.jit(do_not_specialize=["pairs"])
-def _sort(order, ends, chosen, pairs, experts, width: tl.constexpr, block: tl.constexpr):
-    """Write the pairs in the order of their experts, and where each expert's end; see sort_by_expert.
+def _sort(order, ends, chosen, pairs, experts, block: tl.constexpr, uses_pdl: tl.constexpr):
+    """Write the pairs of an expert to their places, and behind which place they end; see sort_by_expert.
 
-    A pair's place is the number of pairs before it: those of lower experts, and of its own those that come earlier.
-    The last program counts.
+    Each program reads all pairs: first it counts those of lower experts, behind which its own begin. The last one has
+    the pairs that are of no expert.
     """
+    if uses_pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    expert = tl.program_id(0)
     lane = tl.arange(0, block)
-    if tl.program_id(0) == tl.num_programs(0) - 1:
-        expert = tl.arange(0, width)
-        count = tl.zeros([width], tl.int32)
-        for start in range(0, pairs, block):
-            other = start + lane
-            used = tl.load(chosen + other, other < pairs, width).to(tl.int32)
-            count += tl.sum((used[:, None] <= expert[None, :]).to(tl.int32), 0)
-        tl.store(ends + expert, count, expert < experts)
-    else:
-        pair = tl.program_id(0) * block + lane
-        own = tl.load(chosen + pair, pair < pairs, width).to(tl.int32)
-        place = tl.zeros([block], tl.int32)
-        for start in range(0, pairs, block):
-            other = start + lane
-            used = tl.load(chosen + other, other < pairs, width).to(tl.int32)
-            is_before = used[None, :] < own[:, None]
-            is_before = is_before | ((used[None, :] == own[:, None]) & (other[None, :] < pair[:, None]))
-            place += tl.sum((is_before & (other < pairs)[None, :]).to(tl.int32), 1)
-        tl.store(order + place, pair, pair < pairs)
+    lower = tl.zeros([block], tl.int32)
+    for start in range(0, pairs, block):
+        used = tl.load(chosen + start + lane, start + lane < pairs, experts).to(tl.int32)
+        lower += (used < expert).to(tl.int32)
+    place = tl.sum(lower, 0)
+    for start in range(0, pairs, block):
+        pair = start + lane
+        is_own = tl.load(chosen + pair, pair < pairs, -1).to(tl.int32) == expert
+        behind = place + tl.cumsum(is_own.to(tl.int32), 0)
+        tl.store(order + behind - 1, pair, is_own)
+        place = tl.max(behind, 0)
+    tl.store(ends + expert, place, expert < experts)
 
 
 def choose(router: Router, products: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,6 +125,8 @@ def sort_by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     pairs = chosen.numel()
     order = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
     ends = torch.empty(experts, dtype=torch.int32, device=chosen.device)
-    width = triton.next_power_of_2(experts)
-    _sort[(triton.cdiv(pairs, _BLOCK) + 1,)](order, ends, chosen, pairs, experts, width=width, block=_BLOCK)
+    (block, warps), has_pdl = _FEW_PAIRS if pairs <= _FEW_PAIRS[0] else _MANY_PAIRS, uses_pdl(chosen.device)
+    _sort[(experts + 1,)](
+        order, ends, chosen, pairs, experts, block=block, uses_pdl=has_pdl, num_warps=warps, launch_pdl=has_pdl
+    )
     return order, ends
