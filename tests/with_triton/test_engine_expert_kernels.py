@@ -113,6 +113,11 @@ def test_experts_compute_what_torch_does(
         found = kernels.run_experts(layer(dtype), x.to(dtype), chosen, counts)
         assert found.dtype == dtype and found.shape == (rows, hidden)
         assert (found.double() - expected).norm() / expected.norm() < LIMITS[dtype]
+        stream = x.to(dtype).clone()  # that the sum is added to
+        added = kernels.run_experts(layer(dtype), stream, chosen, counts, residual=stream)
+        assert added is stream
+        meant = x.to(dtype) + expected
+        assert (added.double() - meant).norm() / meant.norm() < LIMITS[dtype]
 
 
 # Few rows and sorted ones; a GPU takes bf16 by instructions of its own. Wider rows take several steps.

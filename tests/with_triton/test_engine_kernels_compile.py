@@ -171,7 +171,13 @@ BF16_GROUP = dict.fromkeys(("q", "k", "v", "kv", "out"), "*bf16")
 SHORT, LONG, WIDE = row_kernels._CAUSAL_TILES, row_kernels._TILES, row_kernels._WIDE_TILES
 OLDER, OLDER_SHORT = row_kernels._OLDER_WIDE_TILES, grouped_prefill._OLDER_TILES
 
-EXPERTS = {"order": "*i32", "counts": "*fp32", **dict.fromkeys(("factor", "offset", "limit"), "fp32")}
+GROUPED_GEMM = "grouped_gemm"
+EXPERTS = {
+    "order": "*i32",
+    "counts": "*fp32",
+    "results": "*fp16",
+    **dict.fromkeys(("factor", "offset", "limit"), "fp32"),
+}
 CHOICE = {"chosen": "*i64", **dict.fromkeys(("counts", "products", "choice_bias"), "*fp32")}
 CHOICE |= {"scale": "fp32", "least_sum": "fp32"}
 CHOSEN = {"used": 8, "padded": 8, "width": 256, "is_sigmoid": True, "has_choice_bias": True, "is_normalised": True}
@@ -186,7 +192,6 @@ def grouped(tiles: grouped_gemm.Tiles, is_into: bool) -> dict[str, Any]:
 
 ADAPTERS = {**dict.fromkeys(("places", "rows", "order"), "*i32"), "h": "*fp32"}
 ADAPTERS |= dict.fromkeys(("down", "up"), "*fp16")
-GROUPED_GEMM = "grouped_gemm"
 LATENT = {"turned": "*fp16", "absorbed": "*fp16"}
 LATENT_FP32 = dict.fromkeys(("turned", "absorbed", "kv", "out"), "*fp32")
 
@@ -245,6 +250,7 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         f"pairs by expert, {name}": ("expert_choice", "_sort", warps, {"block": block}, CHOICE | {"order": "*i32"})
         for name, (block, warps) in {"few": expert_choice._FEW_PAIRS, "many": expert_choice._MANY_PAIRS}.items()
     },
+    "results of experts": (GROUPED_GEMM, "_sum", 4, {"used": 8, "block": 1024, "has_residual": True}, EXPERTS),
     "rows of adapters": ("low_rank", "_share", 1, {"width": 16, "block_m": 16}, ADAPTERS),
     "adapters of few rows": (
         "low_rank",
@@ -602,7 +608,7 @@ for name, cut, own in [
         few_experts._INTO,
         {"is_gated": True, "activation": "silu", "is_clamped": False, "steps": 4, "has_norm": True},
     ),
-    ("out of", few_experts._OUT, {"used": 8, "steps": 1}),
+    ("out of", few_experts._OUT, {"used": 8, "steps": 1, "has_residual": True}),
 ]:
     tiling = {"block_n": cut[0], "block_k": cut[1], "has_bias": False, "uses_pdl": True, "is_native": True}
     tiling |= {"is_packed": False, "scales": None}

@@ -12,6 +12,7 @@ from ..cache.states import LayerState
 from ..ops.linear import Linear, Norm
 from .blocks.attention import join_heads, split_heads
 from .blocks.context import LayerContext
+from .blocks.mixture import MixtureWeights
 from .config import Stack
 from .layouts import CrossWeights, LayerWeights
 
@@ -34,8 +35,12 @@ def run_layer(
         x = comm.all_reduce_add(x, layer.cross.out, _attend_source(stack, layer.cross, x, context, kv))
     if layer.feed_forward:
         out, factor = layer.feed_forward.out, stack.multipliers.down
-        inner = layer.feed_forward.inner(x, before[1], context, out)
-        x = _add_product(stack, x, out, inner, context, layer.mlp_output_norm, factor)
+        is_sum = not (comm.is_split or layer.mlp_output_norm) and stack.residual_multiplier * factor == 1
+        if is_sum and isinstance(layer.feed_forward, MixtureWeights):
+            x = layer.feed_forward.add_to(x, before[1], context)
+        else:
+            inner = layer.feed_forward.inner(x, before[1], context, out)
+            x = _add_product(stack, x, out, inner, context, layer.mlp_output_norm, factor)
     return ops.norm(x, after[1]) if after[1] else x
 
 

@@ -67,6 +67,12 @@ class AdaptedOps(Ops):
         return self._ops.choose_experts(router, x, norm)
 
     def run_experts(
-        self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor, norm: Norm | None = None
+        self,
+        layer: Experts,
+        x: Tensor,
+        chosen: Tensor,
+        counts: Tensor,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        return self._ops.run_experts(layer, x, chosen, counts, norm)
+        return self._ops.run_experts(layer, x, chosen, counts, norm, residual)

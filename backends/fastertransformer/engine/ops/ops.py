@@ -175,10 +175,26 @@ class Ops(Draws):
         return choose(router, self.linear_fp32(router.linear, x, norm))
 
     def run_experts(
-        self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor, norm: Norm | None = None
+        self,
+        layer: Experts,
+        x: Tensor,
+        chosen: Tensor,
+        counts: Tensor,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        """Sum what each token's experts compute of it, normed first; see experts.run_experts."""
-        return experts.run_experts(layer, self.norm(x, norm) if norm else x, chosen, counts)
+        """Sum what each token's experts compute of it, normed first; see experts.run_experts.
+
+        Args:
+            layer: its experts.
+            x: [N, hidden].
+            chosen: int64 [N, used].
+            counts: fp32 [N, used].
+            norm: of x; None: there is none.
+            residual: [N, hidden], contiguous, that the sum is added to in place, and that is returned; may be x.
+        """
+        found = experts.run_experts(layer, self.norm(x, norm) if norm else x, chosen, counts)
+        return found if residual is None else residual.add_(found)
 
     def state_rows(self, states: Tensor, rows: Rows | None) -> StateRows:
         """Return the states of a call's rows, for all layers; see StateRows."""

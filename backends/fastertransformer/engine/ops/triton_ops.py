@@ -56,15 +56,21 @@ class TritonOps(TritonProducts):
         return expert_choice.choose(router, self.linear_fp32(router.linear, x, norm))
 
     def run_experts(
-        self, layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor, norm: Norm | None = None
+        self,
+        layer: Experts,
+        x: Tensor,
+        chosen: Tensor,
+        counts: Tensor,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
     ) -> Tensor:
         is_whole = (layer.into.scales is None or layer.into.is_packed) and layer.first is None
         is_few = is_whole and few_experts.is_few(layer, *chosen.shape)
         if norm and not (is_few and norm.is_rms):
             x, norm = self.norm(x, norm), None
         if is_few:
-            return few_experts.run_experts(layer, x, chosen, counts, norm)
-        return grouped_gemm.run_experts(layer, x, chosen, counts)
+            return few_experts.run_experts(layer, x, chosen, counts, norm, residual)
+        return grouped_gemm.run_experts(layer, x, chosen, counts, residual)
 
     def state_rows(self, states: Tensor, rows: Rows | None) -> TritonStateRows:
         return TritonStateRows(states, rows)

@@ -48,7 +48,14 @@ class MixtureWeights:
 
     def inner(self, x: Tensor, norm: Norm | None, context: LayerContext, then: Linear | None = None) -> Tensor:
         """Compute this process's part of the sum over a token's experts, [B, T, hidden]."""
-        ops = context.ops
+        return self._sum(x, norm, context, None)
+
+    def add_to(self, x: Tensor, norm: Norm | None, context: LayerContext) -> Tensor:
+        """Add the sum over a token's experts, which are all here, to x, [B, T, hidden], in place; returns x."""
+        return self._sum(x, norm, context, x.view(-1, x.shape[-1]))
+
+    def _sum(self, x: Tensor, norm: Norm | None, context: LayerContext, residual: Tensor | None) -> Tensor:
+        ops, shape = context.ops, x.shape
         if norm and (self.is_weighted_before or not (ops.has_norms_in_products and x.shape[:2] == (1, 1))):
             x, norm = ops.norm(x, norm), None
         rows, first = x.reshape(-1, x.shape[-1]), norm
@@ -57,17 +64,17 @@ class MixtureWeights:
             chosen = self.experts.numbered(chosen)
         if self.latent_in:
             rows, first = ops.linear(self.latent_in, rows, norm), None
+        inner = self.shared.inner(x, norm, context) if self.shared else None  # before x may be overwritten
+        if inner is not None and self.shared_gate:
+            inner *= torch.sigmoid(ops.linear(self.shared_gate, x, norm))
+        to = None if self.latent_out else residual
         if self.is_weighted_before:
             mixed = self._run_weighted(ops, rows, chosen, counts)
+            mixed = mixed if to is None else to.add_(mixed)
         else:
-            mixed = ops.run_experts(self.experts, rows, chosen, counts, first)
-        mixed = (ops.linear(self.latent_out, mixed) if self.latent_out else mixed).view(x.shape)
-        if not self.shared:
-            return mixed
-        inner = self.shared.inner(x, norm, context)
-        if self.shared_gate:
-            inner *= torch.sigmoid(ops.linear(self.shared_gate, x, norm))
-        return ops.linear(self.shared.out, inner, residual=mixed)
+            mixed = ops.run_experts(self.experts, rows, chosen, counts, first, to)
+        mixed = (ops.linear(self.latent_out, mixed, residual=residual) if self.latent_out else mixed).view(shape)
+        return mixed if self.shared is None or inner is None else ops.linear(self.shared.out, inner, residual=mixed)
 
     def _run_weighted(self, ops: Ops, rows: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
         """Run experts that are given a token times its score: to them, each is a token that uses one expert."""

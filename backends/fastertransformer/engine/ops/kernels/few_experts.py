@@ -106,18 +106,24 @@ def _into(
 
 @triton.jit
 def _out(
-    y, x, weight, scales, bias, chosen, counts, outputs, inputs,
-    is_packed: tl.constexpr, used: tl.constexpr, has_bias: tl.constexpr, steps: tl.constexpr, block_n: tl.constexpr,
-    block_k: tl.constexpr, uses_pdl: tl.constexpr, is_native: tl.constexpr,
+    y, x, weight, scales, bias, chosen, counts, residual, outputs, inputs,
+    is_packed: tl.constexpr, used: tl.constexpr, has_bias: tl.constexpr, has_residual: tl.constexpr,
+    steps: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, uses_pdl: tl.constexpr, is_native: tl.constexpr,
 ):  # fmt: skip
-    """Sum over a token's pairs what each counts * its expert's matrix @ x [pairs, inputs] -> y [N, outputs]."""
+    """Sum over a token's pairs what each counts * its expert's matrix @ x [pairs, inputs] -> y [N, outputs].
+
+    With a residual, [N, outputs], that is added; it may be y.
+    """
     if uses_pdl:
         gdc_launch_dependents()
         gdc_wait()
     token = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
     is_n = n < outputs
-    total = tl.zeros([block_n], tl.float32)
+    if has_residual:
+        total = tl.load(residual + token * outputs + n, is_n, 0).to(tl.float32)
+    else:
+        total = tl.zeros([block_n], tl.float32)
     for place in tl.static_range(used):
         pair = token * used + place
         row = tl.load(chosen + pair) * outputs + tl.minimum(n, outputs - 1)
@@ -130,13 +136,20 @@ def _out(
     tl.store(y + token * outputs + n, total.to(y.dtype.element_ty), is_n)
 
 
-def run_experts(layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor, norm: Norm | None = None) -> Tensor:
-    """Sum what each token's experts compute of it, after a norm by root mean square; see experts.run_experts."""
+def run_experts(
+    layer: Experts,
+    x: Tensor,
+    chosen: Tensor,
+    counts: Tensor,
+    norm: Norm | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Sum what each token's experts compute of it, after a norm by root mean square; see Ops.run_experts."""
     into, out = layer.into.weight, layer.out.weight
     assert into is not None and out is not None
     (rows, used), hidden, inter, clamped = chosen.shape, out.shape[1], layer.out.inputs, layer.clamped
     inner = torch.empty(rows * used, inter, dtype=x.dtype, device=x.device)
-    y = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
+    y = torch.empty(rows, hidden, dtype=x.dtype, device=x.device) if residual is None else residual
     gate = (clamped.factor, clamped.up_offset, clamped.limit or float("inf")) if clamped else (1.0, 0.0, 0.0)
     has_pdl = uses_pdl(x.device)
     flags = {"uses_pdl": has_pdl, "is_native": x.device.type == "cuda", "launch_pdl": has_pdl}
@@ -152,7 +165,8 @@ def run_experts(layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor, norm:
     block_n, block_k, warps = _PACKED_OUT if is_packed else _OUT
     steps = triton.cdiv(inter, block_k)
     _out[(triton.cdiv(hidden, block_n), rows)](
-        y, inner, out, layer.out.scales, layer.out.bias, chosen, counts, hidden, inter, is_packed=is_packed, used=used,
-        has_bias=layer.out.bias is not None, steps=steps, block_n=block_n, block_k=block_k, num_warps=warps, **flags,
+        y, inner, out, layer.out.scales, layer.out.bias, chosen, counts, residual, hidden, inter, is_packed=is_packed,
+        used=used, has_bias=layer.out.bias is not None, has_residual=residual is not None, steps=steps,
+        block_n=block_n, block_k=block_k, num_warps=warps, **flags,
     )  # fmt: skip
     return y

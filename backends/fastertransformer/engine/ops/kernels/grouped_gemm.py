@@ -12,13 +12,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..experts import ExpertMatrices, Experts
 from ..fp8 import block_of
 from .elements import activated, combined, converted
 from .expert_choice import sort_by_expert
 from .fp4_tiles import fp4_tile
-from .launch import bytes_of, is_older, scales_of
+from .launch import bytes_of, is_older, scales_of, uses_pdl
 
 
 class Tiles(NamedTuple):
@@ -39,6 +40,7 @@ class Tiles(NamedTuple):
 # Chosen by what other grouped products take, and not measured yet.
 _FEW, _SOME, _MANY = Tiles(16, 32, 128, 4, 4), Tiles(32, 64, 64, 4, 4), Tiles(128, 64, 64, 8, 3)
 _OLDER_PACKED = Tiles(64, 64, 64, 4, 3)  # many rows times MXFP4 before Hopper, where more would spill registers
+_SUMMED = 1024  # numbers of a row that a program sums
 
 
 @triton.jit
@@ -72,7 +74,7 @@ def _grouped(  # noqa: C901 (one kernel)
     scale_first, scale_count, scale_width: tl.constexpr, has_scales: tl.constexpr, is_native: tl.constexpr,
     is_packed: tl.constexpr, is_into: tl.constexpr, is_gated: tl.constexpr, has_bias: tl.constexpr,
     activation: tl.constexpr, is_clamped: tl.constexpr, width: tl.constexpr, block_m: tl.constexpr,
-    block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
+    block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, uses_pdl: tl.constexpr,
 ):  # fmt: skip
     """Multiply a block of rows by a part of their expert's matrix.
 
@@ -80,6 +82,9 @@ def _grouped(  # noqa: C901 (one kernel)
     one a pair, [pairs, outputs], multiplied by what the pair counts. is_gated: the matrix is twice as long.
     scale_width: see gemv. is_packed: matrix and scales are MXFP4.
     """
+    if uses_pdl:
+        gdc_launch_dependents()
+        gdc_wait()
     expert, first, last = find_rows(ends, tl.program_id(1), experts, width, block_m)
     if first < last:
         row = first + tl.arange(0, block_m)
@@ -141,22 +146,44 @@ def _grouped(  # noqa: C901 (one kernel)
         )
 
 
-def run_experts(layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
-    """Sum what each token's experts compute of it; see experts.run_experts."""
-    pairs, experts = chosen.numel(), layer.into.count
+@triton.jit
+def _sum(
+    y, results, residual, width, used: tl.constexpr, has_residual: tl.constexpr, block: tl.constexpr,
+    uses_pdl: tl.constexpr,
+):  # fmt: skip
+    """Sum what a token's experts have computed, [N, used, width], and add it to what there is."""
+    if uses_pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * block + tl.arange(0, block)
+    total = tl.zeros([block], tl.float32)
+    for place in tl.static_range(used):
+        total += tl.load(results + (row * used + place) * width + at, at < width, 0).to(tl.float32)
+    if has_residual:
+        total += tl.load(residual + row * width + at, at < width, 0).to(tl.float32)
+    tl.store(y + row * width + at, total.to(y.dtype.element_ty), at < width)
+
+
+def run_experts(layer: Experts, x: Tensor, chosen: Tensor, counts: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Sum what each token's experts compute of it; see Ops.run_experts."""
+    (rows, used), experts, hidden = chosen.shape, layer.into.count, x.shape[1]
     order, ends = sort_by_expert(chosen, experts)
     many = _OLDER_PACKED if layer.into.is_packed and is_older(x.device) else _MANY
-    tiles = many if pairs >= 64 * experts else _SOME if pairs >= 16 * experts else _FEW
+    tiles = many if rows * used >= 64 * experts else _SOME if rows * used >= 16 * experts else _FEW
     assert layer.into.weight is not None and layer.out.weight is not None
-    width = layer.out.inputs
-    inner = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
+    inner = torch.empty(rows * used, layer.out.inputs, dtype=x.dtype, device=x.device)
     # Of experts elsewhere nothing is written.
     make = torch.empty if layer.first is None else torch.zeros
-    results = make(pairs, x.shape[1], dtype=x.dtype, device=x.device)
-    sorted_pairs = (order, ends, counts)
-    _launch(inner, x.contiguous(), layer.into, sorted_pairs, chosen.shape[1], tiles, layer)
-    _launch(results, inner, layer.out, sorted_pairs, chosen.shape[1], tiles)
-    return results.view(*chosen.shape, -1).sum(1)
+    results = make(rows * used, hidden, dtype=x.dtype, device=x.device)
+    sorted_pairs, has_pdl = (order, ends, counts), uses_pdl(x.device)
+    _launch(inner, x.contiguous(), layer.into, sorted_pairs, used, tiles, layer)
+    _launch(results, inner, layer.out, sorted_pairs, used, tiles)
+    y = torch.empty_like(x) if residual is None else residual
+    _sum[(rows, triton.cdiv(hidden, _SUMMED))](
+        y, results, residual, hidden, used=used, has_residual=residual is not None, block=_SUMMED, uses_pdl=has_pdl,
+        num_warps=4, launch_pdl=has_pdl,
+    )  # fmt: skip
+    return y
 
 
 def _launch(
@@ -172,7 +199,7 @@ def _launch(
     (order, ends, counts), weight = sorted_pairs, matrices.weight
     assert weight is not None
     pairs, outputs = y.shape
-    experts, clamped = len(weight), function.clamped if function else None
+    experts, clamped, has_pdl = len(weight), function.clamped if function else None, uses_pdl(x.device)
     most = min(pairs, (pairs + min(pairs, experts) * (tiles.rows - 1)) // tiles.rows)
     gate = (clamped.factor, clamped.up_offset, clamped.limit or float("inf")) if clamped else (1.0, 0.0, 0.0)
     block_k = min(tiles.inputs, block_of(matrices.blocks)) if matrices.blocks else tiles.inputs
@@ -184,5 +211,5 @@ def _launch(
         has_bias=matrices.bias is not None, activation=function.activation if function else "",
         is_clamped=clamped is not None, width=triton.next_power_of_2(experts), block_m=tiles.rows,
         block_n=tiles.outputs, block_k=block_k, stages=max(1, tiles.stages * 2 // x.element_size()),
-        num_warps=tiles.warps,
+        uses_pdl=has_pdl, num_warps=tiles.warps, launch_pdl=has_pdl,
     )  # fmt: skip
