@@ -602,6 +602,11 @@ for name, tiles in {"few": grouped_gemm._FEW, "some": grouped_gemm._SOME, "many"
             given = {**grouped(tiles, is_into), "has_bias": False, "is_clamped": False, **more}
             CASES[f"{where} experts, fp8{kind}, {name} rows"] = (GROUPED_GEMM, "_grouped", tiles.warps, given, scaled)
 
+for most, *pair in grouped_gemm._HALVES:
+    for where, cut in zip(("into", "out of"), pair, strict=True):
+        given = grouped(cut, where == "into")
+        CASES[f"{where} experts, halves below {most}"] = (GROUPED_GEMM, "_grouped", cut.warps, given, EXPERTS)
+
 for name, cut, own in [
     (
         "into",
@@ -641,7 +646,7 @@ NOT_CHOSEN = [
     ),
     ("chunks of the delta rule, fp32", 80),  # spills some there, where fp32 is for tests
     *((case, 90) for case in CASES if "older" in case or "bytes" in case),
-    *((case, 80) for case in CASES if "fp8" in case or "rounded" in case),
+    *((case, 80) for case in CASES if re.search("fp8|rounded|halves", case)),
     *((f"{where} experts, mxfp4, many rows", 80) for where in ("into", "out of")),
 ]  # see product.multiply, rows._choose, attention.attend
 

@@ -46,6 +46,12 @@ def is_older(device: torch.device) -> bool:
     return device.type == "cuda" and not uses_pdl(device)
 
 
+@lru_cache
+def has_wide_memory(device: torch.device) -> bool:
+    """Return whether a program may have 227 KB of shared memory: of compute capability 9 and 10, or without a GPU."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
 class Scratch:
     """Memory that all launches of a stream share, one after another; and the device's number of processors."""
 
