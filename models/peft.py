@@ -49,7 +49,9 @@ _UNCHANGED_BASE = ("gaussian", "eva", "orthogonal")
 _ROLES = (
     *("query", "key", "value", "query_key_value", "attention_output", "gate", "up", "gate_up", "down"),
     *("latent.query", "latent.query_down", "latent.query_up", "latent.kv_down", "latent.output"),
-    *("shared.gate", "shared.up", "shared.down"),
+    *("shared.gate", "shared.up", "shared.down", "latent_in", "latent_out"),
+    *("mamba_in", "mamba_output", "delta_output"),
+    *("delta_in", "delta_gates", "delta_qkv", "delta_z", "delta_b", "delta_a"),
 )
 _MOST_LISTED = 8
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.engines.adapted_rows import answered, check_rows, lines
 from support.engines.asking import ask, generated
 from support.engines.few_pages import spoiled
 from support.engines.hub_served import opened
@@ -22,26 +23,26 @@ from support.engines.page_reading_ops import captured_steps
 from support.engines.paged_steps import paged_steps
 from support.tiny_models import peft_served
 from support.tiny_models.greedy import NEVER, argmaxes
-from support.tiny_models.llama_models import VOCAB, save
-from support.tiny_models.low_rank import ALL, PREFIX, draw, merged, write
+from support.tiny_models.llama_models import LOUD, VOCAB, save
+from support.tiny_models.low_rank import ALL, PREFIX, STATES, draw, merged, write
 from support.tiny_models.quantized_models import deepseeks, save_state, to_fp8
 
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.model import adapters as places
 from backends.fastertransformer.engine.ops import linear
+from backends.fastertransformer.engine.ops.adapted_rows import GroupedRows
 from backends.fastertransformer.engine.ops.host.panels import Panels
+from backends.fastertransformer.engine.ops.state_rows import StateRows
 from backends.fastertransformer.engine.request.adapters import Adapters
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.rows.answer import Answer, Failure
+from backends.fastertransformer.engine.rows import kept_state
+from backends.fastertransformer.engine.rows.answer import Failure
 from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.settings import Settings
 from models.peft import read_adapter
 
-
-def lines(count: int, longest: int = 30, seed: int = 0) -> list[list[int]]:
-    generator = np.random.default_rng(seed)
-    return [generator.integers(3, VOCAB, int(n)).tolist() for n in generator.integers(2, longest, count)]
+CHANGES: dict[str, dict[str, Any]] = {**peft_served.CHANGES, "falcon_h1_norm": LOUD}  # of other tiny models
 
 
 def adapted(name: str, directory: Path, count: int = 2, **changes: Any) -> dict[str, Any]:
@@ -49,29 +50,10 @@ def adapted(name: str, directory: Path, count: int = 2, **changes: Any) -> dict[
     model = save(name, directory, **changes)
     models = {"": model}
     for number in range(count):
-        pairs = draw(model, number, rank=2 + 3 * number)
+        pairs = draw(model, number, 2 + 3 * number, (*ALL, *STATES))
         write(directory / f"adapters/a{number}", pairs, lora_alpha=2 * (2 + 3 * number))
         models[f"a{number}"] = merged(model, pairs, 2.0)
     return models
-
-
-def check_rows(
-    engine: Any, models: dict[str, Any], names: list[str], count: int = 8, limit: float = 1e-4, **told: Any
-) -> None:
-    """Compare rows of one request, each with its adapter: tokens, and log-probabilities of prompts and answers."""
-    rows = lines(len(names))
-    settings = {"end_id": NEVER, "is_return_log_probs": True, "is_return_context_log_probs": True, **told}
-    given = ask(rows, count, lora_name=np.array(names, object), **settings)
-    (outputs,) = engine.generate([engine.parse(given)])
-    for row, (line, name) in enumerate(zip(rows, names, strict=True)):
-        found = generated(outputs, row)
-        whole = torch.tensor([*line, *found])
-        with torch.no_grad():
-            logits = models[name](whole[None]).logits[0, :-1]
-        assert found == logits[len(line) - 1 :].argmax(-1).tolist()
-        known = logits.log_softmax(-1).gather(1, whole[1:, None])[:, 0].numpy()
-        differences = np.abs(outputs["context_log_probs"][row, 1 : len(line)] - known[: len(line) - 1])
-        assert differences.max(initial=0) < limit
 
 
 @pytest.mark.parametrize(("ranks", "stages"), [(1, 1), (2, 1), (1, 2)])
@@ -85,9 +67,12 @@ def test_rows_with_different_adapters_share_a_batch(ranks: int, stages: int, tmp
     engine.close()
 
 
-def test_an_adapter_s_first_matrices_lie_behind_a_layer_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", ["llama", "qwen3_5", pytest.param("nemotron_h", marks=pytest.mark.long)])
+def test_an_adapter_s_first_matrices_lie_behind_a_layer_s(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a GPU, where a gate's matrices lie together too: what the layers themselves compute stays what it was."""
-    models = adapted("llama", tmp_path)
+    models = adapted(case, tmp_path, **CHANGES.get(case, {}))
 
     def join(self: linear.Linear, other: linear.Linear) -> None:
         whole, other.joined_at = linear.Linear(torch.cat((self.weight, other.weight))), len(self.weight)
@@ -108,23 +93,37 @@ def test_an_adapter_s_first_matrices_lie_behind_a_layer_s(tmp_path: Path, monkey
     engine.close()
 
 
-@pytest.mark.parametrize("case", ["phi3_plain", "gemma2", "qwen3_moe_alike", "deepseek_v3", "falcon_h1", "nemotron_h"])
+_STATES = ("falcon_h1", "falcon_h1_norm", "nemotron_h", "qwen3_5_moe")
+
+
+@pytest.mark.parametrize("case", ["phi3_plain", "gemma2", "qwen3_moe_alike", "deepseek_v3", *_STATES])
 def test_layers_of_other_families_have_adapters(case: str, tmp_path: Path) -> None:
-    """Fused matrices, norms behind, shared experts, latent attention, factors; files that name a layer otherwise."""
+    """Fused matrices, norms behind, shared experts, latent attention, states; files that name a layer otherwise."""
     targets = {
         "phi3_plain": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
         "qwen3_moe_alike": ALL[:4],
         "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "up_proj", "down_proj"),
     }
-    model = save(case, tmp_path)
-    pairs = {
-        name: pair
-        for name, pair in draw(model, 3, targets=targets.get(case, ALL)).items()
-        if ".experts." not in name and "mamba" not in name
-    }
+    model, drawn = save(case, tmp_path, **CHANGES.get(case, {})), targets.get(case, (*ALL, *STATES))
+    pairs = {name: pair for name, pair in draw(model, 3, targets=drawn).items() if ".experts." not in name}
     write(tmp_path / "adapters/only", pairs, lora_alpha=6)
     engine = opened(tmp_path)
     check_rows(engine, {"": model, "only": merged(model, pairs, 1.5)}, ["only", "", "only"])
+    engine.close()
+
+
+@pytest.mark.parametrize("case", ["nemotron_h", pytest.param("qwen3_next", marks=pytest.mark.long)])
+def test_tokens_have_their_adapters_in_blocks_of_a_pass(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers with states take some tokens at a time; a block ends within a row, or with it."""
+    models, blocks = adapted(case, tmp_path, max_position_embeddings=256, **CHANGES.get(case, {})), list[slice]()
+    monkeypatch.setattr(StateRows, "block_tokens", 100)
+    part = GroupedRows.part
+    monkeypatch.setattr(GroupedRows, "part", lambda rows, tokens: (blocks.append(tokens), part(rows, tokens))[1])
+    engine = opened(tmp_path)
+    check_rows(engine, models, ["a0", "", "a1", "a0", "a1", ""], longest=150)
+    assert len({each.start for each in blocks}) > 2
     engine.close()
 
 
@@ -151,27 +150,27 @@ def test_scales_are_peft_s_own_by_module(tmp_path: Path) -> None:
     engine.close()
 
 
-def answered(adapters: Adapters, steps: Any, scheduler: Scheduler, name: str, line: list[int], **told: Any) -> Any:
-    """Submit a request of an adapter; returns its answers, as they come."""
-    answers = list[Answer]()
-    tensors = ask([line], told.pop("count", 12), end_id=NEVER, lora_name=np.array([name], object), **told)
-    scheduler.add(Job(parse_request(tensors, steps.config, None, adapters), answers.append))
-    return answers
-
-
 # Whole prompts with adapters are in the test above.
-@pytest.mark.in_ci(when=lambda at: at.chunk_tokens)
-@pytest.mark.parametrize(("chunk_tokens", "pages", "places"), [(0, 400, None), (64, 400, 2), (64, 12, None)])
+@pytest.mark.in_ci(when=lambda at: at.chunk_tokens and at.case in ("llama", "nemotron_h"))
+@pytest.mark.parametrize(
+    ("case", "chunk_tokens", "pages", "places"),
+    [
+        *(("llama", 0, 400, None), ("llama", 64, 400, 2), ("llama", 64, 12, None)),
+        *((case, 64, 16, 2) for case in ("nemotron_h", "falcon_h1_norm", "qwen3_next", "qwen3_5")),
+    ],
+)
 def test_mixed_traffic_gets_what_each_adapter_gives(
-    chunk_tokens: int, pages: int, places: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, chunk_tokens: int, pages: int, places: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphs, chunks, mixed steps, pages that are known, rows set back, adapters that make way; pages are poisoned."""
-    models = adapted("llama", tmp_path, 3, max_position_embeddings=512)
+    monkeypatch.setattr(kept_state, "LEAST_KEPT", 32)
+    models = adapted(case, tmp_path, 3, max_position_embeddings=512, **CHANGES.get(case, {}))
     settings = Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22, max_adapters=places)
     steps, adapters = captured_steps(settings, pages, monkeypatch, 64, 256, 768), Adapters()
     adapters.use(steps, steps.config.decoder, tmp_path)
     for sizes in ((16, 0, 0, 0), (0, 0, 64, 0), (0, 0, 0, 256)):
         steps.capture(*sizes, 1)
+    steps.cache.allocator.prefixes._most_unused = pages
     scheduler, generator = (
         Scheduler(steps, 16, steps_ahead=True, chunk_tokens=chunk_tokens),
         np.random.default_rng(pages),
@@ -196,19 +195,24 @@ def test_mixed_traffic_gets_what_each_adapter_gives(
     assert not any(adapter.holders or adapter.rows for adapter in adapters.known.values())
 
 
-def test_pages_belong_to_their_adapter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["llama", "nemotron_h", pytest.param("qwen3_next", marks=pytest.mark.long)])
+def test_pages_and_states_belong_to_their_adapter(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same content under another name finds them; another adapter, or none, does not."""
-    adapted("llama", tmp_path)
+    monkeypatch.setattr(kept_state, "LEAST_KEPT", 32)
+    models = adapted(case, tmp_path, **CHANGES.get(case, {}))
+    models["twin"] = models["a0"]
     shutil.copytree(tmp_path / "adapters/a0", tmp_path / "adapters/twin")
     steps, adapters = paged_steps(Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)), Adapters()
     adapters.use(steps, steps.config.decoder, tmp_path)
     scheduler, line, found = Scheduler(steps, 4), [*range(3, 43)], steps.cache.allocator.prefixes
-    known = []
+    found._most_unused, known = 60, []
     for name in ("a0", "twin", "a1", "a1", ""):
         before = found.found
-        answered(adapters, steps, scheduler, name, line, count=2)
+        answers = answered(adapters, steps, scheduler, name, line, count=4)
         while not scheduler.is_idle:
             scheduler.step()
+        made = generated(answers[-1].tensors)
+        assert made == argmaxes(models[name], line, made)
         known.append(found.found - before)
     assert known == [0, 32, 0, 32, 0]
 
@@ -504,15 +508,23 @@ def test_names_and_ranks_have_limits(running: tuple[Any, Path], tmp_path: Path) 
         opened(tmp_path / "model")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_logits_are_pefts_with_each_adapter_set(ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    [
+        *(("llama", 1), ("llama", 2), ("falcon_h1", 1), ("qwen3_next", 1), ("nemotron3_latent", 2), ("qwen3_5", 2)),
+        *(pytest.param(family, 1, marks=pytest.mark.long) for family in ("nemotron3_latent", "qwen3_5")),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("qwen3_next", 2), ("falcon_h1", 4))),
+    ],
+)
+def test_logits_are_pefts_with_each_adapter_set(family: str, ranks: int, tmp_path: Path) -> None:
     """Row by row, in one batch: of a prompt as it comes whole, and beside rows that decode."""
-    save(peft_served.FAMILY, tmp_path)
-    for name in peft_served.ADAPTERS:
-        shutil.copytree(peft_served.DATA / name, tmp_path / "adapters" / name)
-    recorded, line = np.load(peft_served.DATA / "logits.npz"), peft_served.INPUT_IDS[0].tolist()
+    save(family, tmp_path, **CHANGES.get(family, {}))
+    data, (first, second, *others) = peft_served.DATA / family, peft_served.FAMILIES[family]
+    for name in (first, second, *others):
+        shutil.copytree(data / name, tmp_path / "adapters" / name)
+    recorded, line = np.load(data / "logits.npz"), peft_served.INPUT_IDS[0].tolist()
     engine = opened(tmp_path, ranks)
-    names = ["roots", "", "all", "few", "all", "roots"]
+    names = [second, "", first, *others, first, second]
     told = {"end_id": NEVER, "is_return_context_log_probs": True, "num_context_top_log_probs": 20}
     request = ask([line] * len(names), 2, lora_name=np.array(names, object), **told)
     (outputs,) = engine.generate([engine.parse(request)])
@@ -523,7 +535,7 @@ def test_logits_are_pefts_with_each_adapter_set(ranks: int, tmp_path: Path) -> N
         best = scores[:-1].topk(20).values.numpy()
         assert np.abs(outputs["context_top_log_probs"][row, 1 : len(line)] - best).max() < 1e-4
         assert generated(outputs, row)[0] == scores[-1].argmax()
-    assert np.abs(recorded["all"] - recorded["few"]).max() > 0.1
+    assert all(np.abs(recorded[name] - recorded[peft_served.PLAIN]).max() > 0.1 for name in (first, second, *others))
     engine.close()
 
 

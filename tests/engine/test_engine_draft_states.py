@@ -19,7 +19,7 @@ from support.engines.page_reading_ops import captured_steps
 from support.engines.paged_steps import paged_steps
 from support.tiny_models.greedy import NEVER, argmaxes
 from support.tiny_models.llama_models import VOCAB, save
-from support.tiny_models.low_rank import draw, merged, write
+from support.tiny_models.low_rank import ALL, STATES, draw, merged, write
 
 from backends.fastertransformer.engine.request.adapters import Adapters
 from backends.fastertransformer.engine.request.parse import parse_request
@@ -99,7 +99,7 @@ def test_rows_with_drafts_answer_what_they_answer_without(
 def test_rows_with_adapters_have_drafts_too(has_graph: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a graph, or without one; tokens are transformers', with the adapter merged."""
     model, settings = saved("falcon_h1_norm", tmp_path)
-    pairs = {name: pair for name, pair in draw(model, 3).items() if "mamba" not in name}
+    pairs = draw(model, 3, targets=(*ALL, *STATES))
     write(tmp_path / "adapters/a", pairs, lora_alpha=6)
     steps, adapters = captured_steps(settings, 60, monkeypatch), Adapters()
     adapters.use(steps, steps.config.decoder, tmp_path)

@@ -17,7 +17,7 @@ from support.engines.network_runs import FP32, decode_logits, in_a_row, mixed_lo
 from support.engines.paged_steps import paged_steps, poisoned_states
 from support.engines.rank_processes import RankProcesses, answer_of
 from support.tiny_models.greedy import NEVER, argmaxes, greedy
-from support.tiny_models.llama_models import VOCAB, save
+from support.tiny_models.llama_models import LOUD, VOCAB, save
 
 from backends.fastertransformer.engine.arrays import MOST_SLOTS
 from backends.fastertransformer.engine.engine import Engine, open_engine
@@ -35,8 +35,6 @@ from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.settings import Settings
 
 POSITIONS = 256
-# So that Mamba's part of a layer of Falcon-H1 is as large as attention's.
-LOUD = {"ssm_in_multiplier": 8.0, "ssm_out_multiplier": 5.0, "ssm_multipliers": [1.3, 2.5, 1.8, 1.5, 1.1]}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": ("nemotron_h", {}),
     "nemotron_h with biases": ("nemotron_h", {"use_bias": True, "use_conv_bias": False, "mlp_bias": True}),

@@ -58,6 +58,19 @@ def test_rows_get_what_their_adapters_add(
     assert torch.equal(found[places == count], before[places == count])
 
 
+def test_some_of_the_rows_get_what_their_adapters_add() -> None:
+    from backends.fastertransformer.engine.ops.kernels.low_rank import SortedRows
+
+    low_rank, x = adapters(3, 4, 64, [48], torch.float32), drawn(20, 64, seed=3)
+    places = torch.arange(20).mul(7).remainder(4)
+    found, expected = torch.zeros(2, 20, 48, device=DEVICE)
+    rows = SortedRows(places.to(DEVICE), 3)
+    for part in (slice(0, 7), slice(7, 20)):
+        rows.part(part).add(found[part], x[part], low_rank)
+    GroupedRows(places.numpy(), 3, DEVICE).add(expected, x, low_rank)
+    assert float((found - expected).abs().max()) < LIMITS[torch.float32] * float(expected.abs().max())
+
+
 def followed(low_rank: LowRank, weight: Tensor, bias: Tensor | None) -> Linear:
     """Return a layer with its adapters' first matrices behind its own."""
     linear, whole = Linear(weight, bias), Linear(weight[:1])

@@ -95,6 +95,8 @@ _LLAMA4: dict[str, Any] = {
     **{"num_local_experts": EXPERTS, "num_experts_per_tok": 1, "no_rope_layer_interval": 4, "rms_norm_eps": 1e-5},
     **{"attention_chunk_size": 5, "floor_scale": 3, "attn_scale": 0.4, **_rope(5e5)},
 }
+# So that Mamba's part of a layer of Falcon-H1 is as large as attention's.
+LOUD = {"ssm_in_multiplier": 8.0, "ssm_out_multiplier": 5.0, "ssm_multipliers": [1.3, 2.5, 1.8, 1.5, 1.1]}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_mha": ("Llama", {"num_key_value_heads": HEADS, "rms_norm_eps": 1e-5}),
     "llama": ("Llama", {"rms_norm_eps": 1e-5}),

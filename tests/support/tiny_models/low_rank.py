@@ -14,6 +14,11 @@ from torch import Tensor
 
 PREFIX = "base_model.model."
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+STATES = (
+    *("in_proj", "out_proj", "in_proj_qkvz", "in_proj_ba"),
+    *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+)
+"""Those of layers with states."""
 
 Pairs = dict[str, tuple[Tensor, Tensor]]
 """lora_A and lora_B by the name of their module."""

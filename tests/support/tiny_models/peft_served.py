@@ -1,8 +1,8 @@
-"""Adapters of PEFT on one tiny Llama and what it computes with each set, stored in tests/data/peft/served.
+"""Adapters of PEFT on tiny models and what these compute with each set, stored in tests/data/peft/served.
 
-Made by PEFT 0.21.2 (``pip install peft==0.21.2``), from the repository's root:
+Made by PEFT 0.21.2 (``pip install peft==0.21.2``), from the repository's root, of the families that are named:
 
-    PYTHONPATH=tests:. python -m support.tiny_models.peft_served
+    PYTHONPATH=tests:. python -m support.tiny_models.peft_served llama qwen3_next
 
 One model holds all adapters; the logits of a name are those after ``set_adapter``, in fp32, and ``plain`` those within
 ``disable_adapter``.
@@ -11,6 +11,7 @@ One model holds all adapters; the logits of a name are those after ``set_adapter
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,39 +19,65 @@ from typing import Any
 import numpy as np
 
 from support.tiny_models.huggingface_models import filling, logits
-from support.tiny_models.llama_models import build
+from support.tiny_models.llama_models import LOUD, build
 
 DATA = Path(__file__).parents[2] / "data/peft/served"
-FAMILY, PLAIN = "llama", "plain"
+PLAIN = "plain"
 INPUT_IDS = np.random.default_rng(44).integers(3, 120, (1, 24))
-_ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-ADAPTERS: Mapping[str, Mapping[str, Any]] = {
-    "all": {"r": 3, "lora_alpha": 6, "target_modules": _ALL},
-    "roots": {
-        **{"r": 4, "lora_alpha": 5, "target_modules": _ALL, "use_rslora": True},
-        **{"rank_pattern": {"o_proj": 7}, "alpha_pattern": {"1.mlp.up_proj": 9}},
+_ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+_ALL = [*_ATTENTION, "gate_proj", "up_proj", "down_proj"]
+
+
+def _hybrid(states: list[str], others: list[str]) -> dict[str, dict[str, Any]]:
+    """Describe an adapter of all layers, and one of those with states alone."""
+    return {
+        "all": {"r": 3, "lora_alpha": 6, "target_modules": [*states, *others]},
+        "states": {
+            **{"r": 2, "lora_alpha": 5, "target_modules": states, "use_rslora": True},
+            **{"rank_pattern": {states[0]: 5}, "alpha_pattern": {states[-1]: 7}},
+        },
+    }
+
+
+FAMILIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "llama": {
+        "all": {"r": 3, "lora_alpha": 6, "target_modules": _ALL},
+        "roots": {
+            **{"r": 4, "lora_alpha": 5, "target_modules": _ALL, "use_rslora": True},
+            **{"rank_pattern": {"o_proj": 7}, "alpha_pattern": {"1.mlp.up_proj": 9}},
+        },
+        "few": {"r": 2, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "layers_to_transform": [1]},
     },
-    "few": {"r": 2, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "layers_to_transform": [1]},
+    # PEFT refuses the out_proj of Mamba's layers, and means experts' arrays too by Qwen3-Next's gate_proj to down_proj.
+    "nemotron3_latent": _hybrid(["in_proj"], [*_ATTENTION, *_ALL[-2:], "fc1_latent_proj", "fc2_latent_proj"]),
+    "falcon_h1": _hybrid(["in_proj"], _ALL),
+    "qwen3_next": _hybrid(["in_proj_qkvz", "in_proj_ba", "out_proj"], _ATTENTION),
+    "qwen3_5": _hybrid(["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"], _ALL),
+}
+CHANGES: Mapping[str, Mapping[str, Any]] = {
+    "falcon_h1": LOUD,
+    **dict.fromkeys(("qwen3_next", "qwen3_5"), {"rms_norm_eps": 1e-2}),  # see test_engine_hybrids
 }
 
 
-def record() -> None:
-    """Make the adapters and the logits with PEFT."""
+def record(family: str) -> None:
+    """Make a family's adapters and the logits with PEFT."""
     import peft  # type: ignore[import-not-found]  # it is needed to make the data, not to read it
     import torch
 
-    configs = {name: peft.LoraConfig(task_type="CAUSAL_LM", **told) for name, told in ADAPTERS.items()}
+    configs = {name: peft.LoraConfig(task_type="CAUSAL_LM", **told) for name, told in FAMILIES[family].items()}
     first, *others = configs
-    model = peft.get_peft_model(build(FAMILY), configs[first], adapter_name=first)
+    model = peft.get_peft_model(build(family, **CHANGES.get(family, {})), configs[first], adapter_name=first)
     for name in others:
         model.add_adapter(name, configs[name])
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if ".lora_" in key:
                 parameter.copy_(torch.from_numpy(filling(key, tuple(parameter.shape))))
-    shutil.rmtree(DATA, ignore_errors=True)
-    model.save_pretrained(DATA)
-    for left in DATA.rglob("README.md"):
+    data = DATA / family
+    shutil.rmtree(data, ignore_errors=True)
+    model.save_pretrained(data)
+    for left in data.rglob("README.md"):
         left.unlink()
     found = {}
     for name in configs:
@@ -58,8 +85,9 @@ def record() -> None:
         found[name] = logits(model, INPUT_IDS)
     with model.disable_adapter():
         found[PLAIN] = logits(model, INPUT_IDS)
-    np.savez_compressed(DATA / "logits.npz", **found)
+    np.savez_compressed(data / "logits.npz", **found)
 
 
 if __name__ == "__main__":
-    record()
+    for each in sys.argv[1:]:
+        record(each)

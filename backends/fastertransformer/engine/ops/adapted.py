@@ -17,6 +17,9 @@ class AdaptedOps(Ops):
     def __init__(self, ops: Ops, rows: AdaptedRows) -> None:
         self._ops, self._rows, self.latent = ops, rows, ops.latent
 
+    def of_tokens(self, tokens: slice) -> Ops:
+        return self if tokens == slice(None) else AdaptedOps(self._ops, self._rows.part(tokens))
+
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return self._ops.norm(x, norm)
 

@@ -17,6 +17,9 @@ from .low_rank import LowRank
 class AdaptedRows(Protocol):
     """The tokens of a call, sorted by adapter."""
 
+    def part(self, tokens: slice) -> AdaptedRows:
+        """Return some of them."""
+
     def add(self, y: Tensor, x: Tensor, low_rank: LowRank) -> None:
         """Add what the tokens' adapters make of x, [..., in], to y, [..., out], contiguous."""
 
@@ -51,8 +54,13 @@ class GroupedRows:
     """
 
     def __init__(self, adapters: Array, count: int, device: torch.device) -> None:
+        self._adapters, self._count, self._device = adapters, count, device
         places = np.unique(adapters[adapters < count]).tolist()
         self._rows = {place: upload(np.flatnonzero(adapters == place), device) for place in places}
+
+    def part(self, tokens: slice) -> GroupedRows:
+        """See AdaptedRows."""
+        return GroupedRows(self._adapters[tokens], self._count, self._device)
 
     def multiply(self, *_: object, **__: object) -> None:
         """See AdaptedRows."""

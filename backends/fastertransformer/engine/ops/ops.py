@@ -136,6 +136,10 @@ class Ops(Draws):
         """
         return GroupedRows(adapters.cpu().numpy() if known is None else known, count, adapters.device)
 
+    def of_tokens(self, tokens: slice) -> Ops:
+        """Return the operations of some of a call's tokens."""
+        return self
+
     def _by_cublas(self, linear: Linear, x: Tensor, activation: str) -> Tensor:
         """Compute activation(linear(x)); cuBLASLt applies gelu or relu before it rounds."""
         flat, matrix = x.reshape(-1, x.shape[-1]), self._matrix(linear, x.dtype)

@@ -65,10 +65,12 @@ class StateRows:
         rows: packed rows; None: each has one token, and goes on.
 
     Attributes:
+        tokens: of the call, that are theirs.
         block_tokens: that a layer computes at a time: what it needs of memory is fp32, and several times its input.
     """
 
     block_tokens = 2048
+    tokens = slice(None)
 
     def __init__(self, states: Tensor, rows: Rows | None = None) -> None:
         self.states, self._rows = states, rows
@@ -89,12 +91,12 @@ class StateRows:
         """Run a function of tokens, [B, T, ...], and their rows on some of them at a time."""
         if not self.is_packed or x.shape[1] <= self.block_tokens:
             return run(x, self)
-        return torch.cat([run(x[:, tokens], rows) for tokens, rows in self._blocks], 1)
+        return torch.cat([run(x[:, rows.tokens], rows) for rows in self._blocks], 1)
 
     @cached_property
-    def _blocks(self) -> list[tuple[slice, StateRows]]:
+    def _blocks(self) -> list[StateRows]:
         """Cut the tokens into blocks; a row is cut between two chunks, so that its numbers stay the same."""
-        found, begin, room = list[tuple[slice, StateRows]](), 0, self.block_tokens
+        found, begin, room = list[StateRows](), 0, self.block_tokens
         of_block: dict[int, int] = {}  # row -> tokens
         for row, left in enumerate(self._lengths.tolist()):
             while left:
@@ -104,15 +106,17 @@ class StateRows:
                 left, room = left - taken, room - taken
                 if left or not room:
                     found.append(self._block(begin, of_block))
-                    begin, room, of_block = found[-1][0].stop, self.block_tokens, {}
+                    begin, room, of_block = found[-1].tokens.stop, self.block_tokens, {}
         return [*found, self._block(begin, of_block)] if of_block else found
 
-    def _block(self, begin: int, lengths: dict[int, int]) -> tuple[slice, StateRows]:
+    def _block(self, begin: int, lengths: dict[int, int]) -> StateRows:
         assert self._rows
         tokens, rows = slice(begin, begin + sum(lengths.values())), slice(min(lengths), max(lengths) + 1)
         ends = upload(np.cumsum([0, *lengths.values()]).astype(np.int32), self.states.device)
         ids, positions, slots = self._rows.ids[tokens], self._rows.positions[tokens], self._rows.slots[tokens]
-        return tokens, type(self)(self.states[rows], Rows(ids, positions, slots, ends, list(lengths.values())))
+        found = type(self)(self.states[rows], Rows(ids, positions, slots, ends, list(lengths.values())))
+        found.tokens = tokens
+        return found
 
     def mix(self, mixing: Mixing, given: Sequence[Tensor], state: LayerState, dtype: torch.dtype) -> Tensor:
         """Compute what is between a layer's products, see Mixing, of products and in a type."""

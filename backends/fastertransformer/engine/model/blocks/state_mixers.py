@@ -43,7 +43,7 @@ class StateMixer(ABC):
         assert context.state_rows, "the cache keeps no states"
 
         def run(part: Tensor, rows: StateRows) -> Tensor:
-            given = self._given(part, norm, context.ops)
+            given = self._given(part, norm, context.ops.of_tokens(rows.tokens))
             return rows.mix(self.mixing, given, state, x.dtype).view(*part.shape[:2], -1)
 
         return context.state_rows.in_blocks(x, run)

@@ -216,7 +216,7 @@ class SortedRows:
     """
 
     def __init__(self, adapters: Tensor, count: int) -> None:
-        tokens = len(adapters)
+        self._adapters, self._count, tokens = adapters, count, len(adapters)
         self._is_few = tokens <= _FEW_TOKENS
         self._block_m = 16 if self._is_few else 64
         blocks = min(tokens, (tokens + min(tokens, count + 1) * (self._block_m - 1)) // self._block_m)
@@ -225,6 +225,10 @@ class SortedRows:
         self._rows = torch.empty(blocks, self._block_m, dtype=torch.int32, device=adapters.device)
         width = triton.next_power_of_2(count + 1)
         _share[(blocks,)](self._places, self._rows, order, ends, count, width=width, block_m=self._block_m, num_warps=1)
+
+    def part(self, tokens: slice) -> SortedRows:
+        """See AdaptedRows."""
+        return SortedRows(self._adapters[tokens], self._count)
 
     def add(self, y: Tensor, x: Tensor, low_rank: LowRank) -> None:
         """See AdaptedRows."""
