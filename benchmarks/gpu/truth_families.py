@@ -230,6 +230,11 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Shape], dict[str, Any]]]] = {
     "qwen3_5_mtp": ("Qwen3_5Text", "Llama", lambda s: _delta(s, mtp_num_hidden_layers=1)),
     "qwen3_next_mtp": ("Qwen3Next", "Llama", lambda s: _qwen3_next(s) | {"num_nextn_predict_layers": 1}),
     "nemotron3_mtp": ("NemotronH", "Llama", _nemotron3),
+    "nemotron3_latent": (
+        "NemotronH",
+        "Llama",
+        lambda s: _nemotron3(s) | {"num_nextn_predict_layers": 0, "moe_latent_size": s.hidden // 2},
+    ),
     "llama_eagle3": ("Llama", "Llama", _llama_yarn),
     "qwen3_moe_eagle3": ("Qwen3Moe", "Llama", lambda s: _experts(s, norm_topk_prob=True)),
     "ernie4_5_moe": (

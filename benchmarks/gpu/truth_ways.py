@@ -14,11 +14,11 @@ from .truth_predictors import HEADED, PREDICTING
 PLACES = 2  # of adapters on the device at once: others wait for one
 ADAPTED = (
     *("llama", "qwen3", "gemma2", "phi3", "qwen3_moe", "deepseek_v3", "gpt_oss"),
-    *("falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5"),
+    *("falcon_h1", "nemotron_h", "nemotron3_latent", "qwen3_next", "qwen3_5"),
     *("llama_eagle3", "deepseek_v3_mtp", "glm4_moe_mtp", "qwen3_5_mtp", "nemotron3_mtp"),
 )
-"""Families that have adapters: plain and fused matrices, norms, experts beside, latent attention, states, and what
-drafts for these."""
+"""Families that have adapters: plain and fused matrices, norms, experts beside, latent attention and experts, states,
+and what drafts for these."""
 DRAFTING = DRAFTS, DRAFT_MODEL, MTP, EAGLE = "drafts", "draft_model", "mtp", "eagle3"
 ADAPTERS, CHANGED, TIGHT = "adapters", "adapters_changed", "tight"
 _SPECULATION = {DRAFTS: "ngram", DRAFT_MODEL: "draft", MTP: MTP, EAGLE: EAGLE}
