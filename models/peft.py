@@ -104,6 +104,11 @@ def names_in_files(module: str) -> tuple[str, ...]:
     return (name, f"backbone.{name.removeprefix('model.')}") if name.startswith("model.") else (name,)
 
 
+def name_in_class(name: str) -> str:
+    """Return what transformers' class, and so PEFT, calls a module, given its name in the files; see names_in_files."""
+    return f"model.{inner}" if (inner := name.removeprefix("backbone.")) != name else name
+
+
 def check_name(name: str, error: Refusal) -> str:
     """Return the name of an adapter; ``error`` makes the exception for one that is no name of a directory."""
     if not _NAME.fullmatch(name):

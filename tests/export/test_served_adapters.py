@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from support.checkpoints.core_adapters import LORA, write_bridge_adapter
 from support.checkpoints.llama_adapters import ALPHA, RANK, products
 from support.engines.asking import CPU, ask, generated
+from support.tiny_models import peft_served
 from support.tiny_models.greedy import NEVER, argmaxes
 from support.tiny_models.huggingface_models import write_tokenizer
 from support.tiny_models.llama_models import save
 from support.tiny_models.low_rank import draw, merged, write
 
-from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import read_settings
 from deployment.proof.files import prove_files
 from deployment.proof.served_models import find_served_models
@@ -29,6 +30,7 @@ from export_scripts.repository.model_repository import build_repository
 from export_scripts.repository.pbtxt import parse
 from handover.errors import ArtefactError, SlipwayError
 from handover.manifest import Manifest
+from models.peft import WEIGHTS_FILE
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 PLACE = "fastertransformer/1/huggingface/adapters"
@@ -37,7 +39,11 @@ PLACE = "fastertransformer/1/huggingface/adapters"
 @pytest.fixture
 def arguments(tmp_path: Path) -> ExportArguments:
     """A Llama's conversion, and what exports it."""
-    save("llama", tmp_path / "source")
+    return converted("llama", tmp_path)
+
+
+def converted(family: str, tmp_path: Path) -> ExportArguments:
+    save(family, tmp_path / "source", **peft_served.CHANGES.get(family, {}))
     write_tokenizer(tmp_path / "source")
     convert(ConvertArguments(tmp_path / "source", tmp_path / "hf", weight_data_type="fp32", format="huggingface"))
     return ExportArguments(tmp_path / "hf", tmp_path / "repository", "mine", 1, 1, "fp32", 0, 0, 8)
@@ -47,6 +53,17 @@ def model_of(arguments: ExportArguments) -> Any:
     import transformers
 
     return transformers.AutoModelForCausalLM.from_pretrained(arguments.ft_checkpoint, dtype=torch.float32).eval()
+
+
+def opened(arguments: ExportArguments) -> Engine:
+    config = parse((arguments.output / "fastertransformer/config.pbtxt").read_text())
+    assert "lora_name" in {each.name for each in config.input}
+    settings = read_settings(
+        {key: value.string_value for key, value in config.parameters.items()},
+        arguments.output / "fastertransformer",
+        "1",
+    )
+    return open_engine(replace(settings, cpu_threads=1, kv_cache_bytes=1 << 22), CPU)
 
 
 def test_whatever_form_they_came_in_they_are_served_as_pefts(arguments: ExportArguments, tmp_path: Path) -> None:
@@ -68,14 +85,7 @@ def test_whatever_form_they_came_in_they_are_served_as_pefts(arguments: ExportAr
     models["bridge.1"] = merged(
         model, {key.removesuffix(".weight"): pair for key, pair in trained.items()}, ALPHA / RANK
     )
-    config = parse((arguments.output / "fastertransformer/config.pbtxt").read_text())
-    assert "lora_name" in {each.name for each in config.input}
-    settings = read_settings(
-        {key: value.string_value for key, value in config.parameters.items()},
-        arguments.output / "fastertransformer",
-        "1",
-    )
-    engine = open_engine(replace(settings, cpu_threads=1, kv_cache_bytes=1 << 22), CPU)
+    engine = opened(arguments)
     assert set(engine.adapters()) == {"mine", "bridge.1"}
     names, line = ["bridge.1", "", "mine"], [5, 9, 33, 7, 60]
     tensors = ask([line] * 3, 10, end_id=NEVER, lora_name=np.array(names, object))
@@ -83,6 +93,28 @@ def test_whatever_form_they_came_in_they_are_served_as_pefts(arguments: ExportAr
     for row, name in enumerate(names):
         found = generated(outputs, row)
         assert found == argmaxes(models[name], line, found), name
+    engine.close()
+
+
+_OTHERS = (pytest.param(each, marks=pytest.mark.long) for each in ("falcon_h1", "qwen3_next", "qwen3_5"))
+
+
+@pytest.mark.parametrize("family", ["nemotron3_latent", *_OTHERS])
+def test_pefts_own_of_layers_with_states_are_served_from_a_repository(family: str, tmp_path: Path) -> None:
+    """Under the names of transformers' class, which PEFT reads; the oracle is what PEFT recorded."""
+    names, data = list(peft_served.FAMILIES[family]), peft_served.DATA / family
+    arguments = converted(family, tmp_path)
+    build_repository(replace(arguments, adapters=tuple((name, str(data / name)) for name in names)))
+    held, given = (load_file(root / names[0] / WEIGHTS_FILE) for root in (arguments.output / PLACE, data))
+    assert held.keys() == given.keys()
+    engine, line = opened(arguments), peft_served.INPUT_IDS[0].tolist()
+    told = {"end_id": NEVER, "is_return_context_log_probs": True, "lora_name": np.array(names, object)}
+    (outputs,) = engine.generate([engine.parse(ask([line] * len(names), 1, **told))])
+    recorded = np.load(data / "logits.npz")
+    for row, name in enumerate(names):
+        scores = torch.from_numpy(recorded[name][0]).log_softmax(-1)[:-1]
+        known = scores.gather(1, torch.tensor(line[1:])[:, None])[:, 0].numpy()
+        assert np.abs(outputs["context_log_probs"][row, 1 : len(line)] - known).max() < 1e-4
     engine.close()
 
 

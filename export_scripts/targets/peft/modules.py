@@ -17,6 +17,7 @@ from export_scripts.checkpoints.source import Source
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.hub_tensor import HubTensor
 from export_scripts.weights.schema import Assignment, Rule, as_tuple
+from models.peft import name_in_class
 
 _WEIGHT = ".weight"
 
@@ -26,7 +27,7 @@ class Module:
     """A linear layer that an adapter changes.
 
     Attributes:
-        name: transformers' own.
+        name: that transformers' class gives it.
         update: of the training's weight, which may hold other layers' too.
         part: number of the layer among them.
         rows, columns: of the update, in the order of the layer's.
@@ -127,7 +128,7 @@ def _module(
     of_rows, of_columns = (rows.across, columns.down) if is_transposed else (rows.down, columns.across)
     if not rows.is_straight or not columns.is_straight:
         return f"{key}  is not rows and columns of transformers' {name}"
-    return Module(name.removesuffix(_WEIGHT), update, part, of_rows, of_columns, is_transposed)
+    return Module(name_in_class(name.removesuffix(_WEIGHT)), update, part, of_rows, of_columns, is_transposed)
 
 
 def _arranged(numbers: Array, rule: Rule, taken: HubTensor, source: Source) -> Arranged:

@@ -25,6 +25,7 @@ from export_scripts.targets.peft.modules import Module, modules_of
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.matching import match
 from handover.errors import CheckpointError
+from models.peft import name_in_class
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -130,6 +131,6 @@ def _config(widest: Module, names: Sequence[str], tensors: Mapping[str, Any], ba
 def _targets(names: Sequence[str], tensors: Mapping[str, Any]) -> list[str]:
     """Name the layers by their last word, as users do, where that means these and no others."""
     words = {name.rpartition(".")[2] for name in names}
-    layers = {name.removesuffix(".weight") for name in tensors if name.endswith(".weight")}
+    layers = {name_in_class(name.removesuffix(".weight")) for name in tensors if name.endswith(".weight")}
     meant = {layer for layer in layers if layer.rpartition(".")[2] in words}
     return sorted(words if meant == set(names) else names)
