@@ -176,7 +176,7 @@ def _look_at(name: str, formats: Sequence[str], arguments: LimitsArguments, dire
             damaged = shutil.copytree(shards, directory / "damaged")
             damage(damaged)
             engine = open_engine(replace(settings, checkpoint=damaged), device)
-            answers = [ask(engine, family, prompt) for prompt in prompts]
+            answers = ask(engine, family, prompts)
             formats_served = Formats(weights, data_type, find_format(int8_mode))
             findings, alike = compare_passages(engine, family, reference, formats_served, parity)
             engine.close()
@@ -248,23 +248,29 @@ def _prompts(shards: Path, texts: Sequence[str] | None) -> list[list[int]]:
     return made
 
 
-def ask(engine: Engine, family: Family, prompt: list[int]) -> Served:
-    """Have the engine continue a prompt and score its tokens, as parity has a server do."""
+def ask(engine: Engine, family: Family, prompts: Sequence[list[int]]) -> list[Served]:
+    """Have the engine continue prompts, all at once, and score their tokens, as parity has a server do."""
     is_t5 = family.model_type == "T5"
-    tensors = {
-        "input_ids": np.array([prompt], np.uint32),
-        "sequence_length" if is_t5 else "input_lengths": np.array([[len(prompt)]], np.uint32),
-        "max_output_len" if is_t5 else "request_output_len": np.array([[OUTPUT]], np.uint32),
-        "runtime_top_p": np.array([[1e-6]], np.float32),
-        "end_id": np.array([[2**31 - 1]], np.uint32),
-        **{f"is_return_{what}log_probs": np.array([[True]]) for what in ("", "context_")},
-    }
-    found = engine.generate([engine.parse(tensors)])[0]
-    shown = 0 if is_t5 else len(prompt)
-    tokens = tuple(found["output_ids"][0, 0, shown : shown + OUTPUT].tolist())
-    log_probs = (*found["context_log_probs"][0, 1:].tolist(), *found["output_log_probs"][0, 0].tolist())
-    argmax = (*found["context_argmax_ids"][0, 1:].tolist(), *tokens)
-    return Served(tuple(prompt), tokens, log_probs, argmax)
+
+    def request(prompt: list[int]) -> Any:
+        tensors = {
+            "input_ids": np.array([prompt], np.uint32),
+            "sequence_length" if is_t5 else "input_lengths": np.array([[len(prompt)]], np.uint32),
+            "max_output_len" if is_t5 else "request_output_len": np.array([[OUTPUT]], np.uint32),
+            "runtime_top_p": np.array([[1e-6]], np.float32),
+            "end_id": np.array([[2**31 - 1]], np.uint32),
+            **{f"is_return_{what}log_probs": np.array([[True]]) for what in ("", "context_")},
+        }
+        return engine.parse(tensors)
+
+    answers = []
+    for prompt, found in zip(prompts, engine.generate([request(prompt) for prompt in prompts]), strict=True):
+        shown = 0 if is_t5 else len(prompt)
+        tokens = tuple(found["output_ids"][0, 0, shown : shown + OUTPUT].tolist())
+        log_probs = (*found["context_log_probs"][0, 1:].tolist(), *found["output_log_probs"][0, 0].tolist())
+        argmax = (*found["context_argmax_ids"][0, 1:].tolist(), *tokens)
+        answers.append(Served(tuple(prompt), tokens, log_probs, argmax))
+    return answers
 
 
 def compare_passages(

@@ -74,6 +74,9 @@ class Fp8LimitsArguments(ScriptArguments):
     formats: tuple[str, ...] = field(default=("bf16", *_OF_FP8), metadata={"help": "JSON list; fp32 and fp16 too"})
     device: str = field(default="cpu", metadata={"help": "cpu or cuda, for what is served"})
     part: tuple[int, ...] = field(default=(0, 1), metadata={"help": "JSON [i, n]: every nth state from the ith on"})
+    most_passages: int = field(
+        default=512, metadata={"help": "evaluation.parity.max_passages; 48 takes a tenth as long"}
+    )
     csv: Path | None = field(default=None, metadata={"help": "file to write"})
 
 
@@ -152,7 +155,7 @@ def _look_at(name: str, arguments: Fp8LimitsArguments, directory: Path) -> Itera
     known = open_source(find_archive(source, NOTHING_GIVEN), for_shards=False)
     reference = open_reference(source, HUGGING_FACE, directory / "scratch")[0]
     assert isinstance(reference, HuggingFaceReference)
-    parity = yaml.safe_load(PARITY.read_text("utf-8"))["parity"]
+    parity = yaml.safe_load(PARITY.read_text("utf-8"))["parity"] | {"max_passages": arguments.most_passages}
     if name == _TRAINED:
         tokenizer = load_tokenizer(source)
         prompts = [tokenizer.encode(text) for text in parity["prompts"]]
@@ -174,7 +177,7 @@ def _look_at(name: str, arguments: Fp8LimitsArguments, directory: Path) -> Itera
             settings = Settings(damaged, 1, 1, data_type, 1, "Llama", kv_cache_bytes=1 << 28, **ways)
             with patch(), _rounding() if "rounds_activations" in ways else nullcontext():
                 engine = open_engine(settings, torch.device(arguments.device))
-                answers = [ask(engine, family, prompt) for prompt in prompts]
+                answers = ask(engine, family, prompts)
                 others = tuple(each for each in (FP8_CACHE, FP8_ACTIVATIONS) if each == number_format)
                 formats = Formats(data_type, data_type, find_format(0, ways.get("quantization")), others=others)
                 findings, alike = compare_passages(engine, family, reference, formats, parity)
