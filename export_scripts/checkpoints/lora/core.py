@@ -4,7 +4,8 @@ Keys, shapes and forward: NeMo 2.x, ``collections/llm/peft/utils.py``, and Megat
 (``ParallelLinearAdapter``: alpha / dim times linear_out of linear_in; ``GroupedExpertLinearAdapter``,
 ``SharedOuterGroupedExpertAdapter``: with an axis of experts before) and ``peft/canonical_lora.py`` (adapters of their
 own for q, k, v, gate and up, but not of experts). The matrices lie whole. Rows of linear_out of ``linear_fc1`` may be
-cut as a gated weight's: the first half of every training rank's rows, then the second half of each.
+cut as a gated weight's: the first half of every training rank's rows, then the second half of each. Rows of linear_out
+of Mamba's ``in_proj`` lie section by section, as the weight's do (``_split_tensor_factory``).
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from export_scripts.checkpoints.lora.update import FC1, QKV, Update, pair_of, si
 from export_scripts.checkpoints.tensor_values import read_whole
 from export_scripts.tensors.dtypes import Array
 from handover.errors import CheckpointError
+from models.blocks.mamba import Mamba
 
 _MARK, _EXPERTS, _FC1_LAYER = ".adapter.", ".mlp.experts.", "linear_fc1"
 _KEY = re.compile(
-    r"(?P<place>.+\.(?P<layer>linear_\w+))\.adapter(?:\.adapter_(?P<part>q|k|v|gate|up))?\.linear_(?P<side>in|out)\.weight"
+    r"(?P<place>.+\.(?P<layer>linear_\w+|in_proj|out_proj))\.adapter(?:\.adapter_(?P<part>q|k|v|gate|up))?"
+    rf"\.linear_(?P<side>in|out)\.weight(?:\.(?P<section>{'|'.join(Mamba.in_sections)}))?"
 )
+_IN_SECTIONS, _OF_MIXERS = "in_proj", ("in_proj", "out_proj")
 _FUSED = {"linear_qkv": QKV, _FC1_LAYER: FC1}
 # Training's own tensors, and what Transformer Engine leaves beside the weights.
 _NO_WEIGHTS = re.compile(r"(?:optimizer|chained_|rng_state|rerun_state_machine_state).*|.*\._extra_state.*")
@@ -45,6 +49,7 @@ class Trained:
         ranks: tensor-parallel ones, as the configuration says; 0: it does not.
         expert_num: experts of a layer; 0: adapters of experts are not read.
         expert_ranks: what the rank of an expert's product may be.
+        has_mixers: adapters of Mamba's layers, and of what leads out of the gated delta rule's, are read.
     """
 
     rank: int
@@ -56,6 +61,7 @@ class Trained:
     ranks: int = 0
     expert_num: int = 0
     expert_ranks: range = range(0)
+    has_mixers: bool = False
 
 
 def weights_of(state: ChunkedState) -> list[str]:
@@ -79,22 +85,43 @@ def updates_of(state: ChunkedState, trained: Trained, where: str) -> tuple[Updat
     pairs: dict[str, dict[str, dict[str, str]]] = {}
     for key in weights_of(state):
         found, is_expert = _KEY.fullmatch(key), _EXPERTS in key
-        if found is None or (is_expert and not trained.expert_num):
-            others = "of a router or of a mixer" if trained.expert_num else "of a router, of experts or of a mixer"
+        if found is None or not _is_read(found, trained) or (is_expert and not trained.expert_num):
+            mixers = ", Mamba's in_proj, out_proj" if trained.has_mixers else ""
+            others = "of a router" if trained.expert_num else "of a router or of experts"
             raise CheckpointError(
                 f"{where}: {key} is no part of a LoRA adapter that is read",
-                f"adapters of linear layers (linear_qkv, linear_proj, linear_fc1, linear_fc2) are, not those {others}",
+                f"adapters of linear layers (linear_qkv, linear_proj, linear_fc1, linear_fc2{mixers}) are, not those "
+                f"{others}{'' if trained.has_mixers else ' or of a mixer'}",
             )
         if bool(found["part"]) != (trained.is_canonical and found["layer"] in _FUSED and not is_expert):
             raise CheckpointError(f"{where}: {key} is no part of the kind of adapter that the configuration names")
-        pairs.setdefault(found["place"], {}).setdefault(found["part"] or "", {})[found["side"]] = key
+        side = f"out.{found['section']}" if found["section"] else found["side"]
+        pairs.setdefault(found["place"], {}).setdefault(found["part"] or "", {})[side] = key
     updates: list[Update] = []
     for place, keys in pairs.items():
         if _EXPERTS in place:
             updates += _of_experts(place, keys[""], tensors, trained)
+        elif place.endswith(_IN_SECTIONS):
+            updates += _of_sections(place, keys[""], tensors, trained)
         else:
             updates.append(_update(place, keys, tensors, trained))
     return tuple(updates)
+
+
+def _is_read(found: re.Match[str], trained: Trained) -> bool:
+    """Whether a key is of a layer whose adapters are read, and lies there as that layer's do."""
+    is_section = found["layer"] == _IN_SECTIONS and found["side"] == "out"
+    return bool(found["section"]) == is_section and (trained.has_mixers or found["layer"] not in _OF_MIXERS)
+
+
+def _of_sections(
+    place: str, keys: Mapping[str, str], tensors: Mapping[str, ChunkedTensor], trained: Trained
+) -> Iterator[Update]:
+    """Describe what is added to each section of a weight; all sections share linear_in."""
+    for section in Mamba.in_sections:
+        own = {side.partition(".")[0]: key for side, key in keys.items() if side in ("in", f"out.{section}")}
+        update = _update(place, {"": own}, tensors, trained)
+        yield replace(update, names=tuple(f"{name}.{section}" for name in update.names))
 
 
 def _of_experts(

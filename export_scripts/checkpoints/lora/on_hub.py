@@ -15,12 +15,14 @@ import numpy as np
 from export_scripts.checkpoints.lora.update import Update
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.megatron_decoder import table
-from export_scripts.weights.schema import Rule, SourceMap, as_tuple
+from export_scripts.weights.schema import Rule, SourceMap, Sources, as_tuple, split_layer
 from handover.errors import CheckpointError
 from models.decoder import Decoder
 from models.tensor import Tensor
 
 _PLACE = re.compile(r"(?:.+\.)?((?:decoder|language_model\.encoder|language_model\.transformer|mtp)\.layers\..+)")
+
+_OF_MATRIX = 2  # axes
 
 
 @dataclass(frozen=True)
@@ -59,32 +61,84 @@ def on_hub_names(updates: Iterable[Update], dims: object, where: str) -> tuple[U
             f"{where} is an adapter of Megatron's on a Hugging Face directory of another model than Llama's relatives",
             "give the model as the training saved it",
         )
-    changed, problems, tables = list[Update](), list[str](), dict[bool, SourceMap]()
-    tensors = dims.tensors()
+    made, tables, tensors = list[Update | str](), dict[bool, SourceMap](), dims.tensors()
+    sections = dict[tuple[tuple[str, ...], int | None], dict[int, Update]]()
     for update in updates:
         places = [found[1] for name in update.names if (found := _PLACE.fullmatch(name))]
         is_legacy = any(place.startswith("language_model.") for place in places)
         if is_legacy not in tables:
             tables[is_legacy] = table("", places, dims)
-        made = list(_of_update(update, places, tables[is_legacy], dims, tensors))
-        changed += [each for each in made if isinstance(each, Update)]
-        problems += [each for each in made if isinstance(each, str)]
-    if problems:
+        rules_of = tables[is_legacy]
+        place = next(filter(rules_of.sources, places), "")
+        entry = rules_of.sources(place)
+        if entry and isinstance(entry[0], tuple):
+            number = entry[0].index(place if place in entry[0] else split_layer(place)[0])
+            sections.setdefault((entry[0], entry[1]), {})[number] = update
+        else:
+            made += _of_update(update, entry, rules_of, dims, tensors)
+    for (keys, layer), parts in sections.items():
+        rule = next(as_tuple(each.rules[keys])[0] for each in tables.values() if keys in each.rules)
+        made.append(_of_sections(parts, len(keys), rule, rule.target.format(layer=layer), dims, tensors))
+    changed = tuple(each for each in made if isinstance(each, Update))
+    if problems := [each for each in made if isinstance(each, str)]:
         raise CheckpointError(
             f"{where} does not fit a Hugging Face directory\n  " + "\n  ".join(problems),
             "give the model as the training saved it",
         )
-    return tuple(changed)
+    return changed
+
+
+def _of_sections(
+    parts: Mapping[int, Update], count: int, rule: Rule, name: str, dims: Decoder, tensors: Mapping[str, Tensor]
+) -> Update | str:
+    """Return what is added to a tensor of which a training has ``count`` sections, or what is in the way.
+
+    Args:
+        parts: what is added to each section, by its place among them; all share their right factor.
+        count: of sections.
+        rule: of all.
+        name: of the tensor.
+        dims: of the model.
+        tensors: the model's.
+    """
+    updates, tensor = [parts[number] for number in sorted(parts)], tensors.get(name)
+    keys = ", ".join(key for update in updates for key in update.keys)
+    if tensor is None or len(tensor.shape) != _OF_MATRIX or len({id(update.factors[0]) for update in updates}) > 1:
+        return f"{keys}  the model has it in one array with others"
+    if len(parts) < count or rule.elementwise or rule.concat_axis is None:
+        return f"{keys}  is not all of {name}"
+    ends = np.cumsum([update.shape[0] for update in updates])
+    first, outer = ends - [update.shape[0] for update in updates], len(as_tuple(tensor.axes[0]))
+    try:
+        shown = [
+            rule.layout(np.broadcast_to(start + np.arange(rows)[:, None], (rows, columns)), dims)[..., [0, -1]]
+            for start, (rows, columns) in zip(first, (update.shape for update in updates), strict=True)
+        ]
+        by_row = arranged(np.concatenate(shown, rule.concat_axis), outer)
+    except ValueError:
+        return f"{keys}  does not fit {name}"
+    if not by_row.is_straight or (size := (len(by_row.down), updates[0].shape[1])) != tensor.shape:
+        return f"{keys}  is not rows of {name}"
+
+    def read() -> tuple[Array, Array]:
+        sides = [update.read() for update in updates]
+        return np.concatenate([left for left, _ in sides])[by_row.down], sides[0][1]
+
+    factors = tuple(factor for update in updates for factor in update.factors)
+    used = tuple(dict.fromkeys(key for update in updates for key in update.keys))
+    return replace(updates[0], names=(name,), shape=size, read=read, factors=factors, keys=used)
 
 
 def _of_update(
-    update: Update, places: list[str], rules_of: SourceMap, dims: Decoder, tensors: Mapping[str, Tensor]
+    update: Update,
+    found: tuple[Sources, int | None] | None,
+    rules_of: SourceMap,
+    dims: Decoder,
+    tensors: Mapping[str, Tensor],
 ) -> Iterator[Update | str]:
     """Yield what is added to each of transformers' tensors in a weight, or what is in the way."""
-    found = next((each for place in places if (each := rules_of.sources(place))), None)
-    if found is None or isinstance(found[0], tuple):
-        has = "no such weight" if found is None else "it in one array with others"
-        yield f"{', '.join(update.keys)}  the model has {has}"
+    if found is None:
+        yield f"{', '.join(update.keys)}  the model has no such weight"
         return
     rules = as_tuple(rules_of.rules[found[0]])
     for part, rule in enumerate(rules):

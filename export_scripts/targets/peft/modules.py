@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from export_scripts.checkpoints.lora.on_hub import Arranged, arranged
+from export_scripts.checkpoints.lora.on_hub import Arranged, arranged, on_hub_names
 from export_scripts.checkpoints.lora.update import MergedTensor, Update
 from export_scripts.checkpoints.source import Source
 from export_scripts.tensors.dtypes import Array
 from export_scripts.weights.hub_tensor import HubTensor
 from export_scripts.weights.schema import Assignment, Rule, as_tuple
+from models.decoder import Decoder
 from models.peft import name_in_class
 
 _WEIGHT = ".weight"
@@ -70,21 +71,30 @@ def modules_of(
 
     Returns:
         The layers; and what PEFT cannot say, one line each.
+
+    Raises:
+        CheckpointError: sections of a weight are no part of one of transformers'.
     """
     by_pivot: dict[str, list[str]] = {}
     for name, taken in tensors.items():
         by_pivot.setdefault(taken.pivot or name, []).append(name)
     by_name = {assignment.name: assignment for assignment in assignments}
-    modules, problems = [], []
+    modules, problems, sections = [], [], list[Update]()
     for key, tensor in source.tensors.items():
         if not isinstance(tensor, MergedTensor):
             continue
         sources = source.source_map.sources(key)
         assert sources is not None, f"{key} is matched"
+        if isinstance(sources[0], tuple) and isinstance(source.dims, Decoder):
+            sections.append(tensor.update)
+            continue
         rules = as_tuple(source.source_map.rules[sources[0]])
         found = list(_of_weight(key, tensor.update, rules, sources, source, by_name, by_pivot, tensors))
         modules += [each for each in found if isinstance(each, Module)]
         problems += [each for each in found if isinstance(each, str)]
+    for update in on_hub_names(sections, source.dims, str(source.archive.path)) if sections else ():
+        rows, columns = map(np.arange, update.shape)
+        modules.append(Module(name_in_class(update.names[0].removesuffix(_WEIGHT)), update, 0, rows, columns, False))
     return tuple(modules), problems
 
 
