@@ -20,6 +20,7 @@ from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.rows.answer import Answer
 from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
+from backends.fastertransformer.engine.steps.graphs import StepGraphs
 from backends.fastertransformer.engine.steps.steps import Steps
 
 NEVER = 4000  # an end_id outside the vocabulary
@@ -67,6 +68,28 @@ def test_the_logits_of_all_captured_steps_are_in_the_same_memory(
     found = [steps.decode(count)[0] for count in (3, 1)]
     assert len({logits.untyped_storage().data_ptr() for logits in found}) == 1
     assert found[0].untyped_storage().nbytes() == 256 * steps.config.vocab_size * 4
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_rows_that_decode_take_part_in_large_inputs_of_a_mixture(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its experts are read once then, though kernels are launched one by one."""
+    fake_graphs(monkeypatch)
+    steps = paged_steps(settings_of(family, tmp_path)[1])
+    monkeypatch.setattr(steps.network, "can_capture_continued", True)
+    monkeypatch.setattr(StepGraphs, "_run_mixed", lambda *_: None)
+    monkeypatch.setattr(StepGraphs, "_run_contexts", lambda *_: None)
+    for size in ((0, 1024, 0, 0), (0, 0, 0, 64)):
+        steps.capture(*size)
+    found = {(rows, tokens): steps.can_mix(rows, tokens) for rows in (4, 16) for tokens in (32, 512, 1025)}
+    of_mixture = family == "qwen3_moe"
+    assert found == {
+        **{(rows, 32): True for rows in (4, 16)},  # there is a graph
+        **{(rows, 1025): True for rows in (4, 16)},  # no graph has room
+        (4, 512): False,  # few rows read few experts
+        (16, 512): of_mixture,
+    }
 
 
 def test_closed_steps_hold_no_graph_though_the_engine_has_frozen_its_objects(

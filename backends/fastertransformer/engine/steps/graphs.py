@@ -98,6 +98,7 @@ class StepGraphs:
     Attributes:
         largest_input: tokens of the largest captured input of new rows; 0: none is captured.
         largest_step: rows of the largest captured decode step; 0: none is captured.
+        largest_mixed: tokens of the largest captured mixed step; 0: none is captured.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class StepGraphs:
         self._continue, self._mix = Graphs(self._continue_contexts, self._pool), Graphs(self._run_mixed, self._pool)
         self._draft, self._settle = Graphs(self._run_drafts, self._pool), Graphs(self._settle_drafts, self._pool)
         self._drafted: DraftedStates | None = None  # of the drafts that have run last
-        self.largest_input, self.largest_step = 0, 0
+        self.largest_input, self.largest_step, self.largest_mixed = 0, 0, 0
 
     def of_adapted(self, adapters: Tensor, places: int) -> StepGraphs:
         """Return graphs of calls some of whose rows have adapters; they share this one's memory.
@@ -160,6 +161,7 @@ class StepGraphs:
             self._draft.replay(continued)  # leaves what settling reads, in memory that other graphs may overwrite
             self._settle.capture(continued)
         self.largest_step, self.largest_input = max(self.largest_step, rows), max(self.largest_input, tokens)
+        self.largest_mixed = max(self.largest_mixed, mixed)
 
     def release(self) -> None:
         """Destroy all graphs; no step follows."""

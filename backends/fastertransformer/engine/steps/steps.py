@@ -26,6 +26,9 @@ from .predictions import Predictions
 from .slots import RowSlots
 from .threads import StepThreads
 
+# Rows whose decode step reads about as many experts as an input does, 8 of 128 each.
+_MANY_ROWS = 16
+
 
 class Steps(Collective):
     """The steps of one process.
@@ -57,7 +60,7 @@ class Steps(Collective):
         self.places = adapters.count if adapters else 0
         self.config, self.device = network.config, network.weights.like.device
         self.slots, self.predictions = RowSlots(network, cache, prefixes, self.places), Predictions(network)
-        self._threads = StepThreads(network)
+        self._threads, self._has_experts = StepThreads(network), network.config.has_experts
         self._drafted: DraftedStates | StepGraphs | None = None  # of the last step, until its right tokens are known
         self._graphs: StepGraphs | None = None
         self._adapted_graphs: StepGraphs | None = None  # of calls some of whose rows have adapters
@@ -147,12 +150,17 @@ class Steps(Collective):
     def can_mix(self, rows: int, tokens: int, contexts: int = 1) -> bool:
         """Return whether a step in which some rows decode, and others run some tokens, is best taken as one pass.
 
-        It is if there is a graph of it, and for inputs so large that they need no graph: see warmup.py. Where torch
-        attends to the cache, because there is a bias, a prompt is faster in a pass of its own.
+        It is if there is a graph of it, and for inputs so large that they need no graph: see warmup.py. Nor does one
+        need it that is larger than those of which there are graphs where many rows decode by experts: these are read
+        for both at once, and that takes longer than to launch kernel by kernel. Where torch attends to the cache,
+        because there is a bias, a prompt is faster in a pass of its own.
         """
         if self._graphs is None or self.cache.has_windows or not self.network.can_capture_continued:
             return False
-        is_large = tokens > self._graphs.largest_input > 0
+        largest = self._graphs.largest_input
+        if self._has_experts and rows >= _MANY_ROWS:
+            largest = min(largest, self._graphs.largest_mixed)
+        is_large = tokens > largest > 0
         return is_large or self._graphs.size_of_mixed(rows, tokens, contexts) > 0
 
     @collective_step
