@@ -35,6 +35,8 @@ _LOG_LINE = re.compile(r"[IWE]\d{4} ")
 _STUB_NAME = "triton_python_backend_stub"
 _TAIL_CHARACTERS = 240
 _POLL_S = 0.02
+_LOOK_S = 0.25
+"""While models load, between looks at all processes: a host has thousands, and a server waits a second for a stub."""
 _ZOMBIE_S = 3.0
 """A stub that ended while its server goes on is dead; the server itself waits for one within this time."""
 
@@ -74,6 +76,7 @@ class Server(Supervised):
         self._stubs: dict[Process, ModelVersion] = {}
         self._is_served: Callable[[ModelVersion], bool] | None = None
         self._zombie_since: float | None = None
+        self._looks_again = 0.0
         self._ended_stubs: dict[int, int] = {}
         self._killed_stubs = set[int]()
         self._given_up, self._has_stub_failed = "", False
@@ -96,11 +99,12 @@ class Server(Supervised):
             ServerDiedError: the server or one of its stubs died, or was stopped for 20 s.
             ServerError: a model could not be loaded, or the engine would serve random weights.
         """
-        abandoned, processes = None, list[Process]()
-        if not self._stubs:
+        abandoned, dead = "", list[Process]()
+        if not self._stubs and time.monotonic() >= self._looks_again:
             processes = list_processes()
+            self._looks_again = time.monotonic() + _LOOK_S
             self._note_ended_stubs(processes)
-            abandoned = self._find_abandoned_stub(processes)
+            abandoned, dead = self._find_abandoned_stub(processes), self._long_ended_stubs(processes)
         status = self._poll()
         if status is not None:
             raise ServerDiedError(f"tritonserver {describe(status)}{self._quoted_log()}")
@@ -108,7 +112,8 @@ class Server(Supervised):
         if abandoned and not self._has_stub_failed:
             self._given_up = f"tritonserver gave up the Python stub of {abandoned}, which had no core for a second,"
             raise ServerDiedError(f"{self._given_up} and waits for its end{self._quoted_log()}")
-        dead = self._dead_stubs(processes)
+        if self._stubs:
+            dead = self._dead_stubs()
         if dead:
             raise ServerDiedError(
                 f"a Python stub of tritonserver died (pid {', '.join(str(stub.pid) for stub in dead)}); "
@@ -183,9 +188,7 @@ class Server(Supervised):
         stubs = self._find_stubs(processes).items() if pids else ()
         return next((model for stub, (model, _) in stubs if stub.pid in pids and stub.is_running), "")
 
-    def _dead_stubs(self, processes: Sequence[Process]) -> list[Process]:
-        if not self._stubs:
-            return self._long_ended_stubs(processes)
+    def _dead_stubs(self) -> list[Process]:
         ended = [stub for stub in self._stubs if not stub.is_running]
         if self._is_served is None:
             return ended
