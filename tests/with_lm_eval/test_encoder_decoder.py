@@ -24,7 +24,7 @@ from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository
 
-LENGTH, SAMPLES = 64, 60
+LENGTH, SAMPLES = 64, 30
 SPECIAL = ("<pad>", "</s>", "<unk>")
 TEXTS = [json.loads(line)["text"] for line in SUBSET.read_text("utf-8").splitlines()]
 

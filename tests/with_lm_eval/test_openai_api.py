@@ -17,7 +17,7 @@ from support.servers.served import Deployment
 from evaluation.harness import ServedLM
 from handover.endpoint import Endpoint
 
-TEXTS, CHOICES = 60, 24
+TEXTS, CHOICES = 30, 24
 TEMPLATE = "{% for each in messages %}{{ each.content }}{% endfor %}"
 
 
