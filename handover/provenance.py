@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 VERSION = "0.3.0"
@@ -34,10 +38,28 @@ def made_by() -> dict[str, str]:
 
 def code_digest() -> str:
     """Digest the sources of all stages, ``sha256:<hex>``: outside a git checkout too, and with edits."""
+    files = sorted(each for package in _PACKAGES for each in _sources(f"{_ROOT}/{package}"))
+    return _digest_of(str(_ROOT), tuple(files))
+
+
+def _sources(directory: str) -> Iterator[tuple[str, int, int]]:
+    """Paths below a directory, with the time of each file's last change and its size."""
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _sources(entry.path)
+            elif entry.name.endswith((".py", ".c")):
+                found = entry.stat()
+                yield entry.path, found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=1)
+def _digest_of(root: str, files: tuple[tuple[str, int, int], ...]) -> str:
+    """Digest files, which a run does for each of its stages: those that are as they were are read once."""
     digest = hashlib.sha256()
-    for package in _PACKAGES:
-        for file in sorted(each for each in (_ROOT / package).rglob("*.*") if each.suffix in (".py", ".c")):
-            digest.update(f"{file.relative_to(_ROOT).as_posix()}\0".encode() + file.read_bytes())
+    for path, _, _ in files:
+        with open(path, "rb") as stream:
+            digest.update(f"{path[len(root) + 1 :]}\0".encode() + stream.read())
     return f"sha256:{digest.hexdigest()}"
 
 
