@@ -53,6 +53,17 @@ def test_experts_are_chosen_as_torch_does(experts: int, changes: dict[str, objec
     assert ((chosen := choose(router, products)[0]) >= 0).all() and (chosen < experts).all()
 
 
+def test_a_router_of_some_rows_has_the_kernel_for_few() -> None:
+    from backends.fastertransformer.engine.ops.kernels import gemm
+
+    known = ((17, 32), (256, 128), (257, 128), (17, 31), (17, 129))
+    assert [gemm.choose(*rows, 320, torch.float16) is not None for rows in known] == [True, True, False, False, False]
+    weight, x = drawn(40, 520, dtype=torch.float16, seed=1), drawn(37, 520, dtype=torch.float16, seed=2)
+    found, expected = torch.empty(37, 40, device=DEVICE), x.double() @ weight.double().T
+    gemm.multiply(x, weight, out=found)
+    assert (found - expected).norm() / expected.norm() < 1e-6
+
+
 @pytest.mark.parametrize("pairs", [(1, 8), (300, 1), (500, 3), (1100, 4)])
 @pytest.mark.parametrize("drawn_of", [11, 14], ids=["some experts have none", "some pairs are of no expert"])
 def test_pairs_are_sorted_by_expert(pairs: tuple[int, int], drawn_of: int) -> None:

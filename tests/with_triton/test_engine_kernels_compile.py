@@ -463,6 +463,13 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "draw with temperature": ("sampling", "_draw", 16, {"block": 4096}, DRAWN),
     "draw of all": ("sampling", "_draw_of_all", 4, {"parts": 32, "block": 1024}, DRAWN),
     "small m": ("small_m_gemm", "small_m_gemm", 4, products(8, 6, 2, False), {}),
+    "a router": (
+        "small_m_gemm",
+        "small_m_gemm",
+        4,
+        {**products(16, 4, 8, False), "has_residual": False},
+        {"y": "*fp32"},
+    ),
     "small m, int8": ("small_m_gemm", "small_m_gemm", 4, products(8, 4, 4, True), {"x": "*i8", "weight": "*i8"}),
     "64 rows, int8": ("small_m_gemm", "small_m_gemm", 4, products(64, 4, 1, True), {"x": "*i8", "weight": "*i8"}),
     "many rows, int8": (
