@@ -18,6 +18,7 @@ from models.described import NUMBER_TYPES
 from models.directory import open_regular, read_json
 from models.fused import PARTS, taken_apart
 from models.safetensors import StoredTensor, read_header
+from models.text_names import text_name
 
 DIRECTORY, CONFIG_FILE, WEIGHTS_FILE = "adapters", "adapter_config.json", "adapter_model.safetensors"
 """Where a served model's directory has its adapters, by name, and the files of each."""
@@ -98,10 +99,13 @@ class Update(NamedTuple):
 def names_in_files(module: str) -> tuple[str, ...]:
     """Return the names that a model's files may have for a module of an adapter.
 
-    transformers' class of Nemotron-H calls ``model`` what all files of such models call ``backbone``.
+    transformers' class of Nemotron-H calls ``model`` what all files of such models call ``backbone``. The adapter may
+    be of a class that sees images, and the model its text alone.
     """
     name = module.removeprefix(PREFIX)
-    return (name, f"backbone.{name.removeprefix('model.')}") if name.startswith("model.") else (name,)
+    text = text_name(name)
+    within = (f"backbone.{text.removeprefix('model.')}",) if text.startswith("model.") else ()
+    return tuple(dict.fromkeys((name, text, *within)))
 
 
 def name_in_class(name: str) -> str:

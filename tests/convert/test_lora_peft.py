@@ -15,7 +15,7 @@ from support.shards.decoder_forward import forward
 from support.tiny_models.huggingface_models import logits, save
 from support.tiny_models.llama_models import save as save_llama
 from support.tiny_models.llama_models import saved
-from support.tiny_models.low_rank import draw, merged, write
+from support.tiny_models.low_rank import STATES, draw, merged, write
 from support.tiny_models.peft_adapters import ADAPTERS, DATA, INPUT_IDS
 
 from evaluation.parity.references import open_reference
@@ -48,13 +48,16 @@ def test_merged_logits_are_pefts(name: str, ranks: int, tmp_path: Path) -> None:
     assert manifest.made_from["adapter"] == str(DATA / name)
 
 
-def test_a_module_may_have_the_name_that_its_class_gives_it_or_the_files(tmp_path: Path) -> None:
-    """transformers' Nemotron-H has a ``model`` where its files have a ``backbone``, whose names PEFT does not know."""
+@pytest.mark.parametrize(("family", "other"), [("nemotron_h", "backbone."), ("qwen3_5", "model.language_model.")])
+def test_a_module_may_have_the_name_that_its_class_gives_it_or_the_files(
+    family: str, other: str, tmp_path: Path
+) -> None:
+    """transformers' Nemotron-H has a ``model`` where its files have a ``backbone``; Qwen3.5 may see images."""
     import transformers
 
-    model = save_llama("nemotron_h", tmp_path / "source")
-    pairs = draw(model, 3, targets=("q_proj", "o_proj", "up_proj", "in_proj"))
-    as_files = {name.replace("model.", "backbone.", 1): pair for name, pair in pairs.items()}
+    model = save_llama(family, tmp_path / "source")
+    pairs = draw(model, 3, targets=("q_proj", "o_proj", "up_proj", *STATES))
+    as_files = {name.replace("model.", other, 1): pair for name, pair in pairs.items()}
     wanted = logits(merged(model, pairs), INPUT_IDS)
     assert np.abs(wanted - logits(model, INPUT_IDS)).max() > 0.01, "it changes something"
     for name, each in (("class", pairs), ("files", as_files)):

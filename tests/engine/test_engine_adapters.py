@@ -127,6 +127,17 @@ def test_tokens_have_their_adapters_in_blocks_of_a_pass(
     engine.close()
 
 
+def test_an_adapter_may_be_of_the_class_that_sees_images(tmp_path: Path) -> None:
+    """PEFT calls the layers of Qwen3.5's text as that class does, which the published models have."""
+    model = save("qwen3_5", tmp_path, **CHANGES["qwen3_5"])
+    pairs = draw(model, 3, targets=(*ALL, *STATES))
+    for name, place in (("new", "model.language_model."), ("old", "language_model.model.")):
+        write(tmp_path / f"adapters/{name}", {key.replace("model.", place, 1): pair for key, pair in pairs.items()})
+    engine, changed = opened(tmp_path), merged(model, pairs)
+    check_rows(engine, {"": model, "new": changed, "old": changed}, ["new", "", "old"])
+    engine.close()
+
+
 def test_a_layer_whose_matrices_are_there_by_both_of_its_names_is_refused(tmp_path: Path) -> None:
     model = save("nemotron_h", tmp_path)
     pairs = draw(model, 3, targets=("q_proj",))

@@ -1,6 +1,6 @@
 """The text model of a checkpoint that sees images as well: it becomes transformers' class of text alone.
 
-Names and defaults: transformers, ``models/{gemma3,llama4,qwen2_vl,qwen2_5_vl,qwen3_vl,qwen3_5}`` and
+Names: models/text_names.py. Defaults: transformers, ``models/{gemma3,llama4,qwen2_vl,qwen2_5_vl,qwen3_vl,qwen3_5}`` and
 ``conversion_mapping.py``, of versions 4 and 5. Where a position of mrope has three numbers, those of a text are equal:
 it is rotated as by plain positions, and the images' features, Qwen3's in deeper layers too, are added to images' tokens
 alone.
@@ -22,10 +22,10 @@ from handover.errors import CheckpointError
 from models.blocks.rotary import ROPE_KEYS
 from models.checks import shown
 from models.quantization import TEXT
+from models.text_names import text_name
 
 _TIE = "tie_word_embeddings"
 _OF_IMAGES = re.compile(r"(?:model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\.")
-_RENAMED = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.lm_", "lm_"))
 _MROPE = ("mrope_section", "mrope_interleaved")
 
 
@@ -151,7 +151,7 @@ def text_weights(weights: Weights, name: str, settings: Settings) -> Weights:
         if image := _OF_IMAGES.match(key):
             left_out[image.group(1)] = left_out.get(image.group(1), 0) + 1
             continue
-        renamed = next((new + key.removeprefix(old) for old, new in _RENAMED if key.startswith(old)), key)
+        renamed = text_name(key)
         if renamed in found:
             raise CheckpointError(f"one tensor is there under two names, one of them {key}", "keep one of them")
         found[renamed] = _as_rows(key, tensor, settings) if PARTS[name].has_arrays else tensor
