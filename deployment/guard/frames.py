@@ -12,7 +12,8 @@ END_HEADERS, PADDED, PRIORITY = 4, 8, 32
 FIRST_WINDOW, FIRST_FRAME_BYTES = 65_535, 16_384
 NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, COMPRESSION_ERROR, CALM_DOWN = 0, 1, 3, 6, 9, 11
 _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 4, 5
-_HEAD_BYTES = 9
+HEAD_BYTES = 9
+"""Of each frame, before its payload."""
 _read_head = struct.Struct(">BHBBI").unpack_from
 _SETTING_BYTES = 6
 _PRIORITY_BYTES = 5
@@ -36,12 +37,12 @@ class BrokenConnectionError(Exception):
 def split(data: bytes | bytearray, position: int, most_bytes: int) -> Iterator[Frame]:
     """Yield the whole frames from a position on; BrokenConnectionError: one is longer than allowed."""
     end = len(data)
-    while end - position >= _HEAD_BYTES:
+    while end - position >= HEAD_BYTES:
         high, low, kind, flags, stream = _read_head(data, position)
         size = high << 16 | low
         if size > most_bytes:
             raise BrokenConnectionError(FRAME_SIZE_ERROR, f"a frame has {size} bytes")
-        begin = position + _HEAD_BYTES
+        begin = position + HEAD_BYTES
         position = begin + size
         if position > end:
             return

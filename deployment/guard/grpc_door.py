@@ -8,6 +8,7 @@ so that the call goes on as after any other mistake of a client.
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections import deque
 from functools import partial
@@ -18,6 +19,7 @@ from deployment.guard.doors import Client, Door, Triton, is_slow
 from deployment.guard.events import Why
 from deployment.guard.frames import BrokenConnectionError
 from deployment.guard.headers import HeaderWatch
+from deployment.guard.known_fields import SHORT_MESSAGE, fits
 from deployment.guard.limits import RefusedError
 from deployment.guard.messages import Parts, check_request, check_short, decompress, refusal, take_apart
 from deployment.guard.pace import MESSAGE, PING, Pace
@@ -25,7 +27,9 @@ from deployment.guard.streams import PREFIX_BYTES, Stream, Streams, owned_bytes
 
 _LONGEST_HEADERS, _MOST_CONTINUATIONS = 64 << 10, 64
 _MOST_STREAMS = 10_000
-_SHORT_MESSAGE = 8 << 10
+_HEAD_BYTES, _END_STREAM = frames.HEAD_BYTES, frames.END_STREAM
+_CREDIT, _CREDIT_BYTES = frames.window_update(0, 0)[:4], len(frames.window_update(0, 0))
+_read_heads = struct.Struct(">IBIBI").unpack_from
 _CLIENTS_WINDOW = 4 << 20
 """Credit of a connection, of which gRPC's clients have little at first."""
 
@@ -65,7 +69,7 @@ class GrpcClient(Client):
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sends."""
-        if self._is_broken:
+        if self._is_broken or not self._data and self._pass_at_once(data):
             return
         try:
             self._data = self._data + data if self._data else data
@@ -76,6 +80,31 @@ class GrpcClient(Client):
                 self.reading.pause(Why.AHEAD)
         except BrokenConnectionError as error:
             self._break(error)
+
+    def _pass_at_once(self, data: bytes) -> bool:
+        """Pass on a short message that comes alone, or after credit, before anything else is done about it.
+
+        What this calls and touches is little on purpose: after a pause none of it is in the processor's caches.
+        """
+        at = 0
+        while data[at : at + 4] == _CREDIT:
+            at += _CREDIT_BYTES
+        size = len(data) - at - _HEAD_BYTES
+        if not PREFIX_BYTES < size <= SHORT_MESSAGE or self._headers_of or self.triton is None:
+            return False
+        size_and_kind, flags, number, is_compressed, message_bytes = _read_heads(data, at)
+        if size_and_kind != size << 8 or is_compressed or message_bytes != size - PREFIX_BYTES or flags > _END_STREAM:
+            return False  # nor is it a frame DATA, which is 0
+        stream = self._streams.find_ready(number, size)
+        if stream is None or not fits(data, at + _HEAD_BYTES + PREFIX_BYTES):
+            return False
+        self.triton.transport.write(data)
+        self._has_asked = True
+        self._streams.note_passed(stream, size, flags != 0)
+        self._flush()
+        self._pace.count += at // _CREDIT_BYTES + 1 + MESSAGE
+        self._pace.keep()
+        return True
 
     def connected(self, triton: Triton | None) -> None:
         """Begin to pass on; without Triton there is nothing to be had here."""
@@ -175,6 +204,10 @@ class GrpcClient(Client):
 
     def answered(self, data: bytes) -> None:
         """Pass Triton's frames on; the credit that it gives is for what is passed on from here."""
+        size = len(data) - _HEAD_BYTES
+        if not self._answer and size > 0 and data[:5] == (size << 16).to_bytes(5, "big"):  # one frame DATA of a call
+            self.transport.write(data)
+            return
         self._answer = self._answer + data if self._answer else data
         try:
             self._pass_answer()
@@ -249,7 +282,7 @@ class GrpcClient(Client):
             if stream.is_refused and (is_compressed or take_apart(content) is not None):
                 raise RefusedError("metadata triton_grpc_error can end this version of the server: leave it out")
             if not is_compressed:
-                if len(content) <= _SHORT_MESSAGE and check_short(content):
+                if len(content) <= SHORT_MESSAGE and check_short(content):
                     return message
                 parts = take_apart(content)
                 if parts is None:

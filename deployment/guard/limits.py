@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,14 +72,24 @@ def check_count(kind: str, count: int) -> None:
 
 def check_binary(name: object, datatype: object, shape: Sequence[object], given_bytes: int) -> None:
     """Compare a tensor's shape and type with the bytes that it is given; a type that is none is Triton's to refuse."""
+    taken = binary_bytes(name, datatype, shape)
+    if given_bytes in taken:
+        return
+    if len(taken) == 1:
+        raise RefusedError(
+            f"{shown(name)} has {given_bytes} bytes, but its shape and type {datatype} take {taken.start}"
+        )
+    elements = count_elements(name, shape)
+    raise RefusedError(f"{shown(name)} has {given_bytes} bytes, too few for the {elements} elements of its shape")
+
+
+def binary_bytes(name: object, datatype: object, shape: Sequence[object]) -> range:
+    """Return the numbers of bytes that a tensor of a shape and type may be given."""
     elements = count_elements(name, shape)
     size = _SIZES.get(datatype) if isinstance(datatype, str) else None
-    if size is not None and elements * size != given_bytes:
-        raise RefusedError(
-            f"{shown(name)} has {given_bytes} bytes, but its shape and type {datatype} take {elements * size}"
-        )
-    if elements * (_LENGTH_BYTES if datatype == TEXT else 1) > given_bytes:
-        raise RefusedError(f"{shown(name)} has {given_bytes} bytes, too few for the {elements} elements of its shape")
+    if size is not None:
+        return range(elements * size, elements * size + 1)
+    return range(elements * (_LENGTH_BYTES if datatype == TEXT else 1), sys.maxsize)
 
 
 def check_values(name: object, shape: Sequence[object], given: int) -> None:

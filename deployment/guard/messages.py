@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
+from deployment.guard.known_fields import SHARED_MEMORY, fits
 from deployment.guard.limits import (
     HEADER_BYTES,
     RefusedError,
@@ -27,8 +28,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_FIELDS = 4096
 _LONGEST_TEXT = 400
 _KEPT_TEXT = 128
-_SHARED_MEMORY = "shared_memory_region"
-_SHARED_MEMORY_NAME = _SHARED_MEMORY.encode()
+_SHARED_MEMORY_NAME = SHARED_MEMORY.encode()
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ def check_request(parts: Parts) -> None:
 def check_short(message: memoryview) -> bool:
     """Check a message of a few kilobytes at once; False: it has to be taken apart."""
     content = message.tobytes()
+    if fits(content, 0):
+        return True
     try:
         request = ModelInferRequest.FromString(content)
     except DecodeError:
@@ -71,7 +73,7 @@ def _check_tensors(request: Any, raw_sizes: list[int], may_share: bool) -> None:
     check_count("inputs", len(inputs))
     used = 0
     for tensor in inputs:
-        if may_share and _SHARED_MEMORY in tensor.parameters:
+        if may_share and SHARED_MEMORY in tensor.parameters:
             count_elements(tensor.name, tensor.shape)
         elif not raw_sizes:
             _check_contents(tensor)

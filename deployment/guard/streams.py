@@ -122,10 +122,7 @@ class Streams:
         Returns:
             Whether the frame goes on as it is; else what goes on was given to ``to_triton``, now or later.
         """
-        self._owed += size
-        if self._owed >= FIRST_WINDOW // 2:
-            self._to_client(window_update(0, self._owed))
-            self._owed = 0
+        self._owe(size)
         stream = self.by_number.get(number)
         if stream is None:
             return False  # it has ended at Triton already
@@ -144,6 +141,34 @@ class Streams:
             self._give_credit(stream)
         return passes
 
+    def find_ready(self, number: int, size: int) -> Stream | None:
+        """Return a call of which a whole message may go on in its frame, whose payload has this size."""
+        stream = self.by_number.get(number)
+        if stream is None or size > stream.window or size > self._window or size > self.frame_bytes:
+            return None
+        if stream.held or stream.unsent or stream.is_checking or stream.is_dropped or stream.is_refused:
+            return None
+        return stream
+
+    def note_passed(self, stream: Stream, size: int, is_end: bool) -> None:
+        """Count a frame that has gone on as ``find_ready`` allowed."""
+        self._owe(size)
+        stream.is_ended = is_end
+        stream.owed += size
+        self._spend(stream, size)
+        self._give_credit(stream)
+
+    def _owe(self, size: int) -> None:
+        self._owed += size
+        if self._owed >= FIRST_WINDOW // 2:
+            self._to_client(window_update(0, self._owed))
+            self._owed = 0
+
+    def _spend(self, stream: Stream, size: int) -> None:
+        self._window -= size
+        stream.window -= size
+        stream.has_sent_end = stream.has_sent_end or stream.is_ended
+
     def _pass_whole(self, stream: Stream, frame_bytes: int, payload: memoryview) -> bool:
         """Take a payload that begins with a message; says whether it is that message alone, and passes in its frame."""
         size = len(payload)
@@ -152,9 +177,7 @@ class Streams:
             if passed is not None:
                 self._memory.give_back(size)
                 if passed is payload and size == frame_bytes and not stream.unsent and self._has_room(stream, size):
-                    self._window -= size
-                    stream.window -= size
-                    stream.has_sent_end = stream.has_sent_end or stream.is_ended
+                    self._spend(stream, size)
                     return True
                 self._send(stream, passed, stream.is_ended)
                 return False
