@@ -181,6 +181,7 @@ def check_pages(scheduler: Scheduler, allocator: PageAllocator) -> None:
     ways=st.integers(0, 3),
     reach=REACH,
     chunks=st.tuples(st.sampled_from([0, 1, 5, 16, 32]), st.booleans()),
+    room=st.sampled_from([0, 1, 9, 40]),
 )
 def test_no_request_starves_and_nothing_is_lost(
     config: ModelConfig,
@@ -190,9 +191,11 @@ def test_no_request_starves_and_nothing_is_lost(
     ways: int,
     reach: int,
     chunks: tuple[int, bool],
+    room: int,
 ) -> None:
     steps = remembering_steps(config, pages, reach)
     steps.can_mix = lambda rows, tokens, contexts=1: chunks[1]  # type: ignore[method-assign]
+    steps.mixed_room = lambda rows: room  # type: ignore[method-assign]
     scheduler = Scheduler(steps, max_rows, is_inflight=ways != 3, steps_ahead=bool(ways % 2), chunk_tokens=chunks[0])
     extended = partial(getattr, steps.network, "extended")
     clients: list[Client] = []

@@ -99,6 +99,8 @@ def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, m
 
     monkeypatch.setattr(StepGraphs, "mix", note_and_run)
     warmup.warm_up(by_kernels, 600.0, BUDGET)
+    room = [by_kernels.mixed_room(rows) for rows in (1, 6, 7)]
+    assert room == ([0] * 3 if family == "bloom" else [BUDGET - 1, BUDGET - 6, 0])  # a fourth is of contexts
     found = answers_of(by_kernels, BUDGET)
     # With a bias a context is run whole, before the step of the rows that decode.
     assert captured == ([] if family == "bloom" else [(3, True)] + [(6, True)] * 2 + [(5, True)])

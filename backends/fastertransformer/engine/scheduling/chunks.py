@@ -28,13 +28,14 @@ class Chunks:
         self._steps, self._budget = steps, budget
         self._equal_cells = _cells_like_products(steps.config)
 
-    def choose_tokens(self, sequence: Sequence, decoding: int, waiting: int) -> int:
+    def choose_tokens(self, sequence: Sequence, decoding: int, waiting: int, room: int = 0) -> int:
         """Choose how many tokens of a context the next step runs; 0: all that are left.
 
         Args:
             sequence: whose context it is.
             decoding: rows that decode.
             waiting: sequences that wait, this one among them.
+            room: tokens of all contexts in this step, at most; 0: as many as a pass of their own runs.
         """
         if not (decoding and self._budget and self._can_be_cut(sequence)):
             return 0
@@ -43,6 +44,7 @@ class Chunks:
             most = min(most, TUNING.max_budget_tokens_cpu)
         most = max(self._budget, most)
         whole = 0 if sequence.reservation.rows else TUNING.min_budgets_to_chunk * min(self._budget * waiting, most)
+        whole = min(whole, room or whole)
         if sequence.tokens_to_run(0) <= whole:
             return 0
         found = sequence.reservation.tokens_found
@@ -51,15 +53,16 @@ class Chunks:
             return 0
         budget = min(self._budget_after(sequence.start + found) * waiting, most)
         is_short = len(sequence.inputs()) <= TUNING.short_prompt_budgets * self._budget
-        if is_short and (tokens := self._mixed(TUNING.min_budgets_to_chunk * budget, decoding)):
+        if is_short and (tokens := self._mixed(TUNING.min_budgets_to_chunk * budget, decoding, room)):
             tokens = -(-left // -(-left // tokens))  # equal chunks
         else:
-            tokens = self._mixed(budget, decoding) or budget
+            tokens = self._mixed(budget, decoding, room) or budget
         return sequence.reservation.end_chunk(tokens) if tokens < left else 0
 
-    def _mixed(self, budget: int, decoding: int) -> int:
+    def _mixed(self, budget: int, decoding: int, room: int) -> int:
         """Return a context's tokens in a step of a budget, whose rows decode in the same pass; 0: there is none."""
         tokens = max(budget - decoding, -(-budget // 2))
+        tokens = min(tokens, room or tokens)
         return tokens if self._steps.can_mix(decoding, tokens) else 0
 
     def _budget_after(self, cells: int) -> int:

@@ -27,6 +27,9 @@ class Tuning:
     spare_time: float = 1.3  # a budget of 256 leaves so much of the time of two steps without a chunk
     token_multiple: int = 32  # of a chunk: mixed steps are captured for such numbers
 
+    # step_room.py: 256 clients, Llama 8B, H100, 2026-11-28.
+    burst_tokens: int = 2560  # of all that waits; up to these, a step in which rows decode is a captured mixed one
+
     # launch_times.py: GPT-3 5B under Poisson arrivals, H200, 2026-11-24.
     rows_of_size: int = 16  # steps whose rows fall into the same block of these are of one size
     tokens_of_size: int = 64  # and whose tokens do

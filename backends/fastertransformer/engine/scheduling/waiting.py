@@ -17,6 +17,7 @@ from .chunks import Chunks
 from .metrics import EngineMetrics
 from .prefill_pass import PrefillPass, most_tokens
 from .sessions import Sessions
+from .step_room import captured_room
 from .turns import Turns
 
 _PART_FOR_OTHERS = 8  # of the rows
@@ -52,7 +53,8 @@ class WaitingQueue:
         is_inflight: bool,
         chunk_tokens: int,
     ) -> None:
-        self._allocator, self._batch, self._sessions, self._metrics = steps.cache.allocator, batch, sessions, metrics
+        self._steps, self._batch, self._sessions, self._metrics = steps, batch, sessions, metrics
+        self._allocator = steps.cache.allocator
         self._most_tokens = most_tokens(steps.device)
         self._turns = Turns(self._most_tokens // _FIRST_PART)
         self._max_rows, self._is_inflight = max_rows, is_inflight
@@ -148,8 +150,9 @@ class WaitingQueue:
         self.is_filling |= self._is_inflight or not self._batch
         if not (self.is_filling and self._sequences):
             return [], 0
-        sequence, allocator = self._sequences[0], self._allocator
-        if not (tokens := self._chunks.choose_tokens(sequence, self._batch.decoding, len(self._sequences))):
+        sequence, allocator, decoding = self._sequences[0], self._allocator, self._batch.decoding
+        room = captured_room(self._steps, decoding, self._sequences)
+        if not (tokens := self._chunks.choose_tokens(sequence, decoding, len(self._sequences), room)):
             return [], 0
         reservation = sequence.reservation
         if sequence.state is State.PREFILLING:
@@ -166,13 +169,14 @@ class WaitingQueue:
     def admit(self) -> list[Sequence]:
         """Take waiting sequences that fit into the batch, in order, up to one prefill pass."""
         decoding = self._batch.decoding
-        prefill = PrefillPass(decoding, self._most_tokens)
-        self._fill(prefill, decoding)
+        room = captured_room(self._steps, decoding, self._sequences)
+        prefill = PrefillPass(decoding, min(self._most_tokens, decoding + (room or self._most_tokens)))
+        self._fill(prefill, decoding, room)
         if prefill.sequences:
             self._turns.advance(prefill.sequences, self._sequences)
         return prefill.sequences
 
-    def _fill(self, prefill: PrefillPass, decoding: int) -> None:
+    def _fill(self, prefill: PrefillPass, decoding: int, most: int) -> None:
         room = self._measure_room()
         while self.is_filling and self._sequences:
             sequence, taken = self._sequences[0], prefill.sequences
@@ -182,7 +186,7 @@ class WaitingQueue:
                 if self._batch or taken or not (self.evict_session() or self.drop_begun()):
                     break
             elif prefill.takes(sequence) and not self._chunks.choose_tokens(
-                sequence, decoding, len(taken) + len(self._sequences)
+                sequence, decoding, len(taken) + len(self._sequences), most
             ):
                 self._sequences.popleft()
                 sequence.begin_prefill()

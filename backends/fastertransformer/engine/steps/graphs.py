@@ -12,7 +12,7 @@ captured is padded with free slots, which write to page 0.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from typing import Any, Generic, TypeVar
 
@@ -82,6 +82,11 @@ class Graphs(Generic[T]):
         graph, result = self._graphs[size]
         graph.replay()
         return result
+
+    @property
+    def sizes(self) -> Iterable[int]:
+        """The captured sizes."""
+        return self._graphs
 
     def size_of(self, count: int, has_room: Callable[[int], bool] = lambda _: True) -> int:
         """Return the smallest captured size of at least ``count`` that meets a condition; 0: there is none."""
@@ -221,6 +226,10 @@ class StepGraphs:
         """
         has_room = contexts <= _MIXED_CONTEXTS
         return self._mix.size_of(rows + tokens, lambda size: has_room and mixed_rows(size) >= rows)
+
+    def mixed_room(self, rows: int) -> int:
+        """Return how many tokens contexts may have in the largest step in which some rows decode; 0: none has room."""
+        return max((size - rows for size in self._mix.sizes if mixed_rows(size) >= rows), default=0)
 
     def mix(self, rows: NumberedRows, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None] | None:
         """Run a mixed step, whose first rows decode: their ids and positions are given on the device, [N] each.

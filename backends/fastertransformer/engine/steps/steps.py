@@ -155,13 +155,23 @@ class Steps(Collective):
         for both at once, and that takes longer than to launch kernel by kernel. Where torch attends to the cache,
         because there is a bias, a prompt is faster in a pass of its own.
         """
-        if self._graphs is None or self.cache.has_windows or not self.network.can_capture_continued:
+        if not (graphs := self._mixing_graphs):
             return False
-        largest = self._graphs.largest_input
+        largest = graphs.largest_input
         if self._has_experts and rows >= _MANY_ROWS:
-            largest = min(largest, self._graphs.largest_mixed)
+            largest = min(largest, graphs.largest_mixed)
         is_large = tokens > largest > 0
-        return is_large or self._graphs.size_of_mixed(rows, tokens, contexts) > 0
+        return is_large or graphs.size_of_mixed(rows, tokens, contexts) > 0
+
+    def mixed_room(self, rows: int) -> int:
+        """Return the tokens that contexts may have in one captured pass with rows that decode; 0: there is none."""
+        return graphs.mixed_room(rows) if (graphs := self._mixing_graphs) else 0
+
+    @property
+    def _mixing_graphs(self) -> StepGraphs | None:
+        if self._graphs is None or self.cache.has_windows or not self.network.can_capture_continued:
+            return None
+        return self._graphs
 
     @collective_step
     def mix(self, ids: Array, starts: Array, lengths: Array, first: int) -> tuple[Chosen, Tensor]:
