@@ -69,24 +69,29 @@ def run(scheduler: Scheduler, most: int = 20_000) -> int:
 
 @contextmanager
 def watched(scheduler: Scheduler) -> Iterator[list[Sequence]]:
-    """Note which rows are set back, and that it is always the one that came last, or of one moment asks for least."""
+    """Note which rows are set back, and that it is always the one that came last, or of one moment was the last."""
     found: list[Sequence] = []
     preempt = Sequence.preempt
 
     def note(sequence: Sequence) -> None:
         assert len(scheduler._batch) > 0 and not sequence.reservation.rows
-        order = scheduler.arrived  # type: ignore[attr-defined]
-        assert all(order[each.job] <= order[sequence.job] for each in scheduler._batch)
+        assert all(order(each.job) <= order(sequence.job) for each in scheduler._batch)
         found.append(sequence)
         preempt(sequence)
 
     add, step, moment = scheduler.add, scheduler.step, 0
-    scheduler.arrived = {}  # type: ignore[attr-defined]
+    arrived = dict[Job, int]()
+
+    def order(job: Job) -> tuple[int, int, int]:
+        """When it came; of one moment the shortest inputs are first if any answer streams, else the longest answers."""
+        together = [each for each, moment in arrived.items() if moment == arrived[job]]
+        is_streaming = any(each.is_streaming for each in together)
+        return arrived[job], job.context_tokens if is_streaming else -job.request.max_tokens, together.index(job)
 
     def number(job: Job) -> None:
-        arrived = scheduler.arrived  # type: ignore[attr-defined]
-        arrived[job] = moment, -job.request.max_tokens, len(arrived)
         add(job)
+        if any(sequence.job is job for sequence in scheduler._waiting):
+            arrived[job] = moment
 
     def note_and_step() -> None:
         nonlocal moment

@@ -16,14 +16,14 @@ from transformers import GPT2LMHeadModel
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.rows.answer import Answer
 from backends.fastertransformer.engine.rows.sequence import Job
-from backends.fastertransformer.engine.scheduling import step_room
+from backends.fastertransformer.engine.scheduling import chunks, prefill_pass, step_room
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.scheduling.tuning import TUNING
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
 
 Gpt2 = tuple[GPT2LMHeadModel, Settings]
-ROOM, BUDGET = 40, 16  # of the largest captured pass of both; of a chunk's step
+ROOM, PASS, BUDGET = 40, 170, 16  # tokens of the largest captured pass, of any, and of a chunk's step
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,8 @@ def contexts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
     monkeypatch.setattr(Steps, "can_mix", lambda _, rows, tokens, contexts=1: not ROOM < rows + tokens < 3 * ROOM)
     monkeypatch.setattr(Steps, "mixed_room", lambda _, rows: ROOM - rows)
     monkeypatch.setattr(step_room, "TUNING", replace(TUNING, burst_tokens=100))
+    monkeypatch.setattr(prefill_pass, "TUNING", replace(TUNING, pass_tokens_cpu=PASS))
+    monkeypatch.setattr(chunks, "TUNING", replace(TUNING, attention_cost=1e-9))
     yield found
 
 
@@ -92,7 +94,7 @@ def test_while_little_waits_a_step_stays_a_captured_pass(gpt2: Gpt2, contexts: l
     contexts.clear()
     served.submit([20, 16, 9, 3, 25], 8, is_streaming=True)
     served.step(4)
-    assert contexts == [[20, 16], [9, 3], [25]]  # in order: the third would be within a pass of its own
+    assert contexts == [[3, 9, 16], [20], [25]]  # the shortest first
     served.finish()
 
 
@@ -106,10 +108,33 @@ def test_a_burst_is_run_in_few_large_passes(gpt2: Gpt2, contexts: list[list[int]
 
 
 def test_a_prompt_with_more_tokens_than_a_captured_pass_is_cut(gpt2: Gpt2, contexts: list[list[int]]) -> None:
-    """Three wait, so that one may be longer; see Chunks."""
     served = Served(gpt2)
     contexts.clear()
-    served.submit([50, 10, 9], 9, 8, 7, is_streaming=True)
-    served.step(3)
-    assert contexts == [[25], [25], [10, 9]]
+    served.submit([20, 50, 29], 8, is_streaming=True)
+    served.step(2)
+    assert contexts == [[20], [29]]
     served.finish()
+    assert contexts[2:] == [[25], [25]]
+
+
+def test_a_large_burst_has_several_passes_a_step_of_which_one_decodes(gpt2: Gpt2, contexts: list[list[int]]) -> None:
+    served = Served(gpt2)
+    contexts.clear()
+    served.submit([30 + place for place in range(12)], 8, is_streaming=True)
+    before = [sequence.launched for sequence in served.scheduler._batch]
+    served.step()
+    assert [sequence.launched for sequence in served.scheduler._batch][:4] == [count + 1 for count in before]
+    assert contexts == [[30, 31, 32, 33, 34], [35, 36, 37, 38]]  # of 426 tokens at most 340, rows that decode included
+    served.finish()
+
+
+def test_streams_that_arrive_at_once_begin_with_the_shortest_and_whole_answers_with_the_longest(
+    gpt2: Gpt2, contexts: list[list[int]]
+) -> None:
+    for is_streaming, first in ((True, 7), (False, 21)):
+        served = Served(gpt2)
+        contexts.clear()
+        served.submit([22, 7, 21, 23], 9, 8, 12, 10, is_streaming=is_streaming)
+        served.step()
+        assert contexts[0][0] == first
+        served.finish()

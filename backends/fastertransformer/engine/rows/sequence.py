@@ -99,6 +99,11 @@ class Job:
         """Whether no sequence is still generated."""
         return all(sequence.is_done for sequence in self.sequences)
 
+    @cached_property
+    def context_tokens(self) -> int:
+        """Tokens of its contexts, or of its encoder inputs."""
+        return sum(each.tokens_to_run(0) for each in self.sequences)
+
     @property
     def has_news(self) -> bool:
         """Whether every restarted row is past the tokens that may have been answered before its restart."""

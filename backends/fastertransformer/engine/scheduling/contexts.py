@@ -15,9 +15,11 @@ from ..arrays import UNBOUNDED, Array
 from ..request.prompts import Context
 from ..rows.sequence import Sequence
 from ..steps.steps import Steps
+from .prefill_pass import most_tokens
 
 _PASS_TOKENS = 4096  # of one pass of a conversation
 _LOGITS_BYTES = 64 << 20  # of one block of logits for the input's log-probabilities
+_Owner = tuple[Sequence, int]  # and beam
 
 
 class Extend(Protocol):
@@ -88,10 +90,10 @@ def run_contexts(
     if steps.config.encoder:
         _encode(steps, [sequence for sequence, _ in begun], first)
         if any(len(sequence.context.ids) + sequence.count > 1 for sequence in new):  # not start_id alone
-            states = _extend(steps.extend, begun, first)  # the last token is run once more, by the first step
+            states = _extend(steps, steps.extend, begun, first)  # the last token is run once more, by the first step
     else:
         extend = extend or steps.extend
-        states = [_continue_session(extend, new[0])] if new[0].session_row else _extend(extend, begun, first)
+        states = [_continue_session(extend, new[0])] if new[0].session_row else _extend(steps, extend, begun, first)
     for sequence, state in zip(new, states, strict=False):
         chunks = sequence.take_chunks()
         if sequence.needs_hidden:
@@ -116,19 +118,32 @@ def _rest(sequence: Sequence, beam: int, count: int | None = None) -> Context:
     return replace(context, ids=sequence.inputs(beam)[begin:end], embeddings=embeddings)
 
 
-def _extend(extend: Extend, rows: Several[tuple[Sequence, int]], first: int) -> list[Tensor]:
+def _extend(steps: Steps, extend: Extend, rows: Several[tuple[Sequence, int]], first: int) -> list[Tensor]:
     """Run what is not known of contexts of sequences and beams, stage by stage; returns its hidden states, [T, hidden].
 
     New rows have a pass of their own, which is faster. Rows that share what others of this prefill compute come last.
+    What is more than a pass runs has several; ``extend`` is the first one of a stage.
     """
     states: list[Tensor] = []
     for _, group in groupby(rows, lambda row: row[0].reservation.stage):
-        part = list(group)
-        ids, lengths, embeddings = _packed([_rest(*row) for row in part])
-        starts = np.array([sequence.position for sequence, _ in part])
-        hidden = extend(ids, starts, lengths, first + len(states), embeddings)
-        states += torch.split(hidden.clone() if len(part) < len(rows) else hidden, lengths.tolist())
+        parts = _cut([(row, _rest(*row)) for row in group], most_tokens(steps.device))
+        for at, part in enumerate(parts):
+            ids, lengths, embeddings = _packed([context for _, context in part])
+            starts = np.array([sequence.position for (sequence, _), _ in part])
+            run = steps.extend if at else extend
+            hidden = run(ids, starts, lengths, first + len(states), embeddings)
+            is_last = len(states) + len(part) == len(rows)
+            states += torch.split(hidden if is_last else hidden.clone(), lengths.tolist())
     return states
+
+
+def _cut(rows: list[tuple[_Owner, Context]], most: int) -> list[list[tuple[_Owner, Context]]]:
+    """Cut rows with what is left of their contexts into passes of about as many tokens each, ``most`` or fewer."""
+    ends = np.cumsum([len(context.ids) for _, context in rows])
+    passes = -(-int(ends[-1]) // most)
+    middles = ends - np.diff(ends, prepend=0) / 2
+    numbers = (middles * passes / ends[-1]).astype(int).tolist()
+    return [[row for _, row in part] for _, part in groupby(zip(numbers, rows, strict=True), lambda each: each[0])]
 
 
 def _continue_session(extend: Extend, sequence: Sequence) -> Tensor:

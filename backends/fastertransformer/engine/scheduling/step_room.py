@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from ..rows.sequence import Sequence
 from ..steps.steps import Steps
 from .tuning import TUNING
 
 
-def captured_room(steps: Steps, decoding: int, waiting: Iterable[Sequence]) -> int:
-    """Return the tokens of contexts with which a step stays one captured pass; 0: a pass may have more.
+class StepRoom(NamedTuple):
+    """What a step has room for.
 
-    While little waits, several such steps run it as fast as one pass of its own, and the rows that decode wait for one
-    of them at a time. A burst is run in few large passes.
+    Attributes:
+        most: tokens of contexts and of rows that decode.
+        captured: tokens of contexts with which the step stays one captured pass; 0: it need not.
     """
-    room = steps.mixed_room(decoding) if decoding else 0
-    tokens = 0
-    for sequence in waiting if room else ():
-        tokens += sequence.tokens_to_run(sequence.skipped)
-        if tokens > TUNING.burst_tokens:
-            return 0
-    return room
+
+    most: int
+    captured: int = 0
+
+
+def measure_room(steps: Steps, decoding: int, waiting: Iterable[Sequence], most: int) -> StepRoom:
+    """Choose what the next step has room for, where a pass runs ``most`` tokens.
+
+    While little waits, several captured passes run it as fast as one pass of its own, and the rows that decode wait for
+    one of them at a time. A burst is run in large passes, and a large burst in several a step, for rows that decode
+    have a token in each step: they are slowed down in any case, and the fewer steps they take, the sooner it is over.
+    """
+    if not decoding or not (room := steps.mixed_room(decoding)):
+        return StepRoom(most)
+    tokens = sum(each.tokens_to_run(each.skipped) for each in waiting)
+    if tokens <= TUNING.burst_tokens:
+        return StepRoom(decoding + room, room)
+    return StepRoom(TUNING.burst_passes * most if tokens > TUNING.burst_passes * most else most)

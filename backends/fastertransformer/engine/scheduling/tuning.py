@@ -29,6 +29,7 @@ class Tuning:
 
     # step_room.py: 256 clients, Llama 8B, H100, 2026-11-28.
     burst_tokens: int = 2560  # of all that waits; up to these, a step in which rows decode is a captured mixed one
+    burst_passes: int = 2  # of a step, while more than these wait
 
     # launch_times.py: GPT-3 5B under Poisson arrivals, H200, 2026-11-24.
     rows_of_size: int = 16  # steps whose rows fall into the same block of these are of one size

@@ -17,7 +17,7 @@ from .chunks import Chunks
 from .metrics import EngineMetrics
 from .prefill_pass import PrefillPass, most_tokens
 from .sessions import Sessions
-from .step_room import captured_room
+from .step_room import measure_room
 from .turns import Turns
 
 _PART_FOR_OTHERS = 8  # of the rows
@@ -81,8 +81,10 @@ class WaitingQueue:
     def order_arrivals(self) -> None:
         """Set when the sequences are due that arrived since the last step, and put all in this order.
 
-        First are those of the request with the most tokens: a burst ends when its longest answer does, and that one
-        ends the sooner the sooner it begins. What a session begins with must come before what it goes on with.
+        If all are answered whole, first are those of the request with the most tokens: a burst ends when its longest
+        answer does, and that one ends the sooner the sooner it begins. If some stream, those with the shortest contexts
+        are first, which keeps the mean time to a first token the shortest. What a session begins with must come before
+        what it goes on with.
         """
         arrived, self._arrived = self._arrived, []
         if not arrived:
@@ -90,7 +92,8 @@ class WaitingQueue:
         for _ in arrived:
             self._sequences.pop()
         if not any(each.session_row for each in arrived):
-            arrived.sort(key=lambda each: -each.job.request.max_tokens)
+            is_streaming = any(each.job.is_streaming for each in arrived)
+            arrived.sort(key=lambda each: each.job.context_tokens if is_streaming else -each.job.request.max_tokens)
         self._turns.assign(arrived)
         self._sequences = deque(sorted([*self._sequences, *arrived], key=lambda each: each.due))
 
@@ -151,7 +154,7 @@ class WaitingQueue:
         if not (self.is_filling and self._sequences):
             return [], 0
         sequence, allocator, decoding = self._sequences[0], self._allocator, self._batch.decoding
-        room = captured_room(self._steps, decoding, self._sequences)
+        room = measure_room(self._steps, decoding, self._sequences, self._most_tokens).captured
         if not (tokens := self._chunks.choose_tokens(sequence, decoding, len(self._sequences), room)):
             return [], 0
         reservation = sequence.reservation
@@ -169,9 +172,9 @@ class WaitingQueue:
     def admit(self) -> list[Sequence]:
         """Take waiting sequences that fit into the batch, in order, up to one prefill pass."""
         decoding = self._batch.decoding
-        room = captured_room(self._steps, decoding, self._sequences)
-        prefill = PrefillPass(decoding, min(self._most_tokens, decoding + (room or self._most_tokens)))
-        self._fill(prefill, decoding, room)
+        room = measure_room(self._steps, decoding, self._sequences, self._most_tokens)
+        prefill = PrefillPass(decoding, room.most)
+        self._fill(prefill, decoding, room.captured)
         if prefill.sequences:
             self._turns.advance(prefill.sequences, self._sequences)
         return prefill.sequences

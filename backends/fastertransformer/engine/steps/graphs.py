@@ -29,8 +29,8 @@ from ..ops.packed_rows import NumberedRows, Rows
 
 Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the argmax tokens, see logits.argmax
 ROWS: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, *range(48, 257, 16))
-# Few enough to be captured in seconds, and close enough that beyond 64 tokens padding is less than a third. For 448, 576
-# and 832 tokens cuBLAS is slower than for the next size: a Llama 8B's products take 14.7 ms for 448, and 10.3 for 512
+# Few enough to be captured in seconds, and close enough that beyond 64 tokens padding is less than a third. For 448,
+# 576 and 832 tokens cuBLAS is slower than for the next size: a Llama 8B's products take 14.7 ms for 448, 10.3 for 512
 # (H100, bf16, torch 2.11).
 _SMALL_TOKENS = (*range(16, 128, 16), *range(128, 256, 32), 256, 320, 384, 512, 640, 704, 768, 896, 960)
 TOKENS = (*_SMALL_TOKENS, *range(1024, 2048, 128), *range(2048, 4097, 256))
