@@ -23,7 +23,7 @@ from support.engines.page_reading_ops import captured_steps
 from support.engines.paged_steps import paged_steps
 from support.tiny_models import peft_served
 from support.tiny_models.greedy import NEVER, argmaxes
-from support.tiny_models.llama_models import LOUD, VOCAB, save
+from support.tiny_models.llama_models import LOUD, MODELS, VOCAB, save, unfilled
 from support.tiny_models.low_rank import ALL, PREFIX, STATES, draw, merged, write
 from support.tiny_models.quantized_models import deepseeks, save_state, to_fp8
 
@@ -40,7 +40,8 @@ from backends.fastertransformer.engine.rows.answer import Failure
 from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.settings import Settings
-from models.peft import read_adapter
+from models.described import read_directory
+from models.peft import linear_layers, names_in_files, read_adapter
 
 CHANGES: dict[str, dict[str, Any]] = {**peft_served.CHANGES, "falcon_h1_norm": LOUD}  # of other tiny models
 
@@ -125,6 +126,22 @@ def test_tokens_have_their_adapters_in_blocks_of_a_pass(
     check_rows(engine, models, ["a0", "", "a1", "a0", "a1", ""], longest=150)
     assert len({each.start for each in blocks}) > 2
     engine.close()
+
+
+_LEFT_OUT = {"lm_head", "kv_b_proj", "shared_expert_gate", "router"}
+
+
+def test_every_linear_layer_of_every_class_may_have_one(tmp_path: Path) -> None:
+    """But for those that are refused by name; compared with the modules of transformers' classes."""
+    classes, found = {family: name for name, (family, _) in MODELS.items()}, set[str]()
+    for name in classes.values():
+        with torch.device("meta"):
+            model = unfilled(name)
+        model.config.save_pretrained(tmp_path / name)
+        layers = linear_layers(read_directory(tmp_path / name, ValueError).decoder)
+        modules = [each for each, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+        found |= {each.rpartition(".")[2] for each in modules if not any(own in layers for own in names_in_files(each))}
+    assert found <= _LEFT_OUT and len(classes) > 25
 
 
 def test_an_adapter_may_be_of_the_class_that_sees_images(tmp_path: Path) -> None:

@@ -294,14 +294,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name of a model -> transformers' class and what differs from the common sizes."""
 
 
-def build(name: str, **changes: Any) -> Any:
-    """Build a model in fp32 with every weight filled, norms too; biases and norms are far from 0 and 1."""
+def unfilled(name: str, **changes: Any) -> Any:
+    """Build a model in fp32."""
     import transformers
 
     family, dims = MODELS[name]
     config = getattr(transformers, f"{family}Config")(**{**_SIZES, **dims, **changes})
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
+    return getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
+
+
+def build(name: str, **changes: Any) -> Any:
+    """Build a model in fp32 with every weight filled, norms too; biases and norms are far from 0 and 1."""
+    model = unfilled(name, **changes)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter.copy_(torch.from_numpy(_values(key, tuple(parameter.shape))))
