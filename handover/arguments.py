@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -95,12 +96,18 @@ def same(arguments: type[ScriptArguments], name: str, **changed: Any) -> Any:
     """
     (field,) = (field for field in dataclasses.fields(arguments) if field.name == name)
     default = changed.pop("default", field.default)
-    is_path = typing.get_type_hints(arguments)[name] in PATHS
+    is_path = _hints_of(arguments)[name] in PATHS  # type: ignore[arg-type]  # a class can be hashed
     metadata = {**field.metadata, IS_PATH: is_path, **changed}
     if isinstance(default, tuple):  # OmegaConf has lists and mappings, which a dataclass makes for each instance
         made = typing.get_origin(metadata.get(SECTION)) or list
         return dataclasses.field(default_factory=lambda: made(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+@functools.cache
+def _hints_of(arguments: type[ScriptArguments]) -> dict[str, Any]:
+    """Evaluate the types of a script's arguments once: the configuration asks for 220 of them, one by one."""
+    return typing.get_type_hints(arguments)
 
 
 def _flag(field: dataclasses.Field[Any]) -> str:
