@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from export_scripts.arguments import PEFT, ConvertArguments, ExportArguments
-from export_scripts.targets.peft.convert import convert_to_peft
 from handover.durable import temporary_beside
 from handover.errors import ArtefactError, ConfigError
 from handover.signatures.sealing import Seal
@@ -44,6 +43,8 @@ def check_names(adapters: Sequence[Sequence[str]]) -> None:
 
 
 def _written(arguments: ExportArguments, name: str, path: Path, folder: Path) -> Path:
+    from export_scripts.targets.peft.convert import convert_to_peft  # what reads every kind of checkpoint
+
     root = arguments.ft_checkpoint
     decoder = read_directory(root, ArtefactError).decoder
     if not path.exists():
