@@ -225,24 +225,26 @@ def test_mixed_traffic_gets_what_each_adapter_gives(
 
 @pytest.mark.parametrize("case", ["llama", "nemotron_h", pytest.param("qwen3_next", marks=pytest.mark.long)])
 def test_pages_and_states_belong_to_their_adapter(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same content under another name finds them; another adapter, or none, does not."""
+    """The same content under another name finds them, a conversation's too; another adapter, or none, does not."""
     monkeypatch.setattr(kept_state, "LEAST_KEPT", 32)
-    models = adapted(case, tmp_path, **CHANGES.get(case, {}))
+    models = adapted(case, tmp_path, max_position_embeddings=128, **CHANGES.get(case, {}))
     models["twin"] = models["a0"]
     shutil.copytree(tmp_path / "adapters/a0", tmp_path / "adapters/twin")
     steps, adapters = paged_steps(Settings(tmp_path, 1, 1, "fp32", 1, "Llama", kv_cache_bytes=1 << 22)), Adapters()
     adapters.use(steps, steps.config.decoder, tmp_path)
     scheduler, line, found = Scheduler(steps, 4), [*range(3, 43)], steps.cache.allocator.prefixes
     found._most_unused, known = 60, []
-    for name in ("a0", "twin", "a1", "a1", ""):
+    asked = [("a0", 4), ("twin", 4), ("a1", 4), ("a1", 4), ("", 40), ("", 4), ("a0", 4), ("a1", 4)]
+    for name, count in asked:
         before = found.found
-        answers = answered(adapters, steps, scheduler, name, line, count=4)
+        answers = answered(adapters, steps, scheduler, name, line, count=count)
         while not scheduler.is_idle:
             scheduler.step()
         made = generated(answers[-1].tensors)
         assert made == argmaxes(models[name], line, made)
         known.append(found.found - before)
-    assert known == [0, 32, 0, 32, 0]
+        line = [*line, *made, 5] if count > 4 else line
+    assert known == [0, 32, 0, 32, 0, 64, 32, 32]
 
 
 def test_a_name_that_is_loaded_again_finds_no_pages_of_what_it_was(tmp_path: Path) -> None:
