@@ -60,6 +60,14 @@ def pytest_sessionstart() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def servers_end_in_good_order() -> Iterator[None]:
+    """Look at last at the ends of servers whose tests were over before."""
+    yield
+    if "support.servers.served" in sys.modules:
+        sys.modules["support.servers.served"].assert_all_stopped()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
     """Sync nothing in this process: what is synced, and when, is what tests/torture/test_power_loss.py is about."""
     with pytest.MonkeyPatch.context() as patched:

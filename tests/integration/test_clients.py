@@ -63,7 +63,7 @@ def deployment(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     running = Deployment(repository, tmp_path_factory.mktemp("results") / "deployment")
     running.wait_until_published()
     yield running
-    running.stop()
+    running.begin_to_stop()
 
 
 @pytest.fixture(scope="module")

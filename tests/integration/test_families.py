@@ -47,7 +47,7 @@ def decoder(
     assert weights.exists() == (request.param != "gptj")
     assert not weights.exists() or weights.samefile(root / "source" / "model.safetensors")
     yield served, model, tokenizer
-    served.deployment.stop()
+    served.deployment.begin_to_stop()
 
 
 def test_a_decoder_is_scored_and_measured_as_transformers_computes_it(decoder: tuple[Run, Any, Tokenizer]) -> None:

@@ -79,7 +79,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
     flags = dict(flag.lstrip("-").partition("=")[::2] for flag in command_line(server)[1:])
     assert {flags[f"{door}-address"] for door in ("http", "grpc", "metrics")} == {"127.0.0.1"}
     yield Sides(endpoint, int(flags["http-port"]), int(flags["grpc-port"]), deployment)
-    deployment.stop()
+    deployment.begin_to_stop()
 
 
 @pytest.fixture

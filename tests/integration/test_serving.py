@@ -66,7 +66,7 @@ def deployment(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     running = Deployment(exported, tmp_path_factory.mktemp("deployment"))
     running.wait_until_published()
     yield running
-    running.stop()
+    running.begin_to_stop()
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     write_nemo(root / "source" / "tuned.nemo", config, {"model_weights.ckpt": state}, files={})
     run = Run(root, root / "source")
     yield run
-    run.deployment.stop()
+    run.deployment.begin_to_stop()
 
 
 def test_lambada_and_squad_in_one_command(tuned: Run, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Any, 
     write_nemo(root / "source" / "tuned.nemo", config, {"model_weights.ckpt": {"prompt_table": tables}}, files={})
     run = Run(root, root / "source", "export=t5/export_t5", "export.run.results_dir=${base_results_dir}/tiny/results")
     yield run, model, tokenizer
-    run.deployment.stop()
+    run.deployment.begin_to_stop()
 
 
 def written(model: Any, embeddings: torch.Tensor, start_id: int, end_id: int) -> list[int]:

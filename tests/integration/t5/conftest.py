@@ -29,4 +29,4 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Any, Sen
     results = "export.run.results_dir=${base_results_dir}/tiny/results"
     run = Run(root, root / "source", "export=t5/export_t5", results, *QUICK)
     yield run, model, SentencePieceProcessor(model_file=f"{pieces}.model")
-    run.deployment.stop()
+    run.deployment.begin_to_stop()

@@ -65,9 +65,18 @@ class Deployment:
         self.prefix, self.private = state["prefix"], Path(state["directory"])
         return True
 
+    def begin_to_stop(self) -> None:
+        """Ask it to stop while other tests run: Triton takes three seconds. ``assert_all_stopped`` looks at its end."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            _STOPPING.append(self)
+
     def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 180) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
+        return self.end(timeout_s)
+
+    def end(self, timeout_s: float = 180) -> int:
         status = self.process.wait(timeout_s)
         assert_no_crash(self.directory, self.text)
         return status
@@ -92,6 +101,16 @@ class Deployment:
 
     def pids_of(self, program: str) -> list[int]:
         return [pid for pid, line in self.processes.items() if program in line.split(" ")[0]]
+
+
+_STOPPING: list[Deployment] = []
+
+
+def assert_all_stopped() -> None:
+    """Of servers that began to stop: each has ended in good order."""
+    while _STOPPING:
+        deployment = _STOPPING.pop()
+        assert deployment.end() == 0, deployment.text
 
 
 def deaths_by_signal(directory: Path) -> list[str]:
