@@ -25,12 +25,18 @@ from handover.errors import CheckpointError
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 WRITERS: dict[str, tuple[Callable[..., Path], tuple[str, ...]]] = {
     "nemotron_h": (hybrid_models.write_bridge, ("in_proj", "out_proj")),
+    "nemotron3_latent": (hybrid_models.write_bridge, ("in_proj", "out_proj", "fc1_latent_proj", "fc2_latent_proj")),
     "falcon_h1": (falcon_models.write_falcon, ("in_proj", "out_proj")),
     "qwen3_next": (core_delta_rule.write_bridge, ("out_proj",)),
 }
 
 
-_CASES = [("nemotron_h", 2), ("falcon_h1", 2), ("qwen3_next", 2), pytest.param("nemotron_h", 1, marks=pytest.mark.long)]
+_CASES = [
+    ("nemotron3_latent", 2),
+    ("falcon_h1", 2),
+    ("qwen3_next", 2),
+    pytest.param("nemotron_h", 1, marks=pytest.mark.long),
+]
 
 
 @pytest.mark.parametrize(("name", "ranks"), _CASES)

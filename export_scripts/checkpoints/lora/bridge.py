@@ -104,7 +104,7 @@ def _trained(run: Fields, where: str) -> Trained:
         ranks=ranks,
         expert_num=experts,
         expert_ranks=_expert_ranks(peft, model, rank, ranks),
-        has_mixers=True,
+        has_hybrids=True,
     )
 
 

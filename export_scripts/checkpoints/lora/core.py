@@ -24,10 +24,10 @@ from models.blocks.mamba import Mamba
 
 _MARK, _EXPERTS, _FC1_LAYER = ".adapter.", ".mlp.experts.", "linear_fc1"
 _KEY = re.compile(
-    r"(?P<place>.+\.(?P<layer>linear_\w+|in_proj|out_proj))\.adapter(?:\.adapter_(?P<part>q|k|v|gate|up))?"
+    r"(?P<place>.+\.(?P<layer>linear_\w+|in_proj|out_proj|fc[12]_latent_proj))\.adapter(?:\.adapter_(?P<part>q|k|v|gate|up))?"
     rf"\.linear_(?P<side>in|out)\.weight(?:\.(?P<section>{'|'.join(Mamba.in_sections)}))?"
 )
-_IN_SECTIONS, _OF_MIXERS = "in_proj", ("in_proj", "out_proj")
+_IN_SECTIONS, _OF_HYBRIDS = "in_proj", ("in_proj", "out_proj", "fc1_latent_proj", "fc2_latent_proj")
 _FUSED = {"linear_qkv": QKV, _FC1_LAYER: FC1}
 # Training's own tensors, and what Transformer Engine leaves beside the weights.
 _NO_WEIGHTS = re.compile(r"(?:optimizer|chained_|rng_state|rerun_state_machine_state).*|.*\._extra_state.*")
@@ -49,7 +49,7 @@ class Trained:
         ranks: tensor-parallel ones, as the configuration says; 0: it does not.
         expert_num: experts of a layer; 0: adapters of experts are not read.
         expert_ranks: what the rank of an expert's product may be.
-        has_mixers: adapters of Mamba's layers, and of what leads out of the gated delta rule's, are read.
+        has_hybrids: adapters of Mamba's layers, the gated delta rule's out_proj and latent experts are read.
     """
 
     rank: int
@@ -61,7 +61,7 @@ class Trained:
     ranks: int = 0
     expert_num: int = 0
     expert_ranks: range = range(0)
-    has_mixers: bool = False
+    has_hybrids: bool = False
 
 
 def weights_of(state: ChunkedState) -> list[str]:
@@ -86,12 +86,12 @@ def updates_of(state: ChunkedState, trained: Trained, where: str) -> tuple[Updat
     for key in weights_of(state):
         found, is_expert = _KEY.fullmatch(key), _EXPERTS in key
         if found is None or not _is_read(found, trained) or (is_expert and not trained.expert_num):
-            mixers = ", Mamba's in_proj, out_proj" if trained.has_mixers else ""
+            mixers = ", Mamba's in_proj, out_proj, fc*_latent_proj" if trained.has_hybrids else ""
             others = "of a router" if trained.expert_num else "of a router or of experts"
             raise CheckpointError(
                 f"{where}: {key} is no part of a LoRA adapter that is read",
                 f"adapters of linear layers (linear_qkv, linear_proj, linear_fc1, linear_fc2{mixers}) are, not those "
-                f"{others}{'' if trained.has_mixers else ' or of a mixer'}",
+                f"{others}{'' if trained.has_hybrids else ' or of a mixer'}",
             )
         if bool(found["part"]) != (trained.is_canonical and found["layer"] in _FUSED and not is_expert):
             raise CheckpointError(f"{where}: {key} is no part of the kind of adapter that the configuration names")
@@ -111,7 +111,7 @@ def updates_of(state: ChunkedState, trained: Trained, where: str) -> tuple[Updat
 def _is_read(found: re.Match[str], trained: Trained) -> bool:
     """Whether a key is of a layer whose adapters are read, and lies there as that layer's do."""
     is_section = found["layer"] == _IN_SECTIONS and found["side"] == "out"
-    return bool(found["section"]) == is_section and (trained.has_mixers or found["layer"] not in _OF_MIXERS)
+    return bool(found["section"]) == is_section and (trained.has_hybrids or found["layer"] not in _OF_HYBRIDS)
 
 
 def _of_sections(

@@ -38,7 +38,7 @@ def write_adapter(root: Path, model: Path, source: Saved, ranks: int, added: Pro
     arrays: dict[str, ChunkedArray] = {}
     for key, (down, up) in added.items():
         _, _, layer, mixer, word, _ = key.split(".")
-        place = f"decoder.layers.{layer}.{_PLACES[mixer]}.{word}.adapter"
+        place = f"decoder.layers.{layer}.{'mlp' if 'latent' in word else _PLACES[mixer]}.{word}.adapter"
         axis = 1 if word == "out_proj" else 0  # a row-parallel layer's input is cut, and else the rank
         arrays[f"{place}.linear_in.weight"] = _cut(down, ranks, axis)
         if word == "in_proj":
