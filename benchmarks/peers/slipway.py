@@ -2,8 +2,8 @@
 
     python3 -m benchmarks.peers.slipway --job=job.json
 
-The engine is asked through its own client API (parse, submit), with in-flight batching and the prefix cache, as it is
-served. A static request is one of several rows.
+The engine is asked as its endpoint asks it, with in-flight batching and the prefix cache: its thread parses requests
+between its steps. A static request is one of several rows.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from __future__ import annotations
 import asyncio
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from backends.fastertransformer.engine.arrays import Array
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.rows.answer import Answer, Tensors
+from backends.fastertransformer.engine.errors import RequestError
+from backends.fastertransformer.engine.rows.answer import Answer, Failure, Tensors
+from backends.fastertransformer.engine.scheduling.arrivals import Unparsed
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.engine import generate
 from benchmarks.gpu.models import engine_of, find_size
@@ -55,7 +59,28 @@ class Client:
 
     def answer_requests(self, asks: Sequence[Ask]) -> list[list[int]]:
         """Answer requests that arrive at once."""
-        return generate.generate_by_engine(self._engine, [generate.Ask(*ask) for ask in asks])
+        futures = [Future[Answer]() for _ in asks]
+        for ask, future in zip(asks, futures, strict=True):
+            self._submit(generate.tensors_of([generate.Ask(*ask)], self._engine.config.vocab_size), future.set_result)
+        found = list[list[int]]()
+        for ask, answer in zip(asks, [future.result() for future in futures], strict=True):
+            if not isinstance(answer, Tensors):
+                raise ServerError(f"a request failed: {getattr(answer, 'problem', answer)}")
+            found.append(answer.tensors["output_ids"][0, 0, len(ask.prompt) :].tolist())
+        return found
+
+    def _submit(self, tensors: dict[str, Array], answer: Callable[[Answer], None], is_streaming: bool = False) -> None:
+        """Have the engine's thread parse a request and submit it, as an endpoint's requests are."""
+
+        def submit() -> None:
+            try:
+                request = self._engine.parse(tensors)
+            except RequestError as error:
+                answer(Failure(str(error)))
+            else:
+                self._engine.submit(request, answer, is_streaming)
+
+        self._engine.announce(Unparsed([submit]))
 
     async def stream(self, ask: Ask, record: Record) -> None:
         """Answer a request token by token; see ``Streams``. Times are taken in the engine's thread."""
@@ -70,7 +95,7 @@ class Client:
             if answer.is_final:
                 loop.call_soon_threadsafe(ended.set_result, getattr(answer, "problem", None))
 
-        self._engine.submit(self._engine.parse(tensors), take, is_streaming=True)
+        self._submit(tensors, take, is_streaming=True)
         problem = await ended
         if problem is not None:
             raise ServerError(f"a request failed: {problem}")
