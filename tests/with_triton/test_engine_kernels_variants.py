@@ -7,7 +7,8 @@ launcher says here what it would be compiled for, as it does before every launch
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +123,26 @@ def test_large_inputs_that_keep_the_gpu_busy_are_not_captured(
     for waited, most in ((0.069, 1024), (0.016, 3072), (0.010, 4096), (0.0, 4096)):
         monkeypatch.setattr(torch.cuda, "synchronize", lambda _, waited=waited: spend(waited))
         assert max(warmup._choose_tokens(steps, 99.0)) == most
+
+
+@pytest.mark.parametrize("family", ["llama", "bloom", "t5"])
+@torch.inference_mode()
+def test_behind_captures_the_largest_step_takes_its_memory_again(
+    family: str, tmp_path: Path, variants: Variants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, taken = open_steps(family, tmp_path), list[tuple[str, int]]()
+
+    def note(name: str, real: Callable[..., Any], *given: Any) -> Any:
+        taken.append((name, np.size(given[0])))
+        return real(*given)
+
+    for name in ("capture", "mix", "extend", "encode"):
+        monkeypatch.setattr(steps, name, partial(note, name, getattr(steps, name)))
+    monkeypatch.setattr(warmup, "_choose_tokens", lambda *_: (16, 64))
+    warmup.warm_up(steps)
+    most = {"llama": ("mix", 4096 - 256), "bloom": ("extend", 4096), "t5": ("encode", 4096)}[family]
+    assert taken[-2][0] == "capture" and taken[-1] == most
+    assert not steps.slots.positions.any() and not steps.slots.count
 
 
 @pytest.mark.parametrize("family", ["gpt", "bloom", "gptj", "gptneox", "t5", "llama", "qwen3", "gemma2", "glm4_moe"])

@@ -68,6 +68,8 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S, mixed: int = 0) -> str:
         else:
             names = "rows", "tokens", "continuing tokens", "mixed tokens"
             missing += [f"{count} {name}" for count, name in zip(size, names, strict=True) if count]
+    if worth and worth[-1] < TOKENS[-1] and time.perf_counter() < deadline:
+        _take_largest(steps)
     torch.cuda.synchronize(steps.device)
     seconds = f"{time.perf_counter() - start:.1f} s"
     if missing:
@@ -96,6 +98,19 @@ def _take_inputs(steps: Steps, deadline: float) -> None:
         steps.slots.clear(np.array(row.pages))  # the cache was uninitialized and may have given inf
         steps.slots.free(1, 0, nothing, nothing)
         steps.cache.allocator.release([row])
+
+
+def _take_largest(steps: Steps) -> None:
+    """Take the largest step that runs without a graph, for its memory: torch has released all that it held for reuse.
+
+    It does so before each capture. To take memory from the driver waits until the GPU is idle.
+    """
+    rows, tokens = ROWS[-1], TOKENS[-1] - ROWS[-1]
+    if steps.config.encoder or not steps.can_mix(rows, tokens):
+        _take_input(steps, _rows_of(steps, TOKENS[-1]))
+        return
+    steps.mix(*_rows_of(steps, tokens), rows)
+    steps.slots.resume(*np.zeros((2, rows), np.int64))
 
 
 def _rows_of(steps: Steps, tokens: int) -> tuple[Array, Array, Array]:
