@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.servers.spoilt_bodies import spoilt
 
+from deployment.openai.agents.asking import Ended
 from deployment.openai.agents.blocks import CALL, TEXT, THOUGHTS, Blocks
 from deployment.openai.agents.messages import Messages
 from deployment.openai.agents.responses import Response
@@ -115,6 +116,19 @@ def test_blocks_begin_and_end_in_order() -> None:
     assert [step for step in steps if step[1] in ("begin", "end")] == [
         (index, step) for index in range(4) for step in ("begin", "end")
     ]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_the_one_call_that_was_cut_is_incomplete(is_cut: bool) -> None:
+    """In the item's own event too, by which agents run a call; the calls before it are whole."""
+    api, blocks = Response(RESPONSE, service()), Blocks()
+    list(api.begin("1", "m", 3))
+    changes = list(blocks.add(Part(calls=[CallPart(0, "{}", "1", "f"), CallPart(1, '{"a', "2", "f")])))
+    events = [event for change in [*changes, *blocks.end(is_cut)] for event in api.change(change)]
+    items = [content["item"] for kind, content in events if kind == "response.output_item.done"]
+    ((_, last),) = api.end(blocks.all, Ended(is_cut, None, True, 3, 4))
+    assert [item["status"] for item in items] == ["completed", "incomplete" if is_cut else "completed"]
+    assert last["response"]["output"] == items and last["response"]["status"] == items[-1]["status"]
 
 
 def test_stored_conversations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ class _Sink:
             for change in self.blocks.add(self._reader.feed(piece.text, is_last)):
                 events += self._api.change(change)
             if is_last:
-                for change in self.blocks.end():
+                for change in self.blocks.end(piece.finish_reason == LENGTH):
                     events += self._api.change(change)
         if self._stream is None:
             return False

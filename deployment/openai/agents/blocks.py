@@ -19,6 +19,7 @@ class Block:
         index: of the block in the answer.
         id, name: of a call.
         text: so far: thoughts, text, or a call's arguments.
+        is_cut: whether the answer's limit of tokens has ended it.
     """
 
     kind: str
@@ -26,6 +27,7 @@ class Block:
     id: str = ""
     name: str = ""
     text: str = ""
+    is_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,10 @@ class Blocks:
             if known is None:
                 self._calls[call.index] = self.all[-1]
 
-    def end(self) -> Iterator[Change]:
+    def end(self, is_cut: bool = False) -> Iterator[Change]:
         """End the block that is open."""
         if self._open:
+            self._open.is_cut = is_cut
             yield Change(self._open)
         self._open = None
 

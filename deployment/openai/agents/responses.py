@@ -99,7 +99,7 @@ class Response:
         else:
             name, done = "response.reasoning_text", {"text": block.text}
         if change.begins:
-            item = self._item(Block(block.kind, block.index, block.id, block.name), "in_progress")
+            item = {**self._item(Block(block.kind, block.index, block.id, block.name)), "status": "in_progress"}
             begun = [event("response.output_item.added", output_index=block.index, item={**item, **_EMPTY[block.kind]})]
             if block.kind == TEXT:
                 begun.append(event("response.content_part.added", **part, part=_text("")))
@@ -111,8 +111,7 @@ class Response:
         ended = [event(f"{name}.done", **where, **done)]
         if block.kind == TEXT:
             ended.append(event("response.content_part.done", **part, part=_text(block.text)))
-        item = self._item(block, "completed")
-        return [*ended, event("response.output_item.done", output_index=block.index, item=item)]
+        return [*ended, event("response.output_item.done", output_index=block.index, item=self._item(block))]
 
     def end(self, blocks: Sequence[Block], ended: Ended) -> Iterable[Event]:
         kind = "incomplete" if ended.is_cut else "completed"
@@ -123,7 +122,7 @@ class Response:
         if self._is_stored:
             self._stored.keep(self._id, [*self._conversation, *_answered(blocks)])
         details = {"reason": "max_output_tokens"} if ended.is_cut else None
-        return self._written(status, [self._item(block, status) for block in blocks], ended, details)
+        return self._written(status, [self._item(block) for block in blocks], ended, details)
 
     def fail(self, error: ApiError) -> Event:
         said = error.body["error"]
@@ -148,8 +147,8 @@ class Response:
         kinds = {TEXT: "msg", THOUGHTS: "rs", CALL: "fc"}
         return f"{kinds[block.kind]}_{self._id.removeprefix('resp_')}_{block.index}"
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
-        common = {"id": self._item_id(block), "status": status}
+    def _item(self, block: Block) -> dict[str, Any]:
+        common = {"id": self._item_id(block), "status": "incomplete" if block.is_cut else "completed"}
         if block.kind == TEXT:
             return {**common, "type": "message", "role": "assistant", "content": [_text(block.text)]}
         if block.kind == THOUGHTS:
