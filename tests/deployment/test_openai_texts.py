@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,13 @@ from hypothesis import strategies as some
 from support.shards.ft_checkpoint_maker import make_ft_checkpoint
 from transformers import GPT2Tokenizer, GPT2TokenizerFast
 
+from deployment.openai.answers.answering import Answer
+from deployment.openai.answers.completions import CompletionForm
 from deployment.openai.engine.generation import StopStrings
 from deployment.openai.engine.scores import CompletionScores, Score, write_chat_scores
+from deployment.openai.texts.preparing import Prompt
 from deployment.openai.texts.texts import Detokenizer, load_texts
+from export_scripts.repository.tokenizer_models.slipway_tokenizer import TextIds
 
 TEXTS = ["the world", " the the\n\nworld's  end ", "Grüße, 世界! 👍 ende", "👍👍👍", "don't 12345"]
 Decode = Callable[[Sequence[int]], str]
@@ -135,3 +140,17 @@ def test_the_offset_of_a_token_is_where_its_text_begins(
         begins = [len(each) - (0 if is_echoed else len(decode(prompt))) for each in rest]
         assert offsets[-len(ids) :] == begins
         assert offsets[0] == 0 and sorted(offsets) == offsets
+
+
+@pytest.mark.parametrize("text", ["", "the world"])
+@pytest.mark.parametrize("around", [TextIds(), TextIds((0,)), TextIds((), (0,)), TextIds((0,), (0,))])
+def test_offsets_of_an_echo_are_those_of_its_text(text: str, around: TextIds, gpt2: Case) -> None:
+    """Which has nothing of the token that stands for an empty prompt, nor of those around one."""
+    texts = replace(load_texts(gpt2[0], 0, 1, False), ids=around)
+    prompt, ids = Prompt(texts.encode(text), text, 9), gpt2[2](" end")
+    form = CompletionForm(texts, (prompt,), 1, is_echoed=True, is_scored=True, has_ids=False)
+    answer = Answer([" end"], list(ids), [Score(-1.0)] * len(ids), [Score(-1.0)] * (len(prompt.ids) - 1))
+    ((written,), whole) = form.logprobs(0, answer), form.choice(0, answer)["text"]
+    found = [whole[place:].startswith(name) for name, place in zip(written["tokens"], written["text_offset"], strict=True)]
+    assert all(found[len(around.before) :][: len(gpt2[2](text))]) and all(found[-len(ids) :])
+    assert len(found) == len(prompt.ids) + len(ids)

@@ -100,8 +100,9 @@ class CompletionForm:
     def _writer(self, index: int) -> CompletionScores:
         """Return what writes an answer's log probabilities, piece by piece."""
         if index not in self._scores:
-            prompt = self.prompts[index // self.given].ids
-            self._scores[index] = CompletionScores(self.texts, prompt, self.is_echoed, self.names_ids)
+            prompt = self.prompts[index // self.given]
+            is_empty = not prompt.text and prompt.ids == (self.texts.start_id,)
+            self._scores[index] = CompletionScores(self.texts, prompt.ids, self.is_echoed, self.names_ids, is_empty)
         return self._scores[index]
 
     def _scored(

@@ -108,16 +108,20 @@ class CompletionScores:
         prompt: that the answer continues.
         is_echoed: whether the prompt's tokens are written too.
         is_by_id: whether tokens are named by their ids, as vLLM does it: two tokens may have the same text.
+        is_empty: whether the prompt is an empty text, for which a token stands.
     """
 
     texts: Texts
     prompt: tuple[int, ...] = ()
     is_echoed: bool = False
     is_by_id: bool = False
+    is_empty: bool = False
 
     def __post_init__(self) -> None:
         """Begin with no text."""
         self._text = Detokenizer(self.texts, () if self.is_echoed else self.prompt)
+        shown = self.prompt if self.is_echoed else ()
+        self._shown, self._own = range(len(shown)), range(0) if self.is_empty else self.texts.own(shown)
         self._offset = self._written = 0
 
     def write(self, tokens: Sequence[int], scores: Sequence[Score | None]) -> dict[str, Any]:
@@ -136,11 +140,11 @@ class CompletionScores:
         }
 
     def _count_added(self, token: int) -> int:
-        """Count the characters that a token adds to the text, which has nothing of the tokens before a prompt's own."""
-        place, before = self._written, self.texts.ids.before
+        """Count the characters that a token adds to the text, which has nothing of what stands around a prompt."""
+        place = self._written
         self._written += 1
-        is_outside = self.is_echoed and place < len(before) and self.prompt[: len(before)] == before
-        return 0 if is_outside else len(self._text.add(token))
+        is_around = place in self._shown and place not in self._own
+        return 0 if is_around else len(self._text.add(token))
 
     def _top(self, name: str, score: Score) -> dict[str, float]:
         """Name the most probable tokens and the one that came; of tokens of one name the most probable counts."""

@@ -119,15 +119,17 @@ class Texts:
         """Return a token's text; its number, as vLLM writes it, where its text is only a part of a character."""
         return self.text_of(token) or name_by_id(token)
 
+    def own(self, ids: Sequence[int]) -> range:
+        """Return the places of a prompt's tokens that do not stand around it."""
+        before, after = self.ids.before, self.ids.after
+        first = len(before) if tuple(ids[: len(before)]) == before else 0
+        has_after = bool(after) and tuple(ids[first:][-len(after) :]) == after
+        return range(first, len(ids) - (len(after) if has_after else 0))
+
     def prompt_text(self, ids: Sequence[int]) -> str:
         """Return the text of a prompt without the tokens that stand around it."""
-        before, after = len(self.ids.before), len(self.ids.after)
-        own = list(ids)
-        if before and tuple(own[:before]) == self.ids.before:
-            own = own[before:]
-        if after and tuple(own[-after:]) == self.ids.after:
-            own = own[:-after]
-        return self.tokenizer.decode(own)
+        own = self.own(ids)
+        return self.tokenizer.decode(list(ids[own.start : own.stop]))
 
 
 def name_by_id(token: int) -> str:
