@@ -30,6 +30,8 @@ _PIPELINE = "tokenizer.json"
 _WINDOW = 5
 """Tokens of a prompt that are decoded before its continuation: the bytes of any character, and the space before a
 word, are in them."""
+_MOST_REST = 3
+"""Bytes of a character behind its first."""
 _ANY_LETTER = "a"
 _MOST_KNOWN = 16384
 """Texts of tokens that are kept, some 2 MB."""
@@ -175,10 +177,17 @@ def _of_transformers(directory: Path) -> tuple[FileTokenizer, TokenizerFiles] | 
     return FileTokenizer(directory / _PIPELINE, contents[_PIPELINE].decode()), found
 
 
+def _begins_within(texts: Texts, token: int) -> bool:
+    """Whether a token begins within a character."""
+    piece = texts.tokenizer.bytes_of(token)
+    return piece is not None and b"\x80" <= piece[:1] < b"\xc0"
+
+
 class Detokenizer:
     """The text of an answer, token by token; no piece ends within a character.
 
-    Only the last tokens are decoded: from those of the piece before, whose text is known, on.
+    Only the last tokens are decoded: from those of the piece before, whose text is known, on. They begin with a whole
+    character, for of bytes in a row (Llama 2's ``<0xE4>``) some libraries make no text where one of them is none.
 
     Args:
         texts: of the model.
@@ -186,8 +195,15 @@ class Detokenizer:
     """
 
     def __init__(self, texts: Texts, prompt: Sequence[int] = ()) -> None:
-        self._texts, self._ids = texts, list(prompt[-_WINDOW:])
+        first = max(0, len(prompt) - _WINDOW)
+        while first > max(0, len(prompt) - _WINDOW - _MOST_REST) and _begins_within(texts, prompt[first]):
+            first -= 1
+        self._texts, self._ids = texts, list(prompt[first:])
         self._known, self._before = len(self._ids), texts.decode(self._ids)
+        # What has begun a character stays, too: its text is yet to come.
+        least = max(0, self._known - _MOST_REST)
+        while self._known > least and texts.decode(self._ids[: self._known - 1]) == self._before:
+            self._known -= 1
 
     def add(self, token: int) -> str:
         """Return what a token adds to the text; empty while a character is not complete."""
