@@ -17,7 +17,7 @@ from .truth_adapters import oracles_of, with_adapters
 from .truth_answers import Oracle, Row, timed
 from .truth_families import Shape, model_type_of
 from .truth_formats import CACHE, FORMATS, STATIC, formats_of, in_format, in_other_format
-from .truth_fp32 import drafted, drafting
+from .truth_fp32 import continuing, drafted, drafting
 from .truth_requests import draw_requests, serve, tokens_of
 from .truth_served import BURST, ROOMY, TruthArguments, opened, served_in, tight
 from .truth_ways import DRAFTS, WAYS, Way, is_tried
@@ -66,7 +66,11 @@ def _compare(
     asks = [ask for ask in asks if ask.kind != "beams"]
     asks = with_adapters(asks, 0) if way.adapts else asks
     with ExitStack() as stack, timed(Row(name, label)) as row:
-        with drafting(way.drafts), closing(opened(arguments, served, name, format, way, kv_bytes)) as engine:
+        with (
+            drafting(way.drafts),
+            continuing(way) as continued,
+            closing(opened(arguments, served, name, format, way, kv_bytes)) as engine,
+        ):
             waves = [serve(engine, asks, BURST, 3)]
             if way.drafts == DRAFTS:
                 with drafted(asks, waves[0]):
@@ -95,5 +99,5 @@ def _compare(
         row.ratio = row.error / float(np.sqrt(np.mean(np.square(theirs))))
         limit = _STATIC_LIMIT if format == STATIC[0] else _RATIO_LIMIT
         row.is_right = not (row.failed or row.wrong) and row.ratio < limit
-        row.is_right &= (row.accepted > 0) == bool(way.drafts)
+        row.is_right &= (row.accepted > 0) == bool(way.drafts) and bool(continued) == way.continues
     return row

@@ -32,6 +32,7 @@ FORMATS |= dict.fromkeys((*FP8, AT_LOAD, STATIC[1], ARRAYS, MXFP4, CACHE), torch
 COMBINED = (
     *(f"{format} adapters" for format in ("bf16", "fp16 int8", *FP8, AT_LOAD, STATIC[1], MXFP4, CACHE)),
     *(f"{CACHE} {way}" for way in ("tight", "drafts_tight", "adapters_drafts_tight")),
+    *("fp16 continued", "bf16 continued"),
 )
 """Formats, and what is served in them."""
 _IN_ARRAYS = ("qwen3_moe", "qwen3_next", "glm4_moe")  # whose published files have arrays

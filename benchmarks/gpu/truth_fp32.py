@@ -13,6 +13,8 @@ from unittest import mock
 import torch
 
 from backends.fastertransformer.engine.model.families import read_config
+from backends.fastertransformer.engine.ops import latent_continued
+from backends.fastertransformer.engine.ops.latent_continued import ContinuedRows
 from backends.fastertransformer.engine.rows.prompt_lookup import PromptLookup
 from backends.fastertransformer.engine.scheduling import speculation
 from backends.fastertransformer.engine.scheduling.draft_costs import DraftCosts
@@ -24,7 +26,7 @@ from .truth_families import Shape, model_type_of
 from .truth_models import tokens_of_letters
 from .truth_requests import Ask, Told, draw_requests, serve, tokens_of
 from .truth_served import AS_CPU, BURST, ROOMY, SMALL, TruthArguments, made, opened, served_in, tight
-from .truth_ways import DRAFTS, WAYS, is_tried
+from .truth_ways import DRAFTS, WAYS, Way, is_tried
 
 _WITHOUT_LIMITS = Tuning(draft_row_cost=0.0, draft_row_cost_cpu=0.0, draft_step_cost=0.0, acceptance_prior=0.9)
 _SAMPLED_LIMIT = 0.03  # of requests that the CPU answers otherwise: a draw may fall at the edge of two tokens
@@ -51,6 +53,7 @@ def _compare_way(arguments: TruthArguments, name: str, model: Any, shape: Shape,
             oracles = stack.enter_context(oracles_of(model, served, device, torch.float32))
         with (
             drafting(way.drafts),
+            continuing(way) as continued,
             closing(opened(arguments, served, name, "fp32", way, kv_bytes)) as engine,
         ):
             changes, waves = Changes(engine, served), list[list[Told]]()
@@ -64,7 +67,7 @@ def _compare_way(arguments: TruthArguments, name: str, model: Any, shape: Shape,
         for ask, told in zip(chain(*given), chain(*waves), strict=True):
             check_answer(row, ask, told, oracles[ask.adapter], allowed)
         row.is_right = not (row.failed or row.wrong) and row.error < FP32_LIMIT
-        row.is_right &= (row.accepted > 0) == bool(way.drafts)
+        row.is_right &= (row.accepted > 0) == bool(way.drafts) and bool(continued) == way.continues
         if label == "served" and not (arguments.is_on_cpu or is_encoder):  # a host keeps less
             row.is_right &= row.found > 0
     return row
@@ -78,6 +81,24 @@ def drafting(drafts: str) -> Iterator[None]:
         mock.patch.object(speculation, "DraftCosts", lambda _: DraftCosts(0.0)),
     ):
         yield
+
+
+@contextmanager
+def continuing(way: Way) -> Iterator[list[ContinuedRows]]:
+    """Let even short chunks be continued in latent attention's plain form, where a way asks for it, and list them."""
+    made = list[ContinuedRows]()
+    if not way.continues:
+        yield made
+        return
+
+    class Listed(ContinuedRows):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    few = mock.patch.multiple(latent_continued, LEAST_TOKENS=8, LEAST_PAIRS=1, _PIECE_BYTES=1 << 20)
+    with few, mock.patch(f"{ContinuedRows.__module__.rpartition('.')[0]}.triton_latent.ContinuedRows", Listed):
+        yield made
 
 
 @contextmanager

@@ -20,7 +20,7 @@ ADAPTED = (
 """Families that have adapters: plain and fused matrices, norms, experts beside, latent attention and experts, states,
 and what drafts for these."""
 DRAFTING = DRAFTS, DRAFT_MODEL, MTP, EAGLE = "drafts", "draft_model", "mtp", "eagle3"
-ADAPTERS, CHANGED, TIGHT = "adapters", "adapters_changed", "tight"
+ADAPTERS, CHANGED, TIGHT, CONTINUED = "adapters", "adapters_changed", "tight", "continued"
 _SPECULATION = {DRAFTS: "ngram", DRAFT_MODEL: "draft", MTP: MTP, EAGLE: EAGLE}
 
 
@@ -33,6 +33,7 @@ class Way:
         adapts: whether requests name adapters.
         changes: whether adapters are loaded and unloaded while requests run.
         is_tight: whether there is so little cache that rows are set back.
+        continues: whether latent attention has even short chunks behind short contexts in the plain form.
         given: further settings.
     """
 
@@ -40,6 +41,7 @@ class Way:
     adapts: bool = False
     changes: bool = False
     is_tight: bool = False
+    continues: bool = False
     given: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -62,6 +64,7 @@ WAYS = {
     **{_named(drafts, True, True): Way(drafts, True, False, True) for drafts in DRAFTING},
     CHANGED: Way(adapts=True, changes=True),
     f"{CHANGED}_{DRAFTS}_{TIGHT}": Way(DRAFTS, True, True, True),
+    CONTINUED: Way(continues=True, given={"prefill_chunk_tokens": 64}),
 }
 """By name."""
 
@@ -73,6 +76,8 @@ def is_tried(name: str, config: ModelConfig, way: Way, is_on_cpu: bool) -> bool:
     layers keep states; where it has one, its predictor or head does.
     """
     if way.adapts and name not in ADAPTED:
+        return False
+    if way.continues and (is_on_cpu or not (config.decoder and config.decoder.latent)):
         return False
     has_bias = config.encoder is not None or config.positions in ("alibi", "relative")
     if way.drafts and has_bias and not is_on_cpu:

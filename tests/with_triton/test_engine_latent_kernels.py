@@ -15,7 +15,7 @@ from backends.fastertransformer.engine.cache.kv_cache import PAGE, KvCache
 from backends.fastertransformer.engine.cache.sizing import CacheShape, Entry
 from backends.fastertransformer.engine.ops.latent_attention import LatentUp
 from backends.fastertransformer.engine.ops.linear import Norm
-from backends.fastertransformer.engine.ops.packed_rows import Rows
+from backends.fastertransformer.engine.ops.packed_rows import NumberedRows, Rows
 from backends.fastertransformer.engine.ops.positions import AttentionSpec, Rotary
 
 HAS_GPU = torch.cuda.is_available()
@@ -157,6 +157,46 @@ def test_rows_go_on_several_tokens_at_a_time_and_one(sizes: Sizes, dtype: torch.
         for row, own in enumerate(found.split(counts, 1)):
             assert error(own, layer.expected(row, firsts[row])) < LIMITS[dtype], (row, split)
             assert layer.holds(row)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:1] + DTYPES[2:], ids=str)
+@pytest.mark.parametrize("sizes", SIZES if HAS_GPU else SIZES[:1], ids=str)
+def test_a_chunk_behind_a_context_attends_in_the_plain_form(
+    sizes: Sizes, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values are made a few pages at a time; rows that begin, and rows of one token, are among the rest."""
+    from backends.fastertransformer.engine.ops import latent_continued
+    from backends.fastertransformer.engine.ops.triton_ops import TritonOps
+
+    monkeypatch.setattr(latent_continued, "LEAST_TOKENS", 8)
+    monkeypatch.setattr(latent_continued, "_PIECE_BYTES", 1 << 15)
+    made = list[tuple[int, int]]()
+    make = latent_continued._made
+
+    def count(kv: Tensor, pages: Tensor, first: int, stop: int, *more: int) -> tuple[Tensor, Tensor]:
+        made.append((first, stop))
+        return make(kv, pages, first, stop, *more)
+
+    monkeypatch.setattr(latent_continued, "_made", count)
+    lengths, firsts = [21, 300, 130, 70, 1], [0, 290, 37, 69, 0]
+    layer = Layer(sizes, dtype, lengths)
+    for row, first in enumerate(firsts):
+        layer.write(row, first)
+    counts = [end - first for first, end in zip(firsts, lengths, strict=True)]
+    ids = np.zeros(sum(counts), np.int64)
+    rows = NumberedRows.of(ids, np.array(firsts), np.array(counts), 0)
+    q = torch.cat([layer.q[row][:, first:] for row, first in enumerate(firsts)], 1)[None]
+    narrow = torch.cat([layer.narrow[row][first:] for row, first in enumerate(firsts)])[None]
+    ops = TritonOps(DEVICE).latent
+    assert not ops.continues_plainly(rows.starts, rows.lengths), "so few gain nothing"
+    monkeypatch.setattr(latent_continued, "LEAST_PAIRS", 290 * 10 + 37 * 93)
+    assert ops.continues_plainly(rows.starts, rows.lengths)
+    attend = ops.extend_attention(layer.cache, rows.on(DEVICE), 320, layer.spec, q)
+    found = attend(q, narrow, layer.up, layer.cache.kv[0])[0]
+    assert (290, 300) in made and (37, 130) in made and len(made) > 3, "the context is made in pieces"
+    for row, own in enumerate(found.split(counts, 1)):
+        assert error(own, layer.expected(row, firsts[row])) < LIMITS[dtype], row
+        assert layer.holds(row)
 
 
 @pytest.mark.parametrize("sizes", SIZES[:2], ids=str)

@@ -69,6 +69,7 @@ class Network:
         can_capture_decode: whether decode steps can be captured as CUDA graphs: no block of a layer reads on the host.
         can_capture: whether packed inputs can.
         can_capture_continued: whether those that continue rows can; attention with a bias reads lengths on the host.
+        is_latent: whether there is latent attention.
         taps: what is kept for an EAGLE-3 head; None: none works on it. Set before the first step.
     """
 
@@ -89,8 +90,8 @@ class Network:
         # A number of the type that is computed in, as transformers rounds Gemma's factor.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=weights.like.dtype))
         can_mix = not config.has_experts or self.ops.can_capture_experts
-        is_latent = any(spec.is_latent for spec in self._specs.values())
-        can_attend = not is_latent or self.ops.latent.can_capture
+        self.is_latent = any(spec.is_latent for spec in self._specs.values())
+        can_attend = not self.is_latent or self.ops.latent.can_capture
         self.can_capture_decode = self.ops.can_capture and can_mix and can_attend
         self.can_capture = self.can_capture_decode and not config.ia3_num_tasks
         self.can_capture_continued = self.can_capture and not config.encoder and config.positions not in _BIASED

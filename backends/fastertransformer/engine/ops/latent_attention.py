@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from ..arrays import Array
 from ..cache.kv_cache import PAGE, KvCache
 from .linear import Norm
 from .packed_rows import Rows
@@ -117,6 +118,15 @@ class LatentOps:
     ) -> LatentAttend:
         """Prepare attention of one token of each row."""
         return self._absorbed(self._decode(positions, tables, windows, spec, like))
+
+    def continues_plainly(self, starts: Array, lengths: Array) -> bool:
+        """Return whether rows that continue what is cached are best run without a CUDA graph; see latent_continued.
+
+        Args:
+            starts: int64 [B], position of each row's first token.
+            lengths: int64 [B], of the rows.
+        """
+        return False
 
     def _within(self, rows: Rows, spec: AttentionSpec, like: Tensor) -> Callable[..., Tensor]:
         """Prepare causal attention of packed rows to themselves, with keys and values of one width."""

@@ -21,6 +21,7 @@ class Rows(NamedTuple):
         ends: int32 [B + 1]: 0, then where each row ends.
         lengths: of the rows; None: the host does not know them; the kernels read ``ends``.
         contexts: if lengths are None, the most rows that may have more than one token; 0: any may.
+        starts: position of each row's first token; a row of one token may have any; None: the host does not know them.
     """
 
     ids: Tensor
@@ -29,6 +30,7 @@ class Rows(NamedTuple):
     ends: Tensor
     lengths: list[int] | None
     contexts: int = 0
+    starts: list[int] | None = None
 
     @property
     def row_slots(self) -> Tensor:
@@ -79,4 +81,11 @@ class NumberedRows(NamedTuple):
     def on(self, device: torch.device) -> Rows:
         """Copy to a device."""
         ids, positions, slots = upload(self.tokens, device)
-        return Rows(ids, positions, slots, upload(self.ends.astype(np.int32), device), self.lengths.tolist())
+        ends = upload(self.ends.astype(np.int32), device)
+        return Rows(ids, positions, slots, ends, self.lengths.tolist(), starts=self.starts.tolist())
+
+    @property
+    def starts(self) -> Array:
+        """Position of each row's first token, int64 [B]."""
+        starts: Array = self.tokens[1, self.ends[:-1]]
+        return starts

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..arrays import Array
 from ..cache.kv_cache import PAGE, KvCache
 from .kernels import latent_decode, latent_entries, latent_prefill, prefill_attention, row_blocks, row_plan
 from .latent_attention import LatentAttend, LatentOps, LatentUp
+from .latent_continued import ContinuedRows, long_rows
 from .packed_rows import Rows
 from .positions import AttentionSpec
 from .torch_attention import flash_rows, has_flash_kernel
+
+
+class _Absorbed(NamedTuple):
+    """Attention of rows that continue what their slots hold, in the absorbed form."""
+
+    cache: KvCache
+    rows: Rows
+    packed: row_blocks.PackedRows
+    scale: float
+
+    @classmethod
+    def of(cls, cache: KvCache, rows: Rows, longest: int, scale: float) -> _Absorbed:
+        return cls(cache, rows, row_blocks.PackedRows(rows.ends, len(rows.ids), longest, rows.several), scale)
+
+    def attend(self, turned: Tensor, q: Tensor, up: LatentUp, kv: Tensor) -> Tensor:
+        """Attend from turned, [T, H, R], and q, [H, T, P + R], to the rows' pages: [H, T, V]."""
+        absorbed, rows = torch.bmm(q[..., : up.plain_size], up.keys), self.rows
+        attended = latent_prefill.extend_latent(
+            turned, absorbed, kv, self.cache.page_tables, rows.slots, rows.positions, self.packed, self.scale
+        )
+        return torch.bmm(attended, up.values.mT)
 
 
 class TritonLatentOps(LatentOps):
@@ -36,18 +60,30 @@ class TritonLatentOps(LatentOps):
         """See LatentOps; torch's where rows keep their last tokens only, as TritonOps does."""
         if cache.has_windows:
             return super().extend_attention(cache, rows, longest, spec, like)
-        packed = row_blocks.PackedRows(rows.ends, len(rows.ids), longest, rows.several)
         pages, offsets = cache.page_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
-        tables, slots, positions, rotary = cache.page_tables, rows.slots, rows.positions, spec.rotary
+        positions, rotary = rows.positions, spec.rotary
         assert rotary, "latent attention rotates"
+        every, rest = _Absorbed.of(cache, rows, longest, spec.scale), None
+        if chosen := long_rows(rows.starts, rows.lengths) if rows.starts and rows.lengths else []:
+            continued = ContinuedRows(rows, chosen, cache.page_tables, spec.scale)
+            rest = continued.rest and _Absorbed.of(cache, continued.rest, longest, spec.scale)
 
         def attend(q: Tensor, narrow: Tensor, up: LatentUp, kv: Tensor) -> Tensor:
             turned = latent_entries.keep(q[0], narrow[0], up, kv, pages, offsets, positions, rotary)
-            absorbed = torch.bmm(q[0, :, :, : up.plain_size], up.keys)
-            attended = latent_prefill.extend_latent(turned, absorbed, kv, tables, slots, positions, packed, spec.scale)
-            return torch.bmm(attended, up.values.mT)[None]
+            if not chosen or type(up) is not LatentUp:  # another kind does more than to multiply by its matrix
+                return every.attend(turned, q[0], up, kv)[None]
+            out = q.new_empty(q.shape[1], q.shape[2], up.matrix.shape[1] - up.plain_size)
+            continued.attend(turned, q[0], up, kv, out)
+            if rest:
+                others = continued.of_rest
+                out[:, others] = rest.attend(turned[others], q[0, :, others], up, kv)
+            return out[None]
 
         return attend
+
+    def continues_plainly(self, starts: Array, lengths: Array) -> bool:
+        """See LatentOps."""
+        return bool(long_rows(starts.tolist(), lengths.tolist()))
 
     def decode_attention(
         self, positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor

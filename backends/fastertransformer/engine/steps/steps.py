@@ -128,11 +128,14 @@ class Steps(Collective):
         adapters = self.slots.adapters_of(rows.tokens[2])
         graphs = self._graphs if adapters is None else self._adapted_graphs
         if graphs and embeddings is None and not self.config.encoder:
-            is_captured = not (longest and self.cache.has_windows)
+            is_captured = not (longest and (self.cache.has_windows or self._continues_plainly(rows)))
             run = graphs.extend if longest else graphs.begin
             if is_captured and (hidden := run(rows)) is not None:
                 return hidden
         return self.network.extend(*self._uploaded(rows, embeddings), longest, self._adapted(adapters))
+
+    def _continues_plainly(self, rows: NumberedRows) -> bool:
+        return self.network.is_latent and self.network.ops.latent.continues_plainly(rows.starts, rows.lengths)
 
     def _adapted(self, adapters: Array | None) -> AdaptedRows | None:
         """Prepare the products of adapters, given the place of each token's; None: no token has any."""
@@ -191,7 +194,7 @@ class Steps(Collective):
         rows = NumberedRows.of(np.concatenate((nothing, ids)), np.concatenate((nothing, starts)), every, 0)
         own_ids, positions = self.slots.ids[:first], self.slots.positions[:first]
         graphs = self._graphs if self.slots.adapters_of(rows.tokens[2]) is None else self._adapted_graphs
-        found = graphs.mix(rows, own_ids, positions) if graphs else None
+        found = graphs.mix(rows, own_ids, positions) if graphs and not self._continues_plainly(rows) else None
         hidden, logits = found or self._mix(rows, own_ids, positions)
         chosen = self._choose(hidden[:first], logits, first)
         self.predictions.decoded = chosen[0]
