@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from inspect import signature
 from pathlib import PurePath
 from types import SimpleNamespace
@@ -65,6 +66,31 @@ def servers_end_in_good_order() -> Iterator[None]:
     yield
     if "support.servers.served" in sys.modules:
         sys.modules["support.servers.served"].assert_all_stopped()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def settings_are_parsed_once() -> Iterator[None]:
+    """Let OmegaConf parse a file of settings and an interpolation once: hundreds of compositions begin by the same."""
+    if "omegaconf" not in sys.modules:
+        yield
+        return
+    from omegaconf import _utils, base, grammar_parser, omegaconf
+
+    yaml, parsed = vars(omegaconf)["yaml"], dict[str, Any]()
+
+    def load(stream: Any, **given: Any) -> Any:
+        text = stream.read()
+        if text not in parsed:
+            stream.seek(0)
+            parsed[text] = yaml.load(stream, **given)
+        return parsed[text]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(omegaconf, "yaml", SimpleNamespace(**vars(yaml) | {"load": load}))
+        parse = lru_cache(10_000)(grammar_parser.parse)
+        for module in (base, _utils):
+            patched.setattr(module, "parse", parse)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
