@@ -1,4 +1,4 @@
-"""Gemma 3's text model: Gemma 2 with norms of queries and keys, without caps, and two bases of the rotation.
+"""Gemma 3's text model: Gemma 2 with norms of queries and keys, without caps of scores, and two bases of the rotation.
 
 Five layers with a window follow one without, and those have another base. Keys and defaults: transformers,
 ``configuration_gemma3.py``; version 4's keys are written, which every version reads.
@@ -102,7 +102,7 @@ GEMMA3_TEXT = Architecture(
     keys=llama.keys(
         function=Function("hidden_activation", also=("hidden_act",), exact="gelu_python"),
         rope=RopeByWindow(pattern="111110"),
-        more=[Biases("attention_bias"), Caps(), gemma.RootScale()],
+        more=[Biases("attention_bias"), Caps(has_scores=False), gemma.RootScale()],
     ),
     has={"norms.is_zero_centred": True, "norms.is_after": True, "attention.qk_norm": BY_HEAD},
     names=gemma2.NAMES,

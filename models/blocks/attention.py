@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from models.config_json import ConfigJson
 from models.errors import ModelError
@@ -223,19 +223,31 @@ class Multiplier(Keys):
         return {self.key: fields[self.says[0]] or fields["attention.size_per_head"] ** -0.5}
 
 
+@dataclass(frozen=True)
 class Caps(Keys):
-    """Gemma 2's: what scores are divided by, and what caps scores and logits."""
+    """Gemma 2's: what scores are divided by, and what caps scores and logits.
 
-    says = ("attention.scalar", "attention.softcap", "final_softcap")
-    _SCALAR, _SCORES, _LOGITS = "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"
+    Attributes:
+        has_scores: whether scores are capped: Gemma 3's class keeps the key and passes over it.
+    """
+
+    has_scores: bool = True
+    _SCALAR: ClassVar[str] = "query_pre_attn_scalar"
+
+    @property
+    def says(self) -> tuple[str, ...]:
+        return ("attention.scalar", *self._caps())
 
     def read(self, config: ConfigJson) -> dict[str, Any]:
         scalar = config.number(self._SCALAR)
-        caps = (0.0 if config.get(key) is None else config.above_zero(key) for key in (self._SCORES, self._LOGITS))
-        return dict(zip(self.says, (0.0 if scalar == config.head_size else scalar, *caps), strict=True))
+        caps = {name: 0.0 if config.get(key) is None else config.above_zero(key) for name, key in self._caps().items()}
+        return {"attention.scalar": 0.0 if scalar == config.head_size else scalar, **caps}
 
     def write(self, fields: Fields) -> dict[str, Any]:
-        scalar, scores, logits = (fields[name] for name in self.says)
-        scalar = scalar or fields["attention.size_per_head"]
+        scalar = fields["attention.scalar"] or fields["attention.size_per_head"]
         said = int(scalar) if scalar == int(scalar) else scalar  # transformers' type of the key is a whole number's
-        return {self._SCALAR: said, self._SCORES: scores or None, self._LOGITS: logits or None}
+        return {self._SCALAR: said, **{key: fields[name] or None for name, key in self._caps().items()}}
+
+    def _caps(self) -> dict[str, str]:
+        of_scores = {"attention.softcap": "attn_logit_softcapping"} if self.has_scores else {}
+        return {**of_scores, "final_softcap": "final_logit_softcapping"}

@@ -262,6 +262,37 @@ def test_keys_without_effect_leave_transformers_logits_as_they_are(model_type: s
     assert (plain - mutated).abs().max() < 1e-5
 
 
+_NOT_IN_LOGITS = {"max_position_embeddings", "transformers_weights", "intermediate_size", "intermediate_size_mlp"}
+_NOT_IN_LOGITS |= {"num_nextn_predict_layers", "num_mtp_layers", "n_positions"}
+"""Honoured keys that need not change the logits of these configurations: of limits, files, dense layers, predictors."""
+
+
+@pytest.mark.in_ci(when=lambda at: at.model_type in ("gemma3_text", "gpt2"))
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_honoured_keys_change_transformers_logits(model_type: str) -> None:
+    """A class may keep a key and never use it."""
+    ids, unused = torch.arange(1, 17)[None], []
+    for key, said in accounted_for(model_type).items():
+        if said == "honoured" and key not in _NOT_IN_LOGITS:
+            base, config = config_of(model_type), changed(model_type, key)
+            plain = {k: base[k] if k == key else value for k, value in config.items() if k != key or k in base}
+            try:
+                found, expected = (logits(copy.deepcopy(each), ids) for each in (config, plain))
+            except (ValueError, RuntimeError):  # the class does not take the other value, whatever it does with it
+                continue
+            unused += [key] if found.shape == expected.shape and torch.allclose(found, expected, atol=1e-6) else []
+    assert unused == _NARROW.get(model_type, [])
+
+
+_NARROW = {
+    "mistral": ["layer_types"],  # makes it Ministral
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ["rope_theta"]),  # of two rotated elements
+    "deepseek_v2": ["n_group", "topk_method"],  # its best experts are in its best groups
+    "falcon_h1": ["mamba_chunk_size", "mamba_norm_before_gate"],  # a way to compute; of a norm that is not there
+    "nemotron_h": ["chunk_size", "mamba_chunk_size"],
+}
+
+
 def logits(config: dict[str, Any], ids: torch.Tensor) -> torch.Tensor:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
