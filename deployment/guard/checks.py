@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -16,7 +18,18 @@ SHORT_BYTES = 64 << 10
 """What describes a request is checked at once up to this size, in a few milliseconds at most."""
 
 _MOST_WAITING = 16
+_NICENESS = 10
 R = TypeVar("R")
+
+
+def _yield_to_others() -> None:
+    """Lower the priority of this thread below what passes requests on."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _begin_process() -> None:
+    die_with_parent()
+    _yield_to_others()
 
 
 class Checks:
@@ -24,14 +37,14 @@ class Checks:
 
     def __init__(self) -> None:
         self._parsing: Executor | None = None
-        self._decompressing = ThreadPoolExecutor(2)
+        self._decompressing = ThreadPoolExecutor(2, initializer=_yield_to_others)
         self._waiting = 0
 
     async def parse(self, check: Callable[[], R]) -> R:
         """Run a check of something long in the other process, which is started by the first of them."""
         if self._parsing is None:
             started = multiprocessing.get_context("spawn")
-            self._parsing = ProcessPoolExecutor(1, started, initializer=die_with_parent)
+            self._parsing = ProcessPoolExecutor(1, started, initializer=_begin_process)
         try:
             return await self._run(self._parsing, check)
         except BrokenProcessPool:

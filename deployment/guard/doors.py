@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -24,6 +26,8 @@ _FIRST_S = 60.0
 _REQUEST_S, _LEAST_BYTES_PER_S = 30.0, 16 << 10
 _UNREAD_S = 120.0
 """How long a client may leave unread what it was sent."""
+_MOST_UNSENT = 16 << 10
+"""Bytes that the kernel takes for a client which its window has no room for; by default that may be megabytes."""
 _LOOK_S = 1.0
 _SAY_EVERY_S = 1.0
 
@@ -134,6 +138,9 @@ class Client(asyncio.Protocol, ABC):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, and make the one to Triton meanwhile."""
         self.transport, self.address = transport, transport.get_extra_info("peername", " ")[0]
+        with contextlib.suppress(OSError):  # no TCP
+            sending = transport.get_extra_info("socket")
+            sending.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT)
         self.reading = Reading(transport, self.data_received, self.eof_received)
         if self.door.enter(self):
             asyncio.ensure_future(self._connect())

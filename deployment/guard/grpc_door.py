@@ -160,6 +160,9 @@ class GrpcClient(Client):
             self._streams.close(stream)
         elif kind == frames.PING:
             self._pace.count += PING
+        else:
+            self._pace.add_headers(len(payload))
+            self._pace.count += PING if kind == frames.SETTINGS else 0  # which Triton acknowledges
 
     def _take_acknowledgement(self) -> None:
         if not self._offered:

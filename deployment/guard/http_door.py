@@ -55,6 +55,11 @@ class HttpClient(Client):
         self._response = ResponseEnd()
         self._checking: asyncio.Task[None] | None = None
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection."""
+        super().connection_made(transport)
+        self.transport.set_write_buffer_limits(0)
+
     def data_received(self, data: bytes) -> None:
         """Take what the client sends."""
         if self.is_over:
@@ -74,7 +79,9 @@ class HttpClient(Client):
 
     @property
     def _is_busy(self) -> bool:
-        return not self._response.is_over or self._checking is not None or self._unsent is not None
+        """Whether the next request waits; that is also for a client that does not read what it was answered."""
+        is_answered = self._response.is_over and not self.transport.get_write_buffer_size()
+        return not is_answered or self._checking is not None or self._unsent is not None
 
     def _go_on(self) -> None:
         try:
@@ -209,9 +216,19 @@ class HttpClient(Client):
             return
         self.rest()
         self.was_answered = True
-        self.reading.resume(Why.AHEAD)
-        if self._data:
+        self._begin_next()
+
+    def resume_writing(self) -> None:
+        """The client has taken what it was answered."""
+        super().resume_writing()
+        if not self.is_over and not self.transport.is_closing():
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        if self._data and not self._is_busy:
             self._go_on()
+        if self.is_over or not self._is_busy:
+            self.reading.resume(Why.AHEAD)
         if self._has_sent_all and not self._is_busy and not self.is_over:
             self.close()
 
@@ -245,6 +262,8 @@ class HttpClient(Client):
     def connection_lost(self, exc: Exception | None) -> None:
         """Release what the client has sent."""
         super().connection_lost(exc)
+        self._data.clear()  # the rest goes when Python looks for what refers to itself, which is seldom
+        self._waiting = self._unsent = None
         if self._checking is not None:
             self._checking.cancel()
         if self._body is not None:

@@ -12,9 +12,9 @@ _MOST_PER_S, _AHEAD_S = 20_000, 0.2
 _MANY, _FEW_BYTES = 64, 2048
 """Who has sent more in what was read at a time is read in parts of this size, between which others are served."""
 _HEADER_BYTES = 16
-"""Of headers, which are as much work as a frame."""
+"""Of headers, which are as much work as a frame; a setting has fewer."""
 MESSAGE, PING = 3, 10
-"""As many frames are as much work: a ping mostly for Triton."""
+"""As many frames are as much work: a ping mostly for Triton, and so are settings."""
 
 
 class Pace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 import zlib
 from collections.abc import Awaitable, Callable
@@ -293,6 +294,33 @@ def test_a_client_that_sends_nothing_more_is_answered_and_then_keeps_no_connecti
     assert talk(HttpClient, talking, serve=answer_heads) == (b"" if hangs_up else 2 * ANSWER)
 
 
+def test_who_reads_no_answers_gets_few_of_them_until_it_reads() -> None:
+    count, taken = 200, []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            taken.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 12000\r\n\r\n" + bytes(12000))
+
+    async def talking(door: Door, connect: Any) -> tuple[int, int]:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(connect.args)
+            client.setblocking(False)
+            client.sendall(b"GET /v2 HTTP/1.1\r\nHost: t\r\n\r\n" * count)
+            seen = -1
+            while seen < len(taken):
+                seen = len(taken)
+                await asyncio.sleep(0.3)
+            got = 0
+            while got < count * 12000:
+                got += len(await asyncio.get_running_loop().sock_recv(client, 1 << 20))
+        return seen, len(taken)
+
+    seen, all_taken = talk(HttpClient, talking, serve=serve)
+    assert 0 < seen < 20 and all_taken == count
+
+
 OPENED = frames.PREFACE + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x83")
 
 
@@ -355,6 +383,7 @@ def test_a_call_that_has_a_message_gives_way_to_none(monkeypatch: pytest.MonkeyP
         frames.frame(frames.DATA, 0, 1) * 8000,
         frames.frame(frames.DATA, 0, 1, bytes(5) * 1000) * 3,
         frames.frame(2, 0, 1, bytes(5)) * 8000,
+        frames.frame(frames.SETTINGS, 0, 0, bytes(6) * 2700) * 5,
     ],
 )
 def test_who_sends_very_many_frames_is_read_in_small_parts_and_later(
