@@ -112,3 +112,52 @@ def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, m
                 np.testing.assert_allclose(ours[name], values, atol=1e-3)
             else:
                 np.testing.assert_array_equal(ours[name], values)
+
+
+@torch.inference_mode()
+def test_contexts_that_join_in_a_captured_step_take_their_first_tokens_from_its_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at once; and one whose beams all begin with the same."""
+    config = write_checkpoint(AgreementArguments(layers=1, hidden=128, vocab=50), "qwen3", tmp_path / "1-gpu")
+    weights = load_weights(tmp_path / "1-gpu", config, 1, choose_precision("fp32", CPU), CPU)
+    shape = CacheShape(weights.decoder.entries, torch.float32)
+
+    def answers(steps: Steps, budget: int) -> list[Tensors]:
+        scheduler, found = Scheduler(steps, 8, steps_ahead=True, chunk_tokens=budget), list[list[Answer]]()
+        for moment in ((5, 3), (2, 4), (3,)):
+            for length in moment:
+                found.append([])
+                line = [token % 50 for token in prompts(length, seed=len(found))[0]]
+                tensors = ask([line], 5, end_id=NEVER, is_return_log_probs=True, beam_width=3 - len(moment))
+                scheduler.add(Job(parse_request(tensors, steps.config), found[-1].append))
+            scheduler.step()
+        while not scheduler.is_idle:
+            scheduler.step()
+        return [dict(each[0].tensors) for each in found]
+
+    def steps() -> Steps:
+        network = Network(config, weights)
+        return Steps(network, KvCache(replace(shape, is_head_major=network.ops.is_head_major), CPU, 1 << 24, 128))
+
+    expected = answers(steps(), 0)
+    fake_gpu(monkeypatch)
+    launch_few_programs(monkeypatch)
+    for name, fewer in (("ROWS", (4,)), ("TOKENS", (8,)), ("_INPUT_TOKENS", (4,)), ("CONTINUED_TOKENS", (8,))):
+        monkeypatch.setattr(warmup, name, fewer)
+    monkeypatch.setattr(warmup, "MIXED_TOKENS", ())
+    monkeypatch.setattr(graphs, "_MIXED_CONTEXTS", 2)
+    by_kernels, mix, following = steps(), Steps.mix, list[int]()
+
+    def note(self: Steps, *given: Any) -> Any:
+        found = mix(self, *given)
+        following.append(len(found[2][1]))
+        return found
+
+    monkeypatch.setattr(Steps, "mix", note)
+    warmup.warm_up(by_kernels, 600.0, BUDGET)
+    found = answers(by_kernels, BUDGET)
+    assert following == [2, 1]
+    for ours, theirs in zip(found, expected, strict=True):
+        for name, values in theirs.items():
+            np.testing.assert_allclose(ours[name], values, atol=1e-3, err_msg=name)

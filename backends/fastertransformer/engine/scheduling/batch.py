@@ -43,6 +43,7 @@ class Batch:
         self.pending: deque[PendingTokens] = deque()
         self.is_mixed = self.has_drafting = False
         self._decoded: Chosen | None = None  # by such a pass
+        self._following: Chosen | None = None  # the contexts in it, a row each
         self._verified: tuple[Array, Array] = np.zeros(0), np.zeros(0)  # where its rows were, and the tokens of each
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -137,7 +138,7 @@ class Batch:
             return self._steps.extend
 
         def mix(ids: Array, starts: Array, lengths: Array, first: int, _: Array | None = None, /) -> Tensor:
-            self._decoded, hidden = self._steps.mix(ids, starts, lengths, first)
+            self._decoded, hidden, self._following = self._steps.mix(ids, starts, lengths, first)
             return hidden
 
         return mix
@@ -195,9 +196,11 @@ class Batch:
         if before:
             self._upload_changes()
             parts.append(self._decoded or self._steps.decode(before))
-        self.is_mixed, self._decoded = False, None
+        following = self._following
+        self._end_mixed()
         if hidden is not None:
-            parts.append(self._steps.predictions.argmax(hidden))
+            is_known = following is not None and len(following[1]) == len(hidden)  # else further beams begin
+            parts.append(following if following and is_known else self._steps.predictions.argmax(hidden))
         if self._has_changed:
             self._sampler.set_owners(list(self._owners))
             self._has_changed = False
@@ -260,7 +263,10 @@ class Batch:
         """Withdraw the pages of sequences that were in a failed step from the prefix cache."""
         self._forget(sequences)
         self._steps.cache.allocator.prefixes.fresh.clear()
-        self.is_mixed, self._decoded = False, None
+        self._end_mixed()
+
+    def _end_mixed(self) -> None:
+        self.is_mixed, self._decoded, self._following = False, None, None
 
     def _forget(self, sequences: list[Sequence], is_dirty: bool = False) -> list[int]:
         """Withdraw the pages of failed sequences from the prefix cache; returns those that other rows use."""

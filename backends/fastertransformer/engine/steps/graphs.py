@@ -118,7 +118,9 @@ class StepGraphs:
         # A step decodes at most once, so all graphs write their logits to the same memory: with a vocabulary of 256,000
         # those of all sizes would take 6 GB.
         self._device = cache.page_tables.device
-        self._logits = torch.empty(ROWS[-1], len(head.weight), device=self._device) if head else None
+        most_logits = ROWS[-1] + _MIXED_CONTEXTS
+        self._logits = torch.empty(most_logits, len(head.weight), device=self._device) if head else None
+        self._last = torch.zeros(_MIXED_CONTEXTS, dtype=torch.long, device=self._device)  # tokens of a mixed step
         self._begin_graphs()
         # Id, position and slot of padding; slot MOST_SLOTS is never allocated.
         self._padding = np.array([[0], [0], [MOST_SLOTS]])
@@ -233,19 +235,26 @@ class StepGraphs:
         """Return how many tokens contexts may have in the largest step in which some rows decode; 0: none has room."""
         return max((size - rows for size in self._mix.sizes if mixed_rows(size) >= rows), default=0)
 
-    def mix(self, rows: NumberedRows, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    def mix(
+        self, rows: NumberedRows, ids: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
         """Run a mixed step, whose first rows decode: their ids and positions are given on the device, [N] each.
 
         Returns:
-            Hidden states of all tokens, and logits of the first N, if this process predicts; None: no graph has room.
+            Hidden states of all tokens; and, if this process predicts, logits of the first N, and those of the last
+            token of each other row. None: no graph has room.
         """
         count = rows.tokens.shape[1]
         if not (size := self.size_of_mixed(len(ids), count - len(ids), len(rows.lengths) - len(ids))):
             return None
         self._upload(rows, size)
         self._tokens[0, : len(ids)], self._tokens[1, : len(ids)] = ids, positions
+        contexts, first = len(rows.lengths) - len(ids), mixed_rows(size)
+        self._last[:contexts] = upload(rows.ends[len(ids) + 1 :] - 1, self._device)
         hidden, logits = self._mix.replay(size)
-        return hidden[:count], None if logits is None else logits[: len(ids)]
+        if logits is None:
+            return hidden[:count], None, None
+        return hidden[:count], logits[: len(ids)], logits[first : first + contexts]
 
     def _run_input(self, graphs: Graphs[Tensor], rows: NumberedRows) -> Tensor | None:
         count, row_count = rows.tokens.shape[1], len(rows.lengths)
@@ -298,8 +307,13 @@ class StepGraphs:
         rows = self._rows_of(size, mixed_rows(size) + _MIXED_CONTEXTS)._replace(contexts=_MIXED_CONTEXTS + 1)  # padding
         longest = self._cache.most_entries
         hidden = self._network.extend(rows, self._cache, longest=longest, adapted=self._adapted(rows.slots))
-        logits = self._logits_of(mixed_rows(size))
-        return hidden, None if logits is None else self._network.logits(hidden[: mixed_rows(size)], logits)
+        most = mixed_rows(size)
+        logits = self._logits_of(most + _MIXED_CONTEXTS)
+        if logits is None:
+            return hidden, None
+        # Contexts left in self._last of earlier steps may be behind this one's tokens.
+        wanted = torch.cat((hidden[:most], hidden[self._last.clamp(max=size - 1)]))
+        return hidden, self._network.logits(wanted, logits)
 
     def _logits_of(self, rows: int) -> Tensor | None:
         """Memory for the logits of some rows; None: this process does not predict."""

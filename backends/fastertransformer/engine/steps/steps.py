@@ -19,6 +19,7 @@ from ..model.network import Network
 from ..model.prefixes import Prefix
 from ..ops.adapted_rows import AdaptedRows
 from ..ops.drafted_states import DraftedStates
+from ..ops.logits import argmax
 from ..ops.packed_rows import NumberedRows, Rows
 from .collective import Collective, collective_step
 from .graphs import Chosen, StepGraphs
@@ -177,7 +178,7 @@ class Steps(Collective):
         return self._graphs
 
     @collective_step
-    def mix(self, ids: Array, starts: Array, lengths: Array, first: int) -> tuple[Chosen, Tensor]:
+    def mix(self, ids: Array, starts: Array, lengths: Array, first: int) -> tuple[Chosen, Tensor, Chosen | None]:
         """Run one token of each of the rows before the slot ``first``, and several of the rows from there on, at once.
 
         Args:
@@ -187,7 +188,8 @@ class Steps(Collective):
             first: the slot; every row before it decodes.
 
         Returns:
-            What decode returns of the rows before it, and the hidden states of the others, see extend.
+            What decode returns of the rows before it; the hidden states of the others, see extend; and the logits and
+            argmax tokens that follow these, a row each, if they were computed: then they are valid until the next step.
         """
         ones, nothing = np.ones(first, np.int64), np.zeros(first, np.int64)
         every = np.concatenate((ones, lengths))
@@ -195,10 +197,12 @@ class Steps(Collective):
         own_ids, positions = self.slots.ids[:first], self.slots.positions[:first]
         graphs = self._graphs if self.slots.adapters_of(rows.tokens[2]) is None else self._adapted_graphs
         found = graphs.mix(rows, own_ids, positions) if graphs and not self._continues_plainly(rows) else None
-        hidden, logits = found or self._mix(rows, own_ids, positions)
+        hidden, logits, following = found or (*self._mix(rows, own_ids, positions), None)
         chosen = self._choose(hidden[:first], logits, first)
         self.predictions.decoded = chosen[0]
-        return chosen, hidden[first:]
+        if following is None or self.network.comm.is_split:
+            return chosen, hidden[first:], None
+        return chosen, hidden[first:], (following, argmax(following))
 
     def _mix(self, rows: NumberedRows, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         placed, cache, _ = self._uploaded(rows, None)
