@@ -7,6 +7,7 @@ import dataclasses
 import json
 import statistics
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,17 @@ def test_events_of_several_tokens_are_counted_by_tokens(
         (row,) = run(short_load(server.url, tmp_path))
     assert {record.chunk_tokens for record in records_of(tmp_path, row)} == {counts}
     assert row.figures["tpot_p50_ms"] == pytest.approx(20 / 5, abs=NEAR_MS / 5)
+
+
+@pytest.mark.parametrize(("count", "is_right"), [(0, False), (2, True), (3, True), (4, False), (7, False)])
+def test_a_server_that_ends_early_gives_no_more_than_was_asked(count: int, is_right: bool) -> None:
+    dialect = Dialect("raw", ends_at_limit=False)
+    request = dialect.encode(LoadPrompt((1, 2, 3), 3), is_streaming=False)
+    usage = {"prompt_tokens": 3, "completion_tokens": count}
+    pieces = [(9, json.dumps({"choices": [{"index": 0, "text": "a"}], "usage": usage}).encode())]
+    wire = OpenAIWire(Endpoint.read("http://127.0.0.1:1/v1"), dialect, 20.0, is_streaming=False)
+    with nullcontext() if is_right else pytest.raises(ServerError, match=f"{count} tokens were generated instead of 3"):
+        assert wire._record(request, 0, 1, pieces, is_cancelled=False).output_tokens == count
 
 
 def test_answers_as_a_whole_have_no_first_token(tmp_path: Path) -> None:

@@ -190,7 +190,8 @@ class OpenAIWire:
         else:
             tokens = read_answer(pieces[-1][0], b"".join(piece for _, piece in pieces))
         generated = sum(tokens.counts)
-        if not is_cancelled and generated != prompt.output_length and (self.dialect.ends_at_limit or generated == 0):
+        fewest = prompt.output_length if self.dialect.ends_at_limit else 1
+        if not is_cancelled and not fewest <= generated <= prompt.output_length:
             raise ServerError(f"{generated} tokens were generated instead of {prompt.output_length}")
         given = len(prompt.ids) if tokens.prompt_tokens is None else tokens.prompt_tokens
         return RequestRecord(
