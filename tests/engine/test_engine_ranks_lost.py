@@ -59,18 +59,24 @@ class Talk:
         return json.loads(answer)
 
 
-@pytest.fixture(params=["cpu"])
-def talk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Talk]:
+@pytest.fixture(scope="module", params=["cpu"])
+def talk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talk]:
+    """One engine of each kind, which goes on after what a test did to its ranks: that is what is tested."""
+    directory = tmp_path_factory.mktemp("ranks")
     ranks = 8 if request.param == "8 GPUs" else 2
     if request.param in ("cuda", "8 GPUs") and torch.cuda.device_count() < ranks:
         pytest.skip("no GPU for each rank")
     if request.param == "llama":
-        talk = Talk(tmp_path, "cpu", "Llama")
+        talk = Talk(directory, "cpu", "Llama")
     else:
-        talk = Talk(tmp_path, "cpu" if request.param == "cpu" else "cuda", ranks=ranks)
+        talk = Talk(directory, "cpu" if request.param == "cpu" else "cuda", ranks=ranks)
     yield talk
-    talk.process.kill()
-    talk.process.wait(240)
+    try:
+        assert talk.process.stdin
+        talk.process.stdin.close()
+        assert talk.process.wait(240) == 0, talk.said.read_text()
+    finally:
+        talk.process.kill()
 
 
 def test_what_every_rank_fails_at_fails_that_request_alone(talk: Talk) -> None:
@@ -102,6 +108,7 @@ def test_where_one_rank_fails_the_others_are_started_anew(talk: Talk) -> None:
     indirect=["talk"],
 )
 def test_a_rank_that_dies_or_hangs_is_started_anew(talk: Talk, harm: signal.Signals) -> None:
+    before = talk.ask("metrics")
     talk.tell("ask first 5 6 7")
     first, workers = talk.ask("wait first"), talk.ask("workers")
     talk.tell("ask begun 5 6 7", "begun begun", "ask waiting 5 6 7", f"kill {int(harm)}")
@@ -111,8 +118,9 @@ def test_a_rank_that_dies_or_hangs_is_started_anew(talk: Talk, harm: signal.Sign
     assert "rank 1 is lost" in problem or (not is_named and "rank is lost" in problem)
     assert talk.ask("wait waiting") == first
     assert talk.ask("workers") not in ([], workers)
-    finished = {"stop": 0, "length": 2, "abort": 0, "error": 1}
-    assert talk.ask("metrics") == {"finished": finished, "prompts": 3 * 3, "waiting": 0}
+    after, more = talk.ask("metrics"), {"stop": 0, "length": 2, "abort": 0, "error": 1}
+    assert after["finished"] == {reason: before["finished"][reason] + more[reason] for reason in more}
+    assert after["prompts"] == before["prompts"] + 3 * 3 and after["waiting"] == 0
 
 
 def test_a_rank_that_dies_between_requests_is_restarted(talk: Talk) -> None:
@@ -132,6 +140,3 @@ def test_a_rank_that_dies_between_requests_is_restarted(talk: Talk) -> None:
         assert talk.ask("wait next") == first
     talk.tell("continue talk 8")
     assert talk.ask("wait talk") == said  # its keys and values were computed again
-    assert talk.process.stdin
-    talk.process.stdin.close()
-    assert talk.process.wait(240) == 0, talk.said.read_text()
