@@ -37,7 +37,7 @@ class Talk:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         with self.said.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(shards), device, str(count), model_type],
+                [sys.executable, str(PROGRAM), str(shards), str(ranks), device, str(count), model_type],
                 cwd=PROJECT,
                 env=environment,
                 stdin=subprocess.PIPE,

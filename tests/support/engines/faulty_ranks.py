@@ -1,10 +1,10 @@
 """An engine of two ranks, and tokens at which its network fails: in every rank, or in the second one alone.
 
-As ``faulty_ranks.py worker`` it is the second rank; else, given shards, a device, how many tokens are generated and the
-model's type, it does what a test writes to its standard input, a line each: ``ask NAME TOKEN...`` submits a request,
-``start`` and ``continue`` do in a conversation, ``begun NAME`` waits for its first token, ``wait NAME`` prints its
-answer, ``kill SIGNAL`` sends the second rank one, ``workers`` prints the process ids of the others, ``metrics`` what
-the engine has counted. On a GPU nothing is poison.
+As ``faulty_ranks.py worker`` it is the second rank; else, given shards, the number of ranks, a device, how many tokens
+are generated and the model's type, it does what a test writes to its standard input, a line each: ``ask NAME TOKEN...``
+submits a request, ``start`` and ``continue`` do in a conversation, ``begun NAME`` waits for its first token,
+``wait NAME`` prints its answer, ``kill SIGNAL`` sends the second rank one, ``workers`` prints the process ids of the
+others, ``metrics`` what the engine has counted. On a GPU nothing is poison.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Asked:
         return {"tokens": answer.tensors["output_ids"][0, 0].tolist()}
 
 
-def lead(shards: str, device: str, count: str, model_type: str) -> None:
+def lead(shards: str, ranks: str, device: str, count: str, model_type: str) -> None:
     sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
     from backends.fastertransformer.engine.engine import open_engine
     from backends.fastertransformer.engine.model.network import Network
@@ -80,7 +80,7 @@ def lead(shards: str, device: str, count: str, model_type: str) -> None:
         break_network(Network, (FAILS_EVERYWHERE,))
     settings = Settings(
         Path(shards),
-        int(Path(shards).name.split("-")[0]),
+        int(ranks),
         1,
         "fp32",
         1,
