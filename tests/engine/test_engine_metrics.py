@@ -81,6 +81,7 @@ class Client:
         if clock:
             self.job.submitted_s = clock()
         scheduler.add(self.job)
+        self.sequences = self.job.sequences  # which it has until it is answered
 
     @property
     def tensors(self) -> Tensors:
@@ -172,10 +173,10 @@ def test_totals_are_those_of_the_answers_whatever_is_asked_for(long: Settings, p
     assert sorted(found["request_generation_tokens"]) == sorted(made)
     assert metrics.prompt_tokens == sum(length for length, _ in clients)
     assert sum(found["iteration_tokens"]) == metrics.prompt_tokens + metrics.generation_tokens
-    stopped = sum(client.job.sequences[0].beams[0].has_ended for _, client in clients)
+    stopped = sum(client.sequences[0].beams[0].has_ended for _, client in clients)
     assert metrics.finished == {"stop": stopped, "length": 16 - stopped, "abort": 0, "error": 0} and stopped
     assert len(found["time_to_first_token"]) == len(found["e2e_latency"]) == 16
-    assert len(found["inter_token_latency"]) == sum(client.job.sequences[0].count - 1 for _, client in clients)
+    assert len(found["inter_token_latency"]) == sum(client.sequences[0].count - 1 for _, client in clients)
     assert sum(found["decode_time"]) == pytest.approx(sum(found["inter_token_latency"]))
     parts = sum(map(sum, (found[name] for name in ("queue_time", "prefill_time", "decode_time"))))
     assert 0 <= sum(found["e2e_latency"]) - parts < 0.05 * 16
@@ -217,7 +218,7 @@ def test_a_step_that_fails_costs_no_token_twice_and_its_request_is_an_error(
     decode = steps.network.decode
 
     def fail(*given: Any) -> Any:
-        if bad.job.sequences[0].slots and bad.job in {each.job for each in scheduler._batch}:
+        if bad.sequences[0].slots and bad.job in {each.job for each in scheduler._batch}:
             raise RuntimeError("out of memory")
         return decode(*given)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from weakref import proxy
 
 import numpy as np
 
@@ -35,7 +36,9 @@ class Reservation:
     """
 
     def __init__(self, row: Transcript, allocator: PageAllocator) -> None:
-        self._row, self._allocator = row, allocator
+        # The row has it: a cycle would keep both until Python looks for garbage.
+        self._row: Transcript = proxy(row)
+        self._allocator = allocator
         self.rows: list[RowPages] = []
         self.room = self.skipped = 0
         self.stage = Stage.NEW

@@ -92,7 +92,7 @@ class Job:
         if self.session is not None:
             return "session", self.session
         part = _PART.fullmatch(self.name)
-        return part[1] if part else self
+        return part[1] if part else object()
 
     @property
     def is_done(self) -> bool:

@@ -312,6 +312,8 @@ class Scheduler:
         note_adapters(job, -1)
         if answer:
             send(job, answer)
+        # What is answered is freed at once. Python's search for garbage, which would find it, stops a step for long.
+        job.sequences = []
 
     def _free_and_save(self, sequences: list[Sequence]) -> None:
         """Free slots, and save what sessions continue from."""
