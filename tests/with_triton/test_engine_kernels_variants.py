@@ -145,6 +145,8 @@ def test_behind_captures_the_largest_step_takes_its_memory_again(
     assert not steps.slots.positions.any() and not steps.slots.count
 
 
+# A GPT-NeoX launches what a GPT-J does and rotates by halves, as a Llama; a Qwen3 launches what GLM does.
+@pytest.mark.in_ci(when=lambda at: at.family not in ("gptneox", "qwen3"))
 @pytest.mark.parametrize("family", ["gpt", "bloom", "gptj", "gptneox", "t5", "llama", "qwen3", "gemma2", "glm4_moe"])
 @torch.inference_mode()
 def test_no_request_needs_what_was_not_warmed_up(family: str, tmp_path: Path, variants: Variants) -> None:
