@@ -12,12 +12,16 @@ from models.architecture import Architecture
 from models.architectures import llama
 from models.blocks import delta_rule
 from models.blocks.attention import BY_HEAD, Biases
+from models.blocks.feed_forward import FUNCTIONS
 from models.blocks.mixture import EveryLayer, Experts, SparseSteps
 from models.blocks.predictor import BESIDE, PredictorBeside
 from models.blocks.rotary import Rope
 from models.blocks.windows import FULL, LINEAR
+from models.checks import shown
 from models.config_json import ConfigJson
 from models.keys import Fields, Key, flag
+
+_SILU = "silu"
 
 
 class Mixers(EveryLayer):
@@ -26,9 +30,8 @@ class Mixers(EveryLayer):
     _KINDS, _PERIOD = "layer_types", "full_attention_interval"
 
     def read(self, config: ConfigJson) -> dict[str, Any]:
-        kinds = config.layer_types() or self._every(config.size(self._PERIOD), config.layer_num)
         (blocks,) = super().read(config).values()
-        mixers = ("delta" if kind == LINEAR else "attention" for kind in kinds)
+        mixers = ("delta" if kind == LINEAR else "attention" for kind in self._kinds(config))
         return {self.says[0]: tuple((mixer, own[1]) for mixer, own in zip(mixers, blocks, strict=True))}
 
     def write(self, fields: Fields) -> dict[str, Any]:
@@ -37,6 +40,22 @@ class Mixers(EveryLayer):
         period = kinds.index(FULL) + 1 if FULL in kinds else len(kinds) + 1
         said = {self._PERIOD: period} if kinds == self._every(period, len(kinds)) else {}
         return {**super().write(fields), self._KINDS: kinds, **said}
+
+    def problems(self, config: ConfigJson) -> list[str]:
+        """Refuse another function: the class gives that of the feed-forward to the convolutions as well."""
+        word = config.get("hidden_act")
+        is_other = LINEAR in self._kinds(config) and FUNCTIONS.get(str(word), _SILU) != _SILU
+        found = [f"hidden_act: {shown(word)}  (convolutions of linear layers have {_SILU} here)"] if is_other else []
+        return [*super().problems(config), *found]
+
+    def lacks(self, fields: Fields) -> list[str]:
+        function, found = fields["feed_forward.activation"], super().lacks(fields)
+        if function == _SILU or not any("delta" in blocks for blocks in fields[self.says[0]]):
+            return found
+        return [*found, f"feed_forward.activation: {function}  (convolutions of linear layers would have it too)"]
+
+    def _kinds(self, config: ConfigJson) -> list[str]:
+        return list(config.layer_types() or self._every(config.size(self._PERIOD), config.layer_num))
 
     @staticmethod
     def _every(period: int, layers: int) -> list[str]:

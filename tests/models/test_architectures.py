@@ -162,3 +162,19 @@ def test_what_an_architecture_lacks_is_named_with_what_it_has() -> None:
         llama.read({**drawn("llama", 0), "rope_scaling": {"rope_type": "proportional", "factor": 2.0}})
     with pytest.raises(ModelError, match="hidden_size is 'x', not a positive number"):
         llama.read({**drawn("llama", 0), "hidden_size": "x"})
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
+def test_convolutions_of_linear_layers_have_one_function(model_type: str) -> None:
+    """Their classes give them the feed-forward's; layers of attention alone may have any."""
+    qwen, base = models.find(model_type), drawn(model_type, 0) | {"num_hidden_layers": 2}
+    one = {**base, "layer_types": ["full_attention", "linear_attention"]}
+    for word in ("silu", "swish"):
+        assert qwen.read({**one, "hidden_act": word}).delta
+    with pytest.raises(ModelError, match=r"hidden_act: gelu  \(convolutions of linear layers have silu here\)"):
+        qwen.read({**one, "hidden_act": "gelu"})
+    alone = qwen.read({**base, "layer_types": ["full_attention"] * 2, "hidden_act": "gelu"})
+    assert qwen.read(qwen.write(alone)) == alone
+    read = qwen.read({**one, "hidden_act": "silu"})
+    other = replace(read, feed_forward=replace(read.feed_forward, activation="relu"))
+    assert any("feed_forward.activation: relu" in each for each in qwen.lacks(other))

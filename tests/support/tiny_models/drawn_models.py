@@ -257,7 +257,7 @@ def _delta(rng: random.Random, layers: int) -> dict[str, Any]:
     keys = rng.choice([1, 2, 3])
     own = {"linear_num_key_heads": keys, "linear_num_value_heads": keys * rng.choice([1, 2, 3])}
     own |= {f"linear_{name}_head_dim": rng.randint(2, 6) for name in ("key", "value")}
-    return {**said, **own, "linear_conv_kernel_dim": rng.randint(2, 4), "attn_output_gate": True}
+    return {**said, **own, "linear_conv_kernel_dim": rng.randint(2, 4), "attn_output_gate": True, "hidden_act": "silu"}
 
 
 def _qwen3_5_moe(rng: random.Random, layers: int) -> dict[str, Any]:
