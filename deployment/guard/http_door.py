@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from http import HTTPStatus
 from typing import NamedTuple
@@ -255,7 +256,8 @@ class HttpClient(Client):
         self._head = self._body = None
         self._data.clear()
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # the client has hung up, and takes not even the answer
+                self.transport.write_eof()
         # A connection that is closed while a client still sends is reset, and the client may never read the answer.
         asyncio.get_running_loop().call_later(_LINGER_S, self.close)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import time
 import zlib
@@ -292,6 +293,22 @@ def test_a_client_that_sends_nothing_more_is_answered_and_then_keeps_no_connecti
         return answers
 
     assert talk(HttpClient, talking, serve=answer_heads) == (b"" if hangs_up else 2 * ANSWER)
+
+
+def test_a_refusal_that_its_client_does_not_wait_for_is_no_error() -> None:
+    async def talking(door: Door, connect: Any) -> list[object]:
+        problems: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+        for _ in range(5):
+            _, writer = await connect()
+            writer.write(HEAD + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nbad")
+            writer.close()
+            await settle(lambda: bool(len(door)))
+            await settle(lambda: not len(door))
+        gc.collect()  # a task that failed says so when it goes
+        return problems
+
+    assert talk(HttpClient, talking) == []
 
 
 def test_who_reads_no_answers_gets_few_of_them_until_it_reads() -> None:
