@@ -60,6 +60,8 @@ class Architecture:
         names: of tensors by role, where they are not Llama's.
         defaults: of ``config.json``: what the class in transformers takes for a key that is not there.
         aliases: keys that transformers takes for another, which they go before.
+        also: keys of an engine's own, and the key whose value they repeat.
+        instead: keys in words that engines refuse, and the key of the same meaning that all read.
         passes_over: shell patterns of further predictors' tensors in files, which the class does not load.
         limits: keys that the class reads and no field stands for: the values that are followed, and the reason.
     """
@@ -71,6 +73,8 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    also: Mapping[str, str] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
     passes_over: tuple[str, ...] = ()
     limits: Mapping[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
 
@@ -96,19 +100,23 @@ class Architecture:
         """
         if found := self.lacks(decoder):
             raise ModelError(f"{self.class_name} cannot express this model\n  " + "\n  ".join(found))
-        said = decoder.fields()
-        return {key: value for keys in self.keys for key, value in keys.write(said).items()}
+        fields = decoder.fields()
+        said = {key: value for keys in self.keys for key, value in keys.write(fields).items()}
+        return said | {name: said[key] for name, key in self.also.items() if key in said}
 
-    def unsaid(self, config: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
-        """Write the keys of a model that a configuration leaves out: engines read more of them than transformers.
+    def for_engines(self, config: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
+        """Add the keys that a configuration leaves out: engines read more of them than transformers saves.
 
         A rotation's scaling has two keys of which one counts; the other one is not added. A configuration whose model
         the architecture cannot write, as that of a class of the checkpoint's own, stays as it is.
         """
         if self.lacks(decoder):
-            return {}
+            return dict(config)
         said = {key: value for key, value in self.write(decoder).items() if value is not None}
-        return {key: value for key, value in said.items() if config.get(key) is None and key not in ROPE_KEYS}
+        other = {key: instead for key, instead in self.instead.items() if key in config and instead in said}
+        kept = {key: value for key, value in config.items() if key not in (*other, *other.values())}
+        more = {key: value for key, value in said.items() if kept.get(key) is None and key not in ROPE_KEYS}
+        return kept | more
 
     def problems(self, config: Mapping[str, Any]) -> list[str]:
         """List the keys that no description here has a field for, ``key: value  (reason)`` a line each."""

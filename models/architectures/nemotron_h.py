@@ -122,6 +122,11 @@ _EXPERTS = (
 NEMOTRON_H = Architecture(
     model_type="nemotron_h",
     class_name="NemotronHForCausalLM",
+    also={"mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_conv_bias": "use_conv_bias"},  # SGLang's
+    instead={  # SGLang has the words of the hub's files, mamba and attention, and transformers 5 saves others
+        **dict.fromkeys(("layers_block_type", "layer_types"), "hybrid_override_pattern"),
+        "mtp_layers_block_type": "mtp_hybrid_override_pattern",
+    },
     passes_over=("mtp.*",),
     keys=(
         Key("vocab_size", "vocab_size"),

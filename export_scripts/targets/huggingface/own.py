@@ -134,7 +134,7 @@ def _with_an_axis(values: Any, dims: Any) -> Any:
 
 
 def own_config(opened: Source, own: OwnModel, data_type: str, given_ids: Mapping[str, int | None]) -> dict[str, Any]:
-    """Return ``config.json``: the model's own, with keys that engines read and it lacks, and what is given.
+    """Return ``config.json``: the model's own, with the keys that engines read, and what is given.
 
     Args:
         opened: the model.
@@ -144,6 +144,6 @@ def own_config(opened: Source, own: OwnModel, data_type: str, given_ids: Mapping
     """
     config = {key: value for key, value in own.config.items() if key != "dtype"}
     if isinstance(opened.dims, Decoder) and not opened.beyond:
-        config |= models.find(config.get("model_type")).unsaid(config, opened.dims)
+        config = models.find(config.get("model_type")).for_engines(config, opened.dims)
     config |= {key: value for key, value in given_ids.items() if value is not None}
     return {**config, "torch_dtype": data_type}
