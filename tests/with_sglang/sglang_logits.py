@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from plain_weights import allow_quantization, make_plain
 from sglang.benchmark import one_batch
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.model_loader.loader import DefaultModelLoader
@@ -49,6 +50,7 @@ def load(question: dict[str, Any], loaded: dict[str, Any]) -> Any:
     one_batch.publish(arguments, role="scheduler", ranks=ranks)
     one_batch._init_process_global_configs()
     their_own = DefaultModelLoader.load_weights_only
+    allow_quantization()
 
     def filled(model: torch.nn.Module, weights: Any, target_device: torch.device) -> None:
         for value in model.parameters():
@@ -57,6 +59,7 @@ def load(question: dict[str, Any], loaded: dict[str, Any]) -> Any:
         their_own(model, weights, target_device)
         loaded["class"] = f"{type(model).__module__}.{type(model).__name__}"
         loaded["missing"] = parameters_without_weights(model)
+        loaded["quantized"] = make_plain(model)
         loaded["magnitude"] = sum(float(value.detach().double().abs().sum()) for value in model.parameters())
 
     DefaultModelLoader.load_weights_only = staticmethod(filled)
