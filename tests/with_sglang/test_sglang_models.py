@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +118,10 @@ def write_directory(each: Written, folder: Path) -> Path:
         write_bridge(folder / "source", hybrid(each.name), 1)
     else:
         save(each.name, folder / "source", kind, **each.changes)
-    given = {"weight_data_type": "bf16" if each.quantization else "fp32", "format": "huggingface"}
-    convert(ConvertArguments(folder / "source", folder / "hf", quantization=each.quantization or None, **given))
+    wish = ConvertArguments(
+        folder / "source", folder / "hf", format="huggingface", quantization=each.quantization or None
+    )
+    convert(replace(wish, weight_data_type="bf16" if each.quantization else "fp32"))
     write_huggingface_tokenizer(folder / "hf")
     return folder / "hf"
 
