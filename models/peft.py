@@ -35,26 +35,27 @@ _HARMLESS = (
     *("peft_version", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out"),
     *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save"),
     *("runtime_config", "megatron_core", "qalora_group_size", "init_lora_weights", "bias", "ensure_weight_tying"),
-    "eva_config",
+    *("eva_config", "target_parameters"),
 )
 _REASONS = {
     "use_dora": "its weights are also scaled by a vector",
     "alora_invocation_tokens": "it is at work only behind these tokens",
     "layer_replication": "it makes layers of its own",
     "trainable_token_indices": "single rows of the embedding are trained",
-    "target_parameters": "parameters beside linear layers are trained",
+    "target_parameters": "parameters that are no layer's weight are trained",
     "lora_bias": "the second matrix has a bias",
 }
 # Others, such as pissa and olora, change the model before training: the adapter fits what is left of its weights.
 _UNCHANGED_BASE = ("gaussian", "eva", "orthogonal")
 _ROLES = (
     *("query", "key", "value", "query_key_value", "attention_output", "gate", "up", "gate_up", "down"),
-    *("latent.query", "latent.query_down", "latent.query_up", "latent.kv_down", "latent.output"),
-    *("shared.gate", "shared.up", "shared.down", "latent_in", "latent_out"),
+    *("latent.query", "latent.query_down", "latent.query_up", "latent.kv_down", "latent.kv_up", "latent.output"),
+    *("router", "shared.gate", "shared.up", "shared.down", "shared_gate", "latent_in", "latent_out"),
     *("mamba_in", "mamba_output", "delta_output"),
     *("delta_in", "delta_gates", "delta_qkv", "delta_z", "delta_b", "delta_a"),
 )
 _MOST_LISTED = 8
+_WEIGHT = ".weight"
 
 
 class Rows(NamedTuple):
@@ -99,18 +100,24 @@ class Update(NamedTuple):
 def names_in_files(module: str) -> tuple[str, ...]:
     """Return the names that a model's files may have for a module of an adapter.
 
-    transformers' class of Nemotron-H calls ``model`` what all files of such models call ``backbone``. The adapter may
+    transformers' class of Nemotron-H calls ``model`` what all files of such models call ``backbone``, and that of
+    Mixtral ``mlp`` where a router is that files, and the class before, have in a ``block_sparse_moe``. The adapter may
     be of a class that sees images, and the model its text alone.
     """
     name = module.removeprefix(PREFIX)
     text = text_name(name)
-    within = (f"backbone.{text.removeprefix('model.')}",) if text.startswith("model.") else ()
-    return tuple(dict.fromkeys((name, text, *within)))
+    found = [name, text]
+    if text.startswith("model."):
+        found.append(f"backbone.{text.removeprefix('model.')}")
+    if text.removesuffix(_WEIGHT).endswith(".mlp.gate"):
+        found.append(text.replace(".mlp.gate", ".block_sparse_moe.gate"))
+    return tuple(dict.fromkeys(found))
 
 
 def name_in_class(name: str) -> str:
     """Return what transformers' class, and so PEFT, calls a module, given its name in the files; see names_in_files."""
-    return f"model.{inner}" if (inner := name.removeprefix("backbone.")) != name else name
+    inner = name.removeprefix("backbone.")
+    return f"model.{inner}" if inner != name else name.replace(".block_sparse_moe.gate", ".mlp.gate")
 
 
 def check_name(name: str, error: Refusal) -> str:
@@ -195,8 +202,13 @@ def absent_targets(config: Mapping[str, Any], saved: Iterable[str], modules: Ite
 
 
 def _targets(config: Mapping[str, Any]) -> list[str]:
-    targets = config.get("target_modules")
-    return [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
+    """List the modules that a configuration names; empty: it describes them otherwise.
+
+    Routers are named by their weight, as parameters: in transformers' classes they are no linear layers.
+    """
+    modules, weights = config.get("target_modules") or [], config.get("target_parameters") or []
+    listed = [*modules, *weights] if isinstance(modules, list) and isinstance(weights, list) else []
+    return [target.removesuffix(_WEIGHT) for target in listed if isinstance(target, str)]
 
 
 def _any_is(target: str, modules: Iterable[str]) -> bool:
@@ -261,6 +273,9 @@ def beyond_sums(config: Mapping[str, Any], where: str, error: Refusal) -> list[s
         for key, value in config.items()
         if key not in _HARMLESS and value not in (None, False, "", {}, [])
     ]
+    weights = config.get("target_parameters") or []
+    if not (isinstance(weights, list) and all(isinstance(name, str) and name.endswith(_WEIGHT) for name in weights)):
+        found.append(f"target_parameters: {quoted(weights)}  ({_REASONS['target_parameters']})")
     if config.get("bias", "none") != "none":
         found.append(f"bias: {quoted(config['bias'])}  (the model's biases are trained with it)")
     started = config.get("init_lora_weights", True)

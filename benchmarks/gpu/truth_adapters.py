@@ -16,7 +16,7 @@ from torch import Tensor
 
 from backends.fastertransformer.engine.engine import Engine
 from models.described import read_directory
-from models.peft import DIRECTORY, PREFIX, WEIGHTS_FILE
+from models.peft import DIRECTORY, PREFIX, WEIGHTS_FILE, name_in_class
 
 from .adapters import write_adapter
 from .truth_answers import Oracle
@@ -62,11 +62,18 @@ class Adapted:
                 own[name] = down, up
         stack = ExitStack()
         for name in {name for each in self._sums.values() for name in each}:
-            # Transformers' class names Nemotron-H's layers otherwise than its files.
-            module = model.get_submodule(name.replace("backbone.", f"{model.base_model_prefix}."))
-            hook = module.register_forward_hook(partial(self._add, name))
-            stack.callback(hook.remove)
+            module = model.get_submodule(name_in_class(name))
+            if type(module) is torch.nn.Linear:
+                stack.callback(module.register_forward_hook(partial(self._add, name)).remove)
+                continue
+            weight = module.weight.data  # a router's, whose results are not its product alone
+            stack.callback(module.register_forward_pre_hook(partial(self._change, name, weight)).remove)
+            stack.callback(setattr, module.weight, "data", weight)
         return stack
+
+    def _change(self, name: str, weight: Tensor, module: Any, _: Any) -> None:
+        own = self._sums[self.chosen].get(name) if self.chosen else None
+        module.weight.data = (weight.float() + own[1].float() @ own[0].float()).to(weight.dtype) if own else weight
 
     def _add(self, name: str, _: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         if self.chosen is None or name not in self._sums[self.chosen]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.shards.decoder_forward import forward
+from support.tiny_models import peft_served
 from support.tiny_models.huggingface_models import logits, save
 from support.tiny_models.llama_models import save as save_llama
 from support.tiny_models.llama_models import saved
@@ -71,6 +72,21 @@ def test_a_module_may_have_the_name_that_its_class_gives_it_or_the_files(
     given = ConvertArguments(tmp_path / "source", tmp_path / "out", 1, "fp32", adapter=both, format="huggingface")
     with pytest.raises(CheckpointError, match="has the matrices of .* twice, by two names"):
         convert(given)
+
+
+@pytest.mark.parametrize(("family", "name"), [("mixtral", "all"), ("deepseek_v3", "all"), ("qwen3_5_moe", "gates")])
+def test_routers_and_what_they_choose_for_are_merged_as_peft_adds_to_them(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    """PEFT names a router's weight as a parameter, by another name than Mixtral's files have."""
+    import transformers
+
+    save_llama(family, tmp_path / "source", **peft_served.CHANGES.get(family, {}))
+    adapter, out = peft_served.DATA / family / name, tmp_path / "out"
+    convert(ConvertArguments(tmp_path / "source", out, 1, "fp32", adapter=adapter, format="huggingface"))
+    found = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    wanted = np.load(adapter.parent / "logits.npz")[name]
+    assert np.abs(logits(found, peft_served.INPUT_IDS) - wanted).max() < 1e-4
 
 
 def test_inspect_shows_what_is_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ def test_layers_of_other_families_have_adapters(case: str, tmp_path: Path) -> No
     targets = {
         "phi3_plain": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
         "qwen3_moe_alike": ALL[:4],
-        "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        "deepseek_v3": (*ALL, "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
     }
     model, drawn = save(case, tmp_path, **CHANGES.get(case, {})), targets.get(case, (*ALL, *STATES))
     pairs = {name: pair for name, pair in draw(model, 3, targets=drawn).items() if ".experts." not in name}
@@ -464,6 +464,10 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         ),
         "no matrices for the target_modules q_proj",
     ),
+    "experts' parameters": (
+        lambda a: settings(a, target_parameters=["mlp.experts.gate_up_proj"]),
+        "target_parameters: .'mlp.experts.gate_up_proj'.  .parameters that are no layer's weight",
+    ),
     "no matrix": (lambda a: tensors(a, lambda found: {**found, "other": ONE}), "other: no matrix"),
     "nothing": (lambda a: tensors(a, lambda found: {}), "it has no matrices"),
     "nan": (
@@ -542,8 +546,15 @@ def test_names_and_ranks_have_limits(running: tuple[Any, Path], tmp_path: Path) 
     ("family", "ranks"),
     [
         *(("llama", 1), ("llama", 2), ("falcon_h1", 1), ("qwen3_next", 1), ("nemotron3_latent", 2), ("qwen3_5", 2)),
-        *(pytest.param(family, 1, marks=pytest.mark.long) for family in ("nemotron3_latent", "qwen3_5")),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in (("qwen3_next", 2), ("falcon_h1", 4))),
+        *(("deepseek_v3", 2), ("mixtral", 2), ("qwen3_5_moe", 1)),
+        *(
+            pytest.param(family, 1, marks=pytest.mark.long)
+            for family in ("nemotron3_latent", "qwen3_5", "mixtral", "deepseek_v3")
+        ),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (("qwen3_next", 2), ("falcon_h1", 4), ("qwen3_5_moe", 2))
+        ),
     ],
 )
 def test_logits_are_pefts_with_each_adapter_set(family: str, ranks: int, tmp_path: Path) -> None:

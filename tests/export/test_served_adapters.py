@@ -26,11 +26,13 @@ from deployment.proof.files import prove_files
 from deployment.proof.served_models import find_served_models
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
+from export_scripts.repository.adapters import written_adapters
 from export_scripts.repository.model_repository import build_repository
 from export_scripts.repository.pbtxt import parse
 from handover.errors import ArtefactError, SlipwayError
 from handover.manifest import Manifest
-from models.peft import WEIGHTS_FILE
+from models.described import read_directory
+from models.peft import WEIGHTS_FILE, read_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 PLACE = "fastertransformer/1/huggingface/adapters"
@@ -64,6 +66,30 @@ def opened(arguments: ExportArguments) -> Engine:
         "1",
     )
     return open_engine(replace(settings, cpu_threads=1, kv_cache_bytes=1 << 22), CPU)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "mixtral", "qwen3_5_moe"])
+def test_adapters_of_all_layers_that_are_served_are_exported(family: str, tmp_path: Path) -> None:
+    """Latent attention's second matrix, routers, gates: what is written adds what PEFT's own directory adds."""
+    save(family, tmp_path / "hf")
+    decoder = read_directory(tmp_path / "hf", ArtefactError).decoder
+    given = tuple((name, str(peft_served.DATA / family / name)) for name in peft_served.FAMILIES[family])
+    arguments = ExportArguments(tmp_path / "hf", tmp_path / "repository", "mine", 1, 1, "fp32", 0, 0, 8, adapters=given)
+    with written_adapters(arguments) as written:
+        for name, path in given:
+            both = [read_adapter(each, decoder, ArtefactError) for each in (Path(path), written[name])]
+            assert both[0].keys() == both[1].keys()
+            for key, made in products_of(written[name]).items():
+                torch.testing.assert_close(made, products_of(Path(path))[key], rtol=1e-5, atol=1e-6)
+
+
+def products_of(directory: Path) -> dict[str, torch.Tensor]:
+    """What an adapter of PEFT adds, by the key of the first matrix."""
+    config = json.loads((directory / "adapter_config.json").read_text())
+    stored, scale = load_file(directory / "adapter_model.safetensors"), config["lora_alpha"] / config["r"]
+    return {
+        key: stored[key.replace("lora_A", "lora_B")] @ down * scale for key, down in stored.items() if ".lora_A." in key
+    }
 
 
 def test_whatever_form_they_came_in_they_are_served_as_pefts(arguments: ExportArguments, tmp_path: Path) -> None:

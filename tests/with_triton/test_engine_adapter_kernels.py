@@ -71,6 +71,30 @@ def test_some_of_the_rows_get_what_their_adapters_add() -> None:
     assert float((found - expected).abs().max()) < LIMITS[torch.float32] * float(expected.abs().max())
 
 
+@pytest.mark.in_ci(when=lambda at: HAS_GPU or at.dtype == torch.float16)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("is_down_shared", [False, True])
+@pytest.mark.parametrize(("tokens", "rank"), [(1, 3), (37, 40), (530, 16)])
+def test_heads_get_what_their_rows_adapters_add(
+    tokens: int, rank: int, is_down_shared: bool, dtype: torch.dtype
+) -> None:
+    """Matrices of which one is for all heads, and gaps between rows, as latent attention has both; against fp64."""
+    from backends.fastertransformer.engine.ops.kernels.low_rank import SortedRows
+
+    count, heads, inputs, outputs = 3, 2, 70, 150
+    down = drawn(count, 1 if is_down_shared else heads, rank, inputs, dtype=dtype, seed=1) * inputs**-0.5
+    up = drawn(count, heads if is_down_shared else 1, rank, outputs, dtype=dtype, seed=2).mT * rank**-0.5
+    x = drawn(tokens, heads, inputs + 9, dtype=dtype, seed=3).transpose(0, 1)[..., :inputs]
+    places = np.random.default_rng(tokens).integers(0, count + 1, tokens)
+    places[places == 1] = count
+    found = drawn(heads, tokens, outputs, dtype=dtype, seed=4)
+    before, expected = found.clone(), found.double()
+    SortedRows(torch.from_numpy(places).to(DEVICE), count).add_by_head(found, x, down, up)
+    GroupedRows(places, count, DEVICE).add_by_head(expected, x.double(), down.double(), up.double())
+    assert float((found.double() - expected).abs().max()) < LIMITS[dtype] * float(expected.abs().max())
+    assert torch.equal(found[:, places == count], before[:, places == count])
+
+
 def followed(low_rank: LowRank, weight: Tensor, bias: Tensor | None) -> Linear:
     """Return a layer with its adapters' first matrices behind its own."""
     linear, whole = Linear(weight, bias), Linear(weight[:1])

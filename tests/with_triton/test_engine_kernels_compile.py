@@ -303,6 +303,16 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         {"block_m": 64, "block_n": 128, "block_r": 32, "parts": 1, "matrices": 3, "is_one_block": False},
         ADAPTERS,
     ),
+    **{
+        f"what adapters add by head to {name} rows": (
+            "low_rank",
+            "_by_head",
+            warps,
+            {"block_m": block_m, "block_n": 128, "block_r": 32, "block_k": 64},
+            ADAPTERS,
+        )
+        for name, block_m, warps in (("few", 16, 4), ("many", 64, 8))
+    },
     "argmax": ("sampling", "_argmax_step", 4, {"parts": 32, "block": 1024}, {"tokens": "*i64", "lost": "i32"}),
     "limits of draws": ("sampling", "_draw_limits", 1, {"block": 32}, LIMITS),
     "limits of draws without temperatures": (

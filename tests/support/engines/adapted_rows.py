@@ -34,6 +34,7 @@ def check_rows(
     """Compare rows of one request, each with its adapter: tokens, and log-probabilities of prompts and answers."""
     rows = lines(len(names), longest)
     settings = {"end_id": NEVER, "is_return_log_probs": True, "is_return_context_log_probs": True, **told}
+    settings |= {"runtime_top_p": 1e-7}  # greedy, with the model's own probabilities
     given = ask(rows, count, lora_name=np.array(names, object), **settings)
     (outputs,) = engine.generate([engine.parse(given)])
     for row, (line, name) in enumerate(zip(rows, names, strict=True)):
@@ -45,6 +46,7 @@ def check_rows(
         known = logits.log_softmax(-1).gather(1, whole[1:, None])[:, 0].numpy()
         differences = np.abs(outputs["context_log_probs"][row, 1 : len(line)] - known[: len(line) - 1])
         assert differences.max(initial=0) < limit
+        assert np.abs(outputs["output_log_probs"][row, 0] - known[len(line) - 1 :]).max() < limit
 
 
 def answered(adapters: Adapters, steps: Any, scheduler: Scheduler, name: str, line: list[int], **told: Any) -> Any:

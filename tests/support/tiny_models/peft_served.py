@@ -25,6 +25,7 @@ DATA = Path(__file__).parents[2] / "data/peft/served"
 PLAIN = "plain"
 INPUT_IDS = np.random.default_rng(44).integers(3, 120, (1, 24))
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+_LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 _ALL = [*_ATTENTION, "gate_proj", "up_proj", "down_proj"]
 
 
@@ -53,10 +54,26 @@ FAMILIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "falcon_h1": _hybrid(["in_proj"], _ALL),
     "qwen3_next": _hybrid(["in_proj_qkvz", "in_proj_ba", "out_proj"], _ATTENTION),
     "qwen3_5": _hybrid(["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"], _ALL),
+    "deepseek_v3": {
+        "all": {"r": 3, "lora_alpha": 6, "target_modules": [*_LATENT, "gate"]},
+        "up": {"r": 5, "lora_alpha": 5, "target_modules": ["kv_b_proj"]},
+    },
+    "mixtral": {
+        "all": {"r": 2, "lora_alpha": 4, "target_modules": _ATTENTION, "target_parameters": ["gate.weight"]},
+        "router": {"r": 3, "lora_alpha": 9, "target_modules": ["gate"]},
+    },
+    "qwen3_5_moe": {
+        "gates": {
+            **{"r": 2, "lora_alpha": 6, "target_modules": ["shared_expert_gate", "in_proj_qkv"]},
+            "target_parameters": ["mlp.gate.weight"],
+        },
+        "one": {"r": 4, "lora_alpha": 4, "target_modules": ["shared_expert_gate"], "layers_to_transform": [2]},
+    },
 }
+"""Settings by family and name; of some classes PEFT makes a parameter of a router that is named as a module."""
 CHANGES: Mapping[str, Mapping[str, Any]] = {
     "falcon_h1": LOUD,
-    **dict.fromkeys(("qwen3_next", "qwen3_5"), {"rms_norm_eps": 1e-2}),  # see test_engine_hybrids
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), {"rms_norm_eps": 1e-2}),  # see test_engine_hybrids
 }
 
 

@@ -17,7 +17,7 @@ from models.safetensors import StoredTensor
 
 from ..errors import WeightsError
 from ..ops.linear import Linear
-from ..ops.low_rank import LowRank
+from ..ops.low_rank import Adaptable, LowRank
 from .precision import TORCH_TYPES
 from .shards import Piece, map_piece
 
@@ -28,7 +28,7 @@ _MOST_BEHIND_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of the model within a linear layer of this process.
+    """A matrix of the model within a linear layer, or what takes its place, of this process.
 
     Attributes:
         linear: the layer.
@@ -36,13 +36,15 @@ class Matrix:
         rows: of it.
         axis: along which ranks share it; None: this process has all of it.
         cut: what of that axis this process has, one behind the other.
+        is_extendable: whether its product may be made with adapters' matrices behind it.
     """
 
-    linear: Linear
+    linear: Adaptable
     first: int
     rows: int
     axis: int | None
     cut: list[range]
+    is_extendable: bool = True
 
     def slice(self, values: Tensor, axis: int) -> Tensor:
         """Return this process's part of an adapter's matrix, whose axis is that of the model's."""
@@ -81,7 +83,7 @@ class AdapterPlaces:
         self._host: dict[int, list[_Own]] = {}
         self._begun: dict[int, Future[list[_Own]]] = {}
         self._matrices = matrices
-        by_linear: dict[Linear, list[tuple[int, str]]] = {}
+        by_linear: dict[Adaptable, list[tuple[int, str]]] = {}
         for name in (rows.name for layer in self._layers.values() for rows in layer.rows if rows.name in matrices):
             matrix = matrices[name]
             whole = matrix.linear.joined or matrix.linear
@@ -91,16 +93,18 @@ class AdapterPlaces:
         found = {low_rank for low_rank, _ in self._targets.values()}
         self.size_bytes = sum(each.size_bytes for each in found)
 
-    def _add(self, linear: Linear, places: list[tuple[int, str]]) -> None:
+    def _add(self, linear: Adaptable, places: list[tuple[int, str]]) -> None:
         parts = [self._matrices[name].rows for _, name in places]
         inputs, down = self._inputs(places[0][1]), None
         behind = self.count * len(parts) * self.rank
-        if behind * inputs * self._like.itemsize <= _MOST_BEHIND_BYTES:
+        is_small = behind * inputs * self._like.itemsize <= _MOST_BEHIND_BYTES
+        if is_small and isinstance(linear, Linear) and self._matrices[places[0][1]].is_extendable:
             linear.with_adapters = linear.extended(behind)
-        if linear.with_adapters:
+        if isinstance(linear, Linear) and linear.with_adapters:
             down = linear.with_adapters.weight[len(linear.weight) :]
             for name in (name for _, name in places if self._matrices[name].linear is not linear):
                 joined = self._matrices[name].linear
+                assert isinstance(joined, Linear), "it was joined"
                 joined.weight = linear.weight[joined.joined_at :][: len(joined.weight)]
         linear.low_rank = LowRank(self.count, self.rank, inputs, parts, self._like, down)
         for first, name in places:

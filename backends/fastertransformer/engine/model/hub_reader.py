@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from models.fused import taken_apart
 from ..errors import WeightsError
 from ..ops.fp8 import Fp8Linear, ScaledNumbers, StaticLinear, quantized
 from ..ops.linear import Linear
+from ..ops.low_rank import Adaptable
 from .adapters import Matrix
 from .config import ModelConfig
 from .precision import TORCH_TYPES
@@ -22,6 +23,7 @@ from .reader import Reader
 from .sections import sections_of
 from .shards import Piece
 
+Placed = TypeVar("Placed", bound=Adaptable)
 _EXPERTS = ".experts."  # in the names of the tensors of experts, and of no other ones
 _TYPES = {**TORCH_TYPES, FP8_NUMBERS: torch.float8_e4m3fn}
 
@@ -50,20 +52,22 @@ class HubReader(Reader):
 
     def column_parallel(self, *names: str) -> Linear:
         """See Reader."""
-        return self._placed(super().column_parallel(*names), *names)
+        return self.placed(super().column_parallel(*names), *names)
 
     def row_parallel(self, name: str, *biases: str) -> Linear:
         """See Reader."""
-        return self._placed(super().row_parallel(name, *biases), name)
+        return self.placed(super().row_parallel(name, *biases), name)
 
-    def _placed(self, linear: Linear, *names: str) -> Linear:
-        """Note where the matrices of a linear layer are, for adapters."""
+    def placed(self, linear: Placed, *names: str, is_extendable: bool = True) -> Placed:
+        """Note where the matrices of a linear layer are, for adapters; see Matrix."""
         first = 0
         for name in names:
             key = f"{name}.weight"
             shape, axis = self._here(key), self._tensors[key].split_axis
             cut = [part for part in self._parts(key) if part is not None]
-            self.matrices[name] = Matrix(linear, first, shape[0], axis if cut else None, cut)
+            self.matrices[name] = Matrix(
+                linear, first, shape[0], axis if cut else None, cut, is_extendable and shape[0] > 1
+            )
             first += shape[0]
         return linear
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from .adapted_rows import AdaptedRows
 from .experts import Experts
+from .latent_attention import AdaptedUp, LatentUp
 from .linear import ACTIVATIONS, Linear, Norm
 from .ops import Ops
 from .routing import Router
@@ -66,8 +67,21 @@ class AdaptedOps(Ops):
             self._rows.add(y, x, linear.low_rank)
         return y
 
+    def linear_fp32(self, linear: Linear, x: Tensor, norm: Norm | None = None, out: Tensor | None = None) -> Tensor:
+        if not linear.low_rank:
+            return self._ops.linear_fp32(linear, x, norm, out)
+        x = self._ops.norm(x, norm) if norm else x
+        y = self._ops.linear_fp32(linear, x, None, out)
+        self._rows.add(y, x, linear.low_rank)
+        return y
+
+    def latent_up(self, up: LatentUp) -> LatentUp:
+        return AdaptedUp(up, self._rows) if up.low_rank else up
+
     def choose_experts(self, router: Router, x: Tensor, norm: Norm | None = None) -> tuple[Tensor, Tensor]:
-        return self._ops.choose_experts(router, x, norm)
+        if not router.linear.low_rank:
+            return self._ops.choose_experts(router, x, norm)
+        return self._ops.choose_by(router, self.linear_fp32(router.linear, x, norm))
 
     def run_experts(
         self,

@@ -23,6 +23,16 @@ class AdaptedRows(Protocol):
     def add(self, y: Tensor, x: Tensor, low_rank: LowRank) -> None:
         """Add what the tokens' adapters make of x, [..., in], to y, [..., out], contiguous."""
 
+    def add_by_head(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:
+        """Add what the tokens' adapters make of what each head has, x, [H, T, in], to y, [H, T, out].
+
+        Args:
+            y: its last axis is without gaps.
+            x: likewise.
+            down: [places, H, rank, in]; or one head, which is for all.
+            up: [places, H, out, rank]; likewise.
+        """
+
     def multiply(
         self,
         product: Callable[[Linear, Tensor], Tensor],
@@ -64,6 +74,11 @@ class GroupedRows:
 
     def multiply(self, *_: object, **__: object) -> None:
         """See AdaptedRows."""
+
+    def add_by_head(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:
+        """See AdaptedRows."""
+        for place, rows in self._rows.items():
+            y.index_add_(1, rows, x[:, rows] @ down[place].mT @ up[place].mT)
 
     def add(self, y: Tensor, x: Tensor, low_rank: LowRank) -> None:
         """See AdaptedRows."""

@@ -13,7 +13,7 @@ form, which takes a third of the operations: keys of P + R numbers and values of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -21,34 +21,72 @@ from torch import Tensor
 
 from ..arrays import Array
 from ..cache.kv_cache import PAGE, KvCache
+from .adapted_rows import AdaptedRows
 from .linear import Norm
+from .low_rank import Adaptable
 from .packed_rows import Rows
 from .positions import Attend, AttentionSpec
 from .torch_attention import KvWrite, within_rows
 
 
-class LatentUp(NamedTuple):
+class LatentUp(Adaptable):
     """What makes keys and values of a latent vector.
 
-    Attributes:
+    Args:
         norm: of the latent vector, before the cache.
         matrix: [H, P + V, N].
         plain_size: P.
     """
 
-    norm: Norm
-    matrix: Tensor
-    plain_size: int
+    def __init__(self, norm: Norm, matrix: Tensor, plain_size: int) -> None:
+        self.norm, self.matrix, self.plain_size = norm, matrix, plain_size
 
-    @property
-    def keys(self) -> Tensor:
-        """Return what makes keys, [H, P, N]."""
-        return self.matrix[:, : self.plain_size]
+    def made(self, latent: Tensor) -> Tensor:
+        """Make keys and values of all heads, [T, N] -> [T, H, P + V]."""
+        return F.linear(latent, self.matrix.flatten(0, 1)).view(len(latent), *self.matrix.shape[:2])
 
-    @property
-    def values(self) -> Tensor:
-        """Return what makes values, [H, V, N]."""
-        return self.matrix[:, self.plain_size :]
+    def absorbed(self, q: Tensor) -> Tensor:
+        """Multiply what makes keys to queries, [H, T, P] -> [H, T, N]."""
+        return torch.bmm(q, self.matrix[:, : self.plain_size])
+
+    def released(self, attended: Tensor) -> Tensor:
+        """Make values of attended latent vectors, [H, T, N] -> [H, T, V]."""
+        return torch.bmm(attended, self.matrix[:, self.plain_size :].mT)
+
+
+class AdaptedUp(LatentUp):
+    """The same for tokens some of which have adapters; all that a token sees has its own one.
+
+    Args:
+        up: what they change.
+        rows: the tokens.
+    """
+
+    def __init__(self, up: LatentUp, rows: AdaptedRows) -> None:
+        super().__init__(up.norm, up.matrix, up.plain_size)
+        assert up.low_rank, "adapters change it"
+        self.low_rank, self._rows = up.low_rank, rows
+        self._down = up.low_rank.down[:, None]  # [places, 1, rank, N]
+        self._up = up.low_rank.up.view(-1, *up.matrix.shape[:2], up.low_rank.rank)  # [places, H, P + V, rank]
+
+    def made(self, latent: Tensor) -> Tensor:
+        """See LatentUp."""
+        y = super().made(latent)
+        assert self.low_rank
+        self._rows.add(y.flatten(1), latent, self.low_rank)
+        return y
+
+    def absorbed(self, q: Tensor) -> Tensor:
+        """See LatentUp."""
+        y = super().absorbed(q)
+        self._rows.add_by_head(y, q, self._up[:, :, : self.plain_size].mT, self._down.mT)
+        return y
+
+    def released(self, attended: Tensor) -> Tensor:
+        """See LatentUp."""
+        y = super().released(attended)
+        self._rows.add_by_head(y, attended, self._down, self._up[:, :, self.plain_size :])
+        return y
 
 
 class LatentAttend(Protocol):
@@ -99,8 +137,8 @@ class LatentOps:
         def attend(q: Tensor, narrow: Tensor, up: LatentUp, kv: Tensor) -> Tensor:
             entries = rotate(self._entries(narrow, up))
             self._kv_write(kv, pages, offsets, entries[0], entries[0])
-            heads, size, width = up.matrix.shape
-            made = F.linear(entries[0, 0, :, -width:], up.matrix.flatten(0, 1)).view(1, -1, heads, size).transpose(1, 2)
+            heads, _, width = up.matrix.shape
+            made = up.made(entries[0, 0, :, -width:])[None].transpose(1, 2)
             keys, values = made[..., : up.plain_size], made[..., up.plain_size :]  # [1, H, T, P], [1, H, T, V]
             keys = torch.cat((entries[..., :-width].expand(-1, heads, -1, -1), keys), -1)
             return _of_one_width(within, rotate(_rotated_first(q, up)), keys, values)
@@ -135,10 +173,10 @@ class LatentOps:
     def _absorbed(self, attend_one: Attend) -> LatentAttend:
         def attend(q: Tensor, narrow: Tensor, up: LatentUp, kv: Tensor) -> Tensor:
             entries = self._entries(narrow, up)
-            absorbed = _by_head(q[..., : up.plain_size], up.keys)
+            absorbed = _by_head(q[..., : up.plain_size], up.absorbed)
             query = torch.cat((q[..., up.plain_size :], absorbed), -1)  # [B, H, T, R + N]
             attended = attend_one(query, entries, entries, kv)
-            return _by_head(attended[..., -up.matrix.shape[2] :], up.values.mT)
+            return _by_head(attended[..., -up.matrix.shape[2] :], up.released)
 
         return attend
 
@@ -148,10 +186,10 @@ class LatentOps:
         return torch.cat((narrow[..., width:], self._norm(narrow[..., :width], up.norm)), -1)[:, None]
 
 
-def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
-    """Multiply what each head has, [B, H, T, n], by its matrix, [H, n, m]; torch's own way copies it for each row."""
+def _by_head(x: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
+    """Multiply what each head has, [B, H, T, n], at once for all rows; torch's own way copies matrices for each."""
     heads = x.transpose(0, 1)
-    return torch.bmm(heads.flatten(1, 2), matrices).view(*heads.shape[:3], -1).transpose(0, 1)
+    return multiply(heads.flatten(1, 2)).view(*heads.shape[:3], -1).transpose(0, 1)
 
 
 def _rotated_first(q: Tensor, up: LatentUp) -> Tensor:

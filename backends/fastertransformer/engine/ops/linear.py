@@ -25,7 +25,7 @@ from torch import Tensor
 from ft_format.weight_format import INT8, NONE, WeightFormat
 
 from .host.panels import Panels
-from .low_rank import LowRank
+from .low_rank import Adaptable
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # of a product's result, which may be overwritten
     "": lambda x: x,
@@ -74,7 +74,7 @@ class Blocks(NamedTuple):
     first: int
 
 
-class Linear:
+class Linear(Adaptable):
     """A matrix and a bias on their device.
 
     Args:
@@ -92,12 +92,8 @@ class Linear:
         scales_by_block: the scales as products of such activations read them, [blocks, out]; None: as they are.
         size_bytes: of weight and bias.
         folded: what kernels have computed once of this weight and a norm, by the norm's weight; see gemm.fold.
-        joined: this matrix and another one after it, [out + other's out, in], without biases; see join.
-        joined_at: the first row of this matrix there.
         input_gate: activation of the first half of what it multiplies, times the second half, where these come side by
             side; None: they never do. See ops.Ops.gated_linear.
-        low_rank: what adapters add to it, or to ``joined`` where there is one; None: they add nothing.
-        with_adapters: this matrix, and behind it all of ``low_rank.down``; None: that lies elsewhere.
     """
 
     has_kernels = True
@@ -107,9 +103,7 @@ class Linear:
     rounds = False
     scales_by_block: Tensor | None = None
     joined: Linear | None = None
-    joined_at = 0
     input_gate: str | None = None
-    low_rank: LowRank | None = None
     with_adapters: Linear | None = None
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, is_lent: bool = False) -> None:

@@ -6,9 +6,26 @@ Several adapters lie behind each other, each in a place of its own, all with the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor
+
+
+class Adaptable:
+    """What adapters may change: a matrix.
+
+    Attributes:
+        joined: this matrix and another one after it, [out + other's out, in], without biases; see Linear.join.
+        joined_at: the first row of this matrix there.
+        low_rank: what adapters add to it, or to ``joined`` where there is one; None: they add nothing.
+        with_adapters: this matrix, and behind it all of ``low_rank.down``; None: that lies elsewhere.
+    """
+
+    joined: Any = None
+    joined_at = 0
+    low_rank: LowRank | None = None
+    with_adapters: Any = None
 
 
 class LowRank:

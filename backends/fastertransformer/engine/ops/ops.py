@@ -24,7 +24,7 @@ from .drafted_states import DraftedStates, TorchDraftedStates
 from .draws import Draws
 from .experts import Experts
 from .fp8 import StaticLinear
-from .latent_attention import LatentOps
+from .latent_attention import LatentOps, LatentUp
 from .linear import ACTIVATIONS, HeadNorms, Linear, Norm
 from .packed_rows import Rows
 from .positions import Attend, AttentionSpec, CrossAttend
@@ -126,6 +126,10 @@ class Ops(Draws):
         first, second = y.chunk(2, -1)
         return ACTIVATIONS[activation](first) * second
 
+    def latent_up(self, up: LatentUp) -> LatentUp:
+        """Return what makes keys and values of latent vectors of a call's tokens."""
+        return up
+
     def adapted_rows(self, adapters: Tensor, count: int, known: Array | None = None) -> AdaptedRows:
         """Sort the tokens of a call by adapter.
 
@@ -176,7 +180,11 @@ class Ops(Draws):
 
     def choose_experts(self, router: Router, x: Tensor, norm: Norm | None = None) -> tuple[Tensor, Tensor]:
         """Choose the experts of rows, [N, hidden], normed first; see routing.choose."""
-        return choose(router, self.linear_fp32(router.linear, x, norm))
+        return self.choose_by(router, self.linear_fp32(router.linear, x, norm))
+
+    def choose_by(self, router: Router, products: Tensor) -> tuple[Tensor, Tensor]:
+        """See routing.choose."""
+        return choose(router, products)
 
     def run_experts(
         self,

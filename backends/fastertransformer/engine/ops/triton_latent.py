@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..arrays import Array
@@ -32,11 +31,11 @@ class _Absorbed(NamedTuple):
 
     def attend(self, turned: Tensor, q: Tensor, up: LatentUp, kv: Tensor) -> Tensor:
         """Attend from turned, [T, H, R], and q, [H, T, P + R], to the rows' pages: [H, T, V]."""
-        absorbed, rows = torch.bmm(q[..., : up.plain_size], up.keys), self.rows
+        absorbed, rows = up.absorbed(q[..., : up.plain_size]), self.rows
         attended = latent_prefill.extend_latent(
             turned, absorbed, kv, self.cache.page_tables, rows.slots, rows.positions, self.packed, self.scale
         )
-        return torch.bmm(attended, up.values.mT)
+        return up.released(attended)
 
 
 class TritonLatentOps(LatentOps):
@@ -95,8 +94,8 @@ class TritonLatentOps(LatentOps):
         def attend(q: Tensor, narrow: Tensor, up: LatentUp, kv: Tensor) -> Tensor:
             heads = q[:, :, 0].transpose(0, 1)
             turned = latent_entries.keep(heads, narrow[:, 0], up, kv, pages, offsets, positions, rotary)
-            absorbed = torch.bmm(heads[..., : up.plain_size], up.keys)
+            absorbed = up.absorbed(heads[..., : up.plain_size])
             attended = latent_decode.attend_latent(turned, absorbed, kv, tables, plan, spec.scale)
-            return torch.bmm(attended, up.values.mT).transpose(0, 1)[:, :, None]
+            return up.released(attended).transpose(0, 1)[:, :, None]
 
         return attend

@@ -52,8 +52,8 @@ class TritonOps(TritonProducts):
     def adapted_rows(self, adapters: Tensor, count: int, known: Array | None = None) -> AdaptedRows:
         return low_rank.SortedRows(adapters, count)
 
-    def choose_experts(self, router: Router, x: Tensor, norm: Norm | None = None) -> tuple[Tensor, Tensor]:
-        return expert_choice.choose(router, self.linear_fp32(router.linear, x, norm))
+    def choose_by(self, router: Router, products: Tensor) -> tuple[Tensor, Tensor]:
+        return expert_choice.choose(router, products)
 
     def run_experts(
         self,

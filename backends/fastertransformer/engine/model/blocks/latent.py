@@ -50,4 +50,4 @@ class LatentWeights:
         if self.query_up:
             query = context.ops.linear(self.query_up, query, self.query_norm)
         heads = query.reshape(*x.shape[:2], -1, self.up.plain_size + self.rotated_size).transpose(1, 2)
-        return join_heads(context.attend(heads, narrow, self.up, kv))
+        return join_heads(context.attend(heads, narrow, context.ops.latent_up(self.up), kv))

@@ -161,12 +161,14 @@ def _latent(read: Reader, config: ModelConfig, names: Mapping[str, str]) -> Late
     latent, is_narrow = config.decoder.latent, "latent.query_down" in names
     query_norm, kv_norm = (_norm(read, config, names, f"latent.{role}_norm") for role in ("query", "kv"))
     assert kv_norm, "it has a norm"
-    matrix = read.tensor(f"{names['latent.kv_up']}.weight")
+    assert isinstance(read, ExpertsReader)
+    matrix = read.tensor(f"{names['latent.kv_up']}.weight").view(-1, latent.kv_size, latent.kv_rank)
+    up = LatentUp(replace(kv_norm, eps=NORM_EPS), matrix, latent.plain_size)
     return LatentWeights(
         down=read.column_parallel(names["latent.query_down" if is_narrow else "latent.query"], names["latent.kv_down"]),
         query_norm=replace(query_norm, eps=NORM_EPS) if query_norm else None,
         query_up=read.column_parallel(names["latent.query_up"]) if is_narrow else None,
-        up=LatentUp(replace(kv_norm, eps=NORM_EPS), matrix.view(-1, latent.kv_size, latent.kv_rank), latent.plain_size),
+        up=read.placed(up, names["latent.kv_up"], is_extendable=False),
         out=read.row_parallel(names["latent.output"]),
         rotated_size=latent.rotated_size,
     )

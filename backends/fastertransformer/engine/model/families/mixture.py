@@ -43,8 +43,9 @@ def read_mixture(read: ExpertsReader, mixture: Mixture, function: FeedForward, n
 def _router(read: ExpertsReader, mixture: Mixture, names: Names) -> Router:
     name = names["router"]
     bias = read.tensor(f"{name}.bias", read.exact_type) if mixture.has_router_bias else None
+    linear = Linear(read.tensor(f"{name}.weight", read.exact_type), bias)
     return Router(
-        Linear(read.tensor(f"{name}.weight", read.exact_type), bias),
+        read.placed(linear, name, is_extendable=False),
         mixture.experts_per_token,
         is_sigmoid=mixture.scoring == SIGMOID,
         choice_bias=read.exact(names["choice_bias"]).flatten() if mixture.has_choice_bias else None,

@@ -125,6 +125,46 @@ def _widen(
 
 
 @triton.jit
+def _by_head(
+    y, x, down, up, places, rows, inputs, outputs, rank, y_row, y_head, x_row, x_head,
+    down_place, down_head, down_r, down_k, up_place, up_head, up_n, up_r,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_r: tl.constexpr, block_k: tl.constexpr,
+):  # fmt: skip
+    """Add to y, [heads, tokens, outputs], what adapters make of x, [heads, tokens, inputs], by both matrices at once.
+
+    Of y, x and the matrices there are the strides of all axes but last ones without gaps.
+    """
+    block, head = tl.program_id(1), tl.program_id(2)
+    place = tl.load(places + block)
+    if place >= 0:
+        row = tl.load(rows + block * block_m + tl.arange(0, block_m))
+        is_row = (row >= 0)[:, None]
+        token = tl.where(row >= 0, row, 0).to(tl.int64)[:, None]
+        n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+        is_n = (n < outputs)[None, :]
+        source = x + token * x_row + head * x_head
+        first_matrix = down + place.to(tl.int64) * down_place + head * down_head
+        second_matrix = up + place.to(tl.int64) * up_place + head * up_head + n[None, :] * up_n
+        sums = tl.zeros([block_m, block_n], tl.float32)
+        for first in range(0, rank, block_r):
+            r = first + tl.arange(0, block_r)
+            is_r = r < rank
+            narrow = tl.zeros([block_m, block_r], tl.float32)
+            for start in range(0, inputs, block_k):
+                k = start + tl.arange(0, block_k)
+                is_k = k < inputs
+                values = tl.load(source + k[None, :], is_row & is_k[None, :], 0)
+                at = first_matrix + k[:, None] * down_k + r[None, :] * down_r
+                tile = tl.load(at, is_k[:, None] & is_r[None, :], 0)
+                narrow = tl.dot(values, tile, narrow, input_precision="ieee")
+            tile = tl.load(second_matrix + r[:, None] * up_r, is_r[:, None] & is_n, 0)
+            sums = tl.dot(narrow.to(tile.dtype), tile, sums, input_precision="ieee")
+        target = y + token * y_row + head * y_head + n[None, :]
+        before = tl.load(target, is_row & is_n, 0).to(tl.float32)
+        tl.store(target, (before + sums).to(y.dtype.element_ty), is_row & is_n)
+
+
+@triton.jit
 def _add_own(
     sums, wide, matrix, tile, row_at, behind, n, is_n, is_own, rank, block_r: tl.constexpr, is_one_block: tl.constexpr,
 ):  # fmt: skip
@@ -253,6 +293,18 @@ class SortedRows:
             y, h, low_rank.up, self._places, self._rows, outputs, ranks, rank, ends[0], ends[min(1, len(ends) - 1)],
             block_m=block_m, block_n=block_n, block_r=block_r, parts=parts, matrices=len(ends),
             is_one_block=rank <= block_r, num_warps=warps, uses_pdl=has_pdl, launch_pdl=has_pdl,
+        )  # fmt: skip
+
+    def add_by_head(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:
+        """See AdaptedRows."""
+        (heads, _, outputs), inputs, rank = y.shape, x.shape[2], down.shape[2]
+        assert y.stride(2) == x.stride(2) == 1, "last axes are without gaps"
+        strides = [each.stride(axis) if each.shape[axis] > 1 else 0 for each in (down, up) for axis in range(4)]
+        block_n, block_r = (max(16, min(most, triton.next_power_of_2(n))) for most, n in ((128, outputs), (32, rank)))
+        _by_head[(triton.cdiv(outputs, block_n), len(self._places), heads)](
+            y, x, down, up, self._places, self._rows, inputs, outputs, rank, y.stride(1), y.stride(0), x.stride(1),
+            x.stride(0), *strides, block_m=self._block_m, block_n=block_n, block_r=block_r,
+            block_k=64 if x.element_size() == 2 else 32, num_warps=4 if self._is_few else 8,
         )  # fmt: skip
 
     def multiply(
