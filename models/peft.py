@@ -24,6 +24,8 @@ DIRECTORY, CONFIG_FILE, WEIGHTS_FILE = "adapters", "adapter_config.json", "adapt
 """Where a served model's directory has its adapters, by name, and the files of each."""
 PREFIX = "base_model.model."
 KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+BASE = ".base_layer.weight"
+"""What follows the name of a module whose weight, before what is added, PEFT saves too: the head's."""
 MOST_ADAPTERS, LARGEST_RANK = 64, 256
 """On a device at once, and of a served adapter."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -148,7 +150,8 @@ def linear_layers(decoder: Decoder) -> dict[str, LinearLayer]:
                 rows.append(Rows(name, first, shapes[f"{name}.weight"][0]))
                 first += rows[-1].outputs
             found[names[role]] = LinearLayer(first, shapes[f"{own[0]}.weight"][1], tuple(rows))
-    return found
+    head = decoder.names["head"]
+    return found | {head: LinearLayer(decoder.vocab_size, decoder.hidden_units, (Rows(head, 0, decoder.vocab_size),))}
 
 
 def read_adapter(directory: Path, decoder: Decoder, error: Refusal) -> dict[str, Update]:
@@ -161,10 +164,11 @@ def read_adapter(directory: Path, decoder: Decoder, error: Refusal) -> dict[str,
     """
     config, where = check_sums_alone(directory, error), str(directory / CONFIG_FILE)
     layers, sides, problems = linear_layers(decoder), dict[str, dict[str, StoredTensor]](), list[str]()
+    of_base = f"{PREFIX}{decoder.names['head']}{BASE}"
     for key, stored in _header(directory, error).items():
         if found := KEY.fullmatch(key):
             sides.setdefault(found["module"].removeprefix(PREFIX), {})[found["side"]] = stored
-        else:
+        elif key != of_base or stored.shape != (decoder.vocab_size, decoder.hidden_units):
             problems.append(f"{key}: no matrix of a linear layer's update")
     updates = dict[str, Update]()
     for name, pair in sides.items():
@@ -184,6 +188,11 @@ def read_adapter(directory: Path, decoder: Decoder, error: Refusal) -> dict[str,
         lines = "\n  ".join(problems[:_MOST_LISTED] + more or ["it has no matrices"])
         raise error(f"{directory} does not fit the model\n  {lines}", "take an adapter of this very model")
     return updates
+
+
+def copied_head(directory: Path, decoder: Decoder, error: Refusal) -> StoredTensor | None:
+    """Return the head that an adapter was trained on, which PEFT saves beside its matrices; None: it is not there."""
+    return _header(directory, error).get(f"{PREFIX}{decoder.names['head']}{BASE}")
 
 
 def absent_targets(config: Mapping[str, Any], saved: Iterable[str], modules: Iterable[str]) -> list[str]:

@@ -87,18 +87,23 @@ class Row:
     peer_ms: float | None
 
 
-def write_adapter(directory: Path, decoder: Decoder, rank: int, seed: int, dtype: torch.dtype) -> Path:
-    """Write an adapter of random numbers, of a visible size, for all linear layers."""
+def write_adapter(
+    directory: Path, decoder: Decoder, rank: int, seed: int, dtype: torch.dtype, has_head: bool = False
+) -> Path:
+    """Write an adapter of random numbers, of a visible size, for all linear layers, and for the head if asked to."""
     from safetensors.torch import save_file
 
     directory.mkdir(parents=True)
     generator, tensors = torch.Generator().manual_seed(seed), {}
-    for name, layer in linear_layers(decoder).items():
+    layers = linear_layers(decoder)
+    if not has_head:
+        del layers[decoder.names["head"]]
+    for name, layer in layers.items():
         for side, shape in (("A", (rank, layer.inputs)), ("B", (layer.outputs, rank))):
             numbers = torch.randn(shape, generator=generator) * shape[1] ** -0.5 * (1.0 if side == "A" else 0.2)
             tensors[f"{PREFIX}{name}.lora_{side}.weight"] = numbers.to(dtype)
     save_file(tensors, directory / WEIGHTS_FILE)
-    targets = sorted({name.rpartition(".")[2] for name in linear_layers(decoder)})
+    targets = sorted({name.rpartition(".")[2] for name in layers})
     said = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "target_modules": targets}
     (directory / CONFIG_FILE).write_text(json.dumps(said))
     return directory

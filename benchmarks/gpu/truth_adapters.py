@@ -37,7 +37,7 @@ def write_adapters(directory: Path) -> None:
     decoder = read_directory(directory, ValueError).decoder
     for seed, folder in enumerate((directory / DIRECTORY, _others_of(directory))):
         for name, (number, rank) in zip(_NAMES[1:], enumerate(_RANKS), strict=True):
-            write_adapter(folder / name, decoder, rank, number + 100 * seed, torch.float32)
+            write_adapter(folder / name, decoder, rank, number + 100 * seed, torch.float32, has_head=number > 0)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from .truth_predictors import HEADED, PREDICTING
 
 PLACES = 2  # of adapters on the device at once: others wait for one
 ADAPTED = (
-    *("llama", "qwen3", "gemma2", "phi3", "qwen3_moe", "deepseek_v3", "gpt_oss"),
+    *("llama", "qwen3", "gemma2", "phi3", "qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss"),
     *("falcon_h1", "nemotron_h", "nemotron3_latent", "qwen3_next", "qwen3_5"),
     *("llama_eagle3", "deepseek_v3_mtp", "glm4_moe_mtp", "qwen3_5_mtp", "nemotron3_mtp"),
 )

@@ -74,10 +74,10 @@ def test_a_module_may_have_the_name_that_its_class_gives_it_or_the_files(
         convert(given)
 
 
-@pytest.mark.parametrize(("family", "name"), [("mixtral", "all"), ("deepseek_v3", "all"), ("qwen3_5_moe", "gates")])
-def test_routers_and_what_they_choose_for_are_merged_as_peft_adds_to_them(
-    family: str, name: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("family", "name"), [("mixtral", "all"), ("deepseek_v3", "all"), ("qwen3_5_moe", "gates"), ("qwen3", "head")]
+)
+def test_routers_gates_and_heads_are_merged_as_peft_adds_to_them(family: str, name: str, tmp_path: Path) -> None:
     """PEFT names a router's weight as a parameter, by another name than Mixtral's files have."""
     import transformers
 

@@ -51,7 +51,8 @@ def adapted(name: str, directory: Path, count: int = 2, **changes: Any) -> dict[
     model = save(name, directory, **changes)
     models = {"": model}
     for number in range(count):
-        pairs = draw(model, number, 2 + 3 * number, (*ALL, *STATES))
+        head = () if number % 2 else ("lm_head",)
+        pairs = draw(model, number, 2 + 3 * number, (*ALL, *STATES, *head))
         write(directory / f"adapters/a{number}", pairs, lora_alpha=2 * (2 + 3 * number))
         models[f"a{number}"] = merged(model, pairs, 2.0)
     return models
@@ -445,9 +446,17 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         lambda a: tensors(a, lambda found: {**found, f"{PREFIX}model.layers.9.mlp.up_proj.lora_A.weight": ONE}),
         "model.layers.9.mlp.up_proj.lora_B.weight: missing",
     ),
-    "the head": (
+    "a head of another shape": (
         lambda a: tensors(a, lambda found: {**found, **{f"{PREFIX}lm_head.lora_{n}.weight": ONE + 0 for n in "AB"}}),
-        "lm_head: the model has no such linear layer",
+        r"lm_head.lora_A.weight: \[4, 4\], expected \[4, 64\]",
+    ),
+    "another head's": (
+        lambda a: tensors(a, lambda found: {**found, f"{PREFIX}lm_head.base_layer.weight": torch.ones(VOCAB, 64)}),
+        "lm_head.base_layer is not the model's own",
+    ),
+    "the embedding": (
+        lambda a: tensors(a, lambda found: {**found, f"{PREFIX}model.embed_tokens.lora_embedding_A": ONE + 0}),
+        "model.embed_tokens.lora_embedding_A: no matrix",
     ),
     "a module that is not named": (
         lambda a: settings(a, target_modules=["q_proj", "v_proj"]),
@@ -546,7 +555,7 @@ def test_names_and_ranks_have_limits(running: tuple[Any, Path], tmp_path: Path) 
     ("family", "ranks"),
     [
         *(("llama", 1), ("llama", 2), ("falcon_h1", 1), ("qwen3_next", 1), ("nemotron3_latent", 2), ("qwen3_5", 2)),
-        *(("deepseek_v3", 2), ("mixtral", 2), ("qwen3_5_moe", 1)),
+        *(("deepseek_v3", 2), ("mixtral", 2), ("qwen3_5_moe", 1), ("qwen3", 2), ("gemma2", 1)),
         *(
             pytest.param(family, 1, marks=pytest.mark.long)
             for family in ("nemotron3_latent", "qwen3_5", "mixtral", "deepseek_v3")

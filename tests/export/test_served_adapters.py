@@ -68,7 +68,7 @@ def opened(arguments: ExportArguments) -> Engine:
     return open_engine(replace(settings, cpu_threads=1, kv_cache_bytes=1 << 22), CPU)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "mixtral", "qwen3_5_moe"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "mixtral", "qwen3_5_moe", "qwen3"])
 def test_adapters_of_all_layers_that_are_served_are_exported(family: str, tmp_path: Path) -> None:
     """Latent attention's second matrix, routers, gates: what is written adds what PEFT's own directory adds."""
     save(family, tmp_path / "hf")

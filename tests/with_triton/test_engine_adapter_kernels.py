@@ -26,8 +26,12 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-def adapters(count: int, rank: int, inputs: int, parts: list[int], dtype: torch.dtype) -> LowRank:
-    found = LowRank(count, rank, inputs, parts, torch.empty(0, dtype=dtype, device=DEVICE))
+def adapters(
+    count: int, rank: int, inputs: int, parts: list[int], dtype: torch.dtype, has_marks: bool = False
+) -> LowRank:
+    found = LowRank(count, rank, inputs, parts, torch.empty(0, dtype=dtype, device=DEVICE), has_marks=has_marks)
+    for place in range(count):
+        found.write(place, 0, found.down[place], found.up[place])
     found.down.copy_(drawn(*found.down.shape, seed=1) * inputs**-0.5)
     found.up.copy_(drawn(*found.up.shape, seed=2) * rank**-0.5)
     return found
@@ -85,14 +89,32 @@ def test_heads_get_what_their_rows_adapters_add(
     down = drawn(count, 1 if is_down_shared else heads, rank, inputs, dtype=dtype, seed=1) * inputs**-0.5
     up = drawn(count, heads if is_down_shared else 1, rank, outputs, dtype=dtype, seed=2).mT * rank**-0.5
     x = drawn(tokens, heads, inputs + 9, dtype=dtype, seed=3).transpose(0, 1)[..., :inputs]
+    low_rank = adapters(count, rank, inputs, [outputs], dtype, has_marks=True)
+    low_rank.clear(1)
     places = np.random.default_rng(tokens).integers(0, count + 1, tokens)
-    places[places == 1] = count
     found = drawn(heads, tokens, outputs, dtype=dtype, seed=4)
     before, expected = found.clone(), found.double()
-    SortedRows(torch.from_numpy(places).to(DEVICE), count).add_by_head(found, x, down, up)
-    GroupedRows(places, count, DEVICE).add_by_head(expected, x.double(), down.double(), up.double())
+    SortedRows(torch.from_numpy(places).to(DEVICE), count).add_by_head(found, x, down, up, low_rank)
+    GroupedRows(places, count, DEVICE).add_by_head(expected, x.double(), down.double(), up.double(), low_rank)
     assert float((found.double() - expected).abs().max()) < LIMITS[dtype] * float(expected.abs().max())
-    assert torch.equal(found[:, places == count], before[:, places == count])
+    is_left = (places == count) | (places == 1)
+    assert torch.equal(found[:, is_left], before[:, is_left])
+
+
+def test_rows_whose_adapters_leave_a_layer_alone_are_passed_over() -> None:
+    """Sums in fp32 beside matrices of 16 bits, as the head's."""
+    from backends.fastertransformer.engine.ops.kernels.low_rank import SortedRows
+
+    low_rank = adapters(4, 16, 96, [300], torch.float16, has_marks=True)
+    low_rank.clear(2)
+    low_rank.up[2] = float("nan")  # what is cleared is not read
+    places, x = np.arange(20) % 5, drawn(20, 96, dtype=torch.float16, seed=3)
+    found, expected = drawn(20, 300, seed=4), drawn(20, 300, seed=4)
+    before = found.clone()
+    SortedRows(torch.from_numpy(places).to(DEVICE), 4).add(found, x, low_rank)
+    GroupedRows(places, 4, DEVICE).add(expected, x, low_rank)
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-3)
+    assert torch.equal(found[(places == 2) | (places == 4)], before[(places == 2) | (places == 4)])
 
 
 def followed(low_rank: LowRank, weight: Tensor, bias: Tensor | None) -> Linear:
@@ -134,6 +156,7 @@ def test_a_layer_and_its_adapters_are_multiplied_at_once(
     expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     double = LowRank(count, rank, 96, parts, x.new_empty(0, dtype=torch.float64))
     double.down.copy_(low_rank.down), double.up.copy_(low_rank.up)
+    double.changing = low_rank.changing
     GroupedRows(places, count, DEVICE).add(expected, x.double(), double)
     if is_gated:
         first, second = expected.chunk(2, -1)

@@ -190,7 +190,8 @@ def grouped(tiles: grouped_gemm.Tiles, is_into: bool) -> dict[str, Any]:
     return {**cut, **kind, "width": 128, "scale_width": 0, "has_scales": False, "is_native": True, "is_packed": False}
 
 
-ADAPTERS = {**dict.fromkeys(("places", "rows", "order"), "*i32"), "h": "*fp32"}
+ADAPTERS = {**dict.fromkeys(("places", "rows", "order", "marks"), "*i32"), "h": "*fp32"}
+UNMARKED = {"marks": None}
 ADAPTERS |= dict.fromkeys(("down", "up"), "*fp16")
 LATENT = {"turned": "*fp16", "absorbed": "*fp16"}
 LATENT_FP32 = dict.fromkeys(("turned", "absorbed", "kv", "out"), "*fp32")
@@ -256,21 +257,21 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         "low_rank",
         "_narrow",
         4,
-        {"block_m": 16, "block_r": 16, "block_k": 256, "parts": 8},
+        {"block_m": 16, "block_r": 16, "block_k": 256, "parts": 8, **UNMARKED},
         ADAPTERS,
     ),
     "adapters of many rows": (
         "low_rank",
         "_narrow",
         4,
-        {"block_m": 64, "block_r": 64, "block_k": 128, "parts": 1},
+        {"block_m": 64, "block_r": 64, "block_k": 128, "parts": 1, **UNMARKED},
         ADAPTERS,
     ),
     "what adapters add to few rows": (
         "low_rank",
         "_widen",
         4,
-        {"block_m": 16, "block_n": 128, "block_r": 16, "parts": 8, "matrices": 3, "is_one_block": True},
+        {"block_m": 16, "block_n": 128, "block_r": 16, "parts": 8, "matrices": 3, "is_one_block": True, **UNMARKED},
         ADAPTERS,
     ),
     "what adapters add to few wide rows": (
@@ -300,9 +301,22 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         "low_rank",
         "_widen",
         8,
-        {"block_m": 64, "block_n": 128, "block_r": 32, "parts": 1, "matrices": 3, "is_one_block": False},
+        {"block_m": 64, "block_n": 128, "block_r": 32, "parts": 1, "matrices": 3, "is_one_block": False, **UNMARKED},
         ADAPTERS,
     ),
+    **{
+        f"what adapters add to the head's {name} rows": (
+            "low_rank",
+            "_widen",
+            8,
+            {"block_m": block_m, "matrices": 1, **tiles},
+            {**ADAPTERS, "y": "*fp32"},
+        )
+        for name, block_m, tiles in (
+            ("few", 16, {"block_n": 512, "block_r": 16, "parts": 8, "is_one_block": True}),
+            ("many", 64, {"block_n": 128, "block_r": 32, "parts": 1, "is_one_block": False}),
+        )
+    },
     **{
         f"what adapters add by head to {name} rows": (
             "low_rank",

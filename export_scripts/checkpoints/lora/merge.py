@@ -16,7 +16,7 @@ from export_scripts.checkpoints.huggingface.files import ADAPTER_FILE
 from export_scripts.checkpoints.lora import bridge, nemo, nemo2, peft
 from export_scripts.checkpoints.lora.adapter import KIND, Adapter
 from export_scripts.checkpoints.lora.on_hub import on_hub_names
-from export_scripts.checkpoints.lora.update import MergedTensor, Update
+from export_scripts.checkpoints.lora.update import MergedTensor, Update, suffix_in
 from export_scripts.checkpoints.nemo.companions import companions_of
 from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.weights.schema import LazyTensor
@@ -50,15 +50,15 @@ class _Merging:
 
     def of_tensors(self, update: Update) -> tuple[Update, ...]:
         """Split an update of a gated weight where the model has its halves apart (``singleton_local_shards``)."""
-        if not update.is_gated or any(_suffix_in(self.tensors, name) for name in update.names):
+        if not update.is_gated or any(suffix_in(self.tensors, name) for name in update.names):
             return (update,)
         halves = update.halves()
-        is_apart = any(_suffix_in(self.tensors, name) for name in halves[0].names)
+        is_apart = any(suffix_in(self.tensors, name) for name in halves[0].names)
         return halves if is_apart else (update,)
 
     def find(self, names: tuple[str, ...], what: str, shape: tuple[int, ...]) -> str | None:
         """Find the weight that an adapter means, and note what is wrong with it."""
-        key = next((found for name in names if (found := _suffix_in(self.tensors, name))), None)
+        key = next((found for name in names if (found := suffix_in(self.tensors, name))), None)
         if key is None:
             self.problems.append(f"{what}  the model has no {names[0]}")
             return None
@@ -172,15 +172,6 @@ def _read(name: str, companion: Archive, model: Source) -> Adapter:
         f"a directory of PEFT with {ADAPTER_FILE}, a .nemo with peft.lora_tuning in its model_config.yaml, and a "
         "directory of NeMo 2 or Megatron-Bridge whose weights are an adapter's alone, are",
     )
-
-
-def _suffix_in(tensors: Mapping[str, LazyTensor], name: str) -> str | None:
-    """Find a name among the model's, without the words that stand before them in a model with its head."""
-    while name:
-        if name in tensors:
-            return name
-        name = name.partition(".")[2]
-    return None
 
 
 def _reason(ignored: Mapping[str, str]) -> str:

@@ -6,19 +6,21 @@ What they add: models/peft.py; transposed where the module is transformers' Conv
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface.files import ADAPTER_FILE, model_type, open_weights, read_json
 from export_scripts.checkpoints.lora.adapter import Adapter
-from export_scripts.checkpoints.lora.update import Update
+from export_scripts.checkpoints.lora.update import Update, suffix_in
 from export_scripts.checkpoints.tensor_values import read_whole
-from export_scripts.tensors.dtypes import Array
+from export_scripts.tensors.dtypes import Array, recast, widen
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
-from models.peft import KEY, WEIGHTS_FILE, absent_targets, beyond_sums, names_in_files, rank_and_scale
+from models.peft import BASE, KEY, WEIGHTS_FILE, absent_targets, beyond_sums, names_in_files, rank_and_scale
 
 _WEIGHT_FILES = (WEIGHTS_FILE, "adapter_model.bin")
 # Architectures whose linear layers are transformers' Conv1D.
@@ -32,17 +34,18 @@ def recognises(archive: Archive) -> bool:
 
 def others_in(archive: Archive) -> list[str]:
     """List what an adapter's weights hold beside the matrices of updates: tensors that take the model's place."""
-    return [key for key in open_weights(archive, _WEIGHT_FILES).tensors if not KEY.fullmatch(key)]
+    tensors = open_weights(archive, _WEIGHT_FILES).tensors
+    return [key for key in tensors if not (KEY.fullmatch(key) or key.endswith(BASE))]
 
 
-def read_adapter(name: str, archive: Archive, model: Archive, keys: Iterable[str]) -> Adapter:
+def read_adapter(name: str, archive: Archive, model: Archive, own: Mapping[str, LazyTensor]) -> Adapter:
     """Open an adapter.
 
     Args:
         name: of its directory.
         archive: its files.
         model: the files of the model that it is for.
-        keys: names of the model's tensors.
+        own: the model's tensors.
 
     Raises:
         CheckpointError: it is no LoRA, or one that cannot be merged exactly.
@@ -60,6 +63,8 @@ def read_adapter(name: str, archive: Archive, model: Archive, keys: Iterable[str
     for key, tensor in weights.tensors.items():
         if found := KEY.fullmatch(key):
             sides.setdefault(found["module"], {})[found["side"]] = key
+        elif key.endswith(BASE):
+            _check_base(f"{archive.path}: {key}", _names(key.replace(BASE, ".weight")), tensor, own)
         elif ".lora_" in key:
             raise CheckpointError(f"{archive.path}: {key} is no matrix of a linear layer's update", "it is not merged")
         else:
@@ -74,8 +79,20 @@ def read_adapter(name: str, archive: Archive, model: Archive, keys: Iterable[str
     if twice := [name for name, count in times.items() if count > 1]:
         raise CheckpointError(f"{archive.path} has the matrices of {twice[0]} twice, by two names", "keep one of them")
     saved = (*sides, *(name.removesuffix(".weight") for names in replaced for name in names))
-    _check_targets(config, saved, tuple(key.removesuffix(".weight") for key in keys), str(archive.path))
+    _check_targets(config, saved, tuple(key.removesuffix(".weight") for key in own), str(archive.path))
     return Adapter(name, str(archive.path), updates, replaced)
+
+
+def _check_base(where: str, names: tuple[str, ...], copied: LazyTensor, own: Mapping[str, LazyTensor]) -> None:
+    """Make sure that what PEFT has saved of a module before its update is the model's, in the adapter's type."""
+    key = next((found for name in names if (found := suffix_in(own, name))), None)
+    if key is None:
+        return  # and so it has no module of this name either
+    if own[key].shape == copied.shape:
+        rounded = recast(read_whole(own[key]), "fp32", copied.data_type)
+        if np.array_equal(widen(rounded, copied.data_type), read_whole(copied)):
+            return
+    raise CheckpointError(f"{where} is not the model's own {names[0]}", "give the model that it was trained on")
 
 
 def _check_targets(config: Mapping[str, Any], saved: tuple[str, ...], modules: tuple[str, ...], where: str) -> None:

@@ -171,3 +171,12 @@ def side_by_side(
         shown[...] = up.reshape(shown.shape)
         start += up.shape[1]
     return left, np.concatenate([down for down, _ in pairs.values()])
+
+
+def suffix_in(tensors: Mapping[str, LazyTensor], name: str) -> str | None:
+    """Find a name among the model's, without the words that stand before them in a model with its head."""
+    while name:
+        if name in tensors:
+            return name
+        name = name.partition(".")[2]
+    return None

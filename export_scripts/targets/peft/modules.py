@@ -118,11 +118,12 @@ def _of_weight(
         pivot = rule.target.format(layer=sources[1])
         spec = by_name[pivot].target
         names = by_pivot.get(pivot, ())
-        if "vocab_size" in spec.shape:
+        is_cut = "vocab_size" in spec.shape and source.own is None
+        if is_cut:
             yield f"{key}  is cut to the tokenizer's size, and PEFT's matrices are not"
         elif len(by_name[pivot].keys) > 1 or rule.elementwise or not names:
             yield f"{key}  is computed into transformers' weights"
-        for name in names if "vocab_size" not in spec.shape else ():
+        for name in () if is_cut else names:
             yield _module(name, key, update, part, rule, tensors[name], source)
 
 

@@ -54,6 +54,15 @@ FAMILIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "falcon_h1": _hybrid(["in_proj"], _ALL),
     "qwen3_next": _hybrid(["in_proj_qkvz", "in_proj_ba", "out_proj"], _ATTENTION),
     "qwen3_5": _hybrid(["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"], _ALL),
+    # PEFT saves the head that it was trained on too; Gemma 2's is the embedding.
+    "qwen3": {
+        "head": {"r": 3, "lora_alpha": 6, "target_modules": ["lm_head", *_ATTENTION]},
+        "none": {"r": 2, "lora_alpha": 4, "target_modules": _ATTENTION},
+    },
+    "gemma2": {
+        "head": {"r": 3, "lora_alpha": 3, "target_modules": ["lm_head"]},
+        "both": {"r": 2, "lora_alpha": 4, "target_modules": ["lm_head", "down_proj"]},
+    },
     "deepseek_v3": {
         "all": {"r": 3, "lora_alpha": 6, "target_modules": [*_LATENT, "gate"]},
         "up": {"r": 5, "lora_alpha": 5, "target_modules": ["kv_b_proj"]},

@@ -98,7 +98,8 @@ class AdapterPlaces:
         inputs, down = self._inputs(places[0][1]), None
         behind = self.count * len(parts) * self.rank
         is_small = behind * inputs * self._like.itemsize <= _MOST_BEHIND_BYTES
-        if is_small and isinstance(linear, Linear) and self._matrices[places[0][1]].is_extendable:
+        is_product = self._matrices[places[0][1]].is_extendable
+        if is_small and is_product and isinstance(linear, Linear):
             linear.with_adapters = linear.extended(behind)
         if isinstance(linear, Linear) and linear.with_adapters:
             down = linear.with_adapters.weight[len(linear.weight) :]
@@ -106,7 +107,7 @@ class AdapterPlaces:
                 joined = self._matrices[name].linear
                 assert isinstance(joined, Linear), "it was joined"
                 joined.weight = linear.weight[joined.joined_at :][: len(joined.weight)]
-        linear.low_rank = LowRank(self.count, self.rank, inputs, parts, self._like, down)
+        linear.low_rank = LowRank(self.count, self.rank, inputs, parts, self._like, down, not is_product)
         for first, name in places:
             self._targets[name] = linear.low_rank, first
 

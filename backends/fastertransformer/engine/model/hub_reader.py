@@ -16,6 +16,7 @@ from ..errors import WeightsError
 from ..ops.fp8 import Fp8Linear, ScaledNumbers, StaticLinear, quantized
 from ..ops.linear import Linear
 from ..ops.low_rank import Adaptable
+from ..parallel.partition import vocabulary_part
 from .adapters import Matrix
 from .config import ModelConfig
 from .precision import TORCH_TYPES
@@ -40,6 +41,7 @@ class HubReader(Reader):
     def __init__(self, located: Mapping[str, Place], config: ModelConfig, *others: Any) -> None:
         super().__init__(config, *others)
         assert config.decoder, "config.json was not read"
+        self._decoder = config.decoder
         of_files = replace(taken_apart(config.decoder), has_tied_head=False).tensors()
         self._located, self._file_shapes = located, {name: tensor.shape for name, tensor in of_files.items()}
         self._file_sections = sections_of(config.decoder)
@@ -57,6 +59,16 @@ class HubReader(Reader):
     def row_parallel(self, name: str, *biases: str) -> Linear:
         """See Reader."""
         return self.placed(super().row_parallel(name, *biases), name)
+
+    def head(self, name: str | None, table: Tensor | None, bias: Tensor | None) -> Linear:
+        """See Reader."""
+        linear, decoder = super().head(name, table, bias), self._decoder
+        part = range(decoder.vocab_size)
+        if self._rank is not None:
+            part = vocabulary_part(decoder.vocab_size, self._rank, self._tensor_para_size)
+        is_cut = len(part) < decoder.vocab_size
+        self.matrices[decoder.names["head"]] = Matrix(linear, 0, len(part), 0 if is_cut else None, [part], False)
+        return linear
 
     def placed(self, linear: Placed, *names: str, is_extendable: bool = True) -> Placed:
         """Note where the matrices of a linear layer are, for adapters; see Matrix."""

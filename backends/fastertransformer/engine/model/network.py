@@ -186,15 +186,17 @@ class Network:
         norm = self.weights.decoder and self.weights.decoder.final_norm
         return self.ops.norm(hidden, norm) if norm else hidden
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None, adapted: AdaptedRows | None = None) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V], or this process's part of the vocabulary.
 
         Args:
             hidden: of the last layer.
             out: is overwritten and returned; None: a new tensor is.
+            adapted: see extend.
         """
         assert self.weights.head, "this process does not predict"
-        logits = self.ops.linear_fp32(self.weights.head, hidden, self._head_norm, out)
+        ops = AdaptedOps(self.ops, adapted) if adapted else self.ops
+        logits = ops.linear_fp32(self.weights.head, hidden, self._head_norm, out)
         if self.config.logits_divisor != 1:
             logits.div_(self.config.logits_divisor)
         if cap := self.config.final_softcap:

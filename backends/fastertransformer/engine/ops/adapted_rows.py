@@ -23,7 +23,7 @@ class AdaptedRows(Protocol):
     def add(self, y: Tensor, x: Tensor, low_rank: LowRank) -> None:
         """Add what the tokens' adapters make of x, [..., in], to y, [..., out], contiguous."""
 
-    def add_by_head(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:
+    def add_by_head(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, low_rank: LowRank) -> None:
         """Add what the tokens' adapters make of what each head has, x, [H, T, in], to y, [H, T, out].
 
         Args:
@@ -31,6 +31,7 @@ class AdaptedRows(Protocol):
             x: likewise.
             down: [places, H, rank, in]; or one head, which is for all.
             up: [places, H, out, rank]; likewise.
+            low_rank: of which both are views.
         """
 
     def multiply(
@@ -68,6 +69,9 @@ class GroupedRows:
         places = np.unique(adapters[adapters < count]).tolist()
         self._rows = {place: upload(np.flatnonzero(adapters == place), device) for place in places}
 
+    def _of(self, low_rank: LowRank) -> list[tuple[int, Tensor]]:
+        return [each for each in self._rows.items() if each[0] in low_rank.changing]
+
     def part(self, tokens: slice) -> GroupedRows:
         """See AdaptedRows."""
         return GroupedRows(self._adapters[tokens], self._count, self._device)
@@ -75,15 +79,15 @@ class GroupedRows:
     def multiply(self, *_: object, **__: object) -> None:
         """See AdaptedRows."""
 
-    def add_by_head(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:
+    def add_by_head(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, low_rank: LowRank) -> None:
         """See AdaptedRows."""
-        for place, rows in self._rows.items():
+        for place, rows in self._of(low_rank):
             y.index_add_(1, rows, x[:, rows] @ down[place].mT @ up[place].mT)
 
     def add(self, y: Tensor, x: Tensor, low_rank: LowRank) -> None:
         """See AdaptedRows."""
         flat, to, rank = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1]), low_rank.rank
-        for place, rows in self._rows.items():
+        for place, rows in self._of(low_rank):
             narrow, first = flat[rows] @ low_rank.down[place].T, 0
             wide = []
             for part, end in enumerate(low_rank.ends):

@@ -65,27 +65,26 @@ class AdaptedUp(LatentUp):
     def __init__(self, up: LatentUp, rows: AdaptedRows) -> None:
         super().__init__(up.norm, up.matrix, up.plain_size)
         assert up.low_rank, "adapters change it"
-        self.low_rank, self._rows = up.low_rank, rows
+        self._low_rank, self._rows = up.low_rank, rows
         self._down = up.low_rank.down[:, None]  # [places, 1, rank, N]
         self._up = up.low_rank.up.view(-1, *up.matrix.shape[:2], up.low_rank.rank)  # [places, H, P + V, rank]
 
     def made(self, latent: Tensor) -> Tensor:
         """See LatentUp."""
         y = super().made(latent)
-        assert self.low_rank
-        self._rows.add(y.flatten(1), latent, self.low_rank)
+        self._rows.add(y.flatten(1), latent, self._low_rank)
         return y
 
     def absorbed(self, q: Tensor) -> Tensor:
         """See LatentUp."""
         y = super().absorbed(q)
-        self._rows.add_by_head(y, q, self._up[:, :, : self.plain_size].mT, self._down.mT)
+        self._rows.add_by_head(y, q, self._up[:, :, : self.plain_size].mT, self._down.mT, self._low_rank)
         return y
 
     def released(self, attended: Tensor) -> Tensor:
         """See LatentUp."""
         y = super().released(attended)
-        self._rows.add_by_head(y, attended, self._down, self._up[:, :, self.plain_size :])
+        self._rows.add_by_head(y, attended, self._down, self._up[:, :, self.plain_size :], self._low_rank)
         return y
 
 

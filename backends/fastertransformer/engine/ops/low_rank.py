@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -38,20 +39,32 @@ class LowRank:
         parts: rows of each of its parts.
         like: gives device and type.
         down: memory for ``down``, zeros; None: it gets its own.
+        has_marks: whether many adapters may leave the layer alone, so that kernels pass over what these add: zeros.
 
     Attributes:
         down: [places, parts * rank, inputs].
         up: [places, outputs, rank]: a row of the layer belongs to one part, and multiplies that one's numbers.
         ends: row behind each part.
+        changing: places whose adapters change the layer.
+        marks: int32 [places], the same on the device: whether a place's does; None: it is not known there.
     """
 
     def __init__(
-        self, places: int, rank: int, inputs: int, parts: Sequence[int], like: Tensor, down: Tensor | None = None
+        self,
+        places: int,
+        rank: int,
+        inputs: int,
+        parts: Sequence[int],
+        like: Tensor,
+        down: Tensor | None = None,
+        has_marks: bool = False,
     ) -> None:
         self.rank, self.ends = rank, np.cumsum(parts).tolist()
         shape = places, len(parts) * rank, inputs
         self.down = like.new_zeros(shape) if down is None else down.view(shape)
         self.up = like.new_zeros((places, sum(parts), rank))
+        self.changing = set[int]()
+        self.marks = like.new_zeros(places, dtype=torch.int32) if has_marks else None
 
     @property
     def size_bytes(self) -> int:
@@ -62,13 +75,20 @@ class LowRank:
         """Return the part that begins with a row."""
         return [0, *self.ends].index(first_row)
 
+    def _mark(self, place: int, is_changing: bool) -> None:
+        self.changing = self.changing | {place} if is_changing else self.changing - {place}
+        if self.marks is not None:
+            self.marks[place] = int(is_changing)
+
     def clear(self, place: int) -> None:
         """Make a place's adapter add nothing."""
+        self._mark(place, is_changing=False)
         self.down[place].zero_()
         self.up[place].zero_()
 
     def write(self, place: int, first_row: int, down: Tensor, up: Tensor) -> None:
         """Write an adapter's matrices of the part that begins with a row: [rank, inputs] and [rows, rank], scaled."""
+        self._mark(place, is_changing=True)
         first = self.part_of(first_row) * self.rank
         self.down[place, first : first + len(down)].copy_(down, non_blocking=True)
         self.up[place, first_row : first_row + len(up), : up.shape[1]].copy_(up, non_blocking=True)

@@ -15,16 +15,20 @@ from threading import Lock
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from models.decoder import Decoder
-from models.peft import CONFIG_FILE, WEIGHTS_FILE, adapters_in, check_name, read_adapter
+from models.described import find_model_tensors
+from models.peft import CONFIG_FILE, WEIGHTS_FILE, adapters_in, check_name, copied_head, read_adapter
 
 from ..arrays import Array
 from ..errors import RequestError
+from ..model.precision import TORCH_TYPES
+from ..model.shards import Piece, map_piece
 from .schema import Inputs, texts
 
 NAME = "lora_name"
-_PART_BYTES = 1 << 20
+_PART_BYTES, _COMPARED_BYTES = 1 << 20, 1 << 26
 Versions = list[tuple[int, int, int]] | None
 
 
@@ -108,6 +112,7 @@ class Adapters:
         self._steps: AdapterSteps | None = None
         self._has_begun = False
         self._decoder: Decoder | None = None
+        self._model = Path()
         self._placed: list[Adapter | None] = []
         self._loading = Lock()
 
@@ -117,7 +122,7 @@ class Adapters:
         Raises:
             EngineError: one is damaged, or does not fit the model.
         """
-        is_first, self._steps, self._decoder = not self._has_begun, steps, decoder
+        is_first, self._steps, self._decoder, self._model = not self._has_begun, steps, decoder, directory
         self._has_begun = True
         self._placed = [None] * steps.places
         if is_first:
@@ -154,6 +159,7 @@ class Adapters:
             path, steps = path.absolute(), self._steps
             before = _versions(path)
             updates = read_adapter(path, self._decoder, RequestError)
+            _check_head(path, self._model, self._decoder)
             root = self._roots.setdefault(_digest(path), -1 - len(self._roots))
             rank = max(update.rank for update in updates.values())
             adapter = Adapter(self, name, path, rank, next(self._numbers), root)
@@ -258,6 +264,30 @@ def _digest(directory: Path) -> str:
                 found.update(part)
         digests.append(found.hexdigest())
     return " ".join(digests)
+
+
+def _check_head(directory: Path, model: Path, decoder: Decoder) -> None:
+    """Compare the head that an adapter was trained on, if it has it, with the model's.
+
+    Raises:
+        RequestError: they differ in the adapter's type.
+    """
+    if (stored := copied_head(directory, decoder, RequestError)) is None:
+        return
+    places = find_model_tensors(model, decoder, RequestError)
+    names = [f"{decoder.names[role]}.weight" for role in ("head", "embedding")]
+    place = next(places[name] for name in names if name in places)
+    copied, own = (
+        map_piece(folder, Piece(names[0], each.shape, TORCH_TYPES[each.data_type], file, each.offset))
+        for folder, file, each in ((directory, WEIGHTS_FILE, stored), (model, place.file, place.stored))
+    )
+    step = max(1, _COMPARED_BYTES // (4 * decoder.hidden_units))
+    pairs = zip(torch.split(copied, step), torch.split(own, step), strict=True)
+    if not all(bool((first == other.to(first.dtype)).all()) for first, other in pairs):
+        raise RequestError(
+            f"{directory / WEIGHTS_FILE}: {names[0].removesuffix('.weight')}.base_layer is not the model's own"
+            "; give an adapter of this very model, or merge it"
+        )
 
 
 def _versions(directory: Path) -> Versions:

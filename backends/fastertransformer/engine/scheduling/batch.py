@@ -200,7 +200,10 @@ class Batch:
         self._end_mixed()
         if hidden is not None:
             is_known = following is not None and len(following[1]) == len(hidden)  # else further beams begin
-            parts.append(following if following and is_known else self._steps.predictions.argmax(hidden))
+            if not (following and is_known):
+                adapters = self._steps.slots.adapters_of(slice(before, before + len(hidden)))
+                following = self._steps.predictions.argmax(hidden, adapters)
+            parts.append(following)
         if self._has_changed:
             self._sampler.set_owners(list(self._owners))
             self._has_changed = False
@@ -231,7 +234,8 @@ class Batch:
         self._sampler.set_owners([*self._owners, *assumed])
         self._has_changed = True
         order = np.concatenate((np.flatnonzero(is_first), np.flatnonzero(~is_first)))
-        chosen = self._steps.predictions.argmax(hidden[upload(order, self._steps.device)])
+        adapters = self._steps.slots.adapters_of(np.repeat(np.arange(len(lengths)), lengths)[order])
+        chosen = self._steps.predictions.argmax(hidden[upload(order, self._steps.device)], adapters)
         self.pending.append(self._sampler.sample(0, [chosen]))
 
     def settle(self, moved: Mapping[int, int]) -> None:

@@ -191,7 +191,8 @@ def _add_context_outputs(steps: Steps, sequence: Sequence, hidden: Tensor) -> No
     if not (params.is_return_context_cum_log_probs or params.is_return_context_log_probs):
         return
     most = max(int(params.is_return_context_log_probs), params.num_context_top_log_probs)
-    scores = _score_context(steps, hidden, sequence.context.ids, most)
+    place = sequence.adapter.place if sequence.adapter else None
+    scores = _score_context(steps, hidden, sequence.context.ids, most, place)
     if params.is_return_context_cum_log_probs:
         sequence.begin_score(float(scores[:, 0].sum(dtype=np.float64)))
     if params.is_return_context_log_probs:
@@ -204,16 +205,17 @@ def _add_context_outputs(steps: Steps, sequence: Sequence, hidden: Tensor) -> No
             sequence.add_context_outputs(context_top_log_probs=log_probs, context_top_ids=best)
 
 
-def _score_context(steps: Steps, hidden: Tensor, ids: Array, most: int) -> Array:
+def _score_context(steps: Steps, hidden: Tensor, ids: Array, most: int, place: int | None) -> Array:
     """Score each token of a context, [T], by its hidden states, [T, hidden]: fp32 [T, 1 + 2 most], see scoring.py.
 
-    The scores are those given the tokens before it; 0 for the first token.
+    The scores are those given the tokens before it; 0 for the first token. The row's adapter has a place, or None.
     """
     scores = torch.zeros(len(ids), 1 + 2 * most, device=hidden.device)
     block = max(1, _LOGITS_BYTES // (4 * steps.config.vocab_size))
     for first in range(1, len(ids), block):
         targets = slice(first, min(first + block, len(ids)))
-        scores[targets] = steps.predictions.score(hidden[first - 1 : targets.stop - 1], ids[targets], most)
+        adapters = None if place is None else np.full(targets.stop - first, place)
+        scores[targets] = steps.predictions.score(hidden[first - 1 : targets.stop - 1], ids[targets], most, adapters)
     return scores.cpu().numpy()
 
 

@@ -312,8 +312,9 @@ class StepGraphs:
         if logits is None:
             return hidden, None
         # Contexts left in self._last of earlier steps may be behind this one's tokens.
-        wanted = torch.cat((hidden[:most], hidden[self._last.clamp(max=size - 1)]))
-        return hidden, self._network.logits(wanted, logits)
+        last = self._last.clamp(max=size - 1)
+        wanted, slots = (torch.cat((each[:most], each[last])) for each in (hidden, rows.slots))
+        return hidden, self._network.logits(wanted, logits, self._adapted(slots))
 
     def _logits_of(self, rows: int) -> Tensor | None:
         """Memory for the logits of some rows; None: this process does not predict."""

@@ -60,7 +60,10 @@ class Steps(Collective):
         self.network, self.cache, self.adapters, self.drafting = network, cache, adapters, drafting
         self.places = adapters.count if adapters else 0
         self.config, self.device = network.config, network.weights.like.device
-        self.slots, self.predictions = RowSlots(network, cache, prefixes, self.places), Predictions(network)
+        self.slots, self.predictions = (
+            RowSlots(network, cache, prefixes, self.places),
+            Predictions(network, self.places),
+        )
         self._threads, self._has_experts = StepThreads(network), network.config.has_experts
         self._drafted: DraftedStates | StepGraphs | None = None  # of the last step, until its right tokens are known
         self._graphs: StepGraphs | None = None
@@ -209,7 +212,10 @@ class Steps(Collective):
         placed.ids[: len(ids)], placed.positions[: len(ids)] = ids, positions
         adapted = self._adapted(self.slots.adapters_of(rows.tokens[2]))
         hidden = self.network.extend(placed, cache, longest=cache.most_entries, adapted=adapted)
-        return hidden, self.network.logits(hidden[: len(ids)]) if self.network.weights.head else None
+        if not self.network.weights.head:
+            return hidden, None
+        first = slice(0, len(ids))
+        return hidden, self.network.logits(hidden[first], None, adapted and adapted.part(first))
 
     def _uploaded(self, rows: NumberedRows, embeddings: Array | None) -> tuple[Rows, KvCache, Tensor | None]:
         self._threads.fit(rows.tokens.shape[1])
@@ -287,7 +293,8 @@ class Steps(Collective):
         rows = slice(0, count)
         ids, positions = self.slots.ids[rows], self.slots.positions[rows]
         hidden = self.network.decode(ids, positions, rows, self.cache, adapted)
-        return self._choose(hidden, self.network.logits(hidden, out) if self.network.weights.head else None, count)
+        logits = self.network.logits(hidden, out, adapted) if self.network.weights.head else None
+        return self._choose(hidden, logits, count)
 
     def _choose(self, hidden: Tensor, logits: Tensor | None, count: int) -> Chosen:
         """Set the argmax of the first rows as their next input, and advance their positions; see decode."""

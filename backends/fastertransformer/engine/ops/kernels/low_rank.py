@@ -41,15 +41,24 @@ def _share(places, rows, order, ends, adapters, width: tl.constexpr, block_m: tl
 
 
 @triton.jit
+def _changing(places, block, marks):
+    """Return the adapter of a block of rows; below zero: it has none that changes the layer."""
+    place = tl.load(places + block)
+    if marks is not None:
+        place = tl.where(tl.load(marks + place, place >= 0, 0) > 0, place, -2)
+    return place
+
+
+@triton.jit
 def _narrow(
-    h, x, down, places, rows, inputs, ranks,
+    h, x, down, places, rows, marks, inputs, ranks,
     block_m: tl.constexpr, block_r: tl.constexpr, block_k: tl.constexpr, parts: tl.constexpr, uses_pdl: tl.constexpr,
 ):  # fmt: skip
     """Multiply rows by their adapters' first matrices: x, [tokens, inputs] -> h, fp32 [parts, blocks' rows, ranks]."""
     if uses_pdl:
         gdc_launch_dependents()
     block = tl.program_id(1)
-    place = tl.load(places + block)
+    place = _changing(places, block, marks)
     lane = tl.arange(0, block_m)
     row = tl.load(rows + block * block_m + lane)
     is_row = row >= 0
@@ -77,7 +86,7 @@ def _narrow(
 
 @triton.jit
 def _widen(
-    y, h, up, places, rows, outputs, ranks, rank, first_end, second_end,
+    y, h, up, places, rows, marks, outputs, ranks, rank, first_end, second_end,
     block_m: tl.constexpr, block_n: tl.constexpr, block_r: tl.constexpr, parts: tl.constexpr, matrices: tl.constexpr,
     is_one_block: tl.constexpr, uses_pdl: tl.constexpr,
 ):  # fmt: skip
@@ -88,7 +97,7 @@ def _widen(
     if uses_pdl:
         gdc_launch_dependents()
     block = tl.program_id(1)
-    place = tl.load(places + block)
+    place = _changing(places, block, marks)
     lane = tl.arange(0, block_m)
     row = tl.load(rows + block * block_m + lane)
     is_row = row >= 0
@@ -126,7 +135,7 @@ def _widen(
 
 @triton.jit
 def _by_head(
-    y, x, down, up, places, rows, inputs, outputs, rank, y_row, y_head, x_row, x_head,
+    y, x, down, up, places, rows, marks, inputs, outputs, rank, y_row, y_head, x_row, x_head,
     down_place, down_head, down_r, down_k, up_place, up_head, up_n, up_r,
     block_m: tl.constexpr, block_n: tl.constexpr, block_r: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
@@ -135,7 +144,7 @@ def _by_head(
     Of y, x and the matrices there are the strides of all axes but last ones without gaps.
     """
     block, head = tl.program_id(1), tl.program_id(2)
-    place = tl.load(places + block)
+    place = _changing(places, block, marks)
     if place >= 0:
         row = tl.load(rows + block * block_m + tl.arange(0, block_m))
         is_row = (row >= 0)[:, None]
@@ -283,27 +292,27 @@ class SortedRows:
         h = torch.empty(parts, blocks * block_m, ranks, dtype=torch.float32, device=x.device)
         has_pdl = uses_pdl(x.device)
         _narrow[(triton.cdiv(ranks, block_r), blocks, parts)](
-            h, x.reshape(-1, inputs).contiguous(), low_rank.down, self._places, self._rows, inputs, ranks,
-            block_m=block_m, block_r=block_r, block_k=block_k, parts=parts, num_warps=4,
+            h, x.reshape(-1, inputs).contiguous(), low_rank.down, self._places, self._rows, low_rank.marks, inputs,
+            ranks, block_m=block_m, block_r=block_r, block_k=block_k, parts=parts, num_warps=4,
             uses_pdl=has_pdl, launch_pdl=has_pdl,
         )  # fmt: skip
         block_n, warps = ((512, 8) if outputs >= 16384 else (256, 4)) if is_few else (128, 8)
         block_r = max(16, min(32, triton.next_power_of_2(rank)))
         _widen[(triton.cdiv(outputs, block_n), blocks)](
-            y, h, low_rank.up, self._places, self._rows, outputs, ranks, rank, ends[0], ends[min(1, len(ends) - 1)],
-            block_m=block_m, block_n=block_n, block_r=block_r, parts=parts, matrices=len(ends),
-            is_one_block=rank <= block_r, num_warps=warps, uses_pdl=has_pdl, launch_pdl=has_pdl,
+            y, h, low_rank.up, self._places, self._rows, low_rank.marks, outputs, ranks, rank, ends[0],
+            ends[min(1, len(ends) - 1)], block_m=block_m, block_n=block_n, block_r=block_r, parts=parts,
+            matrices=len(ends), is_one_block=rank <= block_r, num_warps=warps, uses_pdl=has_pdl, launch_pdl=has_pdl,
         )  # fmt: skip
 
-    def add_by_head(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> None:
+    def add_by_head(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, low_rank: LowRank) -> None:
         """See AdaptedRows."""
         (heads, _, outputs), inputs, rank = y.shape, x.shape[2], down.shape[2]
         assert y.stride(2) == x.stride(2) == 1, "last axes are without gaps"
         strides = [each.stride(axis) if each.shape[axis] > 1 else 0 for each in (down, up) for axis in range(4)]
         block_n, block_r = (max(16, min(most, triton.next_power_of_2(n))) for most, n in ((128, outputs), (32, rank)))
         _by_head[(triton.cdiv(outputs, block_n), len(self._places), heads)](
-            y, x, down, up, self._places, self._rows, inputs, outputs, rank, y.stride(1), y.stride(0), x.stride(1),
-            x.stride(0), *strides, block_m=self._block_m, block_n=block_n, block_r=block_r,
+            y, x, down, up, self._places, self._rows, low_rank.marks, inputs, outputs, rank, y.stride(1), y.stride(0),
+            x.stride(1), x.stride(0), *strides, block_m=self._block_m, block_n=block_n, block_r=block_r,
             block_k=64 if x.element_size() == 2 else 32, num_warps=4 if self._is_few else 8,
         )  # fmt: skip
 
