@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -23,11 +25,13 @@ from support.engines.page_reading_ops import captured_steps
 from support.engines.paged_steps import paged_steps
 from support.tiny_models import peft_served
 from support.tiny_models.greedy import NEVER, argmaxes
+from support.tiny_models.guided_model import END, guided, texts, write_vocabulary
 from support.tiny_models.llama_models import LOUD, MODELS, VOCAB, save, unfilled
 from support.tiny_models.low_rank import ALL, PREFIX, STATES, draw, merged, write
 from support.tiny_models.quantized_models import deepseeks, save_state, to_fp8
 
 from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.grammar.compiled import Grammars
 from backends.fastertransformer.engine.model import adapters as places
 from backends.fastertransformer.engine.ops import linear
 from backends.fastertransformer.engine.ops.adapted_rows import GroupedRows
@@ -36,7 +40,7 @@ from backends.fastertransformer.engine.ops.state_rows import StateRows
 from backends.fastertransformer.engine.request.adapters import Adapters
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.rows import kept_state
-from backends.fastertransformer.engine.rows.answer import Failure
+from backends.fastertransformer.engine.rows.answer import Answer, Failure
 from backends.fastertransformer.engine.rows.sequence import Job
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.settings import Settings
@@ -329,6 +333,43 @@ def test_adapters_come_and_go_while_rows_run(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="the adapter 'a0' was unloaded"):
         engine.generate([late])
     assert len(engine._steps.adapters._host) == 1
+    engine.close()
+
+
+def test_an_adapter_that_goes_while_a_grammar_is_compiled_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though another one has its name by then; a row without it, whose grammar is the same, is answered."""
+    model = save("llama", tmp_path, vocab_size=END + 1)
+    write_vocabulary(tmp_path)
+    write(tmp_path / "adapters/a", draw(model, 1))
+    engine, other = opened(tmp_path), write(tmp_path / "other", draw(model, 2))
+    compile_rows, begun, may_go = Grammars.compile_rows, threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> Any:
+        begun.set()
+        assert may_go.wait(240)
+        return compile_rows(*given)
+
+    monkeypatch.setattr(Grammars, "compile_rows", slow)
+    answers = {name: Queue[Answer]() for name in ("a", "")}
+
+    def send(name: str) -> None:
+        asked = guided(["regex"], ["[a-c]{4}"], 20, lora_name=np.array([name], object))
+        engine.submit(engine.parse(asked), answers[name].put)
+
+    send("a"), send("")
+    assert begun.wait(240)
+    engine.unload_adapter("a")
+    engine.load_adapter("a", other)
+    may_go.set()
+    refused, plain = answers["a"].get(timeout=240), answers[""].get(timeout=240)
+    assert isinstance(refused, Failure) and "the adapter 'a' was unloaded" in refused.problem
+    assert not isinstance(plain, Failure) and re.fullmatch(b"[a-c]{4}", *texts(plain.tensors))
+    assert len(engine._steps.adapters._host) == 1
+    send("a")
+    found = answers["a"].get(timeout=240)
+    assert not isinstance(found, Failure) and re.fullmatch(b"[a-c]{4}", *texts(found.tensors))
     engine.close()
 
 
