@@ -99,6 +99,7 @@ class ContinuedRows:
         """
         heads, size, _ = up.matrix.shape
         wide = max(up.plain_size + turned.shape[2], size - up.plain_size)
+        wide += -wide % 8  # as flash attention has it
         most = max(PAGE, _PIECE_BYTES // (heads * (size + 2 * wide) * kv.element_size()) // PAGE * PAGE)
         for row in self._rows:
             tokens = slice(row.begin, row.end)
