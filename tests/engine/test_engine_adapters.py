@@ -55,7 +55,8 @@ def adapted(name: str, directory: Path, count: int = 2, **changes: Any) -> dict[
     model = save(name, directory, **changes)
     models = {"": model}
     for number in range(count):
-        head = () if number % 2 else ("lm_head",)
+        # What is merged into a head that is the embedding changes that too.
+        head = () if number % 2 or model.config.tie_word_embeddings else ("lm_head",)
         pairs = draw(model, number, 2 + 3 * number, (*ALL, *STATES, *head))
         write(directory / f"adapters/a{number}", pairs, lora_alpha=2 * (2 + 3 * number))
         models[f"a{number}"] = merged(model, pairs, 2.0)
