@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,7 +24,9 @@ from backends.fastertransformer.engine.errors import WeightsError
 from backends.fastertransformer.engine.model import weights
 from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.ops.fp8 import Fp8Linear
+from backends.fastertransformer.engine.scheduling.chunks import Chunks
 from backends.fastertransformer.engine.settings import Settings
+from backends.fastertransformer.engine.steps.steps import Steps
 
 ENTRY = 8 + 24  # what is rotated of a key, and the latent vector
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 16}
@@ -160,3 +163,12 @@ def test_int8_weights_leave_what_is_multiplied_to_queries_as_it_is(tmp_path: Pat
     expected = known.gather(1, torch.tensor(line)[1:, None])[:, 0].numpy()
     assert np.abs(outputs["context_log_probs"][0, 1 : len(line)] - expected).max() < 0.5
     engine.close()
+
+
+@pytest.mark.parametrize(("device", "tokens"), [("cpu", 256), ("cuda", 1024)])
+def test_chunks_are_larger_on_a_gpu_where_each_makes_keys_of_what_is_cached(
+    device: str, tokens: int, tmp_path: Path
+) -> None:
+    saved("deepseek_v3", tmp_path)
+    steps = SimpleNamespace(device=torch.device(device), config=read_config(tmp_path, "Llama", 1))
+    assert Chunks(cast(Steps, steps), 256)._budget_after(0) == tokens

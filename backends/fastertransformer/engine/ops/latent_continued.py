@@ -21,9 +21,10 @@ from ..cache.kv_cache import PAGE
 from .latent_attention import LatentUp
 from .packed_rows import Rows
 
-LEAST_TOKENS = 1024
+LEAST_TOKENS = 384
 """A row with fewer stays in the absorbed form, in a CUDA graph. With 64 here eight prompts of 8,000 tokens, in parts of
-1,792 down to 256, took a fifth longer than in the absorbed form alone (DeepSeek V2 Lite, H200, 2026-11-28)."""
+1,792 down to 256, took a fifth longer than in the absorbed form alone, in parts of 4,096 down to 512 less than half as
+long (DeepSeek V2 Lite, H200, 2026-11-28)."""
 LEAST_PAIRS = 1 << 20
 """Tokens times cached entries, in a pass: fewer gain less than launching without a CUDA graph costs."""
 _PIECE_BYTES = 256 << 20

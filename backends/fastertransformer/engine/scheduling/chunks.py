@@ -21,11 +21,17 @@ class Chunks:
         steps: say what they can run.
         budget: tokens of a step in which rows decode and a context is run in part, theirs included. Half of it are the
             context's at least, so that it is not starved by many rows. Each context that waits adds as much: what they
-            wait for is the rate at which contexts are run, and larger passes run more. 0: contexts are run whole.
+            wait for is the rate at which contexts are run, and larger passes run more. 0: contexts are run whole. With
+            latent attention on a GPU a chunk has several budgets: what is cached before it costs as much, however
+            short it is; see latent_continued.
     """
 
     def __init__(self, steps: Steps, budget: int) -> None:
-        self._steps, self._budget = steps, budget
+        self._steps, self._budget, self._most = steps, budget, TUNING.max_budget_tokens
+        if steps.device.type == "cpu":
+            self._most = min(self._most, TUNING.max_budget_tokens_cpu)
+        elif steps.config.decoder and steps.config.decoder.latent:
+            self._budget, self._most = TUNING.latent_budgets * budget, TUNING.max_latent_tokens
         self._equal_cells = _cells_like_products(steps.config)
 
     def choose_tokens(self, sequence: Sequence, decoding: int, waiting: int, room: int = 0) -> int:
@@ -39,10 +45,7 @@ class Chunks:
         """
         if not (decoding and self._budget and self._can_be_cut(sequence)):
             return 0
-        most = TUNING.max_budget_tokens
-        if self._steps.device.type == "cpu":
-            most = min(most, TUNING.max_budget_tokens_cpu)
-        most = max(self._budget, most)
+        most = max(self._budget, self._most)
         whole = 0 if sequence.reservation.rows else TUNING.min_budgets_to_chunk * min(self._budget * waiting, most)
         whole = min(whole, room or whole)
         if sequence.tokens_to_run(0) <= whole:

@@ -23,6 +23,9 @@ class Tuning:
     short_prompt_budgets: int = 4  # up to this length, chunks may be two budgets where rows decode in the same pass
     max_budget_tokens: int = 2048  # when many prompts wait
     max_budget_tokens_cpu: int = 256  # the demonstration, 2 cores, 2026-11-26
+    # Eight prompts of 8,000 tokens, DeepSeek V2 Lite, H200, 2026-11-28: 2.65 s so, 5.54 with one budget and 2,048.
+    latent_budgets: int = 4  # that a chunk has
+    max_latent_tokens: int = 4096  # when many prompts wait
     attention_cost: float = 3.25  # of an operation of a chunk's attention, in operations of a product
     spare_time: float = 1.3  # a budget of 256 leaves so much of the time of two steps without a chunk
     token_multiple: int = 32  # of a chunk: mixed steps are captured for such numbers
