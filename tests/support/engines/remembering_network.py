@@ -50,7 +50,7 @@ class RememberingNetwork:
             [self._next(*place, cache) for place in zip(places.tolist(), positions.tolist(), strict=True)]
         )
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None, adapted: Any = None) -> Tensor:
         return hidden if out is None else out.copy_(hidden)
 
     def _write(self, ids: Tensor, positions: Tensor, slots: Tensor, cache: KvCache) -> None:
