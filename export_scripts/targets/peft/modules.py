@@ -21,6 +21,7 @@ from models.decoder import Decoder
 from models.peft import name_in_class
 
 _WEIGHT = ".weight"
+_OF_MATRIX = 2  # axes
 
 
 @dataclass(frozen=True)
@@ -80,15 +81,17 @@ def modules_of(
         by_pivot.setdefault(taken.pivot or name, []).append(name)
     by_name = {assignment.name: assignment for assignment in assignments}
     modules, problems, sections = [], [], list[Update]()
+    own = source.dims.tensors() if isinstance(source.dims, Decoder) else {}
     for key, tensor in source.tensors.items():
         if not isinstance(tensor, MergedTensor):
             continue
         sources = source.source_map.sources(key)
         assert sources is not None, f"{key} is matched"
-        if isinstance(sources[0], tuple) and isinstance(source.dims, Decoder):
+        rules = as_tuple(source.source_map.rules[sources[0]])
+        whole = own.get(rules[0].target.format(layer=sources[1]))
+        if isinstance(sources[0], tuple) and whole and len(whole.shape) == _OF_MATRIX:  # experts' is an array of them
             sections.append(tensor.update)
             continue
-        rules = as_tuple(source.source_map.rules[sources[0]])
         found = list(_of_weight(key, tensor.update, rules, sources, source, by_name, by_pivot, tensors))
         modules += [each for each in found if isinstance(each, Module)]
         problems += [each for each in found if isinstance(each, str)]
